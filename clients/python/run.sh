@@ -58,9 +58,13 @@ case ${1:-} in
     fi
     install "$newest"
     install "$oldest"
+    # An empty environment, with the package and what it needs: programs of users are run there (test_installed.py).
+    python3 -m venv --clear "$DLOCK_CLIENT_TARGET/alone"
+    pip "$DLOCK_CLIENT_TARGET/alone" "$DLOCK_CLIENT_TARGET"/packages/*.whl
     exit
     ;;
 esac
+export DLOCK_ALONE=$DLOCK_CLIENT_TARGET/alone/bin/python DLOCK_MYPY=$tools/bin/mypy
 case ${DLOCK_SERVER:-} in
 Redis*) once=yes ;; # is enough for what does not depend on the server
 *) once= ;;

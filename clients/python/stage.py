@@ -19,7 +19,7 @@ PATIENCE = int(os.environ.get("PATIENCE", "30"))
 LEASE = 1.5  # of a hold that is to end soon: a stall of a busy machine ends it, too
 KEPT = 4 * LEASE  # it ends in no stall of a busy machine
 LONG = 15.0  # no fault takes so long, however busy the machine
-SETTINGS = {"lease": KEPT, "auto": 30.0, "claim": 2.0}
+SETTINGS = {"lease": KEPT, "hang_timeout": 30.0, "queue_grace": 2.0}
 
 
 def addresses(name):
@@ -233,6 +233,10 @@ class Server:
 
         until(there, f"{count} are queued, and nobody is absent")
 
+    def await_tickets(self, count, key=None):
+        """So many wait, and need not be there: who hears no messages asks again and again."""
+        until(lambda: len(self.queue(key)) == count, f"{count} have tickets")
+
     def await_gone(self, key=None):
         until(lambda: self.ask("DLOCK.INFO", key or self.key) is None, "nobody holds it and nobody waits")
 
@@ -287,8 +291,9 @@ def text(value):
 class Threads:
     """dlock.Locks, each call in a thread."""
 
-    def __init__(self, place, lease=KEPT, auto=30.0, claim=2.0, **options):
-        self.locks = dlock.Locks(client(place, **options), lease=lease, auto=auto, claim=claim)
+    def __init__(self, place, lease=KEPT, hang_timeout=30.0, queue_grace=2.0, **options):
+        how = {"lease": lease, "hang_timeout": hang_timeout, "queue_grace": queue_grace}
+        self.locks = dlock.Locks(client(place, **options), **how)
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
 
     def end(self):
@@ -365,13 +370,13 @@ def close(client):
 class Tasks:
     """dlock.AsyncLocks, each call as a task."""
 
-    def __init__(self, place, lease=KEPT, auto=30.0, claim=2.0, **options):
+    def __init__(self, place, lease=KEPT, hang_timeout=30.0, queue_grace=2.0, **options):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
             redis_client = client(place, redis.asyncio, **options)
-            return dlock.AsyncLocks(redis_client, lease=lease, auto=auto, claim=claim)
+            return dlock.AsyncLocks(redis_client, lease=lease, hang_timeout=hang_timeout, queue_grace=queue_grace)
 
         self.locks = self.run(make())
 

@@ -1,9 +1,7 @@
 """What comes at the worst instant (a close, an interrupt, an error) leaves nothing over and stops nothing else."""
 
-import contextlib
 import gc
 import math
-import socket
 import threading
 
 import pytest
@@ -11,7 +9,7 @@ import redis
 
 import dlock_redis as dlock
 from dlock_redis import _link
-from stage import KEPT, LEASE, PATIENCE, Proxy, Tasks, addresses, client, command, until
+from stage import KEPT, LEASE, PATIENCE, Proxy, Tasks, addresses, until
 from test_dlock import alone, in_cluster
 from test_faults import raises, user  # noqa: F401
 
@@ -24,13 +22,13 @@ class Stop(BaseException):
 def test_a_close_at_the_grant_is_told(server, make):
     locks = make()
     core = locks.locks._core
-    tie = core.tie
+    granted = core.granted
 
     def closes(*how):
-        tie(*how)
+        granted(*how)
         core.end("closed")
 
-    core.tie = closes
+    core.granted = closes
     assert locks.lock(server.key).lost.wait(PATIENCE)
 
 
@@ -39,7 +37,7 @@ def test_a_close_while_it_subscribes_leaves_no_connection(server, make):
     with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
         path.freeze("SUBSCRIBE")
         locks = make(host=path.address[0], port=path.address[1])
-        locks.locks._core.settings.bound = PATIENCE
+        locks.locks._core.settings.reply_timeout = PATIENCE
         server.hold()
         wait = locks.start(server.key)
         until(path.is_frozen, "it subscribes")
@@ -55,19 +53,19 @@ def test_the_clock_looks_at_what_is_taken_meanwhile(server, make, monkeypatch):
     if isinstance(locks, Tasks):
         pytest.skip("nothing is taken meanwhile in one thread")
     hold, core, taken = locks.lock(server.key), locks.locks._core, []
-    end, here = _link.Tie.end, threading.current_thread()
+    end, here = _link.Renewal.end, threading.current_thread()
 
     def slow(tie):
         if threading.current_thread() is not here:
             return end(tie)
-        if tie is hold._tie:
+        if tie is hold._renewal:
             taken.append(locks.start(f"{server.key}:other").result(PATIENCE))
         return math.inf
 
     with monkeypatch.context() as patch:
-        patch.setattr(_link.Tie, "end", slow)
+        patch.setattr(_link.Renewal, "end", slow)
         core.expire()
-    assert core.alarm <= taken[0]._tie.end()
+    assert core.alarm <= taken[0]._renewal.end()
 
 
 @alone
@@ -75,7 +73,7 @@ def test_what_was_given_back_is_not_remembered(server, locks):
     outer = locks.lock(server.key, owner="me")
     for _ in range(50):
         locks.lock(server.key, owner="me").release()
-    assert len(getattr(outer, "hold", outer)._tie.holds) <= 2
+    assert len(getattr(outer, "hold", outer)._renewal.holds) <= 2
     outer.release()
 
 
@@ -96,7 +94,7 @@ def test_an_interrupt_after_the_grant_leaves_no_hold(server, make):
 
 @alone
 def test_an_interrupt_while_it_is_given_back_leaves_no_hold(server, make, monkeypatch):
-    locks = make(auto=600.0)
+    locks = make(hang_timeout=600.0)
     hold, core = locks.lock(server.key), locks.locks._core
     call = core.call
 
@@ -114,38 +112,6 @@ def test_an_interrupt_while_it_is_given_back_leaves_no_hold(server, make, monkey
         with pytest.raises(Stop):
             hold.release()
     server.await_gone()
-
-
-@alone
-def test_a_wait_is_left_though_the_link_dies(server, make):
-    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
-        locks = make(host=path.address[0], port=path.address[1], claim=600.0)
-        server.hold()
-        wait = locks.start(server.key, 5.0)
-        server.await_queued(1)
-        path.freeze("CANCEL")
-        raises(dlock.LockTimeout, wait.result, PATIENCE)
-        until(path.is_frozen, "it leaves")
-        for one in path.sockets[:]:
-            with contextlib.suppress(OSError):  # the keeper may have ended it
-                one.shutdown(socket.SHUT_RDWR)
-        path.thaw()
-        until(lambda: not server.queue(), "its place is free")
-
-
-@alone
-def test_a_wait_behind_what_is_left_ends_with_the_close(server, make):
-    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
-        locks = make(host=path.address[0], port=path.address[1])
-        hold = locks.lock(server.key, owner="me")
-        path.freeze()
-        locks.locks._core.drop(getattr(hold, "hold", hold)._request, hold.token)
-        wait = locks.start(server.key, None, owner="me")
-        with pytest.raises(TimeoutError):
-            wait.result(0.2)
-        locks.end()
-        raises(dlock.DLockError, wait.result, PATIENCE)
-    server.ask("DLOCK.FORCERELEASE", server.key)
 
 
 @alone
@@ -177,7 +143,7 @@ def test_what_cannot_be_left_stops_no_clock(server, make, monkeypatch):
     with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
         locks = make(host=path.address[0], port=path.address[1], lease=LEASE)
         holds = [locks.lock(f"{server.key}:{i}") for i in range(2)]
-        monkeypatch.setattr(locks.locks._core, "drop", fails)
+        monkeypatch.setattr(locks.locks._core, "abandon", fails)
         path.freeze()
         for hold in holds:
             assert hold.lost.wait(PATIENCE)
@@ -208,32 +174,6 @@ def test_a_map_that_fails_in_the_library_stops_no_keeper(server, make, monkeypat
 
 
 @in_cluster
-def test_an_inner_hold_after_a_slot_move_is_told_its_loss(server, make, monkeypatch):
-    locks, taken = make(lease=3 * KEPT), threading.Event()
-    core = locks.locks._core
-    round_ = core._round
-
-    async def later(node):
-        if taken.is_set():
-            await round_(node)
-
-    monkeypatch.setattr(core, "_round", later)
-    outer = locks.lock(server.key, owner="me")
-    server.control(f"move {server.key}")
-    inner = locks.lock(server.key, owner="me")
-    assert inner.token == outer.token
-    taken.set()
-    name = "{host}:{port}".format(**server.node(server.key).connection_pool.connection_kwargs)
-    old = [node for node in core.nodes.values() if node.name != name]
-    until(lambda: not any(node.ties for node in old), "the new node keeps it")
-    node = core.nodes[name]
-    until(lambda: node.link.ties == 1 and all(tie.link is node.link for tie in list(node.ties.values())), "once")
-    server.ask("DLOCK.FORCERELEASE", server.key)
-    for hold in (outer, inner):
-        assert hold.lost.wait(PATIENCE)
-
-
-@in_cluster
 def test_a_slot_that_moves_for_longer_than_a_lease_ends_no_hold(server, make):
     hold, slot = make(lease=KEPT).lock(server.key), server.client.keyslot(server.key)
     masters = [redis.Redis(*one) for one in addresses("DLOCK_CLUSTER")]
@@ -258,50 +198,10 @@ def test_a_slot_that_moves_for_longer_than_a_lease_ends_no_hold(server, make):
 
 
 @alone
-def test_a_key_that_nobody_serves_stops_nothing_else(server, make, monkeypatch):
-    locks = make()
-    lost, other = locks.lock(server.key), locks.lock(f"{server.key}:other")
-    core = locks.locks._core
-    route = core.route
-
-    def nobody(key):
-        if key == server.key:
-            raise redis.exceptions.RedisClusterException("the slot is not covered")
-        return route(key)
-
-    monkeypatch.setattr(core, "route", nobody)
-    for one in (lost, other):
-        core.drop(getattr(one, "hold", one)._request, one.token)
-    server.await_gone(other.key)
-
-
-@alone
 def test_what_may_not_be_given_back_is_kept_no_longer(server, make, user):  # noqa: F811
-    locks = make(lease=KEPT, auto=600.0, **user("-dlock.release"))
+    locks = make(lease=KEPT, hang_timeout=600.0, **user("-dlock.release"))
     hold, other = locks.lock(server.key), locks.lock(f"{server.key}:other")
     raises(redis.exceptions.NoPermissionError, hold.release)
     server.await_gone()
     assert not other.lost.is_set() and server.owners(other.key) == [other.owner]
     server.ask("DLOCK.FORCERELEASE", other.key)
-
-
-@alone
-def test_what_nobody_can_be_asked_is_not_remembered(server, make):
-    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
-    host, port = path.split(":")
-    locks = make(host=host, port=int(port), lease=LEASE, claim=0.5)
-    locks.lock(server.key).release()
-    command(f"close {path}")
-    locks.locks._core.settings.bound = 0.1
-    for _ in range(5):
-        raises(redis.RedisError, locks.try_lock, server.key)
-    [node] = locks.locks._core.nodes.values()
-    until(lambda: not node.leaving, "what has ended by itself is forgotten")
-
-
-@alone
-def test_a_lock_that_may_not_be_let_go_is_given_back(server, user):  # noqa: F811
-    lock = client("single", **user("-dlock.renew")).lock(server.key, timeout=600, lock_class=dlock.RedisLock)
-    raises(redis.exceptions.NoPermissionError, lock.acquire)
-    gc.collect()
-    server.await_gone()

@@ -17,15 +17,15 @@ NEVER = 600.0
 
 
 @pytest.fixture
-def ears(monkeypatch):
+def subscribers(monkeypatch):
     """All that were made."""
-    made, begin = [], _link.Hearing.__init__
+    made, begin = [], _link.Subscriber.__init__
 
     def noted(self, *how, **more):
         made.append(self)
         begin(self, *how, **more)
 
-    monkeypatch.setattr(_link.Hearing, "__init__", noted)
+    monkeypatch.setattr(_link.Subscriber, "__init__", noted)
     return made
 
 
@@ -54,7 +54,7 @@ def only_node(locks):
 
 @alone
 def test_a_session_ends_with_its_connection(server, make):
-    path, locks = path_to(make, lease=NEVER, auto=NEVER)
+    path, locks = path_to(make, lease=NEVER, hang_timeout=NEVER)
     hold = locks.lock(server.key, session=True)
     command(f"close {path}")
     assert hold.lost.wait(LATE)
@@ -63,14 +63,14 @@ def test_a_session_ends_with_its_connection(server, make):
 
 @alone
 def test_what_else_was_on_it_is_tied_anew_at_once(server, make):
-    path, locks = path_to(make, lease=NEVER, auto=NEVER)
+    path, locks = path_to(make, lease=NEVER, hang_timeout=NEVER)
     locks.locks._core.settings.interval = NEVER
     hold = locks.lock(server.key)
     node = only_node(locks)
     until(lambda: node.link.kept, "the keeper has been there, and sleeps")
     command(f"cut {path}")
     locks.lock(f"{server.key}:other").release()  # threads hear of the end when they ask
-    until(lambda: getattr(hold, "hold", hold)._tie.link is node.link and node.link.error is None, "it is tied anew")
+    until(lambda: getattr(hold, "hold", hold)._renewal.link is node.link and node.link.error is None, "it is tied anew")
     hold.release()
 
 
@@ -78,8 +78,8 @@ def test_what_else_was_on_it_is_tied_anew_at_once(server, make):
 def test_who_hangs_up_is_not_asked_all_the_time(server, make):
     asked = []
     with Proxy(addresses("DLOCK_SINGLE")[0], lambda: asked.append(1)) as path:
-        locks = make(host=path.address[0], port=path.address[1], lease=NEVER, auto=NEVER)
-        locks.lock(server.key)
+        locks = make(host=path.address[0], port=path.address[1], lease=NEVER, hang_timeout=NEVER)
+        hold = locks.lock(server.key)
         node = only_node(locks)
         post = type(node.link).post
 
@@ -94,6 +94,7 @@ def test_who_hangs_up_is_not_asked_all_the_time(server, make):
             began = len(asked)
             threading.Event().wait(2.0)
             assert len(asked) - began <= 40
+    assert not hold.lost.is_set()
     server.ask("DLOCK.FORCERELEASE", server.key)
 
 
@@ -110,7 +111,7 @@ def test_readonly_ends_no_link_of_another_node(server, make):
         try:
             await core.call(keys[0], words, now() + PATIENCE)
         except redis.exceptions.ReadOnlyError:
-            await core.look_around(1.0)
+            await core.refresh_routes(1.0)
 
     run(locks, ask())
     name = core.route(keys[0]).name
@@ -119,7 +120,7 @@ def test_readonly_ends_no_link_of_another_node(server, make):
 
 
 @alone
-def test_an_ear_that_was_opened_before_the_link_is_not_believed(server, make, ears):
+def test_an_ear_that_was_opened_before_the_link_is_not_believed(server, make, subscribers):
     with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
         locks = make(host=path.address[0], port=path.address[1])
         server.hold()
@@ -137,7 +138,7 @@ def test_an_ear_that_was_opened_before_the_link_is_not_believed(server, make, ea
         server.await_queued(1)
         server.hand_over()
         wait.result(PATIENCE).release()
-        assert ears[0].error is not None
+        assert subscribers[0].error is not None
 
 
 @alone
@@ -156,15 +157,15 @@ def test_a_refused_connect_of_the_ear_is_no_lack_of_the_channel(server, make, mo
             def refused(*_):
                 raise refusal
 
-            patch.setattr(core, "_connected", refused)
+            patch.setattr(core, "connect", refused)
         server.hold()
         raises(redis.RedisError, locks.lock, server.key, 0.5)
-    assert not node.deaf
+    assert not node.subscribe_denied
     wait = locks.start(server.key)
     server.await_queued(1)
     server.hand_over()
     wait.result(PATIENCE).release()
-    assert node.ear is not None and node.ear.error is None
+    assert node.subscriber is not None and node.subscriber.error is None
 
 
 @alone
@@ -172,7 +173,7 @@ def test_the_lack_of_the_channel_is_told_once(server, make, user, caplog):  # no
     locks = make(**user("-subscribe"))
     server.hold()
     waits = [locks.start(server.key) for _ in range(5)]
-    server.await_queued(5)
+    server.await_tickets(5)
     server.hand_over()
     for wait in concurrent.futures.as_completed(waits, PATIENCE):
         wait.result(PATIENCE).release()
@@ -180,21 +181,21 @@ def test_the_lack_of_the_channel_is_told_once(server, make, user, caplog):  # no
 
 
 @alone
-def test_an_ear_without_the_right_to_ping_lives(server, make, user, ears):  # noqa: F811
+def test_an_ear_without_the_right_to_ping_lives(server, make, user, subscribers):  # noqa: F811
     locks = make(**user("-ping"))
     server.hold()
     wait = locks.start(server.key)
     server.await_queued(1)
-    [ear] = ears
-    heard = ear.heard_at
-    until(lambda: ear.heard_at > heard + 3 or ear.error, "it has answered twice at least")
-    assert ear.error is None
+    [subscriber] = subscribers
+    heard = subscriber.heard_at
+    until(lambda: subscriber.heard_at > heard + 3 or subscriber.error, "it has answered twice at least")
+    assert subscriber.error is None
     server.hand_over()
     wait.result(PATIENCE).release()
 
 
 @alone
-def test_what_others_publish_is_ignored(server, make, ears):
+def test_what_others_publish_is_ignored(server, make, subscribers):
     locks = make()
     server.hold()
     wait = locks.start(server.key)
@@ -204,17 +205,16 @@ def test_what_others_publish_is_ignored(server, make, ears):
         server.ask("PUBLISH", channel, words)
     server.hand_over()
     wait.result(PATIENCE).release()
-    assert len(ears) == 1 and ears[0].error is None
+    assert len(subscribers) == 1 and subscribers[0].error is None
 
 
 @alone
-def test_a_wait_that_blocks_ends_with_the_close(server, make, user):  # noqa: F811
+def test_a_wait_that_asks_again_ends_with_the_close(server, make, user):  # noqa: F811
     with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
         locks = make(host=path.address[0], port=path.address[1], **user("-subscribe"))
-        locks.locks._core.settings.bound = 3 * PATIENCE  # a slice is half of it
         server.hold()
         wait = locks.start(server.key, None)
-        server.await_queued(1)
+        server.await_tickets(1)
         locks.end()
         raises(dlock.DLockError, wait.result, LATE)
         path.await_quiet()
@@ -247,8 +247,8 @@ def test_a_link_that_is_replaced_twice_leaves_no_connection(server, make, monkey
 def test_moved_without_a_host_is_the_host_that_answered():
     error = _errors.from_server("MOVED 123 :6381")
     core = _threads.ThreadCore(redis.Redis(), dlock.Locks(redis.Redis())._core.settings)
-    assert core.redirected(error, core.node("10.0.0.1:6380")).name == "10.0.0.1:6381"
-    assert core.redirected(_errors.from_server("ASK 123 ::1:6381"), core.node("10.0.0.1:6380")).name == "::1:6381"
+    assert core.redirected(error, "a", core.node("10.0.0.1:6380")).name == "10.0.0.1:6381"
+    assert core.redirected(_errors.from_server("ASK 123 ::1:6381"), "a", core.node("10.0.0.1:6380")).name == "::1:6381"
 
 
 @alone

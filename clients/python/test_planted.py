@@ -8,7 +8,7 @@ import pytest
 import stage
 import test_cases
 import test_leader
-from dlock_redis import _core, _errors, _keep, _leave, _link, _request, _take, _threads
+from dlock_redis import _core, _errors, _keep, _link, _request, _take, _threads
 from test_leader import candidate, place  # noqa: F401
 
 ALIVE = []  # threads may be in a fault that has been taken back: CPython 3.11 would call what it has freed
@@ -25,16 +25,12 @@ async def none(*_, **__):
 
 def no_bound(plant):
     begin = _request.Settings.__init__
-
-    def unbound(self, lease, auto, claim, bound, *rest):
-        begin(self, lease, auto, claim, 20.0, *rest)
-
-    plant(_request.Settings, "__init__", unbound)
+    plant(_request.Settings, "__init__", lambda self, **how: begin(self, **{**how, "reply_timeout": 20.0}))
 
 
 def short_bound(plant):
     begin = _request.Settings.__init__
-    plant(_request.Settings, "__init__", lambda self, a, b, c, bound, *rest: begin(self, a, b, c, 0.15, *rest))
+    plant(_request.Settings, "__init__", lambda self, **how: begin(self, **{**how, "reply_timeout": 0.15}))
 
 
 def no_cause(plant):
@@ -62,7 +58,7 @@ def deaf_is_final(plant):
     async def refused(self, request, *_):
         raise _errors.DLockError("no channel")
 
-    plant(_take.Taking, "_block", refused)
+    plant(_take.Taking, "_poll", refused)
 
 
 def keeps_nothing(plant):
@@ -86,8 +82,8 @@ def renews_each(plant):
     keep = _keep.Keeping._round
 
     async def each(self, node):
-        for tie in list(node.ties.values()):
-            tie.detach()
+        for renewal in self._of(node):
+            renewal.detach()
         await keep(self, node)
 
     plant(_keep.Keeping, "_round", each)
@@ -108,25 +104,25 @@ def hears_no_loss(plant):
 
     def deaf(self, node, link, sent, reply):
         if isinstance(reply, list):
-            reply = [min(reply[0], link.ties), reply[1], []]
-            link.ties = reply[0]
+            reply = [min(reply[0], link.renewals), reply[1], []]
+            link.renewals = reply[0]
         kept(self, node, link, sent, reply)
 
     plant(_keep.Keeping, "_kept", deaf)
 
 
 def ties_nothing_anew(plant):
-    plant(_keep.Keeping, "retie", none)
+    plant(_keep.Keeping, "renew", none)
 
 
 def waits_for_ever(plant):
-    heard = _link.Node.heard
+    notified = _link.Node.notified
 
-    def not_gone(self, message):  # the server tells of the link's end, where the ear's comes later
+    def not_gone(self, message):  # the server tells of the link's end, where the subscriber's comes later
         if message[-1][:5] != b"gone ":
-            heard(self, message)
+            notified(self, message)
 
-    plant(_link.Node, "heard", not_gone)
+    plant(_link.Node, "notified", not_gone)
     plant(_link.Node, "tell", nothing)
 
 
@@ -148,14 +144,14 @@ def a_link_a_lock(plant):
 
 
 def forgets(plant):
-    plant(_leave.Leaving, "forsake", nothing)
+    plant(_keep.Keeping, "_give_back_forgotten", lambda self: self.forgotten.clear())
 
 
 def believes_the_unconfirmed(plant):
     kept = _keep.Keeping._kept
 
     def moved(self, node, link, sent, reply):
-        kept(self, node, link, sent, [link.ties, 6000, []] if isinstance(reply, _errors.NoAck) else reply)
+        kept(self, node, link, sent, [link.renewals, 6000, []] if isinstance(reply, _errors.NoAck) else reply)
 
     plant(_keep.Keeping, "_kept", moved)
 
@@ -165,8 +161,8 @@ def loses_the_unconfirmed(plant):
 
     def lost(self, node, link, sent, reply):
         if isinstance(reply, _errors.NoAck):
-            for tie in list(node.ties.values()):
-                self.lose(tie, "unconfirmed")
+            for renewal in self._of(node):
+                self.lose(renewal, "unconfirmed")
         kept(self, node, link, sent, reply)
 
     plant(_keep.Keeping, "_kept", lost)
@@ -177,14 +173,14 @@ def knows_no_noack(plant):
 
 
 def leaves_nothing(plant):
-    plant(_leave.Leaving, "leave", nothing)
+    plant(_take.Taking, "leave", nothing)
 
 
 def takes_anything(plant):
     plant(_request, "seconds", lambda name, value: value)
     plant(_threads, "seconds", lambda name, value: 0)
     request = _request.Request.__init__
-    plant(_request.Request, "__init__", lambda self, s, key, *_: request(self, s, key or "k", None, False, None, False))
+    plant(_request.Request, "__init__", lambda self, s, key, *_: request(self, s, key or "k", "me"))
 
 
 FAULTS = [

@@ -49,8 +49,8 @@ def hung():
         yield redis.Redis(*address)
 
 
-def locks(*masters, bound=PATIENCE):
-    return quorum.Quorum([one.client if isinstance(one, Master) else one for one in masters], bound)
+def locks(*masters, reply_timeout=PATIENCE):
+    return quorum.Quorum([one.client if isinstance(one, Master) else one for one in masters], reply_timeout)
 
 
 def held(master, owner):
@@ -69,7 +69,7 @@ def check_left(hold, masters):
 def test_quorum_a_majority_is_enough(masters, dead, hung, where):
     a, b, _ = masters
     three = {"the third is dead": [a, b, dead[0]], "the third hangs": [a, b, hung]}.get(where, [dead[0], a, b])
-    client, other = (locks(*three, bound=BOUND) for _ in range(2))
+    client, other = (locks(*three, reply_timeout=BOUND) for _ in range(2))
     hold = client.acquire(a.key, LEASE, PATIENCE)
     assert hold.tokens == [held(one, hold.owner)[0] if one in (a, b) else None for one in three]
     check_left(hold, (a, b))
@@ -117,7 +117,7 @@ def test_quorum_waits_in_one_queue(masters, pool):
 
     hold = until(first, "the first master's lease ends last: who is next there finds the others free")
     waits = []
-    for number, client in enumerate([locks(*masters), locks(*masters, bound=3.5)]):
+    for number, client in enumerate([locks(*masters), locks(*masters, reply_timeout=3.5)]):
         waits.append(pool.submit(client.acquire, a.key, LEASE, 2 * PATIENCE))
         a.await_queued(number + 1)
     in_line = a.queue()
@@ -204,7 +204,7 @@ def test_quorum_gives_back_where_nobody_answered(masters, silent, others):
         path.freeze("DLOCK.ACQUIRE")
         three = [redis.Redis(*path.address) if one is masters[silent] else one for one in masters]
         with contextlib.suppress(quorum.Unreachable):  # a busy machine lets others be silent, too
-            assert locks(*three, bound=0.3).acquire(masters[0].key, LEASE, 1) is None
+            assert locks(*three, reply_timeout=0.3).acquire(masters[0].key, LEASE, 1) is None
         assert path.is_frozen()
         path.thaw()
         path.await_quiet()
@@ -218,7 +218,7 @@ def test_quorum_asks_the_silent_one_last(masters):
     held = []
 
     def asks_it_last():
-        client = locks(redis.Redis(*path.address), b, c, bound=0.3)
+        client = locks(redis.Redis(*path.address), b, c, reply_timeout=0.3)
         with contextlib.suppress(quorum.Unreachable):  # a busy machine may let the second pass, and b be silent, too
             for _ in range(2):
                 held.clear()

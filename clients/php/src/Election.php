@@ -28,6 +28,7 @@ final class Election
     /**
      * @param string $name   what is to be led: the lock's name
      * @param string $id     who this candidate is, for those who observe
+     * @param ?\Closure(Hold): void $onLost is called when a look finds that this is not the leader any more
      * @param ?float $margin so long before the end of what is believed the leader steps down; a tenth of the lease unless set
      */
     public function __construct(
@@ -35,6 +36,7 @@ final class Election
         private readonly string $name,
         private readonly string $id,
         ?float $margin = null,
+        private readonly ?\Closure $onLost = null,
     ) {
         if ($name === '') {
             throw new \InvalidArgumentException('name must not be empty');
@@ -52,7 +54,10 @@ final class Election
     {
         if (!$this->isLeader()) {
             // Two candidates of one name are two.
-            $this->hold = $this->locks->tryLock($this->name, $timeout, owner: "$this->id#" . Request::uuid());
+            $settings = $this->locks->core->settings;
+            $owner = Request::owner("$this->id#" . Request::uuid());
+            $request = new Request($settings, $this->name, $owner, hangTimeout: $settings->hangTimeout);
+            $this->hold = $this->locks->held($request, Settings::seconds('timeout', $timeout), $this->onLost);
         }
 
         return $this->hold !== null;
@@ -62,7 +67,7 @@ final class Election
     public function isLeader(): bool
     {
         if ($this->hold !== null && ($this->hold->lost() || $this->hold->left() <= $this->margin)) {
-            $this->hold = null; // given back, if that is possible
+            $this->stepDown();
         }
 
         return $this->hold !== null;
@@ -83,7 +88,8 @@ final class Election
     {
         $held = $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name]);
 
-        return $held ? ['id' => preg_replace('/#[^#]*$/D', '', $held[3]), 'term' => $held[0]] : null;
+        // The name is what stands between machine and process, and the word that each campaign adds.
+        return $held ? ['id' => preg_replace('~^[^/]+/\d+/|#[^#]*$~D', '', $held[3]), 'term' => $held[0]] : null;
     }
 
     /**
@@ -128,5 +134,13 @@ final class Election
         } catch (NotHeld) {
             // It was over.
         }
+    }
+
+    /** Its time is nearly over, and nobody has confirmed more of it. */
+    private function stepDown(): void
+    {
+        $hold = $this->hold;
+        $this->hold = null;
+        $hold?->stepDown();
     }
 }

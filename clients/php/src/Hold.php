@@ -7,6 +7,7 @@ declare(strict_types=1);
 namespace Dlock;
 
 use Dlock\Exception\Closed;
+use Dlock\Exception\Fenced;
 use Dlock\Exception\NotHeld;
 
 /**
@@ -14,6 +15,12 @@ use Dlock\Exception\NotHeld;
  */
 final class Hold
 {
+    /** The lock's name. */
+    public readonly string $key;
+    /** The name under which it is held: of the machine, of the process, and of the owner. */
+    public readonly string $owner;
+    /** The fencing token: higher than that of every grant before. */
+    public readonly int $token;
     private bool $over = false;
     private string $reason = '';
     private readonly float $since;
@@ -22,25 +29,25 @@ final class Hold
     public function __construct(
         private readonly Core $core,
         private readonly Request $request,
-        private readonly Tie $tie,
-        /** The lock's name. */
-        public readonly string $key,
-        /** The name under which it is held. */
-        public readonly string $owner,
-        /** The fencing token: higher than that of every grant before. */
-        public readonly int $token,
         private readonly ?\Closure $onLost,
     ) {
+        [$this->key, $this->owner, $this->token] = [$request->key, $request->owner, $request->token];
         $this->since = Clock::now();
-        $tie->holds = array_values(array_filter($tie->holds, static fn (\WeakReference $one) => $one->get() !== null));
-        $tie->holds[] = \WeakReference::create($this);
+        $had = static fn (\WeakReference $one): bool => $one->get()?->over === false;
+        $request->holds = [...array_filter($request->holds, $had), \WeakReference::create($this)];
+    }
+
+    /** @return array<string, mixed> what `var_dump` shows */
+    public function __debugInfo(): array
+    {
+        return ['key' => $this->key, 'owner' => $this->owner, 'token' => $this->token, 'over' => $this->over];
     }
 
     public function __destruct()
     {
         if (!$this->over) {
             $this->over = true;
-            $this->core->forsake($this->request, $this->token);
+            $this->core->forsake($this, $this->request);
         }
     }
 
@@ -84,7 +91,7 @@ final class Hold
     /** For so many seconds it is held for sure, if nothing is heard of the server any more. Asks nobody. */
     public function left(): float
     {
-        return $this->over || !$this->core->isOpen() ? 0.0 : max(0.0, $this->tie->until - Clock::now());
+        return $this->over || !$this->core->isOpen() ? 0.0 : max(0.0, $this->request->until - Clock::now());
     }
 
     /** Why it is not held any more, or an empty string. */
@@ -101,7 +108,12 @@ final class Hold
     {
         $words = ['DLOCK.GUARD', $this->key, $this->token, $command, ...array_map(strval(...), array_values($arguments))];
 
-        return $this->core->call($this->key, $words, Clock::now() + $this->core->settings->bound);
+        try {
+            return $this->core->call($this->key, $words, Clock::now() + $this->core->settings->replyTimeout);
+        } catch (Fenced $error) {
+            $this->core->lose($this->request, 'fenced');
+            throw $error;
+        }
     }
 
     /** Gives it back. NotHeld if it was lost before. */
@@ -114,6 +126,19 @@ final class Hold
         $this->over = true;
         $this->reason = 'it was given back before';
         $this->core->release($this, $this->request, $this->since);
+    }
+
+    /** @internal it is told lost, and given back, before its end */
+    public function stepDown(): void
+    {
+        $this->core->lose($this->request, 'nobody has confirmed it in time');
+        $this->core->abandon($this->request);
+    }
+
+    /** @internal */
+    public function isOver(): bool
+    {
+        return $this->over;
     }
 
     /** @internal it has ended; true if that is news */
@@ -133,7 +158,7 @@ final class Hold
         try {
             $this->onLost !== null && ($this->onLost)($this);
         } catch (\Throwable $error) {
-            $this->core->failed($error);
+            $this->core->failed('onLost', $error);
         }
     }
 

@@ -27,41 +27,59 @@ final class Locks
     /** @internal */
     public readonly Core $core;
     private readonly Settings $settings;
+    private readonly string $name;
 
     /**
-     * @param \Redis|ClientInterface|\Closure $client the program's own connection by phpredis; a Predis client, by whose
-     *                                                parameters a connection is made; or `fn (float $bound)`, which makes
-     *                                                one of these within so many seconds, again whenever one has ended
-     * @param float                           $lease     what a lock has left when the program dies or loses the server
-     * @param float                           $auto      how long the server renews it after the last sign of life
-     * @param float                           $claim     how long a place in a queue is kept while the connection is away
-     * @param float                           $bound     how long a connect or a reply may take
-     * @param float                           $allowance so much before its end a lease is believed to have ended
+     * @param Connect|\Redis|ClientInterface|\Closure $client where to connect: a Connect; a client of phpredis or Predis, as whose
+     *                                                        copy a connection is made; or `fn (float $within)`, which makes one
+     *                                                        of these, again whenever the connection has ended
+     * @param float $lease        what a lock has left when the program dies or loses the server
+     * @param float $hangTimeout  how long the server renews it after the last sign of life
+     * @param float $queueGrace   how long a place in a queue is kept while the connection is away
+     * @param float $replyTimeout how long a connect or a reply may take
+     * @param float $clockMargin  so much before its end a lease is believed to have ended
+     * @param ?float $auto        the old name of hangTimeout; so are claim, bound and allowance of the three after it
      */
     public function __construct(
         object $client,
         float $lease = 10.0,
-        float $auto = 60.0,
-        float $claim = 5.0,
-        float $bound = 3.0,
-        float $allowance = 0.1,
+        float $hangTimeout = 60.0,
+        float $queueGrace = 5.0,
+        float $replyTimeout = 3.0,
+        float $clockMargin = 0.1,
         ?LoggerInterface $logger = null,
         ?Observer $observer = null,
+        ?float $auto = null,
+        ?float $claim = null,
+        ?float $bound = null,
+        ?float $allowance = null,
     ) {
-        $this->settings = new Settings($lease, $auto, $claim, $bound, $allowance);
-        $servers = $client instanceof Servers ? $client : Servers::by($client);
-        $this->core = new Core($servers, $this->settings, $logger, $observer);
+        $this->settings = new Settings(
+            $lease,
+            Settings::renamed('auto', $auto, 'hangTimeout', $hangTimeout),
+            Settings::renamed('claim', $claim, 'queueGrace', $queueGrace),
+            Settings::renamed('bound', $bound, 'replyTimeout', $replyTimeout),
+            Settings::renamed('allowance', $allowance, 'clockMargin', $clockMargin),
+        );
+        $this->core = new Core(Connect::like($client), $this->settings, $logger, $observer);
+        $this->name = bin2hex(random_bytes(4));
+    }
+
+    /** @return array<string, mixed> what `var_dump` shows: no password */
+    public function __debugInfo(): array
+    {
+        return ['settings' => $this->settings];
     }
 
     /**
      * Locks in a cluster: one connection to each node that serves one of them.
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
-     * @param ?\Closure    $connect `fn (string $host, int $port, float $bound)` makes a Redis, or a Predis client, of a node
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
      */
     public static function cluster(array $seeds, ?\Closure $connect = null, mixed ...$settings): self
     {
-        return new self(new Cluster($seeds, $connect ?? Connect::to(...)), ...$settings);
+        return new self(Connect::cluster($seeds, $connect), ...$settings);
     }
 
     /**
@@ -70,10 +88,12 @@ final class Locks
      * @param bool              $shared  with others that share it
      * @param ?int              $limit   with so many holders at most
      * @param bool              $session the hold ends as soon as the connection does
-     * @param ?string           $owner   a name, under which holds are nested, and a reader that asks without `shared` is
-     *                                   upgraded; else each hold has a new one
-     * @param int|float|null    $auto    how long this one is renewed after the last sign of life
+     * @param ?string           $owner   a name of 1 to 900 bytes: whoever asks for a lock by these Locks under the name that
+     *                                   holds it has it, too, and it is given back with the last of these holds. Else each hold
+     *                                   has a new one
+     * @param int|float|null    $hangTimeout how long this one is renewed after the last sign of life
      * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
+     * @param int|float|null    $auto    the old name of hangTimeout
      */
     public function lock(
         string $key,
@@ -82,14 +102,15 @@ final class Locks
         ?int $limit = null,
         bool $session = false,
         ?string $owner = null,
-        int|float|null $auto = null,
+        int|float|null $hangTimeout = null,
         ?callable $onLost = null,
+        int|float|null $auto = null,
     ): Hold {
-        return $this->tryLock($key, $timeout, $shared, $limit, $session, $owner, $auto, $onLost)
+        return $this->tryLock($key, $timeout, $shared, $limit, $session, $owner, $hangTimeout, $onLost, $auto)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");
     }
 
-    /** The same, but null if it is taken, and without a time-out it does not wait. */
+    /** Takes it as lock() does, but returns null if it is taken, and without a time-out makes one attempt and does not wait. */
     public function tryLock(
         string $key,
         int|float|null $timeout = 0,
@@ -97,22 +118,32 @@ final class Locks
         ?int $limit = null,
         bool $session = false,
         ?string $owner = null,
-        int|float|null $auto = null,
+        int|float|null $hangTimeout = null,
         ?callable $onLost = null,
+        int|float|null $auto = null,
     ): ?Hold {
         $timeout = Settings::seconds('timeout', $timeout);
-        $auto = $auto === null ? $this->settings->auto : Settings::positive('auto', $auto);
-        $request = new Request($this->settings, $key, $owner, $shared, $limit, $session, $auto);
-        try {
-            $token = $this->core->take($request, $timeout);
-            if ($token === null || $request->tie === null) {
-                return null;
-            }
-            $told = $onLost === null ? null : $onLost(...);
+        $hangTimeout = Settings::renamed('auto', $auto, 'hangTimeout', $hangTimeout ?? $this->settings->hangTimeout);
+        Settings::positive('hangTimeout', $hangTimeout);
+        if ($owner === '' || strlen($owner ?? '') > 900) {
+            throw new \InvalidArgumentException('owner must have 1 to 900 bytes');
+        }
+        // Nobody elsewhere has the same name by accident: it is this process's, and these Locks'.
+        $owner = $owner === null ? null : Request::owner("$owner#$this->name");
+        $request = new Request($this->settings, $key, $owner, $shared, $limit, $session, $hangTimeout);
 
-            return new Hold($this->core, $request, $request->tie, $key, $request->owner, $token, $told);
+        return $this->held($request, $timeout, $onLost);
+    }
+
+    /** @internal for those whose owners have names of their own */
+    public function held(Request $request, ?float $timeout, ?callable $onLost): ?Hold
+    {
+        try {
+            $granted = $this->core->take($request, $timeout);
+
+            return $granted === null ? null : new Hold($this->core, $granted, $onLost === null ? null : $onLost(...));
         } catch (\Throwable $error) { // of a signal's handler, too: nobody has what was granted
-            $request->tie !== null && $this->core->forsake($request, $request->tie->token);
+            $this->core->abandon($request);
             throw $error;
         }
     }
@@ -135,7 +166,7 @@ final class Locks
         } catch (\Throwable $error) {
             try {
                 $hold->release();
-            } catch (DlockException | \InvalidArgumentException) { // it may have left its connection within MULTI
+            } catch (DlockException) {
                 // The first error is the one to tell.
             }
             throw $error;

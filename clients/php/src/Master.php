@@ -13,8 +13,7 @@ use Dlock\Exception\Unanswered;
 /**
  * One of a quorum's masters: it votes, or it has an error.
  *
- * What it has not answered cannot be taken back behind the request, since the library reads each reply before the next
- * command. So the first lease is a short one, and only who has heard of a grant makes it longer.
+ * The first lease is a short one, and only a caller that has heard of a grant makes it longer.
  *
  * @internal
  */
@@ -29,7 +28,7 @@ final class Master
 
     public function __construct(object $client, private readonly Settings $settings)
     {
-        $this->core = new Core(Servers::by($client), $settings, null, null);
+        $this->core = new Core(Connect::like($client), $settings);
     }
 
     /** @param list<self> $masters */
@@ -67,13 +66,17 @@ final class Master
         return $left === null ? null : $left / 1000;
     }
 
-    /** Gives back what was granted, and leaves the queue. Where nobody answers the lease ends it. */
+    /** Gives back what was granted, and leaves the queue. Where nobody answers, the words stand behind the request. */
     public function leave(Request $request): void
     {
-        $error = $this->error;
+        if ($this->error !== null) { // it stands behind what was not answered
+            $this->core->takeBack($request->key, $request->words('CANCEL'), $request->release());
+
+            return;
+        }
         $this->ask($request->key, $request->words('CANCEL'));
         $this->ask($request->key, $request->release());
-        $this->error = $error;
+        $this->error = null;
     }
 
     /** To connect is no part of a lease. */
@@ -89,7 +92,7 @@ final class Master
     {
         $this->error = null;
         try {
-            return $this->core->call($key, $words, Clock::now() + $this->settings->bound + $more);
+            return $this->core->call($key, $words, Clock::now() + $this->settings->replyTimeout + $more);
         } catch (NotHeld) {
             return null;
         } catch (Unanswered $error) {

@@ -7,25 +7,29 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * One owner's wish for one lock, as words of commands.
+ * One owner's request for one lock, as words of commands; and what the server has granted to it.
  *
  * @internal
  */
 final class Request
 {
     public readonly string $owner;
-    /** The owner has been asked for what it held before: that is not ours to give back. */
-    public bool $looked;
-    /** The token and the count of what the owner held before. */
-    public int $outer = 0;
-    public int $before = 0;
     /** Something may be granted, or a place kept, that nobody has. */
     public bool $asked = false;
     public bool $queued = false;
-    public ?Tie $tie = null;
+
+    /** The fencing token of what was granted. */
+    public int $token = 0;
+    /** By the clock it is ours until then. */
+    public float $until = 0.0;
+    /** False: the connection has ended, or the server renews it no more. RENEW tells what has become of it. */
+    public bool $renewed = false;
+    public ?Node $node = null;
+    /** @var list<\WeakReference<Hold>> the program's holds: a second one under the same name is one more */
+    public array $holds = [];
 
     /**
-     * @param ?float $auto so long the server renews the hold while the connection lives; null: it does not
+     * @param ?float $hangTimeout so long the server renews the hold while the connection lives; null: it does not
      */
     public function __construct(
         public readonly Settings $settings,
@@ -34,22 +38,24 @@ final class Request
         public readonly bool $shared = false,
         public readonly ?int $limit = null,
         public readonly bool $session = false,
-        public readonly ?float $auto = null,
+        public readonly ?float $hangTimeout = null,
         public readonly ?float $lease = null,
-        /** KEEP and the clock look after it; else whoever has asked does. */
+        /** KEEP and the clock look after it; else the caller does. */
         public readonly bool $tracked = true,
     ) {
         if ($key === '') {
             throw new \InvalidArgumentException('key must not be empty');
         }
-        if ($owner === '' || strlen($owner ?? '') > 1024) {
-            throw new \InvalidArgumentException('owner must have 1 to 1,024 bytes');
-        }
         if ($limit !== null && ($limit < 1 || $shared)) {
             throw new \InvalidArgumentException("limit must be at least 1, and not beside shared, not $limit");
         }
-        $this->owner = $owner ?? self::uuid();
-        $this->looked = $owner === null;
+        $this->owner = $owner ?? self::owner(self::uuid());
+    }
+
+    /** The name of an owner in this process, by which the server's operator finds it. */
+    public static function owner(string $name): string
+    {
+        return (gethostname() ?: 'localhost') . '/' . getmypid() . "/$name";
     }
 
     public static function uuid(): string
@@ -59,6 +65,43 @@ final class Request
         $bytes[8] = chr(ord($bytes[8]) & 0x3F | 0x80);
 
         return vsprintf('%s%s-%s-%s-%s-%s%s%s', str_split(bin2hex($bytes), 4));
+    }
+
+    public function id(): string
+    {
+        return strlen($this->key) . " $this->key $this->owner";
+    }
+
+    /** Returns true if what was granted to it is enough for the other one, too. */
+    public function covers(self $other): bool
+    {
+        $limit = static fn (self $one): float => $one->shared ? INF : ($one->limit ?? 1);
+
+        return $limit($this) <= $limit($other);
+    }
+
+    /** Returns true if a hold of the program refers to it. */
+    public function isHad(): bool
+    {
+        return array_filter($this->holds, static fn (\WeakReference $one) => $one->get()?->isOver() === false) !== [];
+    }
+
+    /** It is held for so long from when that was asked for. */
+    public function believe(float $sent, float $lease): void
+    {
+        $this->renewed = true;
+        $this->until = max($this->until, $this->end($sent, $lease));
+    }
+
+    /** Perhaps it is held for that long only. */
+    public function doubt(float $sent, float $lease): void
+    {
+        $this->until = min($this->until, $this->end($sent, $lease));
+    }
+
+    private function end(float $sent, float $lease): float
+    {
+        return $sent + $lease - 0.002 - $this->settings->clockMargin; // the server counts whole milliseconds
     }
 
     public function seconds(): float
@@ -75,7 +118,7 @@ final class Request
     /** @return list<int|string> */
     public function take(bool $atOnce): array
     {
-        $rest = [...$this->tying(), 'HOLDS', $this->before + 1, ...$this->limits()];
+        $rest = [...$this->renewal(), 'HOLDS', 1, ...$this->limits()];
 
         return $atOnce
             ? $this->words('ACQUIRE', $this->leaseMs(), ...$rest)
@@ -86,7 +129,7 @@ final class Request
     public function wait(float $slice): array
     {
         $first = Settings::ms(min($this->settings->first, $this->seconds()));
-        $rest = ['BLOCK', Settings::ms($slice), 'HOLDS', $this->before + 1, ...$this->limits(), ...$this->claim()];
+        $rest = ['BLOCK', Settings::ms($slice), 'HOLDS', 1, ...$this->limits(), ...$this->claim()];
 
         return $this->words('FAIRACQUIRE', $first, ...$rest);
     }
@@ -94,19 +137,13 @@ final class Request
     /** @return list<int|string> */
     public function renew(?int $token = null): array
     {
-        return $this->words('RENEW', $this->leaseMs(), ...($token !== null ? ['TOKEN', $token] : []), ...$this->tying());
-    }
-
-    /** @return list<int|string> */
-    public function untie(int $token): array
-    {
-        return $this->words('RENEW', $this->leaseMs(), 'TOKEN', $token);
+        return $this->words('RENEW', $this->leaseMs(), ...($token !== null ? ['TOKEN', $token] : []), ...$this->renewal());
     }
 
     /** @return list<int|string> */
     public function release(int|string ...$token): array
     {
-        return $this->words('RELEASE', 'HOLDS', $this->before, ...$token);
+        return $this->words('RELEASE', 'HOLDS', 0, ...$token);
     }
 
     private function leaseMs(): int
@@ -117,7 +154,7 @@ final class Request
     /** @return list<int|string> */
     private function claim(): array
     {
-        return ['CLAIM', Settings::ms($this->settings->claim)];
+        return ['CLAIM', Settings::ms($this->settings->queueGrace)];
     }
 
     /** @return list<int|string> */
@@ -127,11 +164,11 @@ final class Request
     }
 
     /** @return list<int|string> */
-    private function tying(): array
+    private function renewal(): array
     {
         return [
             ...($this->session ? ['SESSION'] : []),
-            ...($this->auto !== null ? ['AUTO', Settings::ms($this->auto)] : []),
+            ...($this->hangTimeout !== null ? ['AUTO', Settings::ms($this->hangTimeout)] : []),
         ];
     }
 }

@@ -7,35 +7,47 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * See Locks.
+ * The settings of Locks, in seconds. See there.
  *
  * @internal
  */
 final class Settings
 {
-    /** The lease until whoever has waited has confirmed the grant. */
+    /** The lease until a caller that has waited has confirmed the grant. */
     public readonly float $first;
-    /** So often a hold is kept, at most. */
+    /** The shortest time between two signs of life. */
     public readonly float $interval;
-    public readonly float $auto;
+    public readonly float $hangTimeout;
 
     public function __construct(
         public readonly float $lease,
-        float $auto,
-        public readonly float $claim,
-        public readonly float $bound,
-        public readonly float $allowance,
+        float $hangTimeout,
+        public readonly float $queueGrace,
+        public readonly float $replyTimeout,
+        public readonly float $clockMargin,
     ) {
-        foreach (['lease' => $lease, 'auto' => $auto, 'claim' => $claim, 'bound' => $bound] as $name => $value) {
-            self::positive($name, $value);
-        }
-        self::seconds('allowance', $allowance);
-        $this->auto = max($auto, $lease);
+        self::positive('lease', $lease);
+        self::positive('hangTimeout', $hangTimeout);
+        self::positive('queueGrace', $queueGrace);
+        self::positive('replyTimeout', $replyTimeout);
+        self::seconds('clockMargin', $clockMargin);
+        $this->hangTimeout = max($hangTimeout, $lease);
         $this->first = min($lease, 3.0);
         $this->interval = min(1.0, $lease / 3);
     }
 
-    /** The argument, if it is a time; infinite is none. */
+    /** Returns the value of a setting that may have been given by its old name, which works for one version. */
+    public static function renamed(string $old, int|float|null $given, string $new, float $value): float
+    {
+        if ($given === null) {
+            return $value;
+        }
+        @trigger_error("dlock/redis: the setting $old is called $new now", \E_USER_DEPRECATED);
+
+        return (float) $given;
+    }
+
+    /** Returns the argument if it is a time, and null if it is infinite or null. */
     public static function seconds(string $name, int|float|null $value): ?float
     {
         if ($value === null || $value === INF) {
@@ -48,6 +60,7 @@ final class Settings
         return (float) $value;
     }
 
+    /** Returns the argument if it is a time of a millisecond or more. */
     public static function positive(string $name, int|float $value): float
     {
         if (!($value >= 0.001) || $value === INF) {
@@ -57,8 +70,9 @@ final class Settings
         return (float) $value;
     }
 
+    /** Returns whole milliseconds, as the server counts them. */
     public static function ms(float $seconds): int
     {
-        return max(1, (int) min($seconds * 1000, 2 ** 53)); // what is no number any more would be 0
+        return max(1, (int) min($seconds * 1000, 2 ** 53)); // a larger number would become 0
     }
 }

@@ -11,7 +11,7 @@ use Dlock\Locks;
 final class Kinds
 {
     /** Up to a third of the lease has passed when a stall of seconds begins: the rest outlasts it. So does the claim. */
-    public const SETTINGS = ['lease' => 6.0, 'auto' => 30.0, 'claim' => 4.0];
+    public const SETTINGS = ['lease' => 6.0, 'hangTimeout' => 30.0, 'queueGrace' => 4.0];
 
     /** @param array<string, mixed> $settings */
     public static function locks(
@@ -25,7 +25,7 @@ final class Kinds
         if ($place === 'cluster') {
             $connect = $library === 'predis'
                 ? static fn (string $host, int $port) => new \Predis\Client(['host' => $host, 'port' => $port])
-                : static fn (string $host, int $port, float $bound) => Connect::to($host, $port, $bound, $auth);
+                : static fn (string $host, int $port) => Connect::to($host, $port, auth: $auth);
 
             return Locks::cluster(Stage::addresses('DLOCK_CLUSTER'), $connect, ...$settings);
         }

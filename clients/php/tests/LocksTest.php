@@ -120,7 +120,7 @@ final class LocksTest extends TestCase
         $this->on($place);
         $this->server->hold();
         // A stall neither takes the place away nor keeps the answer from coming in time.
-        $first = $this->worker(['bound' => 2.0, 'claim' => 30.0, 'library' => $library]);
+        $first = $this->worker(['replyTimeout' => 2.0, 'queueGrace' => 30.0, 'library' => $library]);
         $number = $first->start('lock', key: $this->key());
         $this->server->awaitQueued(1);
         [$owner] = $this->server->queue();
@@ -137,7 +137,7 @@ final class LocksTest extends TestCase
     public function testCancelledWait(): void
     {
         $this->server->hold();
-        $worker = $this->worker(['bound' => 1.0]);
+        $worker = $this->worker(['replyTimeout' => 1.0]);
         $number = $worker->start('lock', key: $this->key());
         $this->server->awaitQueued(1);
         $next = $this->worker();
@@ -152,7 +152,7 @@ final class LocksTest extends TestCase
 
     public function testDeadlinePasses(): void
     {
-        $locks = Kinds::locks(claim: 3 * Stage::patience()); // its place is left: else it would be there for so long
+        $locks = Kinds::locks(queueGrace: 3 * Stage::patience()); // its place is left: else it would be there for so long
         $this->server->hold();
         $error = Stage::timesOut(fn () => $locks->lock($this->key(), 0.3));
         self::assertInstanceOf(LockTimeout::class, $error);
@@ -164,7 +164,7 @@ final class LocksTest extends TestCase
 
     public function testCancelAtTheGrant(): void
     {
-        $worker = $this->worker(['bound' => 0.5]);
+        $worker = $this->worker(['replyTimeout' => 0.5]);
         $had = 0;
         for ($i = 0; $i < 20; ++$i) {
             $this->server->hold();
@@ -266,16 +266,16 @@ final class LocksTest extends TestCase
     public function testIsKeptWithoutASignForAuto(): void
     {
         $locks = Kinds::locks();
-        $hold = $locks->lock($this->key(), auto: 15.0);
+        $hold = $locks->lock($this->key(), hangTimeout: 15.0);
         sleep(7); // longer than the lease
         self::assertSame(0.0, $hold->left(), 'nobody has looked');
         self::assertSame([$hold->owner], $this->server->owners());
         self::assertFalse($hold->lost(), 'whoever looks is told that it is still held');
         self::assertGreaterThan(0.0, $hold->left());
-        $other = $locks->lock($this->key(':other'), auto: 4.0);
+        $other = $locks->lock($this->key(':other'), hangTimeout: 4.0);
         // From the last sign of life, which was for both, it is as long as the client's own.
         self::assertFalse($other->lost());
-        $shorter = Kinds::locks(lease: 1.0, auto: 1.0);
+        $shorter = Kinds::locks(lease: 1.0, hangTimeout: 1.0);
         $hung = $shorter->lock($this->key(':hung'));
         $this->server->awaitGone($this->key(':hung'));
         self::assertTrue($hung->lost());
@@ -358,12 +358,28 @@ final class LocksTest extends TestCase
         $first = $this->worker();
         $number = $first->start('lock', key: $this->key(), owner: 'me');
         $this->server->awaitQueued(1);
-        $second = $this->worker();
-        $later = $second->start('lock', key: $this->key(), owner: 'me');
+        [$owner] = $this->server->queue();
+        self::assertStringStartsWith(gethostname() . "/{$first->pid()}/me#", $owner);
+        $this->server->ask('DLOCK.FAIRACQUIRE', $this->key(), $owner, '1000', 'NOTIFY', 'nobody');
         self::assertSame(Replaced::class, $first->answer($number)['type']);
         $this->server->awaitQueued(1);
-        $this->server->handOver();
-        self::assertSame('hold', $second->answer($later)['got']);
+    }
+
+    /** The same name in another process, or by other Locks, is another owner. */
+    public function testANameIsNobodyElses(): void
+    {
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key(), owner: 'me');
+        self::assertNull(Kinds::locks()->tryLock($this->key(), owner: 'me'));
+        self::assertSame('none', $this->worker()->lock($this->key(), 0, owner: 'me')['got']);
+        $before = $this->server->info()['holders'][0]['holds'];
+        $inner = $locks->lock($this->key(), owner: 'me', shared: true);
+        $inner->release();
+        self::assertSame($before, $this->server->info()['holders'][0]['holds'], 'it is counted here');
+        self::assertSame($hold->token, $inner->token);
+        self::assertSame([$hold->owner], $this->server->owners());
+        $hold->release();
+        $this->server->awaitGone();
     }
 
     public function testErrorsOfItsOwn(): void
@@ -483,7 +499,7 @@ final class LocksTest extends TestCase
     {
         $this->on($place);
         $this->server->hold();
-        $worker = $this->worker(['lease' => 4.0, 'claim' => 30.0]);
+        $worker = $this->worker(['lease' => 4.0, 'queueGrace' => 30.0]);
         $number = $worker->start('lock', key: $this->key());
         $this->server->awaitQueued(1);
         [$owner] = $this->server->queue();
@@ -535,10 +551,10 @@ final class LocksTest extends TestCase
         foreach (Stage::addresses('DLOCK_CLUSTER') as $address) {
             $paths[$address] = Stage::control("path $address");
         }
-        $connect = static function (string $host, int $port, float $bound) use ($paths): \Redis {
+        $connect = static function (string $host, int $port) use ($paths): \Dlock\Connect {
             [$host, $port] = explode(':', $paths["$host:$port"]);
 
-            return \Dlock\Connect::to($host, (int) $port, $bound);
+            return \Dlock\Connect::to($host, (int) $port);
         };
         $locks = Locks::cluster(array_keys($paths), $connect, lease: 15.0);
         do {
@@ -561,29 +577,20 @@ final class LocksTest extends TestCase
         unset($moved);
     }
 
-    public function testAnUpgradeEndsTheOuterHold(): void
+    /** A reader who wants to write waits for itself: it is told at once, and is a reader as before. */
+    public function testAnUpgradeIsRefusedAtOnce(): void
     {
         $locks = Kinds::locks();
         $outer = $locks->lock($this->key(), shared: true, owner: 'me');
-        $inner = $locks->lock($this->key(), owner: 'me');
-        self::assertNotSame($outer->token, $inner->token);
-        self::assertTrue($outer->lost());
-        self::assertSame('upgraded', $outer->reason());
-        Stage::until(fn () => !$inner->lost() && $this->server->info()['holders'][0]['held-ms'] > 9000, 'a lease has passed');
-        $inner->release();
+        try {
+            $locks->lock($this->key(), owner: 'me');
+            self::fail('it waits for itself');
+        } catch (Deadlock $error) {
+            self::assertStringContainsString('give it back first', $error->getMessage());
+        }
+        self::assertFalse($outer->lost());
+        $outer->release();
         $this->server->awaitGone();
-    }
-
-    public function testNotheldInAnUpgrade(): void
-    {
-        $worker = $this->worker();
-        $worker->lock($this->key(), null, shared: true, owner: 'me');
-        $this->server->hold('another reader', null, 'SHARED');
-        $number = $worker->start('lock', key: $this->key(), owner: 'me');
-        $this->server->awaitQueued(1);
-        $this->server->ask('DLOCK.FORCERELEASE', $this->key(), 'me');
-        self::assertSame('not held', $worker->answer($number)['got']);
-        $this->server->awaitQueued(0);
     }
 
     /** Instead of two thousand, which one process cannot take at 200 ms: two hundred, taken before the path is slow. */
@@ -644,35 +651,24 @@ final class LocksTest extends TestCase
         $hold->release();
     }
 
-    /** What the program itself does with its connection stays as it was. */
+    /** The program's client is a pattern: nothing that happens to it meets a lock, and no lock meets it. */
     public function testTheProgramsOwnConnection(): void
     {
         $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
-        $redis->setOption(\Redis::OPT_READ_TIMEOUT, 7.5);
         $redis->setOption(\Redis::OPT_SERIALIZER, \Redis::SERIALIZER_PHP);
         $redis->setOption(\Redis::OPT_PREFIX, 'application:');
         $locks = new Locks($redis, lease: 6.0);
-        $hold = $locks->lock($this->key(), session: true);
-        $redis->set('{' . $this->key() . '}', ['some' => 'value']);
-        self::assertSame(['some' => 'value'], $redis->get('{' . $this->key() . '}'));
-        self::assertSame([7.5, 10], [$redis->getOption(\Redis::OPT_READ_TIMEOUT), $redis->getOption(\Redis::OPT_MAX_RETRIES)]);
-        self::assertSame([$hold->owner], $this->server->owners());
         $redis->multi();
-        try {
-            $locks->keep(true);
-            self::fail('it is within MULTI');
-        } catch (\InvalidArgumentException $error) {
-            self::assertStringContainsString('client', $error->getMessage());
-        }
+        $hold = $locks->lock($this->key(), session: true);
         $redis->discard();
+        $redis->close();
+        $locks->keep(true);
         self::assertFalse($hold->lost());
+        self::assertSame([$hold->owner], $this->server->owners());
         $hold->release();
-        $persistent = new \Redis();
-        [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
-        $persistent->pconnect($host, (int) $port, 5, 'locks');
         $this->expectException(\InvalidArgumentException::class);
-        $this->expectExceptionMessage('client');
-        new Locks($persistent);
+        $this->expectExceptionMessage('client must be connected');
+        new Locks(new \Redis());
     }
 
     public function testAnUnknownHostIsToldAtOnce(): void
@@ -699,8 +695,8 @@ final class LocksTest extends TestCase
             'seeds' => ['seeds', static fn () => Locks::cluster(['localhost'])],
             'url' => ['url', static fn () => \Dlock\Connect::url('localhost:6379')],
             'lease' => ['lease', static fn () => Kinds::locks(lease: 0.0)],
-            'bound' => ['bound', static fn () => Kinds::locks(bound: NAN)],
-            'auto' => ['auto', static fn () => Kinds::locks()->lock('x', auto: -1)],
+            'replyTimeout' => ['replyTimeout', static fn () => Kinds::locks(replyTimeout: NAN)],
+            'hangTimeout' => ['hangTimeout', static fn () => Kinds::locks()->lock('x', hangTimeout: -1)],
             'timeout' => ['timeout', static fn () => Kinds::locks()->lock('x', -1)],
             'owner' => ['owner', static fn () => Kinds::locks()->lock('x', owner: '')],
             'shared and limit' => ['limit', static fn () => Kinds::locks()->lock('x', shared: true, limit: 2)],

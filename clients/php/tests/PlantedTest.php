@@ -9,42 +9,42 @@ use PHPUnit\Framework\TestCase;
 /** Each case fails on a client with a fault: a case that nothing fails proves nothing. Run with DLOCK_PLANTED=1. */
 final class PlantedTest extends TestCase
 {
-    private const NO_BOUND = ['Locks.php', '$claim, $bound, $allowance', '$claim, 20.0, $allowance'];
+    private const NO_BOUND = ['Locks.php', "Settings::renamed('bound', \$bound, 'replyTimeout', \$replyTimeout)", '20.0'];
     private const ALL_PASSES = ['Exception/Refused.php', 'return in_array(', 'return true || in_array('];
-    private const HEARS_NO_LOSS = ['Keeping.php', 'foreach ($ended ?? [] as', '$ended = []; $count = 9; foreach ([] as'];
+    private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = count($known); foreach ([] as'];
 
     /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
     public static function faults(): iterable
     {
         $faults = [
-            'closed_try' => ['Taking.php', '$token = $this->taken($request, $timeout, $began)', '$token = null'],
-            'closed_two_seconds' => ['Taking.php', '{$why->getMessage()}", 0, $why)', 'it is taken")'],
-            'closed_without_bound' => ['Taking.php', 'still waiting', 'silent'],
+            'closed_try' => ['Core.php', '$granted = $this->taken($request, $timeout, $began) ? $request : null', '$granted = null'],
+            'closed_two_seconds' => ['Core.php', '{$why->getMessage()}", 0, $why)', 'it is taken")'],
+            'closed_without_bound' => ['Core.php', 'still waiting', 'silent'],
             'hung_try' => self::NO_BOUND,
             'hung_later' => self::NO_BOUND,
-            'silent_path' => ['Keeping.php', 'if ($tie->until <= Clock::now())', 'if (false)'],
-            'slow_path' => ['Locks.php', '$claim, $bound, $allowance', '$claim, 0.15, $allowance'],
+            'silent_path' => ['Core.php', 'if ($request->until <= Clock::now())', 'if (false)'],
+            'slow_path' => ['Locks.php', "Settings::renamed('bound', \$bound, 'replyTimeout', \$replyTimeout)", '0.15'],
             'wrong_password' => self::ALL_PASSES,
             'no_right_to_the_command' => self::ALL_PASSES,
             'no_module' => self::ALL_PASSES,
             'no_channel' => ['Request.php', "['BLOCK', Settings::ms(\$slice),", "['BLOCK', Settings::ms(\$slice), 'NOTIFY', 'dlock:x',"],
-            'two_dead_links_of_five' => ['Keeping.php', '...$this->look($node, $until), ', ''],
-            'one_hung_node_of_three' => ['Keeping.php', '$this->router->lookAround(Clock::now() + 1); // what', 'throw $error; // what'],
+            'two_dead_links_of_five' => ['Core.php', '...$this->look($node, $until), ', ''],
+            'one_hung_node_of_three' => ['Core.php', '$this->servers->refresh(Clock::now() + 1); // what', 'throw $error; // what'],
             'forced' => self::HEARS_NO_LOSS,
             'deleted' => self::HEARS_NO_LOSS,
             'expired' => self::HEARS_NO_LOSS,
-            'cut_and_kept' => ['Keeping.php', 'array_push($lost, ...$this->renew($tie, max($until, $now + Router::GRACE)));', ''],
-            'cut_wait' => ['Taking.php', '$again ? Clock::sleep(0.02) : $this->router->mend($error, $end);', 'throw $error;'],
-            'after_close' => ['Router.php', "if (\$this->closed) {\n            throw", "if (false) {\n            throw"],
+            'cut_and_kept' => ['Core.php', 'array_push($lost, ...$this->renewAll($node, $until));', ''],
+            'cut_wait' => ['Core.php', '$again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);', 'throw $error;'],
+            'after_close' => ['Servers.php', "if (\$this->closed) {\n            throw", "if (false) {\n            throw"],
             'a_thousand_cycles' => [
-                'Router.php',
-                '$node->connection ??= ($node->connect)($left());',
-                'static $kept = []; $kept[] = $node->connection; $node->connection = ($node->connect)($left());',
+                'Servers.php',
+                '$node->connection ??= Connection::open($node->where, $left());',
+                'static $kept = []; $kept[] = $node->connection; $node->connection = Connection::open($node->where, $left());',
             ],
-            'dropped' => ['Leaving.php', "forsake(Request \$request, int \$token): void\n    {", "forsake(Request \$request, int \$token): void\n    {return;"],
+            'dropped' => ['Core.php', '$request->isHad() || $this->abandon($request);', ''],
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
-            'a_hold_that_may_not_last' => ['Keeping.php', '$left / 1000 < $this->settings->lease / 2', 'false'],
-            'a_time_out_leaves_no_place' => ['Leaving.php', "leave(Request \$request): void\n    {", "leave(Request \$request): void\n    {return;"],
+            'a_hold_that_may_not_last' => ['Core.php', '$left / 1000 < $this->settings->lease / 2', 'false'],
+            'a_time_out_leaves_no_place' => ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {

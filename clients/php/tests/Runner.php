@@ -211,7 +211,7 @@ final class Runner
         ?string $user = null,
         ?string $password = null,
     ): void {
-        $this->clients[$name] = new Worker(['claim' => $claim] + $this->how($path, $lease, $auto, $user, $password));
+        $this->clients[$name] = new Worker(['queueGrace' => $claim] + $this->how($path, $lease, $auto, $user, $password));
     }
 
     /** @return array<string, mixed> */
@@ -221,7 +221,7 @@ final class Runner
             'place' => $this->place,
             'library' => $this->library,
             'lease' => $lease,
-            'auto' => $auto,
+            'hangTimeout' => $auto,
             ...($path !== null ? ['address' => $this->paths[$path]] : []),
             ...($user !== null ? ['auth' => [$user, $password]] : []),
         ];

@@ -4,9 +4,7 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
-use Dlock\Cluster;
 use Dlock\Connect;
-use Dlock\Connection\PhpRedis;
 use Dlock\Exception\Closed;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\NotHeld;
@@ -16,6 +14,7 @@ use Dlock\Exception\Unanswered;
 use Dlock\Hold;
 use Dlock\Locks;
 use Dlock\Observer;
+use Dlock\Servers;
 use Dlock\Settings;
 use Dlock\Symfony\DlockStore;
 use PHPUnit\Framework\TestCase;
@@ -66,10 +65,10 @@ final class TroubleTest extends TestCase
      */
     private function locks(array $paths, mixed ...$settings): Locks
     {
-        $connect = static function (string $host, int $port, float $bound) use ($paths): \Redis {
+        $connect = static function (string $host, int $port) use ($paths): Connect {
             [$host, $port] = explode(':', $paths["$host:$port"] ?? "$host:$port");
 
-            return Connect::to($host, (int) $port, $bound);
+            return Connect::to($host, (int) $port);
         };
 
         return Locks::cluster([$this->server->addressOf($this->key)], $connect, ...$settings + Kinds::SETTINGS);
@@ -147,34 +146,13 @@ final class TroubleTest extends TestCase
         Stage::control("delay $path 0");
     }
 
-    /** What could not be given back because the program's connection was not free is given back with the next call. */
-    public function testAReleaseThatWasNotSentIsMadeUpFor(): void
-    {
-        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
-        $locks = new Locks($redis, ...Kinds::SETTINGS);
-        $hold = $locks->lock($this->key);
-        $redis->multi();
-        try {
-            $hold->release();
-            self::fail('it is within MULTI');
-        } catch (\InvalidArgumentException) {
-            $redis->discard();
-        }
-        Stage::until(function () use ($locks): bool {
-            $locks->keep();
-
-            return $this->server->owners() === [];
-        }, 'it is given back');
-        self::assertTrue($hold->lost());
-    }
-
     /** A node that hangs keeps nothing from being given back elsewhere. */
     public function testWhatAHungNodeDoesNotTakeBackHoldsUpNoOther(): void
     {
         $this->on('cluster');
         $key = $this->elsewhere();
         $path = self::path($this->server->addressOf($key));
-        $locks = $this->locks([$this->server->addressOf($key) => $path], lease: 120.0, auto: 120.0);
+        $locks = $this->locks([$this->server->addressOf($key) => $path], lease: 120.0, hangTimeout: 120.0);
         $hung = [$locks->lock($key), $locks->lock("$key:2")];
         $hold = $locks->lock($this->key);
         Stage::control("silence $path");
@@ -186,25 +164,6 @@ final class TroubleTest extends TestCase
             return $this->server->owners() === [];
         }, 'it is given back');
         self::assertCount(1, $this->server->owners($key));
-    }
-
-    /** What the work has left undone on its connection hides no error of its own. */
-    public function testWhatTheWorkThrowsComesThrough(): void
-    {
-        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
-        $locks = new Locks($redis, ...Kinds::SETTINGS);
-        try {
-            $locks->with($this->key, static function () use ($redis): void {
-                $redis->multi();
-                throw new \DomainException('in the middle of it');
-            });
-            self::fail('it is thrown');
-        } catch (\Exception $error) {
-            self::assertSame('in the middle of it', $error->getMessage());
-        }
-        $redis->discard();
-        $locks->keep();
-        self::assertSame([], $this->server->owners());
     }
 
     /** What was asked for in vain under a name is left before it is asked for again: later it would end what was granted then. */
@@ -224,7 +183,7 @@ final class TroubleTest extends TestCase
         Stage::control("delay $path 0");
         for ($i = 0; $i < 5; ++$i) {
             $locks->keep(true);
-            self::assertSame(['me'], $this->server->owners());
+            self::assertSame([$hold->owner], $this->server->owners());
         }
         self::assertFalse($hold->lost());
         $hold->release();
@@ -250,51 +209,12 @@ final class TroubleTest extends TestCase
         }
     }
 
-    /** @return array<string, array{callable(\Redis, Locks, string): object}> */
-    public static function others(): array
-    {
-        return [
-            'other Locks' => [static fn (\Redis $redis, Locks $locks, string $key): object
-                => (new Locks($redis, ...Kinds::SETTINGS))->lock($key)],
-            'a watchdog' => [static function (\Redis $redis, Locks $locks, string $key): object {
-                $lock = (new LockFactory(new DlockStore($locks, watchdog: true)))->createLock($key);
-                self::assertTrue($lock->acquire());
-
-                return $lock;
-            }],
-        ];
-    }
-
-    /**
-     * Who ties locks to the library's new connection does not hide that the ties of others have ended with the old one.
-     *
-     * @dataProvider others
-     *
-     * @param callable(\Redis, Locks, string): object $other
-     */
-    public function testOthersOnTheConnectionHideNothing(callable $other): void
-    {
-        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
-        $locks = new Locks($redis, ...Kinds::SETTINGS);
-        $hold = $locks->lock($this->key);
-        $client = $this->server->info()['holders'][0]['client'];
-        $this->server->ask('CLIENT', 'KILL', 'ID', (string) $client);
-        $lock = $other($redis, $locks, $this->key . ':other');
-        Stage::until(function () use ($hold): bool {
-            self::assertFalse($hold->lost(), $hold->reason());
-
-            return ($this->server->info()['holders'][0]['auto'] ?? self::fail('it is believed, and not held')) === 1;
-        }, 'it is kept');
-        unset($lock);
-        $hold->release();
-    }
-
     /** A server that tells no host, as `cluster-preferred-endpoint-type unknown-endpoint` lets it, means its own. */
     public function testARedirectWithoutAHost(): void
     {
-        $cluster = new Cluster(['host:7000'], static fn () => null);
+        $cluster = new Servers(Connect::cluster(['host:7000']), 1.0, static fn () => null);
         $node = $cluster->of('a');
-        self::assertSame('host:7001', $cluster->redirected(new Redirected('MOVED ' . Cluster::slot('a') . ' :7001'), $node)->name);
+        self::assertSame('host:7001', $cluster->redirected(new Redirected('MOVED ' . Servers::slot('a') . ' :7001'), $node)->name);
         self::assertSame('host:7001', $cluster->of('a')->name);
         self::assertSame('::1:7002', $cluster->redirected(new Redirected('ASK 5 ::1:7002'), $node)->name);
     }
@@ -318,29 +238,6 @@ final class TroubleTest extends TestCase
                 return array_filter($holds, static fn (Hold $hold) => !$tied($hold)) === [];
             }, 'all are tied anew');
             Stage::control("delay $path 0");
-        }
-    }
-
-    /** What others refuse, and who is silent after that, is no reply to the next command. */
-    public function testASilenceAmongManyRepliesEndsTheConnection(): void
-    {
-        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
-        $connection = new PhpRedis($redis);
-        $this->server->hold();
-        $refused = ['DLOCK.RELEASE', $this->key, 'nobody'];
-        self::assertSame(['a', 'b'], $connection->callAll([['ECHO', 'a'], ['ECHO', 'b']], 3.0));
-        try {
-            $connection->callAll([$refused, ['ECHO', 'a'], $refused], 3.0);
-            self::fail('it is refused');
-        } catch (NotHeld) {
-            self::assertTrue($redis->isConnected());
-            self::assertSame('next', $connection->call(['ECHO', 'next'], 3.0));
-        }
-        try {
-            $connection->callAll([$refused, ['BLPOP', $this->key . ':none', '1'], $refused, ['ECHO', 'late']], 0.3);
-            self::fail('it is silent');
-        } catch (Unanswered) {
-            self::assertSame('next', $connection->call(['ECHO', 'next'], 3.0));
         }
     }
 
@@ -387,8 +284,44 @@ final class TroubleTest extends TestCase
             $locks->lock($this->key);
             self::fail('it is thrown');
         } catch (\DomainException) {
-            self::assertSame([], $this->server->owners());
+            $this->server->awaitGone();
+            $this->addToAssertionCount(1);
         }
+    }
+
+    /** A watchdog of Symfony's is renewed on the same connection, and hides nothing of what has ended. */
+    public function testAWatchdogHidesNothing(): void
+    {
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key);
+        $client = $this->server->info()['holders'][0]['client'];
+        $this->server->ask('CLIENT', 'KILL', 'ID', (string) $client);
+        $lock = (new LockFactory(new DlockStore($locks, watchdog: true)))->createLock($this->key . ':other');
+        self::assertTrue($lock->acquire());
+        Stage::until(function () use ($hold): bool {
+            self::assertFalse($hold->lost(), $hold->reason());
+
+            return ($this->server->info()['holders'][0]['auto'] ?? self::fail('it is believed, and not held')) === 1;
+        }, 'it is kept');
+        unset($lock);
+        $hold->release();
+    }
+
+    /** What the server keeps for this connection and nobody here knows ends with it, and the others go on. */
+    public function testAnOrphanEndsAndTheOthersAreKept(): void
+    {
+        $locks = Kinds::locks(lease: 3.0);
+        $hold = $locks->lock($this->key);
+        $orphan = "$this->key:orphan";
+        $locks->core->takeBack($this->key, ['DLOCK.ACQUIRE', $orphan, 'nobody', 3000, 'AUTO', 600000]);
+        Stage::until(fn () => $this->server->owners($orphan) !== [], 'the connection has a hold that nobody knows');
+        Stage::until(function () use ($hold, $orphan): bool {
+            self::assertFalse($hold->lost(), $hold->reason());
+
+            return $this->server->owners($orphan) === [];
+        }, 'it has ended');
+        self::assertSame([$hold->owner], $this->server->owners());
+        $hold->release();
     }
 
     /** A holder that asks again after its slot has moved has one hold, of which both hear. */

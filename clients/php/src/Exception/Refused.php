@@ -46,10 +46,11 @@ class Refused extends DlockException
         return self::codeOf($this->getMessage());
     }
 
-    /** True if it is no use to give up yet. */
+    /** Returns true if a little time, or another connection, can mend it. */
     public function passes(): bool
     {
-        return in_array($this->code(), self::PASSING, true);
+        return in_array($this->code(), self::PASSING, true)
+            || str_starts_with($this->getMessage(), 'ERR max number of clients');
     }
 
     private static function codeOf(string $text): string

@@ -29,7 +29,7 @@ class DlockLock extends Lock
      */
     public function __construct(private readonly Locks $locks, $name, $seconds, $owner = null)
     {
-        parent::__construct($name, $seconds, $owner);
+        parent::__construct($name, $seconds, $owner ?? Request::owner(Request::uuid()));
         $this->known = $owner !== null;
     }
 
@@ -124,7 +124,6 @@ class DlockLock extends Lock
         }
         $settings = $this->locks->core->settings;
         $request = new Request($settings, $this->name, $this->owner, lease: $this->lease(), tracked: false);
-        $request->looked = true;
         $taken = $this->locks->core->take($request, $timeout) !== null;
         $this->known = $this->known || $taken;
 

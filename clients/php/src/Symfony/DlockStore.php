@@ -95,8 +95,13 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     {
         $owner = $this->owner($key);
 
-        return $owner !== null
-            && $this->locks->core->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
+        return $owner !== null && $this->held($key, $owner) !== null;
+    }
+
+    /** @return ?array<int, mixed> */
+    private function held(Key $key, string $owner): ?array
+    {
+        return $this->locks->core->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
     }
 
     private function take(Key $key, bool $shared, ?float $timeout): void
@@ -109,16 +114,20 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             if ($owner !== null && $shared) {
                 $this->downgrade($key, $owner);
             }
+            $request = $this->request($key, $owner ?? Request::owner(Request::uuid()), $shared, $this->initialTtl);
             // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
-            $request = $this->request($key, $owner ?? Request::uuid(), $shared, $this->initialTtl);
-            $request->looked = $owner === null;
-            $token = $this->locks->core->take($request, $timeout);
-        } catch (Deadlock $error) { // two readers want to become the writer
-            throw new LockConflictedException($error->getMessage(), 0, $error);
+            $before = $owner === null ? null : $this->held($key, $owner);
+            $granted = $this->locks->core->take($request, $timeout, $before !== null);
         } catch (DlockException $error) {
-            throw new LockAcquiringException($error->getMessage(), 0, $error);
+            if (isset($before) && ($now = $this->held($key, $owner)) !== null && $now[0] !== $before[0]) {
+                $this->delete($key); // it was promoted all the same, and what it was before has ended
+            }
+            // Of two readers that want to become the writer the second is refused.
+            throw $error instanceof Deadlock
+                ? new LockConflictedException($error->getMessage(), 0, $error)
+                : new LockAcquiringException($error->getMessage(), 0, $error);
         }
-        if ($token === null) {
+        if ($granted === null) {
             throw new LockConflictedException('It is taken.');
         }
         $key->setState(self::class, $request->owner);
@@ -143,9 +152,9 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     private function request(Key $key, string $owner, bool $shared, float $ttl): Request
     {
         $settings = $this->locks->core->settings;
-        [$lease, $auto] = $this->watchdog ? [min($settings->lease, $ttl), $ttl] : [$ttl, null];
+        [$lease, $hangTimeout] = $this->watchdog ? [min($settings->lease, $ttl), $ttl] : [$ttl, null];
 
-        return new Request($settings, (string) $key, $owner, $shared, auto: $auto, lease: $lease, tracked: false);
+        return new Request($settings, (string) $key, $owner, $shared, hangTimeout: $hangTimeout, lease: $lease, tracked: false);
     }
 
     /**

@@ -10,10 +10,11 @@ import inspect
 import math
 import os
 import uuid
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
-from types import TracebackType
-from typing import Any, TypeVar
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 import redis
 import redis.asyncio
@@ -21,14 +22,18 @@ from redis import exceptions as library
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ._errors import FAILURES, DLockError, LockTimeout, root, typed
+from ._core import Connecting
+from ._errors import FAILURES, DLockError, LockTimeout, root
 from ._hold import HoldBase, log
-from ._keep import Keeping
-from ._link import Entry, Hearing, Link, Node, Then, Wait, own, own_copy
-from ._request import Name, Observer, Request, Settings, now, seconds
+from ._keep import STALL, Keeping
+from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
+from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
 from ._resp import Word
-from ._take import Taking
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
 T = TypeVar("T")
 _SLICE = 1.0
 
@@ -70,11 +75,12 @@ async def _future(future: asyncio.Future[Any], until: float) -> bool:
 class AsyncLink(Link, asyncio.Protocol):
     """A connection that tasks share."""
 
-    def __init__(self, connection: Any, bound: float, died: Callable[[], None] = lambda: None):
-        super().__init__(bound)
+    def __init__(self, connection: Any, reply_timeout: float, died: Callable[[], None] = lambda: None):
+        super().__init__(reply_timeout)
         self.connection, self.died = connection, died
         self.transport = connection._writer.transport
         self.transport.set_protocol(self)
+        self.address = self.transport.get_extra_info("peername")
 
     def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
         if self.error is not None:
@@ -89,9 +95,12 @@ class AsyncLink(Link, asyncio.Protocol):
     async def result(self, entry: Entry, until: float) -> Any:
         if not entry.done:
             entry.gate = asyncio.get_running_loop().create_future()
-            if not await _future(entry.gate, min(until, entry.sent + self.bound)) and not entry.done:
+            if not await _future(entry.gate, min(until, entry.sent + self.reply_timeout)) and not entry.done:
                 raise self.late(entry)
         return self.value(entry)
+
+    def peer(self) -> Any:
+        return self.address
 
     def answered(self, entry: Entry) -> None:
         entry.done = True
@@ -127,11 +136,11 @@ def _as_lost(error: Exception) -> Exception:
     return error if isinstance(error, library.RedisError) else library.ConnectionError(f"it is lost: {error!r}")
 
 
-class AsyncEar(Hearing, AsyncLink):
-    def __init__(self, connection: Any, bound: float, node: Node, channel: str):
+class AsyncSubscriber(Subscriber, AsyncLink):
+    def __init__(self, connection: Any, reply_timeout: float, node: Node, channel: str):
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Exception | None] = self.loop.create_future()
-        super().__init__(connection, bound, lambda: node.tell(b"again"), node=node, channel=channel)
+        super().__init__(connection, reply_timeout, lambda: node.tell(b"again"), node=node, channel=channel)
         self.timer = self.loop.call_later(_SLICE, self._look)
 
     def subscribed(self, error: Exception | None) -> None:
@@ -168,7 +177,7 @@ class AsyncWait(Wait):
         return self.messages.popleft()
 
 
-class AsyncCore(Taking, Keeping):
+class AsyncCore(Keeping):
     """Nodes with a keeper task each, and a timer."""
 
     def _begin(self) -> None:
@@ -176,11 +185,9 @@ class AsyncCore(Taking, Keeping):
         self.guard = contextlib.nullcontext()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.opened: dict[tuple[Node | None, str], asyncio.Task[Any]] = {}
+        self.opening: dict[tuple[Node | None, str], asyncio.Task[Any]] = {}
         self.running: set[asyncio.Future[Any]] = set()
-
-    def mutex(self) -> None:
-        return None
+        self.expected = math.inf  # when the timer is to come
 
     def check(self) -> None:
         super().check()
@@ -206,7 +213,7 @@ class AsyncCore(Taking, Keeping):
 
     async def connect(self, node: Node) -> Any:
         kind, kwargs = self.kwargs(node)
-        connection = kind(**own(kwargs, self.settings.bound, Retry(NoBackoff(), 0)))
+        connection = kind(**own(kwargs, self.settings.reply_timeout, Retry(NoBackoff(), 0)))
         try:
             await connection.connect()
         except BaseException:
@@ -215,18 +222,44 @@ class AsyncCore(Taking, Keeping):
         return connection
 
     async def open(self, node: Node, until: float) -> AsyncLink:
-        connection = await _within(self.connect(node), min(until - now(), self.settings.bound))
-        link = AsyncLink(connection, self.settings.bound, lambda: self.ended(node, link))
+        attempts: set[asyncio.Task[Any]] = set()
+        try:
+            while True:
+                left = until - now()
+                if left <= 0 and attempts:
+                    raise library.TimeoutError("the server does not answer")
+                attempts.add(asyncio.ensure_future(self.connect(node)))
+                done: set[asyncio.Task[Any]] = set()
+                while attempts and not done:
+                    done, attempts = await asyncio.wait(
+                        attempts, timeout=max(0.001, min(_SLICE, left)), return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not done:
+                        break
+                    connected = [one for one in done if not one.exception()]
+                    for one in connected[1:]:
+                        await one.result().disconnect(nowait=True)
+                    if connected:
+                        return self._linked_to(node, connected[0].result())
+                    if not attempts:
+                        raise done.pop().exception() or AssertionError()
+                    done = set()
+        finally:
+            for one in attempts:
+                one.cancel()
+
+    def _linked_to(self, node: Node, connection: Any) -> AsyncLink:
+        link = AsyncLink(connection, self.settings.reply_timeout, lambda: self.ended(node, link))
         return link
 
     async def _shared(
         self, name: tuple[Node | None, str], work: Callable[[], Coroutine[Any, Any, T]], until: float
     ) -> T:
-        """Whoever comes while it is under way waits for the same, as long as it likes."""
-        task = self.opened.get(name)
+        """All who come while it is under way wait for the same, as long as they like."""
+        task = self.opening.get(name)
         if task is None:
-            task = self.opened[name] = asyncio.ensure_future(work())
-            task.add_done_callback(lambda done: (self.opened.pop(name), done.cancelled() or done.exception()))
+            task = self.opening[name] = asyncio.ensure_future(work())
+            task.add_done_callback(lambda done: (self.opening.pop(name), done.cancelled() or done.exception()))
         await asyncio.wait({task}, timeout=max(0.0, until - now()))
         if not task.done():
             raise library.TimeoutError("the server does not answer")
@@ -240,45 +273,50 @@ class AsyncCore(Taking, Keeping):
 
         async def begin() -> Link:
             self.check()
-            return self.linked(node, await self.open(node, now() + self.settings.bound))
+            return self.linked(node, await self.open(node, now() + self.settings.reply_timeout))
 
-        return await self._shared((node, "link"), begin, until)
+        soon = min(until, now() + _SLICE) if self.cluster else until
+        try:
+            return await self._shared((node, "link"), begin, soon)
+        except library.TimeoutError as error:
+            raise (Connecting(str(error)) if soon < until else error) from None
 
-    async def listen(self, node: Node, until: float) -> None:
-        if node.ear is not None and node.ear.error is None:
+    async def subscribe(self, node: Node, until: float) -> None:
+        if node.subscriber is not None and node.subscriber.error is None:
             return
 
         async def begin() -> None:
-            bound, link = self.settings.bound, node.link
-            ear = AsyncEar(await _within(self.connect(node), bound), bound, node, self.channel)
-            ear.post(("SUBSCRIBE", self.channel))
+            within, link = self.settings.reply_timeout, node.link
+            one = AsyncSubscriber(await _within(self.connect(node), within), within, node, self.channel)
+            one.post(("SUBSCRIBE", self.channel))
             try:
-                if not await _future(ear.outcome, now() + bound):
+                if not await _future(one.outcome, now() + within):
                     raise library.TimeoutError("no messages come")
-                refused = ear.outcome.result()
+                refused = one.outcome.result()
                 if refused is not None:
-                    self.deafen(node, refused)
+                    self.subscribe_refused(node, refused)
                     raise refused
             except BaseException as error:
-                ear.die(library.ConnectionError(str(error)))
+                one.die(library.ConnectionError(str(error)))
                 raise
-            self.listening(node, ear, link)
+            self.listening(node, one, link)
 
-        await self._shared((node, "ear"), begin, until)
+        await self._shared((node, "subscriber"), begin, until)
 
     async def refresh(self, within: float) -> None:
         async def begin() -> None:
-            await _within(self.client.nodes_manager.initialize(), self.settings.bound)
+            await _within(self.client.nodes_manager.initialize(), self.settings.reply_timeout)
+            self.routes_refreshed()
 
         try:
-            await self._shared((None, "map"), begin, now() + within)
+            await self._shared((None, "routes"), begin, now() + within)
         except library.RedisClusterException as error:
             raise root(error) from None
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
 
-    async def doze(self, node: Node, seconds: float) -> None:
+    async def idle(self, node: Node, seconds: float) -> None:
         if not node.kick.is_set():
             timer = asyncio.get_running_loop().call_later(seconds, node.kick.set)
             await node.kick.wait()
@@ -288,7 +326,7 @@ class AsyncCore(Taking, Keeping):
     def wait(self) -> Wait:
         return AsyncWait()
 
-    def rouse(self, node: Node) -> None:
+    def wake(self, node: Node) -> None:
         node.awake = True
         if self.loop is None or self.loop.is_closed():
             return
@@ -309,9 +347,13 @@ class AsyncCore(Taking, Keeping):
         if self.timer is not None:
             self.timer.cancel()
         if self.loop is not None and not self.loop.is_closed() and self.alarm != math.inf and not self.closed:
-            self.timer = self.loop.call_later(max(0.0, min(self.alarm - now(), _SLICE)), self._tick)
+            within = max(0.0, min(self.alarm - now(), _SLICE))
+            self.expected = now() + within
+            self.timer = self.loop.call_later(within, self._tick)
 
     def _tick(self) -> None:
+        if now() - self.expected > STALL:
+            self.stalled()
         if self.alarm <= now():
             self.expire()
         self.rearm()
@@ -321,11 +363,27 @@ class AsyncCore(Taking, Keeping):
             self.loop.call_soon(work)
 
 
-class AsyncHold(HoldBase):
-    """A lock that is held. `lost` is set when it is lost; `on_lost(hold)` is called then (it may be a coroutine)."""
+class AsyncLost(asyncio.Event):
+    """Is set when the lock is lost: `if hold.lost`, `await hold.lost.wait()`."""
 
-    lost: asyncio.Event
-    _event = asyncio.Event
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
+class AsyncHold(HoldBase):
+    """A lock that is held.
+
+    - `key`, `owner`, and the fencing `token`
+    - `lost` is true, and an event that is set, when the lock is lost; `reason` says why, and `on_lost(hold)` is
+      called, which may be a coroutine
+    - Keep it for as long as you work: a hold that nothing refers to is lost.
+    """
+
+    lost: AsyncLost
+
+    def __init__(self, core: AsyncCore, renewal: Renewal, on_lost: Callable[[AsyncHold], object] | None):
+        self.lost = AsyncLost()
+        super().__init__(core, renewal, self.lost, on_lost)
 
     def _callback(self) -> None:
         on_lost, self._on_lost = self._on_lost, None
@@ -341,18 +399,19 @@ class AsyncHold(HoldBase):
             except Exception:
                 log.exception("on_lost has failed")
 
-        self._locks._core.spawn(guarded())
+        core = self._core
+        assert isinstance(core, AsyncCore)
+        core.spawn(guarded())
 
-    async def guard(self, *command: Any) -> Any:
-        """Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`."""
-        try:
-            await self._locks._core.ready(now() + self._locks._core.settings.bound)
-            return await self._locks.client.execute_command("DLOCK.GUARD", self.key, self.token, *command)
-        except library.ResponseError as error:
-            raise typed(error) from None
+    async def guard(self, *command: Argument) -> Any:
+        """Runs a command if, and only if, the lock is still held, in one step with that look: else raises `Fenced`.
+
+        It is sent once, and takes no longer than the time for a reply. Any other error than `Fenced` and the server's
+        own leaves open whether it was run."""
+        return await self._guarded(command)
 
     async def release(self) -> None:
-        """Gives back what was granted here, and nothing else. `NotHeld` if it was lost."""
+        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost."""
         await self._core.release(self)
 
     async def __aenter__(self) -> AsyncHold:
@@ -367,41 +426,45 @@ class AsyncHold(HoldBase):
 
 
 class AsyncLock:
-    """A name to be locked: `async with lock as hold`, `await lock.acquire()`, or a decorator."""
+    """The name of a lock that is yet to be taken: `async with lock as hold`, `await lock.acquire()`, or a decorator.
 
-    def __init__(self, locks: AsyncLocks, key: Name, timeout: float | None, options: dict[str, Any]):
+    Making it takes nothing."""
+
+    def __init__(self, locks: AsyncLocks, key: Name, timeout: float | None, options: AsyncOptions):
         self.locks, self.key, self.timeout, self.options = locks, key, seconds("timeout", timeout), options
-        self._mine: dict[asyncio.Task[Any] | None, list[AsyncHold]] = {}
+        # What a task has not given back at its end is forgotten with it.
+        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[AsyncHold]] = weakref.WeakKeyDictionary()
         locks._request(key, **options)  # bad arguments are told here
 
-    async def acquire(self, blocking: bool = True, timeout: float | object | None = ...) -> AsyncHold | None:
-        """The hold, or None if it was not granted in time. (A hold is true.)"""
-        limit = self.timeout if timeout is ... else timeout
-        hold = await self.locks.try_lock(self.key, limit if blocking else 0, **self.options)  # type: ignore[arg-type]
+    async def acquire(self, blocking: bool = True, timeout: float | EllipsisType | None = ...) -> AsyncHold | None:
+        """Takes it, and returns the hold, or None if it was not granted in time. (A hold is true.)"""
+        limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
+        hold = await self.locks.try_lock(self.key, limit if blocking else 0, **self.options)
         if hold is not None:
-            self._mine.setdefault(asyncio.current_task(), []).append(hold)
+            self._holds().append(hold)
         return hold
 
-    def _last(self) -> AsyncHold:
+    def _holds(self) -> list[AsyncHold]:
         task = asyncio.current_task()
-        holds = self._mine.get(task)
+        assert task is not None
+        return self._mine.setdefault(task, [])
+
+    def _last(self) -> AsyncHold:
+        holds = self._holds()
         if not holds:
             raise RuntimeError("this task has not acquired this lock")
-        hold = holds.pop()
-        if not holds:
-            del self._mine[task]
-        return hold
+        return holds.pop()
 
     async def release(self) -> None:
         """Gives back what this task has taken last by this object."""
         await self._last().release()
 
     def owned(self) -> bool:
-        """True if this task holds it by this object, and has not lost it."""
-        return any(not hold.lost.is_set() for hold in self._mine.get(asyncio.current_task(), ()))
+        """Returns true if this task holds it by this object, and has not lost it."""
+        return any(not hold.lost for hold in self._holds())
 
     async def locked(self) -> bool:
-        """True if anybody holds it."""
+        """Returns true if anybody holds it."""
         return await self.locks.is_held(self.key)
 
     def __await__(self) -> Generator[Any, None, AsyncHold]:
@@ -413,33 +476,48 @@ class AsyncLock:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._last().__aexit__(kind, error, trace)
 
-    def __call__(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    def __call__(self, work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @functools.wraps(work)
-        async def locked(*args: Any, **kwargs: Any) -> T:
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             async with self:
                 return await work(*args, **kwargs)
 
         return locked
 
 
+class AsyncOptions(TypedDict, total=False):
+    """The options of a lock for tasks. See `Locks.lock`."""
+
+    owner: Name | None
+    shared: bool
+    limit: int | None
+    session: bool
+    on_lost: Callable[[AsyncHold], object] | None
+
+
 class AsyncLocks:
     """Locks for the tasks of one event loop, by a client of redis.asyncio. The settings are those of `Locks`."""
 
+    client: redis.asyncio.Redis | redis.asyncio.RedisCluster
+
     def __init__(
         self,
-        client: Any,
+        client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
         *,
         lease: float = 10.0,
-        auto: float = 60.0,
-        claim: float = 5.0,
-        bound: float = 3.0,
-        allowance: float = 0.1,
+        hang_timeout: float = 60.0,
+        queue_grace: float = 5.0,
+        reply_timeout: float = 3.0,
+        clock_margin: float = 0.1,
         observer: Observer | None = None,
+        **old: Unpack[OldNames],
     ):
         if not isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
             raise TypeError(f"client must be a redis.asyncio.Redis or redis.asyncio.RedisCluster, not {client!r}")
         self.client = client
-        self._core = AsyncCore(client, Settings(lease, auto, claim, bound, allowance, observer or Observer()))
+        given = (lease, hang_timeout, queue_grace, reply_timeout, clock_margin)
+        named = dict(zip(("lease", "hang_timeout", "queue_grace", "reply_timeout", "clock_margin"), given, strict=True))
+        self._core = AsyncCore(client, Settings(**{**named, **renamed(old)}, observer=observer))
 
     def lock(
         self,
@@ -452,29 +530,45 @@ class AsyncLocks:
         session: bool = False,
         on_lost: Callable[[AsyncHold], object] | None = None,
     ) -> AsyncLock:
-        """A lock that is yet to be taken: `async with locks.lock("stock", timeout=5) as hold`, or
-        `hold = await locks.lock("stock", timeout=5)`. `LockTimeout` after 5 s. The options are those of `Locks.lock`;
-        tasks that wait independently need owners of their own."""
-        options = {"owner": owner, "shared": shared, "limit": limit, "session": session, "on_lost": on_lost}
+        """Returns a lock that is yet to be taken: `async with locks.lock("stock", timeout=5) as hold`, or
+        `hold = await locks.lock("stock", timeout=5)`. Takes nothing itself. `LockTimeout` after 5 s.
+
+        The options are those of `Locks.lock`; tasks that wait independently need owners of their own."""
+        options = AsyncOptions(owner=owner, shared=shared, limit=limit, session=session, on_lost=on_lost)
         return AsyncLock(self, key, timeout, options)
 
-    async def try_lock(self, key: Name, timeout: float | None = 0, **options: Any) -> AsyncHold | None:
-        """Takes it: a hold, or None if it is not granted in time."""
+    async def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[AsyncOptions]) -> AsyncHold | None:
+        """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
+
+        Without a time-out it is one attempt: what goes wrong is raised at once."""
         on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
         request = self._request(key, **options)
-        return await self._core.take(request, timeout, lambda tie: AsyncHold(self, request, tie, on_lost))
+        return await self._take(request, timeout, on_lost)
 
-    async def acquire(self, key: Name, timeout: float | None = None, **options: Any) -> AsyncHold:
-        """Takes it: a hold, or `LockTimeout`."""
+    async def _take(
+        self, request: Request, timeout: float | None, on_lost: Callable[[AsyncHold], object] | None
+    ) -> AsyncHold | None:
+        def hold(_: int) -> AsyncHold:
+            assert request.renewal is not None
+            return AsyncHold(self._core, request.renewal, on_lost)
+
+        return await self._core.take(request, timeout, hold)
+
+    async def acquire(self, key: Name, timeout: float | None = None, **options: Unpack[AsyncOptions]) -> AsyncHold:
+        """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
+
+        The options are those of `lock`."""
         return self._must(await self.try_lock(key, timeout, **options), key, timeout)
 
     @contextlib.asynccontextmanager
     async def many(
-        self, keys: Iterable[Name], timeout: float | None = None, **options: Any
+        self, keys: Iterable[Name], timeout: float | None = None, **options: Unpack[AsyncOptions]
     ) -> AsyncIterator[dict[Name, AsyncHold]]:
-        """Locks of any slots in one fixed order under one owner. The value has a hold for each key."""
+        """Takes locks of any slots in one fixed order under one owner. The value has a hold for each key."""
         timeout = seconds("timeout", timeout)
-        options, end = {"owner": str(uuid.uuid4()), **options}, None if timeout is None else now() + timeout
+        if options.get("owner") is None:
+            options["owner"] = str(uuid.uuid4())
+        end = None if timeout is None else now() + timeout
         async with contextlib.AsyncExitStack() as stack:
             holds = {}
             for key in sorted(set(keys)):
@@ -483,16 +577,16 @@ class AsyncLocks:
             yield holds
 
     async def is_held(self, key: Name) -> bool:
-        """True if anybody holds it."""
+        """Returns true if anybody holds it."""
         core = self._core
         core.check()
-        return (await core.call(key, ("DLOCK.HELD", key), now() + core.settings.bound))[0] is not None
+        return (await core.call(key, ("DLOCK.HELD", key), now() + core.settings.reply_timeout))[0] is not None
 
     async def aclose(self) -> None:
         """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
         core = self._core
         core.end("closed")
-        mine = {task for task in {*core.running, *core.opened.values()} if task is not asyncio.current_task()}
+        mine = {task for task in {*core.running, *core.opening.values()} if task is not asyncio.current_task()}
         if mine and core.loop is asyncio.get_running_loop():
             for node in core.nodes.values():
                 if node.keeper is not None:
@@ -510,9 +604,10 @@ class AsyncLocks:
         if core is not None:
             core.closed = True  # its tasks see it, and end the rest
 
-    def _request(self, key: Name, on_lost: object = None, **options: Any) -> Request:
-        given = {"owner": None, "shared": False, "limit": None, "session": False, **options}
-        return Request(self._core.settings, key, **given)
+    def _request(self, key: Name, **options: Unpack[AsyncOptions]) -> Request:
+        core, owner = self._core, self._core.owner(options.get("owner"))
+        shared, limit, session = options.get("shared", False), options.get("limit"), options.get("session", False)
+        return Request(core.settings, key, owner, shared, limit, session)
 
     @staticmethod
     def _must(hold: AsyncHold | None, key: Name, timeout: float | None) -> AsyncHold:

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""What all locks of one client share: nodes, the way to whoever serves a key, and the ties.
+"""What all locks of one client share: nodes, the way to the server of a key, and what is renewed.
 
-On it stand giving back (`_leave`), taking and waiting (`_take`), and keeping (`_keep`). Nothing in these four knows of
-threads or event loops. What waits is a coroutine. In asyncio a task runs it; in threads each thing that it awaits
-blocks the thread instead, so that it ends at the first `send` (`_threads.run`).
+On it stand taking and giving back (`_take`), and keeping (`_keep`). Nothing in these three knows of threads or event
+loops. What waits is a coroutine. In asyncio a task runs it; in threads each thing that it awaits blocks the thread
+instead, so that it ends at the first `send` (`_threads.run`).
 
 - A *node* is a server that we talk to. Its *link* is the one connection for all commands of all locks. Replies come in
   the order of the commands, and what a reply changes is changed as it is read (`then`), whether or not anybody waits.
-- A *tie* is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all ties
-  of its link, tells what was lost, and counts the ties, so that none is kept that we do not know of.
-- A *wait* is a place in a queue. Its end is told on a channel of ours, heard on a second connection, the *ear*.
+- A *renewal* is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all
+  renewals of its link, tells what was lost, and counts them, so that none is kept that we do not know of.
+- A *wait* is a place in a queue. Its end is notified on a channel of ours, on a second connection, the *subscriber*.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,11 +29,15 @@ from redis.crc import key_slot
 
 from ._errors import FAILURES, DLockError, Redirected, passes
 from ._hold import HoldBase, log
-from ._link import Link, Node, Then, Tie, Wait
-from ._request import Name, Request, Settings, name_of, now
+from ._link import Link, Node, Renewal, Then, Wait
+from ._request import Name, Request, Settings, encoded, now, owner_name
 from ._resp import Word
 
 Told = Callable[[Node, Link, float, Any], None]
+
+
+class Connecting(library.TimeoutError):
+    """A connect goes on, and another node may serve the key meanwhile."""
 
 
 class Core:
@@ -45,29 +51,30 @@ class Core:
     def _begin(self) -> None:
         """As new: at first, and in a forked child."""
         self.nodes: dict[str, Node] = {}
-        self.moved: dict[int, str] = {}
-        self.closed, self.pid, self.alarm = False, os.getpid(), math.inf
+        self.moved: dict[int, str] = {}  # by slot
+        self.asking: dict[bytes, str] = {}  # by key: its slot is on the way to that node, and the key is there
+        self.renewals: dict[tuple[bytes, int], Renewal] = {}  # by key and token
+        self.held: dict[tuple[bytes, bytes], Renewal] = {}  # by key and owner
+        self.forgotten: deque[HoldBase] = deque()  # that the program has dropped
+        self.closed, self.pid, self.alarm, self.grace = False, os.getpid(), math.inf, 0.0
+        self.id, self.owners = uuid.uuid4().hex[:16], itertools.count(1)
         self.channel = f"dlock:{uuid.uuid4()}"
         self.refreshed = 0.0
 
     # What threads and tasks differ in.
 
-    guard: AbstractContextManager[Any]  # for the ties, and the alarm
-
-    def mutex(self) -> Any:
-        """For whoever opens a connection to a node."""
-        raise NotImplementedError
+    guard: AbstractContextManager[Any]  # for the renewals, and the alarm
 
     async def open(self, node: Node, until: float) -> Link:
-        """A new connection to the node."""
+        """Opens a new connection to the node. One that hangs is accompanied by another each second."""
         raise NotImplementedError
 
     async def link(self, node: Node, until: float) -> Link:
-        """The node's link, opened if there is none. Whoever comes meanwhile waits for the same one."""
+        """Returns the node's link, opened if there is none. All who come meanwhile wait for the same one."""
         raise NotImplementedError
 
-    async def listen(self, node: Node, until: float) -> None:
-        """Until messages come from the node."""
+    async def subscribe(self, node: Node, until: float) -> None:
+        """Waits until notifications come from the node."""
         raise NotImplementedError
 
     async def refresh(self, within: float) -> None:
@@ -77,15 +84,15 @@ class Core:
     async def sleep(self, seconds: float) -> None:
         raise NotImplementedError
 
-    async def doze(self, node: Node, seconds: float) -> None:
+    async def idle(self, node: Node, seconds: float) -> None:
         """Sleeps until the node's keeper is needed."""
         raise NotImplementedError
 
     def wait(self) -> Wait:
         raise NotImplementedError
 
-    def rouse(self, node: Node) -> None:
-        """Wakes the node's keeper, at once: it has something to do."""
+    def wake(self, node: Node) -> None:
+        """Wakes the node's keeper at once, and starts it if there is none."""
         raise NotImplementedError
 
     def rearm(self) -> None:
@@ -102,17 +109,14 @@ class Core:
         """Before a key's node can be known."""
 
     def route(self, key: Name) -> Node:
-        """Who serves the key, as far as we know."""
+        """Returns the node that serves the key, as far as we know."""
         if not self.cluster:
             return self.node("")
-        slot = key_slot(name_of(key))
-        name = self.moved.get(slot)
-        if name is None:
-            name = self.client.get_node_from_key(key).name
-        return self.node(name)
+        name = self.asking.get(encoded(key)) or self.moved.get(key_slot(encoded(key)))
+        return self.node(name or self.client.get_node_from_key(key).name)
 
-    def serves(self, key: Name, otherwise: Node) -> Node:
-        """The same for a keeper, which asks its own node where nobody is known."""
+    def route_or(self, key: Name, otherwise: Node) -> Node:
+        """Returns the same for a keeper, which asks its own node if nobody is known."""
         try:
             return self.route(key)
         except FAILURES:
@@ -120,47 +124,53 @@ class Core:
 
     def node(self, name: str) -> Node:
         node = self.nodes.get(name)
-        return node if node is not None else self.nodes.setdefault(name, Node(name, self.mutex()))
+        return node if node is not None else self.nodes.setdefault(name, Node(name))
 
-    def redirected(self, error: Redirected, by: Node) -> Node:
-        """Who serves it instead. ASK is for one command. Who does not know its own name gives the port only."""
+    def redirected(self, error: Redirected, key: Name, by: Node) -> Node:
+        """Returns the node that serves it instead. A server that does not know its own name gives the port only."""
         host, _, port = error.address.rpartition(":")
         address = error.address if host else f"{by.name.rpartition(':')[0]}:{port}"
-        if not error.ask:
+        if error.ask:
+            self.asking[encoded(key)] = address
+        else:
+            self.asking.pop(encoded(key), None)
             self.moved[error.slot] = address
         return self.node(address)
 
     async def call(
-        self,
-        key: Name,
-        words: tuple[Word, ...],
-        until: float,
-        then: Told | None = None,
+        self, key: Name, words: tuple[Word, ...], until: float, then: Told | None = None, request: Request | None = None
     ) -> tuple[Any, Node]:
-        """The reply of whoever serves the key, and who that is."""
-        await self.ready(until)
-        node, asking = self.route(key), False
+        """Returns the reply of the server that serves the key, and which that is."""
+        if self.cluster:
+            await self.ready(until)
+        node = self.route(key)
         for _ in range(4):
             link = await self.link(node, until)
+            if request is not None:
+                request.node, request.link = node, link
             told = None if then is None else _bind(then, node, link, now())
             try:
+                asking = bool(self.asking) and self.asking.get(encoded(key)) == node.name
                 return await link.result(link.post(words, told, asking), until), node
             except Redirected as error:
-                node, asking, last = self.redirected(error, node), error.ask, error
+                node, last = self.redirected(error, key, node), error
         raise last
 
-    async def look_around(self, within: float) -> None:
+    async def refresh_routes(self, within: float) -> None:
         """After an error that passes."""
         if self.cluster and now() - self.refreshed > 0.1:
             self.refreshed = now()
             try:
                 await self.refresh(within)
-                self.moved.clear()
             except Exception as why:  # whatever fails in the library, we go on with what we know
                 log.debug("the cluster does not say who serves what: %s", why)
 
+    def routes_refreshed(self) -> None:
+        self.moved.clear()
+        self.asking.clear()
+
     def linked(self, node: Node, link: Link, instead: Link | None = None) -> Link:
-        """The node's link from now on. Where it goes the messages come from: it may be another server."""
+        """Makes it the node's link. It may lead to another server, so the notifications have to come from there."""
         with self.guard:
             known = node.link
             if known is None or known is instead or known.error is not None:
@@ -168,72 +178,92 @@ class Core:
         if known is not link:  # somebody else was faster
             link.die(library.ConnectionError("there is another"))
             return known
-        if node.ear is not None:
-            node.ear.die(library.ConnectionError("the link is new"))
+        if node.subscriber is not None:
+            node.subscriber.die(library.ConnectionError("the link is new"))
         if self.closed:
             link.die(library.ConnectionError("closed"))
         return link
 
-    def listening(self, node: Node, ear: Link, beside: Link | None) -> None:
-        """The node's ear from now on. If the link has been replaced meanwhile, it may hear the old server."""
-        node.ear = ear
+    def listening(self, node: Node, subscriber: Link, beside: Link | None) -> None:
+        """Makes it the node's subscriber. If the link has been replaced meanwhile, it may hear the old server."""
+        node.subscriber = subscriber
         if self.closed or node.link is not beside:
-            ear.die(library.ConnectionError("closed" if self.closed else "the link is new"))
+            subscriber.die(library.ConnectionError("closed" if self.closed else "the link is new"))
 
-    def deafen(self, node: Node, why: Exception | None) -> None:
-        """If the server refuses to let it hear, it is not asked again."""
-        if isinstance(why, library.ResponseError) and not passes(why) and not node.deaf:
-            node.deaf = True
-            log.warning("waits block on connections of their own, since messages cannot be heard: %s", why)
+    def subscribe_refused(self, node: Node, why: BaseException | None) -> None:
+        """If the server does not allow it, it is not asked again."""
+        if isinstance(why, library.ResponseError) and not passes(why) and not node.subscribe_denied:
+            node.subscribe_denied = True
+            log.warning("waits ask again and again, since messages cannot be heard: %s", why)
 
     def ended(self, node: Node, link: Link) -> None:
-        """A link is dead: its sessions are over, and what else was on it is tied anew at once."""
-        for tie in list(node.ties.values()):
-            if tie.link is link and tie.request.session:
-                self.lose(tie, "session")
+        """A link is dead: its sessions are over, and what else was on it is renewed for another one at once."""
+        was_used = link is node.link
+        for renewal in list(self.renewals.values()):
+            if renewal.link is link:
+                was_used = True
+                if renewal.request.session:
+                    self.lose(renewal, "session")
         node.tell(b"again")
-        if node.link is link and node.busy():
-            self.rouse(node)
+        if was_used and self.is_busy(node):
+            self.wake(node)
 
-    # Ties.
+    # What is held.
+
+    def owner(self, name: Name | None) -> Name:
+        """Returns the name of an owner on the server. No other client has the same; without a name no other hold."""
+        if name is None:
+            return owner_name(f"{self.id}-{next(self.owners)}")
+        if not isinstance(name, (str, bytes)):
+            raise TypeError(f"owner must be str or bytes, not {name!r}")
+        if not name:
+            raise ValueError("owner must not be empty")
+        return owner_name(name, self.id)
 
     def believed(self, sent: float, lease: float) -> float:
-        """The end of a lease that the server has begun after it was asked. (It counts whole milliseconds.)"""
-        return sent + lease - 0.002 - self.settings.allowance
+        """Returns the end of a lease that the server has begun after it was asked. (It counts whole milliseconds.)"""
+        return sent + lease - 0.002 - self.settings.clock_margin
 
-    def tie(self, request: Request, node: Node, link: Link, token: int, end: float) -> None:
-        """The server has said that it renews this hold for this link."""
-        with self.guard:
-            if request.outer not in (0, token):  # an upgrade: the outer hold has ended with its token
-                self.lose(node.ties.get(request.outer), "upgraded")
-                request.outer, request.before = token, 0
-            tie = node.ties.get(token)
-            if tie is None:
-                tie = node.ties[token] = Tie(request, token, node)
-            tie.attach(link, end)
-            request.tie = tie
+    def is_busy(self, node: Node) -> bool:
+        """Returns true if its keeper has something to do."""
+        return bool(node.waits or self.forgotten) or any(one.node is node for one in list(self.renewals.values()))
 
-    def adopt(self, tie: Tie, hold: HoldBase) -> None:
-        """Somebody has it now."""
+    def granted(self, request: Request, node: Node, link: Link, token: int, end: float) -> None:
+        """The server has said that this is held, and that it renews it for this link."""
         with self.guard:
-            tie.holds = [one for one in tie.holds if (known := one()) is not None and not known._over]
-            tie.holds.append(weakref.ref(hold))
-            tie.node.ties.setdefault(tie.token, tie)
+            known = self.renewals.get((request.names[0], token))
+            renewal = known or Renewal(request, token, node)
+            self.renewals[(request.names[0], token)] = self.held[request.names] = renewal
+            renewal.node = node
+            renewal.attach(link, end)
+            request.renewal = renewal
+
+    def attach(self, renewal: Renewal, hold: HoldBase) -> None:
+        """The program has a hold of it now."""
+        request = renewal.request
+        with self.guard:
+            renewal.holds = [*map(weakref.ref, renewal.live()), weakref.ref(hold)]
+            self.renewals.setdefault((request.names[0], renewal.token), renewal)
+            self.held.setdefault(request.names, renewal)
             if self.closed:
-                self.lose(tie, "closed")
-            self.arm(tie.end())
-        self.wake(tie.node)
+                self.lose(renewal, "closed")
+            self.arm(renewal.end())
+        if not renewal.node.awake:
+            self.wake(renewal.node)
 
-    def lose(self, tie: Tie | None, reason: str) -> None:
-        """It is held no more: who has it is told."""
+    def lose(self, renewal: Renewal | None, reason: str) -> None:
+        """It is held no more, and each hold of the program is told."""
+        if renewal is None:
+            return
         with self.guard:
-            if tie is not None and tie.node.ties.get(tie.token) is tie:
-                del tie.node.ties[tie.token]
-                tie.detach()
-                for one in tie.holds:
-                    hold = one()
-                    if hold is not None:
-                        hold._tell_lost(reason)
+            names = renewal.request.names
+            if self.renewals.get((names[0], renewal.token)) is renewal:
+                del self.renewals[(names[0], renewal.token)]
+            if self.held.get(names) is renewal:
+                del self.held[names]
+            renewal.detach()
+            for hold in renewal.live():
+                hold._tell_lost(reason)
 
     def arm(self, at: float) -> None:
         """Something ends then. Under the guard: the earliest is the alarm."""
@@ -241,12 +271,18 @@ class Core:
             self.alarm = at
             self.rearm()
 
-    def wake(self, node: Node) -> None:
-        if not node.awake:
-            self.rouse(node)
+    def decoded(self, value: Any) -> Any:
+        """Returns a reply as the program's client would."""
+        encoder = getattr(self.client, "get_encoder", None) or self.client.connection_pool.get_encoder
+        decode = encoder().decode
+
+        def all_of(one: Any) -> Any:
+            return [all_of(each) for each in one] if isinstance(one, list) else decode(one)
+
+        return all_of(value)
 
     def tell(self, what: str, *about: Any) -> None:
-        """Whoever counts may fail, and nothing else does."""
+        """Calls the observer. It may fail, and nothing else does."""
         try:
             getattr(self.settings.observer, what)(*about)
         except Exception:
@@ -262,17 +298,16 @@ class Core:
     def end(self, reason: str) -> None:
         """Everything ends: what is held is told lost, and lives on until its lease."""
         self.closed = True
-        held = sum(len(node.ties) for node in list(self.nodes.values()))
-        if held:
-            log.warning("%s with %d locks held: they are lost", reason, held)
+        if self.renewals:
+            log.warning("%s with %d locks held: they are lost", reason, len(self.renewals))
+        for renewal in list(self.renewals.values()):
+            self.lose(renewal, reason)
         for node in list(self.nodes.values()):
-            for tie in list(node.ties.values()):
-                self.lose(tie, reason)
             node.tell(b"closed")
-            for link in (node.link, node.ear, *node.blocked):
+            for link in (node.link, node.subscriber):
                 if link is not None:
                     link.die(library.ConnectionError(reason))
-            self.rouse(node)
+            self.wake(node)
         self.rearm()
 
 

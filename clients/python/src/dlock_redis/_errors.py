@@ -77,16 +77,9 @@ _PASSING_CODES |= {"READONLY", "MOVED", "ASK"}  # UNBLOCKED: the server has beco
 
 
 def from_server(text: str) -> Exception:
-    """The server's error as a type, with the server's own words."""
+    """Returns the server's error as a type, with the server's own words."""
     code = text.split(maxsplit=1)[0].rstrip(":") if text.strip() else ""
     return _TYPES.get(code, library.ResponseError)(text)
-
-
-def typed(error: library.ResponseError) -> Exception:
-    """An error of the library's, as this package's type where it has one."""
-    code = str(error).split(maxsplit=1)[0] if str(error) else ""
-    kind = _TYPES.get(code)
-    return kind(str(error)) if kind and issubclass(kind, DLockError) else error
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -107,13 +100,13 @@ def root(error: BaseException) -> BaseException:
 
 
 def passes(error: BaseException) -> bool:
-    """True if another connection, another node or a little time can mend it."""
+    """Returns true if another connection, another node or a little time can mend it."""
     if isinstance(error, NoAck):
         return True
     if isinstance(error, (library.AuthenticationError, library.AuthorizationError, DLockError)):
         return False
     if isinstance(error, library.ResponseError):
-        return str(error).split(" ", 1)[0] in _PASSING_CODES
+        return str(error).split(" ", 1)[0] in _PASSING_CODES or str(error).startswith("ERR max number of clients")
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return False

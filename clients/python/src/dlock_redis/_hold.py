@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A lock that is held, as the program sees it: what threads and tasks have in common."""
+"""What holds of threads and of tasks have in common."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ._link import Tie
-from ._request import Request, now
+from ._errors import Fenced
+from ._link import Renewal
+from ._request import Name, now
 
 if TYPE_CHECKING:
-    from ._leave import Leaving
+    from ._take import Taking
 
 log = logging.getLogger("dlock_redis")
 
@@ -20,24 +21,40 @@ log = logging.getLogger("dlock_redis")
 class HoldBase:
     """A lock that is held."""
 
-    lost: Any
-    _event: Callable[[], Any]
+    key: Name
+    owner: Name
+    token: int
+    reason: str
 
-    def __init__(self, locks: Any, request: Request, tie: Tie, on_lost: Callable[[Any], object] | None):
-        core: Leaving = locks._core
-        self.key, self.owner, self.token, self.lost = request.key, request.owner, tie.token, self._event()
-        self._locks, self._core, self._request, self._tie, self._on_lost = locks, core, request, tie, on_lost
-        self._over, self._since, self._pid, self.reason = False, now(), os.getpid(), ""
-        core.adopt(tie, self)
+    def __init__(self, core: Taking, renewal: Renewal, lost: Any, on_lost: Callable[[Any], object] | None):
+        request = renewal.request
+        self.key, self.owner, self.token, self.reason = request.key, request.owner, renewal.token, ""
+        self._lost, self._core, self._renewal, self._on_lost = lost, core, renewal, on_lost
+        self._over, self._since, self._pid = False, now(), os.getpid()
+        core.attach(renewal, self)
 
     def left(self) -> float:
-        """For so many seconds it is ours for sure, if nothing is heard of the server any more."""
-        return 0.0 if self._over else max(0.0, self._tie.end() - now())
+        """Returns the seconds for which the lock is held for sure, if nothing is heard of the server any more."""
+        return 0.0 if self._over else max(0.0, self._renewal.end() - now())
 
     def __del__(self) -> None:
-        # Nobody can give it back any more. The collector may run anywhere: nothing is done here that could wait.
+        # Nobody can give it back any more. The collector may run anywhere, so the keeper does the rest.
         if not getattr(self, "_over", True):
-            self._core.forsake(self._request, self.token)
+            self._core.forgotten.append(self)
+
+    async def _guarded(self, command: tuple[Any, ...]) -> Any:
+        """Sends it once, on our link and within the time for a reply. The library would send it again."""
+        for word in command:
+            if not isinstance(word, (str, bytes, int, float)) or isinstance(word, bool):
+                raise TypeError(f"command must be of str, bytes, int and float, not {word!r}")
+        core = self._core
+        words = ("DLOCK.GUARD", self.key, self.token, *command)
+        try:
+            return core.decoded((await core.call(self.key, words, now() + core.settings.reply_timeout))[0])
+        except Fenced:
+            if self._pid == os.getpid():
+                core.lose(self._renewal, "fenced")
+            raise
 
     def _forked(self) -> None:
         raise NotImplementedError
@@ -49,7 +66,7 @@ class HoldBase:
         level = logging.DEBUG if self._core.closed else logging.WARNING
         log.log(level, "lock %r of %r is lost: %s", self.key, self.owner, reason)
         self._core.tell("lost", self.key, reason)
-        self.lost.set()
+        self._lost.set()
         if self._on_lost is not None:
             self._core.later(self._callback)
 

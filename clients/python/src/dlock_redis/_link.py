@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A server that we talk to: its two connections, what it keeps for us, and who waits there."""
+"""A server that we talk to: its two connections, and who waits there; and what a server renews for a connection."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 Then = Callable[[Any], None]
 
 
-class Tie:
-    """A hold that a link's server renews for us."""
+class Renewal:
+    """What one owner holds of one lock, and the server renews for a link. Several holds of one name share it."""
 
-    __slots__ = ("asking", "holds", "link", "node", "request", "serial", "token", "until")
+    __slots__ = ("holds", "link", "node", "request", "serial", "token", "until")
 
     def __init__(self, request: Request, token: int, node: Node):
         self.request, self.token, self.node, self.until, self.serial = request, token, node, 0.0, 0
-        self.asking = False  # its slot is on the way to this node
-        self.link: Link | None = None
+        self.link: Link | None = None  # None: the server does not renew it for a link that we know
         self.holds: list[weakref.ref[HoldBase]] = []
 
     def attach(self, link: Link, until: float) -> None:
@@ -35,7 +34,7 @@ class Tie:
         self.until = max(self.end(), until)
         if self.link is not link:
             self.detach()
-            link.ties += 1
+            link.renewals += 1
             self.link = link
         link.serial += 1
         self.serial = link.serial
@@ -43,16 +42,20 @@ class Tie:
     def detach(self) -> None:
         if self.link is not None:
             self.until = self.end()
-            self.link.ties -= 1
+            self.link.renewals -= 1
             self.link = None
 
     def end(self) -> float:
-        """Until then it is ours."""
+        """Returns until when it is ours for sure."""
         link = self.link
         return max(self.until, link.believed) if link is not None and self.serial <= link.kept else self.until
 
+    def live(self) -> list[HoldBase]:
+        """Returns the holds that the program has, and has not given back."""
+        return [hold for one in self.holds if (hold := one()) is not None and not hold._over]
 
-def own_copy(error: Exception) -> Exception:
+
+def own_copy(error: BaseException) -> BaseException:
     """A dead link has one error for all who wait. Each raises its own: a traceback belongs to one thread."""
     try:
         return type(error)(*error.args)
@@ -74,31 +77,35 @@ class Entry:
 class Link:
     """One connection that everybody shares. How bytes come and go is the subclasses' business."""
 
-    def __init__(self, bound: float):
-        self.bound = bound
+    def __init__(self, reply_timeout: float):
+        self.reply_timeout = reply_timeout
         self.pending: deque[Entry] = deque()
         self.rest = b""
         self.error: Exception | None = None
-        self.ties = self.serial = self.kept = self.surplus = 0
-        self.believed, self.short = 0.0, False  # KEEP's one number for all ties; another says more of one
+        self.renewals = self.serial = self.kept = self.surplus = 0
+        self.believed, self.short = 0.0, False  # KEEP's one number for all renewals; another says more of one
 
     def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
         """Sends a command and waits for nothing."""
         raise NotImplementedError
 
     async def result(self, entry: Entry, until: float) -> Any:
-        """Its reply, as a value or as an error. Nothing for longer than the bound: the link is dead."""
+        """Returns its reply, or raises its error. A reply that is missing for too long ends the link."""
         raise NotImplementedError
 
-    async def call(self, words: tuple[Word, ...], until: float) -> Any:
-        return await self.result(self.post(words), until)
+    async def call(self, words: tuple[Word, ...], until: float, then: Then | None = None) -> Any:
+        return await self.result(self.post(words, then), until)
+
+    def peer(self) -> Any:
+        """Returns the address of the other end."""
+        raise NotImplementedError
 
     def die(self, error: Exception) -> None:
         """All that was asked has failed, and nothing can be asked any more."""
         raise NotImplementedError
 
     def answered(self, entry: Entry) -> None:
-        """Wakes whoever waits for it."""
+        """Wakes the caller that waits for it."""
         raise NotImplementedError
 
     def feed(self, data: bytes) -> None:
@@ -121,9 +128,9 @@ class Link:
         self.answered(entry)
 
     def late(self, entry: Entry) -> Exception:
-        """The error for who has waited long enough."""
+        """Returns the error for a caller that has waited long enough."""
         error = library.TimeoutError("the server does not answer")
-        if now() - entry.sent >= self.bound:
+        if now() - entry.sent >= self.reply_timeout:
             self.die(error)
         return error
 
@@ -140,16 +147,16 @@ class Link:
         return (b"*1\r\n$6\r\nASKING\r\n" if asking else b"") + pack(words)
 
 
-class Hearing(Link):
-    """The ear: the connection on which a node's messages are heard."""
+class Subscriber(Link):
+    """The connection on which a node's notifications come."""
 
     def __init__(self, *how: Any, node: Node, channel: str):
         super().__init__(*how)
         self.node, self.channel = node, channel
-        self.heard_at, self.pinged, self.hears = now(), False, False
+        self.heard_at, self.pinged, self.is_subscribed = now(), False, False
 
     def subscribed(self, error: Exception | None) -> None:
-        """Messages come from now on, or will not."""
+        """Notifications come from now on, or will not."""
         raise NotImplementedError
 
     def feed(self, data: bytes) -> None:
@@ -158,76 +165,62 @@ class Hearing(Link):
 
     def came(self, reply: Any) -> None:
         if isinstance(reply, Exception):
-            if not self.hears:  # else it may not PING, and to say so is an answer
+            if not self.is_subscribed:  # else it may not PING, and to say so is an answer
                 self.subscribed(reply)
                 self.die(reply)
         elif reply[0] == b"subscribe":
-            self.hears = True
+            self.is_subscribed = True
             self.pending.clear()
             self.subscribed(None)
         else:
-            self.node.heard(reply)
+            self.node.notified(reply)
 
     def idle(self) -> None:
-        """Nothing has come for a second. A path that has fallen silent loses messages without a word."""
+        """Nothing has come for a second. A path that has fallen silent loses notifications without a word."""
         if not self.pinged:
             self.heard_at, self.pinged = now(), bool(self.node.waits)
             if self.pinged and self.error is None:
                 self.post(("PING",))
                 self.pending.clear()
-        elif now() - self.heard_at > self.bound:
+        elif now() - self.heard_at > self.reply_timeout:
             self.die(library.TimeoutError("no messages come any more"))
 
 
 class Wait:
-    """What is told of one place in a queue."""
+    """The notifications of one place in a queue."""
 
     def tell(self, word: bytes, token: int, number: int) -> None:
         raise NotImplementedError
 
     async def next(self, until: float) -> tuple[bytes, int, int] | None:
-        """The next message, or None."""
+        """Returns the next notification, or None."""
         raise NotImplementedError
-
-
-class Parting:
-    """What is to be given back: a hold, or without a token a wait. It has ended by itself at `until`."""
-
-    __slots__ = ("entry", "link", "request", "token", "until")
-    entry: Entry  # of the last word, if it was said on that link
-
-    def __init__(self, request: Request, token: int, until: float):
-        self.request, self.token, self.until = request, token, until
-        self.link: Link | None = None
 
 
 class Node:
     """A server that we talk to, and what we have there."""
 
-    def __init__(self, name: str, opening: Any):
-        self.name, self.opening = name, opening
+    def __init__(self, name: str):
+        self.name = name
         self.link: Link | None = None
-        self.ear: Link | None = None
+        self.subscriber: Link | None = None
+        self.subscribe_denied = False
         self.keeper: Any = None
         self.kick: Any = None
-        self.deaf = self.awake = False  # it may not subscribe; its keeper has something to keep
-        self.ties: dict[int, Tie] = {}
-        self.waits: dict[tuple[bytes, bytes], list[Wait]] = {}
-        self.blocked: set[Link] = set()  # of waits that hear no messages
-        self.leaving: deque[Parting] = deque()
+        self.awake = False  # its keeper has something to keep
+        self.refusal: Exception | None = None  # why it was last refused to keep what is held here
+        self.waits: dict[bytes, dict[bytes, list[Wait]]] = {}  # by key and owner
 
-    def busy(self) -> bool:
-        """True if its keeper has something to do."""
-        return bool(self.ties or self.waits or self.leaving)
+    def all_waits(self) -> list[Wait]:
+        return [wait for owners in list(self.waits.values()) for waits in list(owners.values()) for wait in list(waits)]
 
     def tell(self, word: bytes) -> None:
         """All who wait."""
-        for waits in list(self.waits.values()):
-            for wait in list(waits):
-                wait.tell(word, 0, 0)
+        for wait in self.all_waits():
+            wait.tell(word, 0, 0)
 
-    def heard(self, message: Any) -> None:
-        """A message on our channel. Anybody may publish there: what does not read like one of the server's is none."""
+    def notified(self, message: Any) -> None:
+        """Reads a message on our channel. Anybody may publish there, so one that is none of the server's is ignored."""
         if not isinstance(message, list) or message[0] != b"message":
             return
         try:
@@ -240,13 +233,13 @@ class Node:
             told = word, int(token), int(rest)
         except ValueError:
             return
-        for wait in list(self.waits.get((names[0], names[1]), ())):
+        for wait in list(self.waits.get(names[0], {}).get(names[1], ())):
             wait.tell(*told)
 
 
-def own(kwargs: dict[str, Any], bound: float, retry: Any) -> dict[str, Any]:
-    """How a connection of ours is made: bounded, tried once, RESP2, whatever the library does by itself."""
+def own(kwargs: dict[str, Any], reply_timeout: float, retry: Any) -> dict[str, Any]:
+    """Returns how a connection of ours is made: bounded, tried once, RESP2, whatever the library does by itself."""
     strange = ("maint_notifications", "oss_cluster_maint", "parser_class", "orig_", "maintenance_")
     kept = {name: value for name, value in kwargs.items() if not name.startswith(strange)}
-    kept |= {"socket_timeout": bound, "retry": retry, "protocol": 2, "health_check_interval": 0}
-    return kept if "path" in kept else {**kept, "socket_connect_timeout": bound}
+    kept |= {"socket_timeout": reply_timeout, "retry": retry, "protocol": 2, "health_check_interval": 0}
+    return kept if "path" in kept else {**kept, "socket_connect_timeout": reply_timeout}

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""What is asked for, as words of commands, and whom it is told."""
+"""Settings, the observer, and a request for a lock as words of commands."""
 
 from __future__ import annotations
 
 import math
+import os
+import socket
 import time
-import uuid
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ._resp import Word
 
 if TYPE_CHECKING:
-    from ._link import Node, Tie
+    from ._link import Link, Node, Renewal
 
 Name = str | bytes
+Argument = str | bytes | int | float  # of a command
 LONGEST = 3e9  # seconds: the server's own limit is a little more
 
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -26,7 +29,7 @@ else:  # pragma: no cover
 
 
 class Observer:
-    """What happens, for whoever counts it. Override what you need; it is called at once, so it must not block."""
+    """Is called with what happens, for metrics. Override what you need. It is called at once, so it must not block."""
 
     def waiting(self, key: Name) -> None:
         """The lock is taken, and a wait for it begins."""
@@ -35,34 +38,72 @@ class Observer:
         """A wait that has begun has ended: with the lock or without."""
 
     def granted(self, key: Name, seconds: float) -> None:
-        """The lock was granted so long after it was asked for."""
+        """The lock was granted so many seconds after it was asked for."""
 
     def refused(self, key: Name, seconds: float, error: BaseException | None) -> None:
-        """It was not: it is taken (None), or for this reason."""
+        """The lock was not granted: it is taken (None), or for this reason."""
 
     def released(self, key: Name, seconds: float) -> None:
-        """It was given back after so long."""
+        """The lock was given back after so many seconds."""
 
     def lost(self, key: Name, reason: str) -> None:
-        """It was held, and is no more."""
+        """The lock was held, and is no more."""
 
 
 class Settings:
-    """See `Locks`."""
+    """The settings of `Locks`, checked."""
 
-    def __init__(self, lease: float, auto: float, claim: float, bound: float, allowance: float, observer: Observer):
-        for name, value in (("lease", lease), ("auto", auto), ("claim", claim), ("bound", bound)):
+    def __init__(
+        self,
+        lease: float = 10.0,
+        hang_timeout: float = 60.0,
+        queue_grace: float = 5.0,
+        reply_timeout: float = 3.0,
+        clock_margin: float = 0.1,
+        observer: Observer | None = None,
+    ):
+        for name, value in (
+            ("lease", lease),
+            ("hang_timeout", hang_timeout),
+            ("queue_grace", queue_grace),
+            ("reply_timeout", reply_timeout),
+        ):
             seconds(name, value)
             if value < 0.001:
                 raise ValueError(f"{name} must be at least 0.001 seconds, not {value!r}")
-        self.allowance = seconds("allowance", allowance) or 0.0
-        self.lease, self.auto, self.claim, self.bound, self.observer = lease, max(auto, lease), claim, bound, observer
-        self.first = min(lease, 3.0)  # the lease until whoever has waited has confirmed the grant
+        self.lease, self.hang_timeout, self.queue_grace = lease, max(hang_timeout, lease), queue_grace
+        self.reply_timeout, self.clock_margin = reply_timeout, seconds("clock_margin", clock_margin) or 0.0
+        self.observer = observer or Observer()
+        self.first = min(lease, 3.0)  # the lease until a caller that has waited has confirmed the grant
         self.interval = min(1.0, lease / 3)
 
 
+class OldNames(TypedDict, total=False):
+    """The names that settings had before. They work for one version, with a warning."""
+
+    auto: float
+    claim: float
+    bound: float
+    allowance: float
+
+
+_NEW_NAMES = {"auto": "hang_timeout", "claim": "queue_grace", "bound": "reply_timeout", "allowance": "clock_margin"}
+
+
+def renamed(old: OldNames, stacklevel: int = 4) -> dict[str, Any]:
+    """Returns settings that were given by their old names under the new ones."""
+    named: dict[str, Any] = {}
+    for name, value in old.items():
+        if name not in _NEW_NAMES:
+            raise TypeError(f"{name} is no setting of these locks")
+        new = _NEW_NAMES[name]
+        warnings.warn(f"the setting {name} is called {new} now", DeprecationWarning, stacklevel)
+        named[new] = value
+    return named
+
+
 def seconds(name: str, value: Any) -> Any:
-    """The argument, if it is a time or None."""
+    """Returns the argument if it is a time, and None if it is None or infinite."""
     if value is None or value == math.inf:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:  # NaN is not
@@ -76,17 +117,35 @@ def ms(value: float) -> int:
     return max(1, int(value * 1000))
 
 
-def name_of(word: Name) -> bytes:
+def encoded(word: Name) -> bytes:
     return word if isinstance(word, bytes) else word.encode()
 
 
+_HOST = socket.gethostname()
+
+
+def owner_name(name: Name, client: str = "") -> Name:
+    """Returns the name of an owner as the server sees it: of this machine, of this process, and of this client."""
+    prefix = f"{_HOST}/{os.getpid()}/"
+    suffix = client and f"#{client}"
+    return prefix.encode() + name + suffix.encode() if isinstance(name, bytes) else f"{prefix}{name}{suffix}"
+
+
 class Request:
-    """One owner's wish for one lock, as words of commands."""
+    """One owner's request for one lock, as words of commands."""
 
     def __init__(
-        self, settings: Settings, key: Name, owner: Name | None, shared: bool, limit: int | None, session: bool
+        self,
+        settings: Settings,
+        key: Name,
+        owner: Name,
+        shared: bool = False,
+        limit: int | None = None,
+        session: bool = False,
+        lease: float | None = None,
+        renewed: bool = True,
     ):
-        for name, value in (("key", key), ("owner", "-" if owner is None else owner)):
+        for name, value in (("key", key), ("owner", owner)):
             if not isinstance(value, (str, bytes)):
                 raise TypeError(f"{name} must be str or bytes, not {value!r}")
             if not value:
@@ -95,41 +154,33 @@ class Request:
             raise TypeError(f"limit must be an int, not {limit!r}")
         if limit is not None and (limit < 1 or shared):
             raise ValueError(f"limit must be at least 1, and not beside shared, not {limit!r}")
-        self.settings, self.key, self.owner = settings, key, str(uuid.uuid4()) if owner is None else owner
-        self.named, self.looked, self.outer, self.before = owner is not None, owner is None, 0, 0
+        self.settings, self.key, self.owner = settings, key, owner
+        self.names = encoded(key), encoded(owner)
+        self.lease = settings.lease if lease is None else lease
+        self.most = math.inf if shared else limit or 1  # holders at once
         self.asked = self.queued = False
         self.node: Node | None = None
-        self.tie: Tie | None = None
+        self.link: Link | None = None
+        self.renewal: Renewal | None = None
+        self.session = session
         self.limit: tuple[Word, ...] = ("SHARED",) if shared else ("LIMIT", limit) if limit else ()
-        self.session: tuple[Word, ...] = ("SESSION",) if session else ()
-
-    def within(self, held: list[int] | None) -> None:
-        """What the owner held before is not ours to give back."""
-        self.looked = True
-        if held:
-            self.outer, self.before = held[0], held[1]
-
-    def names(self) -> tuple[bytes, bytes]:
-        """Where a place is: the lock, and whose."""
-        return name_of(self.key), name_of(self.owner)
+        how: tuple[Word, ...] = ("SESSION",) if session else ()
+        self.renewed: tuple[Word, ...] = (*how, "AUTO", ms(settings.hang_timeout)) if renewed else how
 
     def words(self, name: str, *rest: Word) -> tuple[Word, ...]:
         return ("DLOCK." + name, self.key, self.owner, *rest)
 
     def take(self, at_once: bool) -> tuple[Word, ...]:
-        s = self.settings
-        verb, claim = ("ACQUIRE", ()) if at_once else ("FAIRACQUIRE", ("CLAIM", ms(s.claim)))
-        auto = (*self.session, "AUTO", ms(s.auto))
-        return self.words(verb, ms(s.lease), *auto, "HOLDS", self.before + 1, *self.limit, *claim)
+        verb, claim = ("ACQUIRE", ()) if at_once else ("FAIRACQUIRE", ("CLAIM", ms(self.settings.queue_grace)))
+        return self.words(verb, ms(self.lease), *self.renewed, "HOLDS", 1, *self.limit, *claim)
 
     def wait(self, *how: Word) -> tuple[Word, ...]:
         s = self.settings
-        words = ("CLAIM", ms(s.claim), "HOLDS", self.before + 1, *self.limit)
-        return self.words("FAIRACQUIRE", ms(s.first), *how, *words)
+        words = ("CLAIM", ms(s.queue_grace), "HOLDS", 1, *self.limit)
+        return self.words("FAIRACQUIRE", ms(min(s.first, self.lease)), *how, *words)
 
     def renew(self, token: int) -> tuple[Word, ...]:
-        s = self.settings
-        return self.words("RENEW", ms(s.lease), "TOKEN", token, *self.session, "AUTO", ms(s.auto))
+        return self.words("RENEW", ms(self.lease), "TOKEN", token, *self.renewed)
 
     def release(self, *token: Word) -> tuple[Word, ...]:
-        return self.words("RELEASE", "HOLDS", self.before, *token)
+        return self.words("RELEASE", "HOLDS", 0, *token)

@@ -9,7 +9,7 @@ from redis import exceptions as library
 
 from ._errors import from_server
 
-Word = bytes | str | int
+Word = bytes | str | int | float
 
 
 class Incomplete(Exception):

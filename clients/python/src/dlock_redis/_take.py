@@ -1,34 +1,41 @@
 # SPDX-License-Identifier: MIT
-"""Taking a lock, and waiting for it: by NOTIFY, or by BLOCK where messages cannot be heard."""
+"""Taking a lock, waiting for it (by NOTIFY, or by asking again where messages cannot be heard), and giving it back."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from redis import exceptions as library
 
-from ._errors import FAILURES, LockTimeout, NoAck, NotHeld, Replaced, from_server, passes
+from ._core import Connecting, Core
+from ._errors import FAILURES, Deadlock, DLockError, LockTimeout, NoAck, NotHeld, Replaced, from_server, passes
 from ._hold import HoldBase, log
-from ._leave import Leaving
-from ._link import Link, Node, Tie
+from ._link import Link, Node, Renewal
 from ._request import Request, ms, now
 
 GRACE = 0.5  # so much longer a caller whose time is up waits for a reply that is on its way
+POLL = 0.25
 WARN_EVERY = 10.0
 
-H = TypeVar("H", bound=HoldBase)
+H = TypeVar("H")
 
 
-class Taking(Leaving):
-    async def take(self, request: Request, timeout: float | None, hold: Callable[[Tie], H]) -> H | None:
-        """The hold on what was granted; None if it is taken. A time-out of 0: one try."""
+class Taking(Core):
+    async def take(self, request: Request, timeout: float | None, hold: Callable[[int], H]) -> H | None:
+        """Returns the hold of what was granted, made of its token; None if it is taken. A time-out of 0: one try."""
         began = now()
+        self.check()
         try:
-            tie = await self._take(request, timeout, began)
-            held = None if tie is None else hold(tie)  # from here on the collector gives it back, whatever happens
+            with self.guard:
+                held = None if (own := self._held_already(request)) is None else hold(own.token)
+            if held is None:
+                token = await self._take(request, timeout, began)
+                held = None if token is None else hold(token)  # from here on the collector gives it back
         except BaseException as error:
             if request.asked and not isinstance(error, Replaced):
                 self.leave(request)
@@ -39,16 +46,28 @@ class Taking(Leaving):
                 self.tell("waited", request.key)
         if held is None:
             if request.queued:
-                self.leave(request)  # its claim would keep the place
+                self.leave(request)  # its ticket would keep the place
             self.tell("refused", request.key, now() - began, None)
         else:
             self.tell("granted", request.key, now() - began)
         return held
 
-    async def _take(self, request: Request, timeout: float | None, began: float) -> Tie | None:
+    def _held_already(self, request: Request) -> Renewal | None:
+        """What its owner holds here: a second hold is one more of it, and sends nothing."""
+        renewal = self.held.get(request.names) if request.renewed else None
+        if renewal is None or renewal.end() <= now() or not renewal.live():
+            return None
+        if renewal.request.most > request.most:
+            raise Deadlock(
+                f"DEADLOCK {request.key!r} is held by the same owner, whose hold lets in others: give it back first"
+            )
+        request.renewal = renewal
+        return renewal
+
+    async def _take(self, request: Request, timeout: float | None, began: float) -> int | None:
         """Asks again after what passes, until the time is up."""
         deadline = None if timeout is None else began + timeout
-        end = began + self.settings.bound if timeout == 0 else deadline
+        end = began + self.settings.reply_timeout if timeout == 0 else deadline
         warned = -math.inf
         before: Exception | None = None
         while True:
@@ -56,80 +75,82 @@ class Taking(Leaving):
             try:
                 return await self._attempt(request, timeout == 0, deadline, end)
             except Exception as error:
-                if isinstance(error, NotHeld) and not request.before:
-                    pass  # the grant has ended before it was confirmed
-                elif not passes(error) or (timeout == 0 and isinstance(error, (NoAck, library.TimeoutError))):
+                again = isinstance(
+                    error, (NotHeld, Connecting)
+                )  # the grant has ended before it was confirmed; or no word yet
+                if timeout == 0 and not again:  # a try is one attempt
+                    await self.refresh_routes(0)
+                    raise
+                if not again and not passes(error):
                     raise
                 left = math.inf if end is None else end - now()
                 if left <= 0:
                     if timeout == 0:
                         raise
-                    # The end has cut the last try short: the reason is what was heard before.
+                    # The end has cut the last attempt short: the reason is what was heard before.
                     why = before if before and isinstance(error, library.TimeoutError) else error
                     raise LockTimeout(f"{request.key!r} was not granted within {timeout} s: {why}") from why
                 before = error
                 if now() - warned >= WARN_EVERY:
                     log.warning("still waiting for lock %r: %s", request.key, error)
                     warned = now()
-                await self.look_around(min(left, self.settings.bound))
+                await self.refresh_routes(min(left, self.settings.reply_timeout))
                 await self.sleep(min(left, random.uniform(0.02, 0.1)))
 
     def _until(self, end: float | None) -> float:
-        bound = now() + self.settings.bound
-        return bound if end is None else min(bound, end + GRACE)
+        latest = now() + self.settings.reply_timeout
+        return latest if end is None else min(latest, end + GRACE)
 
-    async def _attempt(self, request: Request, at_once: bool, deadline: float | None, end: float | None) -> Tie | None:
+    async def _attempt(self, request: Request, at_once: bool, deadline: float | None, end: float | None) -> int | None:
         key = request.key
-        if not request.looked:
-            await self._look(request, end)
+        if self.cluster:
+            await self.ready(self._until(end))
+        node = self.route(key)
+        if node.refusal is not None and request.renewed:  # what nobody can keep is not taken
+            link = await self.link(node, self._until(end))
+            await link.call(("DLOCK.KEEP", ms(self.settings.hang_timeout)), self._until(end))
+            node.refusal = None
         request.asked = True
 
         def granted(node: Node, link: Link, sent: float, reply: Any) -> None:
-            if isinstance(reply, list):
-                self.tie(request, node, link, reply[0], self.believed(sent, self.settings.lease))
+            if isinstance(reply, list) and request.renewed:
+                self.granted(request, node, link, reply[0], self.believed(sent, request.lease))
 
-        if not request.queued:
-            reply, request.node = await self.call(key, request.take(at_once), self._until(end), granted)
+        # Where others of ours wait it is taken: one command less.
+        if not request.queued and (at_once or request.names[0] not in node.waits):
+            reply, _ = await self.call(key, request.take(at_once), self._until(end), granted, request)
             if reply or at_once:
-                return request.tie if reply else None
+                return reply[0] if reply else None
+        if not request.queued:
             request.queued = True
             self.tell("waiting", key)
-        await self.ready(self._until(end))
         node = self.route(key)
-        if not node.deaf:
+        if not node.subscribe_denied:
             try:
-                await self.listen(node, self._until(end))
+                await self.subscribe(node, self._until(end))
             except FAILURES as error:
-                if not node.deaf:
+                if not node.subscribe_denied:
                     if not passes(error):
                         raise
                     if deadline is not None and now() >= deadline:
                         return None
-                    return await self._block(request, deadline, end)
-        return await (self._block if node.deaf else self._queue)(request, deadline, end)
+                    return await self._poll(request, deadline, end)
+        return await (self._poll if node.subscribe_denied else self._queue)(request, deadline, end)
 
-    async def _look(self, request: Request, end: float | None) -> None:
-        """An outer hold of this name is not ours to give back."""
-        while self.parting(request):
-            if end is not None and now() >= end:
-                raise library.TimeoutError("this owner's last wait is still to be left")
-            await self.sleep(0.01)
-            self.check()
-        request.within((await self.call(request.key, request.words("HELD"), self._until(end)))[0])
-
-    async def _queue(self, request: Request, deadline: float | None, end: float | None) -> Tie | None:
+    async def _queue(self, request: Request, deadline: float | None, end: float | None) -> int | None:
         """Waits by NOTIFY."""
-        names = request.names()
-        heard, wait = self.route(request.key), self.wait()
-        heard.waits.setdefault(names, []).append(wait)
-        self.wake(heard)
+        key, owner = request.names
+        node, wait = self.route(request.key), self.wait()
+        node.waits.setdefault(key, {}).setdefault(owner, []).append(wait)
+        if not node.awake:
+            self.wake(node)
         try:
-            if heard.ear is None or heard.ear.error is not None:  # as we came
+            if node.subscriber is None or node.subscriber.error is not None:  # as we came
                 raise library.ConnectionError("messages are not heard")
             block = () if deadline is None else ("BLOCK", ms(deadline - now()))
             words = request.wait("NOTIFY", self.channel, *block)
-            reply, request.node = await self.call(request.key, words, self._until(end))
-            if request.node is not heard:
+            reply, asked = await self.call(request.key, words, self._until(end), None, request)
+            if asked is not node:
                 raise library.TryAgainError("TRYAGAIN the slot has moved")
             if reply is None:
                 return None
@@ -152,38 +173,116 @@ class Taking(Leaving):
                 if word in (b"deadlock", b"replaced", b"notheld", b"wrongtype", b"refused"):
                     raise from_server(f"{word.decode().upper()} (told by a message)")
                 # moved, gone, cancelled, again
-                raise library.ConnectionError(f"the wait has ended: {word.decode(errors='replace')}")
+                raise library.ConnectionError(f"the server has ended the wait: {word.decode(errors='replace')}")
         finally:
-            heard.waits[names].remove(wait)
-            if not heard.waits[names]:
-                del heard.waits[names]
+            node.waits[key][owner].remove(wait)
+            if not node.waits[key][owner]:
+                del node.waits[key][owner]
+                if not node.waits[key]:
+                    del node.waits[key]
 
-    async def _block(self, request: Request, deadline: float | None, end: float | None) -> Tie | None:
-        """Waits by BLOCK in slices, on a connection of its own."""
-        bound = self.settings.bound
-        request.node = self.route(request.key)
-        node = request.node
-        link = await self.open(node, self._until(end))
-        node.blocked.add(link)
-        try:
+    async def _poll(self, request: Request, deadline: float | None, end: float | None) -> int | None:
+        """Asks again and again, until messages are heard. The ticket keeps the place in between."""
+        while True:
+            later = now() + POLL if deadline is None else min(now() + POLL, deadline)
+            if later <= now():
+                return None
+            node = self.route(request.key)
+            if not node.subscribe_denied:
+                is_subscribed = False
+                with contextlib.suppress(*FAILURES):
+                    await self.subscribe(node, later)
+                    is_subscribed = True
+                if is_subscribed:
+                    return await self._queue(request, deadline, end)
+            await self.sleep(later - now())
             self.check()
-            while True:
-                part = bound / 2 if deadline is None else min(bound / 2, deadline - now())
-                reply = await link.call(request.wait("BLOCK", ms(part)), now() + part + bound)
-                self.check()
-                if reply:
-                    return await self._confirm(request, reply[0], end)
-                if deadline is not None and now() >= deadline:
-                    return None
-        finally:
-            node.blocked.discard(link)
-            link.die(library.ConnectionError("the wait is over"))
+            reply, _ = await self.call(request.key, request.wait(), self._until(end), None, request)
+            if reply:
+                return await self._confirm(request, reply[0], end)
 
-    async def _confirm(self, request: Request, token: int, end: float | None) -> Tie:
+    async def _confirm(self, request: Request, token: int, end: float | None) -> int:
         def renewed(node: Node, link: Link, sent: float, reply: Any) -> None:
-            if isinstance(reply, int):
-                self.tie(request, node, link, token, self.believed(sent, reply / 1000))
+            if isinstance(reply, int) and request.renewed:
+                self.granted(request, node, link, token, self.believed(sent, reply / 1000))
 
-        _, request.node = await self.call(request.key, request.renew(token), self._until(end), renewed)
-        assert request.tie is not None
-        return request.tie
+        await self.call(request.key, request.renew(token), self._until(end), renewed, request)
+        return token
+
+    # Giving back.
+
+    async def release(self, hold: HoldBase) -> None:
+        """Gives back what was granted, and nothing else. The last hold of its owner ends it."""
+        if hold._pid != os.getpid():
+            raise DLockError(f"{hold.key!r} is held by the process that has forked this one")
+        self.check()
+        renewal, names = hold._renewal, hold._renewal.request.names
+        with self.guard:
+            over, hold._over = hold._over, True
+            is_last = not renewal.live()
+            if is_last and not over and self.held.get(names) is renewal:
+                del self.held[names]
+        if over:
+            raise NotHeld(f"NOTHELD lock {hold.key!r} was lost: {hold.reason or 'it was given back before'}")
+        if is_last:
+            try:
+                await self._release(renewal)
+            except NotHeld:
+                raise
+            except BaseException:
+                self.abandon(renewal)
+                raise
+        self.tell("released", hold.key, now() - hold._since)
+
+    async def _release(self, renewal: Renewal) -> None:
+        request, heard = renewal.request, True
+        words = request.release("TOKEN", renewal.token)
+        until = now() + self.settings.reply_timeout
+
+        def released(node: Node, link: Link, sent: float, reply: Any) -> None:
+            if _is_gone(reply):
+                self.lose(renewal, "released")
+
+        while True:
+            try:
+                await self.call(request.key, words, until, released)
+                return
+            except NotHeld:
+                if heard:
+                    raise
+                return  # the first one has given it back
+            except Exception as error:
+                if not passes(error) or now() >= until:
+                    raise
+                heard = heard and isinstance(error, library.ResponseError)
+                await self.refresh_routes(until - now())
+                await self.sleep(0.02)
+
+    def abandon(self, renewal: Renewal) -> None:
+        """Gives back what nobody has any more, once. If that does not arrive, KEEP counts one too many."""
+        link = renewal.link or renewal.node.link
+        self.lose(renewal, "given up")
+        if link is not None:
+            with contextlib.suppress(*FAILURES):
+                link.post(renewal.request.release("TOKEN", renewal.token))
+
+    def leave(self, request: Request) -> None:
+        """Takes a request back, behind it and on its link. If that has died, the place has died with it."""
+
+        def released(reply: Any) -> None:
+            if _is_gone(reply):
+                self.lose(request.renewal, "released")
+
+        link = request.link
+        if link is not None:
+            with contextlib.suppress(*FAILURES):
+                link.post(request.words("CANCEL"))
+                with self.guard:
+                    held = self.held.get(request.names)
+                    if held is None or not held.live():  # else it is another hold's
+                        link.post(request.release(), released)
+
+
+def _is_gone(reply: Any) -> bool:
+    """Returns true if nothing of it is left."""
+    return reply == 0 or isinstance(reply, NotHeld)

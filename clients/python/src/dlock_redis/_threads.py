@@ -20,24 +20,30 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from types import TracebackType
-from typing import Any, TypeVar
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 import redis
 from redis import exceptions as library
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ._errors import FAILURES, LockTimeout, root, typed
+from ._core import Connecting, Told
+from ._errors import FAILURES, LockTimeout, root
 from ._hold import HoldBase, log
-from ._keep import IDLE, Keeping
-from ._link import Entry, Hearing, Link, Node, Then, Wait, own, own_copy
-from ._request import Name, Observer, Request, Settings, now, seconds
+from ._keep import IDLE, STALL, Keeping
+from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
+from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
 from ._resp import Word
 from ._take import Taking
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
 T = TypeVar("T")
 _BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+RECENT = 0.1
 _SLICE = 1.0  # so long a thread sleeps at most: the clock of the machine may have gone on without its own
 
 
@@ -51,38 +57,57 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it has suspended")
 
 
-def _in_thread(work: Callable[[], T], within: float, undo: Callable[[T], object]) -> T:
-    """What the library does has no bound of its own: names, sentinels and topologies are asked for."""
-    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-    guard, given_up = threading.Lock(), False
+class _Inside(threading.local):
+    """A handler of a signal, or a finalizer, may run in the middle of a step of ours and ask for something itself."""
 
-    def body() -> None:
+    depth = 0  # of steps of this thread that are not at their end
+    spares: list[ThreadLink] | None = None  # connections of a call within such a step
+
+
+_inside = _Inside()
+
+
+def _first(connect: Callable[[], T], until: float, undo: Callable[[T], object]) -> T:
+    """Returns the first connection of several attempts, of which one more begins each second.
+
+    What the library does has no bound of its own: names, sentinels and topologies are asked for."""
+    outcomes: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    guard, over, running = threading.Lock(), False, 0
+
+    def attempt() -> None:
         try:
-            value: T | None = work()
+            made: tuple[T | None, BaseException | None] = connect(), None
         except BaseException as error:
-            outcome.put((None, error))
-            return
+            made = None, error
         with guard:
-            outcome.put((value, None))
-            late = given_up
-        if late:
-            undo(value)  # type: ignore[arg-type]
+            late = over
+            if not late:
+                outcomes.put(made)
+        if late and made[1] is None:
+            undo(made[0])  # type: ignore[arg-type]
 
-    threading.Thread(target=body, name="dlock connects", daemon=True).start()
     try:
-        value, error = outcome.get(timeout=max(0.001, within))
-    except BaseException as why:
+        while (left := until - now()) > 0 or not running:
+            threading.Thread(target=attempt, name="dlock connects", daemon=True).start()
+            running += 1
+            while True:
+                try:
+                    value, error = outcomes.get(timeout=max(0.001, min(_SLICE, left)))
+                except queue.Empty:
+                    break
+                if error is None:
+                    return value  # type: ignore[return-value]
+                running -= 1
+                if not running:
+                    raise error
+        raise library.TimeoutError("the server does not answer")
+    finally:
         with guard:
-            given_up = True
-            came = not outcome.empty() and outcome.get()
-        if came and came[1] is None:
-            undo(came[0])  # type: ignore[arg-type]
-        if isinstance(why, queue.Empty):
-            raise library.TimeoutError("the server does not answer") from None
-        raise
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
+            over = True
+        while not outcomes.empty():
+            value, error = outcomes.get()
+            if error is None:
+                undo(value)  # type: ignore[arg-type]
 
 
 def _poll(sock: socket.socket, write: bool, within: float) -> bool:
@@ -99,15 +124,19 @@ def _poll(sock: socket.socket, write: bool, within: float) -> bool:
 class ThreadLink(Link):
     """A connection that threads share."""
 
-    def __init__(self, connection: Any, bound: float, died: Callable[[], None] = lambda: None):
-        super().__init__(bound)
+    def __init__(self, connection: Any, reply_timeout: float, died: Callable[[], None] = lambda: None):
+        super().__init__(reply_timeout)
         self.connection, self.sock, self.died = connection, connection._sock, died
+        self.address = self.sock.getpeername()
         self.sock.setblocking(False)
         self.tls = isinstance(self.sock, ssl.SSLSocket)
-        self.sending, self.roles, self.led = threading.Lock(), threading.Lock(), False
+        self.sending, self.roles, self.led, self.used = threading.Lock(), threading.Lock(), False, 0.0
 
     def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
         data, entry = self.packed(words, asking), Entry(then)
+        if _inside.depth:
+            raise library.ConnectionError("this thread is in the middle of another command")
+        _inside.depth += 1
         try:
             with self.sending:
                 if self.error is not None:
@@ -115,20 +144,44 @@ class ThreadLink(Link):
                 if asking:
                     self.pending.append(Entry(None))
                 self.pending.append(entry)
+                self.used = entry.sent
                 while data:
                     try:
                         data = data[self.sock.send(data) :]
                     except _BLOCKED:
-                        if not _poll(self.sock, True, self.bound):
+                        if not _poll(self.sock, True, self.reply_timeout):
                             raise library.TimeoutError("the server reads nothing") from None
         except BaseException as error:
             self.die(_as_lost(error))
             if isinstance(error, OSError):
                 raise _as_lost(error) from error
             raise
+        finally:
+            _inside.depth -= 1
         return entry
 
+    def peer(self) -> Any:
+        return self.address
+
+    def is_alive(self) -> bool:
+        """Returns false if the other end has closed it while nobody read. Who has just been answered need not look."""
+        if now() - self.used < RECENT:
+            return self.error is None
+        with self.sending:
+            idle = self.error is None and not self.pending and not self.led
+            if idle and _poll(self.sock, False, 0):  # nothing was asked, so it is the end
+                self.die(library.ConnectionError("the server has closed the connection"))
+        return self.error is None
+
     async def result(self, entry: Entry, until: float) -> Any:
+        _inside.depth += 1
+        try:
+            self._wait(entry, until)
+        finally:
+            _inside.depth -= 1
+        return self.value(entry)
+
+    def _wait(self, entry: Entry, until: float) -> None:
         while not entry.done:
             with self.roles:
                 if entry.done:
@@ -149,7 +202,6 @@ class ThreadLink(Link):
                     entry.gate = None
                     self._pass_on()
                 raise
-        return self.value(entry)
 
     def _pass_on(self) -> None:
         """Lets somebody who waits read, if nobody does."""
@@ -162,7 +214,7 @@ class ThreadLink(Link):
         """Reads for all, until its own reply has come. Without an entry: until the link is dead."""
         try:
             while self.error is None and not (entry is not None and entry.done):
-                left = min(until, entry.sent + self.bound if entry else math.inf) - now()
+                left = min(until, entry.sent + self.reply_timeout if entry else math.inf) - now()
                 if left <= 0 and entry is not None:
                     raise self.late(entry)
                 if not (self.tls and self.sock.pending()) and not _poll(self.sock, False, min(left, _SLICE)):
@@ -227,12 +279,12 @@ def _as_lost(error: BaseException) -> Exception:
     return library.ConnectionError(f"the connection is lost: {error!r}")
 
 
-class Ear(Hearing, ThreadLink):
+class ThreadSubscriber(Subscriber, ThreadLink):
     """Read by a thread of its own."""
 
-    def __init__(self, connection: Any, bound: float, node: Node, channel: str):
+    def __init__(self, connection: Any, reply_timeout: float, node: Node, channel: str):
         self.outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        super().__init__(connection, bound, lambda: node.tell(b"again"), node=node, channel=channel)
+        super().__init__(connection, reply_timeout, lambda: node.tell(b"again"), node=node, channel=channel)
 
     def subscribed(self, error: Exception | None) -> None:
         self.outcome.put(error)
@@ -265,30 +317,28 @@ class ThreadWait(Wait):
                     return None
 
 
-class ThreadCore(Taking, Keeping):
+class ThreadCore(Keeping):
     """Nodes with a keeper thread each, and one thread that is the clock."""
 
     def _begin(self) -> None:
         super()._begin()
         self.guard = threading.RLock()
-        self.starting = threading.Lock()
+        self.starting = threading.RLock()
+        self.opening: dict[tuple[Node | None, str], concurrent.futures.Future[Any]] = {}
         self.ticking: threading.Thread | None = None
-        self.refreshing: concurrent.futures.Future[None] | None = None
         self.tick = threading.Event()
-
-    def mutex(self) -> threading.Lock:
-        return threading.Lock()
 
     def forked(self) -> None:
         """In the child: nothing of the parent's is ours."""
-        nodes, was_closed = list(self.nodes.values()), self.closed
+        nodes, renewals, was_closed = list(self.nodes.values()), list(self.renewals.values()), self.closed
         for node in nodes:
-            for link in (node.link, node.ear, *node.blocked):
+            for link in (node.link, node.subscriber):
                 if isinstance(link, ThreadLink):
                     link.sock.close()  # and says nothing to the server
-            for tie in list(node.ties.values()):
-                for hold in filter(None, (one() for one in tie.holds)):
-                    hold._forked()
+        for renewal in renewals:
+            for hold in renewal.live():
+                hold._forked()
+        _inside.depth, _inside.spares = 0, None
         self._begin()
         self.closed = was_closed
 
@@ -304,91 +354,114 @@ class ThreadCore(Taking, Keeping):
 
     def connect(self, node: Node) -> Any:
         kind, kwargs = self.kwargs(node)
-        connection = kind(**own(kwargs, self.settings.bound, Retry(NoBackoff(), 0)))
+        connection = kind(**own(kwargs, self.settings.reply_timeout, Retry(NoBackoff(), 0)))
         connection.connect()
         return connection
 
     async def open(self, node: Node, until: float) -> ThreadLink:
-        connection = self._connected(node, until)
-        link = ThreadLink(connection, self.settings.bound, lambda: self.ended(node, link))
-        return link
-
-    def _connected(self, node: Node, until: float) -> Any:
         try:
-            return _in_thread(lambda: self.connect(node), until - now(), lambda one: one.disconnect())
+            connection = _first(lambda: self.connect(node), until, lambda one: one.disconnect())
         except library.RedisClusterException as error:
             raise root(error) from None
+        link = ThreadLink(connection, self.settings.reply_timeout, lambda: self.ended(node, link))
+        return link
+
+    def _shared(self, name: tuple[Node | None, str], work: Callable[[], Any], until: float) -> Any:
+        """Does it in a thread of its own. All who come meanwhile wait for the same, as long as they like."""
+        with self.starting:
+            future = self.opening.get(name)
+            if future is None or future.done():
+                future = concurrent.futures.Future()
+                threading.Thread(target=_fulfil, args=(future, work), name=f"dlock {name[1]}", daemon=True).start()
+                self.opening[name] = future
+        try:
+            return future.result(max(0.0, until - now()))
+        except concurrent.futures.TimeoutError:
+            if future.done():  # it is its own
+                raise
+            raise library.TimeoutError("the server does not answer") from None
+        except library.RedisClusterException as error:
+            raise root(error) from None
+        except library.RedisError as error:
+            raise own_copy(error) from error.__cause__
+
+    def call(
+        self, key: Name, words: tuple[Word, ...], until: float, then: Told | None = None, request: Request | None = None
+    ) -> Coroutine[Any, Any, tuple[Any, Node]]:
+        called = super().call(key, words, until, then, request)
+        return self._within(called) if _inside.depth else called
+
+    async def _within(self, called: Coroutine[Any, Any, T]) -> T:
+        """In the middle of a step of this thread, which cannot go on before: on connections for this call."""
+        depth, _inside.depth, _inside.spares = _inside.depth, 0, []
+        try:
+            return await called
+        finally:
+            spares, _inside.depth, _inside.spares = _inside.spares, depth, None
+            for link in spares:
+                link.die(library.ConnectionError("the call within a call is over"))
 
     async def link(self, node: Node, until: float) -> Link:
+        if _inside.spares is not None:
+            _inside.spares.append(await self.open(node, until))
+            return _inside.spares[-1]
         link = node.link
-        if link is not None and link.error is None:
+        if link is not None and link.error is None and isinstance(link, ThreadLink) and link.is_alive():
             return link
-        if not node.opening.acquire(timeout=max(0.0, until - now())):
-            raise library.TimeoutError("the server does not answer")
-        try:
+
+        def begin() -> Link:
             self.check()
             link = node.link
-            if link is None or link.error is not None:
-                link = self.linked(node, await self.open(node, until))
-            return link
-        finally:
-            node.opening.release()
+            if link is not None and link.error is None:
+                return link
+            return self.linked(node, run(self.open(node, now() + self.settings.reply_timeout)))
 
-    async def listen(self, node: Node, until: float) -> None:
-        ear = node.ear
-        if ear is not None and ear.error is None:
-            return
-        if not node.opening.acquire(timeout=max(0.0, until - now())):
-            raise library.TimeoutError("the server does not answer")
+        soon = min(until, now() + _SLICE) if self.cluster else until
         try:
-            if node.deaf or (node.ear is not None and node.ear.error is None):
-                return
-            link = node.link
-            ear = Ear(self._connected(node, until), self.settings.bound, node, self.channel)
-            threading.Thread(target=ear.listen, name="dlock hears", daemon=True).start()
+            opened: Link = self._shared((node, "link"), begin, soon)
+        except library.TimeoutError as error:
+            raise (Connecting(str(error)) if soon < until else error) from None
+        return opened
+
+    async def subscribe(self, node: Node, until: float) -> None:
+        if node.subscriber is not None and node.subscriber.error is None:
+            return
+
+        def begin() -> None:
+            link, within = node.link, self.settings.reply_timeout
+            connection = _first(lambda: self.connect(node), now() + within, lambda one: one.disconnect())
+            one = ThreadSubscriber(connection, within, node, self.channel)
+            threading.Thread(target=one.listen, name="dlock subscriber", daemon=True).start()
             try:
-                refused = ear.outcome.get(timeout=max(0.001, until - now()))
+                refused = one.outcome.get(timeout=within)
             except queue.Empty:
                 refused = library.TimeoutError("no messages come")
             if refused is not None:
-                self.deafen(node, refused)
-                ear.die(refused)
+                self.subscribe_refused(node, refused)
+                one.die(refused)
                 raise refused
-            self.listening(node, ear, link)
-        finally:
-            node.opening.release()
+            self.listening(node, one, link)
+
+        self._shared((node, "subscriber"), begin, until)
 
     async def refresh(self, within: float) -> None:
-        with self.starting:
-            if self.refreshing is None or self.refreshing.done():
-                asked = concurrent.futures.Future[None]()
-                threading.Thread(target=self._refresh, args=(asked,), name="dlock asks", daemon=True).start()
-                self.refreshing = asked
-            asked = self.refreshing
-        try:
-            asked.result(max(0.0, within))
-        except concurrent.futures.TimeoutError:
-            raise library.TimeoutError("the cluster does not answer") from None
-        except library.RedisClusterException as error:
-            raise root(error) from None
+        def begin() -> None:
+            self.client.nodes_manager.initialize()
+            self.routes_refreshed()
 
-    def _refresh(self, asked: concurrent.futures.Future[None]) -> None:
-        try:
-            asked.set_result(self.client.nodes_manager.initialize())
-        except BaseException as error:
-            asked.set_exception(error)
+        self._shared((None, "routes"), begin, now() + within)
 
     async def sleep(self, seconds: float) -> None:
         threading.Event().wait(max(0.0, seconds))
 
-    async def doze(self, node: Node, seconds: float) -> None:
+    async def idle(self, node: Node, seconds: float) -> None:
         node.kick.wait(seconds)
         node.kick.clear()
 
     def wait(self) -> Wait:
         return ThreadWait()
 
-    def rouse(self, node: Node) -> None:
+    def wake(self, node: Node) -> None:
         if node.keeper is None and not self.closed:
             with self.starting:
                 if node.keeper is None:
@@ -411,12 +484,15 @@ class ThreadCore(Taking, Keeping):
 
     def _clock(self) -> None:
         while not self.closed:
-            self.tick.wait(IDLE if self.alarm == math.inf else max(0.0, min(self.alarm - now(), _SLICE)))
+            began, within = now(), IDLE if self.alarm == math.inf else max(0.0, min(self.alarm - now(), _SLICE))
+            self.tick.wait(within)
             self.tick.clear()
+            if now() - began - within > STALL:
+                self.stalled()
             if self.alarm <= now():
                 try:
                     self.expire()
-                except Exception:  # it cannot be left: others are to be told all the same
+                except Exception:  # it cannot be given back: others are to be told all the same
                     log.exception("what has ended cannot be given back")
 
     def later(self, work: Callable[[], object]) -> None:
@@ -428,6 +504,13 @@ class ThreadCore(Taking, Keeping):
 
 def _keep(core: ThreadCore, node: Node) -> None:
     run(core.keep(node))
+
+
+def _fulfil(future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 _cores: weakref.WeakSet[ThreadCore] = weakref.WeakSet()
@@ -442,27 +525,41 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Hold(HoldBase):
-    """A lock that is held. `lost` is set when it is lost; `on_lost(hold)` is called then by a thread of its own."""
+class Lost(threading.Event):
+    """Is set when the lock is lost: `if hold.lost`, `hold.lost.wait(5)`."""
 
-    lost: threading.Event
-    _event = threading.Event
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
+class Hold(HoldBase):
+    """A lock that is held.
+
+    - `key`, `owner`, and the fencing `token`
+    - `lost` is true, and an event that is set, when the lock is lost; `reason` says why, and `on_lost(hold)` is
+      called by a thread of its own
+    - Keep it for as long as you work: a hold that nothing refers to is lost.
+    """
+
+    lost: Lost
+
+    def __init__(self, core: Taking, renewal: Renewal, on_lost: Callable[[Hold], object] | None):
+        self.lost = Lost()
+        super().__init__(core, renewal, self.lost, on_lost)
 
     def _forked(self) -> None:
-        self._over, self.reason, self.lost = True, "it is the parent's", threading.Event()
+        self._over, self.reason, self.lost = True, "it is the parent's", Lost()
         self.lost.set()
 
-    def guard(self, *command: Any) -> Any:
-        """Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`."""
-        try:
-            return self._locks.client.execute_command(  # type: ignore[no-untyped-call, unused-ignore]
-                "DLOCK.GUARD", self.key, self.token, *command
-            )
-        except library.ResponseError as error:
-            raise typed(error) from None
+    def guard(self, *command: Argument) -> Any:
+        """Runs a command if, and only if, the lock is still held, in one step with that look: else raises `Fenced`.
+
+        It is sent once, and takes no longer than the time for a reply. Any other error than `Fenced` and the server's
+        own leaves open whether it was run."""
+        return run(self._guarded(command))
 
     def release(self) -> None:
-        """Gives back what was granted here, and nothing else. `NotHeld` if it was lost."""
+        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost."""
         run(self._core.release(self))
 
     def __enter__(self) -> Hold:
@@ -477,17 +574,19 @@ class Hold(HoldBase):
 
 
 class Lock:
-    """A name to be locked: `with lock as hold`, `lock.acquire()`, or a decorator. Threads may share it."""
+    """The name of a lock that is yet to be taken: `with lock as hold`, `lock.acquire()`, or a decorator.
 
-    def __init__(self, locks: Locks, key: Name, timeout: float | None, options: dict[str, Any]):
+    Making it takes nothing. Threads may share it."""
+
+    def __init__(self, locks: Locks, key: Name, timeout: float | None, options: Options):
         self.locks, self.key, self.timeout, self.options = locks, key, seconds("timeout", timeout), options
         self._mine = threading.local()
         locks._request(key, **options)  # bad arguments are told here
 
-    def acquire(self, blocking: bool = True, timeout: float | object | None = ...) -> Hold | None:
-        """The hold, or None if it was not granted in time. (A hold is true.)"""
-        limit = self.timeout if timeout is ... else timeout
-        hold = self.locks.try_lock(self.key, limit if blocking else 0, **self.options)  # type: ignore[arg-type]
+    def acquire(self, blocking: bool = True, timeout: float | EllipsisType | None = ...) -> Hold | None:
+        """Takes it, and returns the hold, or None if it was not granted in time. (A hold is true.)"""
+        limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
+        hold = self.locks.try_lock(self.key, limit if blocking else 0, **self.options)
         if hold is not None:
             self._holds().append(hold)
         return hold
@@ -500,23 +599,22 @@ class Lock:
         holds.pop().release()
 
     def owned(self) -> bool:
-        """True if this thread holds it by this object, and has not lost it."""
-        return any(not hold.lost.is_set() for hold in self._holds())
+        """Returns true if this thread holds it by this object, and has not lost it."""
+        return any(not hold.lost for hold in self._holds())
 
     def locked(self) -> bool:
-        """True if anybody holds it."""
+        """Returns true if anybody holds it."""
         return self.locks.is_held(self.key)
 
     def __enter__(self) -> Hold:
-        hold = self.locks._must(self.acquire(), self.key, self.timeout)
-        return hold
+        return self.locks._must(self.acquire(), self.key, self.timeout)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         self._holds().pop().__exit__(kind, error, trace)
 
-    def __call__(self, work: Callable[..., T]) -> Callable[..., T]:
+    def __call__(self, work: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(work)
-        def locked(*args: Any, **kwargs: Any) -> T:
+        def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             with self:
                 return work(*args, **kwargs)
 
@@ -528,35 +626,52 @@ class Lock:
         return self._mine.holds  # type: ignore[no-any-return]
 
 
+class Options(TypedDict, total=False):
+    """The options of a lock for threads. See `Locks.lock`."""
+
+    owner: Name | None
+    shared: bool
+    limit: int | None
+    session: bool
+    on_lost: Callable[[Hold], object] | None
+
+
 class Locks:
     """Locks for threads, by a client of redis-py: `Redis`, `RedisCluster`, or what a `Sentinel` gives.
 
-    The client is a pattern: Locks opens one connection of that kind to each node, and a second one where somebody
+    The client is a pattern: Locks opens one connection of that kind to each node, and a second one if somebody
     waits. All times are in seconds.
 
     - lease: how long a lock lasts when this program dies or loses the server
-    - auto: how long a program that hangs keeps its locks
-    - claim: how long a place in a queue is kept while the connection is away
-    - bound: how long a connect or a reply may take
-    - allowance: so much before its end a hold is believed to have ended
-    - observer: is told what happens, for metrics
+    - hang_timeout: how long a program that hangs keeps its locks
+    - queue_grace: how long a place in a queue is kept while the connection is away
+    - reply_timeout: how long a connect or a reply may take
+    - clock_margin: so much before its end a hold is believed to have ended
+    - observer: is called with what happens, for metrics
+
+    (`auto`, `claim`, `bound` and `allowance` are the old names of the four in the middle.)
     """
+
+    client: redis.Redis | redis.RedisCluster
 
     def __init__(
         self,
-        client: Any,
+        client: redis.Redis | redis.RedisCluster,
         *,
         lease: float = 10.0,
-        auto: float = 60.0,
-        claim: float = 5.0,
-        bound: float = 3.0,
-        allowance: float = 0.1,
+        hang_timeout: float = 60.0,
+        queue_grace: float = 5.0,
+        reply_timeout: float = 3.0,
+        clock_margin: float = 0.1,
         observer: Observer | None = None,
+        **old: Unpack[OldNames],
     ):
         if not isinstance(client, (redis.Redis, redis.RedisCluster)):
             raise TypeError(f"client must be a redis.Redis or redis.RedisCluster, not {client!r}")
         self.client = client
-        self._core = ThreadCore(client, Settings(lease, auto, claim, bound, allowance, observer or Observer()))
+        given = (lease, hang_timeout, queue_grace, reply_timeout, clock_margin)
+        named = dict(zip(("lease", "hang_timeout", "queue_grace", "reply_timeout", "clock_margin"), given, strict=True))
+        self._core = ThreadCore(client, Settings(**{**named, **renamed(old)}, observer=observer))
         _cores.add(self._core)
 
     def lock(
@@ -570,33 +685,52 @@ class Locks:
         session: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Lock:
-        """A lock that is yet to be taken: `with locks.lock("stock", timeout=5) as hold`. `LockTimeout` after 5 s.
+        """Returns a lock that is yet to be taken: `with locks.lock("stock", timeout=5) as hold`. Takes nothing itself.
 
-        - owner: whose lock it is; without it each hold is an owner. Nested locks of one thread should have one
-          owner: only then can the server see that two wait for each other (`Deadlock`)
+        `with` raises `LockTimeout` after 5 s; without a time-out it waits for ever.
+
+        - owner: a name, for nested locks; without it each hold has an owner of its own. Whoever asks for a lock by
+          these Locks under the name that holds it has it, too, and it is given back with the last of these holds.
+          Nested locks of one thread should have one: only then can the server see that two wait for each other
+          (`Deadlock`)
         - shared: with any number of others who share
         - limit: so many may hold it at once: a semaphore
         - session: it ends at once when the connection does
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """
-        options = {"owner": owner, "shared": shared, "limit": limit, "session": session, "on_lost": on_lost}
+        options = Options(owner=owner, shared=shared, limit=limit, session=session, on_lost=on_lost)
         return Lock(self, key, timeout, options)
 
-    def try_lock(self, key: Name, timeout: float | None = 0, **options: Any) -> Hold | None:
-        """Takes it: a hold, or None if it is not granted in time. The options are those of `lock`."""
+    def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:
+        """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
+
+        Without a time-out it is one attempt: what goes wrong is raised at once."""
         on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
         request = self._request(key, **options)
-        return run(self._core.take(request, timeout, lambda tie: Hold(self, request, tie, on_lost)))
+        return self._take(request, timeout, on_lost)
 
-    def acquire(self, key: Name, timeout: float | None = None, **options: Any) -> Hold:
-        """Takes it: a hold, or `LockTimeout`."""
+    def _take(self, request: Request, timeout: float | None, on_lost: Callable[[Hold], object] | None) -> Hold | None:
+        def hold(_: int) -> Hold:
+            assert request.renewal is not None
+            return Hold(self._core, request.renewal, on_lost)
+
+        return run(self._core.take(request, timeout, hold))
+
+    def acquire(self, key: Name, timeout: float | None = None, **options: Unpack[Options]) -> Hold:
+        """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
+
+        The options are those of `lock`."""
         return self._must(self.try_lock(key, timeout, **options), key, timeout)
 
     @contextlib.contextmanager
-    def many(self, keys: Iterable[Name], timeout: float | None = None, **options: Any) -> Iterator[dict[Name, Hold]]:
-        """Locks of any slots in one fixed order under one owner. The value has a hold for each key."""
+    def many(
+        self, keys: Iterable[Name], timeout: float | None = None, **options: Unpack[Options]
+    ) -> Iterator[dict[Name, Hold]]:
+        """Takes locks of any slots in one fixed order under one owner. The value has a hold for each key."""
         timeout = seconds("timeout", timeout)
-        options, end = {"owner": str(uuid.uuid4()), **options}, None if timeout is None else now() + timeout
+        if options.get("owner") is None:
+            options["owner"] = str(uuid.uuid4())
+        end = None if timeout is None else now() + timeout
         with contextlib.ExitStack() as stack:
             holds = {}
             for key in sorted(set(keys)):
@@ -605,10 +739,11 @@ class Locks:
             yield holds
 
     def is_held(self, key: Name) -> bool:
-        """True if anybody holds it."""
+        """Returns true if anybody holds it."""
         core = self._core
         core.check()
-        return run(core.call(key, ("DLOCK.HELD", key), now() + core.settings.bound))[0] is not None
+        reply = run(core.call(key, ("DLOCK.HELD", key), now() + core.settings.reply_timeout))[0]
+        return reply is not None
 
     def close(self) -> None:
         """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
@@ -625,9 +760,10 @@ class Locks:
         if core is not None and not core.closed:
             core.closed = True  # its threads see it, and end the rest
 
-    def _request(self, key: Name, on_lost: object = None, **options: Any) -> Request:
-        given = {"owner": None, "shared": False, "limit": None, "session": False, **options}
-        return Request(self._core.settings, key, **given)
+    def _request(self, key: Name, **options: Unpack[Options]) -> Request:
+        core, owner = self._core, self._core.owner(options.get("owner"))
+        shared, limit, session = options.get("shared", False), options.get("limit"), options.get("session", False)
+        return Request(core.settings, key, owner, shared, limit, session)
 
     @staticmethod
     def _must(hold: Hold | None, key: Name, timeout: float | None) -> Hold:

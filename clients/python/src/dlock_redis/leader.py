@@ -16,15 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._asyncio import AsyncHold, AsyncLocks
 from ._errors import FAILURES, NotHeld
-from ._request import Name, now, seconds
+from ._request import Argument, Name, Request, now, owner_name, seconds
 from ._threads import Hold, Locks, run
 
 H = TypeVar("H", Hold, AsyncHold)
@@ -46,9 +48,9 @@ class _Candidate(Generic[H]):
         locks._request(name, owner=self.me)  # bad arguments are told here
 
     def is_leader(self) -> bool:
-        """True if it leads for sure. Asks nobody: the clock says when the lease may have ended."""
+        """Returns true if it leads for sure. Asks nobody: the clock says when the lease may have ended."""
         hold = self._hold
-        return hold is not None and not hold.lost.is_set() and hold.left() > 0
+        return hold is not None and not hold.lost and hold.left() > 0
 
     @property
     def term(self) -> int | None:
@@ -57,7 +59,7 @@ class _Candidate(Generic[H]):
         return hold.token if hold is not None and self.is_leader() else None
 
     def left(self) -> float:
-        """It leads for so many seconds more, if nothing is heard of the server."""
+        """Returns the seconds for which it leads for sure, if nothing is heard of the server."""
         return self._hold.left() if self._hold is not None else 0.0
 
     def _end(self) -> None:
@@ -72,17 +74,23 @@ class _Candidate(Generic[H]):
             raise NotHeld(f"NOTHELD {self.me!r} does not lead {self.name!r}")
         return self._hold
 
-    def _owner(self) -> str:
-        return f"{self.me}#{uuid.uuid4()}"  # two of the same name are two candidates
+    def _campaigned(self) -> Request:
+        """Two of the same name are two candidates."""
+        owner = owner_name(f"{self.me}#{uuid.uuid4()}")
+        return Request(self.locks._core.settings, self.name, owner)
 
     def _asked(self) -> Any:
         core = self.locks._core
         core.check()
-        return core.call(self.name, ("DLOCK.HELD", self.name), now() + core.settings.bound)
+        return core.call(self.name, ("DLOCK.HELD", self.name), now() + core.settings.reply_timeout)
 
     @staticmethod
     def _told(reply: Any) -> Leader | None:
-        return reply and Leader(reply[3].decode(errors="replace").rpartition("#")[0], reply[0])
+        """The name stands between machine and process, and the word that each campaign adds."""
+        if reply is None:
+            return None
+        owner = re.sub(r"^[^/]+/\d+/", "", reply[3].decode(errors="replace"))
+        return Leader(owner.rpartition("#")[0], reply[0])
 
 
 class Election(_Candidate[Hold]):
@@ -96,33 +104,38 @@ class Election(_Candidate[Hold]):
         super().__init__(locks, name, me, on_lost)
 
     def campaign(self, timeout: float | None = None) -> int | None:
-        """Waits in the line of all candidates. The term, or None if it was not elected in time."""
+        """Waits in the line of all candidates, and returns the term, or None if it was not elected in time."""
         if not self.is_leader():
             self._end()
-            self._hold = self.locks.try_lock(self.name, timeout, owner=self._owner(), on_lost=self._on_lost)
+            self._hold = self.locks._take(self._campaigned(), seconds("timeout", timeout), self._on_lost)
         return self.term
 
     def resign(self) -> None:
-        """The next candidate leads. No error if it did not lead."""
+        """Lets the next candidate lead. It is no error if this one did not."""
         hold, self._hold = self._hold, None
         if hold is not None:
             with contextlib.suppress(NotHeld):
                 hold.release()
 
-    def guard(self, *command: Any) -> Any:
-        """Runs a command only while it leads under its term: else `Fenced`, or `NotHeld` if it never led."""
+    def guard(self, *command: Argument) -> Any:
+        """Runs a command only while it leads under its term: else raises `Fenced`, or `NotHeld` if it never led."""
         return self._taken().guard(*command)
 
-    def who(self) -> Leader | None:
-        """Who leads now, as the server says."""
+    def leader(self) -> Leader | None:
+        """Returns who leads now, as the server says."""
         return self._told(run(self._asked())[0])
 
+    def who(self) -> Leader | None:
+        """The old name of `leader`, which works for one version."""
+        warnings.warn("who() is called leader() now", DeprecationWarning, 2)
+        return self.leader()
+
     def observe(self, interval: float = 1.0) -> Iterator[Leader | None]:
-        """Who leads, now and after each change. It is asked once in `interval` seconds."""
+        """Yields who leads, now and after each change. It asks once in `interval` seconds."""
         seconds("interval", interval)
         last: Any = ...
         while True:
-            seen = self.who()
+            seen = self.leader()
             if seen != last:
                 yield seen
             last = seen
@@ -151,33 +164,38 @@ class AsyncElection(_Candidate[AsyncHold]):
         super().__init__(locks, name, me, on_lost)
 
     async def campaign(self, timeout: float | None = None) -> int | None:
-        """Waits in the line of all candidates. The term, or None if it was not elected in time."""
+        """Waits in the line of all candidates, and returns the term, or None if it was not elected in time."""
         if not self.is_leader():
             self._end()
-            self._hold = await self.locks.try_lock(self.name, timeout, owner=self._owner(), on_lost=self._on_lost)
+            self._hold = await self.locks._take(self._campaigned(), seconds("timeout", timeout), self._on_lost)
         return self.term
 
     async def resign(self) -> None:
-        """The next candidate leads. No error if it did not lead."""
+        """Lets the next candidate lead. It is no error if this one did not."""
         hold, self._hold = self._hold, None
         if hold is not None:
             with contextlib.suppress(NotHeld):
                 await hold.release()
 
-    async def guard(self, *command: Any) -> Any:
-        """Runs a command only while it leads under its term: else `Fenced`, or `NotHeld` if it never led."""
+    async def guard(self, *command: Argument) -> Any:
+        """Runs a command only while it leads under its term: else raises `Fenced`, or `NotHeld` if it never led."""
         return await self._taken().guard(*command)
 
-    async def who(self) -> Leader | None:
-        """Who leads now, as the server says."""
+    async def leader(self) -> Leader | None:
+        """Returns who leads now, as the server says."""
         return self._told((await self._asked())[0])
 
+    async def who(self) -> Leader | None:
+        """The old name of `leader`, which works for one version."""
+        warnings.warn("who() is called leader() now", DeprecationWarning, 2)
+        return await self.leader()
+
     async def observe(self, interval: float = 1.0) -> AsyncIterator[Leader | None]:
-        """Who leads, now and after each change. It is asked once in `interval` seconds."""
+        """Yields who leads, now and after each change. It asks once in `interval` seconds."""
         seconds("interval", interval)
         last: Any = ...
         while True:
-            seen = await self.who()
+            seen = await self.leader()
             if seen != last:
                 yield seen
             last = seen

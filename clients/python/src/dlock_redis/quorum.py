@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -26,7 +26,10 @@ from redis.retry import Retry
 
 from ._errors import LockTimeout
 from ._link import own
-from ._request import Name, ms, now
+from ._request import Name, OldNames, ms, now, owner_name, renamed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SILENCE = 1.0  # so long a master that did not answer is asked last
 EARLIER_MS = 5  # the leases at the others end so much before the first one's
@@ -38,10 +41,11 @@ class Unreachable(redis.ConnectionError):
 
 
 class Quorum:
-    """`bound` is how long a master may take to connect, and to answer what need not wait."""
+    """`reply_timeout` is how long a master may take to connect, and to answer what need not wait."""
 
-    def __init__(self, masters: Iterable[redis.Redis], bound: float = 0.3):
-        self.masters, self.bound = list(masters), bound
+    def __init__(self, masters: Iterable[redis.Redis], reply_timeout: float = 0.3, **old: Unpack[OldNames]):
+        self.reply_timeout: float = renamed(old, 3).get("reply_timeout", reply_timeout)
+        self.masters = list(masters)
         self._silent = [float("-inf")] * len(self.masters)  # when each did not answer
 
     def acquire(self, lock: Name, lease: float = 10.0, wait: float = 0.0) -> QuorumHold | None:
@@ -89,7 +93,7 @@ class QuorumHold:
 
     def _rename(self) -> None:
         """For each try: what the last one has told a master that hangs must not give back what this one gets."""
-        self.owner = str(uuid.uuid4())
+        self.owner = str(owner_name(str(uuid.uuid4())))
         for master in self._masters:
             master.names = self.lock, self.owner
 
@@ -173,11 +177,11 @@ class _Master:
     """A connection for one owner. Opened when needed, thrown away after a time-out."""
 
     def __init__(self, quorum: Quorum, number: int):
-        pool, bound = quorum.masters[number].connection_pool, quorum.bound
-        kwargs = own(pool.connection_kwargs, bound, Retry(NoBackoff(), 0))
+        pool, within = quorum.masters[number].connection_pool, quorum.reply_timeout
+        kwargs = own(pool.connection_kwargs, within, Retry(NoBackoff(), 0))
         self.connection: Any = pool.connection_class(**kwargs)
         self.names: tuple[Name, str] = ("", "")
-        self.quorum, self.number, self.bound = quorum, number, bound
+        self.quorum, self.number, self.reply_timeout = quorum, number, within
         self.asked = self.unanswered = False
         self.error: str | None = None
 
@@ -189,7 +193,7 @@ class _Master:
         try:
             self.asked = self.unanswered = True
             connection.send_command(f"DLOCK.{name}", *self.names, *words, check_health=False)
-            if wait and not connection.can_read(wait + self.bound):
+            if wait and not connection.can_read(wait + self.reply_timeout):
                 raise redis.TimeoutError("no answer in time")
             # What did not answer keeps its connection: leave() says the last words there.
             reply = connection.read_response(disconnect_on_error=False)

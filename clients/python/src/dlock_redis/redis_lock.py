@@ -23,11 +23,11 @@ from redis import exceptions as library
 from redis.asyncio.lock import Lock as LibraryAsyncLock
 from redis.lock import Lock as LibraryLock
 
-from ._asyncio import AsyncLocks
+from ._asyncio import AsyncHold, AsyncLocks
 from ._errors import NotHeld
 from ._hold import HoldBase
-from ._request import ms, now
-from ._threads import Locks, run
+from ._request import Request, ms, now
+from ._threads import Hold, Locks, run
 
 _locks: weakref.WeakKeyDictionary[Any, Locks] = weakref.WeakKeyDictionary()
 _async_locks: weakref.WeakKeyDictionary[Any, AsyncLocks] = weakref.WeakKeyDictionary()
@@ -44,11 +44,12 @@ class _Common:
     timeout: Any
     local: Any
     _all: Any
+    _kind: Any
 
     def _asked(self, *words: Any) -> Any:
         core = self._all._core
         core.check()
-        return core.call(self.name, words, now() + core.settings.bound)
+        return core.call(self.name, words, now() + core.settings.reply_timeout)
 
     async def _locked(self) -> bool:
         try:
@@ -67,7 +68,7 @@ class _Common:
     async def _given_back(self, token: Any) -> None:
         with self._must_own("release"):
             hold, self.local.hold = getattr(self.local, "hold", None), None
-            if hold is not None:
+            if isinstance(hold, HoldBase):
                 await self._all._core.release(hold)
             else:
                 await self._asked("DLOCK.RELEASE", self.name, token, "HOLDS", 0)
@@ -94,15 +95,20 @@ class _Common:
             return uuid.uuid4().hex.encode()
         return token if isinstance(token, bytes) else str(token).encode()
 
-    async def _begin(self, hold: HoldBase, token: bytes) -> None:
+    def _request(self, token: bytes) -> Request:
+        """With a time-out it lasts so long, and nobody keeps it: two commands a lock."""
         kept = self.timeout is None
-        if not kept:
-            await self._all._core.let_go(hold, self.timeout)
-        self.local.token, self.local.hold = token, hold if kept else None
+        return Request(self._all._core.settings, self.name, token, lease=self.timeout, renewed=kept)
+
+    def _hold(self, request: Request) -> Any:
+        """What was granted: a hold that is kept, or true."""
+        return True if request.renewal is None else self._kind(self._all._core, request.renewal, None)
 
 
 class RedisLock(_Common, LibraryLock):
     """For `Redis.lock(…, lock_class=RedisLock)`."""
+
+    _kind = Hold
 
     def register_scripts(self) -> None:
         """There are none. All locks of one client share its connection."""
@@ -123,9 +129,10 @@ class RedisLock(_Common, LibraryLock):
         end = None if limit is None else now() + limit
         while True:
             try:
-                hold = self._all.try_lock(self.name, limit if end is None else max(0.0, end - now()), owner=token)
+                request, left = self._request(token), limit if end is None else max(0.0, end - now())
+                hold = run(self._all._core.take(request, left, lambda _, request=request: self._hold(request)))
                 if hold is not None:
-                    run(self._begin(hold, token))
+                    self.local.token, self.local.hold = token, hold
                 return hold is not None
             except library.ResponseError as error:
                 if not _wrong_type(error):
@@ -153,6 +160,8 @@ class RedisLock(_Common, LibraryLock):
 class AsyncRedisLock(_Common, LibraryAsyncLock):
     """For `redis.asyncio.Redis.lock(…, lock_class=AsyncRedisLock)`."""
 
+    _kind = AsyncHold
+
     def register_scripts(self) -> None:
         if self.redis not in _async_locks:
             _async_locks[self.redis] = AsyncLocks(_pattern(self.redis, redis.asyncio.Redis))
@@ -165,9 +174,10 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
         end = None if limit is None else now() + limit
         while True:
             try:
-                hold = await self._all.try_lock(self.name, limit if end is None else max(0.0, end - now()), owner=token)
+                request, left = self._request(token), limit if end is None else max(0.0, end - now())
+                hold = await self._all._core.take(request, left, lambda _, request=request: self._hold(request))
                 if hold is not None:
-                    await self._begin(hold, token)
+                    self.local.token, self.local.hold = token, hold
                 return hold is not None
             except library.ResponseError as error:
                 if not _wrong_type(error):

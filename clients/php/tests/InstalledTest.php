@@ -1,0 +1,330 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use PHPUnit\Framework\TestCase;
+
+/** Programs of their own, which have the package as it was installed, and nothing else: what a user does and looks at. */
+final class InstalledTest extends TestCase
+{
+    private const BEGINS = <<<'PHP'
+        <?php
+        require getenv('DLOCK_INSTALLED');
+        error_reporting(E_ALL);
+        use Dlock\Connect, Dlock\Hold, Dlock\Locks;
+        [$host, $port] = explode(':', getenv('DLOCK_AT'));
+        $port = (int) $port;
+        $key = getenv('DLOCK_KEY');
+        PHP;
+
+    private Server $server;
+    private string $directory;
+
+    protected function setUp(): void
+    {
+        $this->server = new Server();
+        $this->directory = sys_get_temp_dir() . '/dlock-' . bin2hex(random_bytes(6));
+        mkdir($this->directory);
+    }
+
+    protected function tearDown(): void
+    {
+        array_map(unlink(...), glob("$this->directory/*") ?: []);
+        rmdir($this->directory);
+    }
+
+    /** @return array<string, string> */
+    private function environment(?string $at = null): array
+    {
+        $here = getenv('DLOCK_AUTOLOAD') ?: __DIR__ . '/autoload.php';
+
+        $at ??= Stage::addresses('DLOCK_SINGLE')[0];
+
+        return ['DLOCK_INSTALLED' => $here, 'DLOCK_AT' => $at, 'DLOCK_KEY' => $this->server->key];
+    }
+
+    private function write(string $program, string $name = 'program.php'): string
+    {
+        file_put_contents("$this->directory/$name", self::BEGINS . "\n$program\n");
+
+        return "$this->directory/$name";
+    }
+
+    /** What the program prints, if it ends well. */
+    private function run_(string $program, ?string $at = null): string
+    {
+        $pipes = [];
+        $command = [PHP_BINARY, '-d', 'display_errors=stderr', $this->write($program)];
+        $process = proc_open($command, [1 => ['pipe', 'w'], 2 => ['pipe', 'w']], $pipes, null, $this->environment($at) + getenv());
+        [$out, $errors] = [stream_get_contents($pipes[1]), stream_get_contents($pipes[2])];
+        self::assertSame(0, proc_close($process), "$out\n$errors");
+        self::assertSame('', $errors);
+
+        return trim((string) $out);
+    }
+
+    public function testTheProgramsClientIsAsBefore(): void
+    {
+        self::assertSame('late, 1', $this->run_(<<<'PHP'
+            $redis = new Redis();
+            $redis->connect($host, $port);
+            $locks = new Locks($redis);
+            $hold = $locks->lock($key);
+            // The program's next command is a slow one, and has the time-out that it had.
+            $redis->rpush("$key:list", 'late');
+            echo $redis->rawCommand('BLPOP', "$key:list", '1')[1], ', ';
+            $redis->rawCommand('BLPOP', "$key:none", '1');
+            echo (int) $redis->ping();
+            $hold->release();
+            PHP));
+    }
+
+    /** A request that dies leaves no lock that later requests keep. */
+    public function testAPersistentConnectionOutlivesNoLock(): void
+    {
+        $this->write(<<<'PHP'
+            $redis = new Redis();
+            $redis->pconnect($host, $port, 2.0, null, 0, 5.0);
+            $locks = new Locks($redis, lease: 1.5);
+            if ($_SERVER['REQUEST_URI'] === '/dies') {
+                $hold = $locks->lock($key);
+                touch(__DIR__ . '/died');
+                ini_set('memory_limit', '8M');
+                $fatal = str_repeat('x', 100_000_000);
+            }
+            $other = $locks->lock("$key:other");
+            $locks->keep(true);
+            $other->release();
+            echo 'alive';
+            PHP, 'index.php');
+        [$host, $port] = ['127.0.0.1', (string) random_int(20_000, 30_000)];
+        $command = [PHP_BINARY, '-d', 'display_errors=0', '-S', "$host:$port", '-t', $this->directory, "$this->directory/index.php"];
+        $nothing = ['file', '/dev/null', 'w'];
+        $process = proc_open($command, [1 => $nothing, 2 => $nothing], $pipes, null, $this->environment() + getenv());
+        try {
+            $get = static fn (string $path): string => (string) @file_get_contents("http://$host:$port$path");
+            Stage::until(static fn () => $get('/') === 'alive', 'it serves');
+            Stage::until(fn () => $get('/dies') === '' && is_file("$this->directory/died"), 'a request has died');
+            // Later requests by the same connection go on.
+            $until = microtime(true) + 6;
+            while ($this->server->owners() !== []) {
+                self::assertLessThan($until, microtime(true), 'later requests keep what a dead one has left');
+                $get('/');
+                usleep(100_000);
+            }
+        } finally {
+            proc_terminate($process, SIGKILL);
+            proc_close($process);
+        }
+        $this->addToAssertionCount(1);
+    }
+
+    public function testNoPasswordIsShown(): void
+    {
+        $name = trim($this->server->key, '{}');
+        $this->server->ask('ACL', 'SETUSER', $name, 'on', '>hush-hush', '~*', '&*', '+@all');
+        $shown = $this->run_(<<<PHP
+            \$where = Connect::url("redis://$name:hush-hush@\$host:\$port");
+            \$locks = new Locks(\$where);
+            \$hold = \$locks->lock(\$key);
+            var_dump(\$where, \$locks, \$hold);
+            print_r(\$locks);
+            print_r(Locks::cluster(["\$host:\$port"], fn (\$host, \$port) => \$where));
+            try {
+                \$locks->lock(\$key, 0.1);
+            } catch (Dlock\Exception\LockTimeout \$error) {
+                echo \$error;
+            }
+            \$hold->release();
+            PHP);
+        $this->server->ask('ACL', 'DELUSER', $name);
+        self::assertStringContainsString($this->server->key, $shown);
+        self::assertStringNotContainsString('hush-hush', $shown);
+    }
+
+    /** A try is one attempt: what the server says no with comes at once, in its words. */
+    public function testATryIsOneAttempt(): void
+    {
+        [$primary, $replica] = Stage::addresses('DLOCK_PAIR');
+        if (Stage::connect($primary)->rawCommand('ROLE')[0] !== 'master') {
+            $replica = $primary;
+        }
+        $program = <<<'PHP'
+            $locks = new Locks(Connect::url("redis://$host:$port"));
+            $least = INF;
+            for ($i = 0; $i < 5; ++$i) { // the machine may be busy
+                $began = hrtime(true);
+                try {
+                    $locks->tryLock($key);
+                    echo 'taken ';
+                } catch (Dlock\Exception\DlockException $error) {
+                    $least = min($least, (hrtime(true) - $began) / 1e6);
+                }
+            }
+            echo $least < 50 ? 'at once: ' : "$least ms: ", $error->getMessage();
+            PHP;
+        self::assertMatchesRegularExpression('/^at once: .*refused/', $this->run_($program, '127.0.0.1:1'));
+        self::assertMatchesRegularExpression('/^at once: READONLY/', $this->run_($program, $replica));
+    }
+
+    /** Sentinels name the primary. */
+    public function testASentinel(): void
+    {
+        [$primary, $other] = Stage::addresses('DLOCK_PAIR');
+        if (Stage::connect($primary)->rawCommand('ROLE')[0] !== 'master') {
+            $primary = $other;
+        }
+        [$host, $port] = explode(':', $primary);
+        $free = stream_socket_server('tcp://127.0.0.1:0');
+        $at = explode(':', (string) stream_socket_get_name($free, false))[1];
+        fclose($free);
+        file_put_contents("$this->directory/sentinel.conf", "port $at\nbind 127.0.0.1\ndir $this->directory\n"
+            . "sentinel monitor pair $host $port 1\nsentinel down-after-milliseconds pair 600000\n");
+        $nothing = ['file', '/dev/null', 'w'];
+        $process = proc_open(['redis-server', "$this->directory/sentinel.conf", '--sentinel'], [1 => $nothing, 2 => $nothing], $pipes);
+        try {
+            Stage::until(static fn () => @fsockopen('127.0.0.1', (int) $at), 'there is a Sentinel');
+            self::assertSame('held', $this->run_(<<<'PHP'
+                $locks = new Locks(Connect::sentinel(['127.0.0.1:1', "$host:$port"], 'pair'));
+                $hold = $locks->lock($key, timeout: 5);
+                echo $hold->lost() ? 'lost' : 'held';
+                $hold->release();
+                PHP, "127.0.0.1:$at"));
+        } finally {
+            proc_terminate($process, SIGKILL);
+            proc_close($process);
+        }
+    }
+
+    /** A connect that hangs is not waited for: another one begins a second later, and asks anew where to go. */
+    public function testAConnectThatHangsIsNotWaitedFor(): void
+    {
+        $hangs = stream_socket_server('tcp://127.0.0.1:0'); // it accepts, and never answers
+        $program = <<<'PHP'
+            $asked = 0;
+            $hung = getenv('DLOCK_HUNG');
+            $locks = new Locks(function () use (&$asked, $hung, $host, $port) {
+                return Connect::url(++$asked === 1 ? "redis://u:p@$hung" : "redis://$host:$port");
+            }, replyTimeout: 10.0);
+            $began = microtime(true);
+            $locks->lock($key)->release();
+            echo microtime(true) - $began < 6 ? 'in time' : 'late';
+            PHP;
+        putenv('DLOCK_HUNG=' . stream_socket_get_name($hangs, false));
+        self::assertSame('in time', $this->run_($program));
+    }
+
+    /** Why a hold is lost is told, and nobody is granted what nobody can keep. */
+    public function testARefusedKeepIsTheReason(): void
+    {
+        $name = trim($this->server->key, '{}');
+        $this->server->ask('ACL', 'SETUSER', $name, 'on', '>word', '~*', '&*', '+@all', '-dlock.keep');
+        $shown = $this->run_(<<<PHP
+            \$locks = new Locks(Connect::url("redis://$name:word@\$host:\$port"), lease: 1.5);
+            \$hold = \$locks->lock(\$key);
+            while (!\$hold->lost()) {
+                usleep(20_000);
+            }
+            echo \$hold->reason(), '|';
+            try {
+                \$locks->lock("\$key:other");
+                echo 'granted';
+            } catch (Dlock\Exception\Refused \$error) {
+                echo \$error->getMessage();
+            }
+            PHP);
+        self::assertMatchesRegularExpression('/^the server refuses to renew it: NOPERM .*\|NOPERM /', $shown);
+        $this->server->ask('ACL', 'SETUSER', $name, '+dlock.keep');
+        $this->server->awaitGone();
+        $this->server->ask('ACL', 'DELUSER', $name);
+    }
+
+    /** The old names of settings work for one version, with a warning. */
+    public function testOldNames(): void
+    {
+        self::assertSame('4: the setting auto is called hangTimeout now', $this->run_(<<<'PHP'
+            $said = [];
+            set_error_handler(function (int $level, string $text) use (&$said): bool {
+                $said[] = $text;
+                return $level === E_USER_DEPRECATED;
+            });
+            $locks = new Locks(Connect::url("redis://$host:$port"), lease: 2.0, auto: 3.0, claim: 4.0, bound: 5.0, allowance: 0.2);
+            echo count($said), str_replace('dlock/redis', '', $said[0]);
+            PHP));
+    }
+
+    /** The first program of the page as it is printed. Its server is the one at 6379. */
+    public function testTheProgramOfThePage(): void
+    {
+        preg_match('/```php\n(require .*?)```/s', (string) file_get_contents(__DIR__ . '/../README.md'), $program);
+        $address = Stage::addresses('DLOCK_SINGLE')[0];
+        mkdir("$this->directory/vendor");
+        file_put_contents("$this->directory/vendor/autoload.php", "<?php require getenv('DLOCK_INSTALLED');");
+        $text = str_replace(['127.0.0.1:6379', "'stock']"], [$address, "'{$this->server->key}']"], $program[1]);
+        file_put_contents("$this->directory/page.php", "<?php\n$text");
+        $process = proc_open(
+            [PHP_BINARY, '-d', 'display_errors=1', 'page.php'],
+            [1 => ['pipe', 'w']],
+            $pipes,
+            $this->directory,
+            $this->environment() + getenv(),
+        );
+        self::assertMatchesRegularExpression('/^\d+$/', trim((string) stream_get_contents($pipes[1])));
+        self::assertSame(0, proc_close($process));
+        unlink("$this->directory/vendor/autoload.php");
+        rmdir("$this->directory/vendor");
+        self::assertSame('41', $this->server->ask('GET', "{$this->server->key}:left"));
+        $this->server->awaitGone();
+    }
+
+    /** A hold of which only its token is kept is given back at once: that is told. */
+    public function testAForgottenHoldIsTold(): void
+    {
+        self::assertSame('lost: forgotten', $this->run_(<<<'PHP'
+            $observer = new class extends Dlock\Observer {
+                public function lost(string $key, string $reason): void
+                {
+                    echo "lost: $reason";
+                }
+            };
+            $locks = new Locks(Connect::url("redis://$host:$port"), observer: $observer);
+            $token = $locks->lock($key)->token;
+            PHP));
+    }
+
+    /** A server that is full passes: who waits goes on. */
+    public function testMaxClientsPasses(): void
+    {
+        $port = self::freePort();
+        $nothing = ['file', '/dev/null', 'w'];
+        $command = ['redis-server', '--port', $port, '--bind', '127.0.0.1', '--save', '', '--maxclients', '1'];
+        $process = proc_open($command, [1 => $nothing, 2 => $nothing], $pipes);
+        try {
+            $full = Stage::until(static fn () => @fsockopen('127.0.0.1', (int) $port), 'it is there');
+            fwrite($full, "PING\r\n");
+            fgets($full);
+            self::assertStringContainsString('max number of clients', $this->run_(<<<'PHP'
+                $locks = new Locks(Connect::url("redis://$host:$port"));
+                try {
+                    $locks->lock($key, 0.5);
+                } catch (Dlock\Exception\LockTimeout $error) {
+                    echo $error->getPrevious()->getMessage();
+                }
+                PHP, "127.0.0.1:$port"));
+        } finally {
+            proc_terminate($process, SIGKILL);
+            proc_close($process);
+        }
+    }
+
+    private static function freePort(): string
+    {
+        $free = stream_socket_server('tcp://127.0.0.1:0');
+        $port = explode(':', (string) stream_socket_get_name($free, false))[1];
+        fclose($free);
+
+        return $port;
+    }
+}

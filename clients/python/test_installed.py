@@ -1,0 +1,569 @@
+"""Programs of their own, by the package as it is installed, with nothing beside it: what a user does and looks at."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from stage import PATIENCE, Server, addresses, command, primary_of_the_pair, until
+
+HERE = Path(__file__).parent
+PYTHON = os.environ.get("DLOCK_ALONE", sys.executable)
+MYPY = os.environ.get("DLOCK_MYPY", str(Path(sys.executable).parent / "mypy"))
+BEGINS = """
+import asyncio, gc, json, logging, os, signal, sys, threading, time
+import redis, redis.asyncio
+import dlock_redis as dlock
+from dlock_redis import AsyncLocks, Locks, RedisLock
+host, port, key = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+client, tasks = redis.Redis(host, port), redis.asyncio.Redis(host=host, port=port)
+logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+def say(what):
+    print(json.dumps(what), flush=True)
+"""
+
+
+@pytest.fixture
+def server():
+    return Server("single")
+
+
+class Program:
+    """A program that runs, and says something, a line of JSON each."""
+
+    def __init__(self, server, text, address=None):
+        host, port = address or addresses("DLOCK_SINGLE")[0]
+        words = [PYTHON, "-c", BEGINS + textwrap.dedent(text), host, str(port), server.key]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment())
+
+    def said(self):
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else pytest.fail(self.process.stderr.read())
+
+    def end(self):
+        """What it has said, and logged."""
+        out, log = self.process.communicate(timeout=3 * PATIENCE)
+        assert self.process.returncode == 0, log
+        return [json.loads(line) for line in out.splitlines()], log
+
+
+def environment(**more):
+    alone = {"PYTHONPATH"} if "DLOCK_ALONE" in os.environ else set()
+    return {name: value for name, value in {**os.environ, **more}.items() if name not in alone or name in more}
+
+
+def path():
+    name = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
+    host, port = name.split(":")
+    return name, (host, int(port))
+
+
+KINDS = pytest.mark.parametrize("kind", ["threads", "asyncio"])
+
+
+@KINDS
+def test_a_guarded_command_is_sent_once(server, kind):
+    """Its reply is lost: whether it has run is open, and it does not run again."""
+    name, address = path()
+    text = {
+        "threads": """
+            with Locks(client) as locks:
+                hold = locks.acquire(key)
+                say("held")
+                try:
+                    hold.guard("INCR", key + ":n")
+                    say("answered")
+                except redis.RedisError as error:
+                    say(type(error).__name__)
+                time.sleep(1)  # nothing comes later
+        """,
+        "asyncio": """
+            async def work():
+                async with AsyncLocks(tasks) as locks:
+                    hold = await locks.acquire(key)
+                    say("held")
+                    try:
+                        await hold.guard("INCR", key + ":n")
+                        say("answered")
+                    except redis.RedisError as error:
+                        say(type(error).__name__)
+                    await asyncio.sleep(1)
+            asyncio.run(work())
+        """,
+    }[kind]
+    command(f"delay {name} 1500")  # for the way there and back
+    program = Program(server, text, address)
+    assert program.said() == "held"
+    until(lambda: server.client.get(f"{server.key}:n"), "it has run")
+    command(f"cut {name}")
+    command(f"delay {name} 0")
+    said, _ = program.end()
+    assert server.client.get(f"{server.key}:n") == b"1"
+    assert said[0] != "answered"
+    command(f"close {name}")
+
+
+@KINDS
+def test_a_guarded_command_takes_no_longer_than_a_reply(server, kind):
+    name, address = path()
+    text = {
+        "threads": """
+            locks = Locks(client)
+            hold = locks.acquire(key)
+            say("held")
+            os.read(0, 1)
+            began = time.monotonic()
+            try:
+                hold.guard("SET", key + ":x", 1)
+            except redis.RedisError as error:
+                say(time.monotonic() - began)
+            os._exit(0)
+        """,
+        "asyncio": """
+            async def work():
+                locks = AsyncLocks(tasks)
+                hold = await locks.acquire(key)
+                say("held")
+                os.read(0, 1)
+                began = time.monotonic()
+                try:
+                    await hold.guard("SET", key + ":x", 1)
+                except redis.RedisError as error:
+                    say(time.monotonic() - began)
+                os._exit(0)
+            asyncio.run(work())
+        """,
+    }[kind]
+    reader, writer = os.pipe()
+    saved = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        program = Program(server, text, address)
+    finally:
+        os.dup2(saved, 0)
+    assert program.said() == "held"
+    command(f"silence {name}")
+    os.write(writer, b"\n")
+    said, _ = program.end()
+    assert said[0] < 3 + 4  # three seconds, and a busy machine
+    command(f"close {name}")
+
+
+@KINDS
+def test_fenced_is_a_loss(server, kind):
+    text = {
+        "threads": """
+            with Locks(client) as locks:
+                hold = locks.acquire(key, owner="x")
+                client.execute_command("DLOCK.FORCERELEASE", key)
+                try:
+                    hold.guard("SET", key + ":x", 1)
+                except dlock.Fenced:
+                    say([hold.lost.is_set(), bool(hold.lost), hold.reason in ("fenced", "forced")])
+        """,
+        "asyncio": """
+            async def work():
+                async with AsyncLocks(tasks) as locks:
+                    hold = await locks.acquire(key, owner="x")
+                    client.execute_command("DLOCK.FORCERELEASE", key)
+                    try:
+                        await hold.guard("SET", key + ":x", 1)
+                    except dlock.Fenced:
+                        say([hold.lost.is_set(), bool(hold.lost), hold.reason in ("fenced", "forced")])
+            asyncio.run(work())
+        """,
+    }[kind]
+    assert Program(server, text).end()[0] == [[True, True, True]]
+
+
+def test_a_hold_that_is_not_lost_is_not_lost(server):
+    text = """
+        with Locks(client) as locks, locks.lock(key) as hold:
+            say(bool(hold.lost))
+            say("yes" if hold.lost else "no")
+    """
+    assert Program(server, text).end()[0] == [False, "no"]
+
+
+def test_a_signals_handler_releases(server):
+    """The main thread reads for all, or waits for its own reply. Its handler gives back a lock meanwhile."""
+    name, address = path()
+    command(f"delay {name} 20")
+    text = """
+        locks = Locks(client)
+        other = redis.Redis(host, port)
+        took, done = [], threading.Event()
+        def handler(*_):
+            began = time.monotonic()
+            holds.pop().release()
+            took.append(time.monotonic() - began)
+        signal.signal(signal.SIGUSR1, handler)
+        holds = [locks.acquire(f"{key}:{i}") for i in range(8)]
+        link = next(iter(locks._core.nodes.values())).link
+        def interrupt():
+            while holds:
+                before = len(holds)
+                os.kill(os.getpid(), signal.SIGUSR1)
+                while len(holds) == before and not done.is_set():
+                    time.sleep(0.003)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        while holds:
+            locks.acquire(key).release()
+        done.set()
+        thread.join()
+        say(max(took) < 2.5)
+        say(next(iter(locks._core.nodes.values())).link is link and link.error is None)
+        say([locks.is_held(f"{key}:{i}") for i in range(8)])
+        locks.close()
+    """
+    assert Program(server, text, address).end()[0] == [True, True, [False] * 8]
+    command(f"close {name}")
+
+
+@KINDS
+def test_a_forgotten_hold_is_lost(server, kind):
+    """Of the hold only its event is kept."""
+    text = {
+        "threads": """
+            locks = Locks(client, lease=3)
+            lost = locks.acquire(key).lost
+            gc.collect()
+            say(lost.wait(10))
+            locks.close()
+        """,
+        "asyncio": """
+            async def work():
+                locks = AsyncLocks(tasks, lease=3)
+                lost = (await locks.acquire(key)).lost
+                gc.collect()
+                await asyncio.wait_for(lost.wait(), 10)
+                say(True)
+                await locks.aclose()
+            asyncio.run(work())
+        """,
+    }[kind]
+    said, log = Program(server, text).end()
+    assert said == [True] and "forgotten" in log
+    server.await_gone()
+
+
+def test_the_hold_of_a_task_that_has_ended_is_lost(server):
+    text = """
+        async def work():
+            locks = AsyncLocks(tasks, lease=3)
+            lock = locks.lock(key)
+            async def forgets():
+                await lock.acquire()
+            await asyncio.create_task(forgets())
+            gc.collect()
+            for _ in range(100):
+                if not await locks.is_held(key):
+                    break
+                await asyncio.sleep(0.05)
+            say(await locks.is_held(key))
+            await locks.aclose()
+        asyncio.run(work())
+    """
+    said, log = Program(server, text).end()
+    assert said == [False] and "forgotten" in log
+
+
+@KINDS
+def test_a_refused_keep_is_the_reason(server, kind):
+    user = server.key.strip("{}")
+    server.ask("ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", "-dlock.keep")
+    text = {
+        "threads": """
+            locks = Locks(redis.Redis(host, port, username=USER, password="word"), lease=2)
+            hold = locks.acquire(key)
+            say([hold.lost.wait(10), hold.reason])
+            for timeout in (0, None):
+                try:
+                    locks.try_lock(key + ":other", timeout)
+                except redis.RedisError as error:
+                    say(str(error))
+            locks.close()
+        """,
+        "asyncio": """
+            async def work():
+                locks = AsyncLocks(redis.asyncio.Redis(host=host, port=port, username=USER, password="word"), lease=2)
+                hold = await locks.acquire(key)
+                await asyncio.wait_for(hold.lost.wait(), 10)
+                say([True, hold.reason])
+                for timeout in (0, None):
+                    try:
+                        await locks.try_lock(key + ":other", timeout)
+                    except redis.RedisError as error:
+                        say(str(error))
+                await locks.aclose()
+            asyncio.run(work())
+        """,
+    }[kind].replace("USER", repr(user))
+    said, log = Program(server, text).end()
+    server.ask("ACL", "DELUSER", user)
+    assert said[0][0] and "permission" in said[0][1]
+    assert len(said) == 3 and all("permission" in one for one in said[1:])
+    assert log.count("cannot be kept") == 1
+    server.await_gone()
+
+
+@KINDS
+@pytest.mark.parametrize("where", ["refused", "replica"])
+def test_a_try_is_one_attempt(server, kind, where):
+    """What the server says no with comes at once, in its words."""
+    address = ("127.0.0.1", 1)
+    if where == "replica":
+        address = next(one for one in addresses("DLOCK_PAIR") if one != primary_of_the_pair())
+    text = {
+        "threads": """
+            locks, least = Locks(client), 1e9
+            for _ in range(5):
+                began = time.perf_counter()
+                try:
+                    locks.try_lock(key)
+                except redis.RedisError as error:
+                    least, text = min(least, time.perf_counter() - began), str(error)
+            say([least < 0.05, least, text])
+            locks.close()
+        """,
+        "asyncio": """
+            async def work():
+                locks, least = AsyncLocks(tasks), 1e9
+                for _ in range(5):
+                    began = time.perf_counter()
+                    try:
+                        await locks.try_lock(key)
+                    except redis.RedisError as error:
+                        least, text = min(least, time.perf_counter() - began), str(error)
+                say([least < 0.05, least, text])
+                await locks.aclose()
+            asyncio.run(work())
+        """,
+    }[kind]
+    [[soon, least, text]], _ = Program(server, text, address).end()
+    assert soon, least
+    assert re.search("refused|connect call failed" if where == "refused" else "read.only", text.lower())
+
+
+@KINDS
+def test_a_connect_that_hangs_is_not_waited_for(server, kind):
+    """Another one begins a second later, and asks anew where to go: as by Sentinel, when the old primary hangs."""
+    text = {
+        "threads": """
+            import socket
+            hangs, asked = socket.create_server(("127.0.0.1", 0)), []
+            class Connection(redis.Connection):
+                def connect(self):
+                    asked.append(1)
+                    if len(asked) == 1:
+                        self.host, self.port = hangs.getsockname()
+                        self.username, self.password = "u", "p"
+                    super().connect()
+            locks = Locks(redis.Redis(connection_pool=redis.ConnectionPool(Connection, host=host, port=port)), lease=60)
+            began = time.monotonic()
+            locks.try_lock(key, 20).release()
+            say(time.monotonic() - began)
+            locks.close()
+        """,
+        "asyncio": """
+            import socket
+            async def work():
+                hangs, asked = socket.create_server(("127.0.0.1", 0)), []
+                class Connection(redis.asyncio.Connection):
+                    async def connect(self):
+                        asked.append(1)
+                        if len(asked) == 1:
+                            await asyncio.sleep(60)
+                        await super().connect()
+                pool = redis.asyncio.ConnectionPool(Connection, host=host, port=port)
+                locks = AsyncLocks(redis.asyncio.Redis(connection_pool=pool), lease=60)
+                began = time.monotonic()
+                await (await locks.try_lock(key, 20)).release()
+                say(time.monotonic() - began)
+                await locks.aclose()
+            asyncio.run(work())
+        """,
+    }[kind]
+    [took], _ = Program(server, text).end()
+    assert took < 2.5
+
+
+@KINDS
+def test_after_a_pause_it_asks_first(server, kind):
+    """The process stood still for longer than its lease, and the server has renewed it all the same."""
+    text = {
+        "threads": """
+            locks = Locks(client, lease=2)
+            hold = locks.acquire(key)
+            say("held")
+            time.sleep(2)  # of the clock of the machine: it has stood still
+            deadline = time.monotonic() + 10
+            while not hold.left() and not hold.lost.is_set() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(1)
+            say([hold.lost.is_set(), hold.left() > 0])
+            hold.release()
+            locks.close()
+        """,
+        "asyncio": """
+            async def work():
+                locks = AsyncLocks(tasks, lease=2)
+                hold = await locks.acquire(key)
+                say("held")
+                await asyncio.sleep(2)
+                deadline = time.monotonic() + 10
+                while not hold.left() and not hold.lost.is_set() and time.monotonic() < deadline:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(1)
+                say([hold.lost.is_set(), hold.left() > 0])
+                await hold.release()
+                await locks.aclose()
+            asyncio.run(work())
+        """,
+    }[kind]
+    program = Program(server, text)
+    assert program.said() == "held"
+    program.process.send_signal(signal.SIGSTOP)
+    until(lambda: server.info()["holders"][0]["held-ms"] > 6000, "three leases have passed, and the server renews it")
+    program.process.send_signal(signal.SIGCONT)
+    assert program.end()[0] == [[False, True]]
+
+
+def test_two_commands_a_lock(server):
+    """As redis-py's own lock: one takes it, one gives it back. A turn in a queue takes three."""
+    name, address = path()
+    text = """
+        lock = client.lock(key, timeout=10, lock_class=RedisLock)
+        with lock:
+            pass
+        say("warm")
+        sys.stdin.read(1)
+        for _ in range(50):
+            with lock:
+                pass
+        say("done")
+        sys.stdin.read(1)
+        locks = Locks(client, lease=600)  # KEEP comes once a second
+        def work():
+            for _ in range(20):
+                locks.acquire(key).release()
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        say("taken")
+        sys.stdin.read(1)
+        os._exit(0)
+    """
+    host, port = address
+    words = [PYTHON, "-c", BEGINS + textwrap.dedent(text), host, str(port), server.key]
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), bufsize=1
+    )
+
+    def counted(word):
+        assert json.loads(process.stdout.readline()) == word
+        seen = int(command(f"commands {name}"))
+        process.stdin.write("\n")
+        return seen
+
+    before, after, taken = counted("warm"), counted("done"), counted("taken")
+    process.wait()
+    assert after - before <= 2 * 50 + 2
+    assert taken - after <= 3 * 80 + 30  # whoever is alone takes it by one; KEEP comes, too
+    command(f"close {name}")
+
+
+def test_old_names_of_settings(server):
+    text = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            locks = Locks(client, auto=50, claim=4, bound=2, allowance=0.2)
+            AsyncLocks(tasks, auto=50)
+        say([str(one.message) for one in told if one.category is DeprecationWarning])
+        try:
+            Locks(client, bond=3)
+        except TypeError as error:
+            say(str(error))
+        locks.close()
+    """
+    said, _ = Program(server, text).end()
+    assert len(said[0]) == 5 and said[0][0] == "the setting auto is called hang_timeout now"
+    assert "bond" in said[1]
+
+
+MISTAKES = """\
+import asyncio
+import redis
+import redis.asyncio
+from dlock_redis import AsyncLocks, Locks, Quorum
+
+locks = Locks(redis.Redis())
+tasks = AsyncLocks(redis.asyncio.Redis())
+
+@locks.lock("stock")
+def work(count: int) -> str:
+    return str(count)
+
+def told(name: str) -> None: ...
+
+Locks(redis.asyncio.Redis())  # 1: of the other kind
+AsyncLocks(redis.Redis())  # 2
+locks.try_lock("stock", 5).release()  # 3: it may be None
+locks.acquire("stock", shard=True)  # 4: no such option
+locks.acquire("stock", limit="3")  # 5: no number
+locks.lock("stock", on_lost=told)  # 6: it gets a hold
+work("three")  # 7: the decorator keeps the types
+locks.acquire("stock").guard("SET", "x", None)  # 8: no argument of a command
+locks.lock("stock").token  # 9: nothing is taken
+tasks.acquire("stock").release()  # 10: it is to be awaited
+Locks(redis.Redis(), lease="10")  # 11
+locks.acquire(5)  # 12
+number: int = work(3)  # 13
+"""
+
+
+def test_a_checker_of_types_finds_mistakes(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(MISTAKES)
+    words = [MYPY, "--strict", "--python-executable", PYTHON, "--cache-dir", str(tmp_path / "cache"), str(program)]
+    env = environment(MYPYPATH=environment().get("PYTHONPATH", ""))
+    told = subprocess.run(words, capture_output=True, text=True, env=env)
+    found = {int(line) for line in re.findall(r"program.py:(\d+): error", told.stdout)}
+    wrong = {number for number, line in enumerate(MISTAKES.splitlines(), 1) if re.search(r"# \d+", line)}
+    assert found == wrong, told.stdout
+
+
+FORWARDS = """
+import os, socket
+real, to = socket.getaddrinfo, int(os.environ["DLOCK_PORT"])
+socket.getaddrinfo = lambda host, port, *how, **more: real("127.0.0.1", to if port == 6379 else port, *how, **more)
+"""
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_programs_of_the_page(server, tmp_path, number):
+    """README's programs, each as it is printed, behind those before it. Its server is the one at 6379."""
+    programs = re.findall(r"^```python\n(.*?)^```", (HERE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    if number >= len(programs):
+        pytest.skip("there are no more")
+    (tmp_path / "sitecustomize.py").write_text(FORWARDS)
+    (tmp_path / "program.py").write_text("\n".join(programs[: number + 1]).replace("from __future__", "# "))
+    before = environment().get("PYTHONPATH", "")
+    env = environment(
+        PYTHONPATH=f"{tmp_path}:{before}", DLOCK_PORT=str(addresses("DLOCK_SINGLE")[0][1]), PYTHONWARNINGS="error"
+    )
+    words = [PYTHON, "program.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "lost" not in done.stderr
