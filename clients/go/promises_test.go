@@ -471,3 +471,24 @@ func TestCounting(t *testing.T) {
 		s.check(count("lost") == "1" && counts.Get("granted_after_seconds").(*expvar.Float).Value() > 0, "%v", counts)
 	}, "single")
 }
+
+// A server that is full now has room later.
+func TestAFullServerIsWaitedFor(t *testing.T) {
+	in(t, func(s stage) {
+		port := freePort(s)
+		s.program("--port", port, "--bind", "127.0.0.1", "--save", "", "--maxclients", "1", "--loadmodule", s.module())
+		full := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: 1})
+		s.must(s.up(full))
+		locks := s.with(redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port}), Settings{})
+		_, err := locks.TryLock(ctx, s.key, 0)
+		s.check(err != nil && passes(err), "%v", err) // in its words, if they come before the end
+		wait := s.start(ctx, locks)
+		select {
+		case one := <-wait:
+			s.Fatalf("it does not wait: %v", one.err)
+		case <-time.After(300 * time.Millisecond):
+		}
+		s.must(full.Close())
+		s.must(s.had(wait).Release(ctx))
+	}, "single")
+}

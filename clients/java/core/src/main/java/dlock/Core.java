@@ -28,12 +28,15 @@ import java.util.function.Consumer;
 final class Core {
     static final System.Logger LOG = System.getLogger("dlock");
     static final long SECOND = 1_000_000_000L;
+    /** The clock is later than this if the process was stopped, or the machine. */
+    private static final long HUNG = 250_000_000L;
 
     final Connector connector;
     final Settings settings;
     final long boundNanos;
     final long allowanceNanos;
-    final String channel = "dlock:" + UUID.randomUUID();
+    final String id = UUID.randomUUID().toString();
+    final String channel = "dlock:" + id;
     final ReentrantLock guard = new ReentrantLock();
     private final ScheduledThreadPoolExecutor timer;
     /** For our own steps: connections, and what is tried again. They wait for nothing that the program does. */
@@ -49,8 +52,8 @@ final class Core {
     Core(Connector connector, Settings settings) {
         this.connector = connector;
         this.settings = settings;
-        boundNanos = settings.bound().toNanos();
-        allowanceNanos = settings.allowance().toNanos();
+        boundNanos = settings.replyTimeout().toNanos();
+        allowanceNanos = settings.clockMargin().toNanos();
         timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
         timer.setRemoveOnCancelPolicy(true);
         timer.setExecuteExistingDelayedTasksAfterShutdownPolicy(true); // whoever waits is told that it is over
@@ -87,7 +90,7 @@ final class Core {
         }
         CompletableFuture<T> done = new CompletableFuture<>();
         Future<?> limit = later(boundNanos, () -> done.completeExceptionally(
-                new Unavailable("no connection within " + settings.bound().toMillis() + " ms", null)));
+                new Unavailable("no connection within " + settings.replyTimeout().toMillis() + " ms", null)));
         background.execute(() -> {
             if (done.isDone()) {
                 return; // given up before there was a thread for it
@@ -155,6 +158,7 @@ final class Core {
             node = request.node;
             tie = request.tie;
             tie.hold = new Tie.Ref(hold, tie, node.forgotten);
+            tie.state = hold.state;
             node.ties.putIfAbsent(tie.token, tie);
             end = tie.end();
         } finally {
@@ -199,12 +203,7 @@ final class Core {
             } else {
                 for (Node node : routes.nodes()) {
                     for (Tie tie : node.tiesNow()) {
-                        if (tie.end() <= now) {
-                            lose(node, tie, "nobody has confirmed it before its end");
-                            background.execute(() -> leaving.drop(tie.request, tie.token));
-                        } else {
-                            next = Math.min(next, tie.end());
-                        }
+                        next = Math.min(next, look(node, tie, now));
                     }
                 }
             }
@@ -216,21 +215,57 @@ final class Core {
         }
     }
 
-    /** It is ours no more. */
+    /**
+     * Ends what has ended; returns when to look at it again. After a pause of this process nobody could have been told in time,
+     * so the server is asked first: what it still holds under its token is not lost.
+     */
+    private long look(Node node, Tie tie, long now) {
+        long end = tie.end();
+        if (end > now) {
+            return end;
+        }
+        if (tie.askedUntil > now) {
+            return tie.askedUntil;
+        }
+        boolean late = now - end > Math.max(HUNG, allowanceNanos) && tie.askedUntil == Long.MIN_VALUE;
+        if (late && tie.request.fixed == null && tie.hold() != null) {
+            tie.askedUntil = now + Math.min(SECOND, boundNanos);
+            tie.detach();
+            node.keeper.rouse();
+            return tie.askedUntil;
+        }
+        RuntimeException why = tie.refusal != null ? tie.refusal : node.trouble;
+        lose(node, tie, tie.request.fixed != null ? "its time is up"
+                : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
+        if (tie.request.fixed == null) {
+            background.execute(() -> leaving.abandon(tie));
+        }
+        return Long.MAX_VALUE;
+    }
+
+    /** Reports a hold that the collector has found. Its lease ends it: the work may be running, and needs that time to stop. */
+    void forget(Node node, Tie tie) {
+        if (tie.state != null && tie.state.phase.get() == HoldState.Phase.HELD) {
+            tie.state.lose("forgotten: the program no longer refers to its Hold, and has not released it");
+            leaving.untie(node, tie);
+        }
+    }
+
+    /** Ends a tie, and reports the loss. */
     void lose(Node node, Tie tie, String reason) {
-        Hold hold = null;
+        HoldState hold = null;
         guard.lock();
         try {
             Node at = tie.request.node == null ? node : tie.request.node;
-            if (at.ties.remove(tie.token, tie) || node.ties.remove(tie.token, tie)) {
+            if (at.ties.remove(tie.token, tie) || node != null && node.ties.remove(tie.token, tie)) {
                 tie.detach();
-                hold = tie.hold();
+                hold = tie.state;
             }
         } finally {
             guard.unlock();
         }
         if (hold != null) {
-            hold.tellLost(reason);
+            hold.lose(reason);
         }
     }
 

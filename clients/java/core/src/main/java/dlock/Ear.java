@@ -39,7 +39,7 @@ final class Ear {
         } finally {
             core.guard.unlock();
         }
-        CompletableFuture<Connector.Wire> opened = core.bounded(() -> core.connector.open(node.name, core.settings.bound(),
+        CompletableFuture<Connector.Wire> opened = core.bounded(() -> core.connector.open(node.name, core.settings.replyTimeout(),
                 core.channel, this::heard, why -> end(mine, "messages are not heard", why)), Connector.Wire::close);
         opened.whenComplete((fresh, why) -> {
             heardAt = BootClock.now();
@@ -152,6 +152,23 @@ final class Ear {
             core.guard.unlock();
         }
         all.forEach(one -> one.told(word, 0, 0));
+    }
+
+    /** Whoever waits here for what another node serves by now asks there. */
+    void tellMoved() {
+        List<Wait> all = new ArrayList<>();
+        core.guard.lock();
+        try {
+            waits.values().forEach(all::addAll);
+        } finally {
+            core.guard.unlock();
+        }
+        for (Wait one : all) {
+            Node target = core.routes.of(one.request.slot);
+            if (target != null && target != node) {
+                one.told("moved", 0, 0);
+            }
+        }
     }
 
     void add(Wait wait) {

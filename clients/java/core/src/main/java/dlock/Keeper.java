@@ -75,9 +75,10 @@ final class Keeper {
             } catch (InterruptedException never) {
                 // Nobody does it.
             } catch (RuntimeException error) {
+                node.note(error);
                 Core.LOG.log(INFO, "node {0}: {1}", node.name, error.getMessage());
                 if (!(error instanceof NoAck)) { // that moves nothing
-                    core.routes.lookAround();
+                    core.routes.refreshAfterError();
                     rehome();
                 }
             }
@@ -89,14 +90,14 @@ final class Keeper {
         for (Object one = node.forgotten.poll(); one != null; one = node.forgotten.poll()) {
             Tie tie = ((Tie.Ref) one).tie;
             if (tie.hold == one) {
-                core.leaving.drop(tie.request, tie.token);
+                core.forget(node, tie);
             }
         }
     }
 
     private void round() {
         Link link = get(node.link());
-        List<Tie> loose = node.tiesNow().stream().filter(tie -> tie.link != link).toList();
+        List<Tie> loose = node.tiesNow().stream().filter(tie -> tie.link != link && tie.request.fixed == null).toList();
         if (!loose.isEmpty()) {
             retie(link, loose);
         }
@@ -134,7 +135,7 @@ final class Keeper {
     private void keep(Link link) {
         long sent = BootClock.now();
         CompletableFuture<Object> done = new CompletableFuture<>();
-        link.post(Request.words("DLOCK.KEEP", core.settings.auto().toMillis()), (reply, why) -> {
+        link.post(words(), (reply, why) -> {
             if (why == null) {
                 kept(link, sent, (List<?>) reply);
             }
@@ -143,7 +144,12 @@ final class Keeper {
         get(done);
     }
 
+    byte[][] words() {
+        return Request.words("DLOCK.KEEP", core.settings.hangTimeout().toMillis());
+    }
+
     private void kept(Link link, long sent, List<?> reply) {
+        node.note(null);
         long count = (Long) reply.get(0);
         List<?> lost = (List<?>) reply.get(2);
         boolean again = false;
@@ -191,6 +197,9 @@ final class Keeper {
             core.guard.lock();
             try {
                 if (tie.hold() == null) {
+                    if (tie.state != null) {
+                        tie.state.lose("forgotten: the program no longer refers to its Hold, and has not released it");
+                    }
                     node.ties.remove(tie.token, tie);
                     tie.detach();
                     continue;
@@ -229,6 +238,7 @@ final class Keeper {
                 } else if (refused.code().equals("READONLY")) {
                     throw refused;
                 } else {
+                    one.tie.refusal = refused;
                     Core.LOG.log(WARNING, "lock {0} cannot be renewed: {1}", one.tie.request.key, refused.getMessage());
                 }
             }
@@ -257,7 +267,7 @@ final class Keeper {
     }
 
     /** What another node serves by now is that one's to keep. */
-    private void rehome() {
+    void rehome() {
         if (!core.connector.cluster()) {
             return;
         }
@@ -267,7 +277,7 @@ final class Keeper {
                 move(tie, target, false);
             }
         }
-        node.ear.tellAll("again");
+        node.ear.tellMoved();
     }
 
     /** What has come, for the only thread that may wait here. */

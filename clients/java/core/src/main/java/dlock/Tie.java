@@ -20,6 +20,12 @@ final class Tie {
     final long token;
     Link link;
     Ref hold;
+    /** What the core tells of a loss; null until the grant has reached the program. */
+    HoldState state;
+    /** After a pause of this process: how long an answer is waited for. */
+    long askedUntil = Long.MIN_VALUE;
+    /** Why the last RENEW was refused, or null. */
+    RuntimeException refusal;
     boolean asking; // the key is at its node before its slot is
     private long serial;
     private long until = Long.MIN_VALUE;
@@ -32,6 +38,11 @@ final class Tie {
     /** The server has said that it renews it for this link. */
     void attach(Link to, long until) {
         this.until = Math.max(end(), until);
+        askedUntil = Long.MIN_VALUE;
+        refusal = null;
+        if (request.fixed != null) {
+            return; // nobody renews it
+        }
         if (link != to) {
             detach();
             to.ties++;

@@ -25,7 +25,7 @@ final class Upgrade {
         }
         Routes routes = core.routes;
         return routes.ask(request, request.cancel()).thenCompose(cancelled -> Long.valueOf(1).equals(cancelled) ? LEFT
-                : routes.ask(request, hold.request.downgrade())
+                : routes.ask(request, hold.state.request.downgrade())
                         .thenCompose(reply -> routes.ask(request, request.held()))
                         .thenCompose(held -> held == null ? LEFT : read(core, request, hold, (Long) ((List<?>) held).get(0))));
     }

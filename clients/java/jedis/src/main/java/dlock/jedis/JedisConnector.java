@@ -306,6 +306,12 @@ public final class JedisConnector implements Connector {
         }
 
         @Override
+        public String address() {
+            Socket socket = line.sockets.socket;
+            return socket == null ? "" : String.valueOf(socket.getRemoteSocketAddress());
+        }
+
+        @Override
         public void close() {
             line.cut(); // the thread that reads says so
         }
