@@ -121,10 +121,10 @@ public final class Asking {
     private CompletableFuture<Hold> start(long timeout) {
         Take take = new Take(locks.core, request(), timeout);
         CompletableFuture<Hold> done = new CompletableFuture<>();
-        take.done.whenCompleteAsync((tie, why) -> {
+        take.done.whenCompleteAsync((renewal, why) -> {
             if (why != null) {
                 done.completeExceptionally(why);
-            } else if (tie == null) {
+            } else if (renewal == null) {
                 done.complete(null);
             } else {
                 Hold hold = hold(take);

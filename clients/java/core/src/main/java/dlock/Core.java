@@ -19,7 +19,7 @@ import java.util.function.Consumer;
 
 /**
  * What all locks of one program share: threads, the guard, what is held, and the clock that tells what is lost. Who serves
- * what is in {@link Routes}, how a lock is taken in {@link Take}, kept in {@link Keeper} and given back in {@link Leaving}.
+ * what is in {@link Routes}, how a lock is taken in {@link Take}, kept in {@link Keeper} and given back in {@link Releases}.
  *
  * <p>What a reply changes is changed where it is read, in the order of replies, whether or not anybody still waits. The
  * guard is held for that only, never while anything is waited for. The timer waits for nothing, no socket either; what may
@@ -33,8 +33,8 @@ final class Core {
 
     final Connector connector;
     final Settings settings;
-    final long boundNanos;
-    final long allowanceNanos;
+    final long replyNanos;
+    final long clockMarginNanos;
     final String id = UUID.randomUUID().toString();
     final String channel = "dlock:" + id;
     final ReentrantLock guard = new ReentrantLock();
@@ -44,7 +44,7 @@ final class Core {
     /** For the program's own code: what it has said is to be done then. */
     final Executor callbacks;
     final Routes routes = new Routes(this);
-    final Leaving leaving = new Leaving(this);
+    final Releases releases = new Releases(this);
     private long alarm = Long.MAX_VALUE; // by the guard
     private Future<?> alarmed;
     volatile boolean closed;
@@ -52,8 +52,8 @@ final class Core {
     Core(Connector connector, Settings settings) {
         this.connector = connector;
         this.settings = settings;
-        boundNanos = settings.replyTimeout().toNanos();
-        allowanceNanos = settings.clockMargin().toNanos();
+        replyNanos = settings.replyTimeout().toNanos();
+        clockMarginNanos = settings.clockMargin().toNanos();
         timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
         timer.setRemoveOnCancelPolicy(true);
         timer.setExecuteExistingDelayedTasksAfterShutdownPolicy(true); // whoever waits is told that it is over
@@ -89,7 +89,7 @@ final class Core {
             return CompletableFuture.failedFuture(new Unavailable("these locks are closed", null));
         }
         CompletableFuture<T> done = new CompletableFuture<>();
-        Future<?> limit = later(boundNanos, () -> done.completeExceptionally(
+        Future<?> limit = later(replyNanos, () -> done.completeExceptionally(
                 new Unavailable("no connection within " + settings.replyTimeout().toMillis() + " ms", null)));
         background.execute(() -> {
             if (done.isDone()) {
@@ -124,24 +124,24 @@ final class Core {
 
     /** Until when so many milliseconds are believed, counted from the sending. Two of them are the server's rounding. */
     long end(long sent, long leftMs) {
-        return sent + (leftMs - 2) * 1_000_000 - allowanceNanos;
+        return sent + (leftMs - 2) * 1_000_000 - clockMarginNanos;
     }
 
     // ---- what is held -----------------------------------------------------------------------------------------------
 
     /** A grant that the server renews for this link, where the reply is read. */
-    void tie(Request request, Node node, Link link, long token, long sent, long leftMs) {
+    void granted(Request request, Node node, Link link, long token, long sent, long leftMs) {
         guard.lock();
         try {
-            Tie tie = node.ties.computeIfAbsent(token, one -> new Tie(request, one));
+            Renewal renewal = node.renewals.computeIfAbsent(token, one -> new Renewal(request, one));
             if (request.outer != null) { // the upgrade has ended the hold that it is of
-                Tie before = request.outer.tie();
-                if (before != tie && node.ties.remove(before.token, before)) {
+                Renewal before = request.outer.renewal();
+                if (before != renewal && node.renewals.remove(before.token, before)) {
                     before.detach();
                 }
             }
-            tie.attach(link, end(sent, leftMs));
-            request.tie = tie;
+            renewal.attach(link, end(sent, leftMs));
+            request.renewal = renewal;
             request.node = node;
         } finally {
             guard.unlock();
@@ -149,25 +149,25 @@ final class Core {
     }
 
     /** Somebody has it now. */
-    void adopt(Request request, Hold hold) {
+    void attach(Request request, Hold hold) {
         Node node;
-        Tie tie;
+        Renewal renewal;
         long end;
         guard.lock();
         try {
             node = request.node;
-            tie = request.tie;
-            tie.hold = new Tie.Ref(hold, tie, node.forgotten);
-            tie.state = hold.state;
-            node.ties.putIfAbsent(tie.token, tie);
-            end = tie.end();
+            renewal = request.renewal;
+            renewal.hold = new Renewal.Ref(hold, renewal, node.forgotten);
+            renewal.state = hold.state;
+            node.renewals.putIfAbsent(renewal.token, renewal);
+            end = renewal.end();
         } finally {
             guard.unlock();
         }
         node.keeper.wake();
         ring(end);
         if (closed) {
-            lose(node, tie, "closed"); // nobody keeps it any more, and no clock rings
+            lose(node, renewal, "closed"); // nobody keeps it any more, and no clock rings
         }
     }
 
@@ -202,8 +202,8 @@ final class Core {
                 next = due;
             } else {
                 for (Node node : routes.nodes()) {
-                    for (Tie tie : node.tiesNow()) {
-                        next = Math.min(next, look(node, tie, now));
+                    for (Renewal renewal : node.renewalsNow()) {
+                        next = Math.min(next, look(node, renewal, now));
                     }
                 }
             }
@@ -219,47 +219,47 @@ final class Core {
      * Ends what has ended; returns when to look at it again. After a pause of this process nobody could have been told in time,
      * so the server is asked first: what it still holds under its token is not lost.
      */
-    private long look(Node node, Tie tie, long now) {
-        long end = tie.end();
+    private long look(Node node, Renewal renewal, long now) {
+        long end = renewal.end();
         if (end > now) {
             return end;
         }
-        if (tie.askedUntil > now) {
-            return tie.askedUntil;
+        if (renewal.askedUntil > now) {
+            return renewal.askedUntil;
         }
-        boolean late = now - end > Math.max(HUNG, allowanceNanos) && tie.askedUntil == Long.MIN_VALUE;
-        if (late && tie.request.fixed == null && tie.hold() != null) {
-            tie.askedUntil = now + Math.min(SECOND, boundNanos);
-            tie.detach();
+        boolean late = now - end > Math.max(HUNG, clockMarginNanos) && renewal.askedUntil == Long.MIN_VALUE;
+        if (late && renewal.request.fixed == null && renewal.hold() != null) {
+            renewal.askedUntil = now + Math.min(SECOND, replyNanos);
+            renewal.detach();
             node.keeper.rouse();
-            return tie.askedUntil;
+            return renewal.askedUntil;
         }
-        RuntimeException why = tie.refusal != null ? tie.refusal : node.trouble;
-        lose(node, tie, tie.request.fixed != null ? "its time is up"
+        RuntimeException why = renewal.refusal != null ? renewal.refusal : node.trouble;
+        lose(node, renewal, renewal.request.fixed != null ? "its time is up"
                 : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
-        if (tie.request.fixed == null) {
-            background.execute(() -> leaving.abandon(tie));
+        if (renewal.request.fixed == null) {
+            background.execute(() -> releases.abandon(renewal));
         }
         return Long.MAX_VALUE;
     }
 
     /** Reports a hold that the collector has found. Its lease ends it: the work may be running, and needs that time to stop. */
-    void forget(Node node, Tie tie) {
-        if (tie.state != null && tie.state.phase.get() == HoldState.Phase.HELD) {
-            tie.state.lose("forgotten: the program no longer refers to its Hold, and has not released it");
-            leaving.untie(node, tie);
+    void forget(Node node, Renewal renewal) {
+        if (renewal.state != null && renewal.state.phase.get() == HoldState.Phase.HELD) {
+            renewal.state.lose("forgotten: the program no longer refers to its Hold, and has not released it");
+            releases.untie(node, renewal);
         }
     }
 
-    /** Ends a tie, and reports the loss. */
-    void lose(Node node, Tie tie, String reason) {
+    /** Ends a renewal, and reports the loss. */
+    void lose(Node node, Renewal renewal, String reason) {
         HoldState hold = null;
         guard.lock();
         try {
-            Node at = tie.request.node == null ? node : tie.request.node;
-            if (at.ties.remove(tie.token, tie) || node != null && node.ties.remove(tie.token, tie)) {
-                tie.detach();
-                hold = tie.state;
+            Node at = renewal.request.node == null ? node : renewal.request.node;
+            if (at.renewals.remove(renewal.token, renewal) || node != null && node.renewals.remove(renewal.token, renewal)) {
+                renewal.detach();
+                hold = renewal.state;
             }
         } finally {
             guard.unlock();
@@ -275,14 +275,14 @@ final class Core {
             return;
         }
         closed = true;
-        long held = routes.nodes().stream().mapToLong(node -> node.tiesNow().size()).sum();
+        long held = routes.nodes().stream().mapToLong(node -> node.renewalsNow().size()).sum();
         if (held > 0) {
             LOG.log(WARNING, "closed with {0} locks held: they are lost", held);
         }
         for (Node node : routes.nodes()) {
-            node.tiesNow().forEach(tie -> lose(node, tie, "closed"));
-            node.ear.tellAll("closed");
-            node.ear.end("closed");
+            node.renewalsNow().forEach(renewal -> lose(node, renewal, "closed"));
+            node.subscriber.tellAll("closed");
+            node.subscriber.end("closed");
             Link link = node.live;
             if (link != null) {
                 link.die(new Unavailable("closed", null));

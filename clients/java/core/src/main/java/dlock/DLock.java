@@ -153,7 +153,7 @@ public final class DLock implements Lock {
             held.hold.release();
         } else if (strictest) {
             Request weaker = new Request(locks.core.settings, key, held.hold.owner(), held.counts.firstKey(), false, null);
-            Hold.await(locks.core.routes.ask(weaker, weaker.downgrade()), 2 * locks.core.boundNanos);
+            Hold.await(locks.core.routes.ask(weaker, weaker.downgrade()), 2 * locks.core.replyNanos);
         }
     }
 
@@ -229,7 +229,7 @@ public final class DLock implements Lock {
     public boolean isLocked() {
         locks.core.check();
         Request any = new Request(locks.core.settings, key, "-", 1, false, null);
-        return Hold.await(locks.core.routes.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.boundNanos) != null;
+        return Hold.await(locks.core.routes.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.replyNanos) != null;
     }
 
     private Held mine() {

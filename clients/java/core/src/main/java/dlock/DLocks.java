@@ -115,8 +115,8 @@ public final class DLocks implements AutoCloseable {
         return now.owner;
     }
 
-    /** Waits in this thread for the tie; null if the lock is taken. */
-    static Tie await(Take take, boolean interruptible) throws InterruptedException {
+    /** Waits in this thread for the renewal; null if the lock is taken. */
+    static Renewal await(Take take, boolean interruptible) throws InterruptedException {
         boolean interrupted = false;
         long limit = take.limit();
         long end = System.nanoTime() + limit;

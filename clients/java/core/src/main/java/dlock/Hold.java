@@ -24,7 +24,7 @@ public final class Hold implements AutoCloseable {
 
     Hold(Core core, Request request, Consumer<Hold> onLost) {
         this(new HoldState(core, request, onLost));
-        core.adopt(request, this);
+        core.attach(request, this);
     }
 
     /** A view of a hold that is lost. */
@@ -32,12 +32,12 @@ public final class Hold implements AutoCloseable {
         this.state = state;
     }
 
-    Tie tie() {
-        return state.tie;
+    Renewal renewal() {
+        return state.renewal;
     }
 
-    void tie(Tie tie) {
-        state.tie = tie;
+    void renewal(Renewal renewal) {
+        state.renewal = renewal;
     }
 
     /** Returns the lock's name. */
@@ -52,7 +52,7 @@ public final class Hold implements AutoCloseable {
 
     /** Returns the fencing token: greater than that of every hold before. */
     public long token() {
-        return state.tie.token;
+        return state.renewal.token;
     }
 
     /** Returns how long the lock is certainly held if the server is silent from now on. */
@@ -60,7 +60,7 @@ public final class Hold implements AutoCloseable {
         Core core = state.core;
         core.guard.lock();
         try {
-            return isHeld() ? Duration.ofNanos(Math.max(0, state.tie.end() - BootClock.now())) : Duration.ZERO;
+            return isHeld() ? Duration.ofNanos(Math.max(0, state.renewal.end() - BootClock.now())) : Duration.ZERO;
         } finally {
             core.guard.unlock();
         }
@@ -106,7 +106,7 @@ public final class Hold implements AutoCloseable {
 
     /** Does what {@link #guardAsync} does, and waits for the reply: Long, byte[], List or null. */
     public Object guard(Object... words) {
-        return await(guarded(words), state.core.boundNanos + Take.GRACE);
+        return await(guarded(words), state.core.replyNanos + Take.GRACE);
     }
 
     private CompletableFuture<Object> guarded(Object... words) {
@@ -120,10 +120,10 @@ public final class Hold implements AutoCloseable {
         guarded[1] = key();
         guarded[2] = token();
         System.arraycopy(words, 0, guarded, 3, words.length);
-        Tie tie = state.tie;
+        Renewal renewal = state.renewal;
         return core.routes.ask(state.request, Request.words(guarded)).whenComplete((reply, why) -> {
             if (why != null && DLockException.of(why) instanceof Fenced) {
-                core.lose(tie.request.node, tie, "fenced");
+                core.lose(renewal.request.node, renewal, "fenced");
             }
         });
     }
@@ -135,7 +135,7 @@ public final class Hold implements AutoCloseable {
 
     /** Does what {@link #releaseAsync} does, and waits for it. */
     public void release() {
-        await(giveBack(), 2 * state.core.boundNanos);
+        await(giveBack(), 2 * state.core.replyNanos);
     }
 
     /** Does what {@link #release} does. */
@@ -153,7 +153,7 @@ public final class Hold implements AutoCloseable {
             String why = state.reason.isEmpty() ? "it was given back before" : state.reason;
             return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + " was lost: " + why));
         }
-        return core.leaving.release(state.request, state.tie).thenRun(
+        return core.releases.release(state.request, state.renewal).thenRun(
                 () -> core.tell(observer -> observer.released(key(), Core.since(state.since))));
     }
 

@@ -19,14 +19,14 @@ final class HoldState {
     final AtomicReference<Phase> phase = new AtomicReference<>(Phase.HELD);
     final CompletableFuture<String> lost = new CompletableFuture<>();
     private final Consumer<Hold> onLost;
-    volatile Tie tie;
+    volatile Renewal renewal;
     volatile String reason = "";
 
     HoldState(Core core, Request request, Consumer<Hold> onLost) {
         this.core = core;
         this.request = request;
         this.onLost = onLost;
-        tie = request.tie;
+        renewal = request.renewal;
     }
 
     /** Reports the loss, once. */

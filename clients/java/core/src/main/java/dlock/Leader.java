@@ -93,7 +93,7 @@ public final class Leader implements AutoCloseable {
     /** Who leads, as the server sees it now. */
     public Optional<Leading> who() {
         locks.core.check();
-        return Hold.await(ask(), 2 * locks.core.boundNanos);
+        return Hold.await(ask(), 2 * locks.core.replyNanos);
     }
 
     /** Tells who leads, now and after each change, as a look in each interval sees it. A look that fails tells nothing. */

@@ -78,8 +78,8 @@ public final class Lease {
     private Object ask(byte[]... words) {
         core.check();
         CompletableFuture<Object> done = new CompletableFuture<>();
-        ask(words, done, BootClock.now() + core.boundNanos);
-        return Hold.await(done, 2 * core.boundNanos + Take.GRACE);
+        ask(words, done, BootClock.now() + core.replyNanos);
+        return Hold.await(done, 2 * core.replyNanos + Take.GRACE);
     }
 
     private void ask(byte[][] words, CompletableFuture<Object> done, long until) {

@@ -27,8 +27,8 @@ final class Link {
     private final AtomicBoolean watched = new AtomicBoolean();
     private volatile Connector.Wire wire;
     volatile RuntimeException error;
-    /** The ties here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
-    int ties;
+    /** The renewals here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
+    int renewals;
     long serial;
     long kept;
     long believed = Long.MIN_VALUE;
@@ -63,7 +63,7 @@ final class Link {
     }
 
     void post(byte[][] words, BiConsumer<Object, RuntimeException> then) {
-        post(words, core.boundNanos, then);
+        post(words, core.replyNanos, then);
     }
 
     /** {@code asking}: the key's slot is on its way to this node, which answers only who says that it knows. */

@@ -22,10 +22,10 @@ final class Node {
 
     final Core core;
     final String name;
-    final Map<Long, Tie> ties = new HashMap<>(); // by the guard
+    final Map<Long, Renewal> renewals = new HashMap<>(); // by the guard
     final ReferenceQueue<Hold> forgotten = new ReferenceQueue<>();
     final Keeper keeper;
-    final Ear ear;
+    final Subscriber subscriber;
     private final AtomicBoolean probing = new AtomicBoolean();
     /** Why the last KEEP has failed, or null; and whether it was refused for good. */
     volatile RuntimeException trouble;
@@ -39,7 +39,7 @@ final class Node {
         this.core = core;
         this.name = name;
         keeper = new Keeper(core, this);
-        ear = new Ear(core, this);
+        subscriber = new Subscriber(core, this);
     }
 
     /** The link, opened if there is none. Whoever comes meanwhile gets the same one, in turn: what is asked keeps its order. */
@@ -64,7 +64,7 @@ final class Node {
         }
         open().whenComplete((fresh, why) -> {
             if (fresh != null) {
-                ear.end("the link is new"); // messages come from where it goes, and that may be another server
+                subscriber.end("the link is new"); // messages come from where it goes, and that may be another server
             }
             for (var one = next(fresh); one != null; one = next(fresh)) {
                 Link.settle(one, fresh, why);
@@ -126,7 +126,7 @@ final class Node {
         } finally {
             core.guard.unlock();
         }
-        ear.end("the link is new");
+        subscriber.end("the link is new");
         endIfClosed(fresh);
         return true;
     }
@@ -145,7 +145,7 @@ final class Node {
         CompletableFuture<Link> done = new CompletableFuture<>();
         AtomicInteger running = new AtomicInteger(1);
         attempt(done, running);
-        again(done, running, BootClock.now() + core.boundNanos);
+        again(done, running, BootClock.now() + core.replyNanos);
         return done;
     }
 
@@ -177,7 +177,7 @@ final class Node {
             core.routes.refreshAfterError();
             running.incrementAndGet();
             attempt(done, running);
-            keeper.rehome();
+            keeper.reroute();
             again(done, running, until);
         });
         done.whenComplete((link, why) -> next.cancel(false));
@@ -190,7 +190,7 @@ final class Node {
     void overdue(Link link) {
         core.routes.refreshAfterError();
         if (core.connector.cluster()) {
-            core.later(ANOTHER / 10, keeper::rehome);
+            core.later(ANOTHER / 10, keeper::reroute);
             return;
         }
         if (live != link || link.error != null || !probing.compareAndSet(false, true)) {
@@ -225,8 +225,8 @@ final class Node {
         which.die(new Unavailable("the connection has ended", why));
         core.guard.lock();
         try {
-            tiesNow().stream().filter(tie -> tie.request.session && tie.link == which)
-                    .forEach(tie -> core.lose(this, tie, "session")); // they have ended with it
+            renewalsNow().stream().filter(renewal -> renewal.request.session && renewal.link == which)
+                    .forEach(renewal -> core.lose(this, renewal, "session")); // they have ended with it
         } finally {
             core.guard.unlock();
         }
@@ -239,16 +239,16 @@ final class Node {
     boolean busy() {
         core.guard.lock();
         try {
-            return !ties.isEmpty() || ear.hasWaits();
+            return !renewals.isEmpty() || subscriber.hasWaits();
         } finally {
             core.guard.unlock();
         }
     }
 
-    Deque<Tie> tiesNow() {
+    Deque<Renewal> renewalsNow() {
         core.guard.lock();
         try {
-            return new ArrayDeque<>(ties.values());
+            return new ArrayDeque<>(renewals.values());
         } finally {
             core.guard.unlock();
         }

@@ -27,7 +27,7 @@ final class Request {
     volatile Node node;
     /** Where it was sent last: what is left is left there, behind it. */
     volatile Link link;
-    volatile Tie tie;
+    volatile Renewal renewal;
     /** The hold lasts for so long and nobody renews it; null: it is renewed. */
     Duration fixed;
 

@@ -12,8 +12,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * One request, from the question to the tie or to having left; the wait between is in {@link Wait}. It waits in no thread: each
- * reply or message begins what comes next. {@code done} has the tie, or null if the lock is taken.
+ * One request, from the question to the renewal or to having left; the wait between is in {@link Wait}. It waits in no thread: each
+ * reply or message begins what comes next. {@code done} has the renewal, or null if the lock is taken.
  *
  * <p>Whatever is begun is a {@link #step}, which asks first whether the request is over; and it is not over in the middle of one.
  * So what was sent last is known when it is left, and nothing is sent after that.
@@ -28,7 +28,7 @@ final class Take {
     /** Nanoseconds to wait; 0: a try, which is one attempt; negative: without bound. */
     final long timeout;
     private final long began = BootClock.now();
-    final CompletableFuture<Tie> done = new CompletableFuture<>();
+    final CompletableFuture<Renewal> done = new CompletableFuture<>();
     private final ReentrantLock turn = new ReentrantLock();
     /** It waits, or is about to. */
     private volatile boolean queued;
@@ -46,14 +46,14 @@ final class Take {
 
     /** Returns how long anybody waits for the end of it. Negative: without bound. */
     long limit() {
-        return timeout == 0 ? core.boundNanos : timeout < 0 ? -1 : timeout + GRACE;
+        return timeout == 0 ? core.replyNanos : timeout < 0 ? -1 : timeout + GRACE;
     }
 
     /** Begins. {@code alone}: nobody waits who would say that the time is up. */
     Take start(boolean alone) {
         if (alone && timeout >= 0) {
             var limit = core.later(limit(), this::expire);
-            done.whenComplete((tie, why) -> limit.cancel(false));
+            done.whenComplete((renewal, why) -> limit.cancel(false));
         }
         attempt();
         return this;
@@ -61,7 +61,7 @@ final class Take {
 
     /** Returns the nanoseconds that are left of its time. */
     long left() {
-        return timeout < 0 ? Long.MAX_VALUE : (timeout == 0 ? core.boundNanos : timeout) - (BootClock.now() - began);
+        return timeout < 0 ? Long.MAX_VALUE : (timeout == 0 ? core.replyNanos : timeout) - (BootClock.now() - began);
     }
 
     /** Does what comes next, unless the request is over. */
@@ -107,7 +107,7 @@ final class Take {
     }
 
     private void acquire(Node node) {
-        if (!queued && timeout != 0 && node != null && node.ear.hasWaits(request.key)) {
+        if (!queued && timeout != 0 && node != null && node.subscriber.hasWaits(request.key)) {
             begin(node); // to be told that it is taken would be a command for nothing
         }
         if (queued) {
@@ -121,13 +121,13 @@ final class Take {
     private void askNow() {
         ask(request.take(timeout == 0), (node, link, sent, reply, why) -> {
             if (reply instanceof List<?> grant) {
-                core.tie(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
+                core.granted(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
             }
             step(() -> {
                 if (why != null) {
                     failed(why);
                 } else if (reply != null) {
-                    finish(request.tie, null);
+                    finish(request.renewal, null);
                 } else if (timeout == 0) {
                     finish(null, null);
                 } else {
@@ -143,13 +143,13 @@ final class Take {
     void poll() {
         ask(request.take(false), (node, link, sent, reply, why) -> {
             if (reply instanceof List<?> grant) {
-                core.tie(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
+                core.granted(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
             }
             step(() -> {
                 if (why != null) {
                     failed(why);
                 } else if (reply != null) {
-                    finish(request.tie, null);
+                    finish(request.renewal, null);
                 } else if (left() <= 0) {
                     finish(null, null);
                 } else {
@@ -178,13 +178,13 @@ final class Take {
     void confirm(long token) {
         ask(request.renew(token), (node, link, sent, reply, why) -> {
             if (why == null) {
-                core.tie(request, node, link, token, sent, (Long) reply);
+                core.granted(request, node, link, token, sent, (Long) reply);
             }
             step(() -> {
                 if (why != null) {
                     failed(why);
                 } else {
-                    finish(request.tie, null);
+                    finish(request.renewal, null);
                 }
             });
         });
@@ -193,7 +193,7 @@ final class Take {
     /** What can pass is asked again until the time is up. A try is one attempt. */
     void failed(RuntimeException why) {
         step(() -> {
-            wait.deafen();
+            wait.unsubscribe();
             boolean gone = why instanceof NotHeld && !request.upgrade; // the grant has ended before it was confirmed
             if (DLockException.passes(why)) {
                 core.routes.refreshAfterError();
@@ -245,24 +245,24 @@ final class Take {
     }
 
     /** Gives back a grant that nobody waits for any more. Of an upgrade it is made a reader's again. */
-    void unwanted(Tie tie) {
+    void unwanted(Renewal renewal) {
         if (request.upgrade) {
             Upgrade.leave(core, request);
         } else {
-            core.leaving.abandon(tie);
+            core.releases.abandon(renewal);
         }
     }
 
-    void finish(Tie tie, RuntimeException why) {
+    void finish(Renewal renewal, RuntimeException why) {
         turn.lock();
         try {
-            boolean first = why == null ? done.complete(tie) : done.completeExceptionally(why);
+            boolean first = why == null ? done.complete(renewal) : done.completeExceptionally(why);
             if (!first) {
                 return;
             }
-            wait.deafen();
-            if (tie == null && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
-                core.leaving.abandon(request);
+            wait.unsubscribe();
+            if (renewal == null && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
+                core.releases.abandon(request);
             }
         } finally {
             turn.unlock();
@@ -270,7 +270,7 @@ final class Take {
         if (queued) {
             core.tell(observer -> observer.waited(request.key));
         }
-        if (tie != null) {
+        if (renewal != null) {
             core.tell(observer -> observer.granted(request.key, Core.since(began)));
         } else {
             core.tell(observer -> observer.refused(request.key, Core.since(began), why));

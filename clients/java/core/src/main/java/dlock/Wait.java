@@ -10,14 +10,14 @@ import java.util.List;
 
 /** A place in the queue: by NOTIFY, so that a message tells of its end, where messages come, and else by asking again. */
 final class Wait {
-    private record News(String word, long token, long number) {}
+    private record Notification(String word, long token, long number) {}
 
     private final Take take;
     private final Core core;
     final Request request;
     /** The wait that the server knows of; -1: its number is still to come. By the guard, as the early messages are. */
     private long number;
-    private List<News> early;
+    private List<Notification> early;
     private Node heard;
 
     Wait(Take take) {
@@ -30,16 +30,16 @@ final class Wait {
     void begin() {
         Node now = core.routes.of(request.slot);
         Node node = now != null ? now : request.node;
-        if (node.ear.deaf) {
+        if (node.subscriber.subscribeDenied) {
             take.poll();
-        } else if (node.ear.hears()) {
+        } else if (node.subscriber.hears()) {
             ask(node);
         } else {
             node.link(request.slot).whenComplete((link, why) -> { // first, since messages come from where it goes
                 if (why != null) {
                     take.failed(DLockException.of(why));
                 } else {
-                    link.node.ear.listen().whenComplete((ear, error) -> take.step(() -> {
+                    link.node.subscriber.listen().whenComplete((subscriber, error) -> take.step(() -> {
                         if (error == null) {
                             ask(link.node);
                         } else {
@@ -53,8 +53,8 @@ final class Wait {
 
     private void unheard(Node node, Link link, RuntimeException why) {
         boolean denied = why instanceof Refused refused && refused.code().equals("NOPERM"); // and not for a moment, as by a wrong password
-        if (denied && !node.ear.deaf) {
-            node.ear.deaf = true;
+        if (denied && !node.subscriber.subscribeDenied) {
+            node.subscriber.subscribeDenied = true;
             Core.LOG.log(WARNING, "messages cannot be heard: each wait asks four times a second: {0}", why.getMessage());
         }
         if (denied) {
@@ -73,8 +73,8 @@ final class Wait {
         } finally {
             core.guard.unlock();
         }
-        node.ear.add(this);
-        if (!node.ear.hears()) { // it has ended meanwhile
+        node.subscriber.add(this);
+        if (!node.subscriber.hears()) { // it has ended meanwhile
             take.failed(new Unavailable("messages are not heard", null));
             return;
         }
@@ -100,7 +100,7 @@ final class Wait {
     }
 
     private void numbered(long mine) {
-        List<News> news;
+        List<Notification> news;
         core.guard.lock();
         try {
             number = mine;
@@ -109,7 +109,7 @@ final class Wait {
         } finally {
             core.guard.unlock();
         }
-        for (News one : news == null ? List.<News>of() : news) {
+        for (Notification one : news == null ? List.<Notification>of() : news) {
             told(one.word, one.token, one.number);
         }
     }
@@ -122,13 +122,13 @@ final class Wait {
                 return;
             }
             if (early != null) {
-                early.add(new News(word, token, of)); // which wait is ours is still on its way
+                early.add(new Notification(word, token, of)); // which wait is ours is still on its way
                 return;
             }
             if (of != 0 && of != number) {
                 return; // of an earlier asking of ours
             }
-            deafen();
+            unsubscribe();
         } finally {
             core.guard.unlock();
         }
@@ -144,11 +144,11 @@ final class Wait {
     }
 
     /** Nothing is heard for this place any more. */
-    void deafen() {
+    void unsubscribe() {
         core.guard.lock();
         try {
             if (heard != null) {
-                heard.ear.remove(this);
+                heard.subscriber.remove(this);
             }
             heard = null;
             early = null;

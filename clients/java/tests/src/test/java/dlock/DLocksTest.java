@@ -342,7 +342,7 @@ class DLocksTest {
             s.handOver();
             canceller.join();
             result(wait);
-            s.awaitGone(); // leaving is in the background
+            s.awaitGone(); // releases is in the background
             actor.close();
         }
     }

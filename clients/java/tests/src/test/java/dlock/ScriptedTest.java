@@ -203,7 +203,7 @@ class ScriptedTest {
         try (DLocks locks = new DLocks(server, Settings.DEFAULT.lease(Duration.ofSeconds(600)))) {
             Hold hold = locks.ask("key").hold();
             Stage.until("it is kept", () -> server.count("KEEP") > 0);
-            locks.core.leaving.abandon(hold.tie());
+            locks.core.releases.abandon(hold.renewal());
             Stage.until("it is given back", () -> server.count("RELEASE") > 0);
         }
     }

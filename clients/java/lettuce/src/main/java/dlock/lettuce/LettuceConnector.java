@@ -120,9 +120,9 @@ public final class LettuceConnector implements Connector {
                 connection = commands;
                 wire = new Link(commands, addresses);
             } else {
-                StatefulRedisPubSubConnection<byte[], byte[]> ear = own.connectPubSub(ByteArrayCodec.INSTANCE, target);
-                connection = ear;
-                wire = new Ear(ear, channel.getBytes(US_ASCII), messages);
+                StatefulRedisPubSubConnection<byte[], byte[]> subscriber = own.connectPubSub(ByteArrayCodec.INSTANCE, target);
+                connection = subscriber;
+                wire = new Subscriber(subscriber, channel.getBytes(US_ASCII), messages);
             }
             AtomicBoolean over = new AtomicBoolean();
             connection.addListener(new RedisConnectionStateListener() {
@@ -259,11 +259,11 @@ public final class LettuceConnector implements Connector {
         }
     }
 
-    private static final class Ear implements Wire {
+    private static final class Subscriber implements Wire {
         private final StatefulRedisPubSubConnection<byte[], byte[]> connection;
         private final byte[] channel;
 
-        private Ear(StatefulRedisPubSubConnection<byte[], byte[]> connection, byte[] channel, Consumer<byte[]> messages) {
+        private Subscriber(StatefulRedisPubSubConnection<byte[], byte[]> connection, byte[] channel, Consumer<byte[]> messages) {
             this.connection = connection;
             this.channel = channel;
             connection.addListener(new RedisPubSubAdapter<>() {

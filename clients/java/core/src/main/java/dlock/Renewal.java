@@ -5,14 +5,14 @@ import java.lang.ref.ReferenceQueue;
 import java.lang.ref.WeakReference;
 
 /** A hold that a link's server renews for us. All by the core's guard. */
-final class Tie {
+final class Renewal {
     /** The program's hold. When the collector has found it, nobody can give it back any more. */
     static final class Ref extends WeakReference<Hold> {
-        final Tie tie;
+        final Renewal renewal;
 
-        Ref(Hold hold, Tie tie, ReferenceQueue<Hold> forgotten) {
+        Ref(Hold hold, Renewal renewal, ReferenceQueue<Hold> forgotten) {
             super(hold, forgotten);
-            this.tie = tie;
+            this.renewal = renewal;
         }
     }
 
@@ -30,7 +30,7 @@ final class Tie {
     private long serial;
     private long until = Long.MIN_VALUE;
 
-    Tie(Request request, long token) {
+    Renewal(Request request, long token) {
         this.request = request;
         this.token = token;
     }
@@ -45,7 +45,7 @@ final class Tie {
         }
         if (link != to) {
             detach();
-            to.ties++;
+            to.renewals++;
             link = to;
         }
         serial = ++to.serial;
@@ -54,7 +54,7 @@ final class Tie {
     void detach() {
         if (link != null) {
             until = end();
-            link.ties--;
+            link.renewals--;
             link = null;
         }
     }

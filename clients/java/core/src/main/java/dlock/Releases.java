@@ -7,56 +7,56 @@ import dlock.DLockException.Refused;
 import java.util.concurrent.CompletableFuture;
 
 /** Release, and what nobody waits for any more. */
-final class Leaving {
+final class Releases {
     private final Core core;
 
-    Leaving(Core core) {
+    Releases(Core core) {
         this.core = core;
     }
 
-    private void released(Node node, Tie tie, Object reply, RuntimeException why) {
-        if (tie == null || node == null) {
+    private void released(Node node, Renewal renewal, Object reply, RuntimeException why) {
+        if (renewal == null || node == null) {
             return;
         }
         if (why instanceof NotHeld || Long.valueOf(0).equals(reply)) {
-            core.lose(node, tie, "released");
+            core.lose(node, renewal, "released");
         } else if (why instanceof Refused && !DLockException.passes(why)) {
-            untie(node, tie); // it may not be given back: its lease is to end it
+            untie(node, renewal); // it may not be given back: its lease is to end it
         }
     }
 
     /** Leaves a hold to its lease: nobody renews it any more. */
-    void untie(Node node, Tie tie) {
+    void untie(Node node, Renewal renewal) {
         Link link = node.live;
         if (link == null || link.error != null) {
-            core.lose(node, tie, "released");
+            core.lose(node, renewal, "released");
             return;
         }
-        link.post(tie.request.untie(tie.token), tie.asking, (reply, why) -> {
+        link.post(renewal.request.untie(renewal.token), renewal.asking, (reply, why) -> {
             if (!DLockException.passes(why)) {
-                core.lose(node, tie, "released"); // if it may not even be untied, the link has one too many, and is replaced
+                core.lose(node, renewal, "released"); // if it may not even be untied, the link has one too many, and is replaced
             }
         });
     }
 
     /** Gives back what was granted, and nothing else; asks again after a lost reply, until the bound has passed. */
-    CompletableFuture<Void> release(Request request, Tie tie) {
+    CompletableFuture<Void> release(Request request, Renewal renewal) {
         CompletableFuture<Void> done = new CompletableFuture<>();
-        release(request, tie, done, BootClock.now() + core.boundNanos, true);
+        release(request, renewal, done, BootClock.now() + core.replyNanos, true);
         return done;
     }
 
-    private void release(Request request, Tie tie, CompletableFuture<Void> done, long until, boolean heard) {
-        core.routes.call(request, request.release(tie.token), (node, link, sent, reply, why) -> {
-            released(node, tie, reply, why);
+    private void release(Request request, Renewal renewal, CompletableFuture<Void> done, long until, boolean heard) {
+        core.routes.call(request, request.release(renewal.token), (node, link, sent, reply, why) -> {
+            released(node, renewal, reply, why);
             if (why == null || why instanceof NotHeld && !heard) { // the first one has given it back
                 done.complete(null);
             } else if (DLockException.passes(why) && BootClock.now() < until && !core.closed) {
                 core.routes.refreshAfterError();
-                core.later(MILLISECONDS.toNanos(20), () -> release(request, tie, done, until, heard && why instanceof Refused));
+                core.later(MILLISECONDS.toNanos(20), () -> release(request, renewal, done, until, heard && why instanceof Refused));
             } else {
-                if (!(why instanceof NotHeld) && tie.request.node != null) {
-                    core.lose(tie.request.node, tie, "it cannot be given back"); // KEEP's count finds it, if it is there
+                if (!(why instanceof NotHeld) && renewal.request.node != null) {
+                    core.lose(renewal.request.node, renewal, "it cannot be given back"); // KEEP's count finds it, if it is there
                 }
                 done.completeExceptionally(why);
             }
@@ -78,15 +78,15 @@ final class Leaving {
             return;
         }
         link.post(request.cancel(), (reply, why) -> {});
-        link.post(request.release(0), (reply, why) -> released(node, request.tie, reply, why));
+        link.post(request.release(0), (reply, why) -> released(node, request.renewal, reply, why));
     }
 
     /** Gives back what was granted to nobody, or is believed to be over. */
-    void abandon(Tie tie) {
-        Node node = tie.request.node;
+    void abandon(Renewal renewal) {
+        Node node = renewal.request.node;
         Link link = node == null ? null : node.live;
         if (link != null && link.error == null && !core.closed) {
-            link.post(tie.request.release(tie.token), tie.asking, (reply, why) -> released(node, tie, reply, why));
+            link.post(renewal.request.release(renewal.token), renewal.asking, (reply, why) -> released(node, renewal, reply, why));
         }
     }
 }
