@@ -28,7 +28,7 @@ var faults = []struct{ cases, file, old, new string }{
 	{"after_close", "dlock.go", "{ l.core.close() }", "{}"},
 	{"a_thousand_cycles", "connect.go", "if n.link.alive() {", "if n.link == nil {\n\t\treturn n.link, nil\n\t}\n\tif n.link.serial < 0 {"},
 	{"dropped", "dlock.go", "if !over && last {", "if over && last {"},
-	{"TestAForgottenHoldIsLost", "dlock.go", `s.lose("forgotten`, `s.leave()\n\ts.lose("forgotten`},
+	{"TestAForgottenHoldIsLost", "dlock.go", `s.lose("forgotten`, "s.leave()\n\ts.lose(\"forgotten"},
 	{"TestAContextCarriesItsHold", "dlock.go", "context.WithValue(ctx, holdKey{}, h)", "context.WithValue(ctx, holdKey{}, h.Key)"},
 	{"TestGuardRunsOnce", "dlock.go", "\treply, err := c.call(ctx, &r, words, now()+c.settings.ReplyTimeout, nil)", "\treply, err := c.call(ctx, &r, words, now()+c.settings.ReplyTimeout, nil)\n\tif errors.Is(err, ErrUnreachable) {\n\t\treply, err = c.call(ctx, &r, words, now()+c.settings.ReplyTimeout, nil)\n\t}"},
 	{"TestAFencedGuardIsALoss", "dlock.go", `c.lose(h.state.renewal, "fenced")`, ""},
