@@ -258,7 +258,15 @@ func (r *run) Do_user(s step) {
 
 // What the server shows.
 
-func (r *run) Do_queued(s step) { r.awaitQueuedAt(r.keyOf(s), int(s.number("count", 1))) }
+func (r *run) Do_queued(s step) {
+	if s["absent"] == true { // between two requests nobody waits there
+		other := r.stage
+		other.key = r.keyOf(s)
+		other.awaitTickets(int(s.number("count", 1)))
+		return
+	}
+	r.awaitQueuedAt(r.keyOf(s), int(s.number("count", 1)))
+}
 
 func (r *run) Do_free(s step) {
 	key := r.keyOf(s)
@@ -293,7 +301,7 @@ func (r *run) Do_connections(s step) {
 
 func (r *run) Do_client(s step) {
 	locks, err := New(client(r.place, r.paths[s.text("path", "")], s.text("user", ""), s.text("password", "")), Settings{
-		Lease: s.seconds("lease", 10), Auto: s.seconds("auto", 60), Claim: s.seconds("claim", 2),
+		Lease: s.seconds("lease", 10), HangTimeout: s.seconds("auto", 60), QueueGrace: s.seconds("claim", 2),
 		Logger: slog.New(r.log),
 	})
 	r.must(err)
@@ -428,7 +436,7 @@ func (r *run) Do_end(s step) { r.client(s).Close() }
 
 func (r *run) Do_cycles(s step) {
 	locks, failed := r.client(s), make(chan error, 100)
-	var all sync.WaitGroup
+	var all group
 	for range int(s.number("workers", 1)) {
 		all.Go(func() {
 			for range int(s.number("count", 1)) {

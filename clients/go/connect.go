@@ -15,10 +15,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// How connections are made: by go-redis, so that addresses, TLS, sentinels, users and databases are its business. It
-// dials and says hello; then the connection is ours alone, and its client is there only to be closed.
+// Connections are made by go-redis, so that addresses, TLS, sentinels, users and databases are its business. It dials and
+// says hello; then the connection is ours alone, and its client is there only to be closed.
 
-// pattern is how go-redis connects to the node.
+const (
+	another = time.Second            // a connect or a reply that takes longer may be that of a former primary
+	look    = 100 * time.Millisecond // so often a request that waits for a link looks at the routes
+)
+
+// An opening is a connection that is being opened, for all who want it.
+type opening struct {
+	done chan struct{}
+	link *link
+	err  error
+}
+
+// pattern returns how go-redis connects to the node.
 func (c *core) pattern(ctx context.Context, n *node) (redis.Options, error) {
 	if c.cluster == nil {
 		return *c.single.Options(), nil
@@ -27,7 +39,7 @@ func (c *core) pattern(ctx context.Context, n *node) (redis.Options, error) {
 	known := c.template
 	c.mu.Unlock()
 	if known == nil {
-		if _, err := c.route(ctx, ""); err != nil {
+		if _, _, err := c.route(ctx, ""); err != nil {
 			return redis.Options{}, err
 		}
 		c.mu.Lock()
@@ -61,7 +73,7 @@ func (c *core) dial(ctx context.Context, n *node) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	own(&options, c.settings.Bound)
+	own(&options, c.settings.ReplyTimeout)
 	options.Protocol, options.PoolSize, options.MinIdleConns = 2, 1, 0
 	// Dialled here: the library logs each failure, and may try again.
 	conn, err := options.Dialer(ctx, options.Network, options.Addr)
@@ -97,35 +109,27 @@ func (c *core) dial(ctx context.Context, n *node) (*link, error) {
 	return newLink(n, conn, func() { _ = client.Close() }), nil
 }
 
-// failed is what connecting has come to: the server's own words, or none.
+// failed returns the server's own words, or that it cannot be reached.
 func failed(err error) error {
-	var said redis.Error
-	if errors.As(err, &said) {
-		return ServerError(said.Error())
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return ServerError(reply.Error())
 	}
 	return unreachable(err)
 }
 
-// within: what the library does may have no bound of its own, or another one.
-func within[T any](
-	ctx context.Context, limit time.Duration, work func(context.Context) (T, error), undo func(T),
-) (T, error) {
+// within gives up on work of the library that may have no bound of its own, or another one.
+func within[T any](ctx context.Context, limit time.Duration, work func(context.Context) (T, error)) (T, error) {
 	type outcome struct {
 		value T
 		err   error
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errNoAnswer)
 	defer cancel()
-	outcomes := make(chan outcome)
+	outcomes := make(chan outcome, 1)
 	go func() {
 		value, err := work(ctx)
-		select {
-		case outcomes <- outcome{value, err}:
-		case <-ctx.Done():
-			if err == nil {
-				undo(value)
-			}
-		}
+		outcomes <- outcome{value, err}
 	}()
 	select {
 	case one := <-outcomes:
@@ -139,195 +143,267 @@ func within[T any](
 	}
 }
 
-// route says who serves the key, as far as we know.
-func (c *core) route(ctx context.Context, key string) (*node, error) {
-	if c.cluster == nil {
-		return c.node(""), nil
+// connect opens a connection to the node. While it hangs another is begun each second, which asks the Sentinels or the map
+// of slots anew; the first one that is there wins.
+func (c *core) connect(n *node) (*link, error) {
+	type dialled struct {
+		link *link
+		err  error
 	}
-	c.mu.Lock()
-	address, moved := c.moved[slotOf(key)]
-	ready := c.template != nil
-	c.mu.Unlock()
-	if moved {
-		return c.node(address), nil
+	ctx, cancel := context.WithTimeoutCause(context.Background(), c.settings.ReplyTimeout, errNoAnswer)
+	defer cancel()
+	outcomes, running := make(chan dialled), 0
+	dial := func() {
+		running++
+		go func() {
+			l, err := c.dial(ctx, n)
+			select {
+			case outcomes <- dialled{l, err}:
+			case <-ctx.Done():
+				if l != nil {
+					l.die(errNoAnswer)
+				}
+			}
+		}()
 	}
-	master := func(ctx context.Context) (*redis.Client, error) { return c.cluster.MasterForKey(ctx, key) }
-	var client *redis.Client
-	var err error
-	if ready {
-		client, err = master(ctx) // the library has a map, and asks anew behind our back
-	} else {
-		client, err = within(ctx, c.settings.Bound, master, func(*redis.Client) {})
+	dial()
+	again := time.NewTicker(another)
+	defer again.Stop()
+	for {
+		select {
+		case one := <-outcomes:
+			if running--; one.err == nil || running == 0 || !passes(one.err) {
+				return one.link, one.err
+			}
+		case <-again.C:
+			c.refreshRoutes()
+			dial()
+			go c.reroute(n)
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-c.done:
+			return nil, ErrClosed
+		}
 	}
-	if err != nil {
-		return nil, failed(err)
-	}
-	if !ready {
-		c.mu.Lock()
-		c.template = client.Options()
-		c.mu.Unlock()
-	}
-	return c.node(client.Options().Addr), nil
 }
 
-func (c *core) node(name string) *node {
+// link returns the link of the node that serves the key, and whether the key is there before its slot. It opens a link if
+// there is none.
+func (c *core) link(ctx context.Context, key string, until time.Duration) (l *link, asking bool, err error) {
+	timer := time.NewTimer(until - now())
+	defer timer.Stop()
+	for {
+		n, asking, err := c.route(ctx, key)
+		if err != nil {
+			return nil, false, err
+		}
+		l, one := c.current(n)
+		if l != nil {
+			return l, asking, nil
+		}
+		var anew <-chan time.Time
+		if c.cluster != nil {
+			anew = time.After(look) // it may be another node's by now
+		}
+		select {
+		case <-one.done:
+			if one.err != nil {
+				return nil, false, one.err
+			}
+		case <-anew:
+		case <-timer.C:
+			return nil, false, errNoAnswer
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		}
+	}
+}
+
+// current returns the node's link, or the one that is being opened.
+func (c *core) current(n *node) (*link, *opening) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := c.nodes[name]
-	if n == nil {
-		n = &node{
-			core: c, name: name, opening: make(chan struct{}, 1), kick: make(chan struct{}, 1),
-			rings: time.NewTimer(never), ties: map[id]*tie{}, waits: map[place][]*waiter{},
-		}
-		c.nodes[name] = n
-		go c.keep(n)
+	if n.link.alive() {
+		return n.link, nil
 	}
-	return n
+	return nil, c.open(n)
 }
 
-// lock gives the right to open a connection to the node: one for link and ear, since a new link ends the ear before it.
-func (n *node) lock(ctx context.Context, until time.Duration) error {
+// open opens a link to the node. While the node has one, the other replaces it only if it leads to another server. Under
+// the mutex.
+func (c *core) open(n *node) *opening {
+	if n.opening == nil {
+		n.opening = &opening{done: make(chan struct{})}
+		go c.opened(n, n.opening)
+	}
+	return n.opening
+}
+
+// opened ends an opening. Messages come from where the link goes, so it ends the subscriber.
+func (c *core) opened(n *node, one *opening) {
+	l, err := c.connect(n)
+	if err == nil {
+		l.start()
+	}
+	c.mu.Lock()
+	before, subscriber, closed := n.link, n.subscriber, c.closed
+	n.opening = nil
+	one.link, one.err = l, err
+	replaces := err == nil && (!before.alive() || before.address() != l.address() || before.surplus > 1)
+	if replaces {
+		n.link = l
+	} else if err == nil {
+		one.link = before
+	}
+	c.mu.Unlock()
+	switch {
+	case replaces && closed:
+		l.die(ErrClosed)
+	case replaces && subscriber != nil:
+		subscriber.die(unreachable(errors.New("the link is new")))
+	case !replaces && err == nil:
+		l.die(unreachable(errors.New("it is not needed")))
+	}
+	close(one.done)
+}
+
+// overdue is called when a reply of the link takes long. Its server may be no primary any more, and hang: so Sentinel, or the
+// map of slots, is asked anew.
+func (c *core) overdue(l *link) {
+	n := l.node
+	c.refreshRoutes()
+	if c.cluster == nil {
+		c.mu.Lock()
+		if n.link != l || c.closed {
+			c.mu.Unlock()
+			return
+		}
+		one := c.open(n)
+		c.mu.Unlock()
+		<-one.done
+		if one.err == nil && one.link != l {
+			l.die(errNoAnswer)
+		}
+		return
+	}
+	c.sleep(context.Background(), look) // the map is asked for in the background
+	c.reroute(n)
+}
+
+// subscribe returns when messages come from the node, or never will.
+func (c *core) subscribe(ctx context.Context, n *node, until time.Duration) (heard bool, err error) {
+	c.mu.Lock()
+	if n.subscribeDenied || n.subscriber.alive() {
+		defer c.mu.Unlock()
+		return !n.subscribeDenied, nil
+	}
+	one := n.subscribing
+	if one == nil {
+		one = &opening{done: make(chan struct{})}
+		n.subscribing = one
+		go func() {
+			one.err = c.subscriber(n)
+			c.mu.Lock()
+			n.subscribing = nil
+			c.mu.Unlock()
+			close(one.done)
+		}()
+	}
+	c.mu.Unlock()
 	timer := time.NewTimer(until - now())
 	defer timer.Stop()
 	select {
-	case n.opening <- struct{}{}:
-		return nil
+	case <-one.done:
 	case <-timer.C:
-		return errNoAnswer
+		return false, fmt.Errorf("%w: no messages come", ErrUnreachable)
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
+	case <-c.done:
+		return false, ErrClosed
 	}
+	_, denied := n.subscribed()
+	return one.err == nil && !denied, one.err
 }
 
-func (n *node) unlock() { <-n.opening }
-
-func (c *core) open(ctx context.Context, n *node, until time.Duration) (*link, error) {
-	return within(ctx, until-now(), func(ctx context.Context) (*link, error) { return c.dial(ctx, n) },
-		func(late *link) { late.die(errNoAnswer) })
-}
-
-// link is the node's, opened if there is none.
-func (c *core) link(ctx context.Context, n *node, until time.Duration) (*link, error) {
-	if l := n.currentLink(); l.alive() {
-		return l, nil
-	}
-	return c.relink(ctx, n, nil, until)
-}
-
-// relink opens the node's link, if that is dead or this one. Whoever comes meanwhile waits for the same one. Where it goes
-// the messages come from: it may be another server now.
-func (c *core) relink(ctx context.Context, n *node, stale *link, until time.Duration) (*link, error) {
-	if err := n.lock(ctx, until); err != nil {
-		return nil, err
-	}
-	defer n.unlock()
-	if l := n.currentLink(); l != stale && l.alive() {
-		return l, nil
-	}
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	l, err := c.open(ctx, n, until)
-	if err != nil {
-		return nil, err
-	}
-	l.start()
+// subscriber opens the node's second connection.
+func (c *core) subscriber(n *node) error {
 	c.mu.Lock()
-	n.link = l
-	ear := n.ear
-	closed := c.closed
+	before := n.link
 	c.mu.Unlock()
-	if ear != nil {
-		ear.die(unreachable(errors.New("the link is new")))
-	}
-	if closed {
-		l.die(ErrClosed)
-	}
-	return l, nil
-}
-
-// listen returns when messages come from the node, or cannot be heard.
-func (c *core) listen(ctx context.Context, n *node, until time.Duration) (heard bool, err error) {
-	if heard, deaf := n.hears(); heard || deaf {
-		return heard, nil
-	}
-	if err := n.lock(ctx, until); err != nil {
-		return false, err
-	}
-	defer n.unlock()
-	if heard, deaf := n.hears(); heard || deaf {
-		return heard, nil
-	}
-	ear, err := c.open(ctx, n, until)
+	l, err := c.connect(n)
 	if err != nil {
-		return false, err
+		return err
 	}
 	subscribed := make(chan error, 1)
 	var last atomic.Int64 // when anything has come
 	last.Store(int64(now()))
-	ear.hear = func(reply any, err error) {
+	l.onReply = func(reply any, err error) {
 		last.Store(int64(now()))
 		parts, _ := reply.([]any)
 		switch {
-		case err != nil: // what the server refuses later, as a PING, was heard all the same
+		case err != nil: // a refused PING comes later, and is an answer all the same
 			select {
 			case subscribed <- err:
 			default:
 			}
 		case len(parts) == 3 && parts[0] == "subscribe":
-			subscribed <- nil
+			select {
+			case subscribed <- nil:
+			default:
+			}
 		case len(parts) == 3 && parts[0] == "message":
-			n.heard(parts[2].(string))
+			text, _ := parts[2].(string)
+			n.message(text)
 		}
 	}
-	ear.start()
-	if _, err := ear.post([]string{"SUBSCRIBE", c.channel}, nil, false); err != nil {
-		return false, err
+	l.start()
+	if _, err := l.post([]string{"SUBSCRIBE", c.channel}, nil, false); err != nil {
+		return err
 	}
-	timer := time.NewTimer(until - now())
+	timer := time.NewTimer(c.settings.ReplyTimeout)
 	defer timer.Stop()
 	select {
 	case err = <-subscribed:
-		if err != nil && !passes(err) {
-			c.mu.Lock()
-			n.deaf = true
-			c.mu.Unlock()
-			c.log.Warn("waits block on connections of their own, since messages cannot be heard", "error", err)
-			ear.die(err)
-			return false, nil
-		}
-	case <-ear.over:
-		err = ear.err
+	case <-l.over:
+		err = l.err
 	case <-timer.C:
 		err = fmt.Errorf("%w: no messages come", ErrUnreachable)
-	case <-ctx.Done():
-		err = ctx.Err()
 	case <-c.done:
 		err = ErrClosed
 	}
-	if err != nil {
-		ear.die(err)
-		return false, err
-	}
-	go c.mind(n, ear, &last)
 	c.mu.Lock()
-	n.ear = ear
-	closed := c.closed
-	c.mu.Unlock()
-	if closed {
-		ear.die(ErrClosed)
+	switch {
+	case err == nil && n.link != before:
+		err = unreachable(errors.New("the link is new"))
+	case err == nil:
+		n.subscriber = l
+	case !passes(err) && !errors.Is(err, ErrClosed):
+		n.subscribeDenied = true
+		c.mu.Unlock()
+		c.log.Warn("messages cannot be heard: each wait asks four times a second", "error", err)
+		l.die(err)
+		return nil
 	}
-	return true, nil
+	if err == nil && c.closed {
+		err = ErrClosed
+	}
+	c.mu.Unlock()
+	if err != nil {
+		l.die(err)
+		return err
+	}
+	go c.watch(n, l, &last)
+	return nil
 }
 
-// mind: a path that has fallen silent loses messages without a word. So while somebody waits it is asked once a second.
-func (c *core) mind(n *node, ear *link, last *atomic.Int64) {
+// watch asks the subscriber's connection once a second while somebody waits: a path that falls silent loses messages.
+func (c *core) watch(n *node, l *link, last *atomic.Int64) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	asked := time.Duration(-1)
 	for {
 		select {
-		case <-ear.over:
+		case <-l.over:
 			return
 		case <-tick.C:
 		}
@@ -336,35 +412,14 @@ func (c *core) mind(n *node, ear *link, last *atomic.Int64) {
 		c.mu.Unlock()
 		switch {
 		case asked >= 0 && time.Duration(last.Load()) < asked:
-			if now()-asked > c.settings.Bound {
-				ear.die(fmt.Errorf("%w: no messages come any more", ErrUnreachable))
+			if now()-asked > c.settings.ReplyTimeout {
+				l.die(fmt.Errorf("%w: no messages come any more", ErrUnreachable))
 			}
 		case waiting:
 			asked = now()
-			_, _ = ear.post([]string{"PING"}, nil, false)
+			_, _ = l.post([]string{"PING"}, nil, false)
 		default:
 			asked = -1
 		}
 	}
-}
-
-// slotOf is a key's slot in a cluster: CRC16, of what is in braces.
-func slotOf(key string) uint16 {
-	if start := strings.IndexByte(key, '{'); start >= 0 {
-		if size := strings.IndexByte(key[start+1:], '}'); size > 0 {
-			key = key[start+1 : start+1+size]
-		}
-	}
-	crc := uint16(0)
-	for _, b := range []byte(key) {
-		crc ^= uint16(b) << 8
-		for range 8 {
-			if crc&0x8000 != 0 {
-				crc = crc<<1 ^ 0x1021
-			} else {
-				crc <<= 1
-			}
-		}
-	}
-	return crc % 16384
 }

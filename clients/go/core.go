@@ -3,49 +3,115 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	"math"
-	"net"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// What all locks do: take and wait (take.go), keep (keep.go), give back and leave (leave.go), and here what these need.
+// The core of all locks: acquire and wait (acquire.go), keep (keep.go), release and abandon (release.go), and here what
+// these share.
 //
-//   - A node is a server that we talk to. Its link is the one connection for all commands of all locks.
-//   - A tie is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all ties of
-//     the link, tells what was lost, and counts the ties, so that none is kept that we do not know of.
-//   - A waiter has a place in a queue. Its end is told on a channel of ours, heard on a second connection, the ear.
+//   - A node is a server. Its link is the one connection for all commands of all locks.
+//   - A renewal is a hold that the server renews for a link (AUTO). One KEEP a second moves the believed end of all renewals
+//     of the link, reports what was lost, and counts them, so that the server keeps none that this client does not know of.
+//   - A waiter has a place in a queue. The end of the wait is a message on a channel of this client, which the node's
+//     subscriber reads, a second connection.
 
 const (
 	never = time.Duration(math.MaxInt64)
 	slice = time.Second // timers sleep no longer: the machine may have been suspended
+	// The clock is later than this if the process was stopped, or the machine.
+	hung = 250 * time.Millisecond
 )
 
-// core is all that Locks has: nodes, and what is done with them.
 type core struct {
 	settings Settings
 	log      *slog.Logger
 	single   *redis.Client
 	cluster  *redis.ClusterClient
 	channel  string
+	process  string // what the names of owners begin with
+	suffix   string // and what those of named owners end with
 	done     chan struct{}
 
-	mu        sync.Mutex
-	nodes     map[string]*node
+	mu       sync.Mutex
+	nodes    map[string]*node
+	renewals map[id]*renewal
+	named    map[place]*reentry
+	closed   bool
+	clock    *time.Timer
+	alarm    time.Duration // the earliest end of all renewals
+
+	// Routes, beside those of the library.
 	moved     map[uint16]string
+	asking    map[string]string // keys that are at their next node before their slot is
 	template  *redis.Options
-	closed    bool
-	parting   map[place]int // so much of an owner's is still to be left
-	clock     *time.Timer
-	alarm     time.Duration // what rings it: the earliest end of all ties
 	refreshed time.Duration
+}
+
+type (
+	id struct {
+		key   string
+		token int64
+	}
+	place struct{ key, owner string }
+)
+
+// A renewal is a hold that the server renews for a link. All under the core's mutex.
+type renewal struct {
+	request *acquireRequest
+	token   int64
+	node    *node // whose keeper renews it
+	link    *link // nil: unrenewed
+	serial  int
+	until   time.Duration
+	asked   time.Duration // after a pause of this process: so long an answer is waited for
+	refusal error         // what the last RENEW has come to
+	states  []*state      // more than one after a re-entry
+	ending  chan struct{} // closed when the release has ended; nil before it begins
+}
+
+func (t *renewal) id() id { return id{t.request.key, t.token} }
+
+// live reports whether the program holds it.
+func (t *renewal) live() bool {
+	return slices.ContainsFunc(t.states, func(s *state) bool { return !s.isOver() })
+}
+
+func (t *renewal) attach(l *link, until time.Duration) {
+	t.until = max(t.end(), until)
+	t.asked, t.refusal = 0, nil
+	t.node = l.node
+	if t.link != l {
+		t.detach()
+		l.renewals++
+		t.link = l
+	}
+	l.serial++
+	t.serial = l.serial
+}
+
+func (t *renewal) detach() {
+	if t.link != nil {
+		t.until = t.end()
+		t.link.renewals--
+		t.link = nil
+	}
+}
+
+// end is the believed end.
+func (t *renewal) end() time.Duration {
+	if t.link != nil && t.serial <= t.link.kept {
+		return max(t.until, t.link.believed)
+	}
+	return t.until
 }
 
 func (c *core) check() error {
@@ -57,99 +123,21 @@ func (c *core) check() error {
 	}
 }
 
-// call gives the reply of whoever serves the request's key, and notes who that is.
-func (c *core) call(ctx context.Context, r *request, words []string, until time.Duration, then told) (any, error) {
-	n, err := c.route(ctx, r.key)
-	if err != nil {
-		return nil, err
-	}
-	asking := false
-	for range 4 {
-		var l *link
-		if l, err = c.link(ctx, n, until); err != nil {
-			return nil, err
-		}
-		c.mu.Lock()
-		r.node, r.asking = n, asking
-		c.mu.Unlock()
-		var one *entry
-		if one, err = l.post(words, then, asking); err != nil {
-			return nil, err
-		}
-		var reply any
-		if reply, err = one.result(ctx, until); err == nil {
-			return reply, nil
-		}
-		if n, asking = c.redirected(n, err); n == nil {
-			return nil, err
-		}
-	}
-	return nil, err
-}
-
-// held says who holds the lock.
+// held asks who holds the lock.
 func (c *core) held(ctx context.Context, key string) (any, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	return c.call(ctx, &request{key: key}, []string{"DLOCK.HELD", key}, now()+c.settings.Bound, nil)
+	r := &acquireRequest{key: key}
+	return c.call(ctx, r, []string{"DLOCK.HELD", key}, now()+c.settings.ReplyTimeout, nil)
 }
 
-// redirected gives the node that serves the key instead, or nil. An address without a host means that of the node that was
-// asked: it does not know its own name.
-func (c *core) redirected(asked *node, err error) (n *node, asking bool) {
-	var said ServerError
-	if !errors.As(err, &said) {
-		return nil, false
-	}
-	slot, address, asking, ok := said.redirected()
-	if !ok {
-		return nil, false
-	}
-	if strings.LastIndexByte(address, ':') == 0 {
-		host, _, _ := net.SplitHostPort(asked.name)
-		address = net.JoinHostPort(host, address[1:])
-	}
-	if !asking {
-		c.mu.Lock()
-		c.moved[slot] = address
-		c.mu.Unlock()
-	}
-	return c.node(address), asking
-}
-
-// lookAround: after an error that passes, of this node if any was asked.
-func (c *core) lookAround(n *node, why error) {
-	var stale *link
-	c.mu.Lock()
-	if n != nil && readonly(why) { // it has become a replica: who is primary is found by connecting
-		stale = n.link
-	}
-	anew := c.cluster != nil && now()-c.refreshed > 100*time.Millisecond && !errors.Is(why, ErrNoAck)
-	if anew {
-		c.refreshed = now()
-		clear(c.moved)
-	}
-	c.mu.Unlock()
-	if stale != nil {
-		stale.die(unreachable(why))
-	}
-	if anew {
-		c.cluster.ReloadState(context.Background()) // behind our back: whoever is asked may hang
-	}
-}
-
-// after: a time-out may be as long as the program likes.
+// after adds a time-out, which may be as long as the program likes.
 func after(at, d time.Duration) time.Duration {
 	if d > never/2 {
 		return never
 	}
 	return at + d
-}
-
-func readonly(err error) bool {
-	var said ServerError
-	return errors.As(err, &said) && said.code() == "READONLY"
 }
 
 func (c *core) sleep(ctx context.Context, d time.Duration) {
@@ -162,86 +150,47 @@ func (c *core) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Ties.
-
-func (c *core) tieOf(r *request) *tie {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return r.tie
-}
-
-func (c *core) nodeOf(r *request) *node {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return r.node
-}
-
-// tied: a hold has one tie, whichever node serves it. Under the mutex.
-func (c *core) tied(name id) *tie {
-	for _, n := range c.nodes {
-		if t := n.ties[name]; t != nil {
-			return t
-		}
-	}
-	return nil
-}
-
-// believed is the end of a lease that the server has begun after it was asked for.
+// believed returns the end of a lease that the server has begun after it was asked for.
 func (c *core) believed(sent, lease time.Duration) time.Duration {
-	return sent + lease - 2*time.Millisecond - c.settings.Allowance
+	return sent + lease - 2*time.Millisecond - c.settings.ClockMargin
 }
 
-// tie: the server has said that it renews this hold for this link.
-func (c *core) tie(r *request, l *link, token int64, end time.Duration) {
+// granted adds the renewal of a hold that the server renews for this link from now on.
+func (c *core) granted(r *acquireRequest, l *link, token int64, end time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := l.node
-	if r.outer != 0 && r.outer != token { // an upgrade: the outer hold has ended with its token
-		c.lose(c.tied(id{r.key, r.outer}), "upgraded")
-		r.outer, r.before = token, 0
+	t := &renewal{request: r, token: token, states: []*state{r.state}}
+	if known := c.renewals[t.id()]; known != nil { // lost here, and not there: the same owner has it again
+		c.lose(known, "taken over")
 	}
-	t := c.tied(id{r.key, token})
-	if t == nil {
-		t = &tie{request: r, token: token, node: n}
-		n.ties[t.name()] = t
-	}
-	c.move(n, t, r.asking) // if its owner has asked where it is now before the keeper knew
-	t.asking, t.session = r.asking, t.session || r.session
+	c.renewals[t.id()] = t
+	r.state.renewal = t
 	t.attach(l, end)
-	r.tie = t
-}
-
-// adopt: somebody has it now.
-func (c *core) adopt(t *tie, s *state) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if known := c.tied(t.name()); known != nil {
-		t = known
-	} else {
-		t.node.ties[t.name()] = t
-	}
-	s.tie = t
-	t.states = append(slices.DeleteFunc(t.states, (*state).isOver), s) // an outer hold may outlive any number of inner ones
+	c.arm(end)
+	l.node.wake()
 	if c.closed {
 		c.lose(t, "closed")
 	}
-	c.arm(t.end())
-	t.node.wake()
 }
 
-// lose is called under the mutex.
-func (c *core) lose(t *tie, reason string) {
-	if t == nil || t.node.ties[t.name()] != t {
+// lose ends a renewal, and reports the loss to whoever holds it. Under the mutex.
+func (c *core) lose(t *renewal, reason string) {
+	if t == nil || c.renewals[t.id()] != t {
 		return
 	}
-	delete(t.node.ties, t.name())
+	delete(c.renewals, t.id())
 	t.detach()
 	for _, s := range t.states {
 		s.lose(reason)
 	}
+	at := place{t.request.key, t.request.owner}
+	if named := c.named[at]; named != nil && named.renewal == t {
+		named.renewal = nil
+		c.tidy(at)
+	}
 }
 
-// arm: something ends then. Under the mutex.
+// arm sets the clock to the earliest end. Under the mutex.
 func (c *core) arm(at time.Duration) {
 	if at < c.alarm && !c.closed {
 		c.alarm = at
@@ -249,38 +198,50 @@ func (c *core) arm(at time.Duration) {
 	}
 }
 
-// ring is the clock's: it tells what has ended, and is set anew. Waits for nothing.
+// ring is called by the clock. It reports what has ended, and sets the clock anew. It waits for nothing.
 func (c *core) ring() {
 	c.mu.Lock()
 	at := c.alarm
 	c.alarm = never
-	var ended []*tie
+	var ended []*renewal
 	if at <= now() {
 		at, ended = c.expire()
 	}
 	c.arm(at)
 	c.mu.Unlock()
 	for _, t := range ended {
-		c.drop(t.request, t.token)
+		c.abandon(t.request, t.token)
 	}
 }
 
-func (c *core) expire() (next time.Duration, ended []*tie) {
+// expire looks at all ends. After a pause of this process nobody could have been told in time, so the server is asked
+// first: what it still holds under its token is not lost.
+func (c *core) expire() (next time.Duration, ended []*renewal) {
 	next, at := never, now()
-	for _, n := range c.nodes {
-		for _, t := range n.ties {
-			if end := t.end(); end > at {
-				next = min(next, end)
-			} else {
-				c.lose(t, "nobody has confirmed it before its end")
-				ended = append(ended, t)
+	for _, t := range c.renewals {
+		end := t.end()
+		switch {
+		case end > at:
+			next = min(next, end)
+		case t.asked == 0 && at-end > max(hung, c.settings.ClockMargin) && t.live():
+			t.asked = at + min(time.Second, c.settings.ReplyTimeout)
+			t.detach()
+			t.node.rouse()
+			next = min(next, t.asked)
+		case t.asked > at:
+			next = min(next, t.asked)
+		default:
+			reason := "nobody has confirmed it before its end"
+			if why := cmp.Or(t.refusal, t.node.trouble); why != nil {
+				reason += ": " + why.Error()
 			}
+			c.lose(t, reason)
+			ended = append(ended, t)
 		}
 	}
 	return next, ended
 }
 
-// close: everything ends. What is held is told lost, and lives on until its lease.
 func (c *core) close() {
 	c.mu.Lock()
 	if c.closed {
@@ -290,14 +251,13 @@ func (c *core) close() {
 	c.closed = true
 	close(c.done)
 	c.clock.Stop()
-	held := 0
+	held := len(c.renewals)
+	for _, t := range c.renewals {
+		c.lose(t, "closed")
+	}
 	var links []*link
 	for _, n := range c.nodes {
-		held += len(n.ties)
-		for _, t := range n.ties {
-			c.lose(t, "closed")
-		}
-		links = append(links, n.link, n.ear)
+		links = append(links, n.link, n.subscriber)
 	}
 	c.mu.Unlock()
 	if held > 0 {
@@ -307,5 +267,98 @@ func (c *core) close() {
 		if l != nil {
 			l.die(ErrClosed)
 		}
+	}
+}
+
+// A reentry is one named owner's share of one lock: it is counted here, and costs no command.
+type reentry struct {
+	turn    chan struct{} // one request at a time
+	users   int
+	renewal *renewal
+}
+
+// turn waits for this owner's turn to ask for the lock.
+func (c *core) turn(ctx context.Context, r *acquireRequest) error {
+	at := place{r.key, r.owner}
+	c.mu.Lock()
+	one := c.named[at]
+	if one == nil {
+		one = &reentry{turn: make(chan struct{}, 1)}
+		one.turn <- struct{}{}
+		c.named[at] = one
+	}
+	one.users++
+	c.mu.Unlock()
+	err := c.await(ctx, r, one.turn)
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		one.users--
+		c.tidy(at)
+	}
+	return err
+}
+
+// exit ends the owner's turn.
+func (c *core) exit(r *acquireRequest) {
+	at := place{r.key, r.owner}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	one := c.named[at]
+	if t := r.state.renewal; t != nil && c.renewals[t.id()] == t {
+		one.renewal = t
+	}
+	one.users--
+	one.turn <- struct{}{}
+	c.tidy(at)
+}
+
+// reenter counts one more hold of what this owner has here. It returns nil if the owner has nothing.
+func (c *core) reenter(ctx context.Context, r *acquireRequest) (*renewal, error) {
+	c.mu.Lock()
+	t := c.named[place{r.key, r.owner}].renewal
+	if t == nil || t.ending != nil {
+		c.mu.Unlock()
+		if t == nil {
+			return nil, nil
+		}
+		return nil, c.await(ctx, r, t.ending) // a release that comes later would end the next hold
+	}
+	defer c.mu.Unlock()
+	if r.limit < t.request.limit {
+		return nil, badArgument("owner", "holds the lock together with others already: release that hold first")
+	}
+	t.states = append(t.states, r.state)
+	r.state.renewal = t
+	return t, nil
+}
+
+// await waits for another request of this process, no longer than this one does.
+func (c *core) await(ctx context.Context, r *acquireRequest, ready <-chan struct{}) error {
+	timer := time.NewTimer(min(r.until, r.deadline) - now())
+	defer timer.Stop()
+	select {
+	case <-ready:
+		return nil
+	default:
+	}
+	if !r.once {
+		select {
+		case <-ready:
+			return nil
+		case <-timer.C:
+		case <-ctx.Done():
+			return over(r, ctx.Err(), nil)
+		case <-c.done:
+			return ErrClosed
+		}
+	}
+	return fmt.Errorf("%w: %q: another request of this owner is under way", ErrTaken, r.key)
+}
+
+// tidy is called under the mutex.
+func (c *core) tidy(at place) {
+	if one := c.named[at]; one != nil && one.users == 0 && one.renewal == nil {
+		delete(c.named, at)
 	}
 }

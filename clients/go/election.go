@@ -4,11 +4,11 @@ package dlock
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -49,7 +49,7 @@ func (l *Locks) Election(key, name string, options ...Option) (*Election, error)
 	if name == "" {
 		return nil, badArgument("name", "must not be empty")
 	}
-	if _, err := newRequest(&l.core.settings, key, options); err != nil {
+	if _, err := newAcquireRequest(l.core, key, options); err != nil {
 		return nil, err
 	}
 	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
@@ -66,7 +66,7 @@ func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
 	if hold := e.leading(); hold != nil {
 		return hold, nil
 	}
-	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), Owner(e.name+"#"+rand.Text()), fresh)...)
+	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), candidacy(e.name))...)
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +120,13 @@ func (e *Election) Guard(ctx context.Context, command ...any) (any, error) {
 	return hold.Guard(ctx, command...)
 }
 
-// Who says who leads, by the server.
-func (e *Election) Who(ctx context.Context) (Leader, error) {
+// Who is the former name of Leader.
+//
+// Deprecated: call Leader.
+func (e *Election) Who(ctx context.Context) (Leader, error) { return e.Leader(ctx) }
+
+// Leader asks the server who leads.
+func (e *Election) Leader(ctx context.Context) (Leader, error) {
 	reply, err := e.locks.core.held(ctx, e.key)
 	runtime.KeepAlive(e)
 	held, ok := reply.([]any)
@@ -129,10 +134,20 @@ func (e *Election) Who(ctx context.Context) (Leader, error) {
 		return Leader{}, err
 	}
 	owner, _ := held[3].(string)
+	return Leader{nameOf(owner), number(held[0])}, nil
+}
+
+// nameOf returns the candidate's name in an owner's: host/pid/name#…, and from earlier clients name#….
+func nameOf(owner string) string {
 	if at := strings.LastIndexByte(owner, '#'); at >= 0 {
 		owner = owner[:at]
 	}
-	return Leader{owner, number(held[0])}, nil
+	if words := strings.SplitN(owner, "/", 3); len(words) == 3 {
+		if _, err := strconv.Atoi(words[1]); err == nil {
+			return words[2]
+		}
+	}
+	return owner
 }
 
 // Observe gives who leads now, and each change (the last one, if the reader is slow), until the context ends. It asks the
@@ -145,7 +160,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 		defer tick.Stop()
 		var last Leader
 		for first := true; ; {
-			now, err := e.Who(ctx)
+			now, err := e.Leader(ctx)
 			var news chan Leader
 			if err == nil && (first || now != last) {
 				news = leaders

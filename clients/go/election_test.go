@@ -15,7 +15,7 @@ import (
 
 // candidate is what a process of the test does: it campaigns, and writes under guard while it leads.
 func candidate(address, key, name string) {
-	locks, err := New(client("single", address, "", ""), Settings{Lease: lease, Auto: 2 * lease, Claim: 2 * time.Second})
+	locks, err := New(client("single", address, "", ""), Settings{Lease: lease, HangTimeout: 2 * lease, QueueGrace: 2 * time.Second})
 	if err != nil {
 		panic(err)
 	}
@@ -94,10 +94,10 @@ func TestNoTwoLeaders(t *testing.T) {
 		s.control("sound " + silent)
 		_ = children["stopped"].Process.Signal(syscall.SIGCONT)
 		s.until("one of them leads", func() bool {
-			leader, err := watcher.Who(ctx)
+			leader, err := watcher.Leader(ctx)
 			return err == nil && (leader.Name == "silent" || leader.Name == "stopped")
 		})
-		leader, err := watcher.Who(ctx)
+		leader, err := watcher.Leader(ctx)
 		s.must(err)
 		s.until("it writes", s.writes(leader.Name))
 		last, names := int64(0), map[int64]string{}
@@ -138,7 +138,7 @@ func TestElection(t *testing.T) {
 		s.must(err)
 		again, err := first.Campaign(ctx)
 		s.check(err == nil && again == hold && first.IsLeader(), "%v", err)
-		leader, err := second.Who(ctx)
+		leader, err := second.Leader(ctx)
 		s.check(err == nil && leader == Leader{"a", hold.Token}, "%v %v", leader, err)
 		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		_, err = second.Campaign(soon)
@@ -162,7 +162,7 @@ func TestLocker(t *testing.T) {
 		_, err = s.locks.Locker("")
 		s.isError(err, ErrArgument)
 		count := 0
-		var all sync.WaitGroup
+		var all group
 		for range 8 {
 			all.Go(func() {
 				for range 10 {

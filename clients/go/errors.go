@@ -103,7 +103,7 @@ func badArgument(name, why string) error { return fmt.Errorf("%w: %s %s", ErrArg
 func passes(err error) bool {
 	var said ServerError
 	if errors.As(err, &said) {
-		return slices.Contains(passing, said.code())
+		return slices.Contains(passing, said.code()) || strings.HasPrefix(string(said), "ERR max number of clients reached")
 	}
 	var name *net.DNSError
 	var unknown x509.UnknownAuthorityError

@@ -5,18 +5,14 @@ package dlock
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 )
 
-// Keep and tie anew.
-
-// keep is the keeper of a node: does nothing but this, and waits for nothing but its own link, and for nothing one by one.
+// keep is the keeper of a node. It waits for nothing but its own link, and for nothing one by one.
 func (c *core) keep(n *node) {
-	ctx := context.Background()
 	for {
 		c.mu.Lock()
-		if n.awake = !n.idle(); n.awake {
+		if n.running = len(n.waits) > 0 || len(c.of(n)) > 0; n.running {
 			n.rings.Reset(c.settings.interval())
 		}
 		c.mu.Unlock()
@@ -26,91 +22,103 @@ func (c *core) keep(n *node) {
 		case <-n.kick:
 		case <-n.rings.C:
 		}
-		if err := c.round(ctx, n); err != nil && c.check() == nil {
-			c.log.Info("keeping", "node", n.name, "error", err)
-			c.lookAround(n, err)
-			c.rehome(ctx, n)
-			c.sleep(ctx, 20*time.Millisecond)
+		l, err := c.round(n)
+		if c.check() != nil {
+			return
+		}
+		if l == nil && err == nil { // there was nothing to keep
+			continue
+		}
+		c.note(n, err)
+		if err != nil {
+			c.trouble(l, err)
+			c.reroute(n)
+			c.sleep(context.Background(), 20*time.Millisecond)
 		}
 	}
 }
 
-func (c *core) round(ctx context.Context, n *node) error {
+// note remembers why holds are not kept: it is the reason of a loss.
+func (c *core) note(n *node, err error) {
 	c.mu.Lock()
-	n.leaving = slices.DeleteFunc(n.leaving, func(one farewell) bool { // it has ended while nobody could be asked
-		if one.until > now() {
-			return false
+	n.trouble, n.refused = err, err != nil && !passes(err)
+	report := n.refused && !n.reported
+	n.reported = n.refused
+	c.mu.Unlock()
+	switch {
+	case report:
+		c.log.Warn("the server refuses to keep locks", "node", n.name, "error", err)
+	case err != nil && !n.refused:
+		c.log.Info("keeping locks", "node", n.name, "error", err)
+	}
+}
+
+func (c *core) keepWords() []string { return []string{"DLOCK.KEEP", millis(c.settings.HangTimeout)} }
+
+func (c *core) round(n *node) (*link, error) {
+	c.mu.Lock()
+	renewals, waits := c.of(n), len(n.waits)
+	l, one := n.link, (*opening)(nil)
+	if len(renewals)+waits > 0 && !l.alive() {
+		one = c.open(n)
+	}
+	surplus := l != nil && l.surplus > 1
+	c.mu.Unlock()
+	switch {
+	case len(renewals)+waits == 0:
+		return nil, nil
+	case one != nil:
+		if <-one.done; one.err != nil {
+			return nil, one.err
 		}
-		c.giveUp(one)
-		return true
-	})
-	idle := n.idle()
-	c.mu.Unlock()
-	if idle {
-		return nil
-	}
-	l, err := c.link(ctx, n, now()+c.settings.Bound)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	surplus := l.surplus
-	c.mu.Unlock()
-	if surplus > 1 { // two in a row: it has ties that nobody knows of
+		l = one.link
+	case surplus: // two in a row: it keeps holds that nobody has
 		c.log.Warn("the connection keeps holds that nobody has: it is replaced", "node", n.name)
+		c.mu.Lock()
+		one = c.open(n)
+		c.mu.Unlock()
 		stale := l
-		if l, err = c.relink(ctx, n, stale, now()+c.settings.Bound); err != nil {
-			return err
+		if <-one.done; one.err != nil {
+			return nil, one.err
 		}
-		defer stale.die(unreachable(errors.New("replaced"))) // when those with SESSION are tied to the other
-	}
-	var loose []*tie
-	c.mu.Lock()
-	for _, t := range n.ties {
-		if t.link != l {
-			loose = append(loose, t)
+		if l = one.link; l != stale {
+			defer stale.die(unreachable(errors.New("replaced"))) // when those with SESSION are renewed for the other
 		}
 	}
-	keeps := len(n.ties)+len(n.waits) > 0
-	leaving := n.leaving
-	n.leaving = nil
-	c.mu.Unlock()
 	// All in one go. What the replies change is changed as they come.
-	for _, t := range loose {
-		c.retie(n, l, t)
-	}
-	var kept *entry
-	if keeps {
-		kept, err = l.post([]string{"DLOCK.KEEP", millis(c.settings.Auto)}, c.kept, false)
-	}
-	for _, one := range leaving {
-		c.farewell(n, l, one)
-	}
-	if kept != nil {
-		_, err = kept.result(ctx, never)
-	}
-	for _, t := range c.near(n, l) {
-		c.retie(n, l, t)
-	}
 	c.mu.Lock()
-	trouble := n.trouble
-	n.trouble = nil
-	c.mu.Unlock()
-	if errors.Is(err, ErrNoAck) { // what is believed stays as it was
-		c.log.Info("keeping", "node", n.name, "error", err)
-	} else if err != nil {
-		return err
+	renewals = c.of(n)
+	var unrenewed []*renewal
+	for _, t := range renewals {
+		if t.link != l {
+			unrenewed = append(unrenewed, t)
+		}
 	}
-	return trouble
+	c.mu.Unlock()
+	for _, t := range unrenewed {
+		c.renew(l, t)
+	}
+	kept, err := l.post(c.keepWords(), c.kept, false)
+	if err == nil {
+		_, err = kept.result(context.Background(), never)
+	}
+	for _, t := range c.near(l) {
+		c.renew(l, t)
+	}
+	if errors.Is(err, ErrNoAck) { // what is believed stays as it was
+		c.log.Info("keeping locks", "node", n.name, "error", err)
+		return l, nil
+	}
+	return l, err
 }
 
-// near: the server renews at two thirds of a lease. Where one hold may not last (dlock.max-hold-ms) KEEP says the least of
-// all, and each whose end comes near is asked for its own.
-func (c *core) near(n *node, l *link) (near []*tie) {
+// near returns the renewals whose end comes near where one hold may not last (dlock.max-hold-ms): KEEP's answer is the
+// least of all, so each is asked for its own.
+func (c *core) near(l *link) (near []*renewal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if l.short {
-		for _, t := range n.ties {
+		for _, t := range c.renewals {
 			if t.link == l && t.end() < now()+c.settings.Lease/2 {
 				near = append(near, t)
 			}
@@ -127,10 +135,11 @@ func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := l.node
-	ties := int(number(parts[0]))
+	n.trouble, n.refused, n.reported = nil, false, false
+	count := int(number(parts[0]))
 	if left, ok := parts[1].(int64); ok {
 		least := time.Duration(left) * time.Millisecond
-		l.believed, l.kept = sent+least-c.settings.Allowance, l.serial
+		l.believed, l.kept = sent+least-c.settings.ClockMargin, l.serial
 		l.short = least < c.settings.Lease/2
 	}
 	lost, known := parts[2].([]any)
@@ -138,7 +147,7 @@ func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 		words := one.([]any)
 		key, _ := words[0].(string)
 		reason, _ := words[2].(string)
-		t := n.ties[id{key, number(words[1])}]
+		t := c.renewals[id{key, number(words[1])}]
 		if t == nil || t.link != l {
 			continue
 		}
@@ -150,108 +159,51 @@ func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 			c.lose(t, reason)
 		}
 	}
-	if ties > l.ties {
+	if count > l.renewals {
 		l.surplus++
 	} else {
 		l.surplus = 0
 	}
-	if !known || ties < l.ties {
-		for _, t := range n.ties {
+	if !known || count < l.renewals {
+		for _, t := range c.of(n) {
 			t.detach()
 		}
 		n.rouse()
 	}
 }
 
-// retie ties a hold to this link.
-func (c *core) retie(n *node, l *link, t *tie) {
+// renew has the server renew a hold for this link.
+func (c *core) renew(l *link, t *renewal) {
 	c.mu.Lock()
-	live, asking := t.live(), t.asking
-	switch {
-	case n.ties[t.name()] != t:
-		live = false
-	case !live: // if it has just been granted, adopt puts it back
-		delete(n.ties, t.name())
-		t.detach()
+	known, live := c.renewals[t.id()] == t, t.live()
+	if known && !live {
+		c.lose(t, "abandoned") // nobody is told: nobody has it
 	}
+	_, asking := c.asking[t.request.key]
 	c.mu.Unlock()
-	if !live {
+	if !known || !live {
 		return
 	}
 	_, _ = l.post(t.request.renew(t.token), func(l *link, sent time.Duration, reply any, err error) {
-		target, asking := c.redirected(n, err)
+		target := c.redirected(l.node, t.request.key, err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		left, ok := reply.(int64)
 		var said ServerError
 		switch {
-		case n.ties[t.name()] != t, errors.Is(err, ErrNoAck):
+		case c.renewals[t.id()] != t, errors.Is(err, ErrNoAck):
 		case ok && err == nil:
 			t.attach(l, c.believed(sent, time.Duration(left)*time.Millisecond))
 			c.arm(t.end())
 		case errors.Is(err, ErrNotHeld):
 			c.lose(t, "not held any more")
 		case target != nil:
-			c.move(target, t, asking)
+			c.move(t, target)
 		case readonly(err):
-			n.trouble = err
+			go c.trouble(l, err)
 		case errors.As(err, &said):
+			t.refusal = err
 			go c.log.Warn("a lock cannot be renewed", "key", t.request.key, "error", err)
 		}
 	}, asking)
-}
-
-// move: another node serves it. Under the mutex.
-func (c *core) move(target *node, t *tie, asking bool) {
-	if n, name := t.node, t.name(); target != n && n.ties[name] == t {
-		delete(n.ties, name)
-		t.detach()
-		target.ties[name] = t
-		t.node, t.asking = target, asking
-		t.request.node, t.request.asking = target, asking
-		target.receive(&t.handed)
-	}
-}
-
-// rehome: what another node serves by now is that one's to keep, and to leave.
-func (c *core) rehome(ctx context.Context, n *node) {
-	if c.cluster == nil {
-		return
-	}
-	c.mu.Lock()
-	leaving := n.leaving
-	n.leaving = nil
-	var ties []*tie
-	for _, t := range n.ties {
-		ties = append(ties, t)
-	}
-	c.mu.Unlock()
-	served := func(key string) *node {
-		target, err := c.route(ctx, key)
-		if err != nil { // nobody is known to serve it yet
-			return n
-		}
-		return target
-	}
-	for _, t := range ties {
-		target := served(t.request.key)
-		c.mu.Lock()
-		if t.node == n {
-			c.move(target, t, false)
-		}
-		c.mu.Unlock()
-	}
-	for _, one := range leaving {
-		target := served(one.request.key)
-		c.mu.Lock()
-		if target == n {
-			n.leaving = append(n.leaving, one)
-		} else {
-			c.hand(target, one, false)
-		}
-		c.mu.Unlock()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n.tell(message{word: "again"})
 }

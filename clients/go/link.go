@@ -18,15 +18,15 @@ var errNoAnswer = fmt.Errorf("%w: the server does not answer", ErrUnreachable)
 
 const (
 	few    = 16                    // commands under way: with more a buffer may be full
-	moment = 10 * time.Millisecond // so much later than asked for nobody minds an end
+	moment = 10 * time.Millisecond // a wait may end this much late
 )
 
-// told is called with a reply as it is read: the link's, to what was sent then.
-type told func(l *link, sent time.Duration, reply any, err error)
+// A handler is called with a reply where it is read.
+type handler func(l *link, sent time.Duration, reply any, err error)
 
 // An entry is a command whose reply is to come.
 type entry struct {
-	then      told
+	then      handler
 	done      chan struct{}
 	reply     any
 	err       error
@@ -36,11 +36,11 @@ type entry struct {
 // A link is one connection to a node that everybody shares: one writes at a time, and a goroutine reads replies in the
 // order of the commands. What a reply changes is changed where it is read (then), whether or not anybody waits for it.
 type link struct {
-	node   *node
-	bound  time.Duration
-	conn   net.Conn
-	closer func()                     // what the library has around the connection
-	hear   func(reply any, err error) // an ear's: nothing that comes is a reply
+	node    *node
+	bound   time.Duration
+	conn    net.Conn
+	closer  func()                     // what the library has around the connection
+	onReply func(reply any, err error) // a subscriber's: nothing that comes answers a command
 
 	mu      sync.Mutex
 	pending []*entry
@@ -50,14 +50,14 @@ type link struct {
 	err     error
 	over    chan struct{}
 
-	// Of what is held, under the core's mutex. What is believed holds for ties up to the serial number kept.
-	ties, serial, kept, surplus int
-	believed                    time.Duration
-	short                       bool // one of them may not last
+	// Under the core's mutex. What is believed holds for renewals up to the serial number kept.
+	renewals, serial, kept, surplus int
+	believed                        time.Duration
+	short                           bool // one of them may not last
 }
 
 func newLink(n *node, conn net.Conn, closer func()) *link {
-	return &link{node: n, conn: conn, closer: closer, bound: n.core.settings.Bound, over: make(chan struct{})}
+	return &link{node: n, conn: conn, closer: closer, bound: n.core.settings.ReplyTimeout, over: make(chan struct{})}
 }
 
 func (l *link) start() *link {
@@ -97,8 +97,8 @@ func (l *link) read() {
 			l.die(unreachable(err))
 			return
 		}
-		if l.hear != nil {
-			l.hear(reply, err)
+		if l.onReply != nil {
+			l.onReply(reply, err)
 			continue
 		}
 		l.mu.Lock()
@@ -123,7 +123,7 @@ func (l *link) answer(one *entry, reply any, err error) {
 }
 
 // post sends a command and waits for nothing.
-func (l *link) post(words []string, then told, asking bool) (*entry, error) {
+func (l *link) post(words []string, then handler, asking bool) (*entry, error) {
 	sent := now()
 	one := &entry{then: then, done: make(chan struct{}), sent: sent, due: sent + l.bound}
 	l.mu.Lock()
@@ -133,14 +133,14 @@ func (l *link) post(words []string, then told, asking bool) (*entry, error) {
 	}
 	if asking {
 		l.out = pack(l.out, []string{"ASKING"})
-		l.pending = append(l.pending, &entry{done: make(chan struct{}), due: one.due})
+		l.pending = append(l.pending, &entry{done: make(chan struct{}), sent: sent, due: one.due})
 	}
 	l.out = pack(l.out, words)
-	if l.hear == nil {
+	if l.onReply == nil {
 		l.pending = append(l.pending, one)
 		if !l.watched {
 			l.watched = true
-			time.AfterFunc(l.bound, l.watch)
+			time.AfterFunc(min(l.bound, another), l.watch)
 		}
 	}
 	if l.writing { // whoever does takes it along
@@ -158,20 +158,27 @@ func (l *link) post(words []string, then told, asking bool) (*entry, error) {
 	return one, nil
 }
 
-// watch: when a reply is missing for the bound, nobody knows any more what the server has heard, and the link is dead.
+// watch ends the link when a reply is missing for the bound: nobody knows any more what the server has read.
 func (l *link) watch() {
 	l.mu.Lock()
-	late := time.Duration(-1)
+	late, age := time.Duration(-1), time.Duration(0)
 	if l.watched = len(l.pending) > 0; l.watched {
-		if late = now() - l.pending[0].due; late < 0 {
-			time.AfterFunc(-late, l.watch)
+		oldest := l.pending[0]
+		late, age = now()-oldest.due, now()-oldest.sent
+		if late < 0 {
+			time.AfterFunc(max(moment, min(-late, another-min(age, another/2))), l.watch)
 		}
 	}
 	l.mu.Unlock()
-	if late >= 0 {
+	switch {
+	case late >= 0:
 		l.die(errNoAnswer)
+	case age >= another:
+		go l.node.core.overdue(l)
 	}
 }
+
+func (l *link) address() string { return l.conn.RemoteAddr().String() }
 
 // result waits for the reply. The link ends what is late, so only who waits for less needs a timer.
 func (e *entry) result(ctx context.Context, until time.Duration) (any, error) {
@@ -191,15 +198,7 @@ func (e *entry) result(ctx context.Context, until time.Duration) (any, error) {
 	}
 }
 
-func (l *link) call(ctx context.Context, words []string) (any, error) {
-	one, err := l.post(words, nil, false)
-	if err != nil {
-		return nil, err
-	}
-	return one.result(ctx, never)
-}
-
-// die: all that was asked has failed, and nothing can be asked any more. Not to be called under the core's mutex.
+// die fails all commands that are under way, and all later ones. It must not be called under the core's mutex.
 func (l *link) die(why error) {
 	l.mu.Lock()
 	if l.err != nil {

@@ -18,7 +18,7 @@ func (l *Locks) WithAll(
 		return badArgument("keys", "must not be empty")
 	}
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
-	options = append([]Option{Owner(rand.Text()), fresh}, options...)
+	options = append([]Option{Owner(rand.Text())}, options...)
 	holds := map[string]*Hold{}
 	var take func(ctx context.Context, rest []string) error
 	take = func(ctx context.Context, rest []string) error {
@@ -32,6 +32,3 @@ func (l *Locks) WithAll(
 	}
 	return take(ctx, keys)
 }
-
-// fresh: the owner is one that nobody else has, so that nobody has to be asked what it held before.
-func fresh(r *request) { r.looked = true }

@@ -3,124 +3,60 @@
 package dlock
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-type (
-	id struct {
-		key   string
-		token int64
-	}
-	place struct{ key, owner string }
-)
-
-// A tie is a hold that a link's server renews for us. Under the core's mutex.
-type tie struct {
-	request *request
-	token   int64
-	node    *node         // whose keeper renews it
-	asking  bool          // its slot is on the way there
-	handed  time.Duration // when it came there
-	serial  int
-	until   time.Duration
-	link    *link
-	session bool // its link, when it dies, takes it along
-	states  []*state
-}
-
-func (t *tie) name() id { return id{t.request.key, t.token} }
-
-// live: somebody has it. Under the core's mutex.
-func (t *tie) live() bool {
-	return slices.ContainsFunc(t.states, func(s *state) bool { return !s.isOver() })
-}
-
-func (t *tie) attach(l *link, until time.Duration) {
-	t.until = max(t.end(), until)
-	if t.link != l {
-		t.detach()
-		l.ties++
-		t.link = l
-	}
-	l.serial++
-	t.serial = l.serial
-}
-
-func (t *tie) detach() {
-	if t.link != nil {
-		t.until = t.end()
-		t.link.ties--
-		t.link = nil
-	}
-}
-
-// end: until then it is ours.
-func (t *tie) end() time.Duration {
-	if t.link != nil && t.serial <= t.link.kept {
-		return max(t.until, t.link.believed)
-	}
-	return t.until
-}
-
-// A farewell is what is to be given back, and when its lease has ended anyhow.
-type farewell struct {
-	request *request
-	token   int64 // 0: it is the wait that is left
-	until   time.Duration
-	asking  bool // its slot is on the way to where it is to be said
-	handed  time.Duration
-}
-
-type message struct {
+type notification struct {
 	word          string
 	token, number int64
 }
 
-type waiter struct{ messages chan message }
+type waiter struct{ notifications chan notification }
 
-func (w *waiter) tell(one message) {
+func (w *waiter) notify(one notification) {
 	select {
-	case w.messages <- one:
-	default: // so many, and nobody has read them: the first is enough to ask again
+	case w.notifications <- one:
+	default: // it has not read the earlier ones: the first is enough to ask again
 	}
 }
 
-// A node is a server that we talk to, and what we have there.
+// A node is a server, and what this client has there.
 type node struct {
-	core    *core
-	name    string
-	opening chan struct{}
-	kick    chan struct{}
-	rings   *time.Timer // it is time for the next round
+	core  *core
+	name  string
+	kick  chan struct{}
+	rings *time.Timer // it is time for the next round
 
 	// Under the core's mutex.
-	link, ear   *link
-	deaf, awake bool
-	ties        map[id]*tie
-	waits       map[place][]*waiter
-	leaving     []farewell
-	trouble     error // what has come of giving back and of tying anew
+	link, subscriber  *link
+	opening           *opening // of the link
+	subscribing       *opening
+	subscribeDenied   bool
+	running           bool
+	handed            time.Duration // when another node's renewals came last
+	waits             map[place]*waiter
+	crowd             map[string]int // how many wait for a key
+	trouble           error          // why the last KEEP was not answered
+	refused, reported bool           // and it was refused for good; and that is logged
 }
 
-func (n *node) currentLink() *link {
+// subscribed reports whether messages come from the node, and whether they never will.
+func (n *node) subscribed() (heard, denied bool) {
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
-	return n.link
+	return n.subscriber.alive(), n.subscribeDenied
 }
 
-// hears says whether messages come from the node, and whether they never will.
-func (n *node) hears() (heard, deaf bool) {
+// crowded reports whether others of this program wait for the lock, and would hear of it.
+func (n *node) crowded(key string) bool {
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
-	return n.ear.alive(), n.deaf
+	return n.crowd[key] > 0 && n.subscriber.alive()
 }
 
-func (n *node) idle() bool { return len(n.ties)+len(n.waits)+len(n.leaving) == 0 }
-
-// rouse wakes the keeper at once.
+// rouse starts a round of the keeper at once.
 func (n *node) rouse() {
 	select {
 	case n.kick <- struct{}{}:
@@ -128,52 +64,51 @@ func (n *node) rouse() {
 	}
 }
 
-// wake: there is something to be kept or left, in its time: most locks are given back before that. Under the core's mutex.
+// wake starts a round in its time: most locks are given back before that. Under the core's mutex.
 func (n *node) wake() {
-	if !n.awake {
-		n.awake = true
+	if !n.running {
+		n.running = true
 		n.rings.Reset(n.core.settings.interval())
 	}
 }
 
-// receive wakes the keeper for what was handed over to it: at once, and what is handed to and fro in its time. Under the
+// receive starts a round for a renewal of another node: at once, but for those that are handed to and fro. Under the
 // core's mutex.
-func (n *node) receive(handed *time.Duration) {
-	if at := now(); at-*handed > n.core.settings.interval() {
-		*handed = at
+func (n *node) receive() {
+	if at := now(); n.handed == 0 || at-n.handed > n.core.settings.interval() {
+		n.handed = at
 		n.rouse()
 	} else {
 		n.wake()
 	}
 }
 
-// parted: with a connection end the holds with SESSION and the places of those who wait, and the others are to be tied anew.
+// parted is called when a connection has ended: holds with SESSION and places in queues end with it, and the other holds
+// are to be renewed for another one.
 func (n *node) parted(l *link) {
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
-	n.tell(message{word: "again"})
-	if l.ties == 0 {
+	n.notify(notification{word: "again"})
+	if l.renewals == 0 {
 		return
 	}
-	for _, t := range n.ties {
-		if t.session && t.link == l {
+	for _, t := range n.core.renewals {
+		if t.request.session && t.link == l {
 			n.core.lose(t, "session")
 		}
 	}
 	n.rouse()
 }
 
-// tell tells all who wait. Under the core's mutex.
-func (n *node) tell(one message) {
-	for _, waits := range n.waits {
-		for _, w := range waits {
-			w.tell(one)
-		}
+// notify tells all waiters. Under the core's mutex.
+func (n *node) notify(one notification) {
+	for _, w := range n.waits {
+		w.notify(one)
 	}
 }
 
-// heard: WORD TOKEN SIZE:KEY SIZE:OWNER NUMBER.
-func (n *node) heard(text string) {
+// message reads WORD TOKEN SIZE:KEY SIZE:OWNER NUMBER. Others may publish on the channel: anything else is ignored.
+func (n *node) message(text string) {
 	word, text, _ := strings.Cut(text, " ")
 	token, text, _ := strings.Cut(text, " ")
 	var names [2]string
@@ -185,15 +120,15 @@ func (n *node) heard(text string) {
 		}
 		names[i], text = rest[:count], rest[count+1:]
 	}
-	one := message{word: word}
+	one := notification{word: word}
 	one.token, _ = strconv.ParseInt(token, 10, 64)
 	one.number, _ = strconv.ParseInt(text, 10, 64)
-	if one.number == 0 { // only our own have none
+	if one.number == 0 { // only those of this client have none
 		return
 	}
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
-	for _, w := range n.waits[place{names[0], names[1]}] {
-		w.tell(one)
+	if w := n.waits[place{names[0], names[1]}]; w != nil {
+		w.notify(one)
 	}
 }

@@ -4,130 +4,145 @@ package dlock
 
 import (
 	"crypto/rand"
+	"encoding"
+	"fmt"
+	"math"
 	"strconv"
 	"time"
 )
 
-// A request is one owner's wish for one lock, as words of commands.
-type request struct {
-	settings      *Settings
-	key, owner    string
-	named, looked bool
-	limit         []string
-	session       bool
-	err           error
-	lost          func(error)
-	asked, queued bool
-	atOnce        bool
-	deadline, end time.Duration // of the wait, and of asking
-	outer, before int64         // what the owner had: the token, and how many holds. Under the core's mutex, as are these:
-	node          *node         // who was asked last
-	asking        bool          // and its slot is on the way there
-	tie           *tie
+// An acquireRequest is one owner's request for one lock, in the words of the commands.
+type acquireRequest struct {
+	settings        *Settings
+	key, owner      string
+	named           bool // the program has named the owner: it may re-enter
+	limit           int  // how many may hold it together; shared is unlimited
+	session         bool
+	err             error
+	lost            func(error)
+	sent, queued    bool
+	once            bool          // a try: one attempt
+	deadline, until time.Duration // of the wait, and of asking again
+	link            *link         // where it was sent last
+	state           *state
 }
+
+const shared = math.MaxInt
 
 // An Option says how a lock is to be held.
-type Option func(*request)
+type Option func(*core, *acquireRequest)
 
-// Shared is with any number of others who share.
+// Shared shares the lock with all others who ask for it shared.
 func Shared() Option {
-	return func(r *request) { r.exclusive("shared"); r.limit = []string{"SHARED"} }
+	return func(_ *core, r *acquireRequest) { r.restrict("shared", shared) }
 }
 
-// Limit lets so many hold it at once: a semaphore.
+// Limit lets up to n hold the lock at once: a semaphore.
 func Limit(n int) Option {
-	return func(r *request) {
-		r.exclusive("limit")
-		if n < 1 {
-			r.err = badArgument("limit", "must be at least 1")
-		}
-		r.limit = []string{"LIMIT", strconv.Itoa(n)}
-	}
+	return func(_ *core, r *acquireRequest) { r.restrict("limit", n) }
 }
 
-func (r *request) exclusive(name string) {
-	if r.limit != nil {
+func (r *acquireRequest) restrict(name string, limit int) {
+	switch {
+	case limit < 1:
+		r.err = badArgument(name, "must be at least 1")
+	case r.limit != 1:
 		r.err = badArgument(name, "is not for a lock that is shared or counted already")
+	default:
+		r.limit = limit
 	}
 }
 
-// Session ends the hold at once when the connection does. The connection is that of all goroutines.
-func Session() Option { return func(r *request) { r.session = true } }
+// Session ends the hold as soon as the connection ends, which all goroutines share.
+func Session() Option { return func(_ *core, r *acquireRequest) { r.session = true } }
 
-// Owner names whose lock it is; without it each hold is an owner. Nested locks of one goroutine should have one owner:
-// only then can the server see that two wait for each other (ErrDeadlock).
+// Owner names the party that holds the lock; without it each hold is a party of its own. Who asks again for a lock under
+// the name that holds it here re-enters it at once. Nested locks of one goroutine should have one owner: only then does
+// the server see that two wait for each other (ErrDeadlock). The name is this Locks' own: other processes that use it are
+// other parties. The server shows it as host/pid/name#….
 func Owner(name string) Option {
-	return func(r *request) {
+	return func(c *core, r *acquireRequest) {
 		if name == "" {
 			r.err = badArgument("owner", "must not be empty")
 		}
-		r.owner, r.named, r.looked = name, true, false
+		r.owner, r.named = c.process+name+c.suffix, true
 	}
 }
 
-// OnLost is called, by a goroutine of its own, when the lock is lost.
-func OnLost(work func(why error)) Option { return func(r *request) { r.lost = work } }
+// candidacy is an owner of this name that nobody else is.
+func candidacy(name string) Option {
+	return func(c *core, r *acquireRequest) { r.owner = c.process + name + "#" + rand.Text() }
+}
 
-func newRequest(settings *Settings, key string, options []Option) (*request, error) {
-	r := &request{settings: settings, key: key, owner: rand.Text(), looked: true}
+// OnLost calls work in a goroutine of its own when the lock is lost.
+func OnLost(work func(why error)) Option { return func(_ *core, r *acquireRequest) { r.lost = work } }
+
+func newAcquireRequest(c *core, key string, options []Option) (*acquireRequest, error) {
+	r := &acquireRequest{settings: &c.settings, key: key, limit: 1}
 	if key == "" {
 		return nil, badArgument("key", "must not be empty")
 	}
 	for _, option := range options {
-		option(r)
+		option(c, r)
+	}
+	if r.owner == "" {
+		r.owner = c.process + rand.Text()
 	}
 	return r, r.err
 }
 
-// within: what the owner held before is not ours to give back.
-func (r *request) within(held any) {
-	r.looked = true
-	if held, ok := held.([]any); ok {
-		r.outer, r.before = number(held[0]), number(held[1])
-	}
-}
-
-func (r *request) words(name string, rest ...string) []string {
+func (r *acquireRequest) words(name string, rest ...string) []string {
 	words := make([]string, 0, 16) // room for the longest
 	return append(append(words, "DLOCK."+name, r.key, r.owner), rest...)
 }
 
-func (r *request) auto(words []string) []string {
+func (r *acquireRequest) auto(words []string) []string {
 	if r.session {
 		words = append(words, "SESSION")
 	}
-	return append(words, "AUTO", millis(r.settings.Auto))
+	return append(words, "AUTO", millis(r.settings.HangTimeout))
 }
 
-func (r *request) holds(words []string) []string {
-	return append(append(words, "HOLDS", strconv.FormatInt(r.before+1, 10)), r.limit...)
+// limits says HOLDS 1, so that a request that is sent again counts once.
+func (r *acquireRequest) limits(words []string) []string {
+	words = append(words, "HOLDS", "1")
+	switch r.limit {
+	case 1:
+		return words
+	case shared:
+		return append(words, "SHARED")
+	}
+	return append(words, "LIMIT", strconv.Itoa(r.limit))
 }
 
-func (r *request) take() []string {
+func (r *acquireRequest) acquire() []string {
 	verb := "FAIRACQUIRE"
-	if r.atOnce {
+	if r.once {
 		verb = "ACQUIRE"
 	}
-	words := r.holds(r.auto(r.words(verb, millis(r.settings.Lease))))
-	if !r.atOnce {
-		words = append(words, "CLAIM", millis(r.settings.Claim))
+	words := r.limits(r.auto(r.words(verb, millis(r.settings.Lease))))
+	if !r.once {
+		words = append(words, "CLAIM", millis(r.settings.QueueGrace))
 	}
 	return words
 }
 
-// wait: the first lease is short, until whoever has waited has confirmed the grant.
-func (r *request) wait(how ...string) []string {
+// wait asks for a short first lease, until the waiter has confirmed the grant.
+func (r *acquireRequest) wait(how ...string) []string {
 	words := append(r.words("FAIRACQUIRE", millis(min(r.settings.Lease, 3*time.Second))), how...)
-	return r.holds(append(words, "CLAIM", millis(r.settings.Claim)))
+	return r.limits(append(words, "CLAIM", millis(r.settings.QueueGrace)))
 }
 
-func (r *request) renew(token int64) []string {
-	return r.auto(r.words("RENEW", millis(r.settings.Lease), "TOKEN", strconv.FormatInt(token, 10)))
+func (r *acquireRequest) renew(token int64) []string { return r.auto(r.untie(token, r.settings.Lease)) }
+
+// untie renews the hold for the last time.
+func (r *acquireRequest) untie(token int64, lease time.Duration) []string {
+	return r.words("RENEW", millis(lease), "TOKEN", strconv.FormatInt(token, 10))
 }
 
-// release: without a token all that is not the outer hold's.
-func (r *request) release(token int64) []string {
-	words := r.words("RELEASE", "HOLDS", strconv.FormatInt(r.before, 10))
+// release names the token, or all that this owner holds.
+func (r *acquireRequest) release(token int64) []string {
+	words := r.words("RELEASE", "HOLDS", "0")
 	if token != 0 {
 		words = append(words, "TOKEN", strconv.FormatInt(token, 10))
 	}
@@ -139,4 +154,43 @@ func millis(d time.Duration) string { return strconv.FormatInt(max(1, d.Millisec
 func number(reply any) int64 {
 	n, _ := reply.(int64)
 	return n
+}
+
+// guardWords writes the arguments as go-redis does.
+func guardWords(key string, token int64, command []any) ([]string, error) {
+	if len(command) == 0 {
+		return nil, badArgument("command", "must not be empty")
+	}
+	words := []string{"DLOCK.GUARD", key, strconv.FormatInt(token, 10)}
+	for _, one := range command {
+		switch one := one.(type) {
+		case nil:
+			words = append(words, "")
+		case string:
+			words = append(words, one)
+		case []byte:
+			words = append(words, string(one))
+		case bool:
+			words = append(words, map[bool]string{true: "1", false: "0"}[one])
+		case float32:
+			words = append(words, strconv.FormatFloat(float64(one), 'f', -1, 64))
+		case float64:
+			words = append(words, strconv.FormatFloat(one, 'f', -1, 64))
+		case time.Time:
+			words = append(words, one.Format(time.RFC3339Nano))
+		case time.Duration:
+			words = append(words, strconv.FormatInt(one.Nanoseconds(), 10))
+		case int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64:
+			words = append(words, fmt.Sprint(one))
+		case encoding.BinaryMarshaler:
+			data, err := one.MarshalBinary()
+			if err != nil {
+				return nil, err
+			}
+			words = append(words, string(data))
+		default:
+			return nil, badArgument("command", fmt.Sprintf("has a %T, which is no word of a command", one))
+		}
+	}
+	return words, nil
 }

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Runs the tests: all with the newest go-redis, the core with the oldest, too, and an empty project that uses the package.
+# Runs the tests: all with the newest go-redis, the core with the oldest, too, and empty projects that use the package: a
+# program that looks from outside, and each program of README.md as it is printed.
 # `run.sh --install` fetches go-redis, checks the module, and builds all of these. `run.sh --package DIR` only makes its archive.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-newest=v9.23.0 # that of go.mod
-oldest=v9.7.3
+oldest=v9.7.3 # that of go.mod: a program keeps its own
+newest=v9.23.0
 # So that it can be removed like anything else.
 export GOMODCACHE=$DLOCK_CLIENT_TARGET/modules GOCACHE=$DLOCK_CLIENT_TARGET/cache
 export GOFLAGS='-modcacherw -buildvcs=false'
 
-old=$DLOCK_CLIENT_TARGET/oldest project=$DLOCK_CLIENT_TARGET/project built=$DLOCK_CLIENT_TARGET/built
+new=$DLOCK_CLIENT_TARGET/newest projects=$DLOCK_CLIENT_TARGET/projects built=$DLOCK_CLIENT_TARGET/built
 
 package() { # DIRECTORY
     mkdir -p "$1"
@@ -18,55 +19,44 @@ package() { # DIRECTORY
         -czf "$1/dlock-go-0.3.0.tar.gz" -- *.go go.mod go.sum README.md gocron
 }
 look() {
-    grep -q "go-redis/v9 $newest" go.mod
+    grep -q "go-redis/v9 $oldest" go.mod
     [ -z "$(gofmt -l .)" ] || { gofmt -d .; exit 1; }
     go vet -mod=readonly ./...
-    (cd gocron && go vet -mod=readonly .)
 }
-build_oldest() {
-    mkdir -p "$old"
-    cp -- *.go go.mod go.sum "$old"
-    cd "$old"
-    go get "github.com/redis/go-redis/v9@$oldest" >/dev/null 2>&1
+build_newest() {
+    mkdir -p "$new/gocron"
+    cp -- *.go go.mod go.sum "$new"
+    cp -- gocron/*.go "$new/gocron"
+    cd "$new"
+    go get "github.com/redis/go-redis/v9@$newest" >/dev/null 2>&1
     go mod tidy >/dev/null 2>&1
-    go list -m github.com/redis/go-redis/v9 | grep -q "$oldest"
-    go test -c -o "$built/oldest" .
+    go list -m github.com/redis/go-redis/v9 | grep -q "$newest"
+    go test -c -o "$built/newest" .
+    go test -c -o "$built/gocron" ./gocron
 }
-build_project() {
-    mkdir -p "$project/dlock"
-    tar -xzf "$DLOCK_CLIENT_TARGET/packages/dlock-go-0.3.0.tar.gz" --strip-components=1 -C "$project/dlock"
-    cat >"$project/main.go" <<'END'
-package main
-
-import (
-	"context"
-	"fmt"
-	"os"
-
-	"dlock"
-	"github.com/redis/go-redis/v9"
-)
-
-func main() {
-	locks, err := dlock.New(redis.NewClient(&redis.Options{Addr: os.Getenv("DLOCK_SINGLE")}), dlock.Settings{})
-	if err != nil {
-		panic(err)
-	}
-	defer locks.Close()
-	err = locks.With(context.Background(), "go:project", func(_ context.Context, hold *dlock.Hold) error {
-		fmt.Println("an empty project has the lock under the token", hold.Token)
-		return nil
-	})
-	if err != nil {
-		panic(err)
-	}
-}
-END
-    cd "$project"
+# The commands of README.md, in a project that has nothing else.
+project() { # NAME
+    cd "$projects/$1"
     go mod init example >/dev/null 2>&1
-    go mod edit -replace dlock=./dlock -require dlock@v0.0.0 -require "github.com/redis/go-redis/v9@$newest"
-    go mod tidy >/dev/null 2>&1
-    go build -o "$built/project" .
+    cp "$DLOCK_CLIENT_TARGET/packages/dlock-go-0.3.0.tar.gz" .
+    bash -euo pipefail ../install.sh >/dev/null 2>&1 || bash -euxo pipefail ../install.sh
+    rm -r dlock/README.md
+    go vet .
+    go build -o "$built/project-$1" .
+}
+build_projects() {
+    mkdir -p "$projects/outside"
+    awk '/^```sh$/ && !n++ { on = 1; next } /^```$/ { on = 0 } on' README.md >"$projects/install.sh"
+    cp outside/main.go "$projects/outside"
+    # Each program of the page. What it calls localhost:6379 is the test's server.
+    awk -v dir="$projects" '/^```go$/ { on = 1; text = ""; next }
+        /^```$/ { if (on && text ~ /^package main/) { n++; d = dir "/page" n; system("mkdir -p " d); printf "%s", text >(d "/main.go") } on = 0 }
+        on { text = text $0 "\n" }' README.md
+    local name
+    for name in "$projects"/*/; do
+        (project "$(basename "$name")")
+    done
+    [ "$(find "$built" -name 'project-page*' | wc -l)" -ge 5 ]
 }
 case ${1:-} in
 --package)
@@ -74,25 +64,32 @@ case ${1:-} in
     exit
     ;;
 --install)
-    rm -rf "$old" "$project" "$built"
+    rm -rf "$new" "$projects" "$built"
     package "$DLOCK_CLIENT_TARGET/packages"
     look
-    go test -mod=readonly -c -o "$built/newest" .
-    (cd gocron && go test -mod=readonly -c -o "$built/gocron" .)
-    (build_oldest)
-    (build_project)
+    go test -mod=readonly -c -o "$built/oldest" .
+    (build_newest)
+    (build_projects)
     exit
     ;;
 esac
 
 # Options are those of a test's program: `-test.run TestCases`.
+export DLOCK_CASES=$PWD/../cases/cases.json
 "$built/newest" -test.timeout=20m -test.parallel=16 "$@"
 # Once is enough for the rest. That each case fails on a client with a fault takes minutes more: DLOCK_PLANTED=1.
 case ${DLOCK_SERVER:-} in
 Redis*)
-    DLOCK_CASES=$PWD/../cases/cases.json "$built/oldest" -test.timeout=5m -test.parallel=16 -test.run \
-        'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel)$|TestCounts|TestHoldOver|TestWaitOver|TestQuorumAMinority'
-    (cd gocron && "$built/gocron" -test.timeout=3m)
-    "$built/project"
+    "$built/oldest" -test.timeout=5m -test.parallel=16 -test.run \
+        'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel)$|TestCounts|TestHoldOver|TestWaitOver|TestQuorumAMinority|Example'
+    "$built/gocron" -test.timeout=3m
+    "$built/project-outside"
+    for page in "$projects"/page*; do
+        program=$DLOCK_CLIENT_SEEN/$(basename "$page")
+        sed "s/localhost:6379/$DLOCK_SINGLE/" "$page/main.go" >"$program.go"
+        printf '{"Replace": {"%s": "%s"}}' "$page/main.go" "$program.go" >"$program.json"
+        (cd "$page" && go build -overlay "$program.json" -o "$program" .)
+        timeout 60 "$program"
+    done
     ;;
 esac

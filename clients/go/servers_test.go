@@ -16,7 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,8 +33,8 @@ func freePort(s stage) string {
 	return port
 }
 
-// program starts the stage's server program with these settings, and says how to kill it.
-func (s stage) program(words ...string) (kill func(), output *bytes.Buffer) {
+// program starts the stage's server program with these settings, and says how to send it a signal.
+func (s stage) program(words ...string) (signal func(os.Signal), output *bytes.Buffer) {
 	s.Helper()
 	info := connection(addresses("single")[0]).Info(ctx, "server").Val()
 	_, id, _ := strings.Cut(info, "process_id:")
@@ -46,12 +46,11 @@ func (s stage) program(words ...string) (kill func(), output *bytes.Buffer) {
 	server.Args[0] = "redis-server" // by another name the program may be another one
 	server.Dir, server.Stdout = s.TempDir(), output
 	s.must(server.Start())
-	kill = sync.OnceFunc(func() {
+	s.Cleanup(func() {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 	})
-	s.Cleanup(kill)
-	return kill, output
+	return func(which os.Signal) { s.must(server.Process.Signal(which)) }, output
 }
 
 func (s stage) module() string {
@@ -122,9 +121,9 @@ func TestTLS(t *testing.T) {
 		s.check(strings.Count(list, "cmd=dlock")+strings.Count(list, "cmd=subscribe")+strings.Count(list, "cmd=ping") >= 2, "%s", list)
 
 		stranger := *options
-		stranger.TLSConfig = &tls.Config{ServerName: "localhost"}
+		stranger.Dialer, stranger.TLSConfig = nil, &tls.Config{ServerName: "localhost"} // old versions have put theirs there
 		began := time.Now()
-		_, err = s.with(redis.NewClient(&stranger), Settings{Bound: patience}).Lock(ctx, s.key)
+		_, err = s.with(redis.NewClient(&stranger), Settings{ReplyTimeout: patience}).Lock(ctx, s.key)
 		var unknown x509.UnknownAuthorityError
 		s.check(errors.As(err, &unknown) && time.Since(began) < patience/2, "%v", err)
 	}, "single")
@@ -140,69 +139,85 @@ func (s stage) up(client *redis.Client) (err error) {
 	return err
 }
 
-// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
+// The primary is killed, or stands still: the Sentinels promote the replica, where the holds go on under their tokens, and
+// the wait is granted. A lease of 10 s outlasts a detection of 3 s.
 func TestSentinel(t *testing.T) {
-	in(t, func(s stage) {
-		start := func(more ...string) (address string, kill func()) {
-			port := freePort(s)
-			kill, output := s.program(append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"}, more...)...)
-			address = "127.0.0.1:" + port
-			if err := s.up(connection(address)); err != nil {
-				s.Fatalf("%v\n%s", err, output)
-			}
-			return address, kill
+	t.Run("killed", func(t *testing.T) {
+		in(t, func(s stage) {
+			s.sentinels(syscall.SIGKILL, 1000, Settings{Lease: 2 * long, HangTimeout: 4 * long, QueueGrace: long})
+		}, "single")
+	})
+	t.Run("stopped", func(t *testing.T) {
+		in(t, func(s stage) { s.sentinels(syscall.SIGSTOP, 3000, Settings{Lease: 10 * time.Second, QueueGrace: long}) }, "single")
+	})
+}
+
+func (s stage) sentinels(fault os.Signal, detection int, settings Settings) {
+	start := func(more ...string) (address string, signal func(os.Signal)) {
+		port := freePort(s)
+		signal, output := s.program(append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"}, more...)...)
+		address = "127.0.0.1:" + port
+		if err := s.up(connection(address)); err != nil {
+			s.Fatalf("%v\n%s", err, output)
 		}
-		first, kill := start("--loadmodule", s.module())
-		_, port, _ := net.SplitHostPort(first)
-		second, _ := start("--loadmodule", s.module(), "--replicaof", "127.0.0.1 "+port)
-		s.until("the replica is there", func() bool {
-			return strings.Contains(connection(second).Info(ctx, "replication").Val(), "master_link_status:up")
+		return address, signal
+	}
+	first, signal := start("--loadmodule", s.module())
+	_, port, _ := net.SplitHostPort(first)
+	second, _ := start("--loadmodule", s.module(), "--replicaof", "127.0.0.1 "+port)
+	s.until("the replica is there", func() bool {
+		return strings.Contains(connection(second).Info(ctx, "replication").Val(), "master_link_status:up")
+	})
+	var sentinels []string
+	for i := range 3 {
+		file := filepath.Join(s.TempDir(), "sentinel.conf")
+		own := freePort(s)
+		s.must(os.WriteFile(file, fmt.Appendf(nil, "port %s\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 %s 2\n"+
+			"sentinel down-after-milliseconds locks %d\nsentinel failover-timeout locks 5000\n", own, port, detection), 0o600))
+		_, output := s.program(file, "--sentinel")
+		sentinels = append(sentinels, "127.0.0.1:"+own)
+		if err := s.up(connection(sentinels[i])); err != nil {
+			s.Fatalf("%v\n%s", err, output)
+		}
+	}
+	for _, one := range sentinels {
+		s.until("the Sentinels know each other and the replica", func() bool {
+			words, err := connection(one).Do(ctx, "SENTINEL", "MASTER", "locks").Result()
+			known, ok := words.(map[any]any)
+			return err == nil && ok && known["num-slaves"] == "1" && known["num-other-sentinels"] == "2"
 		})
-		var sentinels []string
-		for i := range 3 {
-			file := filepath.Join(s.TempDir(), "sentinel.conf")
-			own := freePort(s)
-			s.must(os.WriteFile(file, fmt.Appendf(nil, "port %s\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 %s 2\n"+
-				"sentinel down-after-milliseconds locks 1000\nsentinel failover-timeout locks 5000\n", own, port), 0o600))
-			_, output := s.program(file, "--sentinel")
-			sentinels = append(sentinels, "127.0.0.1:"+own)
-			if err := s.up(connection(sentinels[i])); err != nil {
-				s.Fatalf("%v\n%s", err, output)
-			}
+	}
+	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "locks", SentinelAddrs: sentinels})
+	defer client.Close()
+	locks := s.with(client, settings)
+	hold := s.lock(locks)
+	wait := s.start(ctx, locks)
+	var others []*Hold
+	for i := range 19 {
+		others = append(others, s.had(s.startAt(ctx, locks, fmt.Sprint(s.key, i))))
+	}
+	held := func(address, name string) []any {
+		reply, _ := connection(address).Do(ctx, "DLOCK.INFO", s.key).Val().(map[any]any)
+		all, _ := reply[name].([]any)
+		return all
+	}
+	for _, address := range []string{first, second} {
+		s.until("it is held, and another waits", func() bool { return len(held(address, "holders")) == 1 && len(held(address, "queue")) == 1 })
+	}
+	signal(fault)
+	s.until("the hold is kept by the other server", func() bool {
+		holders := held(second, "holders")
+		if len(holders) == 0 {
+			return false
 		}
-		for _, one := range sentinels {
-			s.until("the Sentinels know each other and the replica", func() bool {
-				words, err := connection(one).Do(ctx, "SENTINEL", "MASTER", "locks").Result()
-				known, ok := words.(map[any]any)
-				return err == nil && ok && known["num-slaves"] == "1" && known["num-other-sentinels"] == "2"
-			})
-		}
-		client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "locks", SentinelAddrs: sentinels})
-		defer client.Close()
-		locks := s.with(client, Settings{Lease: 2 * long, Auto: 4 * long, Claim: long})
-		hold := s.lock(locks)
-		wait := s.start(ctx, locks)
-		held := func(address, name string) []any {
-			reply, _ := connection(address).Do(ctx, "DLOCK.INFO", s.key).Val().(map[any]any)
-			all, _ := reply[name].([]any)
-			return all
-		}
-		for _, address := range []string{first, second} {
-			s.until("it is held, and another waits", func() bool { return len(held(address, "holders")) == 1 && len(held(address, "queue")) == 1 })
-		}
-		kill()
-		s.until("the hold is kept by the other server", func() bool {
-			holders := held(second, "holders")
-			if len(holders) == 0 {
-				return false
-			}
-			holder := row(holders[0].(map[any]any))
-			return holder.int("token") == hold.Token && holder.int("client") != 0 && holder.int("auto") == 1
-		})
-		s.check(hold.Lost() == nil, "%v", hold.Lost())
-		s.must(hold.Release(ctx))
-		next := s.had(wait)
-		s.check(next.Token > hold.Token, "%d after %d", next.Token, hold.Token)
-		s.must(next.Release(ctx))
-	}, "single")
+		holder := row(holders[0].(map[any]any))
+		return holder.int("token") == hold.Token && holder.int("client") != 0 && holder.int("auto") == 1
+	})
+	for _, one := range append(others, hold) {
+		s.check(one.Lost() == nil, "%v", one.Lost())
+	}
+	s.must(hold.Release(ctx))
+	next := s.had(wait)
+	s.check(next.Token > hold.Token, "%d after %d", next.Token, hold.Token)
+	s.must(next.Release(ctx))
 }

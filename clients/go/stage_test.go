@@ -65,7 +65,7 @@ func primary() string {
 }
 
 func makeLocks(place string, lease time.Duration) *Locks {
-	locks, err := New(client(place, "", "", ""), Settings{Lease: lease, Auto: 30 * time.Second, Claim: 2 * time.Second})
+	locks, err := New(client(place, "", "", ""), Settings{Lease: lease, HangTimeout: 30 * time.Second, QueueGrace: 2 * time.Second})
 	if err != nil {
 		panic(err)
 	}
@@ -76,6 +76,9 @@ func makeLocks(place string, lease time.Duration) *Locks {
 func TestMain(m *testing.M) {
 	if words := strings.Fields(os.Getenv("DLOCK_TEST_CANDIDATE")); len(words) == 3 {
 		candidate(words[0], words[1], words[2])
+	}
+	if key := os.Getenv("DLOCK_TEST_SLEEPER"); key != "" {
+		sleeper(key)
 	}
 	words := strings.Fields(os.Getenv("DLOCK_TEST_PROCESS"))
 	if len(words) != 3 {
@@ -229,6 +232,17 @@ func (s stage) askAt(key string, words ...any) any {
 	return reply
 }
 
+// group is sync.WaitGroup with the Go of Go 1.25.
+type group struct{ sync.WaitGroup }
+
+func (g *group) Go(work func()) {
+	g.Add(1)
+	go func() {
+		defer g.Done()
+		work()
+	}()
+}
+
 func randomKey() string { return rand.Text() }
 
 type row map[any]any
@@ -301,6 +315,12 @@ func (s stage) awaitQueuedAt(key string, count int) {
 		}
 		return there == count && len(queue) == count
 	})
+}
+
+// awaitTickets: those who get no messages ask by their ticket, and are absent meanwhile.
+func (s stage) awaitTickets(count int) {
+	s.Helper()
+	s.until(fmt.Sprint(count, " have tickets"), func() bool { return len(s.queue()) == count })
 }
 
 func (s stage) awaitGone() {

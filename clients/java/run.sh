@@ -9,12 +9,36 @@ target=$DLOCK_CLIENT_TARGET
 # Of Lettuce, Jedis and ShedLock.
 newest=(7.7.0.RELEASE 8.0.2 7.10.1)
 oldest=(6.6.0.RELEASE 6.0.0 6.0.1)
+boots=(3.5.7 4.1.0)
 maven() {
     mvn --batch-mode --no-transfer-progress -Dmaven.repo.local="$target/repository" -Ddlock.target="$target/build" "$@"
 }
 example() { # NAME LETTUCE JEDIS SHEDLOCK
     maven --quiet --file example/pom.xml -Ddlock.target="$target/$1" -Dlettuce.version="$2" -Djedis.version="$3" \
         -Dshedlock.version="$4" clean compile dependency:build-classpath -Dmdep.outputFile="$target/$1/classpath"
+}
+# Each program of README.md, with the dependencies that it names; the first one is that of Lettuce.
+page() {
+    local dir=$target/page
+    rm -rf "$dir" && mkdir -p "$dir"
+    {
+        echo '<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId><artifactId>page</artifactId><version>1</version>'
+        echo '<dependencies>'
+        awk '/^```xml$/ && !n++ { on = 1; next } /^```$/ { on = 0 } on' README.md
+        echo '</dependencies></project>'
+    } >"$dir/pom.xml"
+    maven --quiet --file "$dir/pom.xml" org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath \
+        -Dmdep.outputFile="$dir/classpath"
+    awk -v dir="$dir" '/^```java$/ { on = 1; text = ""; next }
+        /^```$/ { if (on && match(text, /public class [A-Za-z]+/))
+            printf "%s", text >(dir "/" substr(text, RSTART + 13, RLENGTH - 13) ".java"); on = 0 }
+        on { text = text $0 "\n" }' README.md
+    [ "$(find "$dir" -name '*.java' | wc -l)" -ge 3 ]
+}
+# A program of Spring Boot that has the starter and nothing else.
+boot() { # VERSION
+    maven --quiet --file boot/pom.xml -Ddlock.target="$target/boot-$1" -Dboot.version="$1" compile \
+        dependency:build-classpath -Dmdep.outputFile="$target/boot-$1/classpath"
 }
 case ${1:-} in
 --package | --install) command -v mvn >/dev/null || ../../integration/apt.sh maven ;;&
@@ -33,6 +57,10 @@ case ${1:-} in
     maven --quiet -DskipTests install
     example newest "${newest[@]}"
     example oldest "${oldest[@]}"
+    page
+    for version in "${boots[@]}"; do
+        boot "$version"
+    done
     exit
     ;;
 esac
@@ -41,4 +69,12 @@ esac
 maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "$@"
 for versions in newest oldest; do
     java -cp "$target/$versions/example/classes:$(cat "$target/$versions/classpath")" Example
+done
+for program in "$target"/page/*.java; do
+    sed "s/localhost:6379/$DLOCK_SINGLE/" "$program" >"$DLOCK_CLIENT_SEEN/$(basename "$program")"
+    timeout 120 java -cp "$(cat "$target/page/classpath")" "$DLOCK_CLIENT_SEEN/$(basename "$program")"
+done
+for version in "${boots[@]}"; do
+    timeout 120 java -cp "$target/boot-$version/shop/classes:$(cat "$target/boot-$version/classpath")" \
+        -Ddlock.url="redis://$DLOCK_SINGLE" shop.ShopApplication
 done

@@ -1,11 +1,11 @@
-module dlock/bench
+module dlock.example/dlock/bench
 
 go 1.26.0
 
-replace dlock => ../
+replace dlock.example/dlock => ../
 
 require (
-	dlock v0.0.0
+	dlock.example/dlock v0.0.0
 	github.com/bsm/redislock v0.9.4
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/redis/go-redis/v9 v9.23.0

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"dlock"
+	"dlock.example/dlock"
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"

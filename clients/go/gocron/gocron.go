@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Package gocron has the Locker and the Elector of gocron's scheduler, by locks of dlock.
+// Package gocron implements the Locker and the Elector of gocron's scheduler by locks of dlock.
 package gocron
 
 import (
@@ -10,17 +10,18 @@ import (
 	"strconv"
 	"time"
 
-	"dlock"
+	"dlock.example/dlock"
 	"github.com/go-co-op/gocron/v2"
 )
 
-// NewLocker lets one process run each tick of a job. The jobs need the same name everywhere (gocron.WithName), and ticks at
-// the same time everywhere (CronJob, DailyJob and the like), every so often at least. The lock is of one tick, and is kept
-// until the next one: a process that is late finds that it was run. Clocks may differ by a quarter of every. A tick whose
-// process dies in the middle is not begun again; the next one is somebody else's.
+// NewLocker returns a locker by which one process runs each tick of a job. The jobs need the same name everywhere
+// (gocron.WithName), and ticks at the same time everywhere (CronJob, DailyJob and the like), no closer together than every.
+// The lock is of one tick, and lasts until the next one, by the server's clock and whether or not its process lives: a
+// process that is late finds that the tick was run. Clocks may differ by a quarter of every. A tick whose process dies in the
+// middle is not begun again.
 //
-// With every 0 the lock is the job's and held while it runs, and no longer: then a job does not overlap itself, but a
-// process that is late runs a tick again.
+// With every 0 the lock is the job's, and is held while the job runs: then a job does not overlap itself, but a process that
+// is late runs a tick again.
 func NewLocker(locks *dlock.Locks, every time.Duration) (gocron.Locker, error) {
 	if locks == nil {
 		return nil, fmt.Errorf("%w: locks must not be nil", dlock.ErrArgument)
@@ -36,34 +37,38 @@ type locker struct {
 	every time.Duration
 }
 
-// Lock is asked at each tick. An error: this process does not run it.
+// Lock is called at each tick. After an error this process does not run it.
 func (l *locker) Lock(ctx context.Context, job string) (gocron.Lock, error) {
-	key, end := "gocron:{"+job+"}", time.Time{}
-	if l.every > 0 {
-		tick := time.Now().Add(l.every / 4).Truncate(l.every)
-		key, end = key+":"+strconv.FormatInt(tick.UnixMilli(), 10), tick.Add(l.every)
+	key := "gocron:{" + job + "}"
+	if l.every == 0 {
+		hold, err := l.locks.TryLock(ctx, key, 0)
+		if err != nil {
+			return nil, err
+		}
+		return &lock{hold}, nil
 	}
-	hold, err := l.locks.TryLock(ctx, key, 0)
+	tick := time.Now().Add(l.every / 4).Truncate(l.every)
+	hold, err := l.locks.TryLock(ctx, key+":"+strconv.FormatInt(tick.UnixMilli(), 10), 0)
 	if err != nil {
 		return nil, err
 	}
-	return &lock{hold, end}, nil
+	if err := hold.ReleaseAfter(ctx, max(time.Until(tick.Add(l.every)), l.every/4)); err != nil {
+		return nil, err
+	}
+	return &lock{}, nil
 }
 
-type lock struct {
-	hold *dlock.Hold
-	end  time.Time
-}
+// lock has no hold if the lock is of one tick: that ends by itself.
+type lock struct{ hold *dlock.Hold }
 
 func (l *lock) Unlock(ctx context.Context) error {
-	if left := time.Until(l.end); left > 0 {
-		time.AfterFunc(left, func() { _ = l.hold.Release(context.Background()) })
+	if l.hold == nil {
 		return nil
 	}
 	return l.hold.Release(context.WithoutCancel(ctx))
 }
 
-// An Elector runs the jobs in the process that leads, and campaigns in the background until it is closed.
+// An Elector lets the jobs run in the process that leads. It campaigns in the background until it is closed.
 type Elector struct {
 	election *dlock.Election
 	stop     context.CancelFunc
@@ -72,7 +77,7 @@ type Elector struct {
 
 var errNotLeader = errors.New("dlock: this process does not lead")
 
-// NewElector is a candidate in the election of this key. With dlock.Session() the next one leads as soon as the leader's
+// NewElector returns a candidate in the election of this key. With dlock.Session() the next one leads as soon as the leader's
 // process has ended, and not only after its lease.
 func NewElector(locks *dlock.Locks, key, name string, options ...dlock.Option) (*Elector, error) {
 	if locks == nil {
@@ -109,7 +114,7 @@ func (e *Elector) campaign(ctx context.Context) {
 	}
 }
 
-// IsLeader is asked at each tick. An error: this process does not run it.
+// IsLeader returns an error if this process does not lead: then it does not run the tick.
 func (e *Elector) IsLeader(context.Context) error {
 	if e.election.IsLeader() {
 		return nil
@@ -117,7 +122,7 @@ func (e *Elector) IsLeader(context.Context) error {
 	return errNotLeader
 }
 
-// Close resigns, and campaigns no more.
+// Close resigns and ends the campaign.
 func (e *Elector) Close(ctx context.Context) error {
 	e.stop()
 	<-e.stopped

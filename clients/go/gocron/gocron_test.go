@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"crypto/rand"
-	"dlock"
+
+	"dlock.example/dlock"
 
 	"github.com/go-co-op/gocron/v2"
 	"github.com/redis/go-redis/v9"
@@ -116,6 +117,38 @@ func TestOneProcessRunsEachTick(t *testing.T) {
 				last = tick
 			}
 		})
+	}
+}
+
+// The process that ran the tick has ended, and its leases, too: a process that is late does not run it again.
+func TestATickIsRememberedWithoutItsProcess(t *testing.T) {
+	const every = time.Hour
+	if left := time.Until(time.Now().Add(every / 4).Truncate(every).Add(every * 3 / 4)); left < 20*time.Second {
+		time.Sleep(left + time.Second) // no tick begins in the middle
+	}
+	job := rand.Text()
+	run := func() error {
+		locks, err := dlock.New(client(), dlock.Settings{Lease: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer locks.Close()
+		locker, err := NewLocker(locks, every)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lock, err := locker.Lock(ctx, job)
+		if err == nil {
+			err = lock.Unlock(ctx)
+		}
+		return err
+	}
+	if err := run(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * time.Second) // nothing happens
+	if err := run(); !errors.Is(err, dlock.ErrTaken) {
+		t.Errorf("it is run again: %v", err)
 	}
 }
 

@@ -49,16 +49,12 @@ public final class Asking {
         return this;
     }
 
-    /** What the owner's name begins with. It is what others see. */
+    /** Names the owner for others: {@code host/pid/name#…}. */
     public Asking owner(String name) {
-        return owner(name, ':');
-    }
-
-    Asking owner(String name, char end) {
         if (name == null || name.isEmpty()) {
             throw new IllegalArgumentException("owner must not be empty");
         }
-        owner = name + end;
+        owner = name;
         return this;
     }
 
@@ -110,7 +106,7 @@ public final class Asking {
     private Request request() {
         locks.core.check();
         String name = UUID.randomUUID().toString();
-        return new Request(locks.core.settings, key, owner == null ? name : owner + name, limit, session, null);
+        return new Request(locks.core.settings, key, Request.PROCESS + (owner == null ? "" : owner + "#") + name, limit, session, null);
     }
 
     private Hold hold(Take take) {
@@ -125,23 +121,20 @@ public final class Asking {
     private CompletableFuture<Hold> start(long timeout) {
         Take take = new Take(locks.core, request(), timeout);
         CompletableFuture<Hold> done = new CompletableFuture<>();
-        take.done.whenCompleteAsync((tie, why) -> {
+        take.done.whenCompleteAsync((renewal, why) -> {
             if (why != null) {
                 done.completeExceptionally(why);
-            } else if (tie == null) {
+            } else if (renewal == null) {
                 done.complete(null);
             } else {
                 Hold hold = hold(take);
                 if (!done.complete(hold)) {
-                    hold.releaseAsync(); // cancelled as it came
+                    hold.releaseAsync(); // it was completed otherwise as the grant came
                 }
             }
         }, locks.core.callbacks);
-        done.whenComplete((hold, why) -> {
-            if (done.isCancelled()) {
-                take.abandon(new DLockException.Unavailable("cancelled", null));
-            }
-        });
+        // Whoever completes it (cancel, orTimeout, complete) waits no more. If it is the grant, the request is over before.
+        done.whenComplete((hold, why) -> take.abandon(new DLockException.Unavailable("cancelled", null)));
         take.start(true);
         return done;
     }

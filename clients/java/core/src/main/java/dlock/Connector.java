@@ -47,6 +47,11 @@ public interface Connector extends AutoCloseable {
         /** Asks a connection with messages for a sign of life. */
         default void ping() {}
 
+        /** Returns the server's address, to tell one server from another; empty if the library does not say it. */
+        default String address() {
+            return "";
+        }
+
         /** Ends it, and waits for nobody. */
         void close();
     }

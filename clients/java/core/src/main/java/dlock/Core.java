@@ -19,7 +19,7 @@ import java.util.function.Consumer;
 
 /**
  * What all locks of one program share: threads, the guard, what is held, and the clock that tells what is lost. Who serves
- * what is in {@link Routes}, how a lock is taken in {@link Take}, kept in {@link Keeper} and given back in {@link Leaving}.
+ * what is in {@link Routes}, how a lock is taken in {@link Take}, kept in {@link Keeper} and given back in {@link Releases}.
  *
  * <p>What a reply changes is changed where it is read, in the order of replies, whether or not anybody still waits. The
  * guard is held for that only, never while anything is waited for. The timer waits for nothing, no socket either; what may
@@ -28,12 +28,15 @@ import java.util.function.Consumer;
 final class Core {
     static final System.Logger LOG = System.getLogger("dlock");
     static final long SECOND = 1_000_000_000L;
+    /** The clock is later than this if the process was stopped, or the machine. */
+    private static final long HUNG = 250_000_000L;
 
     final Connector connector;
     final Settings settings;
-    final long boundNanos;
-    final long allowanceNanos;
-    final String channel = "dlock:" + UUID.randomUUID();
+    final long replyNanos;
+    final long clockMarginNanos;
+    final String id = UUID.randomUUID().toString();
+    final String channel = "dlock:" + id;
     final ReentrantLock guard = new ReentrantLock();
     private final ScheduledThreadPoolExecutor timer;
     /** For our own steps: connections, and what is tried again. They wait for nothing that the program does. */
@@ -41,7 +44,7 @@ final class Core {
     /** For the program's own code: what it has said is to be done then. */
     final Executor callbacks;
     final Routes routes = new Routes(this);
-    final Leaving leaving = new Leaving(this);
+    final Releases releases = new Releases(this);
     private long alarm = Long.MAX_VALUE; // by the guard
     private Future<?> alarmed;
     volatile boolean closed;
@@ -49,8 +52,8 @@ final class Core {
     Core(Connector connector, Settings settings) {
         this.connector = connector;
         this.settings = settings;
-        boundNanos = settings.bound().toNanos();
-        allowanceNanos = settings.allowance().toNanos();
+        replyNanos = settings.replyTimeout().toNanos();
+        clockMarginNanos = settings.clockMargin().toNanos();
         timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
         timer.setRemoveOnCancelPolicy(true);
         timer.setExecuteExistingDelayedTasksAfterShutdownPolicy(true); // whoever waits is told that it is over
@@ -86,8 +89,8 @@ final class Core {
             return CompletableFuture.failedFuture(new Unavailable("these locks are closed", null));
         }
         CompletableFuture<T> done = new CompletableFuture<>();
-        Future<?> limit = later(boundNanos, () -> done.completeExceptionally(
-                new Unavailable("no connection within " + settings.bound().toMillis() + " ms", null)));
+        Future<?> limit = later(replyNanos, () -> done.completeExceptionally(
+                new Unavailable("no connection within " + settings.replyTimeout().toMillis() + " ms", null)));
         background.execute(() -> {
             if (done.isDone()) {
                 return; // given up before there was a thread for it
@@ -121,24 +124,24 @@ final class Core {
 
     /** Until when so many milliseconds are believed, counted from the sending. Two of them are the server's rounding. */
     long end(long sent, long leftMs) {
-        return sent + (leftMs - 2) * 1_000_000 - allowanceNanos;
+        return sent + (leftMs - 2) * 1_000_000 - clockMarginNanos;
     }
 
     // ---- what is held -----------------------------------------------------------------------------------------------
 
     /** A grant that the server renews for this link, where the reply is read. */
-    void tie(Request request, Node node, Link link, long token, long sent, long leftMs) {
+    void granted(Request request, Node node, Link link, long token, long sent, long leftMs) {
         guard.lock();
         try {
-            Tie tie = node.ties.computeIfAbsent(token, one -> new Tie(request, one));
+            Renewal renewal = node.renewals.computeIfAbsent(token, one -> new Renewal(request, one));
             if (request.outer != null) { // the upgrade has ended the hold that it is of
-                Tie before = request.outer.tie();
-                if (before != tie && node.ties.remove(before.token, before)) {
+                Renewal before = request.outer.renewal();
+                if (before != renewal && node.renewals.remove(before.token, before)) {
                     before.detach();
                 }
             }
-            tie.attach(link, end(sent, leftMs));
-            request.tie = tie;
+            renewal.attach(link, end(sent, leftMs));
+            request.renewal = renewal;
             request.node = node;
         } finally {
             guard.unlock();
@@ -146,24 +149,25 @@ final class Core {
     }
 
     /** Somebody has it now. */
-    void adopt(Request request, Hold hold) {
+    void attach(Request request, Hold hold) {
         Node node;
-        Tie tie;
+        Renewal renewal;
         long end;
         guard.lock();
         try {
             node = request.node;
-            tie = request.tie;
-            tie.hold = new Tie.Ref(hold, tie, node.forgotten);
-            node.ties.putIfAbsent(tie.token, tie);
-            end = tie.end();
+            renewal = request.renewal;
+            renewal.hold = new Renewal.Ref(hold, renewal, node.forgotten);
+            renewal.state = hold.state;
+            node.renewals.putIfAbsent(renewal.token, renewal);
+            end = renewal.end();
         } finally {
             guard.unlock();
         }
         node.keeper.wake();
         ring(end);
         if (closed) {
-            lose(node, tie, "closed"); // nobody keeps it any more, and no clock rings
+            lose(node, renewal, "closed"); // nobody keeps it any more, and no clock rings
         }
     }
 
@@ -198,13 +202,8 @@ final class Core {
                 next = due;
             } else {
                 for (Node node : routes.nodes()) {
-                    for (Tie tie : node.tiesNow()) {
-                        if (tie.end() <= now) {
-                            lose(node, tie, "nobody has confirmed it before its end");
-                            background.execute(() -> leaving.drop(tie.request, tie.token));
-                        } else {
-                            next = Math.min(next, tie.end());
-                        }
+                    for (Renewal renewal : node.renewalsNow()) {
+                        next = Math.min(next, look(node, renewal, now));
                     }
                 }
             }
@@ -216,21 +215,57 @@ final class Core {
         }
     }
 
-    /** It is ours no more. */
-    void lose(Node node, Tie tie, String reason) {
-        Hold hold = null;
+    /**
+     * Ends what has ended; returns when to look at it again. After a pause of this process nobody could have been told in time,
+     * so the server is asked first: what it still holds under its token is not lost.
+     */
+    private long look(Node node, Renewal renewal, long now) {
+        long end = renewal.end();
+        if (end > now) {
+            return end;
+        }
+        if (renewal.askedUntil > now) {
+            return renewal.askedUntil;
+        }
+        boolean late = now - end > Math.max(HUNG, clockMarginNanos) && renewal.askedUntil == Long.MIN_VALUE;
+        if (late && renewal.request.fixed == null && renewal.hold() != null) {
+            renewal.askedUntil = now + Math.min(SECOND, replyNanos);
+            renewal.detach();
+            node.keeper.rouse();
+            return renewal.askedUntil;
+        }
+        RuntimeException why = renewal.refusal != null ? renewal.refusal : node.trouble;
+        lose(node, renewal, renewal.request.fixed != null ? "its time is up"
+                : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
+        if (renewal.request.fixed == null) {
+            background.execute(() -> releases.abandon(renewal));
+        }
+        return Long.MAX_VALUE;
+    }
+
+    /** Reports a hold that the collector has found. Its lease ends it: the work may be running, and needs that time to stop. */
+    void forget(Node node, Renewal renewal) {
+        if (renewal.state != null && renewal.state.phase.get() == HoldState.Phase.HELD) {
+            renewal.state.lose("forgotten: the program no longer refers to its Hold, and has not released it");
+            releases.untie(node, renewal);
+        }
+    }
+
+    /** Ends a renewal, and reports the loss. */
+    void lose(Node node, Renewal renewal, String reason) {
+        HoldState hold = null;
         guard.lock();
         try {
-            Node at = tie.request.node == null ? node : tie.request.node;
-            if (at.ties.remove(tie.token, tie) || node.ties.remove(tie.token, tie)) {
-                tie.detach();
-                hold = tie.hold();
+            Node at = renewal.request.node == null ? node : renewal.request.node;
+            if (at.renewals.remove(renewal.token, renewal) || node != null && node.renewals.remove(renewal.token, renewal)) {
+                renewal.detach();
+                hold = renewal.state;
             }
         } finally {
             guard.unlock();
         }
         if (hold != null) {
-            hold.tellLost(reason);
+            hold.lose(reason);
         }
     }
 
@@ -240,14 +275,14 @@ final class Core {
             return;
         }
         closed = true;
-        long held = routes.nodes().stream().mapToLong(node -> node.tiesNow().size()).sum();
+        long held = routes.nodes().stream().mapToLong(node -> node.renewalsNow().size()).sum();
         if (held > 0) {
             LOG.log(WARNING, "closed with {0} locks held: they are lost", held);
         }
         for (Node node : routes.nodes()) {
-            node.tiesNow().forEach(tie -> lose(node, tie, "closed"));
-            node.ear.tellAll("closed");
-            node.ear.end("closed");
+            node.renewalsNow().forEach(renewal -> lose(node, renewal, "closed"));
+            node.subscriber.tellAll("closed");
+            node.subscriber.end("closed");
             Link link = node.live;
             if (link != null) {
                 link.die(new Unavailable("closed", null));

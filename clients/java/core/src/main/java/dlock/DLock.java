@@ -100,6 +100,40 @@ public final class DLock implements Lock {
         return take(Asking.nanos(timeout), true);
     }
 
+    /**
+     * Waits for the lock, and holds it for the lease at most: nobody renews it, and it ends then even if the thread works on. A
+     * loss before that is found when it is given back. A lock that this thread holds already is entered as it is.
+     */
+    public void lock(Duration lease) {
+        try {
+            take(-1, false, fixed(lease));
+        } catch (InterruptedException never) {
+            throw new AssertionError(never);
+        }
+    }
+
+    /** Does what {@link #lock(Duration)} does. */
+    public void lock(long lease, TimeUnit unit) {
+        lock(Duration.of(lease, unit.toChronoUnit()));
+    }
+
+    /** Waits so long (zero: one try) for a lock that lasts for the lease at most, as {@link #lock(Duration)} says. */
+    public boolean tryLock(Duration timeout, Duration lease) throws InterruptedException {
+        return take(Asking.nanos(timeout), true, fixed(lease));
+    }
+
+    /** Does what {@link #tryLock(Duration, Duration)} does. */
+    public boolean tryLock(long timeout, long lease, TimeUnit unit) throws InterruptedException {
+        return tryLock(Duration.of(timeout, unit.toChronoUnit()), Duration.of(lease, unit.toChronoUnit()));
+    }
+
+    private static Duration fixed(Duration lease) {
+        if (lease == null || lease.toMillis() < 1) {
+            throw new IllegalArgumentException("lease must be at least 1 ms, not " + lease);
+        }
+        return lease;
+    }
+
     /** {@link NotHeld} if this thread does not hold it, or has lost it. */
     @Override
     public void unlock() {
@@ -119,7 +153,7 @@ public final class DLock implements Lock {
             held.hold.release();
         } else if (strictest) {
             Request weaker = new Request(locks.core.settings, key, held.hold.owner(), held.counts.firstKey(), false, null);
-            Hold.await(locks.core.routes.ask(weaker, weaker.downgrade()), 2 * locks.core.boundNanos);
+            Hold.await(locks.core.routes.ask(weaker, weaker.downgrade()), 2 * locks.core.replyNanos);
         }
     }
 
@@ -195,7 +229,7 @@ public final class DLock implements Lock {
     public boolean isLocked() {
         locks.core.check();
         Request any = new Request(locks.core.settings, key, "-", 1, false, null);
-        return Hold.await(locks.core.routes.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.boundNanos) != null;
+        return Hold.await(locks.core.routes.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.replyNanos) != null;
     }
 
     private Held mine() {
@@ -207,6 +241,10 @@ public final class DLock implements Lock {
     }
 
     private boolean take(long timeout, boolean interruptible) throws InterruptedException {
+        return take(timeout, interruptible, null);
+    }
+
+    private boolean take(long timeout, boolean interruptible, Duration lease) throws InterruptedException {
         if (interruptible && Thread.interrupted()) {
             throw new InterruptedException();
         }
@@ -219,6 +257,7 @@ public final class DLock implements Lock {
         if (held == null || held.counts.firstKey() > limit) {
             Hold outer = held == null ? null : held.hold;
             Request request = new Request(locks.core.settings, key, locks.owner(), limit, session, outer);
+            request.fixed = lease;
             Take take = new Take(locks.core, request, timeout).start(false);
             if (DLocks.await(take, interruptible) == null) {
                 return false;

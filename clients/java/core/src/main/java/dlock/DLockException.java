@@ -133,7 +133,7 @@ public class DLockException extends RuntimeException {
     /** Whether another connection, another node or a little time can mend it. */
     static boolean passes(Throwable error) {
         if (error instanceof Refused refused) {
-            return PASSING.contains(refused.code());
+            return PASSING.contains(refused.code()) || refused.getMessage().contains("max number of clients reached");
         }
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof SSLException || cause instanceof UnknownHostException) {

@@ -39,7 +39,6 @@ public final class DLocks implements AutoCloseable {
 
     final Core core;
     final ThreadLocal<Mine> mine = ThreadLocal.withInitial(Mine::new);
-    private final String id = UUID.randomUUID().toString();
     private final AtomicLong owners = new AtomicLong();
 
     /** With the default settings. */
@@ -88,7 +87,7 @@ public final class DLocks implements AutoCloseable {
         if (who == null || who.isEmpty()) {
             throw new IllegalArgumentException("who must not be empty");
         }
-        return Lease.take(core, key, who + ":" + UUID.randomUUID(), length);
+        return Lease.take(core, key, Request.PROCESS + who + "#" + UUID.randomUUID(), length);
     }
 
     /**
@@ -111,13 +110,13 @@ public final class DLocks implements AutoCloseable {
     String owner() {
         Mine now = mine.get();
         if (now.held.isEmpty()) {
-            now.owner = id + ":" + owners.incrementAndGet();
+            now.owner = Request.PROCESS + "thread-" + owners.incrementAndGet() + "#" + core.id;
         }
         return now.owner;
     }
 
-    /** Waits in this thread for the tie; null if the lock is taken. */
-    static Tie await(Take take, boolean interruptible) throws InterruptedException {
+    /** Waits in this thread for the renewal; null if the lock is taken. */
+    static Renewal await(Take take, boolean interruptible) throws InterruptedException {
         boolean interrupted = false;
         long limit = take.limit();
         long end = System.nanoTime() + limit;
@@ -135,7 +134,7 @@ public final class DLocks implements AutoCloseable {
                     }
                     take.abandon(new DLockException.Unavailable("interrupted", now));
                     if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
-                        take.unwanted(take.done.join().token); // the grant came first
+                        take.unwanted(take.done.join()); // the grant came first
                     }
                     throw now;
                 } catch (ExecutionException failed) {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-import static java.lang.System.Logger.Level.DEBUG;
-import static java.lang.System.Logger.Level.ERROR;
-import static java.lang.System.Logger.Level.WARNING;
-
+import dlock.DLockException.Fenced;
 import dlock.DLockException.Unavailable;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.time.Duration;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
@@ -13,147 +12,149 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.Consumer;
 
 /**
- * A lock that is held, by no thread in particular: any thread may give it back. A hold that nobody refers to any more is
- * given back when the collector finds it.
+ * A lock that is held, by no thread in particular: any thread may give it back. Keep the Hold, or the stage of {@link #lost},
+ * while the work runs: a Hold that the collector finds is a bug of the program. It is reported lost, with a warning, and the
+ * lock stays taken until its lease ends.
  */
 public final class Hold implements AutoCloseable {
-    private enum State { HELD, LOST, RELEASED }
-
-    final Core core;
-    final Request request;
-    private volatile Tie tie;
-    private final long since = BootClock.now();
-    private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
-    private final Consumer<Hold> onLost;
-    private final CompletableFuture<String> lost = new CompletableFuture<>();
-    private volatile String reason = "";
+    final HoldState state;
 
     Hold(Core core, Request request, Consumer<Hold> onLost) {
-        this.core = core;
-        this.request = request;
-        this.tie = request.tie;
-        this.onLost = onLost;
-        core.adopt(request, this);
+        this(new HoldState(core, request, onLost));
+        core.attach(request, this);
     }
 
-    Tie tie() {
-        return tie;
+    /** A view of a hold that is lost. */
+    Hold(HoldState state) {
+        this.state = state;
     }
 
-    void tie(Tie tie) {
-        this.tie = tie;
+    Renewal renewal() {
+        return state.renewal;
     }
 
-    /** The lock's name. */
+    void renewal(Renewal renewal) {
+        state.renewal = renewal;
+    }
+
+    /** Returns the lock's name. */
     public String key() {
-        return request.key;
+        return state.request.key;
     }
 
-    /** The name under which it is held. */
+    /** Returns the name of the party that holds it: {@code host/pid/…}. */
     public String owner() {
-        return request.owner;
+        return state.request.owner;
     }
 
-    /** The fencing token: greater than that of every hold before. */
+    /** Returns the fencing token: greater than that of every hold before. */
     public long token() {
-        return tie.token;
+        return state.renewal.token;
     }
 
-    /** So long it is ours for sure, if nothing is heard of the server any more. */
+    /** Returns how long the lock is certainly held if the server is silent from now on. */
     public Duration left() {
-        BootClock.look();
+        Core core = state.core;
         core.guard.lock();
         try {
-            return state.get() != State.HELD ? Duration.ZERO : Duration.ofNanos(Math.max(0, tie.end() - BootClock.now()));
+            return isHeld() ? Duration.ofNanos(Math.max(0, state.renewal.end() - BootClock.now())) : Duration.ZERO;
         } finally {
             core.guard.unlock();
         }
     }
 
-    /** Whether it is known to be lost. */
+    /** Returns whether the lock is known to be lost. */
     public boolean isLost() {
-        return state.get() == State.LOST;
+        return state.phase.get() == HoldState.Phase.LOST;
     }
 
-    /** Whether it is held still, as far as we know. */
+    /** Returns whether the lock is held, as far as is known. */
     public boolean isHeld() {
-        return state.get() == State.HELD;
+        return state.phase.get() == HoldState.Phase.HELD;
     }
 
-    /** Is done, with the reason, when the lock is lost. */
+    /** Returns a stage that completes, with the reason, when the lock is lost. It refers to the Hold. */
+    @SuppressWarnings("unchecked")
     public CompletionStage<String> lost() {
-        return lost.minimalCompletionStage();
+        CompletionStage<String> stage = state.lost.minimalCompletionStage();
+        Hold self = this; // the core refers to the stage below, and not to this one: so it does not refer to the Hold
+        return (CompletionStage<String>) Proxy.newProxyInstance(Hold.class.getClassLoader(), new Class<?>[] {CompletionStage.class},
+                (proxy, method, arguments) -> {
+                    try {
+                        return method.getDeclaringClass() != Object.class ? method.invoke(stage, arguments)
+                                : switch (method.getName()) {
+                                    case "equals" -> proxy == arguments[0];
+                                    case "hashCode" -> System.identityHashCode(proxy);
+                                    default -> "lost " + self.key();
+                                };
+                    } catch (InvocationTargetException error) {
+                        throw error.getCause();
+                    }
+                });
     }
 
-    void tellLost(String why) {
-        if (!state.compareAndSet(State.HELD, State.LOST)) {
-            return;
-        }
-        reason = why;
-        var level = core.closed ? DEBUG : WARNING;
-        core.tell(observer -> observer.lost(request.key, why));
-        core.callbacks.execute(() -> { // whoever finds it lost may have the guard, and loggers may block
-            Core.LOG.log(level, "lock {0} of {1} is lost: {2}", request.key, request.owner, why);
-            lost.complete(why);
-            try {
-                onLost.accept(this);
-            } catch (RuntimeException error) {
-                Core.LOG.log(ERROR, "onLost has failed", error);
-            }
-        });
-    }
-
-    /** Runs a command in one step with the look whether the lock is still held under this token. */
+    /**
+     * Runs a command if the lock is still held under this token, in one step of the server. {@link DLockException.Fenced}: it did
+     * not run, and the lock is lost. The command is sent once: after {@link DLockException.Unavailable} it may have run.
+     */
     public CompletionStage<Object> guardAsync(Object... words) {
-        return guarded(words).whenCompleteAsync((reply, why) -> {}, core.callbacks);
+        return guarded(words).whenCompleteAsync((reply, why) -> {}, state.core.callbacks);
     }
 
-    /** The same, and waits for the reply: Long, byte[], List or null. */
+    /** Does what {@link #guardAsync} does, and waits for the reply: Long, byte[], List or null. */
     public Object guard(Object... words) {
-        return await(guarded(words), 2 * core.boundNanos);
+        return await(guarded(words), state.core.replyNanos + Take.GRACE);
     }
 
     private CompletableFuture<Object> guarded(Object... words) {
+        Core core = state.core;
         core.check();
         if (words.length == 0) {
             throw new IllegalArgumentException("words must not be empty");
         }
         Object[] guarded = new Object[words.length + 3];
         guarded[0] = "DLOCK.GUARD";
-        guarded[1] = request.key;
-        guarded[2] = tie.token;
+        guarded[1] = key();
+        guarded[2] = token();
         System.arraycopy(words, 0, guarded, 3, words.length);
-        return core.routes.ask(request, Request.words(guarded));
+        Renewal renewal = state.renewal;
+        return core.routes.ask(state.request, Request.words(guarded)).whenComplete((reply, why) -> {
+            if (why != null && DLockException.of(why) instanceof Fenced) {
+                core.lose(renewal.request.node, renewal, "fenced");
+            }
+        });
     }
 
     /** Gives back what was granted here, and nothing else. {@link NotHeld} if it was lost. */
     public CompletionStage<Void> releaseAsync() {
-        return giveBack().whenCompleteAsync((nothing, why) -> {}, core.callbacks);
+        return giveBack().whenCompleteAsync((nothing, why) -> {}, state.core.callbacks);
     }
 
-    /** The same, and waits for it. */
+    /** Does what {@link #releaseAsync} does, and waits for it. */
     public void release() {
-        await(giveBack(), 2 * core.boundNanos);
+        await(giveBack(), 2 * state.core.replyNanos);
     }
 
-    /** The same as {@link #release}. */
+    /** Does what {@link #release} does. */
     @Override
     public void close() {
         release();
     }
 
     private CompletableFuture<Void> giveBack() {
-        core.check();
-        if (!state.compareAndSet(State.HELD, State.RELEASED)) {
-            String why = reason.isEmpty() ? "it was given back before" : reason;
-            return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + request.key + " was lost: " + why));
+        Core core = state.core;
+        if (core.closed) {
+            return CompletableFuture.failedFuture(new Unavailable("these locks are closed", null));
         }
-        return core.leaving.release(request, tie).thenRun(
-                () -> core.tell(observer -> observer.released(request.key, Core.since(since))));
+        if (!state.phase.compareAndSet(HoldState.Phase.HELD, HoldState.Phase.RELEASED)) {
+            String why = state.reason.isEmpty() ? "it was given back before" : state.reason;
+            return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + " was lost: " + why));
+        }
+        return core.releases.release(state.request, state.renewal).thenRun(
+                () -> core.tell(observer -> observer.released(key(), Core.since(state.since))));
     }
 
     /** The value, or the error itself. An interrupt is kept for whoever asks for it. */

@@ -75,10 +75,11 @@ final class Keeper {
             } catch (InterruptedException never) {
                 // Nobody does it.
             } catch (RuntimeException error) {
+                node.note(error);
                 Core.LOG.log(INFO, "node {0}: {1}", node.name, error.getMessage());
                 if (!(error instanceof NoAck)) { // that moves nothing
-                    core.routes.lookAround();
-                    rehome();
+                    core.routes.refreshAfterError();
+                    reroute();
                 }
             }
         }
@@ -87,45 +88,45 @@ final class Keeper {
     /** What nobody refers to any more can be given back by nobody else. */
     private void collect() {
         for (Object one = node.forgotten.poll(); one != null; one = node.forgotten.poll()) {
-            Tie tie = ((Tie.Ref) one).tie;
-            if (tie.hold == one) {
-                core.leaving.drop(tie.request, tie.token);
+            Renewal renewal = ((Renewal.Ref) one).renewal;
+            if (renewal.hold == one) {
+                core.forget(node, renewal);
             }
         }
     }
 
     private void round() {
         Link link = get(node.link());
-        List<Tie> loose = node.tiesNow().stream().filter(tie -> tie.link != link).toList();
+        List<Renewal> loose = node.renewalsNow().stream().filter(renewal -> renewal.link != link && renewal.request.fixed == null).toList();
         if (!loose.isEmpty()) {
-            retie(link, loose);
+            renewAll(link, loose);
         }
         Link current = link;
-        if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
+        if (link.surplus > 1) { // two in a row: it has renewals that nobody knows of
             Core.LOG.log(WARNING, "the connection to {0} keeps holds that nobody has: it is replaced", node.name);
             current = get(node.open());
             if (!node.replace(link, current)) {
                 current.die(new Unavailable("there is another one already", null));
                 return;
             }
-            retie(current, List.copyOf(node.tiesNow()));
+            renewAll(current, List.copyOf(node.renewalsNow()));
             link.die(new Unavailable("replaced", null));
         }
-        node.ear.ask();
+        node.subscriber.ask();
         if (node.busy()) {
             keep(current);
         }
         if (current.brief) {
-            retie(current, near(current));
+            renewAll(current, near(current));
         }
     }
 
     /** What is here and has less than half of a lease left. */
-    private List<Tie> near(Link link) {
+    private List<Renewal> near(Link link) {
         long near = BootClock.now() + core.settings.lease().toNanos() / 2;
         core.guard.lock();
         try {
-            return node.ties.values().stream().filter(tie -> tie.link == link && tie.end() < near).toList();
+            return node.renewals.values().stream().filter(renewal -> renewal.link == link && renewal.end() < near).toList();
         } finally {
             core.guard.unlock();
         }
@@ -134,7 +135,7 @@ final class Keeper {
     private void keep(Link link) {
         long sent = BootClock.now();
         CompletableFuture<Object> done = new CompletableFuture<>();
-        link.post(Request.words("DLOCK.KEEP", core.settings.auto().toMillis()), (reply, why) -> {
+        link.post(words(), (reply, why) -> {
             if (why == null) {
                 kept(link, sent, (List<?>) reply);
             }
@@ -143,35 +144,40 @@ final class Keeper {
         get(done);
     }
 
+    byte[][] words() {
+        return Request.words("DLOCK.KEEP", core.settings.hangTimeout().toMillis());
+    }
+
     private void kept(Link link, long sent, List<?> reply) {
+        node.note(null);
         long count = (Long) reply.get(0);
         List<?> lost = (List<?>) reply.get(2);
         boolean again = false;
         core.guard.lock();
         try {
             if (reply.get(1) instanceof Long left) {
-                link.believed = sent + left * 1_000_000 - core.allowanceNanos;
+                link.believed = sent + left * 1_000_000 - core.clockMarginNanos;
                 link.kept = link.serial;
                 // It renews at two thirds. Where one hold may not last (dlock.max-hold-ms), each is asked for its own.
                 link.brief = left < core.settings.lease().toMillis() / 2;
             }
             for (Object one : lost == null ? List.of() : lost) {
                 List<?> row = (List<?>) one;
-                Tie tie = node.ties.get((Long) row.get(1));
+                Renewal renewal = node.renewals.get((Long) row.get(1));
                 String reason = new String((byte[]) row.get(2), java.nio.charset.StandardCharsets.UTF_8);
-                if (tie == null || tie.link != link) {
+                if (renewal == null || renewal.link != link) {
                     continue;
                 }
                 if (LOOSE.contains(reason)) {
-                    tie.detach(); // RENEW tells what has become of it
+                    renewal.detach(); // RENEW tells what has become of it
                     again = true;
                 } else {
-                    core.lose(node, tie, reason);
+                    core.lose(node, renewal, reason);
                 }
             }
-            link.surplus = count > link.ties ? link.surplus + 1 : 0;
-            if (lost == null || count < link.ties) {
-                node.ties.values().forEach(Tie::detach);
+            link.surplus = count > link.renewals ? link.surplus + 1 : 0;
+            if (lost == null || count < link.renewals) {
+                node.renewals.values().forEach(Renewal::detach);
                 again = true;
             }
         } finally {
@@ -183,39 +189,42 @@ final class Keeper {
     }
 
     /** Ties our holds to this link, all in one go. */
-    private void retie(Link link, List<Tie> ties) {
-        record Asked(Tie tie, CompletableFuture<Object> reply) {}
+    private void renewAll(Link link, List<Renewal> renewals) {
+        record Asked(Renewal renewal, CompletableFuture<Object> reply) {}
         Queue<Asked> asked = new ArrayDeque<>();
-        for (Tie tie : ties) {
+        for (Renewal renewal : renewals) {
             boolean asking;
             core.guard.lock();
             try {
-                if (tie.hold() == null) {
-                    node.ties.remove(tie.token, tie);
-                    tie.detach();
+                if (renewal.hold() == null) {
+                    if (renewal.state != null) {
+                        renewal.state.lose("forgotten: the program no longer refers to its Hold, and has not released it");
+                    }
+                    node.renewals.remove(renewal.token, renewal);
+                    renewal.detach();
                     continue;
                 }
-                asking = tie.asking;
+                asking = renewal.asking;
             } finally {
                 core.guard.unlock();
             }
             CompletableFuture<Object> done = new CompletableFuture<>();
             long sent = BootClock.now();
-            link.post(tie.request.renew(tie.token), asking, (reply, why) -> {
+            link.post(renewal.request.renew(renewal.token), asking, (reply, why) -> {
                 core.guard.lock();
                 try {
-                    if (reply instanceof Long left && node.ties.get(tie.token) == tie) {
-                        tie.attach(link, core.end(sent, left));
+                    if (reply instanceof Long left && node.renewals.get(renewal.token) == renewal) {
+                        renewal.attach(link, core.end(sent, left));
                     }
                 } finally {
                     core.guard.unlock();
                 }
                 if (why instanceof NotHeld) {
-                    core.lose(node, tie, "not held any more");
+                    core.lose(node, renewal, "not held any more");
                 }
                 Link.settle(done, reply, why);
             });
-            asked.add(new Asked(tie, done));
+            asked.add(new Asked(renewal, done));
         }
         for (Asked one : asked) {
             try {
@@ -225,29 +234,30 @@ final class Keeper {
             } catch (Refused refused) {
                 Node target = core.routes.redirected(node, refused);
                 if (target != null) {
-                    move(one.tie, target, refused.code().equals("ASK"));
+                    move(one.renewal, target, refused.code().equals("ASK"));
                 } else if (refused.code().equals("READONLY")) {
                     throw refused;
                 } else {
-                    Core.LOG.log(WARNING, "lock {0} cannot be renewed: {1}", one.tie.request.key, refused.getMessage());
+                    one.renewal.refusal = refused;
+                    Core.LOG.log(WARNING, "lock {0} cannot be renewed: {1}", one.renewal.request.key, refused.getMessage());
                 }
             }
         }
     }
 
-    private void move(Tie tie, Node target, boolean asking) {
+    private void move(Renewal renewal, Node target, boolean asking) {
         if (target == node) {
             return;
         }
         core.guard.lock();
         try {
-            if (node.ties.remove(tie.token, tie)) {
-                tie.detach();
-                Hold hold = tie.hold();
-                tie.hold = hold == null ? null : new Tie.Ref(hold, tie, target.forgotten);
-                tie.asking = asking;
-                target.ties.put(tie.token, tie);
-                tie.request.node = target;
+            if (node.renewals.remove(renewal.token, renewal)) {
+                renewal.detach();
+                Hold hold = renewal.hold();
+                renewal.hold = hold == null ? null : new Renewal.Ref(hold, renewal, target.forgotten);
+                renewal.asking = asking;
+                target.renewals.put(renewal.token, renewal);
+                renewal.request.node = target;
             }
         } finally {
             core.guard.unlock();
@@ -257,23 +267,23 @@ final class Keeper {
     }
 
     /** What another node serves by now is that one's to keep. */
-    private void rehome() {
+    void reroute() {
         if (!core.connector.cluster()) {
             return;
         }
-        for (Tie tie : node.tiesNow()) {
-            Node target = core.routes.of(tie.request.slot);
+        for (Renewal renewal : node.renewalsNow()) {
+            Node target = core.routes.of(renewal.request.slot);
             if (target != null) {
-                move(tie, target, false);
+                move(renewal, target, false);
             }
         }
-        node.ear.tellAll("again");
+        node.subscriber.tellMoved();
     }
 
     /** What has come, for the only thread that may wait here. */
     private <T> T get(CompletableFuture<T> reply) {
         try {
-            return reply.get(2 * core.boundNanos, TimeUnit.NANOSECONDS);
+            return reply.get(2 * core.replyNanos, TimeUnit.NANOSECONDS);
         } catch (ExecutionException failed) {
             throw DLockException.of(failed.getCause());
         } catch (TimeoutException | InterruptedException late) {

@@ -56,9 +56,9 @@ public final class Leader implements AutoCloseable {
             }
             Hold before = hold();
             if (before != null && before.left().isZero()) {
-                before.tellLost("nobody has confirmed it before its end"); // after a pause we may be faster than the clock
+                before.state.lose("nobody has confirmed it before its end"); // after a pause we may be faster than the clock
             }
-            return campaign = locks.ask(name).owner(id, '#').holdAsync();
+            return campaign = locks.ask(name).owner(id).holdAsync();
         } finally {
             standing.unlock();
         }
@@ -93,7 +93,7 @@ public final class Leader implements AutoCloseable {
     /** Who leads, as the server sees it now. */
     public Optional<Leading> who() {
         locks.core.check();
-        return Hold.await(ask(), 2 * locks.core.boundNanos);
+        return Hold.await(ask(), 2 * locks.core.replyNanos);
     }
 
     /** Tells who leads, now and after each change, as a look in each interval sees it. A look that fails tells nothing. */
@@ -149,8 +149,15 @@ public final class Leader implements AutoCloseable {
             }
             List<?> held = (List<?>) reply;
             String owner = new String((byte[]) held.get(3), StandardCharsets.UTF_8);
-            return Optional.of(new Leading(owner.substring(0, Math.max(0, owner.lastIndexOf('#'))), (Long) held.get(0)));
+            return Optional.of(new Leading(nameOf(owner), (Long) held.get(0)));
         });
+    }
+
+    /** Returns the candidate's name in an owner's: {@code host/pid/name#…}, and from earlier clients {@code name#…}. */
+    private static String nameOf(String owner) {
+        String name = owner.substring(0, Math.max(0, owner.lastIndexOf('#')));
+        String[] words = name.split("/", 3);
+        return words.length == 3 && words[1].matches("[0-9]+") ? words[2] : name;
     }
 
     /** Leads no more, and stands no more. What was lost is no error. */

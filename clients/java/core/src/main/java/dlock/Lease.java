@@ -24,12 +24,11 @@ public final class Lease {
         Request request = new Request(core.settings, key, owner, 1, false, null);
         Lease lease = new Lease(core, request);
         Object reply;
-        request.asked = true;
         try {
             reply = lease.ask(Request.words("DLOCK.ACQUIRE", key, owner, millis(length), "HOLDS", 1));
         } catch (DLockException error) {
             if (DLockException.passes(error)) {
-                core.leaving.leave(request); // what was asked may have been granted
+                lease.leave(); // what was asked may have been granted
             }
             throw error;
         }
@@ -38,6 +37,10 @@ public final class Lease {
         }
         lease.token = (Long) ((List<?>) reply).get(0);
         return lease;
+    }
+
+    private void leave() {
+        core.routes.ask(request, request.release(0));
     }
 
     private static long millis(Duration length) {
@@ -75,14 +78,14 @@ public final class Lease {
     private Object ask(byte[]... words) {
         core.check();
         CompletableFuture<Object> done = new CompletableFuture<>();
-        ask(words, done, BootClock.now() + core.boundNanos);
-        return Hold.await(done, 2 * core.boundNanos + Take.GRACE);
+        ask(words, done, BootClock.now() + core.replyNanos);
+        return Hold.await(done, 2 * core.replyNanos + Take.GRACE);
     }
 
     private void ask(byte[][] words, CompletableFuture<Object> done, long until) {
         core.routes.ask(request, words).whenComplete((reply, why) -> {
             if (DLockException.passes(why) && !DLockException.silent(why) && !core.closed && BootClock.now() < until) {
-                core.routes.lookAround();
+                core.routes.refreshAfterError();
                 core.later(Take.pause(), () -> ask(words, done, until));
             } else {
                 Link.settle(done, reply, why);

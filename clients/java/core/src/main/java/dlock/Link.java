@@ -11,7 +11,7 @@ import java.util.function.BiConsumer;
 
 /** One connection that everybody shares. A reply that is missing for its bound ends it. */
 final class Link {
-    private record Entry(BiConsumer<Object, RuntimeException> then, long until, AtomicBoolean done) {
+    private record Entry(BiConsumer<Object, RuntimeException> then, long sent, long until, AtomicBoolean done) {
         void tell(Object reply, RuntimeException error) {
             if (done.compareAndSet(false, true)) {
                 then.accept(reply, error);
@@ -19,21 +19,31 @@ final class Link {
         }
     }
 
+    private static final long OVERDUE = 1_000_000_000L;
+
     private final Core core;
+    final Node node;
     private final Queue<Entry> pending = new ConcurrentLinkedQueue<>();
     private final AtomicBoolean watched = new AtomicBoolean();
     private volatile Connector.Wire wire;
     volatile RuntimeException error;
-    /** The ties here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
-    int ties;
+    /** The renewals here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
+    int renewals;
     long serial;
     long kept;
     long believed = Long.MIN_VALUE;
     int surplus;
     boolean brief; // by the last KEEP a hold here has less left than any that is renewed in time
 
-    Link(Core core) {
+    Link(Core core, Node node) {
         this.core = core;
+        this.node = node;
+    }
+
+    /** Returns the server's address, as far as the library says it. */
+    String address() {
+        Connector.Wire now = wire;
+        return now == null ? "" : now.address();
     }
 
     void begin(Connector.Wire wire) {
@@ -53,7 +63,7 @@ final class Link {
     }
 
     void post(byte[][] words, BiConsumer<Object, RuntimeException> then) {
-        post(words, core.boundNanos, then);
+        post(words, core.replyNanos, then);
     }
 
     /** {@code asking}: the key's slot is on its way to this node, which answers only who says that it knows. */
@@ -66,7 +76,8 @@ final class Link {
 
     /** Sends a command and waits for nothing. {@code then} hears the reply where it is read, or why there is none. */
     void post(byte[][] words, long nanos, BiConsumer<Object, RuntimeException> then) {
-        Entry entry = new Entry(then, System.nanoTime() + nanos, new AtomicBoolean());
+        long now = System.nanoTime();
+        Entry entry = new Entry(then, now, now + nanos, new AtomicBoolean());
         pending.add(entry);
         if (error != null) {
             pending.remove(entry);
@@ -74,7 +85,7 @@ final class Link {
             return;
         }
         if (watched.compareAndSet(false, true)) {
-            watch(nanos);
+            watch(Math.min(nanos, OVERDUE));
         }
         try {
             wire.send(words, (reply, why) -> {
@@ -103,12 +114,17 @@ final class Link {
                     return;
                 }
             }
-            long left = oldest.until - System.nanoTime();
+            long now = System.nanoTime();
+            long left = oldest.until - now;
             if (left <= 0 || core.closed) { // after the end nobody would look again
                 die(new Unavailable("the server does not answer", null));
-            } else {
-                watch(left);
+                return;
             }
+            long age = now - oldest.sent;
+            if (age >= OVERDUE) {
+                node.overdue(this);
+            }
+            watch(Math.min(left, age < OVERDUE ? OVERDUE - age : OVERDUE));
         });
     }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static java.lang.System.Logger.Level.WARNING;
+
 import dlock.DLockException.Unavailable;
 import java.lang.ref.ReferenceQueue;
 import java.util.ArrayDeque;
@@ -9,17 +11,25 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 
 /** A server that we talk to: the link to it, and what it keeps for us. */
 final class Node {
+    private static final long ANOTHER = 1_000_000_000; // a connect or a reply that takes longer may be that of a former primary
+    private static final long LOOK = 100_000_000; // so often a request that waits for a link looks at the routes
     private static final long AGAIN = 50_000_000; // a server that ends each connection is not asked without a break
 
     final Core core;
     final String name;
-    final Map<Long, Tie> ties = new HashMap<>(); // by the guard
+    final Map<Long, Renewal> renewals = new HashMap<>(); // by the guard
     final ReferenceQueue<Hold> forgotten = new ReferenceQueue<>();
     final Keeper keeper;
-    final Ear ear;
+    final Subscriber subscriber;
+    private final AtomicBoolean probing = new AtomicBoolean();
+    /** Why the last KEEP has failed, or null; and whether it was refused for good. */
+    volatile RuntimeException trouble;
+    volatile boolean refused;
     /** The link, if there is one. It may have died. */
     volatile Link live;
     /** Who waits for the link that is being opened, if one is. By the guard. */
@@ -29,7 +39,7 @@ final class Node {
         this.core = core;
         this.name = name;
         keeper = new Keeper(core, this);
-        ear = new Ear(core, this);
+        subscriber = new Subscriber(core, this);
     }
 
     /** The link, opened if there is none. Whoever comes meanwhile gets the same one, in turn: what is asked keeps its order. */
@@ -54,7 +64,7 @@ final class Node {
         }
         open().whenComplete((fresh, why) -> {
             if (fresh != null) {
-                ear.end("the link is new"); // messages come from where it goes, and that may be another server
+                subscriber.end("the link is new"); // messages come from where it goes, and that may be another server
             }
             for (var one = next(fresh); one != null; one = next(fresh)) {
                 Link.settle(one, fresh, why);
@@ -62,6 +72,32 @@ final class Node {
             endIfClosed(fresh);
         });
         return mine;
+    }
+
+    /** Returns this node's link; or that of the node which serves the slot by then, if this one's takes long. */
+    CompletableFuture<Link> link(int slot) {
+        CompletableFuture<Link> here = link();
+        if (here.isDone() || !core.connector.cluster()) {
+            return here;
+        }
+        CompletableFuture<Link> first = new CompletableFuture<>();
+        here.whenComplete((link, why) -> Link.settle(first, link, why));
+        look(slot, first);
+        return first;
+    }
+
+    private void look(int slot, CompletableFuture<Link> first) {
+        core.later(LOOK, () -> {
+            Node target = core.routes.of(slot);
+            if (first.isDone()) {
+                return;
+            }
+            if (target == null || target == this) {
+                look(slot, first);
+            } else {
+                target.link(slot).whenComplete((link, why) -> Link.settle(first, link, why));
+            }
+        });
     }
 
     /** Who gets the link next. After the last one whoever comes has it at once. */
@@ -90,7 +126,7 @@ final class Node {
         } finally {
             core.guard.unlock();
         }
-        ear.end("the link is new");
+        subscriber.end("the link is new");
         endIfClosed(fresh);
         return true;
     }
@@ -101,15 +137,87 @@ final class Node {
         }
     }
 
-    /** A connection of our own, within the bound. */
+    /**
+     * Opens a connection of our own, within the bound. While it hangs another is begun each second, which asks the Sentinels or the
+     * map of slots anew; the first one that is there wins.
+     */
     CompletableFuture<Link> open() {
-        Link fresh = new Link(core);
-        return core.bounded(() -> {
-            Connector.Wire wire = core.connector.open(name, core.settings.bound(), null, null,
-                    why -> ended(fresh, why));
+        CompletableFuture<Link> done = new CompletableFuture<>();
+        AtomicInteger running = new AtomicInteger(1);
+        attempt(done, running);
+        again(done, running, BootClock.now() + core.replyNanos);
+        return done;
+    }
+
+    private void attempt(CompletableFuture<Link> done, AtomicInteger running) {
+        Link fresh = new Link(core, this);
+        core.bounded(() -> {
+            Connector.Wire wire = core.connector.open(name, core.settings.replyTimeout(), null, null, why -> ended(fresh, why));
             fresh.begin(wire);
             return fresh;
-        }, late -> late.die(new Unavailable("too late", null)));
+        }, late -> late.die(new Unavailable("too late", null))).whenComplete((link, why) -> {
+            int left = running.decrementAndGet();
+            if (link != null && !done.complete(link)) {
+                link.die(new Unavailable("another one was faster", null));
+            } else if (link == null && (left == 0 || !DLockException.passes(DLockException.of(why)))) {
+                done.completeExceptionally(why);
+            }
+        });
+    }
+
+    private void again(CompletableFuture<Link> done, AtomicInteger running, long until) {
+        var next = core.later(ANOTHER, () -> {
+            if (done.isDone() || core.closed) {
+                return;
+            }
+            if (BootClock.now() >= until) {
+                done.completeExceptionally(new Unavailable("the server does not answer", null));
+                return;
+            }
+            core.routes.refreshAfterError();
+            running.incrementAndGet();
+            attempt(done, running);
+            keeper.reroute();
+            again(done, running, until);
+        });
+        done.whenComplete((link, why) -> next.cancel(false));
+    }
+
+    /**
+     * A reply takes long: the server may be no primary any more, and hang. So Sentinel, or the map of slots, is asked anew. Another
+     * connection replaces the link if it leads to another server.
+     */
+    void overdue(Link link) {
+        core.routes.refreshAfterError();
+        if (core.connector.cluster()) {
+            core.later(ANOTHER / 10, keeper::reroute);
+            return;
+        }
+        if (live != link || link.error != null || !probing.compareAndSet(false, true)) {
+            return;
+        }
+        open().whenComplete((fresh, why) -> {
+            probing.set(false);
+            if (fresh == null) {
+                return;
+            }
+            if (fresh.address().isEmpty() || fresh.address().equals(link.address()) || !replace(link, fresh)) {
+                fresh.die(new Unavailable("it is not needed", null));
+                return;
+            }
+            link.die(new Unavailable("the server does not answer", null));
+            keeper.rouse();
+        });
+    }
+
+    /** Remembers why holds are not kept: it is the reason of a loss. While the server refuses for good nothing is taken. */
+    void note(RuntimeException error) {
+        boolean before = refused;
+        trouble = error;
+        refused = error != null && !DLockException.passes(error) && !(error instanceof NotHeld);
+        if (refused && !before) {
+            Core.LOG.log(WARNING, "the server {0} refuses to keep locks: {1}", name, error.getMessage());
+        }
     }
 
     /** What it kept needs another link at once, and not only at the next round. */
@@ -117,8 +225,8 @@ final class Node {
         which.die(new Unavailable("the connection has ended", why));
         core.guard.lock();
         try {
-            tiesNow().stream().filter(tie -> tie.request.session && tie.link == which)
-                    .forEach(tie -> core.lose(this, tie, "session")); // they have ended with it
+            renewalsNow().stream().filter(renewal -> renewal.request.session && renewal.link == which)
+                    .forEach(renewal -> core.lose(this, renewal, "session")); // they have ended with it
         } finally {
             core.guard.unlock();
         }
@@ -131,16 +239,16 @@ final class Node {
     boolean busy() {
         core.guard.lock();
         try {
-            return !ties.isEmpty() || ear.hasWaits();
+            return !renewals.isEmpty() || subscriber.hasWaits();
         } finally {
             core.guard.unlock();
         }
     }
 
-    Deque<Tie> tiesNow() {
+    Deque<Renewal> renewalsNow() {
         core.guard.lock();
         try {
-            return new ArrayDeque<>(ties.values());
+            return new ArrayDeque<>(renewals.values());
         } finally {
             core.guard.unlock();
         }

@@ -3,12 +3,17 @@ package dlock;
 
 import static java.nio.charset.StandardCharsets.UTF_8;
 
+import java.net.InetAddress;
+import java.net.UnknownHostException;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 
 /** One owner's wish for one lock, as words of commands. */
 final class Request {
     static final int SHARED = Integer.MAX_VALUE;
+    /** What the names of owners begin with: host/pid/. */
+    static final String PROCESS = host().replace('/', '-') + "/" + ProcessHandle.current().pid() + "/";
 
     final Settings settings;
     final String key;
@@ -20,8 +25,11 @@ final class Request {
     /** What the upgrade is of, until it is granted; else null. */
     volatile Hold outer;
     volatile Node node;
-    volatile boolean asked;
-    volatile Tie tie;
+    /** Where it was sent last: what is left is left there, behind it. */
+    volatile Link link;
+    volatile Renewal renewal;
+    /** The hold lasts for so long and nobody renews it; null: it is renewed. */
+    Duration fixed;
 
     Request(Settings settings, String key, String owner, int limit, boolean session, Hold outer) {
         if (key == null || key.isEmpty()) {
@@ -41,6 +49,14 @@ final class Request {
         this.outer = outer;
         this.upgrade = outer != null;
         this.slot = slot(bytes(key));
+    }
+
+    private static String host() {
+        try {
+            return InetAddress.getLocalHost().getHostName();
+        } catch (UnknownHostException unknown) {
+            return "localhost";
+        }
     }
 
     static byte[] bytes(Object word) {
@@ -70,26 +86,33 @@ final class Request {
         return words(words.toArray());
     }
 
+    long leaseMs() {
+        return (fixed != null ? fixed : settings.lease()).toMillis();
+    }
+
     private Object[] limits() {
         return limit == 1 ? new Object[0] : limit == SHARED ? new Object[] {"SHARED"} : new Object[] {"LIMIT", limit};
     }
 
     private Object[] tied() {
-        long auto = settings.auto().toMillis();
+        if (fixed != null) {
+            return new Object[0];
+        }
+        long auto = settings.hangTimeout().toMillis();
         return session ? new Object[] {"SESSION", "AUTO", auto} : new Object[] {"AUTO", auto};
     }
 
     byte[][] take(boolean atOnce) {
-        Object[] claim = atOnce ? new Object[0] : new Object[] {"CLAIM", settings.claim().toMillis()};
-        return command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", settings.lease().toMillis(), tied(), "HOLDS", 1, limits(), claim);
+        Object[] claim = atOnce ? new Object[0] : new Object[] {"CLAIM", settings.queueGrace().toMillis()};
+        return command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", leaseMs(), tied(), "HOLDS", 1, limits(), claim);
     }
 
     byte[][] await(Object... how) {
-        return command("FAIRACQUIRE", settings.firstMs(), how, "CLAIM", settings.claim().toMillis(), "HOLDS", 1, limits());
+        return command("FAIRACQUIRE", Math.min(leaseMs(), settings.firstMs()), how, "CLAIM", settings.queueGrace().toMillis(), "HOLDS", 1, limits());
     }
 
     byte[][] renew(long token) {
-        return command("RENEW", settings.lease().toMillis(), "TOKEN", token, tied());
+        return command("RENEW", leaseMs(), "TOKEN", token, tied());
     }
 
     byte[][] untie(long token) {

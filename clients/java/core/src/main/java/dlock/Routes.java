@@ -59,9 +59,14 @@ final class Routes {
 
     /** Asks whoever serves the request's key, by up to four redirections. */
     void call(Request request, byte[][] words, Told then) {
+        call(request, words, null, then);
+    }
+
+    /** Asks for a take: nothing is sent when that is over, and what was sent is noted. */
+    void call(Request request, byte[][] words, Take take, Told then) {
         Node node = of(request.slot);
         if (node != null) {
-            call(node, words, then, 4, false);
+            call(request, node, words, take, then, 4, false);
             return;
         }
         refresh().whenComplete((done, why) -> {
@@ -70,7 +75,7 @@ final class Routes {
                 then.told(null, null, 0, null, why != null ? DLockException.of(why)
                         : new Unavailable("nobody serves the slot " + request.slot, null));
             } else {
-                call(found, words, then, 4, false);
+                call(request, found, words, take, then, 4, false);
             }
         });
     }
@@ -81,27 +86,39 @@ final class Routes {
         return done;
     }
 
-    private void call(Node node, byte[][] words, Told then, int left, boolean asking) {
-        node.link().whenComplete((link, why) -> {
+    private void call(Request request, Node node, byte[][] words, Take take, Told then, int left, boolean asking) {
+        node.link(request.slot).whenComplete((link, why) -> {
             if (why != null) {
                 then.told(node, null, 0, null, DLockException.of(why));
-                return;
+            } else if (link.node != node) { // another one serves it by now
+                call(request, link.node, words, take, then, left, asking);
+            } else if (take == null) {
+                post(request, link, words, null, then, left, asking);
+            } else {
+                take.step(() -> {
+                    request.link = link;
+                    request.node = node;
+                    post(request, link, words, take, then, left, asking);
+                });
             }
-            long sent = BootClock.now();
-            link.post(words, asking, (reply, error) -> {
-                Node target = error instanceof Refused refused && left > 0 ? redirected(node, refused) : null;
-                if (target != null) {
-                    boolean ask = ((Refused) error).code().equals("ASK");
-                    core.background.execute(() -> call(target, words, then, left - 1, ask));
-                } else {
-                    then.told(node, link, sent, reply, error);
-                }
-            });
+        });
+    }
+
+    private void post(Request request, Link link, byte[][] words, Take take, Told then, int left, boolean asking) {
+        long sent = BootClock.now();
+        link.post(words, asking, (reply, error) -> {
+            Node target = error instanceof Refused refused && left > 0 ? redirected(link.node, refused) : null;
+            if (target != null) {
+                boolean ask = ((Refused) error).code().equals("ASK");
+                core.background.execute(() -> call(request, target, words, take, then, left - 1, ask));
+            } else {
+                then.told(link.node, link, sent, reply, error);
+            }
         });
     }
 
     /** After an error that passes: others may serve it now. */
-    void lookAround() {
+    void refreshAfterError() {
         if (core.connector.cluster()) {
             refresh();
         }

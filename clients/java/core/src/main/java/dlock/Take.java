@@ -4,28 +4,32 @@ package dlock;
 import static java.lang.System.Logger.Level.WARNING;
 
 import dlock.DLockException.LockTimeout;
-import dlock.DLockException.NoAck;
 import dlock.DLockException.Unavailable;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * One request, from the question to the tie or to having left; the wait between is in {@link Wait}. It waits in no thread: each
- * reply or message begins what comes next. {@code done} has the tie, or null if the lock is taken.
+ * One request, from the question to the renewal or to having left; the wait between is in {@link Wait}. It waits in no thread: each
+ * reply or message begins what comes next. {@code done} has the renewal, or null if the lock is taken.
+ *
+ * <p>Whatever is begun is a {@link #step}, which asks first whether the request is over; and it is not over in the middle of one.
+ * So what was sent last is known when it is left, and nothing is sent after that.
  */
 final class Take {
-    /** So much longer a caller whose time is up waits for a reply that is on its way. */
+    /** After its time a caller waits this much longer for a reply that is on its way. */
     static final long GRACE = 500_000_000L;
     private static final long WARN_EVERY = 10_000_000_000L;
 
     final Core core;
     final Request request;
-    /** Nanoseconds to wait; 0: a try; negative: without bound. */
+    /** Nanoseconds to wait; 0: a try, which is one attempt; negative: without bound. */
     final long timeout;
     private final long began = BootClock.now();
-    final CompletableFuture<Tie> done = new CompletableFuture<>();
+    final CompletableFuture<Renewal> done = new CompletableFuture<>();
+    private final ReentrantLock turn = new ReentrantLock();
     /** It waits, or is about to. */
     private volatile boolean queued;
     private volatile boolean placed;
@@ -40,55 +44,90 @@ final class Take {
         wait = new Wait(this);
     }
 
-    /** How long anybody waits for the end of it. Negative: without bound. */
+    /** Returns how long anybody waits for the end of it. Negative: without bound. */
     long limit() {
-        return timeout == 0 ? core.boundNanos : timeout < 0 ? -1 : timeout + GRACE;
+        return timeout == 0 ? core.replyNanos : timeout < 0 ? -1 : timeout + GRACE;
     }
 
     /** Begins. {@code alone}: nobody waits who would say that the time is up. */
     Take start(boolean alone) {
         if (alone && timeout >= 0) {
             var limit = core.later(limit(), this::expire);
-            done.whenComplete((tie, why) -> limit.cancel(false));
+            done.whenComplete((renewal, why) -> limit.cancel(false));
         }
         attempt();
         return this;
     }
 
-    /** Nanoseconds that are left of its time. */
+    /** Returns the nanoseconds that are left of its time. */
     long left() {
-        return timeout < 0 ? Long.MAX_VALUE : (timeout == 0 ? core.boundNanos : timeout) - (BootClock.now() - began);
+        return timeout < 0 ? Long.MAX_VALUE : (timeout == 0 ? core.replyNanos : timeout) - (BootClock.now() - began);
+    }
+
+    /** Does what comes next, unless the request is over. */
+    void step(Runnable next) {
+        turn.lock();
+        try {
+            if (!done.isDone()) {
+                next.run();
+            }
+        } catch (RuntimeException error) {
+            failed(error);
+        } finally {
+            turn.unlock();
+        }
+    }
+
+    /** Asks whoever serves the key. The reply is a step of its own, but for a grant, which is noted in any case. */
+    void ask(byte[][] words, Routes.Told then) {
+        core.routes.call(request, words, this, then);
     }
 
     private void attempt() {
-        if (done.isDone()) {
-            return;
-        }
-        try {
+        step(() -> {
             core.check();
-            CompletableFuture<Void> before = core.leaving.unanswered(request);
-            if (before != null) {
-                before.whenCompleteAsync((done, why) -> attempt(), core.background);
-                return;
+            Node node = core.routes.of(request.slot);
+            if (node != null && node.refused) { // what is taken could not be kept
+                ask(node.keeper.words(), (at, link, sent, reply, why) -> {
+                    if (why == null) {
+                        at.note(null);
+                    }
+                    step(() -> {
+                        if (why != null) {
+                            failed(why);
+                        } else {
+                            acquire(node);
+                        }
+                    });
+                });
+            } else {
+                acquire(node);
             }
-            if (core.leaving.has(request)) {
-                throw new Unavailable("this owner's last wait is still to be left", null);
+        });
+    }
+
+    private void acquire(Node node) {
+        if (!queued && timeout != 0 && node != null && node.subscriber.hasWaits(request.key)) {
+            begin(node); // to be told that it is taken would be a command for nothing
+        }
+        if (queued) {
+            wait.begin();
+        } else {
+            askNow();
+        }
+    }
+
+    /** Asks without waiting. If it is taken, and this is no try, a ticket keeps the place. */
+    private void askNow() {
+        ask(request.take(timeout == 0), (node, link, sent, reply, why) -> {
+            if (reply instanceof List<?> grant) {
+                core.granted(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
             }
-            request.asked = true;
-            Node crowded = queued || timeout == 0 ? null : core.routes.of(request.slot);
-            if (crowded != null && crowded.ear.hasWaits(request.key)) {
-                begin(crowded); // to be told that it is taken would be a round trip for nothing
-            }
-            if (queued) {
-                wait.begin();
-                return;
-            }
-            core.routes.call(request, request.take(timeout == 0), (node, link, sent, reply, why) -> {
+            step(() -> {
                 if (why != null) {
                     failed(why);
-                } else if (reply instanceof List<?> grant) {
-                    core.tie(request, node, link, (Long) grant.get(0), sent, request.settings.lease().toMillis());
-                    finish(request.tie, null);
+                } else if (reply != null) {
+                    finish(request.renewal, null);
                 } else if (timeout == 0) {
                     finish(null, null);
                 } else {
@@ -97,15 +136,36 @@ final class Take {
                     wait.begin();
                 }
             });
-        } catch (RuntimeException error) {
-            failed(error);
-        }
+        });
+    }
+
+    /** Asks by the ticket, since no messages can be had. */
+    void poll() {
+        ask(request.take(false), (node, link, sent, reply, why) -> {
+            if (reply instanceof List<?> grant) {
+                core.granted(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
+            }
+            step(() -> {
+                if (why != null) {
+                    failed(why);
+                } else if (reply != null) {
+                    finish(request.renewal, null);
+                } else if (left() <= 0) {
+                    finish(null, null);
+                } else {
+                    placed();
+                    core.later(Math.min(TimeUnit.MILLISECONDS.toNanos(250), left()), () -> step(this::poll));
+                }
+            });
+        });
     }
 
     private void begin(Node node) {
         request.node = node;
-        queued = true;
-        core.tell(observer -> observer.waiting(request.key));
+        if (!queued) {
+            queued = true;
+            core.tell(observer -> observer.waiting(request.key));
+        }
     }
 
     /** The server knows that we wait. */
@@ -114,46 +174,52 @@ final class Take {
         failure = null;
     }
 
-    /** Granted by a message or in a slice: it is ours when the link has tied it. */
+    /** Confirms a grant that a message has told: it is ours when the link has tied it. */
     void confirm(long token) {
-        if (done.isDone()) {
-            unwanted(token);
-            return;
-        }
-        core.routes.call(request, request.renew(token), (node, link, sent, reply, why) -> {
-            if (why != null) {
-                failed(why);
+        ask(request.renew(token), (node, link, sent, reply, why) -> {
+            if (why == null) {
+                core.granted(request, node, link, token, sent, (Long) reply);
+            }
+            step(() -> {
+                if (why != null) {
+                    failed(why);
+                } else {
+                    finish(request.renewal, null);
+                }
+            });
+        });
+    }
+
+    /** What can pass is asked again until the time is up. A try is one attempt. */
+    void failed(RuntimeException why) {
+        step(() -> {
+            wait.unsubscribe();
+            boolean gone = why instanceof NotHeld && !request.upgrade; // the grant has ended before it was confirmed
+            if (DLockException.passes(why)) {
+                core.routes.refreshAfterError();
+            } else if (!gone || core.closed) {
+                finish(null, why);
+                return;
+            }
+            if (timeout == 0 || core.closed) {
+                finish(null, why);
+                return;
+            }
+            failure = why;
+            long now = BootClock.now();
+            if (now - warnedAt >= WARN_EVERY) {
+                warnedAt = now;
+                Core.LOG.log(WARNING, "still waiting for lock {0}: {1}", request.key, why.getMessage());
+            }
+            if (left() <= 0) {
+                expire();
             } else {
-                core.tie(request, node, link, token, sent, (Long) reply);
-                finish(request.tie, null);
+                core.later(pause(), this::attempt);
             }
         });
     }
 
-    /** What can pass is asked again until the time is up. */
-    void failed(RuntimeException why) {
-        wait.deafen();
-        boolean gone = why instanceof NotHeld && !request.upgrade; // the grant has ended before it was confirmed
-        boolean tried = timeout == 0 && (why instanceof NoAck || DLockException.silent(why));
-        if (!gone && (!DLockException.passes(why) || core.closed || tried)) {
-            finish(null, why);
-            return;
-        }
-        failure = why;
-        long now = BootClock.now();
-        if (now - warnedAt >= WARN_EVERY && !done.isDone()) {
-            warnedAt = now;
-            Core.LOG.log(WARNING, "still waiting for lock {0}: {1}", request.key, why.getMessage());
-        }
-        if (left() <= 0) {
-            expire();
-            return;
-        }
-        core.routes.lookAround();
-        core.later(pause(), this::attempt);
-    }
-
-    /** Between two tries. */
+    /** Returns the time between two attempts. */
     static long pause() {
         return TimeUnit.MILLISECONDS.toNanos(ThreadLocalRandom.current().nextLong(20, 100));
     }
@@ -178,27 +244,33 @@ final class Take {
         finish(null, why);
     }
 
-    /** Nobody waits for the grant any more. Of an upgrade it is not given back: it is made a reader's again. */
-    void unwanted(long token) {
-        core.leaving.drop(request, request.upgrade ? 0 : token);
+    /** Gives back a grant that nobody waits for any more. Of an upgrade it is made a reader's again. */
+    void unwanted(Renewal renewal) {
+        if (request.upgrade) {
+            Upgrade.leave(core, request);
+        } else {
+            core.releases.abandon(renewal);
+        }
     }
 
-    void finish(Tie tie, RuntimeException why) {
-        boolean first = why == null ? done.complete(tie) : done.completeExceptionally(why);
-        if (!first) {
-            if (tie != null && (done.isCompletedExceptionally() || done.join() != tie)) {
-                unwanted(tie.token);
+    void finish(Renewal renewal, RuntimeException why) {
+        turn.lock();
+        try {
+            boolean first = why == null ? done.complete(renewal) : done.completeExceptionally(why);
+            if (!first) {
+                return;
             }
-            return;
-        }
-        wait.deafen();
-        if (tie == null && request.asked && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
-            core.leaving.leave(request);
+            wait.unsubscribe();
+            if (renewal == null && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
+                core.releases.abandon(request);
+            }
+        } finally {
+            turn.unlock();
         }
         if (queued) {
             core.tell(observer -> observer.waited(request.key));
         }
-        if (tie != null) {
+        if (renewal != null) {
             core.tell(observer -> observer.granted(request.key, Core.since(began)));
         } else {
             core.tell(observer -> observer.refused(request.key, Core.since(began), why));

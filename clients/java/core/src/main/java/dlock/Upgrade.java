@@ -13,8 +13,8 @@ final class Upgrade {
     /** The hold is that of what was granted now. */
     static void done(Core core, Hold hold, Request request) {
         request.outer = null; // or the hold would refer to itself, and nobody could forget it
-        hold.tie(request.tie);
-        core.adopt(request, hold);
+        hold.renewal(request.renewal);
+        core.attach(request, hold);
     }
 
     /** The upgrade was given up. Whatever came first, the hold is a reader's again, perhaps under the new token. */
@@ -25,7 +25,7 @@ final class Upgrade {
         }
         Routes routes = core.routes;
         return routes.ask(request, request.cancel()).thenCompose(cancelled -> Long.valueOf(1).equals(cancelled) ? LEFT
-                : routes.ask(request, hold.request.downgrade())
+                : routes.ask(request, hold.state.request.downgrade())
                         .thenCompose(reply -> routes.ask(request, request.held()))
                         .thenCompose(held -> held == null ? LEFT : read(core, request, hold, (Long) ((List<?>) held).get(0))));
     }
@@ -37,7 +37,7 @@ final class Upgrade {
         CompletableFuture<Object> done = new CompletableFuture<>();
         core.routes.call(request, request.renew(token), (node, link, sent, left, why) -> {
             if (why == null) {
-                core.tie(request, node, link, token, sent, (Long) left);
+                core.granted(request, node, link, token, sent, (Long) left);
                 done(core, hold, request);
             }
             Link.settle(done, left, why);

@@ -8,16 +8,16 @@ import dlock.DLockException.Unavailable;
 import java.util.ArrayList;
 import java.util.List;
 
-/** A place in the queue: by NOTIFY, so that a message tells of its end, or by BLOCK on a connection of its own. */
+/** A place in the queue: by NOTIFY, so that a message tells of its end, where messages come, and else by asking again. */
 final class Wait {
-    private record News(String word, long token, long number) {}
+    private record Notification(String word, long token, long number) {}
 
     private final Take take;
     private final Core core;
     final Request request;
     /** The wait that the server knows of; -1: its number is still to come. By the guard, as the early messages are. */
     private long number;
-    private List<News> early;
+    private List<Notification> early;
     private Node heard;
 
     Wait(Take take) {
@@ -26,46 +26,41 @@ final class Wait {
         request = take.request;
     }
 
-    /** Waits by NOTIFY; where no messages can be had, by BLOCK. */
+    /** Waits by NOTIFY; where no messages can be had, by asking again. */
     void begin() {
         Node now = core.routes.of(request.slot);
         Node node = now != null ? now : request.node;
-        if (node.ear.deaf) {
-            block(node);
-            return;
-        }
-        if (node.ear.hears()) {
+        if (node.subscriber.subscribeDenied) {
+            take.poll();
+        } else if (node.subscriber.hears()) {
             ask(node);
-            return;
-        }
-        node.link().whenComplete((link, why) -> { // first, since messages come from where it goes
-            if (why != null) {
-                take.failed(DLockException.of(why));
-                return;
-            }
-            node.ear.listen().whenComplete((ear, error) -> {
-                if (error == null) {
-                    ask(node);
+        } else {
+            node.link(request.slot).whenComplete((link, why) -> { // first, since messages come from where it goes
+                if (why != null) {
+                    take.failed(DLockException.of(why));
                 } else {
-                    unheard(node, link, DLockException.of(error));
+                    link.node.subscriber.listen().whenComplete((subscriber, error) -> take.step(() -> {
+                        if (error == null) {
+                            ask(link.node);
+                        } else {
+                            unheard(link.node, link, DLockException.of(error));
+                        }
+                    }));
                 }
             });
-        });
+        }
     }
 
     private void unheard(Node node, Link link, RuntimeException why) {
-        if (why instanceof Refused refused && !DLockException.passes(why)) {
-            boolean lacks = refused.code().equals("NOPERM"); // and is not just refused for a moment, as by a wrong password
-            if (!node.ear.deaf && lacks) {
-                node.ear.deaf = true;
-                Core.LOG.log(WARNING, "waits block on connections of their own, since messages cannot be heard: {0}",
-                        why.getMessage());
-            }
-            block(node);
-        } else if (core.closed || link.error != null) {
-            take.failed(why); // not only the messages: all who wait would open connections of their own
+        boolean denied = why instanceof Refused refused && refused.code().equals("NOPERM"); // and not for a moment, as by a wrong password
+        if (denied && !node.subscriber.subscribeDenied) {
+            node.subscriber.subscribeDenied = true;
+            Core.LOG.log(WARNING, "messages cannot be heard: each wait asks four times a second: {0}", why.getMessage());
+        }
+        if (denied) {
+            take.poll();
         } else {
-            block(node);
+            take.failed(why);
         }
     }
 
@@ -78,25 +73,22 @@ final class Wait {
         } finally {
             core.guard.unlock();
         }
-        node.ear.add(this);
-        if (!node.ear.hears()) { // it has ended as we came
+        node.subscriber.add(this);
+        if (!node.subscriber.hears()) { // it has ended meanwhile
             take.failed(new Unavailable("messages are not heard", null));
             return;
         }
         long left = take.left();
         byte[][] words = take.timeout < 0 ? request.await("NOTIFY", core.channel)
                 : request.await("NOTIFY", core.channel, "BLOCK", Math.max(1, left / 1_000_000));
-        core.routes.call(request, words, (at, link, sent, reply, why) -> {
-            if (why == null && at != node) {
-                why = new Unavailable("the slot has moved", null);
-            }
+        take.ask(words, (at, link, sent, reply, error) -> take.step(() -> {
+            RuntimeException why = error == null && at != node ? new Unavailable("the slot has moved", null) : error;
             if (why != null) {
                 take.failed(why);
             } else if (reply == null) {
                 take.finish(null, null);
             } else {
                 List<?> place = (List<?>) reply;
-                request.node = at;
                 take.placed();
                 if ((Long) place.get(0) != 0) {
                     take.confirm((Long) place.get(0));
@@ -104,11 +96,11 @@ final class Wait {
                     numbered((Long) place.get(2));
                 }
             }
-        });
+        }));
     }
 
     private void numbered(long mine) {
-        List<News> news;
+        List<Notification> news;
         core.guard.lock();
         try {
             number = mine;
@@ -117,7 +109,7 @@ final class Wait {
         } finally {
             core.guard.unlock();
         }
-        for (News one : news == null ? List.<News>of() : news) {
+        for (Notification one : news == null ? List.<Notification>of() : news) {
             told(one.word, one.token, one.number);
         }
     }
@@ -130,73 +122,38 @@ final class Wait {
                 return;
             }
             if (early != null) {
-                early.add(new News(word, token, of)); // which wait is ours is still on its way
+                early.add(new Notification(word, token, of)); // which wait is ours is still on its way
                 return;
             }
             if (of != 0 && of != number) {
                 return; // of an earlier asking of ours
             }
-            deafen();
+            unsubscribe();
         } finally {
             core.guard.unlock();
         }
-        switch (word) {
-            case "granted" -> take.confirm(token);
-            case "timeout" -> take.finish(null, null);
-            case "deadlock", "replaced", "notheld", "wrongtype", "refused" ->
-                take.failed(DLockException.of(new Connector.ServerError(word.toUpperCase() + " (told by a message)")));
-            default -> take.failed(new Unavailable("the wait has ended: " + word, null)); // moved, gone, cancelled, again
-        }
+        take.step(() -> {
+            switch (word) {
+                case "granted" -> take.confirm(token);
+                case "timeout" -> take.finish(null, null);
+                case "deadlock", "replaced", "notheld", "wrongtype", "refused", "noack" ->
+                    take.failed(DLockException.of(new Connector.ServerError(word.toUpperCase() + " (told by a message)")));
+                default -> take.failed(new Unavailable("the place in the queue was lost: " + word, null)); // moved, gone, again
+            }
+        });
     }
 
     /** Nothing is heard for this place any more. */
-    void deafen() {
+    void unsubscribe() {
         core.guard.lock();
         try {
             if (heard != null) {
-                heard.ear.remove(this);
+                heard.subscriber.remove(this);
             }
             heard = null;
             early = null;
         } finally {
             core.guard.unlock();
         }
-    }
-
-    /** Waits by BLOCK in slices, on a connection of its own. */
-    private void block(Node node) {
-        request.node = node;
-        node.open().whenComplete((link, why) -> {
-            if (why != null) {
-                take.failed(DLockException.of(why));
-            } else {
-                take.done.whenComplete((tie, end) -> link.die(new Unavailable("the wait is over", null)));
-                slice(link);
-            }
-        });
-    }
-
-    private void slice(Link link) {
-        long part = Math.max(1_000_000, Math.min(core.boundNanos / 2, take.left()));
-        link.post(request.await("BLOCK", part / 1_000_000), part + core.boundNanos, (reply, why) -> {
-            if (take.done.isDone()) {
-                return; // who has given up leaves on the link, behind this
-            }
-            if (core.closed) {
-                link.die(new Unavailable("these locks are closed", null));
-                take.failed(link.error);
-                return;
-            }
-            if (why != null) {
-                link.die(new Unavailable("the wait is over", null));
-                take.failed(why);
-            } else if (reply instanceof List<?> grant) {
-                take.confirm((Long) grant.get(0));
-            } else if (take.left() <= 0) {
-                take.finish(null, null);
-            } else {
-                slice(link);
-            }
-        });
     }
 }

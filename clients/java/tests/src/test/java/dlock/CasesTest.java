@@ -228,7 +228,13 @@ class CasesTest {
                 case "client" -> client(step.path("as").asText("client"), step.has("path") ? path(step) : null,
                         step.path("lease").asDouble(10), step.path("auto").asDouble(60), step.path("claim").asDouble(5),
                         step.path("user").asText(null), step.path("password").asText(null));
-                case "queued" -> stage.awaitQueued(key, step.get("count").asInt());
+                case "queued" -> {
+                    if (step.path("absent").asBoolean()) {
+                        stage.awaitTickets(key, step.get("count").asInt());
+                    } else {
+                        stage.awaitQueued(key, step.get("count").asInt());
+                    }
+                }
                 case "free" -> stage.awaitGone(key);
                 case "outlasts" -> Stage.until(key + " is old", () -> stage.heldMs(key) > step.get("ms").asLong());
                 case "connections" -> connections(step);
@@ -315,7 +321,7 @@ class CasesTest {
         private void client(
                 String name, String path, double lease, double auto, double claim, String user, String password) {
             Connector connector = Stage.connector(library, stage.place, path, user, password);
-            Settings settings = Settings.DEFAULT.lease(seconds(lease)).auto(seconds(auto)).claim(seconds(claim));
+            Settings settings = Settings.DEFAULT.lease(seconds(lease)).hangTimeout(seconds(auto)).queueGrace(seconds(claim));
             clients.put(name, new DLocks(connector, settings));
         }
 

@@ -342,7 +342,7 @@ class DLocksTest {
             s.handOver();
             canceller.join();
             result(wait);
-            s.awaitGone(); // leaving is in the background
+            s.awaitGone(); // releases is in the background
             actor.close();
         }
     }
@@ -614,11 +614,11 @@ class DLocksTest {
 
         DLock permits = locks.semaphore(s.key, 3);
         for (Actor one : readers) {
-            one.run(permits::lock);
+            one.run(() -> permits.lock());
         }
         assertFalse(permits.tryLock());
         Actor fourth = s.actor();
-        Future<?> waits = fourth.start(permits::lock);
+        Future<?> waits = fourth.start(() -> permits.lock());
         s.awaitQueued(1);
         readers.get(0).run(permits::unlock);
         result(waits);
@@ -789,7 +789,7 @@ class DLocksTest {
 
     private static void waitOver(Stage s, String fault) throws Exception {
         DLocks locks = new DLocks(Stage.connector(s.library, s.place),
-                Settings.DEFAULT.lease(LONG).claim(Duration.ofSeconds(30)));
+                Settings.DEFAULT.lease(LONG).queueGrace(Duration.ofSeconds(30)));
         s.hold();
         List<Actor> actors = List.of(s.actor(), s.actor());
         List<Future<String>> waits = new ArrayList<>();

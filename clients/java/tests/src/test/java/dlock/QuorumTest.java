@@ -205,7 +205,7 @@ class QuorumTest {
             String path = Stage.control("path " + addresses[some.silent]);
             HostAndPort[] three = addresses.clone();
             three[some.silent] = HostAndPort.from(path);
-            Quorum quorum = quorum(Settings.DEFAULT.lease(Duration.ofSeconds(600)).bound(Duration.ofMillis(500)), three);
+            Quorum quorum = quorum(Settings.DEFAULT.lease(Duration.ofSeconds(600)).replyTimeout(Duration.ofMillis(500)), three);
             Stage.until("all are connected", () -> {
                 try (Quorum.Held held = quorum.tryHold(key, Duration.ofSeconds(20))) {
                     return held != null && held.holds().size() == 3;
@@ -246,7 +246,7 @@ class QuorumTest {
                 }
                 return to.open(node, bound, channel, messages, ended);
             };
-            three.add(new DLocks(noting, Settings.DEFAULT.bound(Duration.ofSeconds(1))));
+            three.add(new DLocks(noting, Settings.DEFAULT.replyTimeout(Duration.ofSeconds(1))));
         }
         masters.addAll(three);
         Quorum quorum = new Quorum(three);

@@ -354,6 +354,11 @@ final class Stage implements AutoCloseable {
         return places(key).stream().map(row -> row.word("owner")).toList();
     }
 
+    /** Who gets no messages asks by the ticket, and is absent meanwhile. */
+    void awaitTickets(String key, int count) throws Exception {
+        until(count + " have tickets", () -> places(key).size() == count);
+    }
+
     void awaitQueued(String key, int count) throws Exception {
         until(count + " are queued, and nobody is absent", () -> {
             List<Row> queue = places(key);

@@ -54,7 +54,7 @@ class VirtualThreadsTest {
         public static void main(String[] arguments) throws Exception {
             System.setProperty("java.util.logging.SimpleFormatter.format", "");
             DLocks locks = new DLocks(Stage.connector(arguments[0], "single"),
-                    Settings.DEFAULT.bound(Duration.ofSeconds(Stage.PATIENCE))); // it begins cold
+                    Settings.DEFAULT.replyTimeout(Duration.ofSeconds(Stage.PATIENCE))); // it begins cold
             var executor = (ExecutorService) Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
             List<Future<?>> all = new ArrayList<>();
             for (int i = 0; i < TASKS; i++) {

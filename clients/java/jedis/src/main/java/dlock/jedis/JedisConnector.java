@@ -178,10 +178,10 @@ public final class JedisConnector implements Connector {
                 line.setTimeoutInfinite(); // the core looks after what is missing
                 return new Link(line, ended);
             }
-            Ear ear = new Ear(line, channel, messages);
+            Subscriber subscriber = new Subscriber(line, channel, messages);
             line.setTimeoutInfinite();
-            ear.start(ended);
-            return ear;
+            subscriber.start(ended);
+            return subscriber;
         } catch (RuntimeException error) {
             if (line != null) {
                 line.cut();
@@ -306,18 +306,24 @@ public final class JedisConnector implements Connector {
         }
 
         @Override
+        public String address() {
+            Socket socket = line.sockets.socket;
+            return socket == null ? "" : String.valueOf(socket.getRemoteSocketAddress());
+        }
+
+        @Override
         public void close() {
             line.cut(); // the thread that reads says so
         }
     }
 
-    private static final class Ear implements Wire {
+    private static final class Subscriber implements Wire {
         private final Line line;
         private final byte[][] subscribe;
         private final Consumer<byte[]> messages;
         private final ReentrantLock writing = new ReentrantLock();
 
-        private Ear(Line line, String channel, Consumer<byte[]> messages) {
+        private Subscriber(Line line, String channel, Consumer<byte[]> messages) {
             this.line = line;
             this.messages = messages;
             subscribe = new byte[][] {"SUBSCRIBE".getBytes(US_ASCII), channel.getBytes(US_ASCII)};

@@ -25,7 +25,11 @@ import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import java.net.SocketAddress;
 import java.time.Duration;
+import java.util.Collections;
+import java.util.Map;
+import java.util.WeakHashMap;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
@@ -40,6 +44,8 @@ public final class LettuceConnector implements Connector {
     private final RedisURI uri;
     private final RedisClusterClient cluster;
     private volatile boolean known;
+    /** Where each connection goes. */
+    private final Map<RedisChannelHandler<?, ?>, String> addresses = Collections.synchronizedMap(new WeakHashMap<>());
 
     /** One server, or what Sentinel says is the primary. */
     public LettuceConnector(RedisClient client, RedisURI uri) {
@@ -66,6 +72,12 @@ public final class LettuceConnector implements Connector {
         // Never shut down: with it Lettuce would end the threads that other clients of these resources have connections on.
         own = RedisClient.create(client.getResources());
         own.setOptions(options);
+        own.addListener(new RedisConnectionStateListener() {
+            @Override
+            public void onRedisConnected(RedisChannelHandler<?, ?> handler, SocketAddress address) {
+                addresses.put(handler, String.valueOf(address));
+            }
+        });
     }
 
     @Override
@@ -97,12 +109,7 @@ public final class LettuceConnector implements Connector {
     @Override
     public Wire open(
             String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended) {
-        RedisURI.Builder builder = RedisURI.builder(uri != null ? uri : cluster.getPartitions().getPartition(0).getUri());
-        if (uri == null) {
-            int colon = node.lastIndexOf(':');
-            builder.withHost(node.substring(0, colon)).withPort(Integer.parseInt(node.substring(colon + 1)));
-        }
-        RedisURI target = builder.withTimeout(bound).build();
+        RedisURI target = target(node, bound);
         SocketOptions sockets = options.getSocketOptions().mutate().connectTimeout(bound).build();
         own.setOptions(options.mutate().socketOptions(sockets).build());
         StatefulConnection<byte[], byte[]> connection = null;
@@ -111,11 +118,11 @@ public final class LettuceConnector implements Connector {
             if (channel == null) {
                 StatefulRedisConnection<byte[], byte[]> commands = own.connect(ByteArrayCodec.INSTANCE, target);
                 connection = commands;
-                wire = new Link(commands);
+                wire = new Link(commands, addresses);
             } else {
-                StatefulRedisPubSubConnection<byte[], byte[]> ear = own.connectPubSub(ByteArrayCodec.INSTANCE, target);
-                connection = ear;
-                wire = new Ear(ear, channel.getBytes(US_ASCII), messages);
+                StatefulRedisPubSubConnection<byte[], byte[]> subscriber = own.connectPubSub(ByteArrayCodec.INSTANCE, target);
+                connection = subscriber;
+                wire = new Subscriber(subscriber, channel.getBytes(US_ASCII), messages);
             }
             AtomicBoolean over = new AtomicBoolean();
             connection.addListener(new RedisConnectionStateListener() {
@@ -137,6 +144,33 @@ public final class LettuceConnector implements Connector {
             ServerError said = ServerError.in(error, RedisCommandExecutionException.class);
             throw said != null ? said : error;
         }
+    }
+
+    /** The builder that begins with a URI copies no sentinels, and wants a host that such a URI has not. */
+    private RedisURI target(String node, Duration bound) {
+        RedisURI from = uri != null ? uri : cluster.getPartitions().getPartition(0).getUri();
+        RedisURI target = new RedisURI();
+        if (uri == null) {
+            int colon = node.lastIndexOf(':');
+            target.setHost(node.substring(0, colon));
+            target.setPort(Integer.parseInt(node.substring(colon + 1)));
+        } else {
+            target.setHost(from.getHost());
+            target.setPort(from.getPort());
+            target.setSocket(from.getSocket());
+        }
+        target.setSentinelMasterId(from.getSentinelMasterId());
+        target.getSentinels().addAll(from.getSentinels());
+        target.setCredentialsProvider(from.getCredentialsProvider());
+        target.setDatabase(from.getDatabase());
+        target.setClientName(from.getClientName());
+        target.setLibraryName(from.getLibraryName());
+        target.setLibraryVersion(from.getLibraryVersion());
+        target.setSsl(from.isSsl());
+        target.setStartTls(from.isStartTls());
+        target.setVerifyPeer(from.getVerifyMode());
+        target.setTimeout(bound);
+        return target;
     }
 
     @Override
@@ -202,7 +236,8 @@ public final class LettuceConnector implements Connector {
         }
     }
 
-    private record Link(StatefulRedisConnection<byte[], byte[]> commands) implements Wire {
+    private record Link(StatefulRedisConnection<byte[], byte[]> commands, Map<RedisChannelHandler<?, ?>, String> addresses)
+            implements Wire {
         @Override
         public void send(byte[][] words, BiConsumer<Object, Throwable> then) {
             CommandArgs<byte[], byte[]> arguments = new CommandArgs<>(ByteArrayCodec.INSTANCE);
@@ -213,16 +248,22 @@ public final class LettuceConnector implements Connector {
         }
 
         @Override
+        @SuppressWarnings("SuspiciousMethodCalls")
+        public String address() {
+            return addresses.getOrDefault(commands, "");
+        }
+
+        @Override
         public void close() {
             commands.closeAsync();
         }
     }
 
-    private static final class Ear implements Wire {
+    private static final class Subscriber implements Wire {
         private final StatefulRedisPubSubConnection<byte[], byte[]> connection;
         private final byte[] channel;
 
-        private Ear(StatefulRedisPubSubConnection<byte[], byte[]> connection, byte[] channel, Consumer<byte[]> messages) {
+        private Subscriber(StatefulRedisPubSubConnection<byte[], byte[]> connection, byte[] channel, Consumer<byte[]> messages) {
             this.connection = connection;
             this.channel = channel;
             connection.addListener(new RedisPubSubAdapter<>() {

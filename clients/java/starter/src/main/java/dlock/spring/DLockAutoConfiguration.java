@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock.spring;
 
+import static java.lang.System.Logger.Level.WARNING;
+
 import dlock.Connector;
 import dlock.DLocks;
 import dlock.Observer;
@@ -11,13 +13,14 @@ import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.resource.ClientResources;
 import java.time.Duration;
+import java.util.Objects;
+import java.util.stream.Stream;
 import org.springframework.beans.factory.ObjectProvider;
 import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingClass;
 import org.springframework.boot.context.properties.EnableConfigurationProperties;
-import org.springframework.boot.health.contributor.Health;
-import org.springframework.boot.health.contributor.HealthIndicator;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 
@@ -47,13 +50,28 @@ public class DLockAutoConfiguration {
     @ConditionalOnMissingBean
     DLocks dlocks(Connector connector, DLockProperties properties, ObjectProvider<Observer> observer) {
         Settings usual = Settings.DEFAULT;
-        return new DLocks(connector, new Settings(or(properties.lease(), usual.lease()), or(properties.auto(), usual.auto()),
-                or(properties.claim(), usual.claim()), or(properties.bound(), usual.bound()), usual.allowance(),
-                observer.getIfAvailable(usual::observer)));
+        return new DLocks(connector, new Settings(or(properties.lease(), usual.lease()),
+                or(properties.hangTimeout(), renamed("auto", properties.auto(), "hang-timeout"), usual.hangTimeout()),
+                or(properties.queueGrace(), renamed("claim", properties.claim(), "queue-grace"), usual.queueGrace()),
+                or(properties.replyTimeout(), renamed("bound", properties.bound(), "reply-timeout"), usual.replyTimeout()),
+                or(properties.clockMargin(), usual.clockMargin()), observer.getIfAvailable(usual::observer)));
     }
 
-    private static Duration or(Duration set, Duration usual) {
-        return set == null ? usual : set;
+    private static Duration or(Duration... set) {
+        return Stream.of(set).filter(Objects::nonNull).findFirst().orElseThrow();
+    }
+
+    private static Duration renamed(String old, Duration value, String now) {
+        if (value != null) {
+            System.getLogger("dlock").log(WARNING, "the property dlock.{0} is called dlock.{1} now", old, now);
+        }
+        return value;
+    }
+
+    /** Static, so that it is there before the beans. */
+    @Bean
+    static LockedProcessor dlockLockedProcessor(ObjectProvider<DLocks> locks) {
+        return new LockedProcessor(locks::getObject);
     }
 
     @Configuration(proxyBeanMethods = false)
@@ -66,29 +84,54 @@ public class DLockAutoConfiguration {
         }
     }
 
+    /** Spring Integration 6. */
     @Configuration(proxyBeanMethods = false)
-    @ConditionalOnClass(name = {"org.aspectj.lang.annotation.Aspect", "org.springframework.transaction.TransactionException"})
-    static class Aspects {
+    @ConditionalOnClass(name = "org.springframework.integration.support.locks.LockRegistry")
+    @ConditionalOnMissingClass("org.springframework.integration.support.locks.DistributedLock")
+    static class PlainIntegration {
         @Bean
         @ConditionalOnMissingBean
-        LockedAspect dlockAspect(DLocks locks) {
-            return new LockedAspect(locks);
+        PlainLockRegistry dlockRegistry(DLocks locks, DLockProperties properties) {
+            return new PlainLockRegistry(locks, properties.prefix() == null ? "" : properties.prefix());
         }
     }
 
+    /** Spring Boot 4. */
     @Configuration(proxyBeanMethods = false)
     @ConditionalOnClass(name = "org.springframework.boot.health.contributor.HealthIndicator")
     static class Healthy {
         @Bean
-        HealthIndicator dlockHealthIndicator(DLocks locks) {
+        org.springframework.boot.health.contributor.HealthIndicator dlockHealthIndicator(DLocks locks) {
             return () -> {
-                try {
-                    locks.lock("dlock:health").isLocked(); // takes nothing
-                    return Health.up().build();
-                } catch (RuntimeException error) {
-                    return Health.down(error).build();
-                }
+                RuntimeException error = look(locks);
+                return (error == null ? org.springframework.boot.health.contributor.Health.up()
+                        : org.springframework.boot.health.contributor.Health.down(error)).build();
             };
+        }
+    }
+
+    /** Spring Boot 3. */
+    @Configuration(proxyBeanMethods = false)
+    @ConditionalOnClass(name = "org.springframework.boot.actuate.health.HealthIndicator")
+    @ConditionalOnMissingClass("org.springframework.boot.health.contributor.HealthIndicator")
+    static class HealthyBefore {
+        @Bean
+        org.springframework.boot.actuate.health.HealthIndicator dlockHealthIndicator(DLocks locks) {
+            return () -> {
+                RuntimeException error = look(locks);
+                return (error == null ? org.springframework.boot.actuate.health.Health.up()
+                        : org.springframework.boot.actuate.health.Health.down(error)).build();
+            };
+        }
+    }
+
+    /** Takes nothing. Returns why it could not look, or null. */
+    private static RuntimeException look(DLocks locks) {
+        try {
+            locks.lock("dlock:health").isLocked();
+            return null;
+        } catch (RuntimeException error) {
+            return error;
         }
     }
 }

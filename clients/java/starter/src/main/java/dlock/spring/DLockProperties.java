@@ -5,17 +5,22 @@ import java.time.Duration;
 import org.springframework.boot.context.properties.ConfigurationProperties;
 
 /**
- * What can be set.
+ * The properties {@code dlock.…}.
  *
  * @param url where the server is: {@code redis://}, with TLS {@code rediss://}, by Sentinel {@code redis-sentinel://}; with user,
  *     password and database as Lettuce reads them
  * @param clustered whether the URL is that of a node of a cluster
  * @param prefix what the names of the LockRegistry's locks begin with
- * @param lease what a lock has left when this program dies or loses the server
- * @param auto how long a program that hangs keeps its locks
- * @param claim how long a place in a queue is kept while the connection is away
- * @param bound how long a connect or a reply may take
+ * @param lease how long a lock lasts after this program dies or loses the server
+ * @param hangTimeout how long a program that hangs keeps its locks
+ * @param queueGrace how long a place in a queue is kept while the connection is away
+ * @param replyTimeout how long a connect or a reply may take
+ * @param clockMargin how long before its end a lease is believed to have ended
+ * @param auto the former name of hang-timeout
+ * @param claim the former name of queue-grace
+ * @param bound the former name of reply-timeout
  */
 @ConfigurationProperties("dlock")
 public record DLockProperties(
-        String url, boolean clustered, String prefix, Duration lease, Duration auto, Duration claim, Duration bound) {}
+        String url, boolean clustered, String prefix, Duration lease, Duration hangTimeout, Duration queueGrace,
+        Duration replyTimeout, Duration clockMargin, Duration auto, Duration claim, Duration bound) {}

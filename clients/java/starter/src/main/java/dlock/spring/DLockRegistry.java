@@ -25,7 +25,7 @@ public class DLockRegistry implements LockRegistry<DistributedLock> {
         return new Distributed(locks.lock(prefix + lockKey));
     }
 
-    /** A time to live is not asked for: the server renews a hold while the program lives, and ends it when it does not. */
+    /** With a time to live the lock ends then at the latest; without one the server renews it while the program lives. */
     private record Distributed(DLock of) implements DistributedLock {
         @Override
         public void lock() {
@@ -34,7 +34,7 @@ public class DLockRegistry implements LockRegistry<DistributedLock> {
 
         @Override
         public void lock(Duration ttl) {
-            of.lock();
+            of.lock(ttl);
         }
 
         @Override
@@ -54,7 +54,7 @@ public class DLockRegistry implements LockRegistry<DistributedLock> {
 
         @Override
         public boolean tryLock(Duration waitTime, Duration ttl) throws InterruptedException {
-            return of.tryLock(waitTime);
+            return of.tryLock(waitTime, ttl);
         }
 
         @Override

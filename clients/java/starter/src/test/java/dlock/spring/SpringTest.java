@@ -92,7 +92,8 @@ class SpringTest {
         DistributedLock lock = registry.obtain(item);
         assertTrue(lock.tryLock(Duration.ofSeconds(5), Duration.ofSeconds(5)));
         assertFalse(tryElsewhere(registry.obtain(item)));
-        lock.unlock();
+        Shop.until("its time to live is over", () -> tryElsewhere(registry.obtain(item)));
+        assertThrows(NotHeld.class, lock::unlock);
     }
 
     @Test

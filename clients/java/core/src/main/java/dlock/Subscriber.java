@@ -12,7 +12,7 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 
 /** A node's second connection, for messages, and who waits for one of them. It is made when somebody waits for the first time. */
-final class Ear {
+final class Subscriber {
     private final Core core;
     private final Node node;
     /** By key, in the order of arrival. By the guard. */
@@ -20,9 +20,9 @@ final class Ear {
     private volatile CompletableFuture<Connector.Wire> wire;
     private volatile long heardAt;
     private volatile boolean pinged;
-    volatile boolean deaf; // it may not subscribe
+    volatile boolean subscribeDenied; // it may not subscribe
 
-    Ear(Core core, Node node) {
+    Subscriber(Core core, Node node) {
         this.core = core;
         this.node = node;
     }
@@ -39,7 +39,7 @@ final class Ear {
         } finally {
             core.guard.unlock();
         }
-        CompletableFuture<Connector.Wire> opened = core.bounded(() -> core.connector.open(node.name, core.settings.bound(),
+        CompletableFuture<Connector.Wire> opened = core.bounded(() -> core.connector.open(node.name, core.settings.replyTimeout(),
                 core.channel, this::heard, why -> end(mine, "messages are not heard", why)), Connector.Wire::close);
         opened.whenComplete((fresh, why) -> {
             heardAt = BootClock.now();
@@ -94,7 +94,7 @@ final class Ear {
             heardAt = BootClock.now();
             pinged = true;
             now.join().ping();
-        } else if (BootClock.now() - heardAt > core.boundNanos) {
+        } else if (BootClock.now() - heardAt > core.replyNanos) {
             end("no messages come any more");
         }
     }
@@ -152,6 +152,23 @@ final class Ear {
             core.guard.unlock();
         }
         all.forEach(one -> one.told(word, 0, 0));
+    }
+
+    /** Whoever waits here for what another node serves by now asks there. */
+    void tellMoved() {
+        List<Wait> all = new ArrayList<>();
+        core.guard.lock();
+        try {
+            waits.values().forEach(all::addAll);
+        } finally {
+            core.guard.unlock();
+        }
+        for (Wait one : all) {
+            Node target = core.routes.of(one.request.slot);
+            if (target != null && target != node) {
+                one.told("moved", 0, 0);
+            }
+        }
     }
 
     void add(Wait wait) {

@@ -5,14 +5,14 @@ import java.lang.ref.ReferenceQueue;
 import java.lang.ref.WeakReference;
 
 /** A hold that a link's server renews for us. All by the core's guard. */
-final class Tie {
+final class Renewal {
     /** The program's hold. When the collector has found it, nobody can give it back any more. */
     static final class Ref extends WeakReference<Hold> {
-        final Tie tie;
+        final Renewal renewal;
 
-        Ref(Hold hold, Tie tie, ReferenceQueue<Hold> forgotten) {
+        Ref(Hold hold, Renewal renewal, ReferenceQueue<Hold> forgotten) {
             super(hold, forgotten);
-            this.tie = tie;
+            this.renewal = renewal;
         }
     }
 
@@ -20,11 +20,17 @@ final class Tie {
     final long token;
     Link link;
     Ref hold;
+    /** What the core tells of a loss; null until the grant has reached the program. */
+    HoldState state;
+    /** After a pause of this process: how long an answer is waited for. */
+    long askedUntil = Long.MIN_VALUE;
+    /** Why the last RENEW was refused, or null. */
+    RuntimeException refusal;
     boolean asking; // the key is at its node before its slot is
     private long serial;
     private long until = Long.MIN_VALUE;
 
-    Tie(Request request, long token) {
+    Renewal(Request request, long token) {
         this.request = request;
         this.token = token;
     }
@@ -32,9 +38,14 @@ final class Tie {
     /** The server has said that it renews it for this link. */
     void attach(Link to, long until) {
         this.until = Math.max(end(), until);
+        askedUntil = Long.MIN_VALUE;
+        refusal = null;
+        if (request.fixed != null) {
+            return; // nobody renews it
+        }
         if (link != to) {
             detach();
-            to.ties++;
+            to.renewals++;
             link = to;
         }
         serial = ++to.serial;
@@ -43,7 +54,7 @@ final class Tie {
     void detach() {
         if (link != null) {
             until = end();
-            link.ties--;
+            link.renewals--;
             link = null;
         }
     }

@@ -2,38 +2,40 @@
 package dlock.spring;
 
 import dlock.DLocks;
-import org.aspectj.lang.ProceedingJoinPoint;
-import org.aspectj.lang.annotation.Around;
-import org.aspectj.lang.annotation.Aspect;
-import org.aspectj.lang.reflect.MethodSignature;
+import java.lang.reflect.Method;
+import java.util.function.Supplier;
+import org.aopalliance.intercept.MethodInterceptor;
+import org.aopalliance.intercept.MethodInvocation;
+import org.springframework.aop.support.AopUtils;
 import org.springframework.boot.convert.DurationStyle;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
 import org.springframework.core.DefaultParameterNameDiscoverer;
-import org.springframework.core.Ordered;
-import org.springframework.core.annotation.Order;
+import org.springframework.core.annotation.AnnotatedElementUtils;
 import org.springframework.expression.spel.standard.SpelExpressionParser;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 
 /** Takes the lock of a {@link Locked} method around its transaction: lock, begin, commit, unlock. */
-@Aspect
-@Order(Ordered.LOWEST_PRECEDENCE - 1) // transactions have the lowest precedence: so they begin within the lock
-public class LockedAspect {
-    private final DLocks locks;
+class LockedInterceptor implements MethodInterceptor {
+    private final Supplier<DLocks> locks;
     private final SpelExpressionParser parser = new SpelExpressionParser();
     private final DefaultParameterNameDiscoverer names = new DefaultParameterNameDiscoverer();
 
-    /** By these locks. */
-    public LockedAspect(DLocks locks) {
+    LockedInterceptor(Supplier<DLocks> locks) {
         this.locks = locks;
     }
 
-    /** Lock, call, unlock. */
-    @Around("@annotation(locked)")
-    public Object around(ProceedingJoinPoint call, Locked locked) throws Throwable {
-        var method = ((MethodSignature) call.getSignature()).getMethod();
-        var arguments = new MethodBasedEvaluationContext(call.getTarget(), method, call.getArgs(), names);
-        var lock = locks.lock(parser.parseExpression(locked.value()).getValue(arguments, String.class));
+    @Override
+    public Object invoke(MethodInvocation call) throws Throwable {
+        Object target = call.getThis();
+        Method method = AopUtils.getMostSpecificMethod(call.getMethod(), target.getClass());
+        Locked locked = AnnotatedElementUtils.findMergedAnnotation(method, Locked.class);
+        var arguments = new MethodBasedEvaluationContext(target, method, call.getArguments(), names);
+        String key = parser.parseExpression(locked.value()).getValue(arguments, String.class);
+        if (key == null || key.isEmpty()) {
+            throw new IllegalArgumentException("the key of @Locked on " + method + " must not be empty");
+        }
+        var lock = locks.get().lock(key);
         if (TransactionSynchronizationManager.isActualTransactionActive() && !lock.isHeldByCurrentThread()) {
             throw new IllegalTransactionStateException("the lock would be given back before the commit");
         }

@@ -1,0 +1,494 @@
+package dlock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"expvar"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// What a program relies on: a lock is never lost without a word, and no call outlasts its bound.
+
+// collect runs until the condition holds, and gives the collector every chance.
+func (s stage) collect(what string, condition func() bool) {
+	s.Helper()
+	s.until(what, func() bool {
+		runtime.GC()
+		return condition()
+	})
+}
+
+//go:noinline
+func (s stage) contextOf(locks *Locks) context.Context {
+	inner, _ := s.lock(locks).Context(ctx)
+	return inner
+}
+
+// Work that has only the context keeps the lock.
+func TestAContextCarriesItsHold(t *testing.T) {
+	in(t, func(s stage) {
+		inner := s.contextOf(s.locks)
+		child, cancel := context.WithTimeout(inner, patience)
+		defer cancel()
+		s.collect("two leases have passed", func() bool {
+			holder := s.holder()
+			s.check(holder != nil && child.Err() == nil, "it is given back under the work: %v", context.Cause(child))
+			return holder.int("held-ms") > 2*lease.Milliseconds()
+		})
+		s.must(HoldOf(child).Release(ctx))
+		s.awaitGone()
+		s.check(HoldOf(ctx) == nil, "that has none")
+	}, "single")
+}
+
+//go:noinline
+func (s stage) doneOf(locks *Locks) <-chan struct{} { return s.lock(locks).Done() }
+
+// A channel can carry no hold: who has only that hears of the loss while the lock is still held.
+func TestAForgottenHoldIsLost(t *testing.T) {
+	in(t, func(s stage) {
+		log := &logged{}
+		locks := s.with(client("single", "", "", ""), Settings{Lease: long, Logger: slog.New(log)})
+		done := s.doneOf(locks)
+		s.collect("the loss is reported", func() bool {
+			select {
+			case <-done:
+				return true
+			default:
+				return false
+			}
+		})
+		s.check(s.holder() != nil, "the work had no time to stop")
+		s.until("it is logged", func() bool { return log.count("a lock is lost") == 1 })
+		s.awaitGone()
+	}, "single")
+}
+
+// eater is a path that loses replies: each connection ends with the reply to what it is to eat.
+func (s stage) eater(words string) (address string) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	s.must(err)
+	s.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", addresses("single")[0])
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			var mu sync.Mutex
+			eats := false
+			go func() {
+				defer far.Close()
+				buffer := make([]byte, 1<<16)
+				for {
+					n, err := near.Read(buffer)
+					if bytes.Contains(buffer[:n], []byte(words)) {
+						mu.Lock()
+						eats = true
+						mu.Unlock()
+					}
+					if _, failed := far.Write(buffer[:n]); err != nil || failed != nil {
+						return
+					}
+				}
+			}()
+			go func() {
+				defer near.Close()
+				buffer := make([]byte, 1<<16)
+				for {
+					n, err := far.Read(buffer)
+					mu.Lock()
+					over := eats
+					mu.Unlock()
+					if over || err != nil {
+						return
+					}
+					if _, err := near.Write(buffer[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// The reply is lost: whether it has run is unknown, and it is not run again.
+func TestGuardRunsOnce(t *testing.T) {
+	in(t, func(s stage) {
+		count := s.key + ":count"
+		locks := s.with(redis.NewClient(&redis.Options{Addr: s.eater("INCR")}), Settings{Lease: long})
+		hold := s.lock(locks)
+		_, err := hold.Guard(ctx, "INCR", count)
+		s.isError(err, ErrUnreachable)
+		s.check(s.ask("GET", count) == "1", "%v times", s.ask("GET", count))
+		s.awaitKept(hold, 0)
+		s.must(hold.Release(ctx))
+	}, "single")
+}
+
+func TestGuardEndsWithinTheBound(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: 2 * long, ReplyTimeout: time.Second})
+		hold := s.lock(locks)
+		s.control("silence " + path)
+		began := time.Now()
+		_, err := hold.Guard(ctx, "INCR", s.key+":count")
+		s.isError(err, ErrUnreachable)
+		s.check(time.Since(began) < time.Second+lateness(), "%v", time.Since(began))
+		s.control("sound " + path)
+	}, "single")
+}
+
+func TestGuardSpeaksAsGoRedisDoes(t *testing.T) {
+	in(t, func(s stage) {
+		hold := s.lock(s.locks)
+		data := s.key + ":data"
+		for _, one := range []struct {
+			value any
+			text  string
+		}{
+			{1, "1"}, {uint8(2), "2"}, {1.5, "1.5"}, {true, "1"}, {[]byte("bytes"), "bytes"}, {time.Second, "1000000000"}, {nil, ""},
+			{time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), "2026-01-02T03:04:05.000000006Z"},
+		} {
+			_, err := hold.Guard(ctx, "SET", data, one.value)
+			s.must(err)
+			s.check(s.ask("GET", data) == one.text, "%v: %v", one.value, s.ask("GET", data))
+		}
+		none, err := hold.Guard(ctx, "GET", data+"none")
+		s.check(none == nil && err == nil, "%v %v", none, err)
+		_, err = hold.Guard(ctx, "SET", data, struct{}{})
+		s.isError(err, ErrArgument)
+		_, err = hold.Guard(ctx)
+		s.isError(err, ErrArgument)
+		_, err = hold.Guard(ctx, "NOSUCH")
+		var said ServerError
+		s.check(errors.As(err, &said), "%v", err)
+		s.must(hold.Release(ctx))
+	}, "single")
+}
+
+// Nobody needs to wait for the next KEEP.
+func TestAFencedGuardIsALoss(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.with(client("single", "", "", ""), Settings{Lease: 4 * patience})
+		hold := s.lock(locks)
+		c, n := locks.core, hold.state.renewal.node
+		c.mu.Lock()
+		n.rings.Stop() // its round is late
+		c.mu.Unlock()
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
+		s.isError(err, ErrFenced)
+		s.check(hold.Lost() != nil, "it believes to hold it")
+		s.isLost(hold)
+	}, "single")
+}
+
+// The program may not keep locks any more: the reason is in the loss and in the log, and nothing new is taken.
+func TestARefusedKeepIsTheReason(t *testing.T) {
+	in(t, func(s stage) {
+		name, set := s.user()
+		log := &logged{}
+		locks := s.with(client("single", "", name, "word"), Settings{Lease: lease, Logger: slog.New(log)})
+		hold := s.lock(locks)
+		set("-dlock.keep")
+		<-hold.Done()
+		s.check(strings.Contains(hold.Lost().Error(), "NOPERM"), "%v", hold.Lost())
+		s.check(log.count("refuses to keep") == 1, "%d times", log.count("refuses to keep"))
+		_, err := locks.TryLock(ctx, s.key+":other", 0)
+		s.check(err != nil && strings.Contains(err.Error(), "NOPERM"), "%v", err)
+		set("+dlock.keep")
+		s.must(s.had(s.startAt(ctx, locks, s.key+":other")).Release(ctx))
+
+		hold = s.had(s.startAt(ctx, locks, s.key+":third"))
+		set("resetpass", ">other")
+		s.ask("CLIENT", "KILL", "USER", name)
+		<-hold.Done()
+		s.check(strings.Contains(hold.Lost().Error(), "WRONGPASS"), "%v", hold.Lost())
+	}, "single")
+}
+
+// tried returns how long a try took, and its error.
+func (s stage) tried(locks *Locks) (time.Duration, error) {
+	began := time.Now()
+	_, err := locks.TryLock(ctx, s.key, 0)
+	return time.Since(began), err
+}
+
+// An outage of the server is none of the program's.
+func TestATryIsOneAttempt(t *testing.T) {
+	alone(t, func(s stage) {
+		refused := s.with(redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + freePort(s)}), Settings{})
+		var replica string
+		for _, one := range addresses("pair") {
+			if one != primary() {
+				replica = one
+			}
+		}
+		readonly := s.with(redis.NewClient(&redis.Options{Addr: replica}), Settings{})
+		busy := s.with(client("single", "", "", ""), Settings{})
+		s.must(s.lock(busy).Release(ctx))
+		own := connection(addresses("single")[0])
+		before := own.ConfigGet(ctx, "busy-reply-threshold").Val()["busy-reply-threshold"]
+		s.must(own.ConfigSet(ctx, "busy-reply-threshold", "1").Err())
+		defer own.ConfigSet(ctx, "busy-reply-threshold", before)
+		done := make(chan struct{})
+		for _, one := range []struct {
+			name, text string
+			locks      *Locks
+			begin, end func()
+		}{
+			{"refused", "refused", refused, nil, nil},
+			{"replica", "READONLY", readonly, nil, nil},
+			{"busy", "BUSY", busy, func() {
+				go func() { own.Eval(ctx, "while true do end", nil); close(done) }()
+				s.until("it is busy", func() bool {
+					return strings.HasPrefix(fmt.Sprint(connection(addresses("single")[0]).Get(ctx, "x").Err()), "BUSY")
+				})
+			}, func() { own.ScriptKill(ctx); <-done }},
+			{"noreplicas", "NOREPLICAS", busy, func() { s.must(own.ConfigSet(ctx, "min-replicas-to-write", "1").Err()) },
+				func() { s.must(own.ConfigSet(ctx, "min-replicas-to-write", "0").Err()) }},
+		} {
+			if one.begin != nil {
+				one.begin()
+			}
+			var took time.Duration
+			var err error
+			for range 3 { // a busy machine is late by itself: the fastest counts
+				if d, why := s.tried(one.locks); took == 0 || d < took {
+					took, err = d, why
+				}
+			}
+			if one.end != nil {
+				one.end()
+			}
+			s.check(err != nil && strings.Contains(err.Error(), one.text), "%s: %v", one.name, err)
+			s.check(took < 50*time.Millisecond, "%s: %v", one.name, took)
+		}
+	}, "single")
+}
+
+func TestADeadlineIsTaken(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		_, err := s.locks.Lock(soon, s.key)
+		s.isError(err, ErrTaken)
+		s.isError(err, ErrTimeout)
+		s.isError(err, context.DeadlineExceeded)
+		path := s.path(addresses("single")[0])
+		silent := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{})
+		s.control("silence " + path)
+		soon, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		_, err = silent.Lock(soon, s.key)
+		s.isError(err, ErrUnreachable)
+		s.check(!errors.Is(err, ErrTaken), "%v", err)
+	}, "single")
+}
+
+func TestLockContext(t *testing.T) {
+	in(t, func(s stage) {
+		inner, hold, err := s.locks.LockContext(ctx, s.key)
+		s.must(err)
+		s.check(HoldOf(inner) == hold && inner.Err() == nil, "%v", inner.Err())
+		s.must(hold.Release(ctx))
+		s.isError(inner.Err(), context.Canceled)
+		inner, hold, err = s.locks.LockContext(ctx, s.key)
+		s.must(err)
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		<-inner.Done()
+		s.isError(context.Cause(inner), ErrNotHeld)
+		s.isLost(hold)
+		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		s.hold()
+		_, _, err = s.locks.LockContext(soon, s.key)
+		s.isError(err, ErrTaken)
+	}, "single")
+}
+
+func TestReleaseAfter(t *testing.T) {
+	in(t, func(s stage) {
+		hold := s.lock(s.locks)
+		s.isError(hold.ReleaseAfter(ctx, 0), ErrArgument)
+		s.must(hold.ReleaseAfter(ctx, 2*lease))
+		s.isError(hold.Release(ctx), ErrNotHeld)
+		s.check(hold.Lost() == nil, "it is given back")
+		s.until("it outlasts a lease", func() bool {
+			holder := s.holder()
+			s.check(holder != nil && holder.int("auto") == 0, "%v", holder)
+			return holder.int("held-ms") > lease.Milliseconds()
+		})
+		s.awaitGone()
+	}, "single")
+}
+
+// Where others of the program wait, each turn is a request, a confirmation and a release.
+func TestAContendedTurnTakesThreeCommands(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{})
+		asked := func() (seen int64) {
+			_, err := fmt.Sscan(s.control("commands "+path), &seen)
+			s.must(err)
+			return seen
+		}
+		var all group
+		for range 8 {
+			all.Go(func() {
+				for range 50 {
+					if hold, err := locks.Lock(ctx, s.key); err == nil {
+						err = hold.Release(ctx)
+						s.check(err == nil, "%v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		seen := asked()
+		s.check(seen < 400*3+60, "%d commands in 400 turns", seen)
+	}, "single")
+}
+
+// A process that was stopped for longer than its leases asks before it gives anything up: the server has kept the locks.
+func TestAPauseLosesNothingThatTheServerHolds(t *testing.T) {
+	in(t, func(s stage) {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), "DLOCK_TEST_SLEEPER="+s.key)
+		output, err := child.StdoutPipe()
+		s.must(err)
+		child.Stderr = os.Stderr
+		s.must(child.Start())
+		s.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
+		s.until("it holds both", func() bool {
+			kept, _ := s.infoAt(s.key + ":kept")
+			gone, _ := s.infoAt(s.key + ":gone")
+			return len(kept) == 1 && len(gone) == 1
+		})
+		s.must(child.Process.Signal(syscall.SIGSTOP))
+		token := func() int64 {
+			holders, _ := s.infoAt(s.key + ":kept")
+			s.check(len(holders) == 1, "%v", holders)
+			return holders[0].int("token")
+		}
+		before := token()
+		held := func() int64 {
+			holders, _ := s.infoAt(s.key + ":kept")
+			return holders[0].int("held-ms")
+		}
+		begun := held()
+		s.until("three leases have passed", func() bool { return held()-begun > 3*lease.Milliseconds() })
+		s.askAt(s.key+":gone", "DLOCK.FORCERELEASE", s.key+":gone")
+		s.must(child.Process.Signal(syscall.SIGCONT))
+		said, err := io.ReadAll(output)
+		s.must(err)
+		s.check(strings.TrimSpace(string(said)) == "gone lost, kept held", "%s", said)
+		s.check(token() == before, "it is another hold")
+	}, "single")
+}
+
+func sleeper(key string) {
+	locks := makeLocks("single", lease)
+	kept, err := locks.Lock(ctx, key+":kept")
+	if err != nil {
+		panic(err)
+	}
+	gone, err := locks.Lock(ctx, key+":gone")
+	if err != nil {
+		panic(err)
+	}
+	<-gone.Done()
+	time.Sleep(3 * time.Second) // an answer would have come by now
+	fmt.Print("gone lost, kept ", map[bool]string{true: "held", false: fmt.Sprint(kept.Lost())}[kept.Lost() == nil && kept.Left() > 0])
+	os.Exit(0)
+}
+
+// Old names of settings work for one version, and say so.
+func TestOldNamesOfSettings(t *testing.T) {
+	log := &logged{}
+	old := Settings{
+		Auto: time.Minute, Claim: time.Second, Bound: 2 * time.Second, Allowance: time.Millisecond, Logger: slog.New(log),
+	}
+	if err := old.complete(); err != nil {
+		t.Fatal(err)
+	}
+	if old.HangTimeout != time.Minute || old.QueueGrace != time.Second || old.ReplyTimeout != 2*time.Second ||
+		old.ClockMargin != time.Millisecond || log.count("has a new name") != 4 {
+		t.Errorf("%v, %d warnings", old, log.count("has a new name"))
+	}
+}
+
+func TestCounting(t *testing.T) {
+	in(t, func(s stage) {
+		counts := new(expvar.Map)
+		locks := s.with(client(s.place, "", "", ""), Settings{Lease: lease, Observer: Observer{
+			Waiting: func(string) { counts.Add("waiting", 1) },
+			Waited:  func(string) { counts.Add("waiting", -1) },
+			Granted: func(_ string, after time.Duration) {
+				counts.Add("granted", 1)
+				counts.AddFloat("granted_after_seconds", after.Seconds())
+			},
+			Refused:  func(string, time.Duration, error) { counts.Add("refused", 1) },
+			Released: func(_ string, after time.Duration) { counts.AddFloat("held_seconds", after.Seconds()) },
+			Lost:     func(string, string) { counts.Add("lost", 1) },
+		}})
+		count := func(name string) string { return counts.Get(name).String() }
+		first := s.lock(locks)
+		_, err := locks.TryLock(ctx, s.key, 0)
+		s.isError(err, ErrTaken)
+		wait := s.start(ctx, locks)
+		s.awaitQueued(1)
+		s.check(count("waiting") == "1" && count("granted") == "1" && count("refused") == "1", "%v", counts)
+		s.must(first.Release(ctx))
+		second := s.had(wait)
+		s.check(count("waiting") == "0" && count("granted") == "2" && counts.Get("held_seconds") != nil, "%v", counts)
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		s.isLost(second)
+		s.until("the loss is counted", func() bool { return counts.Get("lost") != nil })
+		s.check(count("lost") == "1" && counts.Get("granted_after_seconds").(*expvar.Float).Value() > 0, "%v", counts)
+	}, "single")
+}
+
+// A server that is full now has room later.
+func TestAFullServerIsWaitedFor(t *testing.T) {
+	in(t, func(s stage) {
+		port := freePort(s)
+		s.program("--port", port, "--bind", "127.0.0.1", "--save", "", "--maxclients", "1", "--loadmodule", s.module())
+		full := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: 1})
+		s.must(s.up(full))
+		locks := s.with(redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port}), Settings{})
+		_, err := locks.TryLock(ctx, s.key, 0)
+		s.check(err != nil && passes(err), "%v", err) // in its words, if they come before the end
+		wait := s.start(ctx, locks)
+		select {
+		case one := <-wait:
+			s.Fatalf("it does not wait: %v", one.err)
+		case <-time.After(300 * time.Millisecond):
+		}
+		s.must(full.Close())
+		s.must(s.had(wait).Release(ctx))
+	}, "single")
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+package dlock.spring;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import dlock.DLocks;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Flow;
+import java.util.concurrent.Future;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+import org.springframework.beans.factory.BeanCreationException;
+import org.springframework.beans.factory.config.BeanPostProcessor;
+import org.springframework.boot.autoconfigure.AutoConfigurations;
+import org.springframework.boot.test.context.runner.ApplicationContextRunner;
+import org.springframework.context.annotation.Bean;
+import org.springframework.context.annotation.Configuration;
+import org.springframework.core.PriorityOrdered;
+
+/** What @Locked cannot lock keeps the program from starting; what it can needs nothing but the starter. */
+class RefusalTest {
+    private final ApplicationContextRunner program = new ApplicationContextRunner()
+            .withConfiguration(AutoConfigurations.of(DLockAutoConfiguration.class))
+            .withPropertyValues("dlock.url=redis://" + System.getenv("DLOCK_SINGLE"));
+
+    static class Works {
+        String held(DLocks locks) {
+            return heldAs(locks, "refusal:works");
+        }
+
+        @Locked("'refusal:works'")
+        public String heldAs(DLocks locks, String key) {
+            return String.valueOf(locks.lock(key).isHeldByCurrentThread());
+        }
+    }
+
+    static class ReturnsAFuture {
+        @Locked("'x'")
+        public Future<String> work() {
+            return CompletableFuture.completedFuture("");
+        }
+    }
+
+    static class ReturnsAStage {
+        @Locked("'x'")
+        public CompletableFuture<String> work() {
+            return CompletableFuture.completedFuture("");
+        }
+    }
+
+    static class ReturnsAPublisher {
+        @Locked("'x'")
+        public Flow.Publisher<String> work() {
+            return subscriber -> {};
+        }
+    }
+
+    static class IsPrivate {
+        @Locked("'x'")
+        private void work() {}
+    }
+
+    static class IsFinal {
+        @Locked("'x'")
+        public final void work() {}
+    }
+
+    static class IsStatic {
+        @Locked("'x'")
+        public static void work() {}
+    }
+
+    static class Inherited extends IsPrivate {}
+
+    static Stream<Class<?>> mistakes() {
+        return Stream.of(ReturnsAFuture.class, ReturnsAStage.class, ReturnsAPublisher.class, IsPrivate.class, IsFinal.class,
+                IsStatic.class, Inherited.class);
+    }
+
+    @ParameterizedTest
+    @MethodSource("mistakes")
+    void whatCannotBeLockedDoesNotStart(Class<?> bean) {
+        program.withBean("mistake", bean).run(context -> {
+            Throwable why = context.getStartupFailure();
+            assertTrue(why instanceof BeanCreationException && why.getMessage().contains("@Locked") && why.getMessage().contains("mistake"),
+                    String.valueOf(why));
+        });
+    }
+
+    /** It makes its bean before others can see that. */
+    record EarlyProcessor(Works works) implements BeanPostProcessor, PriorityOrdered {
+        @Override
+        public int getOrder() {
+            return 0;
+        }
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    static class Early {
+        @Bean
+        static EarlyProcessor early(Works works) {
+            return new EarlyProcessor(works);
+        }
+    }
+
+    @Test
+    void aBeanThatNothingWeavesDoesNotStart() {
+        program.withBean("works", Works.class).withUserConfiguration(Early.class).run(context -> {
+            Throwable why = context.getStartupFailure();
+            assertTrue(why != null && why.getMessage().contains("nothing takes the locks"), String.valueOf(why));
+        });
+        program.withInitializer(context -> context.getBeanFactory().registerSingleton("raw", new Works())).run(context -> {
+            Throwable why = context.getStartupFailure();
+            assertTrue(why != null && why.getMessage().contains("raw"), String.valueOf(why));
+        });
+    }
+
+    @Test
+    void theStarterAloneLocks() {
+        program.withBean("works", Works.class).run(context -> {
+            DLocks locks = context.getBean(DLocks.class);
+            assertEquals("true", context.getBean(Works.class).heldAs(locks, "refusal:works"));
+            assertEquals("false", context.getBean(Works.class).held(locks), "a bean that calls itself passes by the lock");
+        });
+    }
+
+    @Test
+    void oldNamesOfPropertiesWorkForAWhile() {
+        program.withPropertyValues("dlock.auto=50s", "dlock.claim=4s", "dlock.bound=2s").run(context -> {
+            DLockProperties set = context.getBean(DLockProperties.class);
+            assertEquals(50, set.auto().toSeconds());
+            assertTrue(context.getBean(DLocks.class) != null);
+        });
+        assertThrows(IllegalStateException.class, () -> program.withPropertyValues("dlock.lease=1ms").run(
+                context -> context.getBean(DLocks.class)));
+    }
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static java.util.concurrent.TimeUnit.SECONDS;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import dlock.DLockException.Fenced;
+import dlock.DLockException.Refused;
+import dlock.DLockException.Unavailable;
+import java.io.IOException;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.logging.Handler;
+import java.util.logging.LogRecord;
+import java.util.logging.Logger;
+import org.junit.jupiter.api.Test;
+
+/** What a program relies on: a lock is never lost without a word, and no call outlasts its bound. */
+class PromisesTest {
+    private static final List<String> LIBRARIES = List.of("lettuce", "jedis");
+
+    private static CompletionStage<String> lostOf(DLocks locks, String key) {
+        return locks.ask(key).hold().lost();
+    }
+
+    /** Work that has only the stage keeps the lock. */
+    @Test
+    void theStageOfALossCarriesTheHold() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            CompletionStage<String> lost = lostOf(s.locks(), s.key);
+            Stage.until("two leases have passed", () -> {
+                System.gc();
+                Thread.sleep(200);
+                assertFalse(lost.toCompletableFuture().isDone(), "it is lost");
+                return s.heldMs(s.key) > 2 * Stage.LEASE.toMillis();
+            });
+            s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
+            assertEquals("forced", Stage.result(lost.toCompletableFuture()));
+            assertEquals("forced!", Stage.result(lost.thenApply(why -> why + "!").toCompletableFuture()));
+            assertTrue(lost.equals(lost) && lost.toString().contains(s.key), lost.toString());
+        }
+    }
+
+    /** What is forgotten is a bug of the program: it is told, while the lock is still taken. */
+    @Test
+    void aForgottenHoldIsLost() throws Exception {
+        AtomicBoolean warned = new AtomicBoolean();
+        Handler handler = new Handler() {
+            @Override
+            public void publish(LogRecord record) {
+                if (record.getLevel().intValue() >= java.util.logging.Level.WARNING.intValue()
+                        && List.of(record.getParameters() == null ? new Object[0] : record.getParameters()).toString().contains("forgotten")) {
+                    warned.set(true);
+                }
+            }
+
+            @Override
+            public void flush() {}
+
+            @Override
+            public void close() {}
+        };
+        Logger logger = Logger.getLogger("dlock");
+        logger.addHandler(handler);
+        try (Stage s = new Stage("lettuce", "single")) {
+            CompletableFuture<String> lost = lostOf(s.locks(Stage.LONG), s.key).thenApply(why -> why).toCompletableFuture();
+            Stage.until("it is told", () -> {
+                System.gc();
+                return lost.isDone();
+            });
+            assertTrue(lost.join().startsWith("forgotten"), lost.join());
+            assertEquals(1, s.owners().size(), "the work had no time to stop");
+            Stage.until("it is logged", warned::get);
+            s.awaitGone();
+        } finally {
+            logger.removeHandler(handler);
+        }
+    }
+
+    /** Any completion from outside leaves the queue. */
+    @Test
+    void aFutureThatIsCompletedLeavesTheQueue() throws Exception {
+        for (String library : LIBRARIES) {
+            try (Stage s = new Stage(library, "single")) {
+                DLocks locks = s.locks(Stage.LONG);
+                s.hold();
+                for (int i = 0; i < 20; i++) {
+                    CompletableFuture<Hold> wait = locks.ask(s.key).holdAsync().orTimeout(1 + 2 * i, TimeUnit.MILLISECONDS);
+                    assertThrows(TimeoutException.class, () -> Stage.result(wait));
+                    locks.ask(s.key).holdAsync().complete(null);
+                    locks.ask(s.key).holdAsync().cancel(true);
+                }
+                Stage.until("nobody waits", () -> s.queue().isEmpty());
+                Thread.sleep(500); // nothing comes after that
+                assertEquals(List.of(), s.queue(), library);
+                s.handOver();
+                s.awaitGone();
+            }
+        }
+    }
+
+    /** A cancel while the messages' connection is opened, on the real thing. */
+    @Test
+    void whoCancelsEarlyLeavesNothing() throws Exception {
+        for (String library : LIBRARIES) {
+            try (Stage s = new Stage(library, "single")) {
+                s.hold();
+                for (int i = 0; i < 25; i++) {
+                    try (DLocks locks = new DLocks(Stage.connector(library, "single"), Stage.settings(Stage.LONG).queueGrace(Duration.ofMinutes(5)))) {
+                        CompletableFuture<Hold> wait = locks.ask(s.key).holdAsync();
+                        Stage.until("it has a ticket", () -> s.queue().size() == 1);
+                        wait.cancel(true);
+                        Stage.until("it has left", () -> s.queue().isEmpty());
+                        Thread.sleep(20);
+                        assertEquals(List.of(), s.queue(), library);
+                    }
+                }
+            }
+        }
+    }
+
+    @Test
+    void aFencedGuardIsALoss() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            Hold hold = s.locks(Duration.ofMinutes(5)).ask(s.key).hold();
+            s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
+            assertThrows(Fenced.class, () -> hold.guard("SET", s.key + ":x", 1));
+            assertFalse(hold.isHeld());
+            assertThrows(NotHeld.class, hold::release);
+        }
+    }
+
+    /** The reply is lost: whether it has run is unknown, and it is not run again. */
+    @Test
+    void guardRunsOnce() throws Exception {
+        for (String library : LIBRARIES) {
+            try (Stage s = new Stage(library, "single"); ServerSocket entrance = new ServerSocket(0)) {
+                Core.daemon(() -> eat(entrance), "eater").start();
+                String path = "127.0.0.1:" + entrance.getLocalPort();
+                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", path, null, null), Stage.settings(Stage.LONG)));
+                Hold hold = locks.ask(s.key).hold();
+                assertThrows(Unavailable.class, () -> hold.guard("INCR", s.key + ":count"));
+                assertEquals("1", Stage.text(s.ask(s.key, "GET", s.key + ":count")), library);
+                Stage.until("it is kept", () -> s.holder().number("client") != 0);
+                hold.release();
+            }
+        }
+    }
+
+    /** A path that ends with the reply to INCR. */
+    private static void eat(ServerSocket entrance) {
+        try {
+            while (true) {
+                Socket near = entrance.accept();
+                var address = Stage.addresses("single")[0];
+                Socket far = new Socket(address.getHost(), address.getPort());
+                AtomicBoolean eats = new AtomicBoolean();
+                Core.daemon(() -> pass(near, far, eats, true), "there").start();
+                Core.daemon(() -> pass(far, near, eats, false), "back").start();
+            }
+        } catch (IOException over) {
+            // The test is.
+        }
+    }
+
+    private static void pass(Socket from, Socket to, AtomicBoolean eats, boolean asks) {
+        byte[] buffer = new byte[1 << 16];
+        try (from; to) {
+            for (int n = from.getInputStream().read(buffer); n > 0; n = from.getInputStream().read(buffer)) {
+                if (asks && new String(buffer, 0, n, StandardCharsets.ISO_8859_1).contains("INCR")) {
+                    eats.set(true);
+                }
+                if (!asks && eats.get()) {
+                    return;
+                }
+                to.getOutputStream().write(buffer, 0, n);
+            }
+        } catch (IOException over) {
+            // One of them has closed.
+        }
+    }
+
+    /** The program may not keep locks any more: that is the reason of the loss, and nothing new is taken. */
+    @Test
+    void aRefusedKeepIsTheReason() throws Exception {
+        for (String library : LIBRARIES) {
+            try (Stage s = new Stage(library, "single")) {
+                String user = s.key.replaceAll("[{}]", "");
+                s.ask(s.key, "ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all");
+                s.closing(() -> s.ask(s.key, "ACL", "DELUSER", user));
+                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", null, user, "word"), Stage.settings(Stage.LEASE)));
+                Hold hold = locks.ask(s.key).hold();
+                s.ask(s.key, "ACL", "SETUSER", user, "-dlock.keep");
+                String why = Stage.result(hold.lost().toCompletableFuture());
+                assertTrue(why.contains("NOPERM"), why);
+                var refused = assertThrows(Refused.class, () -> locks.ask(s.key + ":other").tryHold(Duration.ZERO));
+                assertTrue(refused.getMessage().contains("NOPERM"), refused.getMessage());
+                s.ask(s.key, "ACL", "SETUSER", user, "+dlock.keep");
+                assertNotNull(locks.ask(s.key + ":other").tryHold(Duration.ofSeconds(30)));
+            }
+        }
+    }
+
+    /** An outage of the server is none of the program's threads. */
+    @Test
+    void aTryIsOneAttempt() throws Exception {
+        int free;
+        try (ServerSocket socket = new ServerSocket(0)) {
+            free = socket.getLocalPort();
+        }
+        for (String library : LIBRARIES) {
+            try (Stage s = new Stage(library, "pair")) {
+                String primary = s.node(s.key).getHostAndPort().toString();
+                String replica = java.util.stream.Stream.of(Stage.addresses("pair")).map(Object::toString)
+                        .filter(one -> !one.equals(primary)).findFirst().orElseThrow();
+                for (String[] one : List.of(new String[] {"127.0.0.1:" + free, "refused"}, new String[] {replica, "READONLY"})) {
+                    DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", one[0], null, null)));
+                    long least = Long.MAX_VALUE;
+                    String said = "";
+                    for (int i = 0; i < 8; i++) { // the first one loads classes, and a busy machine is late by itself
+                        long began = System.nanoTime();
+                        var error = assertThrows(DLockException.class, () -> locks.ask(s.key).tryHold(Duration.ZERO));
+                        long took = System.nanoTime() - began;
+                        if (took < least) {
+                            least = took;
+                            said = error.getMessage();
+                        }
+                    }
+                    assertTrue(least < 50_000_000, one[1] + " by " + library + ": " + least / 1_000_000 + " ms");
+                    assertTrue(one[1].equals("refused") || said.contains(one[1]), said);
+                }
+            }
+        }
+    }
+
+    /** As in Redisson: with a lease nobody renews it. */
+    @Test
+    void aLockWithALeaseEndsByItself() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            DLocks locks = s.locks();
+            DLock lock = locks.lock(s.key);
+            lock.lock(Duration.ofSeconds(5));
+            assertEquals(0, s.holder().number("auto"));
+            Hold hold = lock.current();
+            assertEquals("its time is up", Stage.result(hold.lost().toCompletableFuture()));
+            assertThrows(NotHeld.class, lock::unlock);
+            s.awaitGone();
+            assertTrue(lock.tryLock(1, 60, SECONDS));
+            assertEquals(0, s.holder().number("auto"));
+            Stage.until("its keeper has been there", () -> s.heldMs(s.key) > 1500);
+            assertTrue(lock.current().isHeld());
+            lock.unlock();
+            s.hold();
+            assertFalse(lock.tryLock(Duration.ofMillis(200), Duration.ofSeconds(60)));
+            CompletableFuture<Boolean> waits = CompletableFuture.supplyAsync(() -> {
+                try {
+                    return lock.tryLock(Duration.ofSeconds(60), Duration.ofSeconds(60));
+                } catch (InterruptedException never) {
+                    throw new AssertionError(never);
+                }
+            });
+            s.awaitQueued(1);
+            s.handOver();
+            assertTrue(Stage.result(waits));
+            assertTrue(s.holder().number("auto") == 0, "nobody renews it");
+            assertThrows(IllegalArgumentException.class, () -> lock.lock(Duration.ZERO));
+            s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
+        }
+    }
+
+    @Test
+    void whatIsReleasedAfterTheEndFails() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            DLocks locks = s.locks();
+            Hold hold = locks.ask(s.key).hold();
+            locks.close();
+            CompletionStage<Void> released = hold.releaseAsync(); // and does not throw here
+            assertThrows(Unavailable.class, () -> Stage.result(released.toCompletableFuture()));
+        }
+    }
+
+    @Test
+    void whoHoldsItIsSeen() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            String process = "/" + ProcessHandle.current().pid() + "/";
+            Hold hold = s.locks().ask(s.key).owner("me").hold();
+            assertTrue(s.owners().get(0).matches("[^/]+" + process + "me#.+"), s.owners().toString());
+            assertEquals(hold.owner(), s.owners().get(0));
+            hold.release();
+            DLock lock = s.locks().lock(s.key);
+            lock.lock();
+            assertTrue(s.owners().get(0).matches("[^/]+" + process + "thread-.+"), s.owners().toString());
+            lock.unlock();
+        }
+    }
+
+    /** Where others of the program wait, each turn is a request, a confirmation and a release. */
+    @Test
+    void aContendedTurnTakesThreeCommands() throws Exception {
+        for (String library : LIBRARIES) {
+            try (Stage s = new Stage(library, "single")) {
+                String path = Stage.control("path " + Stage.addresses("single")[0]);
+                s.closing(() -> Stage.control("close " + path));
+                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", path, null, null)));
+                List<Stage.Actor> all = java.util.stream.Stream.generate(s::actor).limit(8).toList();
+                List<java.util.concurrent.Future<?>> done = new java.util.ArrayList<>();
+                for (Stage.Actor one : all) {
+                    done.add(one.start(() -> {
+                        for (int i = 0; i < 50; i++) {
+                            locks.ask(s.key).hold().release();
+                        }
+                    }));
+                }
+                for (var one : done) {
+                    Stage.result(one);
+                }
+                long seen = Long.parseLong(Stage.control("commands " + path));
+                assertTrue(seen < 400 * 3 + 60, seen + " commands in 400 turns by " + library);
+            }
+        }
+    }
+
+    /** To ask how long it is held costs no system call. */
+    @Test
+    void leftIsCheap() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            Hold hold = s.locks().ask(s.key).hold();
+            long least = Long.MAX_VALUE;
+            for (int round = 0; round < 50; round++) {
+                long began = System.nanoTime();
+                for (int i = 0; i < 1000; i++) {
+                    assertFalse(hold.left().isNegative());
+                }
+                least = Math.min(least, System.nanoTime() - began);
+            }
+            assertTrue(least < 5_000_000, least / 1000 + " ns a call");
+            hold.release();
+        }
+    }
+
+    /** A process that was stopped for longer than its lease asks before it gives anything up. */
+    @Test
+    void aPauseLosesNothingThatTheServerHolds() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            Process child = new ProcessBuilder(Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-cp",
+                    System.getProperty("java.class.path"), Sleeper.class.getName(), s.key)
+                    .redirectError(ProcessBuilder.Redirect.INHERIT).start();
+            s.closing(child::destroyForcibly);
+            Stage.until("it holds both", () -> s.owners(s.key + ":kept").size() == 1 && s.owners(s.key + ":gone").size() == 1);
+            signal(child, "STOP");
+            long began = s.heldMs(s.key + ":kept");
+            Stage.until("three leases have passed", () -> s.heldMs(s.key + ":kept") - began > 3 * Stage.LEASE.toMillis());
+            s.ask(s.key, "DLOCK.FORCERELEASE", s.key + ":gone");
+            signal(child, "CONT");
+            assertEquals("gone lost, kept true", new String(child.getInputStream().readAllBytes(), StandardCharsets.UTF_8).strip());
+        }
+    }
+
+    private static void signal(Process child, String name) throws Exception {
+        assertEquals(0, new ProcessBuilder("kill", "-" + name, String.valueOf(child.pid())).start().waitFor());
+    }
+
+    /** The process that is stopped. */
+    static final class Sleeper {
+        public static void main(String[] arguments) throws Exception {
+            DLocks locks = new DLocks(Stage.connector("jedis", "single"), Stage.settings(Stage.LEASE));
+            Hold kept = locks.ask(arguments[0] + ":kept").hold();
+            Hold gone = locks.ask(arguments[0] + ":gone").hold();
+            gone.lost().toCompletableFuture().get();
+            Thread.sleep(3000); // an answer would have come by now
+            System.out.println("gone lost, kept " + (kept.isHeld() && !kept.left().isZero()));
+            System.exit(0);
+        }
+    }
+
+    @Test
+    @SuppressWarnings("deprecation")
+    void settingsHaveTheirOldNamesForAWhile() {
+        Duration time = Duration.ofSeconds(20);
+        assertEquals(Settings.DEFAULT.hangTimeout(time).queueGrace(time).replyTimeout(time),
+                Settings.DEFAULT.auto(time).claim(time).bound(time));
+    }
+}
