@@ -1,8 +1,6 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{
-    overflow, Answer, Hold, Lock, Model, Place, Request, Tie, Told, Unheard, Wait, Way,
-};
+use super::{overflow, Answer, Hold, Lock, Model, Place, Request, Tie, Told, Unheard, Wait, Way};
 use dlock_commands::error::Error;
 use dlock_engine::Refusal;
 
