@@ -4,7 +4,7 @@ use super::ledger::Ledger;
 use super::lock::Lock;
 use super::outbox::{Outbox, Promise};
 use super::policy::Policy;
-use super::queue::{Deadlines, LockId, Places, Requests, WaitQueues};
+use super::queue::{Deadlines, Departed, LockId, Requests, WaitQueues};
 use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -71,7 +71,7 @@ pub(crate) enum Next {
 #[derive(Debug, Clone)]
 pub(crate) enum Remains {
     /// Places with their windows.
-    Places(Places),
+    Places(Departed),
     /// Holders.
     Holders(Lock),
 }

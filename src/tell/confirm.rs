@@ -15,7 +15,7 @@
 use crate::ffi::cell::MainThread;
 use crate::node::time::{event_loop, timer};
 use crate::node::{config, replicas};
-use dlock_engine::collections::index::ByNumber;
+use dlock_engine::collections::by_number::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! The holders of one lock: a short list, or, of many, found by owner at once and by deadline and limit in logarithmic time.
 
 use super::Hold;
-use crate::collections::index::Index;
 use crate::types::{ClientId, Limit, Token, WallMs};
+use std::collections::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ struct Terms {
 /// Many holders, found by owner, deadline and limit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Indexed {
-    by_owner: Index<Arc<[u8]>, Terms>,
+    by_owner: HashMap<Arc<[u8]>, Terms>,
     // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
     by_deadline: BTreeSet<(WallMs, Token, Arc<[u8]>)>,
     by_limit: BTreeMap<Limit, usize>,
@@ -268,7 +268,7 @@ impl Holders {
             Holders::List(list) => list.pop().is_some(),
             Holders::Indexed(many) => {
                 let first = many.by_deadline.pop_first();
-                first.is_some_and(|(.., owner)| many.by_owner.remove(&owner).is_some())
+                first.is_some_and(|(.., owner)| many.by_owner.remove_entry(&owner).is_some())
             }
         }
     }
@@ -331,7 +331,7 @@ impl Indexed {
         let mut ended = std::mem::replace(&mut self.by_deadline, left);
         let mut holders = Vec::with_capacity(ended.len());
         while let Some((.., owner)) = ended.pop_first() {
-            if let Some((owner, terms)) = self.by_owner.remove(&owner) {
+            if let Some((owner, terms)) = self.by_owner.remove_entry(&owner) {
                 self.uncount(terms.limit);
                 holders.push(Holder { owner, terms });
             }
@@ -351,7 +351,7 @@ impl Indexed {
     fn drain(&mut self) -> impl Iterator<Item = Holder> + '_ {
         let owners = std::mem::take(&mut self.by_deadline).into_iter();
         owners.filter_map(|(.., owner)| {
-            let (owner, terms) = self.by_owner.remove(&owner)?;
+            let (owner, terms) = self.by_owner.remove_entry(&owner)?;
             Some(Holder { owner, terms })
         })
     }
@@ -365,7 +365,7 @@ impl Indexed {
 
     /// Takes an owner's hold out; returns the owner back for further use.
     fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
-        let (owner, terms) = self.by_owner.remove(owner)?;
+        let (owner, terms) = self.by_owner.remove_entry(owner)?;
         let dated = (terms.deadline, terms.token, owner);
         self.by_deadline.remove(&dated);
         self.uncount(terms.limit);

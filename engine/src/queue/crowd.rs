@@ -1,13 +1,13 @@
 //! Locks whose values have come or gone one by one, but so many that they are not looked at together.
 
-use crate::collections::index::Index;
 use crate::types::Name;
+use std::collections::HashMap;
 use std::collections::VecDeque;
 
 /// Names to which values have come, or from which they have gone, in the order in which they are to be looked at.
 #[derive(Debug, Clone, Default)]
 pub struct Crowd {
-    names: Index<Name, Member>,
+    names: HashMap<Name, Member>,
     order: VecDeque<Name>,
     // Databases that were exchanged since.
     swaps: Vec<(u32, u32)>,
@@ -58,7 +58,7 @@ impl Crowd {
             return Some(crowd);
         }
         while let Some(name) = crowd.order.pop_front() {
-            if let Some((name, member)) = crowd.names.remove(&name) {
+            if let Some((name, member)) = crowd.names.remove_entry(&name) {
                 self.add(name, member.brought);
             }
         }
@@ -80,7 +80,7 @@ impl Crowd {
     /// Takes the next one out. Returns the names under which a value may have come; else, the one from which it has gone.
     pub fn pop(&mut self) -> Option<Turn> {
         let name = self.order.pop_front()?;
-        let (name, member) = self.names.remove(&name)?;
+        let (name, member) = self.names.remove_entry(&name)?;
         let brought_to = member.brought.then(|| Name {
             db: exchanged(name.db, self.swaps.iter().copied()),
             key: name.key.clone(),

@@ -16,7 +16,7 @@ pub(crate) use queues::{Turn, WaitQueues};
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};
 pub(crate) use ties::{Auto, Bound, Renewal, Tie, Ties, Untimed, Whose};
 pub use ties::{Kept, Loss, LostTie};
-pub(crate) use wait_queue::{Places, WaitQueue};
+pub(crate) use wait_queue::{Departed, WaitQueue};
 
 /// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;
 /// from there on it goes by this.

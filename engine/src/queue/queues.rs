@@ -7,9 +7,10 @@ use super::crowd::{self, exchanged, Crowd};
 use super::place::Place;
 use super::wait_queue::WaitQueue;
 use super::LockId;
-use crate::collections::index::Index;
 use crate::collections::scan_order::ScanOrder;
+use crate::collections::shrink_if_empty;
 use crate::types::{Arrival, Name, NameRef};
+use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -75,7 +76,7 @@ struct Slot {
 
 #[derive(Debug, Clone, Default)]
 struct Db {
-    by_key: Index<Rc<[u8]>, LockId>,
+    by_key: HashMap<Rc<[u8]>, LockId>,
     // The keys once more, for scans.
     order: ScanOrder,
     // When its values last came or went all at once.
@@ -176,6 +177,7 @@ impl WaitQueues {
         self.len -= 1;
         if let Some(db) = self.dbs.get_mut(name.db as usize) {
             db.by_key.remove(&name.key);
+            shrink_if_empty(&mut db.by_key);
             db.order.remove(&name.key);
         }
         Some(queue)

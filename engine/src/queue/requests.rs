@@ -2,7 +2,8 @@
 
 use super::deadlines::DueKey;
 use super::LockId;
-use crate::collections::index::{ByNumber, NumberIndex};
+use crate::collections::by_number::ByNumber;
+use crate::collections::shrink_if_empty;
 use crate::invariants::broken;
 use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
 use std::collections::hash_map::{Entry as Slot, RandomState};
@@ -99,9 +100,9 @@ struct Notified {
 /// All waiting requests.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests {
-    by_id: NumberIndex<RequestId, Box<Request>>,
+    by_id: ByNumber<RequestId, Box<Request>>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many.
-    by_owner: NumberIndex<OwnerHash, Ids>,
+    by_owner: ByNumber<OwnerHash, Ids>,
     hash: RandomState,
     // Those that wait by a channel, by connection.
     notified: ByNumber<ClientId, Notified>,
@@ -219,10 +220,14 @@ impl Requests {
 
     /// Takes a request out.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
-        let (_, request) = self.by_id.remove(&id)?;
+        let request = self.by_id.remove(&id)?;
+        shrink_if_empty(&mut self.by_id);
         match self.by_owner.get_mut(&request.hash) {
             Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),
-            _ => drop(self.by_owner.remove(&request.hash)),
+            _ => {
+                self.by_owner.remove(&request.hash);
+                shrink_if_empty(&mut self.by_owner);
+            }
         }
         if request.channel.is_some() {
             self.notifies -= 1;

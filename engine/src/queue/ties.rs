@@ -12,11 +12,11 @@
 //! goes before it, and lists keep their memory (an ordered map gives its last node back).
 
 use super::deadlines::DueKey;
-use crate::collections::roster::Roster;
 use crate::invariants::broken;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 
 /// A lock's name and its owner's, in bytes: a short key and a UUID.
 const USUAL_WORDS: usize = 64;
@@ -242,9 +242,9 @@ pub(crate) type Untimed<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
 /// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
 #[derive(Debug, Clone, Default)]
 struct Connection {
-    holds: Roster<Ranked, ()>,
+    holds: BTreeSet<Ranked>,
     // Which holds the server renews next, and when.
-    renewals: Roster<(SteadyMs, Token), ()>,
+    renewals: BTreeSet<(SteadyMs, Token)>,
     // Comes when the first of them is due, or before.
     timer: Option<DueKey<SteadyMs>>,
     // Holds whose bound has passed.
@@ -264,7 +264,7 @@ impl Connection {
     /// Enters when a hold is renewed next.
     fn enter(&mut self, token: Token, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(self.renewals.insert((at, token), Box::new(()))),
+            Renewal::At(at) => drop(self.renewals.insert((at, token))),
             Renewal::Paused => drop(self.paused.insert(token)),
             Renewal::Stopped => {}
         }
@@ -272,15 +272,15 @@ impl Connection {
 
     /// Puts a hold of it in its place by the end of its lease.
     fn set_end(&mut self, tie: &mut Tie, token: Token, end: WallMs) {
-        self.holds.remove(tie.ranked(token));
+        self.holds.remove(&tie.ranked(token));
         tie.end = end;
-        drop(self.holds.insert(tie.ranked(token), Box::new(())));
+        self.holds.insert(tie.ranked(token));
     }
 
     /// Takes that out again.
     fn take_out(&mut self, token: Token, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(self.renewals.remove((at, token))),
+            Renewal::At(at) => drop(self.renewals.remove(&(at, token))),
             Renewal::Paused => drop(self.paused.remove(&token)),
             Renewal::Stopped => {}
         }
@@ -294,9 +294,9 @@ impl Connection {
     /// Forgets the signs of life that no hold goes by. Takes time by the number of holds, of which there have been as many signs of
     /// life since it was last done.
     #[cold]
-    fn forget_bounds(&mut self, ties: &Roster<Token, Tie>) {
-        let autos = self.holds.from(Ranked::first(false));
-        let autos = autos.filter_map(|(hold, ())| ties.get(hold.token)?.auto);
+    fn forget_bounds(&mut self, ties: &BTreeMap<Token, Box<Tie>>) {
+        let autos = self.holds.iter();
+        let autos = autos.filter_map(|hold| ties.get(&hold.token)?.auto);
         let needed: BTreeSet<usize> = autos.map(|auto| self.first_since(auto.signs)).collect();
         let mut at = 0..;
         self.bounds
@@ -304,7 +304,7 @@ impl Connection {
     }
 
     fn untimed(&mut self) -> Option<Untimed<'_>> {
-        let ((first, _), ()) = self.renewals.front()?;
+        let (first, _) = *self.renewals.first()?;
         let timed = self.timer.is_some_and(|due| due.at <= first);
         (!timed).then_some((first, &mut self.timer))
     }
@@ -346,7 +346,7 @@ impl Lost {
 /// is tied, so who asks for a hold of a lock names that lock.
 #[derive(Debug, Clone, Default)]
 pub struct Ties {
-    by_token: Roster<Token, Tie>,
+    by_token: BTreeMap<Token, Box<Tie>>,
     by_client: BTreeMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
@@ -375,7 +375,7 @@ impl Ties {
 
     /// Returns what is tied under this token.
     pub fn get(&self, token: Token) -> Option<&Tie> {
-        self.by_token.get(token)
+        self.by_token.get(&token).map(|tie| &**tie)
     }
 
     /// Returns what the hold of this lock is tied by.
@@ -385,8 +385,8 @@ impl Ties {
 
     /// Returns the first tie above this token.
     pub fn after(&self, token: Token) -> Option<(Token, &Tie)> {
-        let mut rest = self.by_token.from(token);
-        rest.find(|(next, _)| *next > token)
+        let mut rest = self.by_token.range((Excluded(token), Unbounded));
+        rest.next().map(|(token, tie)| (*token, &**tie))
     }
 
     /// Returns true if something is tied to this connection, or was.
@@ -406,11 +406,11 @@ impl Ties {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
-        drop(connection.holds.insert(tie.ranked(token), Box::new(())));
+        connection.holds.insert(tie.ranked(token));
         if let Some(auto) = tie.auto {
             connection.enter(token, auto.next);
         }
-        if self.by_token.insert(token, tie).is_err() {
+        if self.by_token.insert(token, tie).is_some() {
             broken!("a hold that is tied anew is tied by nothing");
         }
         connection.untimed()
@@ -419,11 +419,11 @@ impl Ties {
     /// Unties a hold.
     #[inline]
     pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
-        let tie = self.by_token.remove(token)?;
+        let tie = self.by_token.remove(&token)?;
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
         if let Some(its) = self.by_client.get_mut(&tie.client) {
-            its.holds.remove(tie.ranked(token));
+            its.holds.remove(&tie.ranked(token));
             if let Some(auto) = tie.auto {
                 its.take_out(token, auto.next);
             }
@@ -461,8 +461,8 @@ impl Ties {
 
     /// The server decides no longer: nothing is tied any more. Connections are told when it decides again.
     pub fn lose_all(&mut self, now: WallMs) {
-        for (token, tie) in std::mem::take(&mut self.by_token).iter() {
-            self.lose(token, tie, tie.loss(Loss::Demoted, now));
+        for (token, tie) in std::mem::take(&mut self.by_token) {
+            self.lose(token, &tie, tie.loss(Loss::Demoted, now));
         }
         self.by_client.retain(|_, connection| {
             *connection = Connection {
@@ -477,7 +477,7 @@ impl Ties {
 
     /// Notes when the server renews a hold next.
     pub fn renew(&mut self, token: Token, next: Renewal) {
-        let Some(tie) = self.by_token.get_mut(token) else {
+        let Some(tie) = self.by_token.get_mut(&token) else {
             return broken!("a hold that is renewed is tied");
         };
         self.autos -= usize::from(tie.renews());
@@ -504,13 +504,13 @@ impl Ties {
     /// Takes out the first hold of a connection that is to be renewed by now. The caller sees to its renewal.
     pub fn take_due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
         let renewals = &mut self.by_client.get_mut(&client)?.renewals;
-        renewals.front().filter(|((at, _), ())| *at <= now)?;
-        renewals.pop_front().map(|((_, token), _)| token)
+        renewals.first().filter(|(at, _)| *at <= now)?;
+        renewals.pop_first().map(|(_, token)| token)
     }
 
     /// The lease of a tied hold ends then.
     pub fn set_end(&mut self, name: NameRef, token: Token, end: WallMs) {
-        let tie = self.by_token.get_mut(token);
+        let tie = self.by_token.get_mut(&token);
         let Some(tie) = tie.filter(|tie| tie.end != end && tie.name() == name) else {
             return;
         };
@@ -521,7 +521,7 @@ impl Ties {
 
     /// A hold that was due was renewed: its lease ends then, and this comes next.
     pub fn renewed(&mut self, token: Token, end: WallMs, next: Renewal) {
-        let Some(tie) = self.by_token.get_mut(token) else {
+        let Some(tie) = self.by_token.get_mut(&token) else {
             return broken!("a hold that is renewed is tied");
         };
         let Some(connection) = self.by_client.get_mut(&tie.client) else {
@@ -540,7 +540,7 @@ impl Ties {
 
     /// Each renewal gives at least this lease from now on.
     pub fn lengthen(&mut self, name: NameRef, token: Token, lease: Millis) {
-        let tie = self.by_token.get_mut(token);
+        let tie = self.by_token.get_mut(&token);
         if let Some(tie) = tie.filter(|tie| tie.name() == name) {
             if let Some(auto) = &mut tie.auto {
                 auto.lease = auto.lease.max(lease);
@@ -589,11 +589,9 @@ impl Ties {
 
     /// When the first lease of those ends that the server renews for a connection, or has renewed; none if there are none.
     pub fn first_end(&self, client: ClientId) -> Option<WallMs> {
-        let first = self.by_client.get(&client)?.holds.front();
-        let first = first.map(|(first, ())| first);
-        first
-            .filter(|first| !first.session_only)
-            .map(|first| first.end)
+        let first = self.by_client.get(&client)?.holds.first();
+        let first = first.filter(|first| !first.session_only);
+        first.map(|first| first.end)
     }
 
     /// Returns what a connection is to be told, and forgets what it has lost.
@@ -632,10 +630,10 @@ impl Ties {
     /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, client: ClientId, now: WallMs) -> Option<Token> {
         let holds = &self.by_client.get(&client)?.holds;
-        let first = |session_only| holds.from(Ranked::first(session_only)).next();
+        let first = |session_only| holds.range(Ranked::first(session_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
-        let ended = firsts.find(|(hold, ())| hold.end <= now);
-        ended.map(|(hold, ())| hold.token)
+        let ended = firsts.find(|hold| hold.end <= now);
+        ended.map(|hold| hold.token)
     }
 
     /// A connection begins to wait for a request, or has waited.
@@ -651,10 +649,10 @@ impl Ties {
         let holds = &self.by_client.get(&client)?.holds;
         let after = after.and_then(|token| Some(self.get(token)?.ranked(token)));
         let next = match after {
-            None => holds.front(),
-            Some(after) => holds.from(after).find(|(hold, ())| *hold > after),
+            None => holds.first(),
+            Some(after) => holds.range((Excluded(after), Unbounded)).next(),
         };
-        next.map(|(hold, ())| hold.token)
+        next.map(|hold| hold.token)
     }
 
     /// A connection has ended: nothing is tied to it any more, and it is told nothing. Returns its timer.
@@ -665,6 +663,6 @@ impl Ties {
     /// Returns the holds of the locks that this is true of.
     pub fn of(&self, chosen: impl Fn(NameRef) -> bool) -> Vec<Token> {
         let ties = self.by_token.iter().filter(|(_, tie)| chosen(tie.name()));
-        ties.map(|(token, _)| token).collect()
+        ties.map(|(token, _)| *token).collect()
     }
 }

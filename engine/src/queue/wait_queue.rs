@@ -2,10 +2,8 @@
 
 use super::deadlines::DueKey;
 use super::place::Place;
-use crate::collections::index::Index;
-use crate::collections::roster::Roster;
 use crate::types::{Arrival, Limit, Name, RequestId, WallMs};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Places that are looked through for an owner's. Beyond them an index finds it, which takes as much room as the whole queue of a
@@ -22,9 +20,9 @@ pub(crate) struct WaitQueue {
     /// The lock.
     pub name: Name,
     // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
-    places: Roster<Arrival, Place>,
+    places: Places,
     // Made for more places than are soon looked through.
-    by_owner: Option<Box<Index<Rc<[u8]>, Arrival>>>,
+    by_owner: Option<Box<HashMap<Rc<[u8]>, Arrival>>>,
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
     /// Requests for many locks that count on their owner's hold of this one.
@@ -49,15 +47,20 @@ pub(crate) struct WaitQueue {
     pub dirty: bool,
 }
 
-/// Places that have left their queue together.
+/// Places in the order of their numbers. Most leave at the front and come at the end, so a sorted list that is open at both ends
+/// moves nothing for them, gives the rank, and takes 16 bytes a place. A place that leaves from the middle moves the shorter side:
+/// at most 0.8 MB of a queue of 100,000.
+pub(crate) type Places = VecDeque<(Arrival, Box<Place>)>;
+
+/// Places that have left their queue together, to be freed in steps.
 #[derive(Debug, Clone)]
-pub(crate) struct Places {
-    places: Roster<Arrival, Place>,
-    by_owner: Option<Box<Index<Rc<[u8]>, Arrival>>>,
+pub(crate) struct Departed {
+    places: Places,
+    by_owner: Option<Box<HashMap<Rc<[u8]>, Arrival>>>,
 }
 
-impl Places {
-    /// How many are left.
+impl Departed {
+    /// Returns how many are left.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
@@ -113,18 +116,40 @@ impl WaitQueue {
     pub(crate) fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
         let free = self.number_of(&owner).is_none();
-        let exclusive = place.limit == Limit::EXCLUSIVE;
-        let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
+        let inserted = free && self.put(number, place);
         if inserted {
-            self.exclusive += usize::from(exclusive);
             self.index(owner, number);
         }
         inserted
     }
 
+    /// Puts a place into the list, unless one has that number. Returns true if it is there.
+    fn put(&mut self, number: Arrival, place: Place) -> bool {
+        let Err(at) = self.search(number) else {
+            return false;
+        };
+        if self.places.is_empty() {
+            // Nearly every queue has one place, and there may be very many queues.
+            self.places.reserve_exact(1);
+        }
+        self.exclusive += usize::from(place.limit == Limit::EXCLUSIVE);
+        self.places.insert(at, (number, Box::new(place)));
+        true
+    }
+
+    /// Finds where a number is in the list, or would be.
+    fn search(&self, number: Arrival) -> Result<usize, usize> {
+        // Most come at the end.
+        match self.places.back() {
+            Some((last, _)) if *last < number => Err(self.places.len()),
+            _ => self.places.binary_search_by_key(&number, |(at, _)| *at),
+        }
+    }
+
     /// Takes a place out.
     pub(crate) fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
-        let place = self.places.remove(number)?;
+        let at = self.search(number).ok()?;
+        let (_, place) = self.places.remove(at)?;
         self.exclusive -= usize::from(place.limit == Limit::EXCLUSIVE);
         if self.len() <= LONGEST_SEARCH / 2 {
             self.by_owner = None;
@@ -160,19 +185,18 @@ impl WaitQueue {
                     index.insert(owner, its);
                     return false;
                 }
-                let place = Box::new(place(owner));
-                let exclusive = place.limit == Limit::EXCLUSIVE;
-                let inserted = self.places.insert(number, place).is_ok();
-                self.exclusive += usize::from(inserted && exclusive);
-                inserted
+                self.put(number, place(owner))
             }
         }
     }
 
     /// Takes out all places that this is true of, without looking for each of them.
-    pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Places {
-        let places = self.places.split_off(leaves);
-        let exclusive = |(_, place): &(Arrival, &Place)| place.limit == Limit::EXCLUSIVE;
+    pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Departed {
+        let (places, left) = std::mem::take(&mut self.places)
+            .into_iter()
+            .partition(|(number, place)| leaves(*number, place));
+        self.places = left;
+        let exclusive = |(_, place): &&(Arrival, Box<Place>)| place.limit == Limit::EXCLUSIVE;
         self.exclusive -= places.iter().filter(exclusive).count();
         let mut by_owner = None;
         if self.len() <= LONGEST_SEARCH || places.len() > self.len() {
@@ -185,11 +209,11 @@ impl WaitQueue {
                 index.remove(&place.owner);
             }
         }
-        Places { places, by_owner }
+        Departed { places, by_owner }
     }
 
-    fn index_all(&self) -> Box<Index<Rc<[u8]>, Arrival>> {
-        let mut index = Box::<Index<Rc<[u8]>, Arrival>>::default();
+    fn index_all(&self) -> Box<HashMap<Rc<[u8]>, Arrival>> {
+        let mut index = Box::<HashMap<Rc<[u8]>, Arrival>>::default();
         for (number, place) in self.in_order() {
             index.insert(place.owner.clone(), number);
         }
@@ -207,12 +231,14 @@ impl WaitQueue {
 
     /// The place with this number.
     pub(crate) fn place(&self, number: Arrival) -> Option<&Place> {
-        self.places.get(number)
+        let at = self.search(number).ok()?;
+        self.places.get(at).map(|(_, place)| &**place)
     }
 
     /// The place with this number.
     pub(crate) fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
-        self.places.get_mut(number)
+        let at = self.search(number).ok()?;
+        self.places.get_mut(at).map(|(_, place)| &mut **place)
     }
 
     /// The holder's place that waits for a stricter limit.
@@ -223,17 +249,22 @@ impl WaitQueue {
 
     /// The place that is served next: the waiting upgrade, or the first in order.
     pub(crate) fn head(&self) -> Option<(Arrival, &Place)> {
-        self.places.front()
+        let (number, place) = self.places.front()?;
+        Some((*number, place))
     }
 
     /// All places as they are served: the waiting upgrade first.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
-        self.places.iter()
+        self.places
+            .iter()
+            .map(|(number, place)| (*number, &**place))
     }
 
     /// Returns the places before this number, the nearest first.
     pub(crate) fn before(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
-        self.places.before(number)
+        let (Ok(end) | Err(end)) = self.search(number);
+        let before = self.places.range(..end).rev();
+        before.map(|(number, place)| (*number, &**place))
     }
 
     /// Returns how many places ask for the lock with limit 1.
@@ -243,7 +274,7 @@ impl WaitQueue {
 
     /// Sets the limit that a place asks for. Returns the one before.
     pub(crate) fn set_limit(&mut self, number: Arrival, limit: Limit) -> Option<Limit> {
-        let place = self.places.get_mut(number)?;
+        let place = self.place_mut(number)?;
         let before = std::mem::replace(&mut place.limit, limit);
         self.exclusive += usize::from(limit == Limit::EXCLUSIVE);
         self.exclusive -= usize::from(before == Limit::EXCLUSIVE);
@@ -252,7 +283,7 @@ impl WaitQueue {
 
     /// How many places of the queue are before this one. The waiting upgrade's is none of them.
     pub(crate) fn rank(&self, number: Arrival) -> Option<usize> {
-        let rank = self.places.rank(number)?;
+        let rank = self.search(number).ok()?;
         Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
     }
 
