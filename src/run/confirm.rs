@@ -22,7 +22,7 @@ pub(super) fn look(ctx: Ctx) {
     let now = clock::read();
     let steady = now.steady();
     if replicas::look(ctx, steady) {
-        // What this server had begun to send as a primary. Nothing more is written: replies are, after this.
+        // Replicas from the time as a primary. The server writes to its clients after this hook, so nothing more leaves by their links.
         replicas::on_refused();
         drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
     }
