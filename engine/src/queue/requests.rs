@@ -163,7 +163,7 @@ impl Requests {
 
     /// Returns true if an owner waits for anything.
     pub(crate) fn waits(&self, owner: OwnerHash) -> bool {
-        self.by_owner.get(&owner).is_some()
+        self.by_owner.contains_key(&owner)
     }
 
     /// Returns how many owners wait.
