@@ -140,7 +140,7 @@ func (s stage) up(client *redis.Client) (err error) {
 }
 
 // The primary is killed, or stands still: the Sentinels promote the replica, where the holds go on under their tokens, and
-// the wait is granted. A lease of 10 s outlasts a detection of 3 s.
+// the wait is granted. A lease of 1.5 x (3 s + 5 s) outlasts a detection of 3 s.
 func TestSentinel(t *testing.T) {
 	t.Run("killed", func(t *testing.T) {
 		in(t, func(s stage) {
@@ -148,7 +148,7 @@ func TestSentinel(t *testing.T) {
 		}, "single")
 	})
 	t.Run("stopped", func(t *testing.T) {
-		in(t, func(s stage) { s.sentinels(syscall.SIGSTOP, 3000, Settings{Lease: 10 * time.Second, QueueGrace: long}) }, "single")
+		in(t, func(s stage) { s.sentinels(syscall.SIGSTOP, 3000, Settings{Lease: 12 * time.Second, QueueGrace: long}) }, "single")
 	})
 }
 

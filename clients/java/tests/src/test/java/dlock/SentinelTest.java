@@ -61,7 +61,7 @@ class SentinelTest {
         new ProcessBuilder("kill", "-" + name, String.valueOf(program.pid())).start().waitFor();
     }
 
-    /** With a detection of 3 s, holds with a lease of 10 s go on at the new primary. */
+    /** With a detection of 3 s, holds with a lease of 1.5 x (3 s + 5 s) go on at the new primary. */
     private void aStalledPrimary(String library) throws Exception {
         try (Stage s = new Stage(library, "single")) {
             int first = free();
@@ -102,7 +102,7 @@ class SentinelTest {
                     ? new LettuceConnector(Stage.LETTUCE, RedisURI.create(uri + "/0#locks"))
                     : JedisConnector.sentinel(password, "locks", DefaultJedisClientConfig.builder().build(),
                             Set.of(new HostAndPort("127.0.0.1", sentinels.get(0)), new HostAndPort("127.0.0.1", sentinels.get(1))));
-            DLocks locks = s.closing(new DLocks(connector, Stage.settings(Duration.ofSeconds(10))));
+            DLocks locks = s.closing(new DLocks(connector, Stage.settings(Duration.ofSeconds(12))));
             List<Hold> holds = new ArrayList<>();
             for (int i = 0; i < 20; i++) {
                 holds.add(locks.ask(s.key + i).tryHold(Duration.ofSeconds(30)));
@@ -112,7 +112,7 @@ class SentinelTest {
                 assertTrue(holds.stream().allMatch(Hold::isHeld), library + ": " + holds.stream().filter(Hold::isHeld).count() + " are held");
                 try (var connection = new redis.clients.jedis.Connection(new HostAndPort("127.0.0.1", second), password)) {
                     String info = Stage.text(Stage.send(connection, "ROLE") instanceof List<?> role ? role.get(0) : "");
-                    return info.equals("master") && holds.stream().allMatch(hold -> hold.left().toMillis() > 6000);
+                    return info.equals("master") && holds.stream().allMatch(hold -> hold.left().toMillis() > 7000);
                 } catch (RuntimeException down) { // it ends its connections when it is promoted
                     return false;
                 }
