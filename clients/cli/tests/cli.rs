@@ -820,15 +820,16 @@ fn patch_levels() -> Vec<(patches::Product, String, Option<String>)> {
         .skip(1)
         .take_while(|line| line.starts_with('|'));
     let row = |row: &str| {
-        let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
-        let (product, series) = cells[0].split_once(' ').expect("a server");
+        let cells = row.trim_matches(['|', ' ']);
+        let (server, fixed) = cells.split_once(" | ").expect("two cells");
+        let (product, series) = server.split_once(' ').expect("a server");
         let product = match product {
             "Redis" => patches::Product::Redis,
             _ => patches::Product::Valkey,
         };
-        let fixed = cells[1]
+        let fixed = fixed
             .starts_with(&format!("{series}."))
-            .then(|| cells[1].to_owned());
+            .then(|| fixed.to_owned());
         (product, series.to_owned(), fixed)
     };
     rows.map(row).collect()
