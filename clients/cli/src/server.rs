@@ -42,7 +42,7 @@ pub(crate) struct Failure {
     text: String,
     /// Nothing changes by asking again.
     pub is_final: bool,
-    moved_to: Option<(String, u16)>,
+    moved_to: Option<Address>,
 }
 
 impl Failure {
@@ -115,8 +115,11 @@ fn kind_of(error: &RedisError) -> Option<io::ErrorKind> {
     Some(cause.downcast_ref::<io::Error>()?.kind())
 }
 
+/// A host and a port.
+pub(crate) type Address = (String, u16);
+
 /// Reads `host:port`.
-pub(crate) fn address(text: &str) -> Option<(String, u16)> {
+pub(crate) fn address(text: &str) -> Option<Address> {
     let (host, port) = text.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     Some((host.to_owned(), port.parse().ok()?))
@@ -177,7 +180,7 @@ pub(crate) struct Place {
     /// The server to begin with; its password, user and database are those of all.
     base: ConnectionInfo,
     /// Sentinels, and the name of the primary that they watch.
-    sentinels: Option<(Vec<(String, u16)>, String)>,
+    sentinels: Option<(Vec<Address>, String)>,
 }
 
 impl Place {
@@ -211,7 +214,7 @@ impl Place {
     }
 
     /// The Sentinels that are named, and the primary's name.
-    pub(crate) fn sentinels(&self) -> Option<(&[(String, u16)], &str)> {
+    pub(crate) fn sentinels(&self) -> Option<(&[Address], &str)> {
         let (sentinels, primary) = self.sentinels.as_ref()?;
         Some((sentinels, primary))
     }
@@ -220,7 +223,7 @@ impl Place {
     ///
     /// # Errors
     /// It is not there, or refuses.
-    pub(crate) fn connect_to(&self, (host, port): &(String, u16)) -> Result<Link, Failure> {
+    pub(crate) fn connect_to(&self, (host, port): &Address) -> Result<Link, Failure> {
         let mut info = self.base.clone();
         info.addr = match info.addr {
             ConnectionAddr::TcpTls {
@@ -243,10 +246,7 @@ impl Place {
     ///
     /// # Errors
     /// The same.
-    pub(crate) fn connect_to_sentinel(
-        &self,
-        (host, port): &(String, u16),
-    ) -> Result<Link, Failure> {
+    pub(crate) fn connect_to_sentinel(&self, (host, port): &Address) -> Result<Link, Failure> {
         let mut info = (host.as_str(), *port).into_connection_info()?;
         let mut link = Link::open(info.clone())?;
         match link.ask(&redis::cmd("PING")) {
@@ -304,7 +304,7 @@ impl Place {
         Ok((link, passed))
     }
 
-    fn ask_sentinel(&self, sentinel: &(String, u16), name: &str) -> Result<(String, u16), Failure> {
+    fn ask_sentinel(&self, sentinel: &Address, name: &str) -> Result<Address, Failure> {
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
         let answer = texts(&self.connect_to_sentinel(sentinel)?.ask(&ask)?);
