@@ -1,8 +1,9 @@
 //! `dlock check`: reads a running group of servers, and reports what it lacks of the recommended setting.
 
 use crate::config_file;
+use crate::out::say;
 use crate::patches::{self, Level, FAULT};
-use crate::server::{address, field, items, number, text, texts, Failure, Link, Place};
+use crate::server::{address, field, items, number, text, texts, Address, Failure, Link, Place};
 use redis::{cmd, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -36,7 +37,7 @@ struct Report {
 
 impl Report {
     fn node(&self, title: &str) {
-        println!("{title}");
+        say!("{title}");
     }
 
     fn say(&mut self, verdict: Verdict, words: &str) {
@@ -52,7 +53,7 @@ impl Report {
             Verdict::Bad => self.bad += 1,
             Verdict::Unchecked => self.unchecked += 1,
         }
-        println!("  {mark}  {words}");
+        say!("  {mark}  {words}");
     }
 
     fn good(&mut self, words: &str) {
@@ -91,8 +92,8 @@ impl Report {
             .map(|(count, name)| format!("{count} {name}"))
             .collect();
         match counts.is_empty() {
-            true => println!("Nothing is missing."),
-            false => println!("{}.", counts.join(", ")),
+            true => say!("Nothing is missing."),
+            false => say!("{}.", counts.join(", ")),
         }
         match (self.bad, self.unchecked, self.notes) {
             (0, 0, 0) => 0,
@@ -108,7 +109,7 @@ struct Node {
     link: Link,
     is_primary: bool,
     /// Its replicas, as it shows them.
-    replicas: Vec<(String, u16)>,
+    replicas: Vec<Address>,
     server: BTreeMap<String, String>,
     replication: BTreeMap<String, String>,
     /// Empty where the module is not loaded.
@@ -246,7 +247,7 @@ pub(crate) fn check(place: &Place) -> Result<u8, Failure> {
 }
 
 /// The primary that was found, or all of its cluster; and the replicas that the cluster knows.
-fn primaries(place: &Place, mut link: Link) -> Result<(Vec<Link>, Vec<(String, u16)>), Failure> {
+fn primaries(place: &Place, mut link: Link) -> Result<(Vec<Link>, Vec<Address>), Failure> {
     let is_cluster = link
         .info("cluster")?
         .iter()
@@ -346,11 +347,11 @@ fn confirmations(primary: &mut Node, first: Alike, report: &mut Report) {
 /// A replica, and returns those behind it. What the primary has is what it should have. Nothing if it cannot be read.
 fn replica(
     place: &Place,
-    at: &(String, u16),
+    at: &Address,
     first: Option<Alike>,
     seen: &mut BTreeSet<String>,
     report: &mut Report,
-) -> Option<Vec<(String, u16)>> {
+) -> Option<Vec<Address>> {
     let mut replica = match place.connect_to(at).and_then(Node::read) {
         Ok(replica) => replica,
         Err(failure) => {
@@ -377,12 +378,7 @@ fn replica(
 
 /// Replicas that Sentinels or the cluster know, and that no primary shows: whether they stand behind a replica, whose module ends
 /// their links.
-fn chained(
-    place: &Place,
-    known: &[(String, u16)],
-    seen: &mut BTreeSet<String>,
-    report: &mut Report,
-) {
+fn chained(place: &Place, known: &[Address], seen: &mut BTreeSet<String>, report: &mut Report) {
     for at in known {
         // One that is gone is not chained; the number of those that are connected was looked at.
         let Ok(node) = place.connect_to(at).and_then(Node::read) else {
@@ -603,7 +599,7 @@ fn users(node: &mut Node, report: &mut Report) {
 }
 
 /// What Sentinels say of the group. Returns the replicas that they know.
-fn sentinels(place: &Place, report: &mut Report) -> Vec<(String, u16)> {
+fn sentinels(place: &Place, report: &mut Report) -> Vec<Address> {
     let mut known = Vec::new();
     let Some((sentinels, primary)) = place.sentinels() else {
         return known;
