@@ -1,6 +1,7 @@
 //! `dlock check`: reads a running group of servers, and reports what it lacks of the recommended setting.
 
 use crate::config_file;
+use crate::out::say;
 use crate::patches::{self, Level, FAULT};
 use crate::server::{address, field, items, number, text, texts, Address, Failure, Link, Place};
 use redis::{cmd, Value};
@@ -36,7 +37,7 @@ struct Report {
 
 impl Report {
     fn node(&self, title: &str) {
-        println!("{title}");
+        say!("{title}");
     }
 
     fn say(&mut self, verdict: Verdict, words: &str) {
@@ -52,7 +53,7 @@ impl Report {
             Verdict::Bad => self.bad += 1,
             Verdict::Unchecked => self.unchecked += 1,
         }
-        println!("  {mark}  {words}");
+        say!("  {mark}  {words}");
     }
 
     fn good(&mut self, words: &str) {
@@ -91,8 +92,8 @@ impl Report {
             .map(|(count, name)| format!("{count} {name}"))
             .collect();
         match counts.is_empty() {
-            true => println!("Nothing is missing."),
-            false => println!("{}.", counts.join(", ")),
+            true => say!("Nothing is missing."),
+            false => say!("{}.", counts.join(", ")),
         }
         match (self.bad, self.unchecked, self.notes) {
             (0, 0, 0) => 0,

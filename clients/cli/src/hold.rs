@@ -4,8 +4,10 @@
 //! of life every third of the lease (`DLOCK.KEEP`) moves the believed end. When the connection ends, the hold is looked for on a new
 //! one under its token, until its lease is over.
 
+use crate::out::tell;
 use crate::server::{field, items, number, text, texts, Failure, Link, Place, BOUND};
 use redis::{cmd, Cmd, Value};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -14,6 +16,10 @@ const ALLOWANCE_MS: u64 = 100;
 
 /// A wait is asked for again after so long, and keeps its place for so long in between: a reply that does not come is noticed.
 const SLICE: Duration = Duration::from_secs(5);
+/// The first of them is shorter: then it is looked why nothing is granted.
+const FIRST_SLICE: Duration = Duration::from_secs(1);
+/// So long after the end of a wait its last replies may come.
+const GRACE: Duration = Duration::from_millis(300);
 const CLAIM_MS: u64 = 2_000;
 
 /// Between two tries to reach a server.
@@ -51,6 +57,14 @@ pub(crate) struct Hold {
     pub token: u64,
     /// Until when it may be believed, by [`now_ms`].
     pub until_ms: u64,
+}
+
+/// What has come of a request.
+pub(crate) enum Taken {
+    /// It is had, by this connection.
+    Had(Link, Hold),
+    /// Somebody else has it: these owners, if that may be seen.
+    Refused(Option<String>),
 }
 
 /// What is heard of a hold.
@@ -97,8 +111,8 @@ impl Wish {
         command
     }
 
-    /// Takes the lock. `wait`: how long that may take; none: for ever; zero: it is not waited for. None if it was not had
-    /// in time.
+    /// Takes the lock. `wait`: how long that may take, whatever the server does; none: for ever; zero: it is tried once. What it
+    /// waits for is said now and then, unless `quiet`.
     ///
     /// # Errors
     /// What no waiting mends. At the end of the wait, or without any, also what may pass.
@@ -106,37 +120,59 @@ impl Wish {
         &self,
         place: &Place,
         wait: Option<Duration>,
-    ) -> Result<Option<(Link, Hold)>, Failure> {
-        let began = now_ms();
-        let left = || wait.map(|wait| wait.saturating_sub(Duration::from_millis(now_ms() - began)));
-        let (mut link, mut warned, mut failed): (Option<Link>, Option<u64>, Option<Failure>) =
-            (None, None, None);
+        quiet: bool,
+    ) -> Result<Taken, Failure> {
+        let end = wait.map(|wait| now_ms() + wait.as_millis() as u64);
+        let left = || end.map(|end| Duration::from_millis(end.saturating_sub(now_ms())));
+        let is_try = wait == Some(Duration::ZERO);
+        // Everything that is asked is answered by then, or not at all.
+        let bounded = match end {
+            Some(end) if !is_try => place.until(end + GRACE.as_millis() as u64),
+            _ => place.clone(),
+        };
+        let mut link: Option<Link> = None;
+        let mut failed: Option<Failure> = None;
+        let mut waiting = Waiting {
+            said_ms: None,
+            quiet,
+        };
+        let mut longest = FIRST_SLICE;
         loop {
             let slice = match left() {
-                _ if wait == Some(Duration::ZERO) => None,
+                _ if is_try => None,
                 Some(left) if left.is_zero() => {
                     let Some(mut link) = link else {
                         // Busy is not broken.
                         return Err(failed.unwrap_or_else(|| Failure::new("no server was asked")));
                     };
+                    link.until_ms = Some(now_ms() + GRACE.as_millis() as u64);
                     let _ = link.ask(&self.command("DLOCK.CANCEL"));
-                    return Ok(None);
+                    return Ok(Taken::Refused(self.holder(&mut link)));
                 }
-                left => Some(left.unwrap_or(SLICE).min(SLICE)),
+                left => Some(left.unwrap_or(longest).min(longest)),
             };
-            let why = match self.try_once(place, &mut link, slice) {
-                Ok(Some(hold)) => return Ok(link.map(|link| (link, hold))),
-                Ok(None) if slice.is_none() => return Ok(None),
-                Ok(None) => continue,
-                Err(failure) if failure.is_final || slice.is_none() => return Err(failure),
+            let why = match self.try_once(&bounded, &mut link, slice) {
+                Ok(Some(hold)) => {
+                    if let Some(mut link) = link {
+                        link.until_ms = None;
+                        return Ok(Taken::Had(link, hold));
+                    }
+                    Failure::passing("the connection was not kept")
+                }
+                Ok(None) if is_try => {
+                    let by = link.as_mut().and_then(|link| self.holder(link));
+                    return Ok(Taken::Refused(by));
+                }
+                Ok(None) => {
+                    longest = SLICE;
+                    waiting.explain(&self.lock, link.as_mut());
+                    continue;
+                }
+                Err(failure) if failure.is_final || is_try => return Err(failure),
                 Err(failure) => failure,
             };
             link = None;
-            let now = now_ms();
-            if warned.is_none_or(|at| now - at >= WARNING.as_millis() as u64) {
-                eprintln!("dlock: still waiting for {}: {why}", self.lock);
-                warned = Some(now);
-            }
+            waiting.say(&self.lock, &why.to_string());
             failed = Some(why);
             thread::sleep(PAUSE.min(left().unwrap_or(PAUSE)));
         }
@@ -165,11 +201,16 @@ impl Wish {
         let mut hold = self.command("DLOCK.RENEW");
         hold.arg(self.lease_ms).arg("TOKEN").arg(token);
         self.tied(&mut hold);
+        // It is had: that it is confirmed may take longer than the wait.
+        open.until_ms = None;
         let sent = now_ms();
         match open.ask(&hold) {
             Ok(left) => Ok(Some(self.believed(token, sent, number(&left).unwrap_or(0)))),
             // Somebody has ended it in that moment: it is waited for again.
-            Err(failure) if failure.code == "NOTHELD" => Ok(None),
+            Err(failure) if failure.code == "NOTHELD" => {
+                *link = None;
+                Ok(None)
+            }
             Err(failure) => Err(failure),
         }
     }
@@ -181,19 +222,24 @@ impl Wish {
         }
     }
 
-    /// Keeps the hold, and tells what is heard of it, until nobody listens any more. To be run in a thread of its own.
+    /// Keeps the hold, and tells what is heard of it, until nobody can poke any more. Each of `pokes` asks for news at once. To be run
+    /// in a thread of its own. Returns the connection, with which a session would end.
     pub(crate) fn keep(
         &self,
         place: &Place,
         link: Link,
         token: u64,
         until_ms: u64,
-        tell: impl Fn(News) -> bool,
-    ) {
+        pokes: &Receiver<()>,
+        tell: impl Fn(News),
+    ) -> Option<Link> {
         let pause = Duration::from_millis((self.lease_ms / 3).clamp(50, 5_000));
         let (mut link, mut until) = (Some(link), until_ms);
         loop {
-            thread::sleep(if link.is_some() { pause } else { PAUSE });
+            let pause = if link.is_some() { pause } else { PAUSE };
+            if let Err(RecvTimeoutError::Disconnected) = pokes.recv_timeout(pause) {
+                return link;
+            }
             let heard = match &mut link {
                 Some(open) => self.sign_of_life(open, token),
                 None => self.find_again(place, token).map(|(found, until)| {
@@ -216,8 +262,9 @@ impl Wish {
                 until = end;
             }
             let is_over = matches!(heard, News::Lost(_));
-            if !tell(heard) || is_over {
-                return;
+            tell(heard);
+            if is_over {
+                return link;
             }
         }
     }
@@ -290,12 +337,8 @@ impl Wish {
     }
 
     /// Who has it now, in words.
-    pub(crate) fn holder(&self, place: &Place) -> Option<String> {
-        let info = place
-            .connect()
-            .ok()?
-            .ask_routed(place, cmd("DLOCK.INFO").arg(&self.lock), BOUND)
-            .ok()?;
+    fn holder(&self, link: &mut Link) -> Option<String> {
+        let info = link.ask(cmd("DLOCK.INFO").arg(&self.lock)).ok()?;
         let holders = field(&info, "holders")?;
         let owners: Vec<String> = match items(holders).first()? {
             Value::Array(_) | Value::Map(_) => items(holders)
@@ -305,5 +348,60 @@ impl Wish {
             _ => texts(holders).get(1).cloned().into_iter().collect(),
         };
         (!owners.is_empty()).then(|| owners.join(", "))
+    }
+}
+
+/// What is said of a wait, now and then.
+struct Waiting {
+    said_ms: Option<u64>,
+    quiet: bool,
+}
+
+impl Waiting {
+    fn is_due(&self) -> bool {
+        let due = |at| now_ms() - at >= WARNING.as_millis() as u64;
+        !self.quiet && self.said_ms.is_none_or(due)
+    }
+
+    fn say(&mut self, lock: &str, why: &str) {
+        if self.is_due() {
+            tell!("still waiting for {lock}: {why}");
+            self.said_ms = Some(now_ms());
+        }
+    }
+
+    /// Says why the server grants nothing to anybody, if that is so and may be seen. That somebody has the lock is nothing to be
+    /// said.
+    fn explain(&mut self, lock: &str, link: Option<&mut Link>) {
+        let fields = match link {
+            Some(link) if self.is_due() => link.info("dlock").unwrap_or_default(),
+            _ => return,
+        };
+        let of = |name: &str| {
+            let field = fields
+                .iter()
+                .find(|(field, _)| field.strip_prefix("dlock_") == Some(name));
+            field
+                .and_then(|(_, value)| value.parse::<u64>().ok())
+                .unwrap_or(0)
+        };
+        let seconds = |name| of(name) as f64 / 1e3;
+        if of("quarantined") > 0 {
+            let left = seconds("quarantine_left_ms");
+            self.say(lock, &format!("the server grants nothing for {left:.1}s more, after its start or promotion (QUARANTINE)"));
+        } else if of("drained") > 0 {
+            self.say(
+                lock,
+                "the server is drained, and grants nothing (dlock.grants no)",
+            );
+        } else if of("closed_too_few") > 0 {
+            self.say(
+                lock,
+                "too few replicas confirm, and the server grants nothing (NOACK)",
+            );
+        } else if of("closed") > 0 {
+            let left = seconds("closed_left_ms");
+            self.say(lock, &format!("the server grants nothing for {left:.1}s more, since it has taken over another's data (NOACK)"));
+        }
     }
 }

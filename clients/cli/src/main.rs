@@ -4,23 +4,34 @@
 //! |---|---|
 //! | `main.rs` | the words of the command line |
 //! | `server.rs` | the way to the server that decides |
-//! | `run.rs`, `hold.rs`, `child.rs` | `dlock run`: its course, the lock that is kept, the command that works under it |
+//! | `run.rs`, `hold.rs` | `dlock run`: its course, and the lock that is kept |
+//! | `guardian.rs`, `command.rs` | the process above the command, which ends it when the lock or the runner is gone; the command |
+//! | `terminal.rs`, `processes.rs` | jobs of a terminal; what processes there are |
+//! | `help.rs` | exit codes and examples, for --help and the manual page |
+//! | `out.rs` | what is printed |
 //! | `show.rs`, `top.rs` | who holds and who waits, once and live |
 //! | `check.rs` | what a group of servers lacks of the recommended setting: `patches.rs` which releases have a fix, `config_file.rs` which lines load the module |
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod check;
-mod child;
+mod command;
 mod config_file;
+mod guardian;
+mod help;
 mod hold;
+mod out;
 mod patches;
+mod processes;
 mod run;
 mod server;
 mod show;
+mod terminal;
 mod top;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use out::tell;
 use server::{Failure, Place};
 use std::io::Write;
 use std::process::ExitCode;
@@ -34,7 +45,7 @@ const UNAVAILABLE: u8 = 69;
 
 /// Locks of a Redis or Valkey server with the dlock module, in a shell
 #[derive(Parser)]
-#[command(name = "dlock", version, max_term_width = 100)]
+#[command(name = "dlock", version, max_term_width = 100, after_help = help::ALL)]
 struct Options {
     /// The server: redis://[user[:password]@]host[:port][/database], or rediss:// for TLS. A replica, or any node of a
     /// cluster, leads to the primary. The password can be in REDISCLI_AUTH
@@ -44,7 +55,8 @@ struct Options {
         global = true,
         env = "DLOCK_URL",
         default_value = "redis://127.0.0.1:6379",
-        hide_env_values = true
+        hide_env_values = true,
+        help_heading = help::PLACE
     )]
     url: String,
     /// A Sentinel, which is asked where the primary is; may be given several times
@@ -53,7 +65,8 @@ struct Options {
         global = true,
         value_name = "HOST:PORT",
         env = "DLOCK_SENTINEL",
-        value_delimiter = ','
+        value_delimiter = ',',
+        help_heading = help::PLACE
     )]
     sentinel: Vec<String>,
     /// The name under which Sentinels watch the primary
@@ -62,7 +75,8 @@ struct Options {
         global = true,
         value_name = "NAME",
         env = "DLOCK_PRIMARY",
-        default_value = "mymaster"
+        default_value = "mymaster",
+        help_heading = help::PLACE
     )]
     primary: String,
     #[command(flatten)]
@@ -105,12 +119,18 @@ enum What {
         #[arg(short = 'n', long)]
         times: Option<u64>,
     },
-    /// Read a running group of servers, and say what it lacks of the recommended setting
+    /// Read a running group of servers, and report what it lacks of the recommended setting
+    #[command(after_help = help::CHECK)]
     Check,
-    /// What `run` starts: dies with its parent, then is the command
+    /// The process above the command of `run`
     #[command(hide = true)]
-    Under {
+    Under(guardian::Options),
+    /// What that process starts: it becomes the command
+    #[command(hide = true)]
+    Become {
         parent: i32,
+        #[arg(long)]
+        foreground: bool,
         #[arg(last = true)]
         command: Vec<String>,
     },
@@ -140,7 +160,7 @@ fn main() -> ExitCode {
     match perform(options) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("dlock: {failure}");
+            tell!("{failure}");
             ExitCode::from(UNAVAILABLE)
         }
     }
@@ -156,7 +176,7 @@ fn perform(options: Options) -> Result<u8, Failure> {
     ) {
         Ok(place) => place,
         Err(failure) => {
-            eprintln!("dlock: {failure}");
+            tell!("{failure}");
             return Ok(USAGE);
         }
     };
@@ -167,7 +187,12 @@ fn perform(options: Options) -> Result<u8, Failure> {
         What::Release { lock, owner } => show::release(&place, &lock, owner.as_deref()),
         What::Top { delay, times } => top::top(&place, delay, times),
         What::Check => check::check(&place),
-        What::Under { parent, command } => Ok(run::become_command(parent, &command)),
+        What::Under(options) => Ok(guardian::run(&options)),
+        What::Become {
+            parent,
+            foreground,
+            command,
+        } => Ok(command::replace(parent, foreground, &command)),
         What::Man => man(),
     }
 }
@@ -175,39 +200,45 @@ fn perform(options: Options) -> Result<u8, Failure> {
 /// The page of `dlock`, and of each of its commands after it.
 fn man() -> Result<u8, Failure> {
     let mut page = Vec::new();
-    let written =
-        clap_mangen::Man::new(Options::command().disable_help_subcommand(true)).render(&mut page);
-    let mut rest = String::new();
-    for command in Options::command()
+    let written = manual(&mut page).and_then(|()| std::io::stdout().write_all(&page));
+    written.map_err(|error| Failure::new(error.to_string()))?;
+    Ok(0)
+}
+
+fn manual(page: &mut Vec<u8>) -> std::io::Result<()> {
+    let all = Options::command().disable_help_subcommand(true);
+    let man = clap_mangen::Man::new(all.clone());
+    man.render_title(page)?;
+    man.render_name_section(page)?;
+    man.render_synopsis_section(page)?;
+    man.render_description_section(page)?;
+    man.render_options_section(page)?;
+    man.render_subcommands_section(page)?;
+    // Its commands are sections here, not pages of their own.
+    let mut text = String::from_utf8_lossy(page).into_owned();
+    for command in all.get_subcommands() {
+        let name = command.get_name();
+        text = text.replace(&format!("dlock\\-{name}(1)"), &format!("dlock {name}"));
+    }
+    for command in all
         .get_subcommands()
         .filter(|command| !command.is_hide_set())
     {
-        let mut part = Vec::new();
         let of = clap_mangen::Man::new(command.clone());
-        let parts = [
-            of.render_synopsis_section(&mut part),
-            of.render_description_section(&mut part),
-            of.render_options_section(&mut part),
-        ];
-        if parts.iter().all(Result::is_ok) {
-            let part = String::from_utf8_lossy(&part);
-            let part = part
-                .replace(".SH SYNOPSIS\n", "")
-                .replace(".SH DESCRIPTION\n", ".PP\n")
-                .replace(".SH OPTIONS\n", ".PP\n");
-            rest += &format!(".SH \"dlock {}\"\n{part}", command.get_name());
+        let mut part = Vec::new();
+        of.render_synopsis_section(&mut part)?;
+        of.render_description_section(&mut part)?;
+        of.render_options_section(&mut part)?;
+        let part = String::from_utf8_lossy(&part);
+        let part = part.replace(".SH SYNOPSIS\n", "").replace(".SH ", ".SS ");
+        let part = part.replace(".SS DESCRIPTION\n", ".PP\n");
+        text += &format!(".SH \"dlock {}\"\n{part}", command.get_name());
+        if let Some(words) = command.get_after_help() {
+            text += &help::roff(&words.to_string());
         }
     }
-    // Its commands are sections here, not pages of their own.
-    let mut page = String::from_utf8_lossy(&page).into_owned();
-    for command in Options::command().get_subcommands() {
-        let name = command.get_name();
-        page = page.replace(&format!("dlock\\-{name}(1)"), &format!("dlock {name}"));
-    }
-    let mut page = page.into_bytes();
-    page.extend(rest.into_bytes());
-    page.extend(include_bytes!("../manual.roff"));
-    let written = written.and_then(|()| std::io::stdout().write_all(&page));
-    written.map_err(|error| Failure::new(error.to_string()))?;
-    Ok(0)
+    text += ".SH \"ALL COMMANDS\"\n";
+    text += &help::roff(help::ALL);
+    *page = text.into_bytes();
+    Ok(())
 }

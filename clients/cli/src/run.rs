@@ -1,26 +1,34 @@
 //! `dlock run`: a command works while a lock is held.
 
-use crate::child::{self, Child};
-use crate::hold::{now_ms, News, Wish};
+use crate::command;
+use crate::guardian::{self, Guardian, Order, Told, LOOK};
+use crate::hold::{now_ms, News, Taken, Wish};
+use crate::out::tell;
+use crate::processes;
 use crate::server::{Failure, Place};
+use crate::terminal::{self, Terminal};
 use crate::{duration, USAGE};
 use clap::Args;
-use nix::sys::signal::Signal;
-use std::io::{self, IsTerminal};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus};
+use nix::sys::signal::{kill, killpg, Signal};
+use nix::unistd::{getpgrp, getpid, Pid};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::str::FromStr;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
 /// The lock was lost while the command ran: EX_TEMPFAIL of sysexits(3).
-const LOST: u8 = 75;
+pub(crate) const LOST: u8 = 75;
 
-/// How often the clock is looked at, since timers may stand still while a machine is suspended.
-const LOOK: Duration = Duration::from_secs(1);
+/// The longest label: with a host's name and the rest an owner's name stays within what the server takes.
+const LONGEST_LABEL: usize = 512;
+
+/// How long a command may take to stop by SIGTSTP, before it is stopped by a signal that it cannot refuse.
+const STOP_MS: u64 = 1_000;
 
 #[derive(Args)]
+#[command(after_help = crate::help::RUN)]
 pub(crate) struct Options {
     /// The lock
     lock: String,
@@ -28,42 +36,53 @@ pub(crate) struct Options {
     #[arg(last = true, required = true)]
     command: Vec<String>,
     /// Do not wait for the lock: end with 1 if somebody else has it
-    #[arg(short = 'n', long, conflicts_with = "wait")]
+    #[arg(short = 'n', long, conflicts_with = "wait", help_heading = "Waiting")]
     nonblock: bool,
-    /// Wait for the lock for so long at most. Without it: for ever
-    #[arg(short, long, value_name = "TIME", value_parser = duration)]
+    /// Wait for the lock for so long at most. Without it: for ever, also for a server that is not there
+    #[arg(short, long, value_name = "TIME", value_parser = duration, help_heading = "Waiting")]
     wait: Option<Duration>,
+    /// The exit code when the lock is not had in time
+    #[arg(
+        short = 'E',
+        long,
+        value_name = "CODE",
+        default_value_t = 1,
+        help_heading = "Waiting"
+    )]
+    conflict_exit_code: u8,
+    /// Say nothing while the lock is waited for, nor when it is not had
+    #[arg(short, long, help_heading = "Waiting")]
+    quiet: bool,
     /// Share the lock with others that share it
-    #[arg(short, long, conflicts_with = "limit")]
+    #[arg(short, long, conflicts_with = "limit", help_heading = "The lock")]
     shared: bool,
     /// Let so many have the lock at a time
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000), help_heading = "The lock")]
     limit: Option<u64>,
     /// How long the lock is held when nobody hears of this process or machine any more; it is renewed all the time
-    #[arg(short, long, value_name = "TIME", default_value = "30s", value_parser = lease)]
+    #[arg(short, long, value_name = "TIME", default_value = "30s", value_parser = lease, help_heading = "The lock")]
     lease: Duration,
     /// Keep the lock for so long from when it was had, also when the command has ended before: for jobs that several machines
     /// start at the same time
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "The lock")]
     at_least: Option<Duration>,
-    /// Who holds it, as others see it. Without it: this machine, process, and a number of its own
-    #[arg(long)]
-    owner: Option<String>,
     /// Keep the lock for its lease when this process dies, instead of ending it at once
-    #[arg(long)]
+    #[arg(long, help_heading = "The lock")]
     no_session: bool,
-    /// The exit code when the lock is not had in time
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
-    conflict_exit_code: u8,
+    /// A label that others see in the owner's name, after this machine and process. Two runs with one label are two owners
+    #[arg(
+        long,
+        visible_alias = "owner",
+        value_name = "TEXT",
+        help_heading = "The lock"
+    )]
+    label: Option<String>,
     /// The signal for the command when the lock is lost
-    #[arg(long, value_name = "NAME", default_value = "TERM", value_parser = signal)]
+    #[arg(long, value_name = "NAME", default_value = "TERM", value_parser = signal, help_heading = "The command")]
     signal: Signal,
-    /// How long it has to end after that, before it is killed
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    /// How long it has to end after that, before it is killed, with all that it has started
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "The command")]
     kill_after: Duration,
-    /// Say nothing when the lock is not had
-    #[arg(short, long)]
-    quiet: bool,
 }
 
 /// A lease of a second or more: the server renews no shorter one.
@@ -84,7 +103,8 @@ fn signal(name: &str) -> Result<Signal, String> {
 enum Event {
     News(News),
     Signal(Signal),
-    Ended(io::Result<ExitStatus>),
+    /// What the guardian tells; none when it has ended.
+    Guardian(Option<Told>),
 }
 
 /// Returns the exit code.
@@ -92,100 +112,70 @@ enum Event {
 /// # Errors
 /// No server can be reached, or it refuses.
 pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
+    let label = options.label.as_deref();
+    if options.lock.is_empty()
+        || label.is_some_and(|label| label.is_empty() || label.len() > LONGEST_LABEL)
+    {
+        tell!("LOCK must not be empty, and --label should be of 1 to {LONGEST_LABEL} bytes");
+        return Ok(USAGE);
+    }
+    if let Err(error) = options
+        .command
+        .first()
+        .map_or(Ok(()), |program| command::find(program))
+    {
+        tell!("{}: {error}", options.command.join(" "));
+        return Ok(command::code_of(&error));
+    }
     let wish = Wish {
         lock: options.lock.clone(),
-        owner: options.owner.clone().unwrap_or_else(own_name),
+        owner: own_name(label),
         lease_ms: options.lease.as_millis() as u64,
         shared: options.shared,
         limit: options.limit,
         session: !options.no_session,
     };
-    if wish.lock.is_empty() || wish.owner.is_empty() {
-        eprintln!("dlock: LOCK and --owner must not be empty");
-        return Ok(USAGE);
-    }
     let wait = if options.nonblock {
         Some(Duration::ZERO)
     } else {
         options.wait
     };
-    let Some((link, hold)) = wish.take(place, wait)? else {
-        if !options.quiet {
-            let by = wish
-                .holder(place)
-                .map_or(String::new(), |owner| format!(" by {owner}"));
-            eprintln!("dlock: {} is held{by}", wish.lock);
+    let (link, hold) = match wish.take(place, wait, options.quiet)? {
+        Taken::Had(link, hold) => (link, hold),
+        Taken::Refused(holder) => {
+            if !options.quiet {
+                let by = holder.map_or(String::new(), |owner| format!(" by {owner}"));
+                tell!("{} is held{by}", wish.lock);
+            }
+            return Ok(options.conflict_exit_code);
         }
-        return Ok(options.conflict_exit_code);
     };
     let had = now_ms();
-    let (told, events) = mpsc::channel();
-    // From here on signals are the command's.
-    let heeded = child::heed_signals(told.clone(), Event::Signal);
-    let ended = told.clone();
-    let in_terminal = io::stdin().is_terminal();
-    let started = heeded.and_then(|()| {
-        let mut command = under(options, &wish, hold.token)?;
-        Child::start(&mut command, !in_terminal, move |status| {
-            drop(ended.send(Event::Ended(status)))
-        })
-    });
-    let child = match started {
-        Ok(child) => child,
+    let (happens, events) = mpsc::channel();
+    let (poke, pokes) = mpsc::channel();
+    let mut runner = match Runner::start(options, &wish, hold.token, hold.until_ms, poke, &happens)
+    {
+        Ok(runner) => runner,
         Err(error) => {
-            eprintln!("dlock: {}: {error}", options.command.join(" "));
+            tell!("{}: {error}", options.command.join(" "));
             let _ = wish.give_back(place, hold.token);
-            return Ok(child::code_of(&error));
+            return Ok(command::code_of(&error));
         }
     };
     let (keeper, at) = (wish.clone(), place.clone());
-    thread::spawn(move || {
-        keeper.keep(&at, link, hold.token, hold.until_ms, |news| {
-            told.send(Event::News(news)).is_ok()
-        });
+    let keeper = thread::spawn(move || {
+        keeper.keep(&at, link, hold.token, hold.until_ms, &pokes, |news| {
+            drop(happens.send(Event::News(news)));
+        })
     });
-    let (mut until, mut kill_at, mut is_lost) = (hold.until_ms, None, false);
-    let status = loop {
-        let now = now_ms();
-        let lost = match next(
-            &events,
-            until
-                .saturating_sub(now)
-                .min(kill_at.unwrap_or(u64::MAX).saturating_sub(now)),
-        ) {
-            Some(Event::Ended(status)) => break status,
-            Some(Event::Signal(signal)) => {
-                // Those of the terminal reach it by themselves.
-                if !in_terminal || !matches!(signal, Signal::SIGINT | Signal::SIGQUIT) {
-                    child.signal(signal);
-                }
-                None
-            }
-            Some(Event::News(News::Until(end))) => {
-                until = end;
-                None
-            }
-            Some(Event::News(News::Lost(why))) => Some(why),
-            None => (now_ms() >= until)
-                .then(|| "its lease is over, and no server has renewed it".to_owned()),
-        };
-        if let (Some(why), false) = (lost, is_lost) {
-            eprintln!(
-                "dlock: {} is lost ({why}): {} for the command",
-                wish.lock, options.signal
-            );
-            child.signal(options.signal);
-            (is_lost, until) = (true, u64::MAX);
-            kill_at = Some(now_ms() + options.kill_after.as_millis() as u64);
-        }
-        if kill_at.is_some_and(|at| now_ms() >= at) {
-            child.signal(Signal::SIGKILL);
-            kill_at = None;
-        }
-    };
-    if is_lost {
+    let end = runner.attend(&events);
+    runner.take_terminal();
+    if end.is_lost {
         return Ok(LOST);
     }
+    // It would tie the hold anew, to a session that ends with this process. The one that there is must not end before.
+    runner.poke = None;
+    let link = keeper.join();
     let stays = options
         .at_least
         .map(|least| least.saturating_sub(Duration::from_millis(now_ms() - had)));
@@ -194,65 +184,294 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
         None => wish.give_back(place, hold.token),
     };
     if let Err(failure) = left {
-        eprintln!(
-            "dlock: {} could not be given back, and ends with this process or its lease: {failure}",
+        tell!(
+            "{} could not be given back, and ends with this process or its lease: {failure}",
             wish.lock
         );
     }
-    Ok(status.map_or(u8::MAX, child::code))
+    drop(link);
+    runner.end_as(end.signal);
+    Ok(end.code)
 }
 
-fn next(events: &mpsc::Receiver<Event>, in_ms: u64) -> Option<Event> {
-    match events.recv_timeout(Duration::from_millis(in_ms).min(LOOK)) {
-        Ok(event) => Some(event),
-        Err(RecvTimeoutError::Timeout) => None,
-        Err(RecvTimeoutError::Disconnected) => None,
+/// How the command has ended.
+struct End {
+    code: u8,
+    signal: Option<Signal>,
+    is_lost: bool,
+}
+
+/// The command as this process sees it: a job, whose terminal, stops and signals go through this process, as through a shell.
+struct Runner {
+    lock: String,
+    guardian: Option<Guardian>,
+    group: Option<Pid>,
+    terminal: Option<Terminal>,
+    /// The command is given the terminal whenever this process has it.
+    wants_terminal: bool,
+    /// The command had the terminal when it ended or stopped.
+    had_terminal: bool,
+    /// The signal that was sent on to it last.
+    passed_on: Option<Signal>,
+    until_ms: u64,
+    is_stopped: bool,
+    /// It was asked to stop at that time, and this process stops when it has.
+    stop_asked_ms: Option<u64>,
+    /// It goes on as soon as the lock is known to be held still.
+    is_to_go_on: bool,
+    /// Asks for news of the hold; none once nobody keeps it.
+    poke: Option<Sender<()>>,
+}
+
+impl Runner {
+    fn start(
+        options: &Options,
+        wish: &Wish,
+        token: u64,
+        until_ms: u64,
+        poke: Sender<()>,
+        happens: &Sender<Event>,
+    ) -> io::Result<Runner> {
+        heed_signals(happens.clone())?;
+        guardian::adopt_orphans()?;
+        let terminal = Terminal::open();
+        let is_ours = terminal.as_ref().is_some_and(Terminal::is_ours);
+        let wants_terminal = terminal.is_some() && terminal::is_all();
+        let started = guardian::Options::new(
+            until_ms,
+            &wish.lock,
+            (options.signal, options.kill_after),
+            is_ours && wants_terminal,
+            &options.command,
+        );
+        let environment = [
+            ("DLOCK_LOCK", wish.lock.as_str()),
+            ("DLOCK_OWNER", &wish.owner),
+            ("DLOCK_TOKEN", &token.to_string()),
+        ];
+        let told = happens.clone();
+        let guardian = Guardian::start(&started, &environment, move |said| {
+            drop(told.send(Event::Guardian(said)));
+        })?;
+        Ok(Runner {
+            lock: wish.lock.clone(),
+            guardian: Some(guardian),
+            group: None,
+            terminal,
+            wants_terminal,
+            had_terminal: false,
+            passed_on: None,
+            until_ms,
+            is_stopped: false,
+            stop_asked_ms: None,
+            is_to_go_on: false,
+            poke: Some(poke),
+        })
     }
-}
 
-/// The command, as this program starts it by itself once more: what is to happen in the new process before the command runs in
-/// it is said there.
-fn under(options: &Options, wish: &Wish, token: u64) -> io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command
-        .arg("under")
-        .arg(std::process::id().to_string())
-        .arg("--")
-        .args(&options.command);
-    command
-        .env("DLOCK_LOCK", &wish.lock)
-        .env("DLOCK_OWNER", &wish.owner)
-        .env("DLOCK_TOKEN", token.to_string());
-    Ok(command)
-}
-
-/// The new process: dies with its parent, then is the command. Returns only if that cannot be run.
-pub(crate) fn become_command(parent: i32, words: &[String]) -> u8 {
-    #[cfg(target_os = "linux")]
-    {
-        // A parent that is killed cannot say so, and the lock has ended with it.
-        if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
-            eprintln!("dlock: the command would outlive this process: {error}");
+    /// Attends to the command until it has ended.
+    fn attend(&mut self, events: &Receiver<Event>) -> End {
+        loop {
+            let event = events.recv_timeout(LOOK).ok();
+            if let Some(end) = event.and_then(|event| self.handle(event)) {
+                if let Some(guardian) = self.guardian.take() {
+                    let _ = guardian.wait();
+                }
+                return end;
+            }
+            if self
+                .stop_asked_ms
+                .is_some_and(|at| now_ms() >= at + STOP_MS)
+                && !self.is_stopped
+            {
+                self.order(&Order::Signal(Signal::SIGSTOP));
+            }
         }
     }
-    if nix::unistd::getppid().as_raw() != parent {
-        return LOST;
+
+    fn handle(&mut self, event: Event) -> Option<End> {
+        match event {
+            Event::News(News::Until(ms)) => {
+                self.until_ms = ms;
+                self.order(&Order::Until(ms));
+                if self.is_to_go_on {
+                    self.go_on();
+                }
+            }
+            Event::News(News::Lost(why)) => self.order(&Order::Lost(why)),
+            Event::Signal(Signal::SIGTSTP) => {
+                self.stop_asked_ms = Some(now_ms());
+                self.order(&Order::Signal(Signal::SIGTSTP));
+                if self.is_stopped {
+                    self.suspend();
+                }
+            }
+            Event::Signal(Signal::SIGCONT) => self.go_on(),
+            Event::Signal(signal) => {
+                self.passed_on = Some(signal);
+                self.order(&Order::Signal(signal));
+            }
+            Event::Guardian(Some(Told::Started(group))) => self.group = Some(group),
+            Event::Guardian(Some(Told::Stopped(signal))) => self.stopped(signal),
+            Event::Guardian(Some(Told::Ended {
+                code,
+                signal,
+                is_lost,
+            })) => {
+                return Some(End {
+                    code,
+                    signal,
+                    is_lost,
+                });
+            }
+            Event::Guardian(None) => return Some(self.abandoned()),
+        }
+        None
     }
-    let [program, rest @ ..] = words else {
-        return USAGE;
-    };
-    let error = Command::new(program).args(rest).exec();
-    eprintln!("dlock: {program}: {error}");
-    child::code_of(&error)
+
+    fn order(&mut self, order: &Order) {
+        if let Some(guardian) = &mut self.guardian {
+            guardian.order(order);
+        }
+    }
+
+    /// Somebody has ended the guardian: the command has nobody who would end it in time.
+    fn abandoned(&mut self) -> End {
+        tell!(
+            "{}: the process above the command was ended: SIGKILL for the command",
+            self.lock
+        );
+        if let Some(group) = self.group {
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+        let status = self
+            .guardian
+            .take()
+            .map(Guardian::wait)
+            .and_then(Result::ok);
+        // What was below it is below this process now.
+        guardian::kill_all_below();
+        // A signal that was sent to the whole group may have met it before it had one of its own.
+        let signal = status.and_then(|status| status.signal());
+        End {
+            code: status.map_or(u8::MAX, guardian::code),
+            signal: signal.and_then(|signal| Signal::try_from(signal).ok()),
+            is_lost: false,
+        }
+    }
+
+    /// The command has stopped.
+    fn stopped(&mut self, signal: Signal) {
+        self.is_stopped = true;
+        let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
+        let asks = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
+        if self.stop_asked_ms.is_some() {
+            self.suspend();
+        } else if asks && is_ours {
+            // It was in the background, as a part of a pipeline, and wants the terminal.
+            self.wants_terminal = true;
+            self.go_on();
+        } else if self.terminal.is_some() {
+            match terminal::has_shell() {
+                true => self.suspend(),
+                // Nobody would let it go on.
+                false if signal != Signal::SIGSTOP => self.go_on(),
+                false => {}
+            }
+        }
+    }
+
+    /// Stops this process until somebody lets it go on. Where a key of the terminal has stopped the command, the rest of this group has
+    /// not heard of it, and the shell that has started this job looks at that group only.
+    fn suspend(&mut self) {
+        self.stop_asked_ms = None;
+        self.take_terminal();
+        if self.had_terminal {
+            terminal::signal_others(Signal::SIGTSTP);
+        }
+        let _ = kill(getpid(), Signal::SIGSTOP);
+    }
+
+    /// This process goes on, or is in the foreground now: so does and is the command, if the lock is still held.
+    fn go_on(&mut self) {
+        self.stop_asked_ms = None;
+        self.is_to_go_on = self.is_stopped && now_ms() >= self.until_ms;
+        if self.is_to_go_on {
+            if let Some(poke) = &self.poke {
+                let _ = poke.send(());
+            }
+            return;
+        }
+        if let (true, Some(terminal), Some(group)) =
+            (self.wants_terminal, &self.terminal, self.group)
+        {
+            if terminal.is_ours() {
+                terminal.give(group);
+            }
+        }
+        if self.is_stopped {
+            self.is_stopped = false;
+            self.order(&Order::Signal(Signal::SIGCONT));
+        }
+    }
+
+    /// Takes the terminal back from the command.
+    fn take_terminal(&mut self) {
+        let Some(terminal) = &self.terminal else {
+            return;
+        };
+        self.had_terminal = self.group.is_some() && terminal.foreground() == self.group;
+        if self.had_terminal {
+            terminal.give(getpgrp());
+        }
+    }
+
+    /// Ends this process as the command has ended, by a signal that both were meant to have: who has started this process (a script, a
+    /// service manager) looks whether it has ended by that, or has dealt with it. Where a key of the terminal has ended the command,
+    /// the script was not in the foreground, and hears of it here.
+    fn end_as(&self, signal: Option<Signal>) {
+        let Some(signal) = signal else {
+            return;
+        };
+        let is_of_key = self.had_terminal && matches!(signal, Signal::SIGINT | Signal::SIGQUIT);
+        if is_of_key {
+            terminal::signal_others(signal);
+        }
+        if is_of_key || self.passed_on == Some(signal) {
+            let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
+        }
+    }
 }
 
-/// This machine, this process, and a number of its own: a process of the same name is another owner.
-fn own_name() -> String {
+/// Has signals told that are meant for the command. What this process was started to ignore (`nohup`) the command ignores as well.
+fn heed_signals(told: Sender<Event>) -> io::Result<()> {
+    use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+    let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT];
+    let heeded = heeded
+        .into_iter()
+        .filter(|signal| !processes::ignores(*signal));
+    let mut signals = signal_hook::iterator::Signals::new(heeded)?;
+    thread::spawn(move || {
+        for signal in signals
+            .forever()
+            .filter_map(|signal| Signal::try_from(signal).ok())
+        {
+            if told.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// This machine, this process, the label if there is one, and a number of its own: a process of the same name is another owner.
+fn own_name(label: Option<&str>) -> String {
     let host = nix::unistd::gethostname().map_or("unknown".to_owned(), |name| {
         name.to_string_lossy().into_owned()
     });
+    let label = label.map_or(String::new(), |label| format!("{label}/"));
     format!(
-        "{host}/{}/{}",
+        "{host}/{}/{label}{}",
         std::process::id(),
         uuid::Uuid::new_v4().simple()
     )

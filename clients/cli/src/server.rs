@@ -1,5 +1,6 @@
 //! The way to the server that decides: a primary, found by its address, by a replica's, by Sentinel, or by a cluster's word.
 
+use crate::hold::now_ms;
 use clap::Args;
 use redis::{
     Client, ClientTlsConfig, Cmd, Connection, ConnectionAddr, ConnectionInfo, ErrorKind,
@@ -12,6 +13,9 @@ use std::time::Duration;
 
 /// How long a connect, or a reply that waits for nothing, may take.
 pub(crate) const BOUND: Duration = Duration::from_secs(3);
+
+/// How long a Sentinel may take: there are others.
+const SENTINEL_BOUND: Duration = Duration::from_secs(1);
 
 /// How often one request is sent on to where a server says.
 const MOST_MOVES: usize = 5;
@@ -53,6 +57,17 @@ impl Failure {
             text: text.into(),
             is_final: true,
             moved_to: None,
+        }
+    }
+
+    /// What went wrong with a connection to there, for which there was so much time.
+    fn at(at: &str, error: RedisError, time: Duration) -> Failure {
+        let text =
+            is_silence(&error).then(|| format!("no answer within {:.1}s", time.as_secs_f64()));
+        let failure = Failure::from(error);
+        Failure {
+            text: format!("{at}: {}", text.unwrap_or_else(|| failure.to_string())),
+            ..failure
         }
     }
 
@@ -105,6 +120,14 @@ fn is_distrust(error: &RedisError) -> bool {
     kind_of(error) == Some(io::ErrorKind::InvalidData)
 }
 
+/// No reply has come in time.
+fn is_silence(error: &RedisError) -> bool {
+    matches!(
+        kind_of(error),
+        Some(io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+    )
+}
+
 /// A read with a bound ends when the process is stopped and goes on, whatever it does about signals.
 fn is_interrupted(error: &RedisError) -> bool {
     kind_of(error) == Some(io::ErrorKind::Interrupted)
@@ -129,13 +152,13 @@ pub(crate) fn address(text: &str) -> Option<Address> {
 #[derive(Args, Debug)]
 pub(crate) struct Tls {
     /// Trust the servers whose certificates this authority has signed (PEM). Without it: those that the machine trusts
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = crate::help::PLACE)]
     cacert: Option<PathBuf>,
     /// The certificate that a server may ask for (PEM)
-    #[arg(long, global = true, value_name = "FILE", requires = "key")]
+    #[arg(long, global = true, value_name = "FILE", requires = "key", help_heading = crate::help::PLACE)]
     cert: Option<PathBuf>,
     /// The private key of that certificate (PEM)
-    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    #[arg(long, global = true, value_name = "FILE", requires = "cert", help_heading = crate::help::PLACE)]
     key: Option<PathBuf>,
 }
 
@@ -181,6 +204,8 @@ pub(crate) struct Place {
     base: ConnectionInfo,
     /// Sentinels, and the name of the primary that they watch.
     sentinels: Option<(Vec<Address>, String)>,
+    /// When everything has to be answered, by [`now_ms`].
+    until_ms: Option<u64>,
 }
 
 impl Place {
@@ -210,7 +235,16 @@ impl Place {
         Ok(Place {
             base,
             sentinels: (!sentinels.is_empty()).then(|| (sentinels, primary.to_owned())),
+            until_ms: None,
         })
+    }
+
+    /// The same place, where everything is answered by then, or not at all.
+    pub(crate) fn until(&self, ms: u64) -> Place {
+        Place {
+            until_ms: Some(ms),
+            ..self.clone()
+        }
     }
 
     /// The Sentinels that are named, and the primary's name.
@@ -238,7 +272,7 @@ impl Place {
             },
             _ => ConnectionAddr::Tcp(host.clone(), *port),
         };
-        Link::open(info)
+        Link::open(info, BOUND, self.until_ms)
     }
 
     /// Connects to a Sentinel: without the database of the servers, and with their password only where it asks for one. (One that
@@ -248,11 +282,12 @@ impl Place {
     /// The same.
     pub(crate) fn connect_to_sentinel(&self, (host, port): &Address) -> Result<Link, Failure> {
         let mut info = (host.as_str(), *port).into_connection_info()?;
-        let mut link = Link::open(info.clone())?;
+        let open = |info| Link::open(info, SENTINEL_BOUND, self.until_ms);
+        let mut link = open(info.clone())?;
         match link.ask(&redis::cmd("PING")) {
             Err(failure) if failure.code == "NOAUTH" => {
                 info.redis.password.clone_from(&self.base.redis.password);
-                Link::open(info)
+                open(info)
             }
             Err(failure) => Err(failure),
             Ok(_) => Ok(link),
@@ -271,7 +306,7 @@ impl Place {
             }
             return Err(why);
         }
-        Link::open(self.base.clone())
+        Link::open(self.base.clone(), BOUND, self.until_ms)
     }
 
     /// Connects to the primary.
@@ -290,9 +325,13 @@ impl Place {
         let mut link = self.connect_first()?;
         let mut passed = Vec::new();
         while passed.len() < MOST_MOVES {
-            // A user who may not ask for the role is sent on by nobody.
-            let role = link.ask(&redis::cmd("ROLE")).map(|role| texts(&role));
-            let Ok([role, host, port, ..]) = role.as_deref() else {
+            let role = match link.ask(&redis::cmd("ROLE")) {
+                Ok(role) => texts(&role),
+                Err(failure) if failure.code.is_empty() => return Err(failure),
+                // A user who may not ask for the role is sent on by nobody.
+                Err(_) => break,
+            };
+            let [role, host, port, ..] = role.as_slice() else {
                 break;
             };
             let (true, Ok(port)) = (role == "slave", port.parse()) else {
@@ -328,26 +367,35 @@ pub(crate) struct Link {
     pub at: String,
     /// Some request was sent twice.
     pub has_repeated: bool,
+    /// How long a reply may take that waits for nothing.
+    bound: Duration,
+    /// When everything has to be answered, by [`now_ms`].
+    pub until_ms: Option<u64>,
+}
+
+/// How long something may take that has to be done by then.
+fn within(bound: Duration, until_ms: Option<u64>) -> Duration {
+    let left = until_ms.map(|until| Duration::from_millis(until.saturating_sub(now_ms())));
+    // Without any time the library would wait for ever.
+    left.unwrap_or(bound)
+        .min(bound)
+        .max(Duration::from_millis(1))
 }
 
 impl Link {
-    fn open(info: ConnectionInfo) -> Result<Link, Failure> {
+    fn open(info: ConnectionInfo, bound: Duration, until_ms: Option<u64>) -> Result<Link, Failure> {
         let at = info.addr.to_string();
-        let named = |error: RedisError| {
-            let failure = Failure::from(error);
-            Failure {
-                text: format!("{at}: {failure}"),
-                ..failure
-            }
-        };
+        let time = within(bound, until_ms);
         let connection =
-            Client::open(info).and_then(|client| client.get_connection_with_timeout(BOUND));
-        let connection = connection.map_err(named)?;
-        connection.set_write_timeout(Some(BOUND))?;
+            Client::open(info).and_then(|client| client.get_connection_with_timeout(time));
+        let connection = connection.map_err(|error| Failure::at(&at, error, time))?;
+        connection.set_write_timeout(Some(time))?;
         Ok(Link {
             connection,
             at,
             has_repeated: false,
+            bound,
+            until_ms,
         })
     }
 
@@ -356,7 +404,7 @@ impl Link {
     /// # Errors
     /// The server's, or there is no reply within [`BOUND`]: then this connection is of no use any more.
     pub(crate) fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
-        self.ask_for(command, BOUND)
+        self.ask_for(command, self.bound)
     }
 
     /// The same for a request that may wait for so long.
@@ -364,12 +412,14 @@ impl Link {
     /// # Errors
     /// The same.
     pub(crate) fn ask_for(&mut self, command: &Cmd, bound: Duration) -> Result<Value, Failure> {
-        self.connection.set_read_timeout(Some(bound))?;
+        let time = within(bound, self.until_ms);
+        self.connection.set_read_timeout(Some(time))?;
         loop {
             match redis::ConnectionLike::req_command(&mut self.connection, command) {
                 // This process was stopped and goes on: nothing is wrong with the connection, but the library will throw the
                 // reply away. So it is asked again; requests here may be said twice.
                 Err(error) if is_interrupted(&error) => self.has_repeated = true,
+                Err(error) if is_silence(&error) => return Err(Failure::at(&self.at, error, time)),
                 Err(error) => return Err(error.into()),
                 Ok(Value::ServerError(error)) => return Err(RedisError::from(error).into()),
                 Ok(value) => return Ok(value),

@@ -1,5 +1,6 @@
 //! Who holds, who waits, which locks there are; and the end of a hold by an operator.
 
+use crate::out::say;
 use crate::server::{field, items, number, text, Failure, Place, BOUND};
 use redis::{cmd, Value};
 use std::time::Duration;
@@ -34,10 +35,10 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
     let all = |name| field(&info, name).map(items).unwrap_or_default();
     let (holders, queue) = (all("holders"), all("queue"));
     if holders.is_empty() && queue.is_empty() {
-        println!("{lock} is free");
+        say!("{lock} is free");
         return Ok(NOBODY);
     }
-    println!("{lock} is {}", of(&info, "state"));
+    say!("{lock} is {}", of(&info, "state"));
     for holder in holders {
         let owner = of(holder, "owner");
         let held = time_of(holder, "held-ms").map_or(String::new(), |time| format!(" for {time}"));
@@ -55,20 +56,20 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
         } else {
             format!(", {}", ties.join(", "))
         };
-        println!(
+        say!(
             "  held by {owner}{held}, {left} left of its lease{ties}, token {}",
             of(holder, "token")
         );
         if let Some(connection) = connection(holder) {
-            println!("    connection {connection}");
+            say!("    connection {connection}");
         }
     }
     for (at, place) in queue.iter().enumerate() {
-        println!("  {}. {}", at + 1, queued(place));
+        say!("  {}. {}", at + 1, queued(place));
     }
     let shown = queue.len() as u64;
     match field(&info, "queued").and_then(number) {
-        Some(queued) if queued > shown => println!("  and {} more", queued - shown),
+        Some(queued) if queued > shown => say!("  and {} more", queued - shown),
         _ => {}
     }
     Ok(0)
@@ -136,7 +137,7 @@ pub(crate) fn ls(place: &Place, pattern: &str, contended: bool) -> Result<u8, Fa
         items(locks)
             .iter()
             .filter_map(listed)
-            .for_each(|line| println!("{line}"));
+            .for_each(|line| say!("{line}"));
         cursor = text(next);
         if cursor == "0" {
             return Ok(0);
@@ -157,11 +158,11 @@ pub(crate) fn release(place: &Place, lock: &str, owner: Option<&str>) -> Result<
     let ended = place.connect()?.ask_routed(place, &force, BOUND)?;
     match number(&ended).unwrap_or(0) {
         0 => {
-            println!("{lock} is held by nobody");
+            say!("{lock} is held by nobody");
             Ok(NOBODY)
         }
         ended => {
-            println!("{ended} ended");
+            say!("{ended} ended");
             Ok(0)
         }
     }

@@ -1,0 +1,377 @@
+//! `dlock check`.
+
+use super::*;
+use dlock_integration::{Sentinel, ServerBuilder, Version, Watch, PRIMARY};
+
+/// A server of a group with two replicas, in the recommended setting.
+fn member() -> ServerBuilder {
+    let words = ["replicas", "2", "quarantine-ms", "500"];
+    let builder = words.iter().fold(Server::builder(), |builder, word| {
+        builder.module_argument(word)
+    });
+    builder.config("appendonly", "yes")
+}
+
+/// The lines of a check that are not good, without their marks.
+fn complaints(mark: &str, said: &str) -> Vec<String> {
+    let lines = said
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix(mark));
+    lines.map(|line| line.trim().to_owned()).collect()
+}
+
+/// What there is to note of every server that is not protected by a password, and of one that is too old.
+fn is_expected(note: &str) -> bool {
+    note.starts_with("anybody who can connect") || note.contains("is out of support")
+}
+
+/// A fault of the server that no group can help: its release lacks a fix.
+fn is_of_release(complaint: &str) -> bool {
+    complaint.contains("CVE-2026-23479")
+}
+
+#[test]
+fn check_reads_a_group() {
+    let (primary, one, two) = (member().start(), member().start(), member().start());
+    for replica in [&one, &two] {
+        replica.replica_of(&primary);
+        replica.wait_in_sync(&primary);
+    }
+    let checked = |words: &[&str]| output(&primary, words);
+    let bad = |said: &str| {
+        let all = complaints("BAD", said).into_iter();
+        all.filter(|words| !is_of_release(words))
+            .collect::<Vec<_>>()
+    };
+    await_until("nothing is wrong", PATIENCE, || {
+        let (_, said, _) = checked(&["check"]);
+        bad(&said).is_empty()
+            && complaints("note", &said)
+                .iter()
+                .all(|note| is_expected(note))
+    });
+    let (code, good, _) = checked(&["check"]);
+    assert_eq!(good.matches("(replica, dlock ").count(), 2, "{good}");
+    assert_eq!(complaints("?", &good), [""; 0], "{good}");
+    assert_eq!(code, if good.contains("BAD") { 1 } else { 3 }, "{good}");
+    assert!(good.ends_with("notes.\n"), "{good}");
+    // From a replica it finds the primary.
+    assert_eq!(output(&one, &["check"]), (code, good, String::new()));
+    for (server, wrong, again, words) in [
+        (
+            &two,
+            "CONFIG SET dlock.quarantine-ms 700",
+            "CONFIG SET dlock.quarantine-ms 500",
+            "settings or version differ",
+        ),
+        (
+            &one,
+            "CONFIG SET maxmemory-policy allkeys-lru",
+            "CONFIG SET maxmemory-policy noeviction",
+            "locks can be evicted",
+        ),
+        (
+            &primary,
+            "CONFIG SET dlock.replicas 3",
+            "CONFIG SET dlock.replicas 2",
+            "dlock.replicas is 3, and 2 are connected",
+        ),
+    ] {
+        let mut connection = server.connection();
+        connection.run("CONFIG SET maxmemory 1gb");
+        connection.run(wrong);
+        let (code, said, _) = checked(&["check"]);
+        assert_eq!(code, 1, "{said}");
+        assert!(
+            bad(&said).iter().any(|bad| bad.contains(words)),
+            "{wrong}: {said}"
+        );
+        connection.run(again);
+    }
+    let sentinel = Sentinel::start(&Watch {
+        port: primary.port(),
+        quorum: 1,
+        down_after_ms: 60_000,
+        program: None,
+    });
+    let at = format!("127.0.0.1:{}", sentinel.port());
+    let (code, said, _) = checked(&["--sentinel", &at, "--primary", PRIMARY, "check"]);
+    assert!(
+        code == 1 && said.contains("1 Sentinels: three or more"),
+        "{said}"
+    );
+}
+
+/// Whatever cannot be read is counted, and has an exit code of its own: it is not taken for good.
+#[test]
+fn check_counts_what_it_cannot_read() {
+    let server = Server::builder().config("appendonly", "yes").start();
+    let mut connection = server.connection();
+    connection.run("ACL SETUSER looker on >secret +ping +info +role +client");
+    let url = format!("redis://looker:secret@127.0.0.1:{}", server.port());
+    let (code, said, _) = said(dlock_at(&url, &["check"]).output().expect("an end"));
+    let unchecked = complaints("?", &said);
+    for words in ["MODULE LIST", "CONFIG GET", "ACL LIST", "a failover needs"] {
+        assert!(
+            unchecked.iter().any(|line| line.contains(words)),
+            "{words}: {said}"
+        );
+    }
+    assert!(
+        said.ends_with(&format!(
+            "{} not checked{}.\n",
+            unchecked.len(),
+            match complaints("note", &said).len() {
+                0 => String::new(),
+                1 => ", 1 note".to_owned(),
+                notes => format!(", {notes} notes"),
+            }
+        )) || said.contains("CVE-2026-23479"),
+        "{said}"
+    );
+    assert_eq!(
+        code,
+        if complaints("BAD", &said).is_empty() {
+            2
+        } else {
+            1
+        },
+        "{said}"
+    );
+    // Nothing at all can be read.
+    connection.run("ACL SETUSER nobody on >secret +ping");
+    let url = format!("redis://nobody:secret@127.0.0.1:{}", server.port());
+    assert_eq!(
+        super::said(dlock_at(&url, &["check"]).output().expect("an end")).0,
+        69
+    );
+}
+
+#[allow(dead_code)]
+#[path = "../../src/patches.rs"]
+mod patches;
+
+/// The rows of the page's table: a series, and the release with the fix if there is one.
+fn patch_levels() -> Vec<(patches::Product, String, Option<String>)> {
+    const INSTALL: &str = include_str!("../../../../docs/install.md");
+    let table = INSTALL
+        .split("| server | fixed in |\n")
+        .nth(1)
+        .expect("the table");
+    let rows = table
+        .lines()
+        .skip(1)
+        .take_while(|line| line.starts_with('|'));
+    let row = |row: &str| {
+        let (server, fixed) = row
+            .trim_matches(['|', ' '])
+            .split_once(" | ")
+            .expect("two cells");
+        let (product, series) = server.split_once(' ').expect("a server");
+        let product = match product {
+            "Redis" => patches::Product::Redis,
+            _ => patches::Product::Valkey,
+        };
+        let fixed = fixed
+            .starts_with(&format!("{series}."))
+            .then(|| fixed.to_owned());
+        (product, series.to_owned(), fixed)
+    };
+    rows.map(row).collect()
+}
+
+#[test]
+fn check_knows_the_releases_of_the_page() {
+    use patches::{level, Level};
+    let rows = patch_levels();
+    assert_eq!(rows.len(), 11);
+    for (product, series, fixed) in rows {
+        let of = |patch: u32| level(product, &format!("{series}.{patch}"));
+        let Some(fixed) = fixed else {
+            assert!(!matches!(of(99), Level::Fixed | Level::Unknown), "{series}");
+            continue;
+        };
+        let patch: u32 = fixed
+            .rsplit('.')
+            .next()
+            .expect("a number")
+            .parse()
+            .expect("a number");
+        assert_eq!(of(patch), Level::Fixed, "{fixed}");
+        assert_eq!(of(patch + 1), Level::Fixed, "{fixed}");
+        if let Some(before) = patch.checked_sub(1) {
+            assert_eq!(of(before), Level::FixedIn(format!("{product:?} {fixed}")));
+        }
+    }
+    assert_eq!(level(patches::Product::Redis, "8.8.0"), Level::Fixed);
+    assert_eq!(level(patches::Product::Valkey, "9.2.0"), Level::Fixed);
+    assert_eq!(
+        level(patches::Product::Redis, "255.255.255-rc1"),
+        Level::Unknown
+    );
+}
+
+/// The server that runs is one of them, whichever it is.
+#[test]
+fn check_judges_the_release_of_a_server() {
+    let server = Server::start();
+    let Version {
+        major,
+        minor,
+        patch,
+        ..
+    } = server.version();
+    let series = format!("{major}.{minor}");
+    let name = format!("{:?}", server.version().product);
+    let (_, _, fixed) = patch_levels()
+        .into_iter()
+        .find(|(product, of, _)| format!("{product:?}") == name && *of == series)
+        .expect("a row of the page");
+    let (_, said, _) = output(&server, &["check"]);
+    let has = fixed.as_ref().is_some_and(|fixed| {
+        patch
+            >= fixed
+                .rsplit('.')
+                .next()
+                .expect("a number")
+                .parse()
+                .expect("a number")
+    });
+    let expected = match (has, fixed, series.as_str()) {
+        (true, _, _) => format!("ok    {name} {series}.{patch} has the fix of CVE-2026-23479"),
+        (false, Some(fixed), _) => format!("CVE-2026-23479): {name} {fixed} has the fix."),
+        (false, None, "7.0") => format!("note  {name} {series}.{patch} is out of support"),
+        (false, None, _) => "CVE-2026-23479): Redis 8.2.6 has the fix.".to_owned(),
+    };
+    assert!(said.contains(&expected), "{expected}: {said}");
+}
+
+/// One line in the server's own file loads the module. Two of them, or one in an included file, keep the server from starting.
+#[test]
+fn check_reads_the_lines_that_load_the_module() {
+    let own = Server::start();
+    let directory = own.dir().join("snippets");
+    std::fs::create_dir(&directory).expect("a directory");
+    let snippet = directory.join("dlock.conf");
+    let module = dlock_integration::module_path()
+        .canonicalize()
+        .expect("the module");
+    let line = format!("loadmodule \"{}\"\n", module.display());
+    std::fs::write(&snippet, &line).expect("a file");
+    let complains = |server: &Server, mark: &str, words: &str| {
+        let (_, said, _) = output(server, &["check"]);
+        let all = complaints(mark, &said);
+        assert!(
+            all.iter().any(|line| line.contains(words)),
+            "{words}: {said}"
+        );
+    };
+    complains(&own, "ok", "loads the module once");
+    own.connection().run("CONFIG REWRITE");
+    complains(&own, "ok", "loads the module once");
+    let include = |path: &str| {
+        Server::builder()
+            .without_module()
+            .config("include", path)
+            .start()
+    };
+    let server = include(&format!("\"{}\"", snippet.display()));
+    complains(&server, "BAD", "loads the module by including");
+    server.connection().run("CONFIG REWRITE");
+    complains(&server, "BAD", "loads the module 2 times");
+    let many = include(&format!("\"{}/*.conf\"", directory.display()));
+    complains(&many, "?", "by what it includes: include ");
+    let late = Server::builder().without_module().start();
+    late.connection()
+        .run(&format!("MODULE LOAD {}", module.display()));
+    complains(&late, "note", "does not load the module");
+}
+
+/// A replica that has not got the module acknowledges what it does not keep.
+#[test]
+fn check_looks_into_each_replica() {
+    let primary = member().start();
+    let bare = Server::builder().without_module().start();
+    // The primary tells an address where nobody is.
+    let hidden = member().config("replica-announce-port", "1").start();
+    for replica in [&bare, &hidden] {
+        replica.replica_of(&primary);
+        replica.wait_in_sync(&primary);
+    }
+    let (code, said, _) = output(&primary, &["check"]);
+    assert_eq!(code, 1, "{said}");
+    let bad = complaints("BAD", &said);
+    assert!(
+        bad.iter()
+            .any(|bad| bad.contains("confirms what it does not keep")),
+        "{said}"
+    );
+    assert!(said.contains("(replica, without dlock)"), "{said}");
+    assert!(
+        complaints("?", &said)
+            .iter()
+            .any(|line| line.contains("127.0.0.1:1")),
+        "{said}"
+    );
+}
+
+/// A replica behind a replica: its primary shows nothing of it, and where `dlock.replicas` is set the link is ended at once.
+#[test]
+fn check_finds_replicas_behind_replicas() {
+    let [primary, middle, last] = [(); 3].map(|()| Server::start());
+    middle.replica_of(&primary);
+    middle.wait_in_sync(&primary);
+    last.replica_of(&middle);
+    last.wait_in_sync(&middle);
+    let (_, said, _) = output(&primary, &["check"]);
+    assert!(
+        said.contains(&format!("127.0.0.1:{} (replica of a replica)", last.port())),
+        "{said}"
+    );
+    assert!(
+        complaints("note", &said)
+            .iter()
+            .any(|note| note.contains("chained")),
+        "{said}"
+    );
+    // Asked itself, it leads to the primary, and says by which way.
+    let (code, said, _) = output(&last, &["check"]);
+    let chained = format!("chained: it replicates from 127.0.0.1:{}", middle.port());
+    assert!(
+        complaints("BAD", &said)
+            .iter()
+            .any(|bad| bad.starts_with(&chained)),
+        "{said}"
+    );
+    assert_eq!(code, 1);
+
+    let [primary, middle, last] = [(); 3].map(|()| member().start());
+    for replica in [&middle, &last] {
+        replica.replica_of(&primary);
+        replica.wait_in_sync(&primary);
+    }
+    let sentinel = Sentinel::start(&Watch {
+        port: primary.port(),
+        quorum: 1,
+        down_after_ms: 60_000,
+        program: None,
+    });
+    await_until("it knows both", PATIENCE, || sentinel.knows() == (0, 2));
+    // The replica refuses it, so the two are never in sync.
+    last.connection()
+        .run(&format!("REPLICAOF 127.0.0.1 {}", middle.port()));
+    let at = format!("127.0.0.1:{}", sentinel.port());
+    let checked = || {
+        output(
+            &primary,
+            &["--sentinel", &at, "--primary", PRIMARY, "check"],
+        )
+        .1
+    };
+    let chained = format!("chained: it replicates from 127.0.0.1:{}", middle.port());
+    await_until("the chain is seen", PATIENCE, || {
+        complaints("BAD", &checked())
+            .iter()
+            .any(|bad| bad.starts_with(&chained))
+    });
+}

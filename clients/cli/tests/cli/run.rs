@@ -1,0 +1,522 @@
+//! `dlock run`: its exit codes, its waits, its hold.
+
+use super::*;
+use dlock_integration::{is_held, stat, Grant, Sentinel, Watch, PRIMARY};
+use std::time::{Duration, Instant};
+
+#[test]
+fn the_code_is_the_commands_own() {
+    let server = Server::start();
+    let script = "echo $DLOCK_LOCK; test $(redis-cli -p $PORT DLOCK.GUARD job $DLOCK_TOKEN SET done yes) = OK; exit 7";
+    let mut run = dlock(&server, &["run", "job", "--", "sh", "-c", script]);
+    let (code, out, error) = said(
+        run.env("PORT", server.port().to_string())
+            .output()
+            .expect("an end"),
+    );
+    assert_eq!((code, out.as_str(), error.as_str()), (7, "job\n", ""));
+    let mut connection = server.connection();
+    assert_eq!(connection.ask::<String>("GET done"), "yes");
+    assert!(holder(&mut connection, "job").is_none());
+    assert_eq!(
+        output(&server, &["run", "job", "--", "sh", "-c", "kill -9 $$"]).0,
+        137
+    );
+    assert_eq!(
+        output(&server, &["run", "job", "--", "/nobody/knows/this"]).0,
+        127
+    );
+    assert_eq!(output(&server, &["run", "job", "--", "/dev/null"]).0, 126);
+    assert!(holder(&mut connection, "job").is_none());
+}
+
+#[test]
+fn who_finds_it_held_says_by_whom() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    let held = (1, String::new(), "dlock: job is held by alice\n".to_owned());
+    assert_eq!(output(&server, &["run", "-n", "job", "--", "true"]), held);
+    let began = Instant::now();
+    assert_eq!(
+        output(&server, &["run", "-w", "300ms", "job", "--", "true"]),
+        held
+    );
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    assert_eq!(
+        output(&server, &["run", "-qn", "-E", "9", "job", "--", "true"]),
+        (9, String::new(), String::new())
+    );
+    // None of them has left a place behind.
+    assert_eq!(connection.ask::<u64>("DLOCK.RELEASE job alice"), 0);
+    let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    // One that waits is next, also when it was stopped (Ctrl-Z) and goes on: it has nothing to say of that.
+    let waiter = Running::start(&server, &["run", "-w", "1min", "job", "--", "echo", "mine"]);
+    server.await_blocked_clients(1);
+    waiter.stop_and_go_on();
+    connection.run("DLOCK.RELEASE job alice");
+    assert_eq!(waiter.end(), (0, "mine\n".to_owned(), String::new()));
+}
+
+/// A job that several machines start at the same time, and that one of them is done with before another one's clock has come.
+#[test]
+fn a_short_job_keeps_its_lock() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let words = [
+        "run",
+        "-n",
+        "--at-least",
+        "5min",
+        "job",
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    ];
+    assert_eq!(output(&server, &words).0, 3);
+    let (_, left) = holder(&mut connection, "job").expect("it is held");
+    assert!((200_000..=300_000).contains(&left), "{left}");
+    assert_eq!(output(&server, &words).0, 1);
+    assert_eq!(stat(&server, "sessions"), 0);
+    assert_eq!(output(&server, &["release", "job"]).0, 0);
+    let words = [
+        "run",
+        "-n",
+        "--at-least",
+        "1ms",
+        "job",
+        "--",
+        "sleep",
+        "0.1",
+    ];
+    assert_eq!(output(&server, &words).0, 0);
+    assert!(holder(&mut connection, "job").is_none());
+}
+
+#[test]
+fn sharing_and_counting() {
+    let server = Server::start();
+    let one = Running::start(
+        &server,
+        &["run", "--limit", "2", "slots", "--", "sleep", "100"],
+    );
+    await_held(&server, "slots");
+    assert_eq!(
+        output(
+            &server,
+            &["run", "-n", "--limit", "2", "slots", "--", "true"]
+        )
+        .0,
+        0
+    );
+    assert_eq!(output(&server, &["run", "-n", "slots", "--", "true"]).0, 1);
+    drop(one);
+    let reader = Running::start(&server, &["run", "-s", "data", "--", "sleep", "100"]);
+    await_held(&server, "data");
+    assert_eq!(
+        output(&server, &["run", "-n", "-s", "data", "--", "true"]).0,
+        0
+    );
+    drop(reader);
+}
+
+/// Kill -9 of the runner: the lock is free at once, and its command does not work on without it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_killed_runner_leaves_nothing() {
+    let server = Server::start();
+    let (run, command) = running(&server, &["run", "job"], "exec sleep 100");
+    kill(run.pid(), Signal::SIGKILL).expect("it runs");
+    let mut connection = server.connection();
+    await_until("the lock is free", PATIENCE, || {
+        holder(&mut connection, "job").is_none()
+    });
+    await_until("the command has ended", PATIENCE, || {
+        kill(command, None).is_err()
+    });
+}
+
+/// Somebody takes the lock away: the command is told by a signal, and killed if it does not hear.
+#[test]
+fn a_lost_lock_ends_the_command() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    for (script, words) in [
+        ("sleep 100", "SIGTERM"),
+        ("trap '' TERM; while :; do sleep 0.1; done", "SIGTERM"),
+    ] {
+        let words_of = ["run", "-l", "6s", "--kill-after", "200ms", "job"];
+        let (run, _) = running(&server, &words_of, script);
+        assert_eq!(
+            output(&server, &["release", "job"]),
+            (0, "1 ended\n".to_owned(), String::new())
+        );
+        let _: Grant = connection.ask("DLOCK.ACQUIRE job bob 600000");
+        let (code, _, error) = run.end();
+        assert_eq!(code, 75, "{error}");
+        assert_eq!(
+            error,
+            format!("dlock: job is lost (forced): {words} for the command\n")
+        );
+        assert!(is_held(&mut connection, "job", "bob"));
+        connection.run("DLOCK.RELEASE job bob");
+    }
+}
+
+/// Nobody answers any more: the lease is over, and the command ends with it.
+#[test]
+fn a_server_that_hangs_costs_the_lock_in_time() {
+    let server = Server::start();
+    let (run, _) = running(&server, &["run", "-l", "2s", "job"], "exec sleep 100");
+    server.freeze();
+    let began = Instant::now();
+    let (code, _, error) = run.end();
+    assert_eq!(code, 75, "{error}");
+    // A lease, and what a very busy machine is late.
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
+    server.thaw();
+}
+
+/// A connection that is cut: without a session the hold goes on on another one, under its token.
+#[test]
+fn a_cut_connection() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let script = format!(
+        "redis-cli -p {0} SET ready 1; until redis-cli -p {0} GET cut | grep -q 1; do sleep 0.05; done; sleep 5; \
+         redis-cli -p {0} DLOCK.CHECK job $DLOCK_TOKEN",
+        server.port()
+    );
+    for (extra, code) in [(None, 75), (Some("--no-session"), 0)] {
+        connection.run("DEL ready cut");
+        let mut words = vec!["run", "-l", "4s"]; // it is over while the command sleeps
+        words.extend(extra);
+        words.extend(["job", "--", "sh", "-c", &script]);
+        let run = Running::start(&server, &words);
+        await_until("the command runs", PATIENCE, || {
+            connection.ask::<Option<u8>>("GET ready").is_some()
+        });
+        connection.run("CLIENT KILL TYPE normal SKIPME yes");
+        connection.run("SET cut 1");
+        let (ended, out, error) = run.end();
+        assert_eq!(ended, code, "{out} {error}");
+        if code == 0 {
+            assert!(out.ends_with("OK\n"), "{out}");
+        }
+        assert!(holder(&mut connection, "job").is_none());
+    }
+}
+
+/// A Sentinel promotes a replica: the hold goes on there.
+#[test]
+fn a_hold_outlives_a_failover() {
+    let (mut primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    replica.wait_in_sync(&primary);
+    let sentinel = Sentinel::start(&Watch {
+        port: primary.port(),
+        quorum: 1,
+        down_after_ms: 3_000, // a stall of the primary is no fault
+        program: None,
+    });
+    await_until("it knows the replica", PATIENCE, || {
+        sentinel.knows() == (0, 1)
+    });
+    let at = format!("127.0.0.1:{}", sentinel.port());
+    let script = format!(
+        "until redis-cli -p {} GET go | grep -q 1; do sleep 0.05; done",
+        replica.port()
+    );
+    let words = [
+        "--sentinel",
+        &at,
+        "--primary",
+        PRIMARY,
+        "run",
+        "-l",
+        "60s",
+        "job",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let run = Running::start(&primary, &words);
+    await_held(&primary, "job");
+    let (owner, _) = holder(&mut primary.connection(), "job").expect("it is held");
+    replica.wait_in_sync(&primary);
+    primary.kill9();
+    await_until("the replica is primary", PATIENCE, || {
+        sentinel.primary() == replica.port()
+    });
+    let mut connection = replica.connection();
+    // It is tied to a connection of the new primary.
+    await_until("the hold is found again", PATIENCE, || {
+        let info: String = connection.ask("INFO dlock");
+        info.contains("dlock_sessions:1\r")
+    });
+    assert_eq!(holder(&mut connection, "job").expect("it is held").0, owner);
+    connection.run("SET go 1");
+    assert_eq!(run.end().0, 0);
+    assert!(holder(&mut connection, "job").is_none());
+}
+
+/// Sentinels ask for the password of the servers, or for none.
+#[test]
+fn sentinels_with_and_without_a_password() {
+    let server = Server::start();
+    let sentinel = Sentinel::start(&Watch {
+        port: server.port(),
+        quorum: 1,
+        down_after_ms: 60_000,
+        program: None,
+    });
+    server.connection().run("CONFIG SET requirepass secret");
+    let (port, at) = (
+        sentinel.port().to_string(),
+        format!("127.0.0.1:{}", sentinel.port()),
+    );
+    let words = ["--sentinel", &at, "--primary", PRIMARY, "who", "job"];
+    let who = || {
+        let mut command = dlock(&server, &words);
+        said(
+            command
+                .env("REDISCLI_AUTH", "secret")
+                .output()
+                .expect("it runs"),
+        )
+    };
+    let (code, without, error) = who();
+    assert_eq!(code, 1, "{without}{error}");
+    let set = Command::new("redis-cli")
+        .args([
+            "-p",
+            &port,
+            "ACL",
+            "SETUSER",
+            "default",
+            "resetpass",
+            ">secret",
+        ])
+        .output()
+        .expect("redis-cli runs");
+    assert_eq!(String::from_utf8_lossy(&set.stdout), "OK\n");
+    let (code, with, error) = who();
+    assert_eq!((code, with), (1, without), "{error}");
+}
+
+/// Certificates of this authority for this machine, as files.
+fn certificates(dir: &std::path::Path) -> [String; 3] {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
+    let params = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        CertificateParams::new(names).expect("names")
+    };
+    let (authority_key, key) = (KeyPair::generate(), KeyPair::generate());
+    let (authority_key, key) = (authority_key.expect("a key"), key.expect("a key"));
+    let mut authority = params(&[]);
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let name = &mut authority.distinguished_name;
+    name.push(DnType::CommonName, "authority");
+    let authority = authority.self_signed(&authority_key).expect("signed");
+    let own = params(&["127.0.0.1"]).signed_by(&key, &authority, &authority_key);
+    let own = own.expect("signed");
+    [
+        ("ca.pem", authority.pem()),
+        ("cert.pem", own.pem()),
+        ("key.pem", key.serialize_pem()),
+    ]
+    .map(|(name, text)| {
+        let file = dir.join(name);
+        std::fs::write(&file, text).expect("a file");
+        file.display().to_string()
+    })
+}
+
+/// TLS with a certificate of both sides, and who has none.
+#[test]
+fn a_hold_by_tls() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    if connection
+        .ask::<Vec<String>>("CONFIG GET tls-port")
+        .is_empty()
+    {
+        // A build without TLS: not what distributions have.
+        return;
+    }
+    let [authority, cert, key] = certificates(server.dir());
+    let spare = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = spare.local_addr().expect("an address").port();
+    drop(spare);
+    connection.run(&format!(
+        "CONFIG SET tls-ca-cert-file {authority} tls-cert-file {cert} tls-key-file {key} tls-port {port}"
+    ));
+    let url = format!("rediss://127.0.0.1:{port}");
+    let ended = |words: &[&str]| {
+        let words = [
+            words,
+            &["run", "-w", "1min", "job", "--", "sh", "-c", "exit 7"],
+        ]
+        .concat();
+        said(dlock_at(&url, &words).output().expect("an end"))
+    };
+    let known = ["--cacert", &authority, "--cert", &cert, "--key", &key];
+    assert_eq!(ended(&known), (7, String::new(), String::new()));
+    // The server asks for a certificate; and whoever trusts nobody but the machine's authorities does not trust it.
+    for words in [
+        &["--cacert", &*authority] as &[&str],
+        &["--cert", &cert, "--key", &key],
+    ] {
+        let (code, _, error) = ended(words);
+        assert_eq!(code, 69, "{words:?}: {error}");
+    }
+    let (code, _, error) = ended(&["--cacert", "/nobody/has/this"]);
+    assert!(code == 64 && error.contains("--cacert"), "{code} {error}");
+}
+
+#[test]
+fn bad_words_are_named() {
+    let server = Server::start();
+    for (words, named) in [
+        (["run", "-w", "5x", "job", "--", "true"], "--wait"),
+        (["run", "-w", "NaN", "job", "--", "true"], "--wait"),
+        (["run", "-l", "0.5", "job", "--", "true"], "--lease"),
+        (["run", "--limit", "0", "job", "--", "true"], "--limit"),
+        (["run", "--signal", "TREM", "job", "--", "true"], "--signal"),
+        (
+            ["--sentinel", "here", "run", "job", "--", "true"],
+            "--sentinel",
+        ),
+        (["run", "-E", "1", "", "--", "true"], "LOCK"),
+    ] {
+        let (code, _, error) = output(&server, &words);
+        assert!(
+            code == 64 && error.contains(named),
+            "{words:?}: {code} {error}"
+        );
+    }
+}
+
+/// Busy is not broken: who cannot be asked, and who refuses, is told so, at once where waiting mends nothing.
+#[test]
+fn what_is_wrong_with_the_server_is_said() {
+    let mut server = Server::start();
+    let mut connection = server.connection();
+    connection.run("ACL SETUSER cron on >secret ~* +ping");
+    for (user, error) in [
+        ("cron:secret", "NOPERM"),
+        ("cron:wrong", "authentication failed"),
+        ("nobody:x", "authentication failed"),
+    ] {
+        let url = format!("redis://{user}@127.0.0.1:{}", server.port());
+        let words = ["run", "-w", "60", "job", "--", "true"];
+        let (code, _, said) = said(dlock_at(&url, &words).output().expect("an end"));
+        assert!(code == 69 && said.contains(error), "{code} {said}");
+    }
+    let bare = Server::builder().without_module().start();
+    let (code, _, said) = output(&bare, &["run", "job", "--", "true"]);
+    assert!(
+        code == 69 && said.contains("unknown command"),
+        "{code} {said}"
+    );
+    server.kill9();
+    for words in [
+        ["run", "-n", "job", "--", "true"],
+        ["run", "-w0.3", "job", "--", "true"],
+    ] {
+        let (code, _, said) = output(&server, &words);
+        assert!(code == 69 && said.contains("refused"), "{code} {said}");
+    }
+}
+
+/// A label names nobody: two runs that have the same one exclude each other.
+#[test]
+fn a_label_is_no_owner() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    for option in ["--label", "--owner"] {
+        let words = ["run", option, "nightly", "job", "--", "sleep", "100"];
+        let run = Running::start(&server, &words);
+        await_held(&server, "job");
+        let (owner, _) = holder(&mut connection, "job").expect("it is held");
+        let host = nix::unistd::gethostname().expect("a name");
+        let start = format!("{}/{}/nightly/", host.to_string_lossy(), run.pid());
+        assert!(owner.starts_with(&start), "{owner}");
+        let words = ["run", "-n", option, "nightly", "job", "--", "true"];
+        let (code, _, said) = output(&server, &words);
+        assert_eq!(
+            (code, said),
+            (1, format!("dlock: job is held by {owner}\n"))
+        );
+        drop(run);
+    }
+    let long = "x".repeat(600);
+    assert_eq!(
+        output(&server, &["run", "--label", &long, "job", "--", "true"]).0,
+        64
+    );
+}
+
+/// The time-out holds for everything, whatever the server does; a try says at once what is wrong.
+#[test]
+fn a_bound_is_a_bound() {
+    let server = Server::start();
+    let spare = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let closed = format!(
+        "redis://127.0.0.1:{}",
+        spare.local_addr().expect("an address").port()
+    );
+    drop(spare);
+    let timed = |mut command: Command| {
+        let began = Instant::now();
+        let said = said(command.output().expect("an end"));
+        (said, began.elapsed())
+    };
+    let ((code, _, said), took) = timed(dlock_at(&closed, &["run", "-n", "job", "--", "true"]));
+    assert!(code == 69 && said.contains("refused"), "{said}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    let ((code, _, said), took) =
+        timed(dlock_at(&closed, &["run", "-w", "1s", "job", "--", "true"]));
+    assert!(code == 69 && said.contains("refused"), "{said}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    server.freeze();
+    for words in [
+        ["run", "-w", "1s", "job", "--", "true"],
+        ["run", "-w", "1500ms", "job", "--", "true"],
+    ] {
+        let ((code, _, said), took) = timed(dlock(&server, &words));
+        assert!(code == 69 && said.contains("no answer within"), "{said}");
+        assert!(!said.contains("os error"), "{said}");
+        assert!(took < Duration::from_millis(2_700), "{took:?}: {said}");
+    }
+    server.thaw();
+}
+
+/// What an unbounded wait waits for is said: a server that is not there, and one that grants nothing for now.
+#[test]
+fn a_wait_says_why() {
+    let mut server = Server::builder()
+        .module_argument("quarantine-ms")
+        .module_argument("3000")
+        .start();
+    server.kill9();
+    let run = Running::start(&server, &["run", "-l", "2s", "job", "--", "true"]);
+    let quiet = Running::start(&server, &["run", "-q", "-l", "2s", "other", "--", "true"]);
+    thread::sleep(Duration::from_millis(300));
+    server.restart();
+    let (code, _, said) = run.end();
+    assert!(
+        code == 0 && said.contains("still waiting for job: ") && said.contains("refused"),
+        "{said}"
+    );
+    assert_eq!(quiet.end(), (0, String::new(), String::new()));
+    server.restart();
+    let (code, _, said) = output(&server, &["run", "-l", "2s", "job", "--", "true"]);
+    assert!(code == 0 && said.contains("(QUARANTINE)"), "{code} {said}");
+}

@@ -1,0 +1,119 @@
+//! `dlock who`, `ls`, `release` and `top`.
+
+use super::*;
+use dlock_integration::{stat, Grant};
+use nix::pty::openpty;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::time::Instant;
+
+#[test]
+fn who_and_ls() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    assert_eq!(
+        output(&server, &["who", "job"]),
+        (1, "job is free\n".to_owned(), String::new())
+    );
+    assert_eq!(output(&server, &["release", "job"]).0, 1);
+    let (token, _): Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    connection.run("DLOCK.FAIRACQUIRE job bob 600000 CLAIM 600000");
+    let _: Grant = connection.ask("DLOCK.ACQUIRE other alice 600000");
+    let (code, who, _) = output(&server, &["who", "job"]);
+    assert_eq!(code, 0);
+    assert!(
+        who.contains("held by alice for") && who.contains(&format!("token {token}")),
+        "{who}"
+    );
+    assert!(who.contains("1. bob has had a place for"), "{who}");
+    assert!(who.contains("nobody is there, kept for"), "{who}");
+    let lines = |words: &[&str]| output(&server, words).1.lines().count();
+    assert_eq!(
+        (lines(&["ls"]), lines(&["ls", "-c"]), lines(&["ls", "o*"])),
+        (2, 1, 1)
+    );
+    assert_eq!(output(&server, &["release", "job", "nobody"]).0, 1);
+    assert_eq!(output(&server, &["release", "job", "alice"]).0, 0);
+}
+
+/// Whoever waits is shown as waiting, in whatever way: blocked or by NOTIFY, with a ticket or without.
+#[test]
+fn whoever_waits_is_shown() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    let mut waiters = Vec::new();
+    for (at, request) in [
+        "ACQUIRE job blocked 600000 BLOCK 0",
+        "FAIRACQUIRE job fair 600000 BLOCK 0 CLAIM 5000",
+        "ACQUIRE job notify 600000 NOTIFY news",
+        "FAIRACQUIRE job fair-notify 600000 NOTIFY news CLAIM 5000",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let mut waiter = server.connection();
+        waiter.send(&format!("DLOCK.{request}"));
+        await_until("it waits", PATIENCE, || {
+            stat(&server, "places_queued") == at as u64 + 1
+        });
+        waiters.push(waiter);
+    }
+    connection.run("DLOCK.FAIRACQUIRE job absent 600000 CLAIM 600000");
+    let (_, who, _) = output(&server, &["who", "job"]);
+    for (at, owner) in ["blocked", "fair", "notify", "fair-notify"]
+        .iter()
+        .enumerate()
+    {
+        assert!(
+            who.contains(&format!("{}. {owner} waits for ", at + 1)),
+            "{who}"
+        );
+    }
+    assert!(who.contains("5. absent has had a place"), "{who}");
+    let (_, top, _) = output(&server, &["top", "-n", "1"]);
+    assert!(
+        top.contains("5 queued; 4 wait: 2 blocked, 2 by NOTIFY"),
+        "{top}"
+    );
+}
+
+/// In a terminal: it shows what is contended, and ends by `q`.
+#[test]
+fn top_in_a_terminal() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE hot alice 600000");
+    connection.run("DLOCK.FAIRACQUIRE hot bob 600000 CLAIM 600000");
+    let (_, plain, _) = output(&server, &["top", "-n", "1"]);
+    assert!(
+        plain.contains("1 locks, 1 holders, 1 queued") && plain.contains("held by alice"),
+        "{plain}"
+    );
+    assert!(plain.contains("0 wait: 0 blocked, 0 by NOTIFY"), "{plain}");
+    let pty = openpty(None, None).expect("a terminal");
+    let end =
+        |file: &std::os::fd::OwnedFd| Stdio::from(file.try_clone().expect("a spare descriptor"));
+    let mut command = dlock(&server, &["top", "-d", "100ms"]);
+    command
+        .stdin(end(&pty.slave))
+        .stdout(end(&pty.slave))
+        .stderr(end(&pty.slave));
+    let mut top = command.spawn().expect("dlock can be started");
+    drop((command, pty.slave));
+    let mut terminal = File::from(pty.master);
+    let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+    let began = Instant::now();
+    while seen.matches("held by alice").count() < 2 && began.elapsed() < PATIENCE {
+        let count = terminal.read(&mut buffer).expect("it shows something");
+        let bytes: Vec<u8> = buffer.iter().copied().take(count).collect();
+        seen += &String::from_utf8_lossy(&bytes);
+    }
+    assert!(seen.matches("held by alice").count() >= 2, "{seen}");
+    terminal.write_all(b"q").expect("it reads keys");
+    // What it still shows has to go somewhere.
+    let reader =
+        thread::spawn(move || while terminal.read(&mut buffer).is_ok_and(|count| count > 0) {});
+    assert!(top.wait().expect("an end").success());
+    reader.join().expect("the terminal is closed");
+}
