@@ -45,9 +45,12 @@ type core struct {
 	nodes    map[string]*node
 	renewals map[id]*renewal
 	named    map[place]*reentry
-	closed   bool
-	clock    *time.Timer
-	alarm    time.Duration // the earliest end of all renewals
+	// How often a request of a named owner was abandoned without an answer. What was said then may be read late, and must not
+	// end what the owner is granted later: that has another name.
+	unanswered map[place]int
+	closed     bool
+	clock      *time.Timer
+	alarm      time.Duration // the earliest end of all renewals
 
 	// Routes, beside those of the library.
 	moved     map[uint16]string

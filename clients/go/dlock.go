@@ -147,7 +147,7 @@ func New(client redis.UniversalClient, settings Settings) (*Locks, error) {
 	host, _ := os.Hostname()
 	c := &core{
 		channel: "dlock:" + rand.Text(), done: make(chan struct{}), nodes: map[string]*node{},
-		moved: map[uint16]string{}, asking: map[string]string{}, renewals: map[id]*renewal{}, named: map[place]*reentry{},
+		moved: map[uint16]string{}, asking: map[string]string{}, renewals: map[id]*renewal{}, named: map[place]*reentry{}, unanswered: map[place]int{},
 		process: fmt.Sprintf("%s/%d/", strings.ReplaceAll(host, "/", "-"), os.Getpid()), suffix: "#" + rand.Text(), alarm: never,
 	}
 	switch client := client.(type) {

@@ -16,6 +16,7 @@ type path struct {
 	pattern  []byte
 	met      []func()
 	sockets  []net.Conn
+	these    map[net.Conn]bool
 }
 
 func (s stage) pathTo(server string, met ...func()) *path {
@@ -63,7 +64,7 @@ func (p *path) pass(from, to net.Conn) {
 		if p.pattern != nil && bytes.Contains(buffer[:n], p.pattern) {
 			p.frozen = true
 		}
-		for p.frozen {
+		for p.frozen || p.these[from] || p.these[to] {
 			p.thawed.Wait()
 		}
 		p.mu.Unlock()
@@ -97,6 +98,22 @@ func (p *path) freezeAt(words string) {
 func (p *path) thaw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.frozen, p.pattern = false, nil
+	p.frozen, p.pattern, p.these = false, nil, nil
 	p.thawed.Broadcast()
+}
+
+// freezeThese freezes the connections that are there now. It returns what thaws them.
+func (p *path) freezeThese() (thaw func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.these = map[net.Conn]bool{}
+	for _, one := range p.sockets {
+		p.these[one] = true
+	}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.these = nil
+		p.thawed.Broadcast()
+	}
 }

@@ -492,3 +492,36 @@ func TestAFullServerIsWaitedFor(t *testing.T) {
 		s.must(s.had(wait).Release(ctx))
 	}, "single")
 }
+
+// A wait is given up while the server hangs, and what was said then is read after the same owner has the lock again.
+func TestWhatIsReadLateEndsNoHold(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.pathTo(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path.address()}), Settings{Lease: long, ReplyTimeout: time.Second, QueueGrace: time.Second})
+		s.must(s.lock(locks, Owner("me")).Release(ctx))
+		s.hold()
+		wait := make(chan error, 1)
+		inner, cancel := context.WithCancel(ctx)
+		go func() {
+			_, err := locks.Lock(inner, s.key, Owner("me"))
+			wait <- err
+		}()
+		s.awaitQueued(1)
+		old := path.freezeThese()
+		cancel()
+		s.isError(<-wait, context.Canceled)
+		s.until("the link is given up", func() bool {
+			locks.core.mu.Lock()
+			defer locks.core.mu.Unlock()
+			return len(locks.core.unanswered) == 1
+		})
+		s.handOver("other")
+		hold := s.lock(locks, Owner("me"))
+		old()
+		time.Sleep(500 * time.Millisecond) // nothing happens
+		holders, _ := s.info()
+		s.check(len(holders) == 1 && holders[0].int("token") == hold.Token, "%v", holders)
+		s.must(hold.Release(ctx))
+		s.awaitGone()
+	}, "single")
+}

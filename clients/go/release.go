@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -157,12 +158,18 @@ func (c *core) abandon(r *acquireRequest, token int64) {
 	_, asking := c.asking[r.key]
 	c.mu.Unlock()
 	if !l.alive() {
+		if r.named {
+			c.late(r)
+		}
 		return
 	}
 	if token == 0 {
 		_, _ = l.post(r.words("CANCEL"), nil, asking)
 	}
 	_, _ = l.post(r.release(token), func(_ *link, _ time.Duration, _ any, err error) {
+		if r.named && errors.Is(err, ErrUnreachable) {
+			c.late(r)
+		}
 		if err != nil && !errors.Is(err, ErrNotHeld) {
 			return
 		}
@@ -172,6 +179,17 @@ func (c *core) abandon(r *acquireRequest, token int64) {
 			c.lose(t, "abandoned")
 		}
 	}, asking)
+}
+
+// late gives the owner another name.
+func (c *core) late(r *acquireRequest) {
+	owner := r.owner
+	if at := strings.LastIndex(owner, c.suffix); at >= 0 {
+		owner = owner[:at+len(c.suffix)]
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unanswered[place{r.key, owner}]++
 }
 
 // untie leaves a hold to its lease.

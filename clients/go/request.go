@@ -66,6 +66,11 @@ func Owner(name string) Option {
 			r.err = badArgument("owner", "must not be empty")
 		}
 		r.owner, r.named = c.process+name+c.suffix, true
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if late := c.unanswered[place{r.key, r.owner}]; late > 0 {
+			r.owner += "." + strconv.Itoa(late)
+		}
 	}
 }
 

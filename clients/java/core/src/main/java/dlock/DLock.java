@@ -259,8 +259,15 @@ public final class DLock implements Lock {
             Request request = new Request(locks.core.settings, key, locks.owner(), limit, session, outer);
             request.fixed = lease;
             Take take = new Take(locks.core, request, timeout).start(false);
-            if (DLocks.await(take, interruptible) == null) {
-                return false;
+            boolean answered = false;
+            try {
+                if (DLocks.await(take, interruptible) == null) {
+                    answered = true;
+                    return false;
+                }
+                answered = true;
+            } finally {
+                locks.mine.get().unanswered |= !answered;
             }
             if (outer != null) {
                 Upgrade.done(locks.core, outer, request);

@@ -31,6 +31,8 @@ public final class DLocks implements AutoCloseable {
     /** What one thread holds, and the name under which it does. A thread that holds nothing takes a new name. */
     static final class Mine {
         String owner;
+        /** What was left under this name may be read late: whatever is asked next has another one. */
+        boolean unanswered;
         final Map<String, DLock.Held> held = new HashMap<>();
     }
 
@@ -109,7 +111,8 @@ public final class DLocks implements AutoCloseable {
 
     String owner() {
         Mine now = mine.get();
-        if (now.held.isEmpty()) {
+        if (now.held.isEmpty() || now.unanswered) {
+            now.unanswered = false;
             now.owner = Request.PROCESS + "thread-" + owners.incrementAndGet() + "#" + core.id;
         }
         return now.owner;

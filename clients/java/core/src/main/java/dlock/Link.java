@@ -26,6 +26,7 @@ final class Link {
     private final Queue<Entry> pending = new ConcurrentLinkedQueue<>();
     private final AtomicBoolean watched = new AtomicBoolean();
     private volatile Connector.Wire wire;
+    private volatile boolean closed;
     volatile RuntimeException error;
     /** The renewals here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
     int renewals;
@@ -128,16 +129,41 @@ final class Link {
         });
     }
 
-    /** All that was asked has failed, and nothing can be asked any more. */
+    /**
+     * Fails all that was asked, and whatever is asked from now on. The connection is closed after that: whoever gives up now can
+     * still leave behind what was sent, in case the server only hangs.
+     */
     void die(Throwable why) {
-        if (error == null) {
-            error = why instanceof Unavailable one ? one : new Unavailable("the connection has ended: " + why.getMessage(), why);
-            if (wire != null) {
-                wire.close();
+        boolean first = false;
+        core.guard.lock();
+        try {
+            if (error == null) {
+                first = true;
+                error = why instanceof Unavailable one ? one : new Unavailable("the connection has ended: " + why.getMessage(), why);
             }
+        } finally {
+            core.guard.unlock();
         }
         for (Entry one = pending.poll(); one != null; one = pending.poll()) {
             one.tell(null, error);
+        }
+        if (first && wire != null) {
+            closed = true;
+            wire.close();
+        }
+    }
+
+    /** Sends a last word, whose reply nobody hears. False if the connection is closed. */
+    boolean last(byte[][] words) {
+        Connector.Wire now = wire;
+        if (closed || now == null) {
+            return false;
+        }
+        try {
+            now.send(words, (reply, why) -> {});
+            return true;
+        } catch (RuntimeException over) {
+            return false;
         }
     }
 }

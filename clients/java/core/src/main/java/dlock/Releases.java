@@ -70,7 +70,13 @@ final class Releases {
     void abandon(Request request) {
         Link link = request.link;
         Node node = request.node;
-        if (link == null || link.error != null || core.closed) {
+        if (link == null || core.closed) {
+            return;
+        }
+        if (link.error != null) {
+            if (!request.upgrade && link.last(request.cancel())) {
+                link.last(request.release(0));
+            }
             return;
         }
         if (request.upgrade) {
