@@ -49,12 +49,20 @@ fn blocks(page: &str) -> impl Iterator<Item = &str> {
         .filter_map(|block| block.strip_prefix("conf\n"))
 }
 
-/// The recommended settings: with a round trip to a replica, and without.
+/// The recommended setting, with a round trip to a replica, and the older one without.
 fn recommended() -> [&'static str; 2] {
-    let section = GUARANTEES.split("\n## The recommended setting\n").nth(1);
-    let section = section.and_then(|rest| rest.split("\n## ").next());
-    let blocks: Vec<&str> = blocks(section.expect("the section")).collect();
-    blocks.try_into().expect("two settings")
+    let headings = [
+        "The recommended setting",
+        "The older setting, without a round trip",
+    ];
+    headings.map(|heading| {
+        let section = GUARANTEES.split(&format!("\n## {heading}\n")).nth(1);
+        let section = section.and_then(|rest| rest.split("\n## ").next());
+        let mut blocks = blocks(section.expect("the section"));
+        let block = blocks.next().expect("a setting");
+        assert_eq!(blocks.next(), None, "{heading}");
+        block
+    })
 }
 
 /// The lines that set something.

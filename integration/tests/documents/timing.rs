@@ -148,11 +148,11 @@ fn the_default_leases_are_those_that_the_page_says() {
 fn the_measured_row_is_that_of_the_run() {
     let row = &table()[2];
     let lease = value_after(
-        &read("integration/chaos/client.rs"),
+        &read("evidence/chaos/client.rs"),
         "pub const LEASE_MS: u64 =",
     );
     let detection = value_after(
-        &read("integration/chaos/setting.rs"),
+        &read("evidence/chaos/setting.rs"),
         "pub const DOWN_AFTER_MS: u64 =",
     );
     assert_eq!(
