@@ -169,9 +169,9 @@ final class Runner
 
     // What the server shows.
 
-    private function do_queued(int $count, string $key = 'lock'): void
+    private function do_queued(int $count, string $key = 'lock', bool $absent = false): void
     {
-        $this->server->awaitQueued($count, $this->named($key));
+        $this->server->awaitQueued($count, $this->named($key), $absent);
     }
 
     private function do_free(string $key = 'lock'): void

@@ -101,14 +101,14 @@ final class Server
         return array_column($this->info($key)['holders'], 'owner');
     }
 
-    /** So many wait. A process that waits in slices is there for some of the time only. */
-    public function awaitQueued(int $count, ?string $key = null): void
+    /** Waits until so many are queued. With `$absent` it also counts a process that is between two slices of its wait. */
+    public function awaitQueued(int $count, ?string $key = null, bool $absent = false): void
     {
-        Stage::until(function () use ($count, $key) {
+        Stage::until(function () use ($count, $key, $absent) {
             $queue = $this->info($key)['queue'];
 
-            return count($queue) === $count && count(array_filter(array_column($queue, 'client'))) === $count;
-        }, "$count are queued, and nobody is absent");
+            return count($queue) === $count && ($absent || count(array_filter(array_column($queue, 'client'))) === $count);
+        }, "$count are queued" . ($absent ? '' : ', and nobody is absent'));
     }
 
     public function awaitGone(?string $key = null): void
