@@ -17,6 +17,9 @@ import (
 var errNoAnswer = fmt.Errorf("%w: the server does not answer", ErrUnreachable)
 
 const (
+	// A link outlives its bound by this: who has given up leaves behind what was sent, in case the server only hangs.
+	lastWords = 100 * time.Millisecond
+
 	few    = 16                    // commands under way: with more a buffer may be full
 	moment = 10 * time.Millisecond // a wait may end this much late
 )
@@ -125,7 +128,7 @@ func (l *link) answer(one *entry, reply any, err error) {
 // post sends a command and waits for nothing.
 func (l *link) post(words []string, then handler, asking bool) (*entry, error) {
 	sent := now()
-	one := &entry{then: then, done: make(chan struct{}), sent: sent, due: sent + l.bound}
+	one := &entry{then: then, done: make(chan struct{}), sent: sent, due: sent + l.bound + lastWords}
 	l.mu.Lock()
 	if l.err != nil {
 		defer l.mu.Unlock()

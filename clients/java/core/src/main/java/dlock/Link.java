@@ -20,13 +20,14 @@ final class Link {
     }
 
     private static final long OVERDUE = 1_000_000_000L;
+    /** A link outlives its bound by this: whoever has given up leaves behind what was sent, in case the server only hangs. */
+    private static final long LAST_WORDS = 100_000_000L;
 
     private final Core core;
     final Node node;
     private final Queue<Entry> pending = new ConcurrentLinkedQueue<>();
     private final AtomicBoolean watched = new AtomicBoolean();
     private volatile Connector.Wire wire;
-    private volatile boolean closed;
     volatile RuntimeException error;
     /** The renewals here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
     int renewals;
@@ -78,7 +79,7 @@ final class Link {
     /** Sends a command and waits for nothing. {@code then} hears the reply where it is read, or why there is none. */
     void post(byte[][] words, long nanos, BiConsumer<Object, RuntimeException> then) {
         long now = System.nanoTime();
-        Entry entry = new Entry(then, now, now + nanos, new AtomicBoolean());
+        Entry entry = new Entry(then, now, now + nanos + LAST_WORDS, new AtomicBoolean());
         pending.add(entry);
         if (error != null) {
             pending.remove(entry);
@@ -129,41 +130,16 @@ final class Link {
         });
     }
 
-    /**
-     * Fails all that was asked, and whatever is asked from now on. The connection is closed after that: whoever gives up now can
-     * still leave behind what was sent, in case the server only hangs.
-     */
+    /** Fails all that was asked, and whatever is asked from now on. */
     void die(Throwable why) {
-        boolean first = false;
-        core.guard.lock();
-        try {
-            if (error == null) {
-                first = true;
-                error = why instanceof Unavailable one ? one : new Unavailable("the connection has ended: " + why.getMessage(), why);
+        if (error == null) {
+            error = why instanceof Unavailable one ? one : new Unavailable("the connection has ended: " + why.getMessage(), why);
+            if (wire != null) {
+                wire.close(); // first: who writes may hold up those who are told
             }
-        } finally {
-            core.guard.unlock();
         }
         for (Entry one = pending.poll(); one != null; one = pending.poll()) {
             one.tell(null, error);
-        }
-        if (first && wire != null) {
-            closed = true;
-            wire.close();
-        }
-    }
-
-    /** Sends a last word, whose reply nobody hears. False if the connection is closed. */
-    boolean last(byte[][] words) {
-        Connector.Wire now = wire;
-        if (closed || now == null) {
-            return false;
-        }
-        try {
-            now.send(words, (reply, why) -> {});
-            return true;
-        } catch (RuntimeException over) {
-            return false;
         }
     }
 }

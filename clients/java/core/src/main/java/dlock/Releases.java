@@ -70,13 +70,7 @@ final class Releases {
     void abandon(Request request) {
         Link link = request.link;
         Node node = request.node;
-        if (link == null || core.closed) {
-            return;
-        }
-        if (link.error != null) {
-            if (!request.upgrade && link.last(request.cancel())) {
-                link.last(request.release(0));
-            }
+        if (link == null || link.error != null || core.closed) {
             return;
         }
         if (request.upgrade) {
