@@ -19,8 +19,8 @@ const EACH: Duration = Duration::from_secs(15 * 60);
 /// So many languages are installed at a time: that is work for the processor.
 const INSTALLERS: usize = 2;
 
-/// So many tests run at a time. They mostly wait, but one that has to share two cores with nine others asks for patience.
-const TESTERS: usize = 6;
+/// Limits how many tests run at a time. They mostly wait, but their times are those of clients on a quiet machine.
+const TESTERS: usize = 3;
 
 /// A run on these server programs.
 pub struct Run {
