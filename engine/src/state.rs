@@ -5,7 +5,7 @@ use super::lock::Lock;
 use super::outbox::{Outbox, Promise};
 use super::policy::Policy;
 use super::queue::{Deadlines, Departed, LockId, Requests, WaitQueues};
-use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
+use super::types::{ClientId, Millis, Name, Now, RequestId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -28,6 +28,8 @@ pub struct Engine {
     pub(super) stale: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
+    /// Names to which SWAPDB has brought values: each is looked at once.
+    pub(super) swapped: VecDeque<Name>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.
     pub(super) next: BTreeSet<Next>,
     /// What nobody needs any more, but is too much to be cleared away at once.
@@ -103,6 +105,7 @@ impl Engine {
     /// Returns true if settlements are pending.
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
+            && self.swapped.is_empty()
             && self.unheard.is_empty()
             && self.disconnected.is_empty()
             && self.renewals.is_empty()
@@ -116,6 +119,7 @@ impl Engine {
         self.queues.is_empty()
             && self.ledger.ties.is_empty()
             && self.unheard.is_empty()
+            && self.swapped.is_empty()
             && self.remains.is_empty()
     }
 

@@ -91,6 +91,7 @@ impl Engine {
     /// (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_remains();
+        self.watch_swapped(most);
         self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
@@ -127,7 +128,7 @@ impl Engine {
         // Only then those are looked at that wait for several of them.
         self.settle_next(keys, now);
         self.room_for_tickets = None;
-        let more = !(self.dirty.is_empty() && self.remains.is_empty()) || clearing || renewing;
+        let more = self.has_marked() || clearing || renewing;
         self.dirty.extend(refused);
         more
     }

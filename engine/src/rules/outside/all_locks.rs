@@ -35,16 +35,30 @@ impl Engine {
         gone.into_iter().for_each(|lock| self.mark_stale(lock));
     }
 
-    /// Marks the locks of two databases that were exchanged, under the names that they had and under those that they have now.
-    /// Waiters stay at their names.
+    /// Marks the locks of two databases that were exchanged, under the names that they had, where their waiters stay. The names that
+    /// they have now are watched in steps: nobody waits there, and whoever uses one first finds what it needs.
     pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: NameRef| name.db == one || name.db == other;
         self.on_locks_left(swapped, Loss::Renamed, now);
         for lock in self.locks_of(|db| db == one || db == other) {
-            let Name { db, key } = self.queues.at(lock).name.clone();
-            let db = if db == one { other } else { one };
+            self.swapped.push_back(self.queues.at(lock).name.clone());
             self.mark_stale(lock);
-            self.on_key_changed(NameRef { db, key: &key });
+        }
+        for name in &mut self.swapped {
+            name.db = match name.db {
+                db if db == one => other,
+                db if db == other => one,
+                db => db,
+            };
+        }
+    }
+
+    /// Watches the next names to which SWAPDB has brought values.
+    pub(in crate::rules) fn watch_swapped(&mut self, most: usize) {
+        let most = most.min(self.swapped.len());
+        let names: Vec<Name> = self.swapped.drain(..most).collect();
+        for name in names {
+            self.on_key_changed(name.as_ref());
         }
     }
 
@@ -80,6 +94,7 @@ impl Engine {
     /// queues go, and those locks stay that have to be watched once it decides. Returns true if something is left.
     pub fn follow_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_remains();
+        self.watch_swapped(most);
         let mut room = most;
         while room > 0 {
             let Some(lock) = self.dirty.pop_front() else {
@@ -107,7 +122,12 @@ impl Engine {
                 self.follow(name.as_ref(), keys.entry(name.as_ref()));
             }
         }
-        !(self.dirty.is_empty() && self.remains.is_empty())
+        self.has_marked()
+    }
+
+    /// Returns true if locks are marked, or something is left to be freed.
+    pub(in crate::rules) fn has_marked(&self) -> bool {
+        !(self.dirty.is_empty() && self.swapped.is_empty() && self.remains.is_empty())
     }
 
     fn locks_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<LockId> {
