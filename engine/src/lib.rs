@@ -52,7 +52,7 @@ pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use outbox::{Message, Outbox, Outcome, Output, Pending, Promise, Wake};
 pub use policy::Policy;
-pub use queue::{Crowd, Kept, Loss, LostTie};
+pub use queue::{Kept, Loss, LostTie};
 pub use refusal::{NoAck, Refusal};
 pub use rules::requests::acquire::{Answer, Ask, Wait};
 pub use state::Engine;

@@ -5,16 +5,9 @@ use super::lock::Lock;
 use super::outbox::{Outbox, Promise};
 use super::policy::Policy;
 use super::queue::{Deadlines, Departed, LockId, Requests, WaitQueues};
-use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
+use super::types::{ClientId, Millis, Name, Now, RequestId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
-
-/// The queues of a server that decided before it was demoted: what is left of them to clear away.
-#[derive(Debug, Clone)]
-pub(crate) struct Former {
-    pub(super) queues: WaitQueues,
-    pub(super) requests: Requests,
-}
 
 /// All wait queues and what they need. See the module's documentation for its use.
 #[derive(Debug, Clone, Default)]
@@ -35,10 +28,10 @@ pub struct Engine {
     pub(super) stale: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
+    /// Names to which SWAPDB has brought values: each is looked at once.
+    pub(super) swapped: VecDeque<Name>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.
     pub(super) next: BTreeSet<Next>,
-    /// What is left of the queues of before a demotion.
-    pub(super) former: VecDeque<Former>,
     /// What nobody needs any more, but is too much to be cleared away at once.
     pub(super) remains: VecDeque<Remains>,
     /// How many tickets that came with values may still have their places in this step; without bound for a request.
@@ -112,11 +105,12 @@ impl Engine {
     /// Returns true if settlements are pending.
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
+            && self.swapped.is_empty()
             && self.unheard.is_empty()
             && self.disconnected.is_empty()
             && self.renewals.is_empty()
             && !self.ledger.ties.has_resumed()
-            && !self.in_review())
+            && self.remains.is_empty())
     }
 
     /// Returns true if no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
@@ -125,7 +119,7 @@ impl Engine {
         self.queues.is_empty()
             && self.ledger.ties.is_empty()
             && self.unheard.is_empty()
-            && self.former.is_empty()
+            && self.swapped.is_empty()
             && self.remains.is_empty()
     }
 

@@ -199,7 +199,9 @@ impl Ledger {
                 self.ties.untie(token);
             }
         }
-        self.ties.lose_all(now);
+        for timer in self.ties.lose_all(now) {
+            self.timers.clear(&mut Some(timer));
+        }
     }
 
     /// The hold of this lock is to be tied to this connection: another one loses it, under the token that it knows.

@@ -2,7 +2,7 @@
 
 use super::{hooks, remains};
 use crate::ffi::doors::data_type::{self as doors_type, methods, From, Stored};
-use crate::node::inbox;
+use crate::node::inbox::{self, Notice};
 use crate::node::time::clock;
 use crate::node::{census, gate, newer_format};
 use dlock_engine::lock::token;
@@ -73,7 +73,7 @@ impl Stored for Lock {
         let over = lock.live(now.wall()) == 0;
         if from_a_user || over || lock.needs_watch() {
             if let Some((db, key)) = from.name() {
-                inbox::post_brought(NameRef { db, key }.to_owned());
+                inbox::post(Notice::Brought(NameRef { db, key }.to_owned()));
             }
         }
         census::created(lock.holders());

@@ -3,7 +3,7 @@
 
 use crate::ffi::cell::MainThread;
 use crate::node::time::timer;
-use dlock_engine::{ClientId, Crowd, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
+use dlock_engine::{ClientId, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -46,24 +46,10 @@ pub(crate) struct Unlinked {
     pub moved: bool,
     /// Whether its value was written out right before, as a command does that carries it to another server.
     pub carried: bool,
-    /// Whether the lock is one of a crowd, and looked at with that.
-    pub crowded: bool,
 }
 
-/// Notices beyond which the locks that they are about are a crowd: what one command does to a hundred thousand keys shall not come
-/// upon the next event all at once.
-const CROWDED: usize = 256;
-
-/// What has happened, in order; and the locks that are looked at in steps because of it.
-struct Inbox {
-    notices: Vec<Notice>,
-    crowd: Option<Crowd>,
-}
-
-static INBOX: MainThread<Inbox> = MainThread::new(Inbox {
-    notices: Vec::new(),
-    crowd: None,
-});
+/// What has happened, in order.
+static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
 
 /// Whether anything is written down: asked twice in every event.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -134,16 +120,12 @@ pub(crate) fn on_before_sleep() {
 
 /// Writes something down and sees to it that it is read soon. After a panic nobody reads any more: it would only pile up.
 pub(crate) fn post(notice: Notice) {
-    post_with(|inbox| inbox.notices.push(notice));
-}
-
-fn post_with(write: impl FnOnce(&mut Inbox)) {
     if crate::ffi::panic::poisoned() {
         return;
     }
     if let Some(mut inbox) = INBOX.borrow() {
-        settle_unlinked(&mut inbox.notices);
-        write(&mut inbox);
+        settle_unlinked(&mut inbox);
+        inbox.push(notice);
         ANY.store(true, Ordering::Relaxed);
     }
     timer::soon();
@@ -156,40 +138,13 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
             .borrow()
             .is_some_and(|mut written| written.remove(&address(lock)));
     let holds: Vec<(Token, WallMs)> = lock.leases().collect();
-    post_with(|inbox| {
-        let crowded = inbox.is_crowded();
-        if crowded {
-            inbox.add_to_crowd(name.clone(), false);
-        }
-        inbox.notices.push(Notice::Unlinked(Unlinked {
-            name,
-            holds,
-            moved: false,
-            carried,
-            crowded,
-        }));
-    });
+    post(Notice::Unlinked(Unlinked {
+        name,
+        holds,
+        moved: false,
+        carried,
+    }));
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
-}
-
-/// Writes down that a lock has come to this name.
-pub(crate) fn post_brought(name: Name) {
-    post_with(|inbox| match inbox.is_crowded() {
-        true => inbox.add_to_crowd(name, true),
-        false => inbox.notices.push(Notice::Brought(name)),
-    });
-}
-
-impl Inbox {
-    /// Returns true if more is written down than one event reads in passing.
-    fn is_crowded(&self) -> bool {
-        self.notices.len() >= CROWDED
-    }
-
-    fn add_to_crowd(&mut self, name: Name, brought: bool) {
-        let crowd = self.crowd.get_or_insert_with(Crowd::default);
-        crowd.add(name, brought);
-    }
 }
 
 /// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
@@ -210,9 +165,9 @@ pub(crate) fn freed(lock: &Lock) {
 /// Returns true if the last thing written down is that a lock has left this name.
 pub(crate) fn just_unlinked(name: NameRef) -> bool {
     let inbox = INBOX.borrow();
-    inbox.is_some_and(|inbox| {
-        matches!(inbox.notices.last(), Some(Notice::Unlinked(last)) if last.name.as_ref() == name)
-    })
+    inbox.is_some_and(
+        |inbox| matches!(inbox.last(), Some(Notice::Unlinked(last)) if last.name.as_ref() == name),
+    )
 }
 
 /// Returns true if anything is written down.
@@ -221,20 +176,20 @@ pub(crate) fn has_something() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Takes out all that was written down, in order, and the crowd.
-pub(crate) fn take() -> (Vec<Notice>, Option<Crowd>) {
+/// Takes out all that was written down, in order.
+pub(crate) fn take() -> Vec<Notice> {
     let Some(mut inbox) = INBOX.borrow() else {
-        return (Vec::new(), None);
+        return Vec::new();
     };
-    settle_unlinked(&mut inbox.notices);
+    settle_unlinked(&mut inbox);
     ANY.store(false, Ordering::Relaxed);
-    (std::mem::take(&mut inbox.notices), inbox.crowd.take())
+    std::mem::take(&mut inbox)
 }
 
 /// A database is about to be emptied: what it frees has not been removed one by one before.
 pub(crate) fn before_flush() {
     if let Some(mut inbox) = INBOX.borrow() {
-        settle_unlinked(&mut inbox.notices);
+        settle_unlinked(&mut inbox);
     }
 }
 

@@ -12,8 +12,7 @@
 //! 5). `dlock_engine::Outbox` says why these are two.
 
 use super::keyspace::{Mode, Origin};
-use super::notices::TOLD_A_STEP;
-use super::state::{Late, State, STATE};
+use super::state::{State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::node::time::timer;
 use crate::node::{gate, inbox};
@@ -36,7 +35,6 @@ pub(super) fn run<T>(
     let mut guard = STATE.try_borrow_mut()?;
     let state = &mut *guard;
     state.refresh_settings();
-    state.told = 0;
     state.keys.begin(ctx, mode, origin);
     if inbox::has_something() {
         state.read_inbox(now);
@@ -55,18 +53,7 @@ pub(super) fn run<T>(
 #[inline(always)]
 fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
-    let own = state.notifications.len();
     state.keys.write(&mut state.notifications);
-    // What is told at once ends where something has to wait.
-    let at_once = match state.late.is_empty() {
-        true => own + TOLD_A_STEP,
-        false => own,
-    };
-    if state.notifications.len() > at_once {
-        let later = state.notifications.put_off(at_once).map(Late::from);
-        state.late.extend(later);
-        timer::arm(now.steady(), now.steady());
-    }
     state.arm(now);
     if !(state.engine.outbox.is_empty() && state.notifications.is_empty()) {
         tell(ctx, guard, now);

@@ -84,10 +84,9 @@ pub(super) fn event(ctx: Ctx) {
         if !state.engine.unsettled() {
             RESTORED.store(0, Ordering::Relaxed);
         }
-        let follows = state.review();
-        let late = state.catch_up(now);
+        let follows = state.follow_dirty(now);
         let buried = remains::step();
-        if due || left || follows || late || buried {
+        if due || left || follows || buried {
             timer::arm(now.steady(), now.steady());
         }
     });

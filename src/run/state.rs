@@ -3,37 +3,16 @@
 use super::caller::Client;
 use super::keyspace::OpenKeys;
 use crate::ffi::cell::MainThread;
-use crate::node::inbox::Unlinked;
 use crate::node::settings::Settings;
 use crate::node::slots::own_slots;
 use crate::node::time::clock;
 use crate::node::{census, config, gate};
 use crate::tell::observers;
-use crate::tell::observers::in_order::{Notifications, PutOff};
+use crate::tell::observers::in_order::Notifications;
 use dlock_commands::Call;
-use dlock_engine::{Engine, Event, Lock, Name, Now, SteadyMs};
-use std::collections::VecDeque;
+use dlock_engine::{Engine, Lock, Now, SteadyMs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// What has happened and is not worked off yet, since it came with too much else.
-pub(super) enum Late {
-    /// A lock has left its name.
-    Lost(Unlinked),
-    /// Something has happened to a lock since, of which observers are to be told.
-    Said(Name, Event),
-    /// A database was emptied.
-    Flush(u32),
-}
-
-impl From<PutOff> for Late {
-    fn from(put_off: PutOff) -> Late {
-        match put_off {
-            PutOff::Lock(name, event) => Late::Said(name, event),
-            PutOff::Flush(db) => Late::Flush(db),
-        }
-    }
-}
 
 /// All that the module keeps between events.
 pub(super) struct State {
@@ -50,10 +29,6 @@ pub(super) struct State {
     pub(super) clock_leads: bool,
     /// When the look over what is waited for or tied may go on.
     pub(super) next_look: SteadyMs,
-    /// What came with too much else to be worked off at once.
-    pub(super) late: VecDeque<Late>,
-    /// How much of it this event has worked off.
-    pub(super) told: usize,
     // Reused buffers, swapped out while notifications are sent.
     pub(super) notifications: Notifications,
     pub(super) texts: observers::Texts,
@@ -71,8 +46,6 @@ lazy_static::lazy_static! {
         heartbeat: SteadyMs(0),
         clock_leads: false,
         next_look: SteadyMs(0),
-        late: VecDeque::new(),
-        told: 0,
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });

@@ -1,7 +1,6 @@
 //! What queues: places, the requests that wait at them, and what ends when. None of it is durable but the tickets, of which
 //! the lock's value keeps the durable half.
 
-pub(crate) mod crowd;
 mod deadlines;
 mod place;
 mod queues;
@@ -9,10 +8,9 @@ mod requests;
 mod ties;
 mod wait_queue;
 
-pub use crowd::Crowd;
 pub(crate) use deadlines::Deadlines;
 pub(crate) use place::Place;
-pub(crate) use queues::{Turn, WaitQueues};
+pub(crate) use queues::WaitQueues;
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};
 pub(crate) use ties::{Auto, Bound, Renewal, Tie, Ties, Untimed, Whose};
 pub use ties::{Kept, Loss, LostTie};

@@ -240,13 +240,4 @@ impl Requests {
         }
         Some(request)
     }
-
-    /// None of them, but what no number is given a second time by.
-    pub(crate) fn emptied(&self) -> Requests {
-        Requests {
-            last: self.last,
-            hash: self.hash.clone(),
-            ..Requests::default()
-        }
-    }
 }

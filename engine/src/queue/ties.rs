@@ -460,11 +460,13 @@ impl Ties {
     }
 
     /// The server decides no longer: nothing is tied any more. Connections are told when it decides again.
-    pub fn lose_all(&mut self, now: WallMs) {
+    pub fn lose_all(&mut self, now: WallMs) -> Vec<DueKey<SteadyMs>> {
+        let mut timers = Vec::new();
         for (token, tie) in std::mem::take(&mut self.by_token) {
             self.lose(token, &tie, tie.loss(Loss::Demoted, now));
         }
         self.by_client.retain(|_, connection| {
+            timers.extend(connection.timer);
             *connection = Connection {
                 lost: std::mem::take(&mut connection.lost),
                 ..Connection::default()
@@ -473,6 +475,7 @@ impl Ties {
         });
         self.resumed.clear();
         (self.sessions, self.autos) = (0, 0);
+        timers
     }
 
     /// Notes when the server renews a hold next.

@@ -44,8 +44,6 @@ pub(crate) struct WaitQueue {
     pub stale: bool,
     /// The first of the tickets that came with the value which has no place yet, where they have them in steps.
     pub taken_in: Option<Arrival>,
-    /// The last time that all values of its database came or went which it was looked at after (see `WaitQueues`).
-    pub epoch: u64,
     /// Whether a settlement is pending.
     pub dirty: bool,
 }

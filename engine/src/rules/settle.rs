@@ -39,7 +39,6 @@ impl Engine {
         };
         let name = queue.name.clone();
         self.close_if_leaving(keys, name.as_ref());
-        self.catch_up(lock);
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
         }
@@ -68,7 +67,6 @@ impl Engine {
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
     #[cold]
     pub(super) fn settle_queue(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
-        self.catch_up(lock);
         if self.has_appeared(entry, lock) {
             self.distrust(lock);
         }
@@ -88,11 +86,12 @@ impl Engine {
         self.update_watch(entry, lock, left_over);
     }
 
-    /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this
-    /// server would accept a write now. Returns true if something is left that could go on at once; what the keyspace does not
-    /// accept now stays marked (see [`Engine::unsettled`]).
+    /// Settles the locks that have been marked, in order, `most` locks at most. To be called only when this server would accept a
+    /// write now. Returns true if something is left that could go on at once; what the keyspace does not accept now stays marked
+    /// (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
-        drop(self.review(most, true));
+        self.free_remains();
+        self.watch_swapped(most);
         self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
@@ -129,7 +128,7 @@ impl Engine {
         // Only then those are looked at that wait for several of them.
         self.settle_next(keys, now);
         self.room_for_tickets = None;
-        let more = !self.dirty.is_empty() || clearing || renewing || self.in_review();
+        let more = self.has_marked() || clearing || renewing;
         self.dirty.extend(refused);
         more
     }
@@ -215,9 +214,8 @@ impl Engine {
         let Some(queue) = self.queues.get(lock) else {
             return false;
         };
-        let stale = queue.stale || self.queues.is_outdated(lock);
         let marked = queue.dirty
-            || stale
+            || queue.stale
             || queue.closed
             || !queue.lapsed.is_empty()
             || self.has_appeared(entry, lock);

@@ -694,5 +694,5 @@ const EMPTY: [&str; 8] = [
     "leases: Deadlines { index: {}",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
-    "stale: 0, dirty: [], next: {}, former: [], remains: [], room_for_tickets: None, unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over",
+    "stale: 0, dirty: [], swapped: [], next: {}, remains: [], room_for_tickets: None, unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over",
 ];

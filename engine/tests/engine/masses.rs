@@ -1,11 +1,11 @@
-//! What concerns all locks at once is worked off in steps, and no step looks at more of them than it may.
+//! What concerns all locks marks them at once and is settled in steps. No step looks at more of them than it may.
 
 use crate::client::Client;
 use crate::keys::Value;
 use crate::server::Server;
 use dlock_engine::lock::token::TokenClock;
 use dlock_engine::{
-    change::Change, codec, Arrival, Crowd, End, Entry, Event, Keyspace, Limit, Lock, Name, Now,
+    change::Change, codec, Arrival, End, Entry, Event, Keyspace, Limit, Lock, Name, NameRef, Now,
     Policy,
 };
 
@@ -86,7 +86,7 @@ fn a_primary_looks_at_all_locks_in_steps() {
     assert!(server.engine.is_idle());
 }
 
-/// A lock that is used before its turn has its turn then: it is not what it was.
+/// Settles a lock that is used before its turn: it is not what it was.
 #[test]
 fn nothing_is_decided_on_what_was_before() {
     let mut server = crowded(true);
@@ -103,124 +103,78 @@ fn nothing_is_decided_on_what_was_before() {
     assert!(format!("{refused:?}").contains("Null"), "{refused:?}");
 }
 
-/// Each key by itself, but of very many.
-fn note_all(server: &mut Server, db: u32, brought: bool) {
-    let mut crowd = Crowd::default();
-    for at in 0..LOCKS {
-        let key = format!("k{at}").into_bytes().into();
-        crowd.add(Name { db, key }, brought);
-    }
-    server.engine.on_crowd(crowd);
-}
-
-#[test]
-fn very_many_keys_are_looked_at_in_steps() {
-    let mut server = crowded(true);
-    // They have gone, and come back with others, before anybody has looked.
-    note_all(&mut server, 0, false);
-    note_all(&mut server, 0, true);
-    assert_steps(&mut server);
-    // What nobody waits for costs no look once it has gone.
-    note_all(&mut server, 1, false);
-    assert_eq!(settle(&mut server), (0, 0));
-    server.keys.values.clear();
-    note_all(&mut server, 0, false);
-    assert!(!server.engine.is_idle());
-    assert_steps(&mut server);
-    assert!(server.engine.is_idle());
-}
-
-/// Whatever becomes of the server and its databases meanwhile, what has come is watched.
-#[test]
-fn what_has_come_among_very_many_is_watched() {
-    for swapped in [false, true] {
-        for demoted in [false, true] {
-            let mut server = crowded(true);
-            // As after a start.
-            server.engine = Default::default();
-            note_all(&mut server, 0, true);
-            if swapped {
-                let values = std::mem::take(&mut server.keys.values);
-                let moved = |name: Name| Name { db: 1, ..name };
-                let moved = values.into_iter().map(|(name, value)| (moved(name), value));
-                server.keys.values = moved.collect();
-                server.engine.on_swap(0, 1, NOW);
-            }
-            if demoted {
-                server.engine.demote(NOW);
-                while server.engine.in_review() {
-                    for name in server.engine.review(A_STEP, false) {
-                        let entry = server.keys.entry(name.as_ref());
-                        server.engine.follow(name.as_ref(), entry);
-                    }
-                }
-                server.keys.close();
-                server.engine.promote();
-            }
-            settle(&mut server);
-            for at in 0..LOCKS {
-                let key = format!("k{at}").into_bytes().into();
-                let db = u32::from(swapped);
-                let name = Name { db, key };
-                assert!(server.engine.watches(name.as_ref()), "{name:?}");
-            }
+/// Clears away until nothing is left. Returns how many messages the largest step has written, and how many all of them.
+fn follow(server: &mut Server) -> (usize, usize) {
+    let (mut most, mut all) = (0, 0);
+    for _ in 0..10 * LOCKS {
+        let left = server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
+        let looked = server.keys.close().len();
+        assert!(looked <= A_STEP, "{looked} in one step");
+        let told = server.engine.outbox.take().len();
+        (most, all) = (most.max(told), all + told);
+        if !left {
+            return (most, all);
         }
     }
+    panic!("it does not come to an end");
 }
 
-/// A lock that is used before its turn has its turn then, also where its removal is one of very many.
-#[test]
-fn a_lock_is_looked_at_when_it_is_used() {
-    let mut server = crowded(true);
-    let last = format!("k{}", LOCKS - 1);
-    let ask = |server: &mut Server, command: &[u8], owner: &[u8]| {
-        let words: [&[u8]; 3] = [command, last.as_bytes(), owner];
-        let answer = server.run(NOW, 0, Client::connection(2), &words);
-        server.keys.close();
-        format!("{answer:?}")
-    };
-    let refused = ask(&mut server, b"FAIRACQUIRE", b"eve");
-    assert!(refused.contains("Null"), "{refused}");
-    // The ticket goes with the value.
-    server.keys.values.clear();
-    note_all(&mut server, 0, false);
-    let granted = ask(&mut server, b"ACQUIRE", b"cyd");
-    assert!(granted.contains("Grant"), "{granted}");
-    settle(&mut server);
-    let refused = ask(&mut server, b"ACQUIRE", b"dan");
-    assert!(refused.contains("Null"), "{refused}");
+/// Makes a request that waits by a channel.
+fn wait(server: &mut Server, key: &str, owner: &str) {
+    let words: [&[u8]; 5] = [
+        b"ACQUIRE",
+        key.as_bytes(),
+        owner.as_bytes(),
+        b"NOTIFY",
+        b"ch",
+    ];
+    drop(server.run(NOW, 0, Client::connection(3), &words));
+    server.keys.close();
 }
 
-/// Who waits by a channel is told in steps as well.
 #[test]
 fn a_demotion_is_cleared_away_in_steps() {
     let mut server = crowded(true);
     for at in 0..LOCKS {
-        let (key, owner) = (format!("k{at}"), format!("w{at}"));
-        let words: [&[u8]; 5] = [
-            b"ACQUIRE",
-            key.as_bytes(),
-            owner.as_bytes(),
-            b"NOTIFY",
-            b"ch",
-        ];
-        drop(server.run(NOW, 0, Client::connection(3), &words));
-        server.keys.close();
+        wait(&mut server, &format!("k{at}"), &format!("w{at}"));
+        wait(&mut server, "k0", &format!("v{at}"));
     }
     server.engine.demote(NOW);
     server.primary = false;
+    let (most, all) = follow(&mut server);
+    assert!(most <= A_STEP, "{most} in one step");
+    assert_eq!(all, 2 * LOCKS);
     assert_eq!((server.engine.places(), server.engine.notifies()), (0, 0));
-    let mut told = 0;
-    while server.engine.in_review() {
-        assert_eq!(server.engine.review(A_STEP, false), []);
-        let messages = server.engine.outbox.take().len();
-        assert!(messages <= A_STEP, "{messages} in one step");
-        told += messages;
-    }
-    assert_eq!(told, LOCKS);
     // What was watched will be again.
     server.engine.promote();
     assert_steps(&mut server);
+}
+
+/// A server that is promoted again before it has cleared all away goes on with what is left.
+#[test]
+fn who_has_not_been_told_of_a_demotion_waits_on() {
+    let mut server = crowded(true);
+    for at in 0..LOCKS {
+        wait(&mut server, &format!("k{at}"), &format!("w{at}"));
+    }
+    server.engine.demote(NOW);
+    server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
+    server.keys.close();
+    let told = server.engine.outbox.take().len();
+    assert!((1..=A_STEP).contains(&told), "{told}");
+    assert_eq!(server.engine.notifies(), LOCKS - told);
+    server.engine.promote();
+    settle(&mut server);
+    assert_eq!(server.engine.outbox.take().len(), 0);
+    assert_eq!(server.engine.notifies(), LOCKS - told);
+    for at in 0..LOCKS {
+        let key = format!("k{at}");
+        let words: [&[u8]; 2] = [b"FORCERELEASE", key.as_bytes()];
+        drop(server.run(NOW, 0, Client::connection(1), &words));
+        server.keys.close();
+    }
+    settle(&mut server);
+    assert_eq!(server.engine.outbox.take().len(), LOCKS - told);
 }
 
 #[test]
@@ -232,14 +186,19 @@ fn a_follower_looks_at_all_locks_in_steps() {
         |server: &mut Server| server.engine.on_swap(0, 1, NOW),
     ] {
         change(&mut server);
-        let mut all = 0;
-        while server.engine.in_review() {
-            let names = server.engine.review(A_STEP, false);
-            // Of two databases that were exchanged both names are looked at.
-            assert!(names.len() <= 2 * A_STEP, "{} in one step", names.len());
-            all += names.len();
+        assert_eq!(server.keys.close().len(), 0);
+        assert_eq!(follow(&mut server), (0, 0));
+        // The locks are watched where they are, and only there.
+        for at in 0..LOCKS {
+            let key = format!("k{at}");
+            let watched = [0, 1].map(|db| {
+                server.engine.watches(NameRef {
+                    db,
+                    key: key.as_bytes(),
+                })
+            });
+            assert_eq!(watched, [true, false]);
         }
-        assert!((LOCKS..=2 * LOCKS).contains(&all), "{all} in all");
     }
 }
 

@@ -280,7 +280,7 @@ impl Server {
                     .retain(|name, _| db.is_some_and(|db| name.db != db));
                 self.engine.on_values_changed(*db);
                 self.engine.on_flush(*db, now);
-                self.review();
+                self.follow_dirty(now);
             }
             Op::Swap(one, other) => self.swap(*one, *other, now),
             Op::Expire(name, end) => {
@@ -305,19 +305,15 @@ impl Server {
             .map(|(name, value)| (swapped(name), value));
         self.keys.values = moved.collect();
         self.engine.on_swap(one, other, now);
-        self.review();
+        self.follow_dirty(now);
     }
 
-    /// Looks at all locks after something that concerns all of them, on a server that follows; one that decides does so as it
-    /// settles.
-    pub fn review(&mut self) {
-        while !self.primary && self.engine.in_review() {
-            for name in self.engine.review(1, false) {
-                let entry = self.keys.entry(name.as_ref());
-                self.engine.follow(name.as_ref(), entry);
-                self.keys.close();
-            }
+    /// Clears away what has been marked, on a server that follows; one that decides settles it.
+    pub fn follow_dirty(&mut self, now: Now) {
+        while !self.primary && self.engine.follow_dirty(&mut self.keys, now, 1) {
+            self.keys.close();
         }
+        self.keys.close();
     }
 }
 

@@ -768,7 +768,7 @@ impl World {
         let now = self.now;
         self.engine().demote(now);
         self.primary.primary = false;
-        self.primary.review();
+        self.primary.follow_dirty(now);
         self.tell();
         self.replica.engine.policy = self.primary.engine.policy.clone();
         std::mem::swap(&mut self.primary, &mut self.replica);

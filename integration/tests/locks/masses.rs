@@ -95,7 +95,7 @@ struct Upheaval {
     does: fn(&Server, &Server, usize),
 }
 
-const UPHEAVALS: [Upheaval; 6] = [
+const UPHEAVALS: [Upheaval; 7] = [
     Upheaval {
         what: "a full resynchronisation",
         follows: false,
@@ -116,6 +116,13 @@ const UPHEAVALS: [Upheaval; 6] = [
         commands: true,
         leaves: |locks| locks + 1,
         does: |primary, _, _| primary.connection().run("REPLICAOF 127.0.0.1 1"),
+    },
+    Upheaval {
+        what: "a setting",
+        follows: true,
+        commands: true,
+        leaves: |locks| locks + 1,
+        does: |primary, _, _| primary.connection().run("CONFIG SET dlock.max-queue 50000"),
     },
     Upheaval {
         what: "FLUSHALL",
@@ -175,24 +182,19 @@ impl Upheaval {
     }
 }
 
-/// Eight times as many locks keep neither server busy for longer at a time.
+/// What concerns all locks marks them at once, which takes no longer than 50 ms with 100,000 locks; the rest goes in steps.
 #[test]
-fn what_concerns_all_locks_is_done_in_steps() {
-    const FEW: usize = 4_000;
-    const MANY: usize = 8 * FEW;
+fn what_concerns_all_locks_stalls_nobody() {
+    const LOCKS: usize = 32_000;
+    const MOST_MS: u64 = 16;
     for upheaval in &UPHEAVALS {
-        // What else the machine does may lengthen any of them, and shortens none: the shortest of each are compared. A single try
-        // would pass where the machine has lengthened the few.
-        let (mut few, mut many) = ([u64::MAX; 2], [u64::MAX; 2]);
-        await_until(&format!("{} is in steps", upheaval.what), PATIENCE, || {
-            for (shortest, locks) in [(&mut few, FEW), (&mut many, MANY)] {
-                let took = upheaval.happen(locks);
-                println!("{}: {locks} locks, {took:?} ms", upheaval.what);
-                *shortest = [shortest[0].min(took[0]), shortest[1].min(took[1])];
-            }
-            // A server that has no allocator of its own may give much memory back in one of the steps.
-            let bounded = |(few, many): (u64, u64)| many <= 2 * few + 25;
-            few.into_iter().zip(many).all(bounded)
+        // What else the machine does may lengthen any of them, and shortens none.
+        let mut shortest = [u64::MAX; 2];
+        await_until(&format!("{} is short", upheaval.what), PATIENCE, || {
+            let took = upheaval.happen(LOCKS);
+            println!("{}: {LOCKS} locks, {took:?} ms", upheaval.what);
+            shortest = [shortest[0].min(took[0]), shortest[1].min(took[1])];
+            shortest.into_iter().all(|took| took <= MOST_MS)
         });
     }
 }

@@ -4,14 +4,13 @@
 //! One rule gives that order: what callbacks have noted comes before what the event itself has done. They note what others did
 //! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
 //! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
-//! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
-//! behind it (`run::notices::Late`). (`run::enter::run`; `observers` in `integration/tests` finds every other order).
+//! locks that it has opened add what it did (`run::enter::run`; `observers` in `integration/tests` finds every other order).
 
 use super::subscribers;
 use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
 use dlock_engine::broken;
-use dlock_engine::{Event, Name, NameRef};
+use dlock_engine::{Event, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
@@ -68,36 +67,10 @@ enum Notification {
     Flush(u32),
 }
 
-/// A notification that waits for a later event: it names its lock by itself.
-pub(crate) enum PutOff {
-    /// Something happened to a lock.
-    Lock(Name, Event),
-    /// A database was emptied.
-    Flush(u32),
-}
-
 impl Notifications {
     /// Returns true if there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
-    }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.items.len()
-    }
-
-    /// Takes out those from this one on, to be told later.
-    #[cold]
-    pub(crate) fn put_off(&mut self, from: usize) -> impl Iterator<Item = PutOff> + '_ {
-        let owned = &self.owned_keys;
-        self.items.drain(from..).map(|item| match item {
-            Notification::Flush(db) => PutOff::Flush(db),
-            Notification::Lock(db, key, event) => {
-                let key = key.of(owned).map_or(&[][..], Str::bytes);
-                PutOff::Lock(NameRef { db, key }.to_owned(), event)
-            }
-        })
     }
 
     /// Adds what happened to a lock.

@@ -20,12 +20,11 @@ impl Engine {
     /// queue is like that, and this one is not looked up.
     #[inline]
     pub(in crate::rules) fn abuts_stale(&self, lock: LockId) -> bool {
-        if self.stale == 0 && !self.queues.in_review() {
+        if self.stale == 0 {
             return false;
         }
         let queue = self.queues.at(lock);
-        let others = self.queues.in_review() || self.stale > usize::from(queue.stale);
-        others && queue.is_shared()
+        self.stale > usize::from(queue.stale) && queue.is_shared()
     }
 
     /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
@@ -52,7 +51,6 @@ impl Engine {
         let named = |lock: LockId| (lock, self.queues.at(lock).name.clone());
         let stale: Vec<(LockId, Name)> = stale.into_iter().map(named).collect();
         for (other, name) in &stale {
-            self.catch_up(*other);
             let entry = keys.entry(name.as_ref());
             // Who waits under a key of another type is told so when that lock is settled.
             if !entry.foreign {
@@ -75,7 +73,7 @@ impl Engine {
         let ids = ids.chain(queue.counts_on.iter().copied());
         let many = ids.filter_map(|id| self.requests.get(id));
         let locks = many.flat_map(|many| many.parts().iter().map(|part| part.lock));
-        let stale = |lock: &LockId| self.queues.at(*lock).stale || self.queues.is_outdated(*lock);
+        let stale = |lock: &LockId| self.queues.at(*lock).stale;
         locks.filter(stale).collect()
     }
 

@@ -1,0 +1,163 @@
+//! Events that concern all locks at once: databases that were emptied, filled or exchanged, a change of role or of the rules.
+//!
+//! Such an event marks every lock that it concerns, at once: a mark costs tens of nanoseconds, and no decision can be made on what
+//! was before. What the marks ask for goes in steps: settling on a server that decides ([`Engine::settle_dirty`]), clearing away on
+//! one that only follows ([`Engine::follow_dirty`]).
+
+use crate::keyspace::Keyspace;
+use crate::outbox::Outcome;
+use crate::queue::{LockId, Loss};
+use crate::state::{Engine, Remains, Round};
+use crate::types::{Name, NameRef, Now, RequestId};
+
+/// Places, or holders, that one step frees.
+const FREED_A_STEP: usize = 4096;
+
+impl Engine {
+    /// Marks the locks of a database (or of all) whose values may have come or gone.
+    pub fn on_values_changed(&mut self, db: Option<u32>) {
+        let changed = |at: u32| db.is_none_or(|db| db == at);
+        for lock in self.locks_of(changed) {
+            self.mark_stale(lock);
+        }
+    }
+
+    /// Ends the ties of a database (or of all) whose values have gone for good.
+    pub fn on_flush(&mut self, db: Option<u32>, now: Now) {
+        let flushed = |name: NameRef| db.is_none_or(|db| name.db == db);
+        self.on_locks_left(flushed, Loss::Removed, now);
+    }
+
+    /// Marks the queues whose slots are no longer this node's.
+    pub fn on_slots_changed(&mut self, own: impl Fn(&[u8]) -> bool) {
+        let gone = |lock: &LockId| !own(&self.queues.at(*lock).name.key);
+        let gone: Vec<LockId> = self.queues.ids().filter(gone).collect();
+        gone.into_iter().for_each(|lock| self.mark_stale(lock));
+    }
+
+    /// Marks the locks of two databases that were exchanged, under the names that they had, where their waiters stay. The names that
+    /// they have now are watched in steps: nobody waits there, and whoever uses one first finds what it needs.
+    pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
+        let swapped = |name: NameRef| name.db == one || name.db == other;
+        self.on_locks_left(swapped, Loss::Renamed, now);
+        for lock in self.locks_of(|db| db == one || db == other) {
+            self.swapped.push_back(self.queues.at(lock).name.clone());
+            self.mark_stale(lock);
+        }
+        for name in &mut self.swapped {
+            name.db = match name.db {
+                db if db == one => other,
+                db if db == other => one,
+                db => db,
+            };
+        }
+    }
+
+    /// Watches the next names to which SWAPDB has brought values.
+    pub(in crate::rules) fn watch_swapped(&mut self, most: usize) {
+        let most = most.min(self.swapped.len());
+        let names: Vec<Name> = self.swapped.drain(..most).collect();
+        for name in names {
+            self.on_key_changed(name.as_ref());
+        }
+    }
+
+    /// Marks every watched lock: this server decides from now on. Every ticket starts as absent.
+    pub fn promote(&mut self) {
+        self.on_values_changed(None);
+    }
+
+    /// Marks every watched lock: the rules have changed.
+    pub fn mark_all(&mut self) {
+        for lock in self.locks_of(|_| true) {
+            self.mark(lock);
+        }
+    }
+
+    /// Makes this server one that only follows: places and deadlines are the new primary's affair. The server itself answers
+    /// blocked connections; [`Engine::follow_dirty`] tells those that wait by a channel that the lock has moved.
+    pub fn demote(&mut self, now: Now) {
+        self.ledger.lose_all(now.wall());
+        for client in std::mem::take(&mut self.disconnected).into_keys() {
+            self.ledger.forget(client);
+        }
+        self.outbox.forget_wakes();
+        self.unheard.clear();
+        self.renewals.clear();
+        self.next.clear();
+        self.round = Round::Over;
+        self.held_back = false;
+        self.mark_all();
+    }
+
+    /// Goes on with the locks that have been marked on a server that only follows, about `most` of them and of their places: their
+    /// queues go, and those locks stay that have to be watched once it decides. Returns true if something is left.
+    pub fn follow_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
+        self.free_remains();
+        self.watch_swapped(most);
+        let mut room = most;
+        while room > 0 {
+            let Some(lock) = self.dirty.pop_front() else {
+                break;
+            };
+            let queue = self.queues.at(lock);
+            let name = queue.name.clone();
+            let waiting = queue.in_order().filter_map(|(_, place)| place.request());
+            let waiting: Vec<RequestId> = waiting.take(room).collect();
+            room -= waiting.len();
+            for id in waiting {
+                match self.waits_by_channel(id) {
+                    true => self.end_wait_later(id, now, Outcome::Moved),
+                    false => self.leave(id, now),
+                }
+            }
+            if room == 0 {
+                self.dirty.push_front(lock);
+                break;
+            }
+            room -= 1;
+            self.discard(lock, |_, _| true);
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.dirty = false;
+                self.follow(name.as_ref(), keys.entry(name.as_ref()));
+            }
+        }
+        self.has_marked()
+    }
+
+    /// Returns true if locks are marked, or something is left to be freed.
+    pub(in crate::rules) fn has_marked(&self) -> bool {
+        !(self.dirty.is_empty() && self.swapped.is_empty() && self.remains.is_empty())
+    }
+
+    fn locks_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<LockId> {
+        let ids = self.queues.ids();
+        ids.filter(|lock| chosen(self.queues.at(*lock).name.db))
+            .collect()
+    }
+
+    /// Frees one step of the places and holders that nobody needs any more.
+    pub(in crate::rules) fn free_remains(&mut self) {
+        let mut room = FREED_A_STEP;
+        while let Some(remains) = self.remains.front_mut().filter(|_| room > 0) {
+            let next = match remains {
+                Remains::Places(places) => places.pop(),
+                Remains::Holders(lock) => {
+                    if lock.shed(FREED_A_STEP) {
+                        self.remains.pop_front();
+                    }
+                    return;
+                }
+            };
+            room -= 1;
+            match next {
+                None => drop(self.remains.pop_front()),
+                Some(mut place) => {
+                    if let Some(window) = place.ticket.as_deref_mut() {
+                        self.ledger.timers.clear(&mut window.due);
+                    }
+                }
+            }
+        }
+    }
+}
