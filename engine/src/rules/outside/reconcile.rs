@@ -33,7 +33,7 @@ impl Engine {
         };
         queue.stale = false;
         if let Some(from) = queue.taken_in.take() {
-            return self.take_in_tickets(entry, now, lock, from);
+            return self.import_tickets(entry, now, lock, from);
         }
         if entry.lock.is_some() {
             entry.touch_ttl();
@@ -49,7 +49,7 @@ impl Engine {
             self.dismiss(entry, now, lock, number);
         }
         self.renew_tickets(entry, lock);
-        self.take_in_tickets(entry, now, lock, Arrival(0))
+        self.import_tickets(entry, now, lock, Arrival(0))
     }
 
     /// Returns the places of owners that hold the lock, in order. An upgrade is none of them as long as there is something for it
@@ -107,7 +107,7 @@ impl Engine {
 
     /// Tickets that came with the value take their places. There may be very many, and of nearly all of them nothing more is to be
     /// said. Those before `from` have theirs. Returns true if all have.
-    fn take_in_tickets(
+    fn import_tickets(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
@@ -154,7 +154,7 @@ impl Engine {
             }
         }
         for (number, ticket) in others {
-            self.take_in_ticket(entry, now, lock, number, ticket);
+            self.import_ticket(entry, now, lock, number, ticket);
         }
         self.room_for_tickets = steps.map(|_| room).or(self.room_for_tickets);
         if left.is_some() {
@@ -166,7 +166,7 @@ impl Engine {
         left.is_none()
     }
 
-    fn take_in_ticket(
+    fn import_ticket(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,

@@ -60,6 +60,7 @@ impl<'a> Plan<'a> {
         wanted.any(|wanted| !matches!(wanted.kind, RequestKind::Queue(_)))
     }
 
+    /// Returns the locks, and the owner's places there.
     fn locks(&self) -> impl Iterator<Item = NamedLock<'a>> + '_ {
         self.wanted.iter().map(|wanted| wanted.at)
     }
@@ -68,7 +69,8 @@ impl<'a> Plan<'a> {
 impl Engine {
     /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
     ///
-    /// Errors as for [`Engine::acquire`], for any of the locks. Nothing has changed then.
+    /// Errors as for [`Engine::acquire`], for any of the locks; and `Holding` if it would wait and its owner holds any of them.
+    /// Nothing has changed then.
     pub fn acquire_many(
         &mut self,
         keys: &mut impl Keyspace,
