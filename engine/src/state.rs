@@ -24,8 +24,6 @@ pub struct Engine {
     pub(super) requests: Requests,
     /// How many places there are over all locks.
     pub(super) places: usize,
-    /// How many queues are stale.
-    pub(super) stale: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
     /// Names to which SWAPDB has brought values: each is looked at once.
