@@ -32,8 +32,6 @@ pub struct Engine {
     pub(super) next: BTreeSet<Next>,
     /// What nobody needs any more, but is too much to be cleared away at once.
     pub(super) remains: VecDeque<Remains>,
-    /// How many tickets that came with values may still have their places in this step; without bound for a request.
-    pub(super) room_for_tickets: Option<usize>,
     /// Holds of answers that nobody has heard.
     pub(super) unheard: Vec<Promise>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that

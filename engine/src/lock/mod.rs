@@ -369,13 +369,6 @@ impl Lock {
         tickets.map(|(number, ticket)| (*number, ticket))
     }
 
-    /// The same from this number on.
-    pub fn tickets_from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Ticket)> {
-        let full = self.full().into_iter();
-        let tickets = full.flat_map(move |full| full.tickets.range(number..));
-        tickets.map(|(number, ticket)| (*number, ticket))
-    }
-
     /// The ticket that stands last.
     pub fn last_ticket(&self) -> Option<(Arrival, &Ticket)> {
         let (number, ticket) = self.full()?.tickets.last_key_value()?;

@@ -40,8 +40,6 @@ pub(crate) struct WaitQueue {
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
     pub stale: bool,
-    /// The first of the tickets that came with the value which has no place yet, where they have them in steps.
-    pub taken_in: Option<Arrival>,
     /// Whether a settlement is pending.
     pub dirty: bool,
 }

@@ -23,10 +23,6 @@ use crate::types::{NameRef, Now};
 /// Outcomes after which a settlement of marked locks leaves the others to the next step.
 const TOLD_A_STEP: usize = 1024;
 
-/// Tickets that came with values and that one step gives their places: a few milliseconds. A request gives all of its lock's
-/// tickets theirs.
-const TAKEN_IN_A_STEP: usize = 16_384;
-
 /// Holders that are freed together with the event in which they end.
 const BURIED_AT_ONCE: usize = 1024;
 
@@ -73,10 +69,7 @@ impl Engine {
         }
         let name = self.queues.at(lock).name.clone();
         self.expire(entry, now, name.as_ref());
-        if !self.reconcile(entry, now, lock) {
-            // Nothing is served before all that came with the value have their places.
-            return self.update_watch(entry, lock, true);
-        }
+        self.reconcile(entry, now, lock);
         self.drop_lapsed(entry, now, lock);
         let left_over = self.serve(entry, now, lock);
         self.update_watch(entry, lock, left_over);
@@ -92,7 +85,6 @@ impl Engine {
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
         self.settle_next(keys, now);
-        self.room_for_tickets = Some(TAKEN_IN_A_STEP);
         let mut refused = Vec::new();
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
@@ -123,7 +115,6 @@ impl Engine {
         }
         // Only then those are looked at that wait for several of them.
         self.settle_next(keys, now);
-        self.room_for_tickets = None;
         let more = self.has_marked() || clearing || renewing;
         self.dirty.extend(refused);
         more
@@ -289,7 +280,6 @@ impl Engine {
     pub(super) fn distrust(&mut self, lock: LockId) {
         if let Some(queue) = self.queues.get_mut(lock) {
             queue.stale = true;
-            queue.taken_in = None;
         }
     }
 

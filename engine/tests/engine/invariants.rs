@@ -690,5 +690,5 @@ const EMPTY: [&str; 8] = [
     "leases: Deadlines { index: {}",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
-    "dirty: [], swapped: [], next: {}, remains: [], room_for_tickets: None, unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over",
+    "dirty: [], swapped: [], next: {}, remains: [], unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over",
 ];

@@ -20,21 +20,17 @@ impl Engine {
     ///
     /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
     /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. What
-    /// a user has brought is bounded. Returns false if tickets are left to the next step: then it is to be gone on with before
-    /// anything else.
+    /// a user has brought is bounded.
     pub(in crate::rules) fn reconcile(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
         lock: LockId,
-    ) -> bool {
+    ) {
         let Some(queue) = self.queues.get_mut(lock).filter(|queue| queue.stale) else {
-            return true;
+            return;
         };
         queue.stale = false;
-        if let Some(from) = queue.taken_in.take() {
-            return self.import_tickets(entry, now, lock, from);
-        }
         if entry.lock.is_some() {
             entry.touch_ttl();
         }
@@ -49,7 +45,7 @@ impl Engine {
             self.dismiss(entry, now, lock, number);
         }
         self.renew_tickets(entry, lock);
-        self.import_tickets(entry, now, lock, Arrival(0))
+        self.import_tickets(entry, now, lock);
     }
 
     /// Returns the places of owners that hold the lock, in order. An upgrade is none of them as long as there is something for it
@@ -105,18 +101,9 @@ impl Engine {
         }
     }
 
-    /// Tickets that came with the value take their places. There may be very many, and of nearly all of them nothing more is to be
-    /// said. Those before `from` have theirs. Returns true if all have.
-    fn import_tickets(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        lock: LockId,
-        from: Arrival,
-    ) -> bool {
-        let steps = self.room_for_tickets;
-        let mut room = steps.unwrap_or(usize::MAX);
-        let mut left = None;
+    /// Gives the tickets that came with the value their places. There may be very many, and of nearly all of them nothing more is to
+    /// be said.
+    fn import_tickets(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         let mut others = Vec::new();
         let value = entry.value();
         if let Some(queue) = self.queues.get_mut(lock) {
@@ -124,17 +111,12 @@ impl Engine {
                 self.ledger.tokens.observe(last.0, now);
             }
             queue.expect(value.queued().saturating_sub(queue.len()));
-            for (number, ticket) in value.tickets_from(from) {
+            for (number, ticket) in value.tickets() {
                 let same = |place: &Place| place.ticket.is_some() && *place.owner == *ticket.owner;
                 let free = match queue.place(number) {
                     Some(place) if same(place) => continue,
                     place => place.is_none(),
                 };
-                if room == 0 {
-                    left = Some(number);
-                    break;
-                }
-                room -= 1;
                 let usual = ticket.claim <= self.policy.max_claim_ms
                     && (value.holders() == 0 || value.hold(&ticket.owner).is_none());
                 let entered = free
@@ -156,14 +138,6 @@ impl Engine {
         for (number, ticket) in others {
             self.import_ticket(entry, now, lock, number, ticket);
         }
-        self.room_for_tickets = steps.map(|_| room).or(self.room_for_tickets);
-        if left.is_some() {
-            self.distrust(lock);
-            if let Some(queue) = self.queues.get_mut(lock) {
-                queue.taken_in = left;
-            }
-        }
-        left.is_none()
     }
 
     fn import_ticket(
