@@ -1,7 +1,7 @@
 //! dlock: a module that makes a Redis or Valkey server a lock server.
 //!
 //! ```text
-//!  ffi::doors                       run                                  tell
+//!  ffi::callbacks                       run                                  tell
 //!
 //!  a command ─────► command ─┐   ┌─ enter::run ──────────────┐   ┌─► keys written, effects replicated
 //!                            ├──►│ one state, one clock,     ├───┼─► timer armed
@@ -15,16 +15,16 @@
 //!
 //! 1. What may change a lock comes in by `run::enter::run`, and goes one way: args → engine → effects → perform → reply.
 //! 2. Durable state moves by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.
-//! 3. The engine is told the time, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
+//! 3. The engine gets the time as an argument, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`node::gate`).
 //! 6. A callback of the server changes no lock: it notes what has happened (`node::inbox`), and the module's next event acts.
 //! 7. Answering connections and telling observers can call the module back. So they come last, with no state borrowed.
 //! 8. The module answers a request once.
-//! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. What is
-//!    taken for granted and is not so is heard (`broken!`).
+//! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. Broken
+//!    invariants are reported by `broken!`.
 //! 10. All `unsafe` is in `ffi` and in `run::keyspace`, each block with its reason. A context is made once, where a callback comes
-//!     in (`ffi::doors`), and whoever has one may use it. Engine and commands forbid `unsafe`.
+//!     in (`ffi::callbacks`), and whoever has one may use it. Engine and commands forbid `unsafe`.
 //!
 //! | crate | what it is |
 //! |---|---|

@@ -123,7 +123,7 @@ pub enum Reply {
     /// The inner command may run: its reply is the answer.
     Run,
     /// Heard: replicas that join count late for a while.
-    Heed,
+    FullSyncNotice,
     /// The page of a list that this asks for is the answer.
     List(Box<Listing>),
     /// Nothing, where an array or a map is the other answer.
@@ -170,7 +170,7 @@ impl<K: Keyspace> Call<'_, K> {
     /// tied to is one, and the server need not be asked: it would be 500 instructions.
     pub(crate) fn own_connection(&self) -> bool {
         let client = ClientId(self.caller.client());
-        self.engine.ledger.ties.know(client) || self.caller.own_connection()
+        self.engine.holds.ties.has_connection(client) || self.caller.own_connection()
     }
 
     /// The lock at a key of the caller's database.

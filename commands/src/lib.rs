@@ -32,20 +32,20 @@ pub fn execute<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let tied = !call.engine.ledger.ties.is_empty();
+    let tied = !call.engine.holds.ties.is_empty();
     if tied {
         // What this connection ends itself it need not be told of.
         call.engine
-            .ledger
+            .holds
             .ties
-            .act_for(ClientId(call.caller.client()));
+            .set_current_client(ClientId(call.caller.client()));
     }
     let answer = decide(spec, call, words);
     if tied {
-        call.engine.ledger.ties.act_for(ClientId::NONE);
+        call.engine.holds.ties.set_current_client(ClientId::NONE);
     }
     if let Err(Error::Refused(refusal)) = &answer {
-        call.engine.ledger.counters.refusals.count(refusal);
+        call.engine.holds.counters.refusals.count(refusal);
     }
     answer
 }
@@ -70,7 +70,7 @@ fn decide<K: Keyspace>(
         _ => None,
     };
     match (spec.verb, plain) {
-        (Verb::Acquire, Some(plain)) if plain.owner != acquire::FRESH => {
+        (Verb::Acquire, Some(plain)) if plain.owner != acquire::AUTO_OWNER => {
             acquire::run_plain(call, plain)
         }
         (Verb::Release, Some(plain)) if plain.lease.is_none() && plain.auto.is_none() => {
@@ -111,7 +111,7 @@ fn execute_any<K: Keyspace>(
         Verb::Graph => graph::run(call, given),
         Verb::Help => Ok(inspect::help()),
         Verb::Apply => apply::run(call, given),
-        Verb::Heed => apply::heed(call),
+        Verb::FullSyncNotice => apply::full_sync_notice(call),
         Verb::Sync => Err(Error::ServesNone),
     }
 }

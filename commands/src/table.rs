@@ -1,4 +1,5 @@
-//! The command table: the one definition by which a command's words are read (see [`args`](crate::words::args)), from which registration,
+//! The command table: the one definition by which a command's words are read (see [`args`](crate::words::args)), from which
+//! registration,
 //! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
 //! `docs/` is checked.
 //!
@@ -56,7 +57,7 @@ pub enum Verb {
     /// `DLOCK.APPLY`
     Apply,
     /// `DLOCK.HEED`
-    Heed,
+    FullSyncNotice,
     /// `DLOCK.SYNC`
     Sync,
 }
@@ -73,7 +74,7 @@ pub enum Access {
     /// It takes over what a primary decided.
     Follow,
     /// It has no key: it hears what a primary says.
-    Hear,
+    Replica,
     /// It has no key: it concerns what is tied to the caller's connection, on the primary only.
     Connection,
     /// It has no key.
@@ -658,11 +659,11 @@ pub static COMMANDS: &[Spec] = &[
         args: &[KEY, EFFECT],
     },
     Spec {
-        verb: Verb::Heed,
+        verb: Verb::FullSyncNotice,
         name: "dlock.heed",
         summary: "Internal: tells replicas whose confirmation counts; refused from clients",
         complexity: "O(1)",
-        access: Access::Hear,
+        access: Access::Replica,
         flags: "",
         categories: "write admin dangerous",
         args: &[],
@@ -700,14 +701,14 @@ impl Spec {
 
     /// Returns true if the command is not for clients.
     pub fn internal(&self) -> bool {
-        matches!(self.access, Access::Follow | Access::Hear) || self.verb == Verb::Sync
+        matches!(self.access, Access::Follow | Access::Replica) || self.verb == Verb::Sync
     }
 
     /// Returns true if the command names no key.
     pub fn keyless(&self) -> bool {
         matches!(
             self.access,
-            Access::None | Access::Connection | Access::Hear
+            Access::None | Access::Connection | Access::Replica
         )
     }
 

@@ -1,4 +1,4 @@
-//! What the engine takes for granted. Where that is not so it is heard: it must not become a waiter that nobody wakes.
+//! Reporting of broken invariants, so that a bug is logged rather than showing up as a waiter that never wakes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;

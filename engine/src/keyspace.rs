@@ -23,15 +23,15 @@ pub trait Keyspace {
 
     /// Returns true if this lock may be granted outside of a request now. The caller has seen to all that does not depend on
     /// the key; a node of a cluster asks whether the key's slot is its own and stays.
-    fn accepts(&mut self, _name: NameRef) -> bool {
+    fn can_grant(&mut self, _name: NameRef) -> bool {
         true
     }
 
     /// Returns true if the lock that is here may be changed outside of a request now, as a client's command might: also in a slot
     /// that is on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
     /// back; but nobody is granted it.
-    fn serves(&mut self, name: NameRef) -> bool {
-        self.accepts(name)
+    fn can_write(&mut self, name: NameRef) -> bool {
+        self.can_grant(name)
     }
 
     /// Returns true if the key's slot is served elsewhere now, so that nothing will ever be granted here.
@@ -96,7 +96,7 @@ impl<V> Default for Entry<V> {
     }
 }
 
-/// Something that observers are told of.
+/// An event that observers can subscribe to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A grant.
@@ -152,7 +152,7 @@ impl<V: Value> Entry<V> {
         self.amend(change);
     }
 
-    /// The same where there is a lock already; else there is nothing to change.
+    /// Commits a change to a lock that is there; does nothing if there is none.
     #[inline]
     pub fn amend(&mut self, change: &Change) {
         let Some(lock) = &mut self.lock else { return };

@@ -17,12 +17,12 @@
 //!
 //! | part | what is in it |
 //! |---|---|
-//! | `invariants`, `types`, `collections` | what is taken for granted is heard if it is not so; the words as types; containers that know nothing of locks |
+//! | `invariants`, `types`, `collections` | reporting of broken invariants; the words as types; containers that know nothing of locks |
 //! | `lock` | what is durable of a lock, how it changes, its bytes; who may hold together; the token clock |
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
-//! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
+//! | `queue` | wait queues: places, requests, deadlines |
 //! | `outbox` | who is to be told, and what |
-//! | `ledger`, `tying` | what decisions are written to; how holds are tied and untied |
+//! | `holds` | how holds begin and end, and how they are tied to connections |
 //! | `state` | [`Engine`]: all of it |
 //! | `deadlock` | the search for a circle of waiting owners |
 //! | `rules` | what decides: requests, events, settlement |
@@ -33,9 +33,9 @@
 pub mod collections;
 pub mod counters;
 mod deadlock;
+mod holds;
 pub mod invariants;
 mod keyspace;
-mod ledger;
 pub mod lock;
 mod outbox;
 mod policy;
@@ -43,20 +43,18 @@ mod queue;
 pub mod refusal;
 mod rules;
 mod state;
-mod tying;
 mod types;
 mod view;
 
+pub use holds::{KeepReply, Loss, LostHold, TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use keyspace::{Entry, Event, Keyspace, Value};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use outbox::{Message, Outbox, Outcome, Output, Pending, Promise, Wake};
 pub use policy::Policy;
-pub use queue::{Kept, Loss, LostTie};
 pub use refusal::{NoAck, Refusal};
 pub use rules::requests::acquire::{Answer, Ask, Wait};
 pub use state::Engine;
-pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use types::*;
 pub use view::graph::Edge;
 pub use view::inspect::{HoldView, LockState, PlaceKind, PlaceView, Row};

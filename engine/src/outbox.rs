@@ -1,16 +1,17 @@
 //! What the engine puts out: who is to be told, in order. The caller works it off after each event.
 //!
 //! What happens at a key is not here but in its [`crate::Entry`]: the value that has changed, the effect that replicas read,
-//! the events that observers are told of. There is one entry for each key that an event has opened; its buffers are reused,
+//! the events for observers. There is one entry for each key that an event has opened; its buffers are reused,
 //! and its key has a name already. So an uncontended pair of commands (two effects, two events) allocates nothing, where in a
 //! list of all outputs each would need a name. One function of the caller works both off, in one order:
 //!
-//! 1. the entries: keys are written and replicated before anybody is told of it;
+//! 1. the entries: keys are written and replicated before any message about them;
 //! 2. [`Output::Wake`]: connections are answered;
-//! 3. the entries' events, in order: the end of a hold is told before the next one's beginning;
+//! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one;
 //! 4. [`Output::Publish`]: whoever hears it may rely on all of that.
 
-use crate::queue::{Kept, Place};
+use crate::holds::KeepReply;
+use crate::queue::Place;
 use crate::refusal::Refusal;
 use crate::types::{Arrival, ClientId, Grant, Millis, Name, RequestId, SteadyMs, Token, WallMs};
 use std::rc::Rc;
@@ -35,7 +36,7 @@ pub enum Outcome {
     Moved,
     /// It cannot be granted any more.
     Refused(Refusal),
-    /// A hold is renewed, for so many milliseconds from then on.
+    /// A hold is renewed, for this many milliseconds from then on.
     Renewed(Millis),
     /// A sign of life was taken, of this connection; when the first lease ends of those that the server renews, as it was then.
     Keeps {
@@ -45,7 +46,7 @@ pub enum Outcome {
         first_end: Option<WallMs>,
     },
     /// What the sign of life is answered.
-    Kept(Kept),
+    Kept(KeepReply),
 }
 
 /// A hold that an answer gives or prolongs.
@@ -78,13 +79,13 @@ pub struct Pending {
 pub struct Wake {
     /// Which request.
     pub id: RequestId,
-    /// What it is told.
+    /// The outcome.
     pub outcome: Outcome,
     /// What is given back if the connection does not get it, and what its confirmation needs.
     pub pending: Pending,
 }
 
-/// What a request that waits by a channel is told.
+/// The message for a request that waits by a channel.
 #[derive(Debug, Clone)]
 pub struct Message {
     /// Which request.
@@ -95,7 +96,7 @@ pub struct Message {
     pub name: Name,
     /// Who asked for it.
     pub owner: Rc<[u8]>,
-    /// What it is told.
+    /// The outcome.
     pub outcome: Outcome,
     /// What its confirmation needs. What was published to a channel stands.
     pub pending: Pending,
@@ -145,7 +146,7 @@ impl Output {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns its pending part, to be changed.
     pub fn pending_mut(&mut self) -> &mut Pending {
         match self {
             Output::Wake(wake) => &mut wake.pending,
@@ -153,7 +154,7 @@ impl Output {
         }
     }
 
-    /// The same, alone.
+    /// Consumes the output; returns its pending part.
     pub fn into_pending(self) -> Pending {
         match self {
             Output::Wake(wake) => wake.pending,
@@ -168,7 +169,7 @@ impl Output {
         }
     }
 
-    /// What is told, to be told otherwise.
+    /// Returns mutable access to the outcome.
     pub fn outcome_mut(&mut self) -> &mut Outcome {
         match self {
             Output::Wake(wake) => &mut wake.outcome,
@@ -212,7 +213,7 @@ impl Outbox {
         self.outputs.push(output);
     }
 
-    /// What is told, to be told otherwise.
+    /// Returns mutable access to the outcome.
     pub fn outcomes_mut(&mut self) -> impl Iterator<Item = &mut Outcome> {
         self.outputs.iter_mut().map(Output::outcome_mut)
     }
@@ -243,7 +244,7 @@ impl Outbox {
         });
     }
 
-    /// Returns true if a request is told this event that it has what it asked for.
+    /// Returns true if this event grants a request.
     pub(crate) fn gives(&self, id: RequestId) -> bool {
         let mut its = self.outputs.iter().rev().filter(|output| output.id() == id);
         its.next().is_some_and(|output| output.outcome().promises())

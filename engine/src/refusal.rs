@@ -20,7 +20,7 @@ pub enum Refusal {
     Deadlock(String),
     /// One of the caps of the configuration is reached; the field names it.
     Full(&'static str),
-    /// The server grants nothing for so many milliseconds yet (`dlock.quarantine-ms` after a start or promotion).
+    /// The server grants nothing yet, for this many milliseconds (`dlock.quarantine-ms` after a start or promotion).
     Quarantine(Millis),
     /// The server grants nothing for now (`dlock.grants no`).
     Draining,

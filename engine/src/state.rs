@@ -1,6 +1,6 @@
 //! What the engine keeps, and what can be asked of it without a lock's name.
 
-use super::ledger::Ledger;
+use super::holds::HoldTable;
 use super::lock::Lock;
 use super::outbox::{Outbox, Promise};
 use super::policy::Policy;
@@ -14,8 +14,8 @@ use std::ops::Bound;
 pub struct Engine {
     /// What the operator has configured. The caller keeps it up to date.
     pub policy: Policy,
-    /// What decisions are written to.
-    pub ledger: Ledger,
+    /// The holds' side of all decisions: tokens, ties, counters, timers.
+    pub holds: HoldTable,
     /// Who is to be told. The caller works it off after each event.
     pub outbox: Outbox,
     pub(super) queues: WaitQueues,
@@ -29,9 +29,9 @@ pub struct Engine {
     /// Names to which SWAPDB has brought values: each is looked at once.
     pub(super) swapped: VecDeque<Name>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.
-    pub(super) next: BTreeSet<Next>,
-    /// What nobody needs any more, but is too much to be cleared away at once.
-    pub(super) remains: VecDeque<Remains>,
+    pub(super) next: BTreeSet<FollowUp>,
+    /// Places and holders to be freed in steps.
+    pub(super) garbage: VecDeque<Garbage>,
     /// Holds of answers that nobody has heard.
     pub(super) unheard: Vec<Promise>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
@@ -40,16 +40,16 @@ pub struct Engine {
     /// Holds whose renewal is due.
     pub(super) renewals: VecDeque<Token>,
     /// Locks that are waited for and have no value.
-    pub(super) vacant: BTreeSet<LockId>,
-    /// How far the look is that finds what the server does not tell.
-    pub(super) round: Round,
-    /// A compatible head was not granted because nothing is granted for now.
+    pub(super) awaited_keys: BTreeSet<LockId>,
+    /// Position of the once-a-second scan, which finds what the server does not report.
+    pub(super) scan: ScanCursor,
+    /// Whether a compatible head was not granted because nothing is granted for now.
     pub(super) held_back: bool,
 }
 
 /// What a settlement has made possible elsewhere, in the order in which it is looked at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Next {
+pub(crate) enum FollowUp {
     /// A place in this lock's queue has gone with one elsewhere.
     Lock(LockId),
     /// A request for many locks may be grantable: it heads a queue. They are looked at as they came.
@@ -58,16 +58,16 @@ pub(crate) enum Next {
 
 /// What has gone as one piece.
 #[derive(Debug, Clone)]
-pub(crate) enum Remains {
+pub(crate) enum Garbage {
     /// Places with their windows.
     Places(Departed),
     /// Holders.
     Holders(Lock),
 }
 
-/// How far a look is.
+/// Position of the once-a-second scan.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) enum Round {
+pub(crate) enum ScanCursor {
     /// At its end.
     #[default]
     Over,
@@ -80,12 +80,12 @@ pub(crate) enum Round {
 impl Engine {
     /// How many holds end with a connection.
     pub fn sessions(&self) -> usize {
-        self.ledger.ties.sessions()
+        self.holds.ties.sessions()
     }
 
     /// How many holds the server renews.
     pub fn autos(&self) -> usize {
-        self.ledger.ties.autos()
+        self.holds.ties.autos()
     }
 
     /// How many requests wait by a channel.
@@ -105,25 +105,25 @@ impl Engine {
             && self.unheard.is_empty()
             && self.disconnected.is_empty()
             && self.renewals.is_empty()
-            && !self.ledger.ties.has_resumed()
-            && self.remains.is_empty())
+            && !self.holds.ties.has_resumed()
+            && self.garbage.is_empty())
     }
 
     /// Returns true if no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
-            && self.ledger.ties.is_empty()
+            && self.holds.ties.is_empty()
             && self.unheard.is_empty()
             && self.swapped.is_empty()
-            && self.remains.is_empty()
+            && self.garbage.is_empty()
     }
 
     /// In how many milliseconds something is due; 0 if it is already, none if nothing is.
     pub fn next_wakeup(&self, now: Now) -> Option<Millis> {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
-        let steady = self.ledger.timers.next().into_iter().chain(granting).min();
+        let steady = self.holds.timers.next().into_iter().chain(granting).min();
         let in_wall = self.leases.next().map(|at| at.since(now.wall()));
         let in_steady = steady.map(|at| at.since(now.steady()));
         in_wall.into_iter().chain(in_steady).min()
@@ -132,7 +132,7 @@ impl Engine {
     /// For how many milliseconds something has been due; 0 if nothing is.
     pub fn overdue(&self, now: Now) -> Millis {
         let wall = self.leases.next().map_or(0, |at| now.wall().since(at));
-        let steady = self.ledger.timers.next();
+        let steady = self.holds.timers.next();
         wall.max(steady.map_or(0, |at| now.steady().since(at)))
     }
 }

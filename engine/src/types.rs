@@ -56,7 +56,7 @@ impl Token {
 
 impl Arrival {
     /// The place of the waiting upgrade: ahead of the queue.
-    pub const AHEAD: Arrival = Arrival(0);
+    pub const UPGRADE_SLOT: Arrival = Arrival(0);
 
     /// The place that does not exist yet: behind all others.
     pub const LAST: Arrival = Arrival(u64::MAX);
@@ -150,7 +150,7 @@ impl Limit {
         }
     }
 
-    /// Returns true if so many owners may hold at once.
+    /// Returns true if this many owners may hold at once.
     pub fn allows(self, owners: usize) -> bool {
         self == Limit::SHARED || owners <= self.0 as usize
     }
@@ -202,7 +202,7 @@ pub struct NameRef<'a> {
 }
 
 impl Name {
-    /// The same name, borrowed.
+    /// Borrows the name.
     pub fn as_ref(&self) -> NameRef<'_> {
         NameRef {
             db: self.db,
@@ -212,7 +212,7 @@ impl Name {
 }
 
 impl NameRef<'_> {
-    /// The same name, owned.
+    /// Returns the name as an owned value.
     pub fn to_owned(self) -> Name {
         Name {
             db: self.db,

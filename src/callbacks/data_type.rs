@@ -1,7 +1,7 @@
 //! The data type: how locks are saved, loaded, rewritten, digested and freed.
 
-use super::{hooks, remains};
-use crate::ffi::doors::data_type::{self as doors_type, methods, From, Stored};
+use super::{hooks, lazy_free};
+use crate::ffi::callbacks::data_type::{self as callbacks_type, methods, LoadContext, ModuleValue};
 use crate::node::inbox::{self, Notice};
 use crate::node::time::clock;
 use crate::node::{census, gate, newer_format};
@@ -29,17 +29,17 @@ pub(crate) fn lock_type() -> *mut raw::RedisModuleType {
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
-pub(crate) fn give(lock: Box<Lock>) -> *mut c_void {
+pub(crate) fn into_raw(lock: Box<Lock>) -> *mut c_void {
     census::created(0);
-    doors_type::give(lock)
+    callbacks_type::into_raw(lock)
 }
 
-impl Stored for Lock {
+impl ModuleValue for Lock {
     const REWRITTEN_BY: &'static CStr = c"DLOCK.APPLY";
 
     /// A server that loads its own data, or its primary's, believes it; RESTORE is open to every user, so a value that no healthy
     /// server could have written is refused there, and one that is beyond the caps of this one.
-    fn load(from: &From, version: c_int) -> Option<Box<Lock>> {
+    fn load(from: &LoadContext, version: c_int) -> Option<Box<Lock>> {
         if version > ENCODING {
             newer_format::value(
                 version.unsigned_abs().into(),
@@ -115,7 +115,7 @@ impl Stored for Lock {
     fn freed(self: Box<Lock>) {
         inbox::freed(&self);
         census::freed(self.holders());
-        remains::bury(*self);
+        lazy_free::free_later(*self);
     }
 }
 

@@ -1,15 +1,15 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
 use super::hooks;
+use crate::ffi::callbacks::server_events::{self, Listener};
 use crate::ffi::ctx::Ctx;
-use crate::ffi::doors::server_events::{self, Listener};
 use crate::ffi::log;
 use crate::ffi::text::Str;
 use crate::node::inbox::{self, Notice};
 use crate::node::time::{clock, event_loop, timer};
 use crate::node::{census, eviction, gate, replicas};
 use crate::tell::observers::{in_order, subscribers};
-use crate::tell::{blocking, confirm, latency, replicate, unsent};
+use crate::tell::{blocking, confirm, in_flight_grants, latency, replicate};
 use dlock_engine::{ClientId, NameRef};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,12 +100,12 @@ impl Listener for Notes {
             }
             blocking::on_before_sleep();
         } else {
-            unsent::on_after_sleep();
+            in_flight_grants::on_after_sleep();
         }
     }
 
     fn cron() {
-        gate::beat(clock::read().steady());
+        gate::note_alive(clock::read().steady());
         timer::catch_up();
         if replicas::on() {
             replicas::changed();
@@ -115,7 +115,7 @@ impl Listener for Notes {
     fn disconnected(ctx: Ctx, client: u64) {
         let client = ClientId(client);
         inbox::post(Notice::Ended(client));
-        unsent::on_disconnect(ctx, client);
+        in_flight_grants::on_disconnect(ctx, client);
     }
 
     fn keyspace_event(ctx: Ctx, event: &[u8], key: Str) {

@@ -3,4 +3,4 @@
 pub(crate) mod data_type;
 pub(crate) mod events;
 pub(crate) mod hooks;
-pub(crate) mod remains;
+pub(crate) mod lazy_free;

@@ -18,7 +18,7 @@ macro_rules! api {
 }
 pub(crate) use api;
 
-/// The same for the functions that an uncontended command calls (see [`Hot`]).
+/// Resolves the functions that an uncontended command calls (see [`Hot`]).
 macro_rules! hot {
     ($name:ident($($arg:expr),* $(,)?)) => {
         ($crate::ffi::api::HOT.$name)($($arg),*)
@@ -85,7 +85,8 @@ pub(crate) fn missing(name: &str) -> ! {
 /// The server's word for success.
 pub(crate) const OK: c_int = raw::REDISMODULE_OK as c_int;
 
-/// Errors with the name of what this server lacks and the module cannot do without. To be called at load, before anything else here.
+/// Errors with the name of what this server lacks and the module cannot do without. To be called at load, before anything else
+/// here.
 pub(crate) fn complete() -> Result<(), &'static str> {
     macro_rules! need {
         ($($name:ident)*) => {

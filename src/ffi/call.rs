@@ -37,7 +37,7 @@ impl<'event> Ctx<'event> {
         self.call_strs(command, rules, &words.each_ref().map(Text::as_str))
     }
 
-    /// The same with strings of the server's.
+    /// Calls a command with strings of the server's own.
     pub(crate) fn call_strs(
         self,
         command: &CStr,
@@ -184,7 +184,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The same, as text.
+    /// Returns the reply as text.
     pub(crate) fn text(self) -> Option<String> {
         let bytes = self.bytes()?;
         Some(String::from_utf8_lossy(bytes).into_owned())

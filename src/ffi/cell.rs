@@ -6,7 +6,7 @@ use std::cell::{RefCell, RefMut};
 /// A value that only the server's main thread touches.
 pub(crate) struct MainThread<T>(RefCell<T>);
 
-// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`doors::data_type`), which
+// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`callbacks::data_type`), which
 // touches no `MainThread`.
 unsafe impl<T> Sync for MainThread<T> {}
 // SAFETY: as above; nothing moves it between threads.
@@ -18,7 +18,8 @@ impl<T> MainThread<T> {
         MainThread(RefCell::new(value))
     }
 
-    /// Borrows a value of which no borrow is held across a call of the server: so it is free. None if it is not, which is heard.
+    /// Borrows a value of which no borrow is held across a call of the server. Panics in debug builds, and reports and returns None
+    /// otherwise, if it is already borrowed.
     pub(crate) fn borrow(&self) -> Option<RefMut<'_, T>> {
         let value = self.try_borrow_mut();
         if value.is_none() {

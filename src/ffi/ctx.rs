@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_long, c_longlong, CStr, CString};
 use std::marker::PhantomData;
 
 /// A context, alive for the length of the event: the server's callback in which it was made. It is made once, where the callback
-/// comes in (`ffi::doors`), and handed on from there; so whoever has one may use it. It stays in the main thread.
+/// comes in (`ffi::callbacks`), and handed on from there; so whoever has one may use it. It stays in the main thread.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Ctx<'event>(
@@ -30,7 +30,7 @@ impl<'event> Ctx<'event> {
         Ctx(std::ptr::null_mut(), PhantomData)
     }
 
-    /// The same context, for longer than the compiler can see.
+    /// Returns this context with a lifetime that the compiler cannot check.
     ///
     /// # Safety
     /// It must not be used after the event.

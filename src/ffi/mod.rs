@@ -3,9 +3,9 @@
 
 pub(crate) mod api;
 pub(crate) mod call;
+pub(crate) mod callbacks;
 pub(crate) mod cell;
 pub(crate) mod ctx;
-pub(crate) mod doors;
 pub(crate) mod log;
 pub(crate) mod machine;
 pub(crate) mod maybe_owned;

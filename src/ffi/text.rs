@@ -29,7 +29,7 @@ impl<'a> Str<'a> {
         unsafe { std::slice::from_raw_parts(argv.cast(), argc.max(0) as usize) }
     }
 
-    /// The same string, for longer than the compiler can see.
+    /// Returns this string with a lifetime that the compiler cannot check.
     ///
     /// # Safety
     /// It must not be used after `'a`.

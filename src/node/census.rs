@@ -63,7 +63,7 @@ pub(crate) fn holds() -> i64 {
     AT_KEYS.holds.load(Ordering::Relaxed)
 }
 
-/// A value was made, with so many holds that the engine has not made.
+/// Counts a value that was made outside of the engine, with its holds.
 pub(crate) fn created(holds: usize) {
     AT_KEYS.add(1, holds as i64);
 }

@@ -1,4 +1,4 @@
-//! Whether the server may evict locks to free memory: the operator is told, since nothing else can be done about it.
+//! Warns the operator if the server may evict locks to free memory: nothing else can be done about it.
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;

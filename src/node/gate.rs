@@ -38,7 +38,7 @@ const STOOD_STILL_MS: Millis = 1_000;
 const RECOUNT_MS: Millis = 1_100;
 
 /// Notes that the process runs, as often as the server's own timer goes off.
-pub(crate) fn beat(now: SteadyMs) {
+pub(crate) fn note_alive(now: SteadyMs) {
     if now.0.saturating_sub(LAST_BEAT.load(Ordering::Relaxed)) < STOOD_STILL_MS {
         LAST_BEAT.store(now.0, Ordering::Relaxed);
     }
@@ -47,7 +47,7 @@ pub(crate) fn beat(now: SteadyMs) {
 /// Notes that the module's event has come. After a stop of the process (SIGSTOP, a paused machine) the server still takes its
 /// replicas for good that it had then, and would pass a probe: another primary may have been made meanwhile. So where
 /// `min-replicas-to-write` is set nothing is decided before it has counted them again.
-pub(crate) fn wake(ctx: Ctx, now: SteadyMs) {
+pub(crate) fn after_stall(ctx: Ctx, now: SteadyMs) {
     let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
     let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
     let counts = || {
@@ -94,14 +94,14 @@ pub(crate) fn open(ctx: Ctx) -> bool {
 pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
     // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
     // that is not there.
-    match slot::neighbour(name.key) {
+    match slot::probe_key_in_slot(name.key) {
         Some(neighbour) => probe(ctx, &neighbour),
         None => probe(ctx, name.key),
     }
 }
 
 /// What the server says to a write of this very key, in a cluster.
-pub(crate) fn asks_for(ctx: Ctx, name: NameRef) -> Passage {
+pub(crate) fn probe_write(ctx: Ctx, name: NameRef) -> Passage {
     probe::write_of(ctx, name.key)
 }
 

@@ -118,7 +118,7 @@ pub(crate) fn on_before_sleep() {
     }
 }
 
-/// Writes something down and sees to it that it is read soon. After a panic nobody reads any more: it would only pile up.
+/// Posts a notice and wakes the module's event, which reads it. After a panic nobody reads notices, so none is kept.
 pub(crate) fn post(notice: Notice) {
     if crate::ffi::panic::poisoned() {
         return;

@@ -1,7 +1,8 @@
 //! Whose confirmation counts (`dlock.replicas`), and until when this server confirms nothing.
 //!
 //! The server tells a module when a replica comes or goes, and in INFO what each has acknowledged. How one has joined is seen
-//! so: one that needs everything (a *full* resynchronisation) is counted by the server when it asks for it, and is there for a while
+//! so: one that needs everything (a *full* resynchronisation) is counted by the server when it asks for it, and is there for a
+//! while
 //! before it is `online`; one that needs the rest of the stream only (a *partial* one) is online at once. What cannot be told
 //! apart counts as full.
 //!
@@ -17,9 +18,9 @@
 //! A server itself confirms nothing for that time after its start, and after it began to take over another's data. The reasons, and
 //! what gives two owners where one of these is left out, are in `docs/protocol.md`.
 
+use crate::ffi::callbacks::sync;
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::doors::sync;
 use crate::ffi::log;
 use crate::node::config;
 use crate::node::gate;
@@ -62,7 +63,7 @@ struct Links {
     to_tell: bool,
     // Since when this server has its data, and until when it confirms nothing because of that.
     since: SteadyMs,
-    closed_until: SteadyMs,
+    confirm_blackout_until: SteadyMs,
     // How much of the stream there is.
     offset: u64,
     // From when on a replica counts at once if it is the only one: others may have confirmed something before.
@@ -130,7 +131,7 @@ static REPLICAS: MainThread<Links> = MainThread::new(Links {
     heeded_until: SteadyMs(0),
     to_tell: false,
     since: SteadyMs(0),
-    closed_until: SteadyMs(0),
+    confirm_blackout_until: SteadyMs(0),
     offset: 0,
     single_replica_counts_from: SteadyMs(0),
     asked: 0,
@@ -178,7 +179,7 @@ pub(crate) fn begin() {
     if let Some(mut replicas) = REPLICAS.borrow() {
         replicas.since = now;
         replicas.close();
-        replicas.heed(now);
+        replicas.close_confirmations(now);
     }
 }
 
@@ -210,10 +211,10 @@ pub(crate) fn has_changed() -> bool {
 }
 
 /// The primary has told that somebody joins by a full resynchronisation, or that it was started.
-pub(crate) fn heed() {
+pub(crate) fn close_confirmations() {
     let now = clock::read().steady();
     if let Some(mut replicas) = REPLICAS.borrow() {
-        replicas.heed(now);
+        replicas.close_confirmations(now);
     }
 }
 
@@ -229,17 +230,17 @@ pub(crate) fn has_to_tell() -> bool {
 }
 
 /// Until when this server confirms nothing, since it was started or has taken over another's data.
-pub(crate) fn closed_until() -> SteadyMs {
+pub(crate) fn confirm_blackout_until() -> SteadyMs {
     REPLICAS
         .borrow()
-        .map_or(SteadyMs(0), |replicas| replicas.closed_until)
+        .map_or(SteadyMs(0), |replicas| replicas.confirm_blackout_until)
 }
 
 /// What is known now.
-pub(crate) fn standing(now: SteadyMs) -> Replicas {
+pub(crate) fn status(now: SteadyMs) -> Replicas {
     REPLICAS
         .borrow()
-        .map_or(Replicas::default(), |replicas| replicas.standing(now))
+        .map_or(Replicas::default(), |replicas| replicas.status(now))
 }
 
 /// Asks the server for its replicas: no module is asked for these sections of INFO. To be called where the effects of what was
@@ -282,7 +283,7 @@ pub(crate) fn report(now: SteadyMs) {
 pub(crate) fn snapshot_for_policy(now: SteadyMs) -> Replicas {
     let replicas = REPLICAS.borrow();
     replicas.map_or(Replicas::default(), |mut replicas| {
-        let standing = replicas.standing(now);
+        let standing = replicas.status(now);
         replicas.policy_snapshot = (standing.needed, standing.counting);
         standing
     })
@@ -296,7 +297,7 @@ pub(crate) fn has_moved(now: SteadyMs) -> bool {
     };
     let later = replicas.links.iter().map(|link| link.counts_from);
     let next = later.filter(|at| *at > now).min();
-    let standing = replicas.standing(now);
+    let standing = replicas.status(now);
     let moved = replicas.policy_snapshot != (standing.needed, standing.counting);
     drop(replicas);
     if let Some(at) = next {
@@ -310,7 +311,7 @@ pub(crate) fn offset() -> u64 {
     REPLICAS.borrow().map_or(0, |replicas| replicas.offset)
 }
 
-/// How much of the stream so many replicas have acknowledged whose confirmation counts.
+/// Returns the offset that at least `needed` counting replicas have acknowledged.
 pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
     let Some(replicas) = REPLICAS.borrow() else {
         return 0;
@@ -349,10 +350,12 @@ pub(crate) fn ask(acknowledged: u64, most: u64) -> bool {
 
 impl Links {
     fn close(&mut self) {
-        self.closed_until = self.closed_until.max(self.since.after(quarantine()));
+        self.confirm_blackout_until = self
+            .confirm_blackout_until
+            .max(self.since.after(quarantine()));
     }
 
-    fn heed(&mut self, now: SteadyMs) {
+    fn close_confirmations(&mut self, now: SteadyMs) {
         self.heeded_until = self.heeded_until.max(now.after(quarantine()));
         if gate::primary() {
             self.to_tell = true;
@@ -414,7 +417,7 @@ impl Links {
         }
     }
 
-    fn standing(&self, now: SteadyMs) -> Replicas {
+    fn status(&self, now: SteadyMs) -> Replicas {
         let joined = |how| {
             let links = self.links.iter().filter(|link| link.joined == how);
             links.count() as u32
@@ -430,7 +433,7 @@ impl Links {
             full: joined(Joined::Full),
             too_many: on() && self.connected() > config::REPLICAS.amount(),
             too_few: on() && gate::primary() && self.connected() < config::REPLICAS.amount(),
-            closed_ms: self.closed_until.since(now),
+            closed_ms: self.confirm_blackout_until.since(now),
             late_ms: self.heeded_until.since(now),
             waiting: 0,
         }
@@ -456,7 +459,7 @@ impl Links {
         // A counter that was reset by an operator is as one that has moved.
         let (had_fulls, had_partials) = seen.unwrap_or((0, 0));
         if fulls != had_fulls || partials < had_partials {
-            self.heed(now);
+            self.close_confirmations(now);
         }
         let joined = partials.checked_sub(had_partials);
         let heeded = now < self.heeded_until;
@@ -479,7 +482,7 @@ impl Links {
             }
         }
         if late {
-            self.heed(now);
+            self.close_confirmations(now);
         }
     }
 
@@ -526,7 +529,7 @@ impl Links {
             }
         }
         if full {
-            self.heed(now);
+            self.close_confirmations(now);
         }
     }
 }
@@ -553,7 +556,7 @@ const CANNOT_FOLLOW: &str =
     "dlock ends the server: it cannot apply what its primary says, and with dlock.replicas it must not confirm what it does not keep";
 
 /// A replica cannot apply the stream: the server would go on to confirm it. So its process ends, if it may be counted.
-pub(crate) fn cannot_follow() {
+pub(crate) fn abort_diverged_replica() {
     if on() && !gate::primary() {
         log::warning(CANNOT_FOLLOW);
         std::process::abort();

@@ -1,4 +1,4 @@
-//! What follows from what the operator configures: the engine's policy, and how observers are told.
+//! Turns the operator's settings into the engine's policy and the channel for observers.
 
 use super::config::{self, Notify, Number};
 use crate::node::replicas;
@@ -88,7 +88,7 @@ impl Settings {
         let standing = replicas::snapshot_for_policy(clock::read().steady());
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
-            _ if confirms => replicas::closed_until(),
+            _ if confirms => replicas::confirm_blackout_until(),
             0 => SteadyMs(0),
             _ if begins => since.after(quarantine),
             _ => policy.quarantine_until.min(since.after(quarantine)),

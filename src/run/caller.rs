@@ -96,7 +96,7 @@ pub(super) fn census() -> Census {
         primary: gate::primary(),
         replicas: Replicas {
             waiting: confirm::waiting() as u64,
-            ..replicas::standing(clock::read().steady())
+            ..replicas::status(clock::read().steady())
         },
     }
 }

@@ -5,8 +5,8 @@ use super::keyspace::{Mode, OpenKeys, Origin};
 use super::state::{State, STATE};
 use super::{enter, guard, list};
 use crate::callbacks::events;
+use crate::ffi::callbacks::command::{access, Handler};
 use crate::ffi::ctx::Ctx;
-use crate::ffi::doors::command::{access, Handler};
 use crate::ffi::panic::poisoned;
 use crate::ffi::probe;
 use crate::ffi::text::Str;
@@ -55,7 +55,7 @@ fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
 fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
     if poisoned() {
         if spec.access == Access::Follow {
-            replicas::cannot_follow();
+            replicas::abort_diverged_replica();
         }
         return reply::refuse(ctx, Error::Poisoned);
     }
@@ -224,8 +224,8 @@ impl State {
         match answer {
             Ok(Reply::Run) => return Next::Run,
             Ok(Reply::List(listing)) => return Next::List(listing),
-            Ok(Reply::Heed) => {
-                replicas::heed();
+            Ok(Reply::FullSyncNotice) => {
+                replicas::close_confirmations();
                 reply::pass(ctx);
             }
             Ok(Reply::Wait(id, named)) => {
@@ -240,7 +240,7 @@ impl State {
                 }
                 let refused = spec.access == Access::Follow && answer.is_err();
                 if refused && Client(ctx).is_followed() {
-                    replicas::cannot_follow();
+                    replicas::abort_diverged_replica();
                 }
                 if answer == Err(Error::ServesNone) {
                     replicas::on_refused();
@@ -254,8 +254,8 @@ impl State {
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
     fn block(&mut self, ctx: Ctx, wait: Wait, now: Now) {
         let Wait { id, key, named } = wait;
-        self.keys.go_home();
-        let key = key.map(|key| wait_key::beside(key, self.keys.in_cluster()));
+        self.keys.restore_db();
+        let key = key.map(|key| wait_key::blocking_key(key, self.keys.in_cluster()));
         // Only that tells of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, key.as_ref(), id, named) {

@@ -10,7 +10,7 @@ use crate::ffi::panic::poisoned;
 use crate::ffi::server;
 use crate::node::time::clock;
 use crate::node::{config, gate, replicas};
-use crate::tell::confirm::{self, Held};
+use crate::tell::confirm::{self, PendingReply};
 use dlock_engine::{broken, NoAck, Now, Outcome, Refusal};
 
 /// The event loop is about to sleep: the effects of all that was decided are in the stream.
@@ -22,7 +22,8 @@ pub(super) fn look(ctx: Ctx) {
     let now = clock::read();
     let steady = now.steady();
     if replicas::look(ctx, steady) {
-        // Replicas from the time as a primary. The server writes to its clients after this hook, so nothing more leaves by their links.
+        // Replicas from the time as a primary. The server writes to its clients after this hook, so nothing more leaves by their
+        // links.
         replicas::on_refused();
         drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
     }
@@ -34,7 +35,7 @@ pub(super) fn look(ctx: Ctx) {
         return;
     }
     confirm::stamp(replicas::offset());
-    let acknowledged = match replicas::standing(steady).needed {
+    let acknowledged = match replicas::status(steady).needed {
         0 => u64::MAX,
         needed => replicas::acknowledged_by(needed, steady),
     };
@@ -57,8 +58,8 @@ pub(super) fn look(ctx: Ctx) {
 }
 
 impl State {
-    /// Replicas have confirmed an answer. It is told if what it promises is still so.
-    fn confirmed(&mut self, held: Held, now: Now) {
+    /// Sends an answer that replicas have confirmed, if what it promises still holds.
+    fn confirmed(&mut self, held: PendingReply, now: Now) {
         let promises = &held.output.pending().promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
         let stands = promises
@@ -68,7 +69,7 @@ impl State {
             return self.not_confirmed(held, NoAck::Ended);
         }
         let took_us = now.steady_us.saturating_sub(held.since_us);
-        engine.ledger.counters.confirmations.record(took_us);
+        engine.holds.counters.confirmations.record(took_us);
         engine.confirmed(promises);
         let mut output = held.output;
         output.pending_mut().confirmed = true;
@@ -81,10 +82,10 @@ impl State {
         engine.outbox.put(output);
     }
 
-    /// An answer is told as not confirmed.
-    fn not_confirmed(&mut self, held: Held, why: NoAck) {
+    /// Refuses an answer that was not confirmed in time.
+    fn not_confirmed(&mut self, held: PendingReply, why: NoAck) {
         let refusal = Refusal::NoAck(why);
-        let counters = &mut self.engine.ledger.counters;
+        let counters = &mut self.engine.holds.counters;
         counters.unconfirmed += 1;
         counters.refusals.count(&refusal);
         let (output, pending) = held.tell(Outcome::Refused(refusal));
@@ -100,7 +101,7 @@ impl State {
         }
     }
 
-    /// The server decides no longer: those who wait by a channel for a confirmation are told so.
+    /// Refuses the answers that wait for a confirmation by a channel: the server decides no longer.
     pub(super) fn abandon_unconfirmed(&mut self) {
         for held in confirm::take_published() {
             let (output, _) = held.tell(Outcome::Moved);

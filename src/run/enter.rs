@@ -41,7 +41,7 @@ pub(super) fn run<T>(
     }
     let result = work(state, now);
     // A key that the event has opened may have been removed by that, since its time was over: this ended what stood there before
-    // what the event has put there began, and is told first (see `notifications`).
+    // what the event has put there began, and its message comes first (see `notifications`).
     while inbox::has_something() {
         state.read_inbox(now);
     }
@@ -109,7 +109,7 @@ impl State {
         if let Some(wait) = self.engine.next_wakeup(now) {
             timer::arm(now.steady().after(wait), now.steady());
         }
-        // A replica has nothing to settle until it is promoted, of which it is told.
+        // A replica has nothing to settle until the server reports its promotion.
         if self.engine.unsettled() && gate::primary() {
             timer::arm(now.steady().after(RETRY_MS), now.steady());
         }

@@ -4,7 +4,7 @@ use super::enter::{self, RETRY_MS};
 use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
 use super::state::{State, RESTORED};
-use crate::callbacks::remains;
+use crate::callbacks::lazy_free;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
@@ -36,7 +36,7 @@ pub(super) fn event(ctx: Ctx) {
     if poisoned() {
         return;
     }
-    gate::wake(ctx, clock::read().steady());
+    gate::after_stall(ctx, clock::read().steady());
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     if replicas::on() {
@@ -56,7 +56,7 @@ pub(super) fn event(ctx: Ctx) {
             state.heartbeat = now.steady().after(HEARTBEAT_MS);
             let steps = state.steps.count;
             state.steps.observe(now);
-            state.engine.ledger.counters.clock_steps += state.steps.count - steps;
+            state.engine.holds.counters.clock_steps += state.steps.count - steps;
             replicate::refresh(ctx);
             state.watch_clock_lead();
             subscribers::heartbeat(ctx);
@@ -85,7 +85,7 @@ pub(super) fn event(ctx: Ctx) {
             RESTORED.store(0, Ordering::Relaxed);
         }
         let follows = state.follow_dirty(now);
-        let buried = remains::step();
+        let buried = lazy_free::step();
         if due || left || follows || buried {
             timer::arm(now.steady(), now.steady());
         }
@@ -121,7 +121,7 @@ impl State {
     fn watch_clock_lead(&mut self) {
         let lead = match gate::primary() {
             true => 0,
-            false => self.engine.ledger.counters.clock_lead.ms(),
+            false => self.engine.holds.counters.clock_lead.ms(),
         };
         let leads = replicas::on() && lead > LEAD_MS;
         if leads && !self.clock_leads {

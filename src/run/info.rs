@@ -2,7 +2,7 @@
 
 use super::caller;
 use super::state::STATE;
-use crate::ffi::doors::info::Report;
+use crate::ffi::callbacks::info::Report;
 use crate::node::time::clock;
 use dlock_commands::look::stats;
 

@@ -126,7 +126,7 @@ impl OpenKeys {
     }
 
     /// Selects the database again that the event began in: a connection must be blocked in its own.
-    pub(super) fn go_home(&mut self) {
+    pub(super) fn restore_db(&mut self) {
         if self.selected != self.home {
             self.ctx.select(self.home);
             self.selected = self.home;
@@ -144,8 +144,8 @@ impl OpenKeys {
     }
 
     /// Returns true if a key that was removed has left with its slot (see `own_slots`).
-    pub(super) fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
-        self.cluster && self.slots.took_along(self.ctx, name, carried)
+    pub(super) fn left_with_slot(&mut self, name: NameRef, carried: bool) -> bool {
+        self.cluster && self.slots.left_with_slot(self.ctx, name, carried)
     }
 
     /// The node's slots.
@@ -249,7 +249,7 @@ impl OpenKeys {
 
     /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
     /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
-    /// must not outlive a change of its value by somebody else. Observers are told later, when no borrow is
+    /// must not outlive a change of its value by somebody else. Observers are notified later, when no borrow is
     /// held any more: what they do may come back here. What they are to be told is added to `notifications`.
     #[inline(always)]
     pub(super) fn write(&mut self, notifications: &mut Notifications) {
@@ -312,7 +312,7 @@ impl Open {
                         inbox::ignore_unlinks(false);
                     }
                     Some(lock) if changed && left.is_some() => {
-                        let value = data_type::give(lock);
+                        let value = data_type::into_raw(lock);
                         hot!(RedisModule_ModuleTypeSetValue(
                             self.key,
                             data_type::lock_type(),
@@ -373,17 +373,17 @@ impl Keyspace for OpenKeys {
         &mut self.open[at].entry
     }
 
-    fn accepts(&mut self, name: NameRef) -> bool {
-        !self.cluster || self.slots.accepts(self.ctx, name)
+    fn can_grant(&mut self, name: NameRef) -> bool {
+        !self.cluster || self.slots.can_grant(self.ctx, name)
     }
 
-    fn serves(&mut self, name: NameRef) -> bool {
-        if self.accepts(name) {
+    fn can_write(&mut self, name: NameRef) -> bool {
+        if self.can_grant(name) {
             return true;
         }
         let mut here = false;
         self.inspect(name, &mut |_| here = true);
-        here && self.slots.serves(self.ctx, name)
+        here && self.slots.can_write(self.ctx, name)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {

@@ -5,8 +5,8 @@ use super::{confirm, event, info, state};
 use crate::callbacks::data_type;
 use crate::callbacks::events;
 use crate::callbacks::hooks::{self, Hooks};
+use crate::ffi::callbacks;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::doors;
 use crate::ffi::{api, log};
 use crate::node::time::timer;
 use crate::node::{census, config, eviction, gate, replicas};
@@ -60,7 +60,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
         .create_data_type(context.ctx)
         .map_err(|_| format!("the server refuses the data type {}", data_type::NAME))?;
     for spec in COMMANDS {
-        doors::command::register::<Commands>(ctx, spec)
+        callbacks::command::register::<Commands>(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
     events::subscribe(ctx).map_err(|name| format!("the server refuses a subscription to {name}"))
@@ -84,11 +84,11 @@ fn begin(ctx: Ctx) {
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
         | quirks::ATOMIC_SLOT_MIGRATION;
     ctx.set_options(options);
-    doors::info::register(ctx, info::report);
+    callbacks::info::register(ctx, info::report);
     let own = ctx.detached();
     census::init();
     log::init(own);
-    doors::sync::init(own);
+    callbacks::sync::init(own);
     replicas::refuse_requests();
     eviction::refresh(ctx);
     latency::refresh(ctx);

@@ -15,7 +15,7 @@ impl State {
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
         self.engine
-            .ledger
+            .holds
             .tokens
             .observe(inbox::highest_number(), now);
         let mut notices = inbox::take();
@@ -71,7 +71,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.engine.ledger.counters.evicted += 1,
+                Notice::Evicted => self.engine.holds.counters.evicted += 1,
             }
         }
     }
@@ -81,7 +81,7 @@ impl State {
         let Unlinked { name, holds, .. } = lost;
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
-        let left = lost.moved || lives && self.took_along(name, lost.carried);
+        let left = lost.moved || lives && self.left_with_slot(name, lost.carried);
         for (token, deadline) in holds.iter().copied() {
             let end = match deadline <= now.wall() {
                 true => End::Expired,
@@ -100,10 +100,11 @@ impl State {
         }
     }
 
-    /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
+    /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in
+    /// a
     /// cluster it tells nobody either.
-    fn took_along(&mut self, name: &Name, carried: bool) -> bool {
-        gate::primary() && self.keys.took_along(name.as_ref(), carried)
+    fn left_with_slot(&mut self, name: &Name, carried: bool) -> bool {
+        gate::primary() && self.keys.left_with_slot(name.as_ref(), carried)
     }
 
     /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there

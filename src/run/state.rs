@@ -86,7 +86,7 @@ impl State {
 /// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
 pub(super) fn databases_and_holds() -> Option<(u32, i64)> {
     let state = STATE.try_borrow_mut()?;
-    let held = census::holds() + state.engine.ledger.counters.held;
+    let held = census::holds() + state.engine.holds.counters.held;
     Some((state.settings.databases, held))
 }
 

@@ -1,7 +1,8 @@
 //! Finds settings that the module does not have: `MODULE LOADEX … CONFIG dlock.nosuch 1`.
 //!
 //! The server looks for them when the module has loaded, and would then unload it, which no server can do with a module that has
-//! a data type: they keep it, or crash (`quirks`). A module is not told what settings are left over. So, before it has a type, it has the server load it once more with
+//! a data type: they keep it, or crash (`quirks`). A module is not told what settings are left over. So, before it has a type, it
+//! has the server load it once more with
 //! nothing in it: what is left over from the load under way is left over there too, and the server unloads that empty
 //! module and says so.
 

@@ -1,7 +1,8 @@
 //! A call back at the end of an iteration of the event loop, from where the server works off the connections that modules have
 //! unblocked: before it sends anything, and after every command of the iteration.
 //!
-//! The server that needs this (`quirks::Unblocks::EndOfIteration`) tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
+//! The server that needs this (`quirks::Unblocks::EndOfIteration`) tells of that moment to nobody. But a call of the module's own
+//! can be blocked there and unblocked at once, as a
 //! connection can; what it leaves behind is freed when its turn comes among those that were unblocked, and that is told.
 
 use crate::ffi::call::Rules;
@@ -37,7 +38,8 @@ pub(crate) fn calling() -> bool {
     CALLING.load(Ordering::Relaxed)
 }
 
-/// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an error;
+/// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an
+/// error;
 /// what is freed is so all the same.
 pub(crate) fn block(ctx: Ctx) {
     if ctx.block_once(freed) {

@@ -16,7 +16,7 @@
 //! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
 //! | `run::caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
-//! | `ffi::doors::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
+//! | `ffi::callbacks::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
 //! | `node::time::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
 
 use crate::ffi::ctx::Ctx;
@@ -40,7 +40,8 @@ pub(crate) fn detect(ctx: Ctx) {
     }
 }
 
-/// When an answered connection is unblocked, so that whatever ends it in the same iteration of the event loop is told of as the end of
+/// When an answered connection is unblocked, so that whatever ends it in the same iteration of the event loop is told of as the end
+/// of
 /// one that has no answer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unblocks {
@@ -71,7 +72,8 @@ pub(crate) fn unblocks() -> Unblocks {
 /// Returns true if this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
 /// (told by a function that came with 7.2). Later ones raise it between that and the writing of replies.
 ///
-/// It has decided by then for how long it sleeps: a timer that is made while it works off the last of an iteration does not wake it.
+/// It has decided by then for how long it sleeps: a timer that is made while it works off the last of an iteration does not wake
+/// it.
 ///
 /// Test: `undelivered`: `killed_behind_another_wait`.
 pub(crate) fn before_sleep_precedes_unblocking() -> bool {
@@ -95,7 +97,7 @@ pub(crate) const TRACELESS: c_int = (raw::REDISMODULE_READ
     | raw::REDISMODULE_OPEN_KEY_NOTOUCH
     | raw::REDISMODULE_OPEN_KEY_NOEFFECTS) as c_int;
 
-/// The same for a key that is probably not there. On Redis 7.0 one that is opened for reading only counts as a miss.
+/// Opens a key that is probably not there. On Redis 7.0 one that is opened for reading only counts as a miss.
 ///
 /// Test: as above.
 pub(crate) const TRACELESS_IF_ABSENT: c_int = TRACELESS | raw::REDISMODULE_WRITE as c_int;

@@ -14,17 +14,17 @@
 //!
 //! The server keeps the request's number with the connection; the waiter itself is here until the server has done with it.
 //!
-//! A grant that is written has not been sent: `unsent` looks after it from then on, and posts `Unheard`, too, if the
+//! A grant that is written has not been sent: `in_flight_grants` looks after it from then on, and posts `Unheard`, too, if the
 //! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
 //! before the end of the iteration.
 
-use super::{confirm, reply, unsent};
+use super::{confirm, in_flight_grants, reply};
+use crate::ffi::callbacks::blocked::{Handle, Waits};
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::doors::blocked::{Handle, Waits};
 use crate::ffi::server;
 use crate::ffi::text::Text;
 use crate::node::inbox::{self, Notice};
@@ -263,7 +263,7 @@ impl Waits for Connections {
             Some((State::Unconfirmed, ..)) => drop(end_unconfirmed(id)),
             Some((State::Answered(_), _, promises)) if promises.is_empty() => {}
             Some((State::Answered(_), _, promises)) => inbox::post(Notice::Unheard(promises)),
-            Some((State::Over, client, _)) => unsent::not_sent(client),
+            Some((State::Over, client, _)) => in_flight_grants::not_sent(client),
         }
     }
 
@@ -289,7 +289,7 @@ impl Waiter {
     /// Its grants are written.
     fn written(&mut self) {
         let user = std::mem::take(&mut self.user);
-        unsent::add(self.client, user, std::mem::take(&mut self.promises));
+        in_flight_grants::add(self.client, user, std::mem::take(&mut self.promises));
     }
 }
 

@@ -4,9 +4,9 @@
 //!
 //! | what | then |
 //! |---|---|
-//! | replicas have confirmed all that was replicated by then | `run::confirm` looks once more, and it is told |
+//! | replicas have confirmed all that was replicated by then | `run::confirm` checks once more, and sends it |
 //! | its time is up, or CLIENT UNBLOCK … TIMEOUT ends it | `NOACK` |
-//! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nobody is told |
+//! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nothing is sent |
 //!
 //! In the last two cases the engine gives back what nobody has heard of (`rules::outside::give_back`).
 //!
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An answer that waits.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct PendingReply {
     /// The answer.
     pub output: Output,
     /// When it was decided: microseconds of the steady clock.
@@ -34,7 +34,7 @@ pub(crate) struct Held {
 
 #[derive(Default)]
 struct Answers {
-    by_id: ByNumber<RequestId, Held>,
+    by_id: ByNumber<RequestId, PendingReply>,
     // Since the event loop last slept.
     fresh: Vec<RequestId>,
     // In the order of the stream.
@@ -60,7 +60,7 @@ pub(crate) fn hold(output: Output, now: Now) {
     let patience: Millis = config::ACK_TIMEOUT_MS.amount() as Millis;
     let least = now.steady().after(patience);
     let deadline = output.pending().until.map(|until| until.max(least));
-    let held = Held {
+    let held = PendingReply {
         output,
         since_us: now.steady_us,
         needs: 0,
@@ -95,7 +95,7 @@ pub(crate) fn stamp(offset: u64) {
 }
 
 /// Takes out what is confirmed, once so much of the stream is, in order.
-pub(crate) fn take_confirmed(offset: u64) -> Vec<Held> {
+pub(crate) fn take_confirmed(offset: u64) -> Vec<PendingReply> {
     let mut confirmed = Vec::new();
     if let Some(mut answers) = ANSWERS.borrow() {
         while let Some(&(needs, id)) = answers.asked.front() {
@@ -130,7 +130,7 @@ pub(crate) fn next_deadline() -> Option<SteadyMs> {
 }
 
 /// Takes out those whose time is up.
-pub(crate) fn take_overdue(now: SteadyMs) -> Vec<Held> {
+pub(crate) fn take_overdue(now: SteadyMs) -> Vec<PendingReply> {
     let mut overdue = Vec::new();
     if let Some(mut answers) = ANSWERS.borrow() {
         while let Some(&(at, id)) = answers.deadlines.first() {
@@ -145,12 +145,12 @@ pub(crate) fn take_overdue(now: SteadyMs) -> Vec<Held> {
 }
 
 /// Takes out one.
-pub(crate) fn take(id: RequestId) -> Option<Held> {
+pub(crate) fn take(id: RequestId) -> Option<PendingReply> {
     ANSWERS.borrow()?.take(id)
 }
 
 /// Takes out those that are to be published: the server decides no longer, and ends waits of connections by itself.
-pub(crate) fn take_published() -> Vec<Held> {
+pub(crate) fn take_published() -> Vec<PendingReply> {
     let Some(mut answers) = ANSWERS.borrow() else {
         return Vec::new();
     };
@@ -160,19 +160,19 @@ pub(crate) fn take_published() -> Vec<Held> {
     ids.into_iter().filter_map(|id| answers.take(id)).collect()
 }
 
-/// What an answer is told that was not confirmed in time, and needs so much of the stream.
+/// Returns the error of an answer that was not confirmed in time and needs this offset of the stream.
 pub(crate) fn too_late(needs: u64, now: SteadyMs) -> NoAck {
     NoAck::Late {
         confirmed: match needs {
             0 => 0,
             needs => replicas::have_acknowledged(needs, now),
         },
-        needed: replicas::standing(now).needed,
+        needed: replicas::status(now).needed,
     }
 }
 
 impl Answers {
-    fn take(&mut self, id: RequestId) -> Option<Held> {
+    fn take(&mut self, id: RequestId) -> Option<PendingReply> {
         let held = self.by_id.remove(&id)?;
         if let Some(at) = held.deadline {
             self.deadlines.remove(&(at, id));
@@ -191,7 +191,7 @@ impl Answers {
     }
 }
 
-impl Held {
+impl PendingReply {
     /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns what it had promised, too.
     pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
         let mut output = self.output;

@@ -1,9 +1,9 @@
-//! What the outside is told: replies, replicas and the AOF, connections that wait, observers.
+//! What the module sends: replies, effects to replicas and the AOF, outcomes to connections that wait, notifications to observers.
 //!
 //! | file | whom it tells what |
 //! |---|---|
 //! | `reply` | a caller: the reply to its command |
-//! | `blocking`, `unsent` | a connection that waits: how its wait has ended, and whether that has been sent |
+//! | `blocking`, `in_flight_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
 //! | `notify` | the channel that a request waits by (`NOTIFY`) |
 //! | `confirm` | nobody yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
 //! | `observers/` | observers: what happened in an event, in order, as unlock messages and keyspace events; if somebody would hear them |
@@ -12,9 +12,9 @@
 
 pub(crate) mod blocking;
 pub(crate) mod confirm;
+pub(crate) mod in_flight_grants;
 pub(crate) mod latency;
 pub(crate) mod notify;
 pub(crate) mod observers;
 pub(crate) mod replicate;
 pub(crate) mod reply;
-pub(crate) mod unsent;

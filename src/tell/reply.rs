@@ -52,7 +52,7 @@ fn value(ctx: Ctx, reply: &Reply) {
         Reply::Grant(token, holds, named) => grant(ctx, *token, *holds, named.as_deref()),
         Reply::NullArray => ctx.reply_null_array(),
         // A request that waits is answered later, one that runs another command by that.
-        Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::Heed | Reply::Null => {
+        Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::FullSyncNotice | Reply::Null => {
             ctx.reply_null()
         }
         Reply::Ok => ctx.reply_simple(c"OK"),

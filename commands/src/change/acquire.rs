@@ -23,7 +23,7 @@ pub(crate) enum Family {
 }
 
 /// The owner that stands for a fresh one.
-pub(crate) const FRESH: &[u8] = b"*";
+pub(crate) const AUTO_OWNER: &[u8] = b"*";
 
 /// Takes a lock: `key owner [lease-ms] [AUTO ms]` and no other options.
 #[inline(never)]
@@ -47,7 +47,7 @@ pub(crate) fn run<K: Keyspace>(
     family: Family,
 ) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
-    if owner == FRESH {
+    if owner == AUTO_OWNER {
         check_fresh(given, family)?;
         let owner = call.caller.fresh_owner();
         let mut ask = ask(call, given, owner.as_bytes(), family)?;

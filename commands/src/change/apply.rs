@@ -29,14 +29,14 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         }
     };
     let before = entry.holders() as i64;
-    let last = call.engine.ledger.tokens.last();
-    entry.follow(&effect, &mut call.engine.ledger.tokens)?;
-    let number = call.engine.ledger.tokens.last();
+    let last = call.engine.holds.tokens.last();
+    entry.follow(&effect, &mut call.engine.holds.tokens)?;
+    let number = call.engine.holds.tokens.last();
     if number > last && !call.primary {
-        let lead = &mut call.engine.ledger.counters.clock_lead;
+        let lead = &mut call.engine.holds.counters.clock_lead;
         lead.observe(number, call.now);
     }
-    call.engine.ledger.counters.held += entry.holders() as i64 - before;
+    call.engine.holds.counters.held += entry.holders() as i64 - before;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
     entry.changed = true;
     entry.effect.extend_from_slice(&effect);
@@ -51,9 +51,9 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
 /// A server has begun to take over another's data, or the primary was started: for as long as the quarantine, whoever joins may
 /// have confirmed what nobody knows any more. The caller notes when. Refused from clients.
 #[inline(never)]
-pub(crate) fn heed<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
+pub(crate) fn full_sync_notice<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
     match call.caller.is_followed() {
-        true => Ok(Reply::Heed),
+        true => Ok(Reply::FullSyncNotice),
         false => Err(Error::Internal("DLOCK.HEED")),
     }
 }

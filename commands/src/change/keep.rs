@@ -4,7 +4,7 @@ use super::hold;
 use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use dlock_engine::{ClientId, Kept, Keyspace, LostTie, Now};
+use dlock_engine::{ClientId, KeepReply, Keyspace, LostHold, Now};
 
 /// Takes a sign of life for all that is tied to the caller's connection: `ms`.
 ///
@@ -22,7 +22,7 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     let client = ClientId(call.caller.client());
     let ms = given.keep.unwrap_or_default();
     call.engine.keep(call.now, client, ms)?;
-    let ties = &call.engine.ledger.ties;
+    let ties = &call.engine.holds.ties;
     if call.engine.policy.confirms() && ties.next_of(client, None).is_some() {
         return Ok(Reply::Wait(
             call.engine.confirm_keep(call.now, client),
@@ -33,7 +33,7 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
 }
 
 /// What a sign of life is answered.
-pub fn reply(kept: Kept, now: Now) -> Reply {
+pub fn reply(kept: KeepReply, now: Now) -> Reply {
     let left = kept.first_end.map(|end| end.since(now.wall()));
     Reply::Array(vec![
         Reply::Integer(kept.ties as u64),
@@ -45,7 +45,7 @@ pub fn reply(kept: Kept, now: Now) -> Reply {
     ])
 }
 
-fn told(lost: &LostTie) -> Reply {
+fn told(lost: &LostHold) -> Reply {
     Reply::Array(vec![
         Reply::Bulk(lost.name.key.to_vec()),
         Reply::Integer(lost.token.0),

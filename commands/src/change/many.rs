@@ -11,7 +11,7 @@ use dlock_engine::{Answer, Keyspace};
 #[inline(never)]
 pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
-    if owner == acquire::FRESH {
+    if owner == acquire::AUTO_OWNER {
         return Err(Error::Argument(
             "owner",
             "a name: only DLOCK.ACQUIRE and DLOCK.FAIRACQUIRE make one for *".to_string(),

@@ -27,7 +27,7 @@ pub fn read<'a>(
         if arg.is_option() {
             break;
         }
-        reader.placed(arg)?;
+        reader.positional(arg)?;
         args = rest;
     }
     while let Some(word) = reader.next() {
@@ -108,8 +108,8 @@ impl<'a> Reader<'a, '_> {
 
     /// Reads an argument that goes by its place.
     #[inline(always)]
-    fn placed(&mut self, arg: &Arg) -> Result<(), Error> {
-        if arg.optional && !self.is_meant(arg) {
+    fn positional(&mut self, arg: &Arg) -> Result<(), Error> {
+        if arg.optional && !self.looks_like(arg) {
             return Ok(());
         }
         if self.rest.is_empty() && !arg.optional {
@@ -120,7 +120,7 @@ impl<'a> Reader<'a, '_> {
 
     /// Returns true if the next word is meant as an optional argument that goes by its place: a number is told from an option by
     /// what it begins with; no command takes options after any other.
-    fn is_meant(&self, arg: &Arg) -> bool {
+    fn looks_like(&self, arg: &Arg) -> bool {
         let first = self.rest.first().map(|word| word.first());
         match (arg.kind, first) {
             (_, None) => false,

@@ -145,13 +145,13 @@ impl Counters {
         self.holds.record(now.us.saturating_sub(token.0));
     }
 
-    /// A wait of so many microseconds ended with a grant.
+    /// Counts a wait that ended with a grant, and its microseconds.
     pub fn waited(&mut self, name: NameRef, us: u64) {
         self.waits.record(us);
         self.top.waited(name, us);
     }
 
-    /// A wait of so many microseconds ended with nothing.
+    /// Counts a wait that ended without a grant, and its microseconds.
     pub fn waited_in_vain(&mut self, name: NameRef, us: u64) {
         self.top.waited(name, us);
     }

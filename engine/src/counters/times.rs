@@ -41,7 +41,7 @@ impl Times {
         self.longest_us
     }
 
-    /// The time that so many in a thousand did not exceed; 0 if there was none.
+    /// Returns the time that this many in a thousand did not exceed; 0 if there was none.
     pub fn per_mille(&self, part: u32) -> u64 {
         let bucket = self.counts.value_at_quantile(f64::from(part) / 1000.0);
         // A bucket's upper end may lie beyond all that was recorded.

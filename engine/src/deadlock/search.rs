@@ -101,7 +101,7 @@ struct Waiter {
 }
 
 impl<'w> Search<'w> {
-    /// Returns a search among these queues and requests that takes at most so many steps.
+    /// Returns a search among these queues and requests that takes at most `steps` steps.
     pub(crate) fn new(
         queues: &'w WaitQueues,
         requests: &'w Requests,
@@ -233,7 +233,7 @@ impl<'w> Search<'w> {
                 return Ok(Some(edge(false)));
             }
         }
-        if wanted.place == Some(Arrival::AHEAD) {
+        if wanted.place == Some(Arrival::UPGRADE_SLOT) {
             return Ok(None);
         }
         for blocker in [self.nearest_part(wanted)?, self.first_exclusive(wanted)?] {

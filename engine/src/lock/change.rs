@@ -157,7 +157,8 @@ pub fn goes_without_saying(effect: &[u8]) -> bool {
     token.is_some_and(|token| !token.contains(&b' '))
 }
 
-/// What is meant where nothing is said. None if it cannot be: the lock does not have just one holder.
+/// Expands an empty effect to the release of the only hold; None if there is not exactly one: the lock does not have just one
+/// holder.
 pub fn usual_release(lock: &Lock) -> Option<Vec<u8>> {
     let hold = lock.last().filter(|_| lock.holders() == 1)?;
     let mut effect = Vec::new();

@@ -232,7 +232,7 @@ impl Holders {
         few.chain(many.map(|(deadline, token, _)| (*token, *deadline)))
     }
 
-    /// The same with their owners.
+    /// Returns each hold with its owner.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),

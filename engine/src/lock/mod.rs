@@ -82,7 +82,8 @@ pub struct Sole {
     limit: u16,
     // Ids that are as high or higher than the mark are not remembered.
     client: u32,
-    // The owner's length, whether the lock is watched, and whether the hold is fresh. Never zero, so that the compiler keeps the enum's discriminant in it.
+    // The owner's length, whether the lock is watched, and whether the hold is fresh. Never zero, so that the compiler keeps the
+    // enum's discriminant in it.
     len: NonZeroU8,
     owner: [u8; INLINE],
 }
@@ -313,7 +314,7 @@ impl Lock {
         sole.chain(full.into_iter().flatten())
     }
 
-    /// Owner, token and deadline of each hold, likewise.
+    /// Returns owner, token and deadline of each hold, in no order.
     pub fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (sole, full) = match self {
             Lock::Sole(sole) => (sole.hold(), None),
@@ -483,7 +484,7 @@ impl Lock {
         self.shrink();
     }
 
-    /// The same lock as a user brings it by RESTORE: its leases are to be bounded before it is used. The mark goes where the value
+    /// Marks a lock that a user brings by RESTORE: its leases have to be bounded before it is used. The mark goes where the value
     /// goes, whatever it is renamed to before that.
     pub fn restored(mut self) -> Lock {
         let owners: Vec<Box<[u8]>> = self.holds().map(|hold| Box::from(hold.owner)).collect();
@@ -514,7 +515,7 @@ impl Lock {
         }
     }
 
-    /// Returns true if its holders are so many that they stand in the order in which they end.
+    /// Returns true if the holders stand in the order of their deadlines, as many holders do.
     pub(super) fn is_indexed(&self) -> bool {
         self.full().is_some_and(|full| full.holders.is_indexed())
     }
@@ -539,7 +540,7 @@ impl Lock {
         }
     }
 
-    /// Frees so many of the tickets and holders of a lock that nobody needs any more. Returns true if none is left.
+    /// Frees `most` tickets and holders of a lock that nobody needs any more. Returns true if none is left.
     pub fn shed(&mut self, most: usize) -> bool {
         let Lock::Full(full) = self else { return true };
         let mut room = most;

@@ -20,7 +20,7 @@ impl TokenClock {
         Token(self.next(now))
     }
 
-    /// The number of the next place in a queue, likewise.
+    /// Returns the number of the next place in a queue, which rises like tokens.
     pub fn arrival(&mut self, now: Now) -> Arrival {
         Arrival(self.next(now))
     }

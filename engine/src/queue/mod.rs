@@ -5,15 +5,12 @@ mod deadlines;
 mod place;
 mod queues;
 mod requests;
-mod ties;
 mod wait_queue;
 
-pub(crate) use deadlines::Deadlines;
+pub(crate) use deadlines::{Deadlines, DueKey};
 pub(crate) use place::Place;
 pub(crate) use queues::WaitQueues;
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};
-pub(crate) use ties::{Auto, Bound, Renewal, Tie, Ties, Untimed, Whose};
-pub use ties::{Kept, Loss, LostTie};
 pub(crate) use wait_queue::{Departed, WaitQueue};
 
 /// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;

@@ -22,7 +22,7 @@ pub(crate) struct Request {
     pub terms: Terms,
     /// When its time is up; none for a wait without bound.
     pub until: Option<DueKey<SteadyMs>>,
-    /// The channel that is told of the outcome; none for a blocked connection.
+    /// The channel that the outcome is published on; none for a blocked connection.
     pub channel: Option<Rc<[u8]>>,
     /// Where it waits.
     pub at: WaitsAt,

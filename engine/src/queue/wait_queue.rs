@@ -241,7 +241,7 @@ impl WaitQueue {
     /// The holder's place that waits for a stricter limit.
     pub(crate) fn upgrade(&self) -> Option<&Place> {
         let (number, place) = self.head()?;
-        (number == Arrival::AHEAD).then_some(place)
+        (number == Arrival::UPGRADE_SLOT).then_some(place)
     }
 
     /// The place that is served next: the waiting upgrade, or the first in order.

@@ -25,7 +25,7 @@ impl Engine {
             Ok(None) => Ok(()),
             Ok(Some(circle)) => Err(deadlock(&circle, |name| keys.readable(name.as_ref()))),
             Err(OutOfSteps) => {
-                self.ledger.counters.deadlocks_deferred += 1;
+                self.holds.counters.deadlocks_deferred += 1;
                 Ok(())
             }
         }

@@ -37,7 +37,7 @@ impl RequestKind {
     pub(crate) fn place(self) -> Option<Arrival> {
         match self {
             RequestKind::Reenter => None,
-            RequestKind::Upgrade => Some(Arrival::AHEAD),
+            RequestKind::Upgrade => Some(Arrival::UPGRADE_SLOT),
             RequestKind::Queue(place) => place,
         }
     }
@@ -45,7 +45,7 @@ impl RequestKind {
     /// Returns the kind of request that waits at this place.
     pub(crate) fn to(number: Arrival) -> RequestKind {
         match number {
-            Arrival::AHEAD => RequestKind::Upgrade,
+            Arrival::UPGRADE_SLOT => RequestKind::Upgrade,
             number => RequestKind::Queue(Some(number)),
         }
     }

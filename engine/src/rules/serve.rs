@@ -8,7 +8,7 @@ use crate::keyspace::{Entry, Value};
 use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
-use crate::state::{Engine, Next};
+use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, Now};
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
@@ -70,7 +70,7 @@ impl Engine {
         let Some((number, head)) = queue.head() else {
             return Served::Waits;
         };
-        if number == Arrival::AHEAD && entry.hold(&head.owner).is_none() {
+        if number == Arrival::UPGRADE_SLOT && entry.hold(&head.owner).is_none() {
             let not_held = Outcome::Refused(Refusal::NotHeld);
             self.remove_place(entry, now, lock, number, not_held);
             return Served::Moved;
@@ -89,7 +89,7 @@ impl Engine {
         }
         if head.is_part() {
             // Granted together with its other locks, or not at all.
-            self.next.extend(head.request().map(Next::Many));
+            self.next.extend(head.request().map(FollowUp::Many));
             return Served::Waits;
         }
         self.grant_place(entry, now, lock, number);
@@ -106,7 +106,7 @@ impl Engine {
     ) -> Option<Box<Place>> {
         let place = self.remove_from_queue(entry, lock, number)?;
         let name = self.queues.at(lock).name.as_ref();
-        self.ledger.counters.waited(name, place.waited_us(now));
+        self.holds.counters.waited(name, place.waited_us(now));
         Some(place)
     }
 
@@ -126,7 +126,7 @@ impl Engine {
             return broken!("a request that waits is registered");
         };
         let until = request.until.map(|due| due.at);
-        self.ledger.timers.clear(&mut request.until);
+        self.holds.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
         let award = Award {
             name: name.as_ref(),

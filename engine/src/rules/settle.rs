@@ -17,7 +17,7 @@ use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Lock};
 use crate::queue::{LockId, WaitQueue};
-use crate::state::{Engine, Next, Remains};
+use crate::state::{Engine, FollowUp, Garbage};
 use crate::types::{NameRef, Now};
 
 /// Outcomes after which a settlement of marked locks leaves the others to the next step.
@@ -51,7 +51,7 @@ impl Engine {
             return None;
         }
         let lock = self.queues.id_or_new(name);
-        self.distrust(lock);
+        self.mark_stale_value(lock);
         self.mark(lock);
         self.settle_queue(entry, now, lock);
         Some(lock)
@@ -61,7 +61,7 @@ impl Engine {
     #[cold]
     pub(super) fn settle_queue(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         if self.has_appeared(entry, lock) {
-            self.distrust(lock);
+            self.mark_stale_value(lock);
         }
         entry.unseen = false;
         if entry.foreign {
@@ -79,7 +79,7 @@ impl Engine {
     /// write now. Returns true if something is left that could go on at once; what the keyspace does not accept now stays marked
     /// (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
-        self.free_remains();
+        self.free_garbage();
         self.watch_swapped(most);
         self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
@@ -100,7 +100,7 @@ impl Engine {
             let empty = queue.is_empty();
             let name = &queue.name.clone();
             let name = name.as_ref();
-            if keys.accepts(name) {
+            if keys.can_grant(name) {
                 settled += 1;
                 self.settle(keys, now, lock);
             } else if self.queues.at(lock).is_unattended() && !exists(keys, name) {
@@ -128,14 +128,15 @@ impl Engine {
         marked || !self.unheard.is_empty() || !self.disconnected.is_empty()
     }
 
-    /// Does what events have noted, so that who only looks at this lock, or, at none, at any, sees what follows from it. To be called
+    /// Does what events have noted, so that who only looks at this lock, or, at none, at any, sees what follows from it. To be
+    /// called
     /// only when this server would accept a write now.
     pub fn bring_up_to_date(&mut self, keys: &mut impl Keyspace, now: Now, name: Option<NameRef>) {
         self.give_back(keys, now);
         self.clear_away(keys, now);
         let lock = name.and_then(|name| self.queues.id(name));
         if let Some((lock, name)) = lock.zip(name) {
-            if keys.accepts(name) {
+            if keys.can_grant(name) {
                 self.settle(keys, now, lock);
             }
         }
@@ -154,8 +155,8 @@ impl Engine {
     fn settle_all_next(&mut self, keys: &mut impl Keyspace, now: Now) {
         while let Some(next) = self.next.pop_first() {
             match next {
-                Next::Lock(lock) => self.settle(keys, now, lock),
-                Next::Many(id) => self.serve_many(keys, now, id),
+                FollowUp::Lock(lock) => self.settle(keys, now, lock),
+                FollowUp::Many(id) => self.serve_many(keys, now, id),
             }
         }
     }
@@ -176,7 +177,7 @@ impl Engine {
         (entry, lock)
     }
 
-    /// The same where there is a queue: only then can something be to follow up elsewhere.
+    /// Brings a lock with a queue up to date: only such a lock can make something possible elsewhere.
     #[inline(never)]
     fn settle_watched<'k, K: Keyspace>(
         &mut self,
@@ -210,7 +211,7 @@ impl Engine {
 
     /// Returns true if a value has come to this lock since its last settlement left it without one.
     fn has_appeared(&self, entry: &Entry<impl Value>, lock: LockId) -> bool {
-        entry.unseen && self.vacant.contains(&lock)
+        entry.unseen && self.awaited_keys.contains(&lock)
     }
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
@@ -241,10 +242,10 @@ impl Engine {
 
     #[cold]
     fn expire_all(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
-        if !self.ledger.ties.is_empty() {
+        if !self.holds.ties.is_empty() {
             let ended = entry.value().leases();
             let ended = ended.filter(|(_, deadline)| *deadline <= now.wall());
-            let tied = ended.filter(|(token, _)| self.ledger.ties.at(name, *token).is_some());
+            let tied = ended.filter(|(token, _)| self.holds.ties.at(name, *token).is_some());
             for (token, _) in tied.collect::<Vec<_>>() {
                 self.renew_in_time(entry, now, name, token);
             }
@@ -253,15 +254,15 @@ impl Engine {
             return;
         }
         let ended = self
-            .ledger
+            .holds
             .end_until(entry, name, now.wall(), End::Expired, now);
-        self.bury(ended);
+        self.free_later(ended);
     }
 
-    /// Frees holders that are gone, in steps if they are many.
-    pub(super) fn bury(&mut self, ended: Lock) {
+    /// Frees ended holders, in steps if they are many.
+    pub(super) fn free_later(&mut self, ended: Lock) {
         if ended.holders() > BURIED_AT_ONCE {
-            self.remains.push_back(Remains::Holders(ended));
+            self.garbage.push_back(Garbage::Holders(ended));
         }
     }
 
@@ -276,8 +277,8 @@ impl Engine {
         }
     }
 
-    /// Notes that the value at this key may have been replaced behind the queue's back.
-    pub(super) fn distrust(&mut self, lock: LockId) {
+    /// Marks a queue whose value may have been replaced behind its back.
+    pub(super) fn mark_stale_value(&mut self, lock: LockId) {
         if let Some(queue) = self.queues.get_mut(lock) {
             queue.stale = true;
         }
@@ -305,9 +306,9 @@ impl Engine {
             queue.lease = earliest.map(|at| self.leases.add(at, lock));
         }
         if value.is_empty() && watched {
-            self.vacant.insert(lock);
+            self.awaited_keys.insert(lock);
         } else {
-            self.vacant.remove(&lock);
+            self.awaited_keys.remove(&lock);
         }
         if !watched {
             self.drop_queue(lock);
@@ -320,7 +321,7 @@ impl Engine {
     pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
         let mut queue = self.queues.remove(lock)?;
         self.leases.clear(&mut queue.lease);
-        self.vacant.remove(&lock);
+        self.awaited_keys.remove(&lock);
         Some(queue)
     }
 }

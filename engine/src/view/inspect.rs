@@ -64,7 +64,7 @@ pub struct HoldView {
 /// One place in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaceView {
-    /// Whose.
+    /// The owner.
     pub owner: Vec<u8>,
     /// What kind of place.
     pub kind: PlaceKind,
@@ -204,7 +204,7 @@ impl Engine {
                 live.map(|hold| hold.limit).min()
             }
         };
-        let tie = |token: Token| self.ledger.ties.at(name, token);
+        let tie = |token: Token| self.holds.ties.at(name, token);
         Some(View {
             state: match () {
                 () if held > 0 => LockState::Held,
@@ -225,7 +225,7 @@ impl Engine {
                     held_ms: now.wall().since(hold.token.granted()),
                     session: tie(hold.token).is_some_and(|tie| tie.session),
                     auto: tie(hold.token).is_some_and(|tie| tie.renews()),
-                    acked: !self.ledger.unconfirmed.contains_key(&hold.token),
+                    acked: !self.holds.unconfirmed.contains_key(&hold.token),
                     client: tie(hold.token).map_or(hold.client, |tie| tie.client),
                 })
                 .collect(),

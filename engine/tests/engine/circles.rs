@@ -3,9 +3,9 @@
 use crate::client::Client;
 use crate::deadlock::{closes_a_circle, closes_a_circle_without, play, Clause, Hold, Scene, Wait};
 use crate::keys::Value;
-use crate::picture::text;
 use crate::random::{for_some_seeds, Random};
 use crate::server::Server;
+use crate::snapshot::text;
 use crate::world::name;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
@@ -83,7 +83,7 @@ fn a_wait_opens_no_other_crowded_lock() {
     let answer = ask(&mut server, "ACQUIRE k7 newcomer BLOCK 0");
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
     assert!(server.keys.inspected <= 2, "{}", server.keys.inspected);
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 0);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 0);
 }
 
 /// A chain through all of them is followed as far as the steps go, and the request waits.
@@ -99,7 +99,7 @@ fn a_search_takes_no_more_than_its_steps() {
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
     let inspected = server.keys.inspected;
     assert!((2..=steps).contains(&inspected), "{inspected}");
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
 }
 
 /// An owner may wait for thousands of locks by a channel: each of them is a step.
@@ -121,10 +121,10 @@ fn each_wait_of_an_owner_is_a_step() {
     drop(ask(&mut server, "ACQUIRE gate newcomer BLOCK 0"));
     let inspected = server.keys.inspected;
     assert!((steps / 3..=steps).contains(&inspected), "{inspected}");
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
     // What it waits for itself is none of it.
     drop(ask(&mut server, "ACQUIRE door alice NOTIFY news"));
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
 }
 
 /// Of many holders and few that wait those that wait are looked at, and of few holders and many that wait the holders.
@@ -151,10 +151,10 @@ fn the_shorter_list_is_looked_through() {
     }
     let answer = ask(&mut server, "ACQUIRE door reader18 BLOCK 0");
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 0);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 0);
     // Both are long.
     assert!(!refused(&mut server));
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
 }
 
 /// Readers by the thousand behind a writer, or waiters of a semaphore, pay for no look along the queue.
@@ -173,7 +173,7 @@ fn a_long_queue_of_one_kind_costs_no_steps() {
             assert!(matches!(ask(&mut server, &line), Ok(Reply::Wait(..))));
         }
     }
-    assert_eq!(server.engine.ledger.counters.deadlocks_deferred, 0);
+    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 0);
 }
 
 /// Owners and keys of the random runs.

@@ -3,11 +3,11 @@
 //! it does not need is taken out.
 
 use crate::faults::Fault;
+use crate::generator::{some_of, Wishes};
 use crate::model::Wait;
 use crate::pair::Pair;
 use crate::random::{for_some_seeds, Random};
 use crate::script::Reader;
-use crate::wishes::{some_of, Wishes};
 use dlock_engine::Policy;
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ struct Setting {
     /// Whether replicas are told, and how far a step of the settlement goes: neither makes a difference to what is decided.
     alone: bool,
     step: usize,
-    wishes: Wishes,
+    generator: Wishes,
     /// Whether the wall clock steps.
     steps: bool,
 }
@@ -48,7 +48,7 @@ impl Setting {
         Setting {
             alone: seed % 3 == 0,
             step: if seed % 2 == 0 { 1 } else { 16 },
-            wishes: Wishes {
+            generator: Wishes {
                 limits,
                 // Circles close where leases are long.
                 lease: if long { 6_000 } else { 600 },
@@ -138,7 +138,7 @@ impl Run {
             false => self.random.pick(&unheard).clone(),
         };
         let other = self.key();
-        let lease = 1 + self.random.below(self.setting.wishes.lease);
+        let lease = 1 + self.random.below(self.setting.generator.lease);
         let words = match self.random.below(12) {
             0 => format!("ACQUIRE {key} {owner} {lease}"),
             1 => format!("ACQUIRE {key} {owner} 1 HOLDS 1 SHARED"),
@@ -225,14 +225,14 @@ impl Run {
             }
             98 => format!("config quarantine {}", random.below(100)),
             // How the server renews by itself then is its own affair.
-            99 if !self.setting.wishes.auto && random.chance(70) => match random.below(3) {
+            99 if !self.setting.generator.auto && random.chance(70) => match random.below(3) {
                 0 => format!(
                     "config max-lease-ms {}",
-                    1 + random.below(self.setting.wishes.lease)
+                    1 + random.below(self.setting.generator.lease)
                 ),
                 1 => format!(
                     "config quarantine-ms {}",
-                    1 + random.below(self.setting.wishes.lease)
+                    1 + random.below(self.setting.generator.lease)
                 ),
                 _ => format!("config max-hold-ms {}", if bounded { 0 } else { 300 }),
             },
@@ -371,14 +371,15 @@ impl Run {
             "FORCERELEASE",
             "HELD",
         ]);
-        let (many, wishes) = (verb.starts_with('M'), self.setting.wishes);
-        if wishes.keep && may_wait && self.random.chance(8) {
+        let (many, generator) = (verb.starts_with('M'), self.setting.generator);
+        if generator.keep && may_wait && self.random.chance(8) {
             return format!("{who}: KEEP {}", 1 + self.random.below(2_000));
         }
         if verb.ends_with("ACQUIRE") {
             let (locks, owner) = self.wanted(many);
             let channel = format!("channel-{}", self.lines.len());
-            let words = wishes.request(&mut self.random, verb, &locks, &owner, may_wait, &channel);
+            let words =
+                generator.request(&mut self.random, verb, &locks, &owner, may_wait, &channel);
             return format!("{who}: {words}");
         }
         let key = self.held_key();
@@ -388,7 +389,7 @@ impl Run {
         } else {
             key.to_string()
         };
-        let mut words = wishes.other(&mut self.random, verb, &locks, &owner, may_wait);
+        let mut words = generator.other(&mut self.random, verb, &locks, &owner, may_wait);
         let newest = self.pair.model.grants_made;
         if ["RELEASE", "RENEW"].contains(&verb) && newest > 0 && self.random.chance(25) {
             words.push_str(&format!(
@@ -474,7 +475,7 @@ fn the_comparison_comes_by_everything() {
         "answered GrantedAll",
         "answered Null",
         "answered Noted",
-        "answered Kept",
+        "answered KeepReply",
         "answered NOTHELD",
         "answered WRONGTYPE",
         "answered DEADLOCK",

@@ -2,7 +2,7 @@
 //! [`Picture`]; `faults` shows of each that it can fail.
 
 use crate::deadlock;
-use crate::picture::{key, text, Holder, Picture, Place, Row};
+use crate::snapshot::{key, text, Holder, Picture, Place, Row};
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::Refusal;
 use dlock_engine::{End, Limit, Millis, Name, Outcome, Token};

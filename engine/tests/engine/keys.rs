@@ -80,16 +80,16 @@ impl Keyspace for Keys {
         &mut self.open[at].entry
     }
 
-    fn accepts(&mut self, name: NameRef) -> bool {
+    fn can_grant(&mut self, name: NameRef) -> bool {
         let mut others = self.away.iter().chain(&self.leaving);
         others.all(|other| other.as_ref() != name)
     }
 
-    fn serves(&mut self, name: NameRef) -> bool {
+    fn can_write(&mut self, name: NameRef) -> bool {
         let is = |other: &Name| other.as_ref() == name;
         match self.leaving.iter().any(is) && !self.one_question {
             true => self.entry(name).lock.is_some(),
-            false => self.accepts(name),
+            false => self.can_grant(name),
         }
     }
 

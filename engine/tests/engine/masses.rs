@@ -295,7 +295,7 @@ fn holders_end_together() {
     let forced = |event: &&Event| matches!(event, Event::Ended(End::Forced, _));
     assert_eq!(told.iter().filter(forced).count(), 30);
     assert_eq!(told, followed);
-    assert_eq!(server.primary.engine.ledger.counters.held, 0);
+    assert_eq!(server.primary.engine.holds.counters.held, 0);
 }
 
 /// Tickets that came with a value have their places at once. They go as one piece, which is freed in steps.

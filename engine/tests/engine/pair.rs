@@ -1,10 +1,10 @@
 //! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
 //! that those who waited are told, and everything that can be seen of the locks is compared.
 
-use crate::life;
 use crate::model::ties::Next;
 use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
 use crate::script::{Act, Command};
+use crate::tie_oracle;
 use crate::transcript::Labels;
 use crate::world::{Heard, World};
 use dlock_commands::error::Error;
@@ -221,7 +221,7 @@ impl Pair {
                 must.iter().map(count).collect::<Vec<_>>() == *got
             }
             (Answer::Ok, Ok(Reply::Ok)) => true,
-            (Answer::Kept(ties, left, lost), Ok(Reply::Array(parts))) => match &parts[..] {
+            (Answer::KeepReply(ties, left, lost), Ok(Reply::Array(parts))) => match &parts[..] {
                 [Reply::Integer(count), first, Reply::Array(told)] => {
                     let left = left.map_or(Reply::Null, Reply::Integer);
                     *count == *ties as u64 && *first == left && self.same_losses(lost, told)
@@ -401,7 +401,7 @@ impl Pair {
 
     /// When exactly the server renews a hold by itself is its own affair: when a quarter to a third of the lease has passed.
     fn adopt_renewals(&mut self) -> Result<(), String> {
-        let ties = life::ties(&self.world);
+        let ties = tie_oracle::ties(&self.world);
         let holds = self
             .model
             .locks

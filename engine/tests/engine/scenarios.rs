@@ -1,6 +1,6 @@
 //! The conversations in `tests/scenarios`, held with the engine, and with the model beside it.
 
-use crate::speech::EngineSpeaker;
+use crate::responder::EngineSpeaker;
 use crate::transcript;
 use dlock_conversations::planted;
 

@@ -83,7 +83,7 @@ impl Server {
         if spec.access == Access::Write {
             for key in words.get(spec.keys(words)).unwrap_or_default() {
                 let name = NameRef { db, key };
-                engine.close(name, !keys.accepts(name));
+                engine.close(name, !keys.can_grant(name));
             }
         }
         execute(
@@ -172,7 +172,7 @@ impl Server {
         let lock = codec::decode(bytes).expect("what was encoded can be decoded");
         // One that decides loads nothing but what a user brings.
         let lock = if self.primary { lock.restored() } else { lock };
-        let clock = &mut self.engine.ledger.tokens;
+        let clock = &mut self.engine.holds.tokens;
         for hold in lock.holds() {
             clock.observe(hold.token.0, now);
         }

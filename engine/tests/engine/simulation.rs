@@ -1,12 +1,12 @@
 //! A primary, a replica, and clients of all manners, driven by a seed; everything promised is checked after each step.
 
+use crate::generator::{some_of, Wishes};
 use crate::invariants::{self, Broken};
-use crate::life::Losses;
-use crate::picture::Picture;
 use crate::random::{for_seeds, for_some_seeds, Random};
 use crate::script::{Act, Reader};
+use crate::snapshot::Picture;
+use crate::tie_oracle::Losses;
 use crate::transcript::Labels;
-use crate::wishes::{some_of, Wishes};
 use crate::world::{name, Waiting, World};
 use dlock_engine::{End, Millis, Policy, Token};
 
@@ -29,7 +29,7 @@ struct Simulation {
     before: Picture,
     /// The connections there are; one that ends makes room for another.
     connections: Vec<u64>,
-    wishes: Wishes,
+    generator: Wishes,
     /// The last token when a server last began to decide.
     began_at: Token,
     /// What connections have lost without their doing.
@@ -61,7 +61,7 @@ impl Simulation {
         let mut world = World::new(policy);
         world.lag = random.chance(30);
         let before = Picture::take(&mut world);
-        let wishes = Wishes {
+        let generator = Wishes {
             limits: random.chance(50),
             lease: *random.pick(&[2_000, 20_000]),
             block: 1_000,
@@ -75,7 +75,7 @@ impl Simulation {
             world,
             before,
             connections: (1..=CLIENTS).collect(),
-            wishes,
+            generator,
             began_at: Token(0),
             losses: Losses::default(),
             lines: Vec::new(),
@@ -289,7 +289,7 @@ impl Simulation {
             96..=97 => "FORCERELEASE",
             _ => "HELD",
         };
-        if self.wishes.keep && self.random.chance(8) {
+        if self.generator.keep && self.random.chance(8) {
             return format!("{who}: KEEP {}", 1 + self.random.below(3_000));
         }
         let locks = match verb.starts_with('M') {
@@ -298,10 +298,10 @@ impl Simulation {
         };
         let words = match verb.ends_with("ACQUIRE") {
             true => self
-                .wishes
+                .generator
                 .request(&mut self.random, verb, &locks, owner, may_wait, "news"),
             false => self
-                .wishes
+                .generator
                 .other(&mut self.random, verb, &locks, owner, may_wait),
         };
         format!("{who}: {words}")

@@ -58,7 +58,7 @@ fn a_new_hold_that_nothing_has_touched_is_given_back() {
     refuse(&mut server, promises);
     assert!(!is_held(&mut server, "shop") && !is_held(&mut server, "yard"));
     assert_eq!(server.engine.sessions(), 0);
-    assert!(server.engine.ledger.unconfirmed.is_empty());
+    assert!(server.engine.holds.unconfirmed.is_empty());
 }
 
 /// Whether that command's own answer was confirmed or not.

@@ -3,10 +3,10 @@
 use crate::client::Client;
 use crate::faults::Fault;
 use crate::keys::{Closed, Value};
-use crate::life;
 use crate::script::{self, Act};
 use crate::server::{self, Server};
 use crate::settings;
+use crate::tie_oracle;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Verb};
 use dlock_commands::Reply;
@@ -43,7 +43,8 @@ pub struct World {
     pub ended: BTreeSet<u64>,
     /// Connections that are gone without the server's notice: nothing reaches them.
     pub cut: BTreeSet<u64>,
-    /// Whether what comes next is in the same turn of the event loop; and what the server learns behind that: the promises of answers
+    /// Whether what comes next is in the same turn of the event loop; and what the server learns behind that: the promises of
+    /// answers
     /// that nobody has heard.
     pub turn_goes_on: bool,
     pub unheard: Vec<Promise>,
@@ -281,7 +282,7 @@ impl World {
             Act::Stall(ms) => self.jump(*ms),
             Act::Clock(ms) => {
                 self.now.us = self.now.us.saturating_add_signed(ms * 1000);
-                let ties = life::ties(self).into_iter();
+                let ties = tie_oracle::ties(self).into_iter();
                 self.stepped
                     .extend(ties.map(|(token, tied)| (token, tied.end)));
                 if self.is(Fault::SteadySteps) {
@@ -535,7 +536,7 @@ impl World {
         if self.is(Fault::WaitsUnheard) {
             let blocked: Vec<u64> = self.waits.values().map(|wait| wait.client).collect();
             for client in blocked {
-                let ties = &mut self.engine().ledger.ties;
+                let ties = &mut self.engine().holds.ties;
                 ties.waits(ClientId(client), false, SteadyMs(0));
             }
         }

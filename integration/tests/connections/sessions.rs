@@ -134,7 +134,8 @@ const WAYS: [Way; 13] = [
     }),
 ];
 
-/// The next in line has the lock then, long before the lease is over, and observers are told. What the same owner holds without SESSION stays.
+/// The next in line has the lock then, long before the lease is over, and observers are told. What the same owner holds without
+/// SESSION stays.
 #[test]
 fn a_hold_ends_with_its_connection_however_that_ends() {
     let server = Server::builder()

@@ -1,7 +1,8 @@
 //! Every block of the pages for users: what is typed in it is typed, and answers what is shown; settings are set; code is a
 //! test's.
 //!
-//! Each section (`##`, `###`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. What a reader need not see
+//! Each section (`##`, `###`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. What a reader need not
+//! see
 //! stands in a comment of its own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
 
 use std::collections::HashMap;
@@ -382,7 +383,8 @@ fn every_block_is_of_a_kind_that_is_tested() {
             } else if block.word == "sh" {
                 try_shell(name, &block.lines);
             } else {
-                // Syntax and rules are read by tests of commands and of permissions; a picture, a line of the log and a unit are text.
+                // Syntax and rules are read by tests of commands and of permissions; a picture, a line of the log and a unit are
+                // text.
                 let is_text = ["text", "ini", "lua"].contains(&block.word);
                 let is_read = all_begin("DLOCK.") || all_begin("ACL SETUSER ");
                 assert!(

@@ -1,4 +1,5 @@
-//! A lock comes to a name that others wait for, and brings its tickets in before those who came later. `tests/servers/appearing.txt`
+//! A lock comes to a name that others wait for, and brings its tickets in before those who came later.
+//! `tests/servers/appearing.txt`
 //! has values of other types.
 
 use dlock_integration::redis::Value;

@@ -529,7 +529,8 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     assert_sound(other);
 }
 
-/// The second one leaves a server alone, with what it has confirmed and what the first one had. Those that come back have forgotten, and
+/// The second one leaves a server alone, with what it has confirmed and what the first one had. Those that come back have
+/// forgotten, and
 /// count late: until then nobody is let in.
 #[test]
 fn two_failovers_within_a_lease_let_nobody_in_twice() {
@@ -1049,7 +1050,8 @@ fn a_failover_that_is_given_up_leaves_nothing() {
     group.end();
 }
 
-/// Valkey since 8.1 does not block a RESP3 connection with subscriptions: there nothing is decided that would have to wait. The fine
+/// Valkey since 8.1 does not block a RESP3 connection with subscriptions: there nothing is decided that would have to wait. The
+/// fine
 /// print says so, of these servers.
 #[test]
 fn a_connection_with_subscriptions_is_not_answered_early() {

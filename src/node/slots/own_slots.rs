@@ -1,6 +1,6 @@
 //! Which slots are this node's.
 
-use super::slot::neighbour;
+use super::slot::probe_key_in_slot;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::probe::Passage;
 use crate::node::gate;
@@ -113,19 +113,20 @@ impl Answers {
     }
 
     /// Returns true if the queue of this key may move now.
-    pub(crate) fn accepts(&mut self, ctx: Ctx, name: NameRef) -> bool {
+    pub(crate) fn can_grant(&mut self, ctx: Ctx, name: NameRef) -> bool {
         // Where no other name can be made in the slot, the answer is this key's alone.
-        if neighbour(name.key).is_none() {
+        if probe_key_in_slot(name.key).is_none() {
             return gate::accepts_key(ctx, name);
         }
         let ask = || gate::accepts_key(ctx, name);
         *self.accepted.entry(of(name.key)).or_insert_with(ask)
     }
 
-    /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
+    /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the
+    /// slot
     /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
-    pub(crate) fn serves(&mut self, ctx: Ctx, name: NameRef) -> bool {
-        match gate::asks_for(ctx, name) {
+    pub(crate) fn can_write(&mut self, ctx: Ctx, name: NameRef) -> bool {
+        match gate::probe_write(ctx, name) {
             Passage::Open => true,
             Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
             Passage::Barred => false,
@@ -137,7 +138,8 @@ impl Answers {
         self.own(ctx).serves(key)
     }
 
-    /// Returns true if a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value was
+    /// Returns true if a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value
+    /// was
     /// carried over (`carried`). How servers do it (all of them are asked the same):
     ///
     /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
@@ -145,9 +147,9 @@ impl Answers {
     /// * the atomic moves of Valkey 9: the same;
     /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
     ///   to be told of each); else all go at once, and no callback tells of any.
-    pub(crate) fn took_along(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
+    pub(crate) fn left_with_slot(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
         // The usual key is in a slot that is here to stay, and that is the cheaper question.
-        if self.accepts(ctx, name) {
+        if self.can_grant(ctx, name) {
             return false;
         }
         let own = self.own(ctx);

@@ -9,7 +9,7 @@ pub(crate) fn can_be_braced(key: &[u8]) -> bool {
 }
 
 /// A name in the key's slot that nobody uses, if one can be made.
-pub(crate) fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn probe_key_in_slot(key: &[u8]) -> Option<Vec<u8>> {
     let tag = match tag(key) {
         Some(tag) => tag,
         None if can_be_braced(key) => key,

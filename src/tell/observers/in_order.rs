@@ -51,8 +51,8 @@ impl Key {
     }
 }
 
-/// A notification as it is told.
-pub(crate) enum Told<'a> {
+/// A notification with the name that it has to be published under.
+pub(crate) enum NotificationRef<'a> {
     /// Something happened to a lock: its database, its key, and what.
     Lock(u32, Str<'a>, Event),
     /// A database was emptied.
@@ -75,7 +75,7 @@ impl Notifications {
 
     /// Adds what happened to a lock.
     pub(crate) fn add(&mut self, db: u32, key: Key, event: &Event) {
-        // Only the end of a hold is told by a message too.
+        // Only the end of a hold has a message as well.
         let ended = matches!(event, Event::Ended(..));
         if keyspace_events() || (ended && !subscribers::known_absent()) {
             self.items.push(Notification::Lock(db, key, *event));
@@ -100,12 +100,12 @@ impl Notifications {
     }
 
     /// Hands every notification over, in order, and is empty then.
-    pub(crate) fn drain(&mut self, mut tell: impl FnMut(&Told)) {
+    pub(crate) fn drain(&mut self, mut tell: impl FnMut(&NotificationRef)) {
         for item in &self.items {
             let told = match *item {
-                Notification::Flush(db) => Told::Flush(db),
+                Notification::Flush(db) => NotificationRef::Flush(db),
                 Notification::Lock(db, key, event) => match key.of(&self.owned_keys) {
-                    Some(key) => Told::Lock(db, key, event),
+                    Some(key) => NotificationRef::Lock(db, key, event),
                     None => {
                         broken!("a notification's key is kept as long as it");
                         continue;

@@ -1,6 +1,7 @@
 //! Telling observers: unlock messages and keyspace events.
 //!
-//! `in_order` has what there is to be told once an event has been worked off, in the order in which it happened; `subscribers` knows
+//! `in_order` has what there is to be told once an event has been worked off, in the order in which it happened; `subscribers`
+//! knows
 //! whether anybody would hear it.
 
 pub(crate) mod in_order;
@@ -12,7 +13,7 @@ use crate::node::settings::Channel;
 use crate::node::slots::slot;
 use dlock_commands::words::hash_slot;
 use dlock_engine::{End, Event, Token};
-use in_order::{Notifications, Told};
+use in_order::{NotificationRef, Notifications};
 use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
@@ -27,8 +28,8 @@ pub(crate) fn tell(
     let keyspace_events = in_order::keyspace_events();
     notifications.drain(|notification| {
         let (db, key, event) = match notification {
-            Told::Lock(db, key, event) => (*db, *key, event),
-            Told::Flush(db) => return publish_flush(ctx, channel, *db),
+            NotificationRef::Lock(db, key, event) => (*db, *key, event),
+            NotificationRef::Flush(db) => return publish_flush(ctx, channel, *db),
         };
         if selected != db {
             ctx.select(db);

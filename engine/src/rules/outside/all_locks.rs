@@ -4,10 +4,11 @@
 //! was before. What the marks ask for goes in steps: settling on a server that decides ([`Engine::settle_dirty`]), clearing away on
 //! one that only follows ([`Engine::follow_dirty`]).
 
+use crate::holds::Loss;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
-use crate::queue::{LockId, Loss};
-use crate::state::{Engine, Remains, Round};
+use crate::queue::LockId;
+use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
 
 /// Places, or holders, that one step frees.
@@ -35,7 +36,8 @@ impl Engine {
         gone.into_iter().for_each(|lock| self.mark_stale(lock));
     }
 
-    /// Marks the locks of two databases that were exchanged, under the names that they had, where their waiters stay. The names that
+    /// Marks the locks of two databases that were exchanged, under the names that they had, where their waiters stay. The names
+    /// that
     /// they have now are watched in steps: nobody waits there, and whoever uses one first finds what it needs.
     pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: NameRef| name.db == one || name.db == other;
@@ -77,15 +79,15 @@ impl Engine {
     /// Makes this server one that only follows: places and deadlines are the new primary's affair. The server itself answers
     /// blocked connections; [`Engine::follow_dirty`] tells those that wait by a channel that the lock has moved.
     pub fn demote(&mut self, now: Now) {
-        self.ledger.lose_all(now.wall());
+        self.holds.lose_all(now.wall());
         for client in std::mem::take(&mut self.disconnected).into_keys() {
-            self.ledger.forget(client);
+            self.holds.forget(client);
         }
         self.outbox.forget_wakes();
         self.unheard.clear();
         self.renewals.clear();
         self.next.clear();
-        self.round = Round::Over;
+        self.scan = ScanCursor::Over;
         self.held_back = false;
         self.mark_all();
     }
@@ -93,7 +95,7 @@ impl Engine {
     /// Goes on with the locks that have been marked on a server that only follows, about `most` of them and of their places: their
     /// queues go, and those locks stay that have to be watched once it decides. Returns true if something is left.
     pub fn follow_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
-        self.free_remains();
+        self.free_garbage();
         self.watch_swapped(most);
         let mut room = most;
         while room > 0 {
@@ -127,7 +129,7 @@ impl Engine {
 
     /// Returns true if locks are marked, or something is left to be freed.
     pub(in crate::rules) fn has_marked(&self) -> bool {
-        !(self.dirty.is_empty() && self.swapped.is_empty() && self.remains.is_empty())
+        !(self.dirty.is_empty() && self.swapped.is_empty() && self.garbage.is_empty())
     }
 
     fn locks_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<LockId> {
@@ -137,24 +139,24 @@ impl Engine {
     }
 
     /// Frees one step of the places and holders that nobody needs any more.
-    pub(in crate::rules) fn free_remains(&mut self) {
+    pub(in crate::rules) fn free_garbage(&mut self) {
         let mut room = FREED_A_STEP;
-        while let Some(remains) = self.remains.front_mut().filter(|_| room > 0) {
+        while let Some(remains) = self.garbage.front_mut().filter(|_| room > 0) {
             let next = match remains {
-                Remains::Places(places) => places.pop(),
-                Remains::Holders(lock) => {
+                Garbage::Places(places) => places.pop(),
+                Garbage::Holders(lock) => {
                     if lock.shed(FREED_A_STEP) {
-                        self.remains.pop_front();
+                        self.garbage.pop_front();
                     }
                     return;
                 }
             };
             room -= 1;
             match next {
-                None => drop(self.remains.pop_front()),
+                None => drop(self.garbage.pop_front()),
                 Some(mut place) => {
                     if let Some(window) = place.ticket.as_deref_mut() {
-                        self.ledger.timers.clear(&mut window.due);
+                        self.holds.timers.clear(&mut window.due);
                     }
                 }
             }

@@ -17,7 +17,7 @@ impl Engine {
     /// Nobody has heard an answer that promises these holds: the new ones are to be given back as soon as changes are possible.
     pub fn unheard(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
-            self.ledger.unconfirmed.remove(&promise.token);
+            self.holds.unconfirmed.remove(&promise.token);
             self.unheard.push(promise);
         }
     }
@@ -36,7 +36,7 @@ impl Engine {
         }
         let mut free = Vec::new();
         for promise in std::mem::take(&mut self.unheard) {
-            if keys.serves(promise.name.as_ref()) {
+            if keys.can_write(promise.name.as_ref()) {
                 free.extend(self.give_back_one(keys, now, promise));
             } else if exists(keys, promise.name.as_ref()) {
                 self.unheard.push(promise);
@@ -67,8 +67,8 @@ impl Engine {
             .ok()
             .filter(|hold| hold.fresh)?;
         // Nobody has had it, so nobody loses it.
-        self.ledger.untie_at(name, promise.token);
-        self.ledger
+        self.holds.untie_at(name, promise.token);
+        self.holds
             .end(entry, (name, owner), promise.token, End::Released, now);
         if let Some((number, place)) = promise.ticket {
             self.put_back(entry, now, name, number, *place);

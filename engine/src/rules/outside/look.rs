@@ -6,17 +6,18 @@
 //!
 //! A look goes in steps, so that it stalls nobody. What it has not found yet the next use of the lock finds.
 
+use crate::holds::Loss;
 use crate::keyspace::Keyspace;
-use crate::queue::{LockId, Loss};
-use crate::state::{Engine, Round};
+use crate::queue::LockId;
+use crate::state::{Engine, ScanCursor};
 use crate::types::{Now, Token};
 use std::ops::Bound::{Excluded, Unbounded};
 
 impl Engine {
     /// Begins a look, if none is under way.
     pub fn begin_look(&mut self) {
-        if matches!(self.round, Round::Over) && !self.is_idle() {
-            self.round = Round::Names(Unbounded);
+        if matches!(self.scan, ScanCursor::Over) && !self.is_idle() {
+            self.scan = ScanCursor::Names(Unbounded);
         }
     }
 
@@ -24,25 +25,27 @@ impl Engine {
     /// write now. Returns true if something is left.
     pub fn look(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         for _ in 0..most {
-            self.round = match self.round {
-                Round::Over => return false,
-                Round::Names(from) => match self.vacant.range((from, Unbounded)).next() {
-                    None => Round::Ties(Token(0)),
-                    Some(&lock) => {
-                        self.look_at_name(keys, lock);
-                        Round::Names(Excluded(lock))
+            self.scan = match self.scan {
+                ScanCursor::Over => return false,
+                ScanCursor::Names(from) => {
+                    match self.awaited_keys.range((from, Unbounded)).next() {
+                        None => ScanCursor::Ties(Token(0)),
+                        Some(&lock) => {
+                            self.look_at_name(keys, lock);
+                            ScanCursor::Names(Excluded(lock))
+                        }
                     }
-                },
-                Round::Ties(after) => match self.ledger.ties.after(after) {
-                    None => Round::Over,
+                }
+                ScanCursor::Ties(after) => match self.holds.ties.after(after) {
+                    None => ScanCursor::Over,
                     Some((token, _)) => {
                         self.look_at_tie(keys, now, token);
-                        Round::Ties(token)
+                        ScanCursor::Ties(token)
                     }
                 },
             };
         }
-        !matches!(self.round, Round::Over)
+        !matches!(self.scan, ScanCursor::Over)
     }
 
     /// A value may have come to this name.
@@ -55,7 +58,7 @@ impl Engine {
 
     /// This hold may be gone from its name, or its lease may be over without the server having removed the key.
     fn look_at_tie(&mut self, keys: &mut impl Keyspace, now: Now, token: Token) {
-        let Some(tie) = self.ledger.ties.get(token) else {
+        let Some(tie) = self.holds.ties.get(token) else {
             return;
         };
         let name = tie.name();
@@ -66,8 +69,8 @@ impl Engine {
         });
         match end {
             // Not every server tells of the keys that go with a slot.
-            None if keys.moved(name) => self.ledger.lose(token, Loss::Moved, now.wall()),
-            None => self.ledger.lose(token, Loss::Removed, now.wall()),
+            None if keys.moved(name) => self.holds.lose(token, Loss::Moved, now.wall()),
+            None => self.holds.lose(token, Loss::Removed, now.wall()),
             Some(end) if end <= now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);

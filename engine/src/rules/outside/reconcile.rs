@@ -4,9 +4,9 @@
 //! The value keeps its holders and tickets, and every place stands by its number. An owner that waits as one who holds nothing,
 //! and to whom the value gives a hold or a ticket of another number, is answered: what it asked for is not what it would get.
 
+use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
-use crate::ledger::Due;
 use crate::lock::{Change, Lock, Ticket};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
@@ -39,7 +39,7 @@ impl Engine {
         if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
             // Before its owner is looked at as one that may have a ticket.
             let not_held = Outcome::Refused(Refusal::NotHeld);
-            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
+            self.remove_place(entry, now, lock, Arrival::UPGRADE_SLOT, not_held);
         }
         for number in self.places_of_holders(entry, lock) {
             self.dismiss(entry, now, lock, number);
@@ -101,14 +101,15 @@ impl Engine {
         }
     }
 
-    /// Gives the tickets that came with the value their places. There may be very many, and of nearly all of them nothing more is to
+    /// Gives the tickets that came with the value their places. There may be very many, and of nearly all of them nothing more is
+    /// to
     /// be said.
     fn import_tickets(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         let mut others = Vec::new();
         let value = entry.value();
         if let Some(queue) = self.queues.get_mut(lock) {
             if let Some((last, _)) = value.last_ticket() {
-                self.ledger.tokens.observe(last.0, now);
+                self.holds.tokens.observe(last.0, now);
             }
             queue.expect(value.queued().saturating_sub(queue.len()));
             for (number, ticket) in value.tickets() {
@@ -125,7 +126,7 @@ impl Engine {
                         let mut place = Place::brought(owner, ticket.limit, number, now);
                         let window = ticket.claim.max(self.policy.claim_window_ms);
                         let until = now.steady().after(window);
-                        let due = self.ledger.timers.add(until, Due::Window(lock, number));
+                        let due = self.holds.timers.add(until, Due::Window(lock, number));
                         place.keep(ticket.claim, until, due);
                         place
                     });
@@ -163,7 +164,7 @@ impl Engine {
             entry.commit(&Change::Unticket { number: brought });
         }
         let number = match taken {
-            true => self.ledger.tokens.arrival(now),
+            true => self.holds.tokens.arrival(now),
             false => brought,
         };
         let claim = ticket.claim.min(self.policy.max_claim_ms);

@@ -1,9 +1,9 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use crate::deadlock::{two_upgrades, Asked, Wanted};
+use crate::holds::{overflow, Due};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
-use crate::ledger::{overflow, Due};
 use crate::outbox::{Outcome, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
@@ -99,9 +99,9 @@ impl Engine {
         {
             let whose = (name, ask.owner);
             let grant = self
-                .ledger
+                .holds
                 .grant_first(&self.policy, entry, now, whose, &ask.terms);
-            self.ledger.counters.grants_immediate += 1;
+            self.holds.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));
         }
         let answer = self.contend(keys, now, (name, lock), ask);
@@ -207,16 +207,16 @@ impl Engine {
         });
         let (whose, is_new) = ((award.name, award.owner), entry.hold(award.owner).is_none());
         let grant = self
-            .ledger
+            .holds
             .grant(&self.policy, entry, now, whose, award.terms)?;
         if is_new {
             let waited = used.is_some();
-            self.ledger.counters.grants_immediate += u64::from(!waited);
-            self.ledger.counters.grants_waited += u64::from(waited);
+            self.holds.counters.grants_immediate += u64::from(!waited);
+            self.holds.counters.grants_waited += u64::from(waited);
         }
         let confirms = self.policy.confirms();
         if confirms {
-            let unconfirmed = self.ledger.unconfirmed.entry(grant.token);
+            let unconfirmed = self.holds.unconfirmed.entry(grant.token);
             unconfirmed.or_insert(is_new);
         }
         let promise = (confirms || !award.at_once).then(|| Promise {
@@ -262,7 +262,7 @@ impl Engine {
 
     /// The answer to a request that is not granted and does not wait.
     pub(in crate::rules) fn null<G>(&mut self) -> Answer<G> {
-        self.ledger.counters.refused += 1;
+        self.holds.counters.refused += 1;
         Answer::Null
     }
 
@@ -332,7 +332,7 @@ impl Engine {
         let Some(id) = place.and_then(Place::request) else {
             return;
         };
-        self.ledger.counters.replaced += 1;
+        self.holds.counters.replaced += 1;
         self.end_wait(id, now, Outcome::Replaced, |at| at == lock);
     }
 
@@ -348,7 +348,7 @@ impl Engine {
     ) -> Arrival {
         let claim = ask.ticket.filter(|_| kind != RequestKind::Upgrade);
         let number = kind.place();
-        let number = number.unwrap_or_else(|| self.ledger.tokens.arrival(now));
+        let number = number.unwrap_or_else(|| self.holds.tokens.arrival(now));
         let is_new = self.queues.at(lock).place(number).is_none();
         if is_new {
             let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
@@ -390,7 +390,7 @@ impl Engine {
             true => self.places += 1,
             false => broken!("an owner has one place, and a number is given once"),
         }
-        self.ledger.counters.top.queued(queue.name.as_ref());
+        self.holds.counters.top.queued(queue.name.as_ref());
     }
 
     /// Makes the request that waits there.
@@ -410,7 +410,7 @@ impl Engine {
             until: match ask.wait {
                 Wait::For(Some(ms)) => {
                     let at = now.steady().after(ms);
-                    Some(self.ledger.timers.add(at, Due::Wait(id)))
+                    Some(self.holds.timers.add(at, Due::Wait(id)))
                 }
                 _ => None,
             },

@@ -10,7 +10,7 @@ use crate::types::{ClientId, Millis, Name, NameRef, Now, RequestId};
 use std::rc::Rc;
 
 impl Engine {
-    /// Answers a request that was granted at once, when replicas have confirmed that. Returns the number under which it waits for
+    /// Queues the reply to an immediate grant until replicas confirm it. Returns the number under which it waits for
     /// them.
     pub(in crate::rules) fn answer_confirmed(
         &mut self,
@@ -61,7 +61,7 @@ impl Engine {
 
     /// Answers a sign of life, when replicas have confirmed what it prolongs.
     pub fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
-        let first_end = self.ledger.ties.first_end(client);
+        let first_end = self.holds.ties.first_end(client);
         self.confirm(now, Outcome::Keeps { client, first_end }, Vec::new())
     }
 
@@ -88,7 +88,7 @@ impl Engine {
     /// Replicas have confirmed what an answer promises.
     pub fn confirmed(&mut self, promises: &[Promise]) {
         for promise in promises {
-            self.ledger.unconfirmed.remove(&promise.token);
+            self.holds.unconfirmed.remove(&promise.token);
         }
     }
 }

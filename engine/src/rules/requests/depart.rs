@@ -1,13 +1,13 @@
 //! How a request leaves the queues that it waits in, and what becomes of its places.
 
+use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::ledger::Due;
 use crate::lock::Change;
 use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Part, Place, Request};
 use crate::refusal::Refusal;
-use crate::state::{Engine, Next};
+use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, Millis, NameRef, Now, RequestId, SteadyMs};
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
     fn note_waiting(&mut self, request: &Request, waits: bool, now: Now) {
         if request.channel.is_none() {
             let client = request.terms.client;
-            self.ledger.ties.waits(client, waits, now.steady());
+            self.holds.ties.waits(client, waits, now.steady());
         }
     }
 
@@ -39,7 +39,7 @@ impl Engine {
         now: Now,
     ) -> Option<Request> {
         let mut request = self.unregister(id, now)?;
-        self.ledger.timers.clear(&mut request.until);
+        self.holds.timers.clear(&mut request.until);
         for part in request.parts() {
             let Some(queue) = self.queues.get_mut(part.lock) else {
                 broken!("a lock that somebody waits for has a queue");
@@ -60,7 +60,7 @@ impl Engine {
         let lock = left.parts().first().map(|part| part.lock);
         let name = &self.queues.at(lock).name;
         if let Outcome::Refused(error) = &outcome {
-            self.ledger.counters.refusals.count(error);
+            self.holds.counters.refusals.count(error);
         }
         let whom = (left.channel, left.owner);
         self.outbox
@@ -75,7 +75,7 @@ impl Engine {
         let outcome = self.outbox.take_back(id)?;
         if let Outcome::Refused(error) = &outcome {
             // It is counted as the command's own error.
-            if let Some(count) = self.ledger.counters.refusals.of(error) {
+            if let Some(count) = self.holds.counters.refusals.of(error) {
                 *count -= 1;
             }
         }
@@ -96,7 +96,7 @@ impl Engine {
         };
         for part in left.parts().iter().filter(|part| !stays(part.lock)) {
             self.free_place(part, now);
-            self.next.insert(Next::Lock(part.lock));
+            self.next.insert(FollowUp::Lock(part.lock));
         }
         self.tell(id, left, outcome);
     }
@@ -142,7 +142,7 @@ impl Engine {
             }
         }
         let name = self.queues.at(lock).name.as_ref();
-        self.ledger.counters.waited_in_vain(name, waited);
+        self.holds.counters.waited_in_vain(name, waited);
     }
 
     /// The claim window of an absent ticket begins: its own, or the default where it has none.
@@ -171,9 +171,9 @@ impl Engine {
         match window.due {
             Some(due) if due.at <= window.until => {}
             _ => {
-                self.ledger.timers.clear(&mut window.due);
+                self.holds.timers.clear(&mut window.due);
                 let due = Due::Window(lock, number);
-                window.due = Some(self.ledger.timers.add(window.until, due));
+                window.due = Some(self.holds.timers.add(window.until, due));
             }
         }
     }
@@ -196,14 +196,14 @@ impl Engine {
             let Some(window) = place.ticket.as_deref_mut() else {
                 continue;
             };
-            self.ledger.timers.clear(&mut window.due);
+            self.holds.timers.clear(&mut window.due);
             if !absent {
                 continue;
             }
             if window.until > now.steady() {
                 // The owner has asked since.
                 let due = Due::Window(lock, number);
-                window.due = Some(self.ledger.timers.add(window.until, due));
+                window.due = Some(self.holds.timers.add(window.until, due));
             } else {
                 drop(self.remove_from_queue(entry, lock, number));
             }
@@ -220,7 +220,7 @@ impl Engine {
         let mut place = self.queues.get_mut(lock)?.remove(number)?;
         self.places -= 1;
         if let Some(window) = place.ticket.as_deref_mut() {
-            self.ledger.timers.clear(&mut window.due);
+            self.holds.timers.clear(&mut window.due);
             if entry.value().ticket(number).is_some() {
                 entry.commit(&Change::Unticket { number });
             }
@@ -266,7 +266,7 @@ impl Engine {
         }
         if let Some(place) = self.remove_from_queue(entry, lock, number) {
             let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));
-            self.ledger.counters.waited_in_vain(name.as_ref(), waited);
+            self.holds.counters.waited_in_vain(name.as_ref(), waited);
         }
     }
 }

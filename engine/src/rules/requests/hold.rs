@@ -1,10 +1,10 @@
 //! A hold from its owner's side: renewing, downgrading, giving back, and ending it by force.
 
+use crate::holds::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{End, Hold};
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::types::{Grant, Limit, Millis, NameRef, Now, Token, WallMs};
 
 impl Engine {
@@ -74,11 +74,10 @@ impl Engine {
             fresh: false,
             ..hold
         });
-        self.ledger.counters.renewals += 1;
-        if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
+        self.holds.counters.renewals += 1;
+        if tie.session || tie.auto.is_some() || !self.holds.ties.is_empty() {
             let held = (hold.token, deadline);
-            self.ledger
-                .tie_renewed((name, owner), held, lease, tie, now);
+            self.holds.tie_renewed((name, owner), held, lease, tie, now);
         }
         self.settle_changed(entry, now, name, self.queues.id(name));
         self.settle_next(keys, now);
@@ -132,7 +131,7 @@ impl Engine {
             Some(left) if left <= hold.holds => left,
             Some(_) => return Err(Refusal::LeavesMore(hold.holds)),
         };
-        self.ledger.lower(entry, (name, owner), hold, left, now);
+        self.holds.lower(entry, (name, owner), hold, left, now);
         if left == 0 {
             self.settle_changed(entry, now, name, lock);
             self.settle_next(keys, now);
@@ -159,7 +158,7 @@ impl Engine {
             let entry = keys.entry(*name);
             left.push(held(entry, owner, None).ok().map(|hold| {
                 let holds = hold.holds - 1;
-                self.ledger.lower(entry, (*name, owner), hold, holds, now);
+                self.holds.lower(entry, (*name, owner), hold, holds, now);
                 holds
             }));
         }
@@ -184,15 +183,15 @@ impl Engine {
         let ended = match owner {
             None => {
                 let all = WallMs(Millis::MAX);
-                let ended = self.ledger.end_until(entry, name, all, End::Forced, now);
+                let ended = self.holds.end_until(entry, name, all, End::Forced, now);
                 let count = ended.holders();
-                self.bury(ended);
+                self.free_later(ended);
                 count
             }
             Some(owner) => match held(entry, owner, None) {
                 Ok(hold) => {
                     let whose = (name, owner);
-                    self.ledger.end(entry, whose, hold.token, End::Forced, now);
+                    self.holds.end(entry, whose, hold.token, End::Forced, now);
                     1
                 }
                 Err(_) => 0,

@@ -16,7 +16,7 @@ use crate::outbox::{Outcome, Pending, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{Grantable, RequestKind};
-use crate::state::{Engine, Next};
+use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -290,7 +290,7 @@ impl Engine {
                 self.remove_place(entry, now, lock, number, Outcome::Replaced);
             }
             let lock = self.queues.id_or_new(at.name);
-            let number = self.ledger.tokens.arrival(now);
+            let number = self.holds.tokens.arrival(now);
             let mut place = Place::new(owner.clone(), ask.terms.limit, now);
             place.occupy(id, true);
             self.add_place(entry, lock, number, place);
@@ -325,7 +325,7 @@ impl Engine {
     ) {
         if self.settle_many(keys, now, id) {
             // Others may have their turn by that, and have asked before.
-            self.next.insert(Next::Many(id));
+            self.next.insert(FollowUp::Many(id));
             return;
         }
         let Some(request) = self.requests.get(id) else {

@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::invariants::{self, Broken};
-use crate::picture::{Holder, Picture};
+use crate::snapshot::{Holder, Picture};
 use crate::world::{Op, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;

@@ -1,7 +1,8 @@
 //! The contract said as plainly as code can say it: vectors, linear scans, and every millisecond looked at.
 //!
 //! Nothing here is fast and nothing is taken from the engine. This file has the state and what a request for locks is
-//! answered; `settle` has what follows from any event, `keep` all other events, `ties` what connections keep, `words` the commands, and
+//! answered; `settle` has what follows from any event, `keep` all other events, `ties` what connections keep, `words` the commands,
+//! and
 //! [`deadlock`](crate::deadlock) says which waits could never end.
 
 mod keep;
@@ -44,7 +45,7 @@ pub struct Model {
     /// What is known of connections that holds are tied to.
     pub connections: BTreeMap<u64, ties::Connection>,
     /// The connection whose command is worked off.
-    acting: Option<u64>,
+    current_client: Option<u64>,
     /// Connections that have ended.
     ended: BTreeSet<u64>,
     pub grants_made: u64,
@@ -177,7 +178,7 @@ pub enum Answer {
     Number(u64),
     Remaining(Vec<Option<u32>>),
     /// Ties, the least that is left, and what was lost.
-    Kept(usize, Option<Millis>, Vec<(String, u64, &'static str)>),
+    KeepReply(usize, Option<Millis>, Vec<(String, u64, &'static str)>),
     /// Grant, count, the milliseconds that are left, and the owner if none was named.
     Held(u64, u32, Millis, Option<String>),
     Ok,

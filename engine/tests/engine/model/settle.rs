@@ -218,7 +218,7 @@ impl Model {
             let same = hold.tie.filter(|tie| tie.client == client);
             if same.is_none() {
                 // Under the token that its connection knows.
-                self.lose_to_another(key, &told, "taken");
+                self.revoke(key, &told, "taken");
             }
             self.untie(key, hold.grant);
             let auto = request.auto.map(|ms| self.auto(request.lease, ms));

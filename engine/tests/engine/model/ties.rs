@@ -65,14 +65,14 @@ impl Model {
     /// A connection has lost the tie of a hold: it is told, unless its own command has done it.
     pub(super) fn lose(&mut self, key: &str, hold: &Hold, why: &'static str) {
         let Some(tie) = hold.tie else { return };
-        let itself = ["taken", "forced"].contains(&why) && self.acting == Some(tie.client);
+        let itself = ["taken", "forced"].contains(&why) && self.current_client == Some(tie.client);
         if !itself {
-            self.lose_to_another(key, hold, why);
+            self.revoke(key, hold, why);
         }
     }
 
     /// The same where another connection has tied it, or nobody's command has done it.
-    pub(super) fn lose_to_another(&mut self, key: &str, hold: &Hold, why: &'static str) {
+    pub(super) fn revoke(&mut self, key: &str, hold: &Hold, why: &'static str) {
         if let Some(tie) = hold.tie.filter(|tie| !self.ended.contains(&tie.client)) {
             let connection = self.connections.entry(tie.client).or_default();
             connection.lost.push((key.to_string(), hold.grant, why));
@@ -212,6 +212,6 @@ impl Model {
             .map(|hold| hold.grant)
             .collect();
         self.renew_these(&paused);
-        Answer::Kept(count, left, lost)
+        Answer::KeepReply(count, left, lost)
     }
 }

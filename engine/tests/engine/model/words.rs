@@ -20,9 +20,9 @@ impl Model {
         match act {
             Act::Command(command) => {
                 // What a script does no connection does.
-                self.acting = command.may_wait.then_some(command.client);
+                self.current_client = command.may_wait.then_some(command.client);
                 let answer = self.run(command, tokens);
-                self.acting = None;
+                self.current_client = None;
                 if command.pipelined {
                     return Ok(answer);
                 }

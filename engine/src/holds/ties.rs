@@ -11,8 +11,8 @@
 //! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
 //! goes before it, and lists keep their memory (an ordered map gives its last node back).
 
-use super::deadlines::DueKey;
 use crate::invariants::broken;
+use crate::queue::DueKey;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,8 @@ use std::ops::Bound::{Excluded, Unbounded};
 /// A lock's name and its owner's, in bytes: a short key and a UUID.
 const USUAL_WORDS: usize = 64;
 
-/// Lost ties that are kept for a connection until it asks, and the bytes of their keys. Beyond it is told that there were more.
+/// Lost ties that are kept for a connection until it asks, and the bytes of their keys. Beyond them, the reply says only that there
+/// were more.
 const MOST_LOST: usize = 1024;
 const MOST_LOST_BYTES: usize = 1 << 20;
 
@@ -31,7 +32,7 @@ pub struct Tie {
     /// The connection.
     pub client: ClientId,
     /// The lock, and who holds it.
-    pub whose: Whose,
+    pub whose: HoldKey,
     /// Whether the hold ends with the connection.
     pub session: bool,
     /// Whether the server renews the hold.
@@ -42,7 +43,7 @@ pub struct Tie {
 
 /// A lock and who holds it, in one piece.
 #[derive(Debug, Clone)]
-pub struct Whose {
+pub struct HoldKey {
     db: u32,
     // The key's length; what follows it is the owner.
     key: u32,
@@ -50,12 +51,12 @@ pub struct Whose {
     words: SmallVec<[u8; USUAL_WORDS]>,
 }
 
-impl Whose {
+impl HoldKey {
     /// The hold of this owner.
-    pub fn new(name: NameRef, owner: &[u8]) -> Whose {
+    pub fn new(name: NameRef, owner: &[u8]) -> HoldKey {
         let mut words = SmallVec::from_slice(name.key);
         words.extend_from_slice(owner);
-        Whose {
+        HoldKey {
             db: name.db,
             key: name.key.len() as u32,
             words,
@@ -163,7 +164,7 @@ impl Loss {
 
 /// A tie that a connection has lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LostTie {
+pub struct LostHold {
     /// The lock.
     pub name: Name,
     /// The token of the hold.
@@ -174,13 +175,13 @@ pub struct LostTie {
 
 /// What a sign of life is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeepReply {
     /// How many holds are tied to the connection.
     pub ties: usize,
     /// When the first lease of those ends that the server renews, or has renewed; none if there are none.
     pub first_end: Option<WallMs>,
     /// What the connection has lost since it was last told; none if there was more than is kept.
-    pub lost: Option<Vec<LostTie>>,
+    pub lost: Option<Vec<LostHold>>,
 }
 
 impl Tie {
@@ -208,8 +209,8 @@ impl Tie {
             .is_some_and(|auto| !matches!(auto.next, Renewal::Paused | Renewal::Stopped))
     }
 
-    fn ranked(&self, token: Token) -> Ranked {
-        Ranked {
+    fn ranked(&self, token: Token) -> ByExpiry {
+        ByExpiry {
             session_only: self.auto.is_none(),
             end: self.end,
             token,
@@ -219,16 +220,16 @@ impl Tie {
 
 /// A hold among those of its connection: in the order of their ends, with those that the server renews before the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Ranked {
+struct ByExpiry {
     session_only: bool,
     end: WallMs,
     token: Token,
 }
 
-impl Ranked {
+impl ByExpiry {
     /// What comes before all that the server renews, or before all others.
-    fn first(session_only: bool) -> Ranked {
-        Ranked {
+    fn first(session_only: bool) -> ByExpiry {
+        ByExpiry {
             session_only,
             end: WallMs(0),
             token: Token(0),
@@ -237,12 +238,12 @@ impl Ranked {
 }
 
 /// When a renewal is due before a connection's timer comes, and that timer.
-pub(crate) type Untimed<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
+pub(crate) type TimerToArm<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
 
 /// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
 #[derive(Debug, Clone, Default)]
 struct Connection {
-    holds: BTreeSet<Ranked>,
+    holds: BTreeSet<ByExpiry>,
     // Which holds the server renews next, and when.
     renewals: BTreeSet<(SteadyMs, Token)>,
     // Comes when the first of them is due, or before.
@@ -257,7 +258,7 @@ struct Connection {
     // Those that still count, with their numbers, in order. Each passes before the one before it: a later sign of life does away
     // with those that would pass no later. So what a tie goes by is the first of them that has come since it was made.
     bounds: Vec<(u64, Bound)>,
-    lost: Lost,
+    lost: LossLog,
 }
 
 impl Connection {
@@ -286,7 +287,7 @@ impl Connection {
         }
     }
 
-    /// Returns where the first sign of life stands that has come behind so many.
+    /// Returns the position of the first KEEP after the given number of them.
     fn first_since(&self, signs: u64) -> usize {
         self.bounds.partition_point(|(number, _)| *number <= signs)
     }
@@ -303,7 +304,7 @@ impl Connection {
             .retain(|_| at.next().is_some_and(|at| needed.contains(&at)));
     }
 
-    fn untimed(&mut self) -> Option<Untimed<'_>> {
+    fn untimed(&mut self) -> Option<TimerToArm<'_>> {
         let (first, _) = *self.renewals.first()?;
         let timed = self.timer.is_some_and(|due| due.at <= first);
         (!timed).then_some((first, &mut self.timer))
@@ -311,24 +312,24 @@ impl Connection {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Lost {
-    ties: Vec<LostTie>,
+struct LossLog {
+    ties: Vec<LostHold>,
     bytes: usize,
     // There were more than are kept.
     more: bool,
 }
 
-impl Lost {
+impl LossLog {
     fn is_empty(&self) -> bool {
         self.ties.is_empty() && !self.more
     }
 
-    fn add(&mut self, lost: LostTie) {
+    fn add(&mut self, lost: LostHold) {
         let bytes = self.bytes + lost.name.key.len();
         if self.more || self.ties.len() == MOST_LOST || bytes > MOST_LOST_BYTES {
-            *self = Lost {
+            *self = LossLog {
                 more: true,
-                ..Lost::default()
+                ..LossLog::default()
             };
         } else {
             self.bytes = bytes;
@@ -336,7 +337,7 @@ impl Lost {
         }
     }
 
-    fn tell(&mut self) -> Option<Vec<LostTie>> {
+    fn tell(&mut self) -> Option<Vec<LostHold>> {
         let told = std::mem::take(self);
         (!told.more).then_some(told.ties)
     }
@@ -353,7 +354,7 @@ pub struct Ties {
     // Holds that were paused until a sign of life came, and are to be renewed again.
     resumed: Vec<BTreeSet<Token>>,
     // The connection whose command is being worked off; none while it is nobody's. What it ends itself it is not told of.
-    acting: ClientId,
+    current_client: ClientId,
 }
 
 impl Ties {
@@ -391,18 +392,18 @@ impl Ties {
 
     /// Returns true if something is tied to this connection, or was.
     #[inline]
-    pub fn know(&self, client: ClientId) -> bool {
+    pub fn has_connection(&self, client: ClientId) -> bool {
         self.by_client.contains_key(&client)
     }
 
     /// This connection's command is worked off from now on, or nobody's.
-    pub fn act_for(&mut self, client: ClientId) {
-        self.acting = client;
+    pub fn set_current_client(&mut self, client: ClientId) {
+        self.current_client = client;
     }
 
     /// Ties a hold. It is tied by nothing. Returns what [`Ties::untimed`] would.
     #[inline]
-    pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> Option<Untimed<'_>> {
+    pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> Option<TimerToArm<'_>> {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
@@ -433,17 +434,18 @@ impl Ties {
 
     /// A hold is tied no more: its connection is to be told, unless its own command has done it.
     pub fn lose(&mut self, token: Token, lost: &Tie, why: Loss) {
-        let by_itself = matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.acting;
+        let by_itself =
+            matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.current_client;
         if !by_itself {
-            self.lose_to_another(token, lost, why);
+            self.revoke(token, lost, why);
         }
     }
 
-    /// The same where another connection has tied the hold, in whoever's command that was granted it.
-    pub fn lose_to_another(&mut self, token: Token, lost: &Tie, why: Loss) {
+    /// Records that another connection has tied the hold.
+    pub fn revoke(&mut self, token: Token, lost: &Tie, why: Loss) {
         let name = lost.name().to_owned();
         let connection = self.by_client.entry(lost.client).or_default();
-        connection.lost.add(LostTie { name, token, why });
+        connection.lost.add(LostHold { name, token, why });
     }
 
     /// A hold goes on under another token: if it is to be renewed again, that is so under the new one.
@@ -459,7 +461,8 @@ impl Ties {
         self.resumed.iter().any(|holds| holds.contains(&token))
     }
 
-    /// The server decides no longer: nothing is tied any more. Connections are told when it decides again.
+    /// Unties everything, since the server decides no longer. Returns the timers. Connections learn of it by `DLOCK.KEEP` once it
+    /// decides again.
     pub fn lose_all(&mut self, now: WallMs) -> Vec<DueKey<SteadyMs>> {
         let mut timers = Vec::new();
         for (token, tie) in std::mem::take(&mut self.by_token) {
@@ -493,7 +496,7 @@ impl Ties {
     }
 
     /// When a connection's first renewal is due, where that is before its timer comes; and the timer, to be set to it.
-    pub fn untimed(&mut self, client: ClientId) -> Option<Untimed<'_>> {
+    pub fn untimed(&mut self, client: ClientId) -> Option<TimerToArm<'_>> {
         self.by_client.get_mut(&client)?.untimed()
     }
 
@@ -504,7 +507,7 @@ impl Ties {
         }
     }
 
-    /// Takes out the first hold of a connection that is to be renewed by now. The caller sees to its renewal.
+    /// Takes out the first hold of a connection that is to be renewed by now. The caller renews it.
     pub fn take_due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
         let renewals = &mut self.by_client.get_mut(&client)?.renewals;
         renewals.first().filter(|(at, _)| *at <= now)?;
@@ -557,7 +560,8 @@ impl Ties {
         connection.map_or(0, |connection| connection.signs)
     }
 
-    /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, and of the signs of
+    /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, and of the signs
+    /// of
     /// life since. It does not pass while the connection waits, and begins anew when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
         let Some((auto, connection)) = tie.auto.zip(self.by_client.get(&tie.client)) else {
@@ -570,7 +574,8 @@ impl Ties {
             && kept.is_none_or(|(_, bound)| over(*bound))
     }
 
-    /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, or for as long as it would have
+    /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, or for as long as it would
+    /// have
     /// been, whichever is later. The caller has taken out what has ended.
     pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
         let Some(its) = self.by_client.get_mut(&client) else {
@@ -598,16 +603,16 @@ impl Ties {
     }
 
     /// Returns what a connection is to be told, and forgets what it has lost.
-    pub fn kept(&mut self, client: ClientId) -> Kept {
+    pub fn kept(&mut self, client: ClientId) -> KeepReply {
         let first_end = self.first_end(client);
         let Some(its) = self.by_client.get_mut(&client) else {
-            return Kept {
+            return KeepReply {
                 ties: 0,
                 first_end: None,
                 lost: Some(Vec::new()),
             };
         };
-        Kept {
+        KeepReply {
             ties: its.holds.len(),
             first_end,
             lost: its.lost.tell(),
@@ -633,7 +638,7 @@ impl Ties {
     /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, client: ClientId, now: WallMs) -> Option<Token> {
         let holds = &self.by_client.get(&client)?.holds;
-        let first = |session_only| holds.range(Ranked::first(session_only)..).next();
+        let first = |session_only| holds.range(ByExpiry::first(session_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
         let ended = firsts.find(|hold| hold.end <= now);
         ended.map(|hold| hold.token)
@@ -658,7 +663,7 @@ impl Ties {
         next.map(|hold| hold.token)
     }
 
-    /// A connection has ended: nothing is tied to it any more, and it is told nothing. Returns its timer.
+    /// Forgets a connection that has ended. Returns its timer.
     pub fn forget(&mut self, client: ClientId) -> Option<DueKey<SteadyMs>> {
         self.by_client.remove(&client)?.timer
     }

@@ -13,11 +13,11 @@ use std::marker::PhantomData;
 use std::ptr;
 
 /// The values of a data type.
-pub(crate) trait Stored: Sized + 'static {
+pub(crate) trait ModuleValue: Sized + 'static {
     /// The command that a value is rewritten as in the AOF, after its key.
     const REWRITTEN_BY: &'static CStr;
     /// Reads a value, if it can be: else the server takes it for a corrupt one.
-    fn load(from: &From, version: c_int) -> Option<Box<Self>>;
+    fn load(from: &LoadContext, version: c_int) -> Option<Box<Self>>;
     /// The value as one string.
     fn save(&self) -> Vec<u8>;
     /// The value as what follows its key in a command.
@@ -35,7 +35,7 @@ pub(crate) trait Stored: Sized + 'static {
 }
 
 /// What the server is given of a type. `copy` is missing on purpose: COPY would hand one token to two keys.
-pub(crate) const fn methods<T: Stored>() -> raw::RedisModuleTypeMethods {
+pub(crate) const fn methods<T: ModuleValue>() -> raw::RedisModuleTypeMethods {
     raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,
         rdb_load: Some(load::<T>),
@@ -60,14 +60,14 @@ pub(crate) const fn methods<T: Stored>() -> raw::RedisModuleTypeMethods {
 }
 
 /// Makes a value the server's, which will free it: for a key of this type, and nothing else.
-pub(crate) fn give<T: Stored>(value: Box<T>) -> *mut c_void {
+pub(crate) fn into_raw<T: ModuleValue>(value: Box<T>) -> *mut c_void {
     Box::into_raw(value).cast()
 }
 
 /// Where a value is read from.
-pub(crate) struct From<'event>(*mut RedisModuleIO, PhantomData<&'event ()>);
+pub(crate) struct LoadContext<'event>(*mut RedisModuleIO, PhantomData<&'event ()>);
 
-impl From<'_> {
+impl LoadContext<'_> {
     /// What is read next, copied; none if the bytes end too early.
     pub(crate) fn string(&self) -> Option<Vec<u8>> {
         let mut len = 0;
@@ -113,12 +113,12 @@ unsafe fn at<'a, T>(value: *const c_void) -> Option<&'a T> {
     value
 }
 
-unsafe extern "C" fn load<T: Stored>(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
-    let value = catch_panic(|| T::load(&From(io, PhantomData), version));
-    value.map_or(ptr::null_mut(), give)
+unsafe extern "C" fn load<T: ModuleValue>(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
+    let value = catch_panic(|| T::load(&LoadContext(io, PhantomData), version));
+    value.map_or(ptr::null_mut(), into_raw)
 }
 
-unsafe extern "C" fn save<T: Stored>(io: *mut RedisModuleIO, value: *mut c_void) {
+unsafe extern "C" fn save<T: ModuleValue>(io: *mut RedisModuleIO, value: *mut c_void) {
     catch_panic(|| {
         // SAFETY: the server's own value, for the length of this call.
         let Some(value) = (unsafe { at::<T>(value) }) else {
@@ -137,7 +137,7 @@ unsafe extern "C" fn save<T: Stored>(io: *mut RedisModuleIO, value: *mut c_void)
 }
 
 /// Writes the value as one effect; the server itself adds the key's TTL.
-unsafe extern "C" fn rewrite<T: Stored>(
+unsafe extern "C" fn rewrite<T: ModuleValue>(
     io: *mut RedisModuleIO,
     key: *mut RedisModuleString,
     value: *mut c_void,
@@ -162,7 +162,7 @@ unsafe extern "C" fn rewrite<T: Stored>(
     });
 }
 
-unsafe extern "C" fn digest<T: Stored>(digest: *mut RedisModuleDigest, value: *mut c_void) {
+unsafe extern "C" fn digest<T: ModuleValue>(digest: *mut RedisModuleDigest, value: *mut c_void) {
     catch_panic(|| {
         // SAFETY: the server's own value, for the length of this call.
         let Some(value) = (unsafe { at::<T>(value) }) else {
@@ -181,7 +181,7 @@ unsafe extern "C" fn digest<T: Stored>(digest: *mut RedisModuleDigest, value: *m
     });
 }
 
-unsafe extern "C" fn free<T: Stored>(value: *mut c_void) {
+unsafe extern "C" fn free<T: ModuleValue>(value: *mut c_void) {
     if value.is_null() {
         return;
     }
@@ -189,7 +189,7 @@ unsafe extern "C" fn free<T: Stored>(value: *mut c_void) {
     catch_panic(|| T::freed(unsafe { Box::from_raw(value.cast::<T>()) }));
 }
 
-unsafe extern "C" fn memory<T: Stored>(
+unsafe extern "C" fn memory<T: ModuleValue>(
     _: *mut RedisModuleKeyOptCtx,
     value: *const c_void,
     _: usize,
@@ -205,7 +205,10 @@ unsafe extern "C" fn effort(_: *mut RedisModuleKeyOptCtx, _: *const c_void) -> u
     1
 }
 
-unsafe extern "C" fn unlinked<T: Stored>(ctx: *mut RedisModuleKeyOptCtx, value: *const c_void) {
+unsafe extern "C" fn unlinked<T: ModuleValue>(
+    ctx: *mut RedisModuleKeyOptCtx,
+    value: *const c_void,
+) {
     if T::ignores_unlinks() {
         return;
     }

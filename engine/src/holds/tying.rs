@@ -1,9 +1,10 @@
 //! How holds are tied to connections, and untied: by commands, by what ends a hold, by what takes a grant back.
 
+use super::ties::{Auto, Bound, HoldKey, Loss, Renewal, Tie, Ties, TimerToArm};
+use super::{Due, HoldTable};
 use crate::invariants::broken;
-use crate::ledger::{Due, Ledger};
 use crate::lock::End;
-use crate::queue::{Auto, Bound, Deadlines, Loss, Renewal, Tie, Ties, Untimed, Whose};
+use crate::queue::Deadlines;
 use crate::types::{ClientId, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
 
 /// The shortest lease that the server renews by itself.
@@ -35,7 +36,7 @@ impl TieRequest {
     }
 }
 
-impl Ledger {
+impl HoldTable {
     /// Ties a hold as its grant says: to the connection that asks. What ties it to that connection already stays; to another it is
     /// tied no more.
     // Not cold, as what follows is: a grant that ties runs through it. Not within the plain grant either, which it would lengthen.
@@ -62,7 +63,7 @@ impl Ledger {
         }
         let tie = Box::new(Tie {
             client: how.client,
-            whose: Whose::new(name, owner),
+            whose: HoldKey::new(name, owner),
             session: session || how.session,
             auto,
             end,
@@ -93,7 +94,7 @@ impl Ledger {
         let tie = (session || how.auto.is_some()).then(|| {
             Box::new(Tie {
                 client: stays.map_or(how.client, |tie| tie.client),
-                whose: Whose::new(name, owner),
+                whose: HoldKey::new(name, owner),
                 session,
                 auto: how.renewals(&self.ties, token, lease, now),
                 end,
@@ -112,12 +113,12 @@ impl Ledger {
         None
     }
 
-    /// Ties a hold anew, which was tied so before. Another connection that has lost it is told.
+    /// Ties a hold again as it was tied before. Another connection that has lost it learns of that by `DLOCK.KEEP`.
     fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
         if let Some(before) = before {
             match &tie {
                 Some(tie) if tie.client == before.client => {}
-                Some(_) => self.ties.lose_to_another(token, &before, Loss::Taken),
+                Some(_) => self.ties.revoke(token, &before, Loss::Taken),
                 None => self.ties.lose(token, &before, Loss::Taken),
             }
         }
@@ -145,7 +146,7 @@ impl Ledger {
         self.timers.clear(&mut timer);
     }
 
-    /// A connection's timer has come. Returns the holds that are to be renewed by now, so many at most.
+    /// Returns up to `room` holds of a connection whose timer has fired, that are to be renewed by now.
     pub fn due(&mut self, client: ClientId, now: SteadyMs, room: usize) -> Vec<Token> {
         self.ties.timer_came(client);
         let due = std::iter::from_fn(|| self.ties.take_due(client, now));
@@ -177,14 +178,15 @@ impl Ledger {
         }
     }
 
-    /// The same for the hold of this lock.
+    /// Records the loss of the hold of this lock.
     pub fn lose_at(&mut self, name: NameRef, token: Token, why: Loss, now: WallMs) {
         if self.ties.at(name, token).is_some() {
             self.lose(token, why, now);
         }
     }
 
-    /// The same where it is certain why. A new hold whose grant replicas have not confirmed was nobody's yet: so nobody loses it.
+    /// Records a loss whose reason is certain. A new hold whose grant replicas have not confirmed was nobody's yet: nobody loses
+    /// it.
     pub fn lose_as(&mut self, token: Token, why: Loss) {
         let was_had = self.unconfirmed.get(&token) != Some(&true);
         if let Some(tie) = self.ties.untie(token).filter(|_| was_had) {
@@ -210,7 +212,7 @@ impl Ledger {
         let tie = self.ties.at(name, token);
         if tie.is_some_and(|tie| tie.client != client) {
             if let Some(tie) = self.ties.untie(token) {
-                self.ties.lose_to_another(token, &tie, Loss::Taken);
+                self.ties.revoke(token, &tie, Loss::Taken);
             }
         }
     }
@@ -245,8 +247,8 @@ impl Ledger {
     }
 }
 
-/// Has a connection's timer come when its first renewal is due, if it does not come by then.
-fn time(timers: &mut Deadlines<SteadyMs, Due>, client: ClientId, untimed: Option<Untimed>) {
+/// Re-arms the connection's timer if its first renewal is due earlier.
+fn time(timers: &mut Deadlines<SteadyMs, Due>, client: ClientId, untimed: Option<TimerToArm>) {
     if let Some((at, timer)) = untimed {
         timers.clear(timer);
         *timer = Some(timers.add(at, Due::Renewals(client)));

@@ -12,7 +12,7 @@ const A_STEP: usize = 4096;
 static REMAINS: MainThread<Vec<Lock>> = MainThread::new(Vec::new());
 
 /// Frees a value, or keeps it to be freed in steps. On another thread, which nobody waits for, at once.
-pub(crate) fn bury(lock: Lock) {
+pub(crate) fn free_later(lock: Lock) {
     if lock.holders() + lock.queued() <= A_STEP || !census::in_main_thread() {
         return;
     }

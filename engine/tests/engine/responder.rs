@@ -2,8 +2,8 @@
 
 use crate::invariants::{self, Broken};
 use crate::pair::Pair;
-use crate::picture::Picture;
 use crate::script::{Act, Reader};
+use crate::snapshot::Picture;
 use crate::transcript::{self, Labels};
 use crate::world::Heard;
 use dlock_commands::error::Error;
@@ -111,7 +111,7 @@ fn shown(reply: &Reply) -> String {
     match reply {
         Reply::List(_) => "a page".into(),
         Reply::Run => "runs".into(),
-        Reply::Heed => "heeds".into(),
+        Reply::FullSyncNotice => "heeds".into(),
         Reply::Grant(token, holds, None) => format!("[{}, {holds}]", token.0),
         Reply::Grant(token, holds, Some(owner)) => format!("[{}, {holds}, {owner}]", token.0),
         Reply::Wait(_, None) => "waits".into(),

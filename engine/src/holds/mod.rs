@@ -1,17 +1,28 @@
-//! What decisions are written to: the token clock, the counters, the ties, the timers.
+//! Holds: how they begin, are tied to connections, and end; and what decisions change beside them: the token clock, the counters,
+//! the
+//! timers.
+
+mod ties;
+mod tying;
 
 use super::counters::Counters;
 use super::keyspace::{Entry, Event, Value};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
-use super::queue::{Deadlines, LockId, Ties};
+use super::queue::{Deadlines, LockId};
 use super::types::{
     Arrival, ClientId, Grant, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
 };
 use crate::refusal::Refusal;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use ties::Ties;
+
+pub(crate) use ties::{Auto, Renewal, Tie};
+pub use ties::{KeepReply, Loss, LostHold};
+pub(crate) use tying::next_renewal;
+pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 
 /// Something that happens by itself after a while.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +35,9 @@ pub enum Due {
     Renewals(ClientId),
 }
 
-/// What decisions are written to. See the module's documentation.
+/// The state that decisions change: the token clock, the counters, the ties, the timers. See the module's documentation.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
+pub struct HoldTable {
     /// Makes fencing tokens, and the numbers of places.
     pub tokens: TokenClock,
     /// What has been done so far.
@@ -39,7 +50,7 @@ pub struct Ledger {
     pub unconfirmed: BTreeMap<Token, bool>,
 }
 
-impl Ledger {
+impl HoldTable {
     /// Makes an owner a holder that is none yet. The caller has seen that the granting rule allows it.
     #[inline(always)]
     pub fn grant_first(

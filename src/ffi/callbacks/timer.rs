@@ -15,7 +15,7 @@ pub(crate) type Work = fn(Ctx<'_>);
 pub(crate) struct Timer(u64);
 
 impl Timer {
-    /// Has `work` called in so many milliseconds.
+    /// Calls `work` after `ms` milliseconds.
     pub(crate) fn start(own: Ctx<'static>, wait_ms: u64, work: Work) -> Timer {
         // SAFETY: the context lives as long as the module; the data is a function, which does, too.
         Timer(unsafe {

@@ -2,8 +2,8 @@
 
 use crate::deadlock::{self, Scene};
 use crate::keys::Value;
-use crate::life::{self, Tied};
 use crate::server::Data;
+use crate::tie_oracle::{self, Tied};
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::{
     End, Limit, Millis, Name, Outcome, PlaceKind, Policy, RequestId, SteadyMs, Token, WallMs,
@@ -170,7 +170,7 @@ impl Picture {
             restored: world.restored.clone(),
             retimed: world.retimed.clone(),
             stepped: world.stepped.clone(),
-            ties: life::ties(world),
+            ties: tie_oracle::ties(world),
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),

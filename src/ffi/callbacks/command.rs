@@ -24,7 +24,7 @@ pub(crate) trait Handler: 'static {
 pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
     let name = text(spec.name);
     let access = match spec.access {
-        Access::Write | Access::Follow | Access::Hear | Access::Guard | Access::Connection => {
+        Access::Write | Access::Follow | Access::Replica | Access::Guard | Access::Connection => {
             "write"
         }
         Access::Read => "readonly",
@@ -130,7 +130,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
 /// What a command does to its keys.
 pub(crate) fn access(spec: &Spec) -> u32 {
     match spec.access {
-        Access::None | Access::Connection | Access::Hear => 0,
+        Access::None | Access::Connection | Access::Replica => 0,
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
         // The inner command's keys are handed out when they are asked for.
         Access::Guard => {

@@ -7,7 +7,7 @@ use crate::ffi::text::Str;
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
 use std::ffi::{c_char, c_int, c_void, CStr};
 
-/// Who is told.
+/// Receives the server's events.
 pub(crate) trait Listener: 'static {
     /// A database (all: none) is about to be emptied.
     fn flushing(ctx: Ctx, db: Option<u32>);
@@ -183,7 +183,7 @@ extern "C" fn loading<L: Listener>(
     }
 }
 
-/// The same where the server loads while it goes on with what it has.
+/// Reports a load during which the server goes on with the data that it has.
 extern "C" fn async_loading<L: Listener>(
     _: *mut RedisModuleCtx,
     _: RedisModuleEvent,

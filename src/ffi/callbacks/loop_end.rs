@@ -1,5 +1,5 @@
 //! A call back from where the server works off the connections that modules have unblocked: what a blocked call of the module's own
-//! leaves behind is freed there, and that is told (`servers::iteration_end`).
+//! leaves behind is freed there, and its free callback runs (`servers::iteration_end`).
 
 use crate::ffi::api::api;
 use crate::ffi::ctx::Ctx;

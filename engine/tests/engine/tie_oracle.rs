@@ -2,8 +2,8 @@
 //! contract believes in no hold that it has lost.
 
 use crate::invariants::{Broken, Rule};
-use crate::picture::{key, text, Picture};
 use crate::script::Act;
+use crate::snapshot::{key, text, Picture};
 use crate::world::World;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
@@ -31,7 +31,7 @@ fn due(text: &str) -> Option<Millis> {
 
 /// All ties there are.
 pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
-    let ties = &world.primary.engine.ledger.ties;
+    let ties = &world.primary.engine.holds.ties;
     let mut found = BTreeMap::new();
     let mut last = Token(0);
     while let Some((token, tie)) = ties.after(last) {

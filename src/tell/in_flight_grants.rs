@@ -1,8 +1,10 @@
 //! Grants that are written to their connections and, for all that is known, not sent.
 //!
-//! The server sends what is written at the end of an iteration of its event loop. A connection may end before that, by a command that
+//! The server sends what is written at the end of an iteration of its event loop. A connection may end before that, by a command
+//! that
 //! stood behind another wait or because it is to be told more than its output buffer holds; or the server finds it broken
-//! when it sends. Then what it was granted is given back, unless the connection may have had it: two owners are worse than a lock that
+//! when it sends. Then what it was granted is given back, unless the connection may have had it: two owners are worse than a lock
+//! that
 //! nobody has until a lease ends. What a connection was sent the server says in CLIENT LIST, as long as it is there.
 //!
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later iteration. By then a
@@ -29,29 +31,29 @@ lazy_static::lazy_static! {
 
 /// A grant is written to this connection.
 pub(crate) fn add(client: ClientId, user: Vec<u8>, promises: Vec<Promise>) {
-    if let Some(mut unsent) = UNSENT.borrow() {
-        match unsent.get_mut(&client) {
+    if let Some(mut in_flight_grants) = UNSENT.borrow() {
+        match in_flight_grants.get_mut(&client) {
             // The connection waited once more in this iteration.
             Some(first) => first.promises.extend(promises),
-            None => drop(unsent.insert(client, Unsent { user, promises })),
+            None => drop(in_flight_grants.insert(client, Unsent { user, promises })),
         }
     }
 }
 
 /// The event loop has made an iteration: what was written has been sent, as far as it could be.
 pub(crate) fn on_after_sleep() {
-    if let Some(mut unsent) = UNSENT.borrow() {
-        unsent.clear();
+    if let Some(mut in_flight_grants) = UNSENT.borrow() {
+        in_flight_grants.clear();
     }
 }
 
 /// What was written to this connection certainly was not sent.
 pub(crate) fn not_sent(client: ClientId) {
-    let unsent = UNSENT
+    let in_flight_grants = UNSENT
         .borrow()
-        .and_then(|mut unsent| unsent.remove(&client));
-    if let Some(unsent) = unsent {
-        inbox::post(Notice::Unheard(unsent.promises));
+        .and_then(|mut in_flight_grants| in_flight_grants.remove(&client));
+    if let Some(in_flight_grants) = in_flight_grants {
+        inbox::post(Notice::Unheard(in_flight_grants.promises));
     }
 }
 
@@ -59,7 +61,7 @@ pub(crate) fn not_sent(client: ClientId) {
 pub(crate) fn on_disconnect(ctx: Ctx, client: ClientId) {
     let user = UNSENT
         .borrow()
-        .and_then(|unsent| Some(unsent.get(&client)?.user.clone()));
+        .and_then(|in_flight_grants| Some(in_flight_grants.get(&client)?.user.clone()));
     let Some(user) = user else { return };
     // Without an answer it may have been sent.
     let output = ctx.client_line(client.0).map(|line| Output::of(&line));
@@ -98,7 +100,7 @@ impl Output {
         let deleted = self.nothing_behind && self.user != user;
         // What is pending may be the replies to later commands alone, unless nothing is sent yet.
         let sending = quirks::before_sleep_precedes_unblocking() || event_loop::asleep();
-        let unsent = self.pending && (self.nothing_behind || !sending);
-        !unsent && !deleted
+        let in_flight_grants = self.pending && (self.nothing_behind || !sending);
+        !in_flight_grants && !deleted
     }
 }

@@ -1,0 +1,56 @@
+//! What ties lose, and what `DLOCK.KEEP` reports of it.
+
+use crate::holds::{KeepReply, Loss};
+use crate::lock::End;
+use crate::refusal::Refusal;
+use crate::state::Engine;
+use crate::types::{ClientId, Millis, NameRef, Now, Token};
+
+impl Engine {
+    /// Counts a hold that has ended with its key, and reports it to its connection.
+    pub fn on_hold_removed(&mut self, name: NameRef, end: End, token: Token, now: Now) {
+        self.holds.lose_by(name, token, end);
+        self.holds.counters.gone(end, token, now);
+    }
+
+    /// Unties a hold that has left with its key, to another name or with its slot. The hold goes on there.
+    pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss, now: Now) {
+        self.holds.lose_at(name, token, why, now.wall());
+    }
+
+    /// Unties all holds of the locks that have left.
+    pub fn on_locks_left(&mut self, left: impl Fn(NameRef) -> bool, why: Loss, now: Now) {
+        for token in self.holds.ties.of(left) {
+            self.holds.lose(token, why, now.wall());
+        }
+    }
+
+    /// Extends the bounds of a connection's ties to `ms` from now; none becomes shorter. Holds whose lease has ended count as lost,
+    /// whether or not the server has come to end them.
+    ///
+    /// Errors: `NoAck` if replicas are to confirm it and cannot.
+    pub fn keep(&mut self, now: Now, client: ClientId, ms: Millis) -> Result<(), Refusal> {
+        self.policy.confirmable(now)?;
+        self.end_ties(now, client);
+        self.holds.ties.keep(client, ms, now.steady());
+        Ok(())
+    }
+
+    /// Returns the reply to `DLOCK.KEEP`, and forgets the losses that it reports.
+    pub fn kept(&mut self, now: Now, client: ClientId) -> KeepReply {
+        self.end_ties(now, client);
+        self.holds.ties.kept(client)
+    }
+
+    /// Records the ties of a connection whose leases have ended as lost.
+    fn end_ties(&mut self, now: Now, client: ClientId) {
+        while let Some(token) = self.holds.ties.ended(client, now.wall()) {
+            let Some(tie) = self.holds.ties.get(token) else {
+                break;
+            };
+            let lock = self.queues.id_or_new(tie.name());
+            self.holds.lose_as(token, Loss::Expired);
+            self.mark(lock);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Keys come and go behind the engine's back, and slots leave. An event may come at a moment when nothing may be changed: it notes
+//! what is to be done, and a settlement does it.
+
+use crate::keyspace::{Entry, Keyspace, Value};
+use crate::outbox::Outcome;
+use crate::queue::{LockId, Place};
+use crate::state::{Engine, Garbage};
+use crate::types::{Arrival, NameRef, Now, RequestId};
+
+impl Engine {
+    /// Marks a lock whose value may have been removed, replaced or brought. Costs one settlement where nobody is queued and
+    /// nothing has to be watched.
+    pub fn on_key_changed(&mut self, name: NameRef) {
+        let lock = self.queues.id_or_new(name);
+        self.mark_stale(lock);
+    }
+
+    /// Marks a lock whose value may have been removed, if it has a queue.
+    pub fn on_key_removed(&mut self, name: NameRef) {
+        if let Some(lock) = self.queues.id(name) {
+            self.mark_stale(lock);
+        }
+    }
+
+    pub(in crate::rules) fn mark_stale(&mut self, lock: LockId) {
+        self.mark_stale_value(lock);
+        self.mark(lock);
+    }
+
+    /// Notes whether this lock's queue must not move: its slot is migrating away.
+    pub fn close(&mut self, name: NameRef, closed: bool) {
+        let queue = self.queues.id(name);
+        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
+            queue.closed = closed;
+        }
+    }
+
+    /// Returns true if somebody is queued for this lock, or it is watched.
+    pub fn watches(&self, name: NameRef) -> bool {
+        self.queues.id(name).is_some()
+    }
+
+    /// Notes, on a server that only follows, whether it has to watch this lock once it decides.
+    pub fn follow(&mut self, name: NameRef, entry: &Entry<impl Value>) {
+        let watch = entry.value().needs_watch() && !entry.value().is_empty();
+        match self.queues.id(name) {
+            None if watch => {
+                let lock = self.queues.id_or_new(name);
+                self.mark_stale_value(lock);
+            }
+            Some(lock) if !watch && self.queues.at(lock).is_empty() => {
+                self.drop_queue(lock);
+            }
+            _ => {}
+        }
+    }
+
+    /// Removes a queue whose places are all absent.
+    pub(in crate::rules) fn forget(&mut self, lock: LockId) {
+        self.discard(lock, |_, _| true);
+        self.drop_queue(lock);
+    }
+
+    /// Removes the absent places that `goes` chooses, as one piece that is freed in steps. Their tickets have gone with the
+    /// value.
+    pub(in crate::rules) fn discard(
+        &mut self,
+        lock: LockId,
+        goes: impl Fn(Arrival, &Place) -> bool,
+    ) {
+        if let Some(queue) = self.queues.get_mut(lock) {
+            let places = queue.split_off(goes);
+            self.places -= places.len();
+            if places.len() > 0 {
+                self.garbage.push_back(Garbage::Places(places));
+            }
+        }
+    }
+
+    /// Tells the requests that wait by a channel that the lock's slot is served elsewhere now. The server itself answers blocked
+    /// connections.
+    pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now) {
+        let queue = self.queues.at(lock);
+        let ids = queue.in_order().filter_map(|(_, place)| place.request());
+        let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
+        for id in ids {
+            self.end_wait_later(id, now, Outcome::Moved);
+        }
+    }
+
+    /// Stops the queue of a lock whose slot is migrating to another node.
+    pub(in crate::rules) fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+        if self.watches(name) {
+            self.close(name, !keys.can_grant(name));
+        }
+    }
+}

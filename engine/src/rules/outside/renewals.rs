@@ -1,0 +1,120 @@
+//! The server renews the holds of connections that asked for it (`AUTO`).
+
+use crate::holds::{next_renewal, Auto, Loss, Renewal, Tie};
+use crate::keyspace::{exists, Entry, Keyspace, Value};
+use crate::lock::Hold;
+use crate::rules::requests::hold::held;
+use crate::state::Engine;
+use crate::types::{NameRef, Now, Token};
+
+/// Limits how many holds one settlement renews.
+pub(super) const RENEWED_A_STEP: usize = 256;
+
+impl Engine {
+    /// Renews one step of the holds whose renewal is due. Returns true if something is left that could go on at once.
+    pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+        let mut refused = Vec::new();
+        for _ in 0..RENEWED_A_STEP {
+            let next = self.renewals.pop_front();
+            let Some(token) = next.or_else(|| self.holds.ties.next_resumed()) else {
+                break;
+            };
+            let Some(tie) = self.holds.ties.get(token).cloned() else {
+                continue;
+            };
+            let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused();
+            if !tie.auto.is_some_and(renews) {
+                continue;
+            }
+            if !self.may_renew(&tie, now) {
+                self.holds.ties.renew(token, Renewal::Paused);
+            } else if keys.can_write(tie.name()) {
+                self.close_if_leaving(keys, tie.name());
+                self.renew_for(keys, now, token, &tie);
+            } else if exists(keys, tie.name()) {
+                refused.push(token);
+            } else {
+                // The lock has left with its slot.
+                self.holds.lose(token, Loss::Moved, now.wall());
+            }
+        }
+        let left = !self.renewals.is_empty() || self.holds.ties.has_resumed();
+        self.renewals.extend(refused);
+        left
+    }
+
+    /// Returns true if the connection of a tie is open and its bound has not passed.
+    fn may_renew(&self, tie: &Tie, now: Now) -> bool {
+        !self.holds.ties.is_over(tie, now.steady()) && !self.disconnected.contains_key(&tie.client)
+    }
+
+    /// Renews a hold that has not ended.
+    fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
+        let name = tie.name();
+        let entry = keys.entry(name);
+        match held(entry, tie.owner(), Some(token)) {
+            Err(_) => self.holds.lose(token, Loss::Removed, now.wall()),
+            Ok(hold) if hold.deadline < now.wall() => {
+                let lock = self.queues.id_or_new(name);
+                self.mark(lock);
+            }
+            Ok(hold) => {
+                self.prolong(entry, now, hold, tie);
+                let lock = self.queues.id(name);
+                self.settle_changed(entry, now, name, lock);
+            }
+        }
+    }
+
+    /// Renews a hold for its full lease, as far as the limits of now allow.
+    fn prolong(&mut self, entry: &mut Entry<impl Value>, now: Now, hold: Hold, tie: &Tie) {
+        let (Some(auto), token) = (tie.auto, hold.token) else {
+            return;
+        };
+        let lease = auto.lease.min(self.policy.max_lease_ms);
+        let wanted = now.wall().after(lease);
+        let bounded = self.policy.bounded(token, wanted);
+        let deadline = bounded.max(hold.deadline);
+        if deadline != hold.deadline {
+            entry.set_hold(Hold {
+                owner: tie.owner(),
+                deadline,
+                ..hold
+            });
+            self.holds.counters.renewals += 1;
+            self.holds.counters.auto_renewals += 1;
+        }
+        let next = if bounded < wanted {
+            // It has reached the age that it may have.
+            Renewal::Stopped
+        } else {
+            Renewal::At(next_renewal(token, lease, now))
+        };
+        self.holds.renewed(tie.client, token, deadline, next);
+    }
+
+    /// Makes a renewal that is due in the very moment in which the lease ends. Returns true if the hold goes on.
+    #[cold]
+    pub(in crate::rules) fn renew_in_time(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        name: NameRef,
+        token: Token,
+    ) -> bool {
+        let Some(tie) = self.holds.ties.at(name, token).cloned() else {
+            return false;
+        };
+        let resumed = || self.holds.ties.is_resumed(token);
+        let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused() && resumed();
+        let due = tie.auto.is_some_and(renews);
+        let Ok(hold) = held(entry, tie.owner(), Some(token)) else {
+            return false;
+        };
+        if !due || hold.deadline < now.wall() || !self.may_renew(&tie, now) {
+            return false;
+        }
+        self.prolong(entry, now, hold, &tie);
+        held(entry, tie.owner(), Some(token)).is_ok_and(|hold| hold.deadline > now.wall())
+    }
+}
