@@ -10,7 +10,7 @@ use dlock_engine::{
 pub trait Caller {
     /// The connection's client id; 0 if the caller has no connection of its own.
     fn client(&self) -> u64;
-    /// Returns true if this caller may be kept waiting.
+    /// Returns whether this caller may be kept waiting.
     fn may_wait(&self) -> MayWait;
     /// How many answers wait for their confirmation by replicas.
     fn unconfirmed(&self) -> usize;

@@ -31,19 +31,19 @@ pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
     Ok(Reply::Array(fields))
 }
 
-/// Returns true if a token still holds: `key token`.
+/// Answers OK while the lock is held under a token: `key token`.
 #[inline(never)]
 pub(crate) fn check<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Ok)
 }
 
-/// Returns true if a token still holds, so that a command may run: `key token command [arg ...]`.
+/// Lets a command run while the lock is held under a token: `key token command [arg ...]`.
 #[inline(never)]
 pub(crate) fn guard<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Run)
 }
 
-/// Returns true if the lock is held under this token.
+/// Checks that the lock is held under this token.
 fn live<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
     let (name, token) = (call.name(given.key()), Token(given.token.unwrap_or(0)));
     let now = call.now;

@@ -67,7 +67,7 @@ pub(crate) enum Grantable {
 }
 
 impl Engine {
-    /// Returns true if a request of this owner that comes this way may be granted now.
+    /// Returns whether a request of this owner that comes this way may be granted now.
     pub(super) fn grantable(
         &self,
         entry: &Entry<impl Value>,

@@ -143,7 +143,7 @@ impl Engine {
         lock?.last().filter(|hold| hold.deadline > now.wall())
     }
 
-    /// Returns true if somebody holds the lock under this token now.
+    /// Checks that the lock is held under this token now.
     ///
     /// Errors: `Fenced` if nobody does.
     pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Refusal> {

@@ -76,7 +76,7 @@ impl Engine {
     /// Takes the lock, or a place in its queue, or answers null.
     ///
     /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a wait
-    /// that could never end and for a second waiting upgrade, `Argument` when the hold count would overflow. Nothing has
+    /// that could never end and for a second waiting upgrade, `Overflow` when the hold count would overflow. Nothing has
     /// changed then.
     #[inline(always)]
     pub fn acquire(
@@ -281,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if the caps allow one more place (unless the owner has it already) and one more waiting request (unless it
+    /// Checks that the caps allow one more place (unless the owner has it already) and one more waiting request (unless it
     /// takes the place of an older one of its kind). A cap refuses only what makes its own number grow.
     #[cold]
     fn room(
@@ -310,7 +310,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if the caps allow one more place in this lock's queue.
+    /// Checks that the caps allow one more place in this lock's queue.
     pub(in crate::rules) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Refusal> {
         match self.queues.at(lock).len() < self.policy.max_queue {
             true => Ok(()),

@@ -11,7 +11,7 @@ impl Engine {
     /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Returns the token and
     /// the count.
     ///
-    /// Errors: `NotHeld` if the owner does not hold the lock; `Argument` if the limit would not be weaker or equal;
+    /// Errors: `NotHeld` if the owner does not hold the lock; `NotWeaker` if the limit would not be weaker or equal;
     /// `WrongType`.
     pub fn downgrade(
         &mut self,
@@ -111,7 +111,7 @@ impl Engine {
 
     /// Gives back one hold, or all but `leave`; returns the holds that remain. The last one hands the lock over.
     ///
-    /// Errors: `NotHeld` as for `renew`; `Argument` if `leave` is above the count; `WrongType`.
+    /// Errors: `NotHeld` as for `renew`; `LeavesMore` if `leave` is above the count; `WrongType`.
     #[inline(always)]
     pub fn release(
         &mut self,
