@@ -55,7 +55,7 @@ struct Case {
     holds: &'static [(&'static str, u64)],
 }
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 4] = [
     Case {
         before: &["DLOCK.ACQUIRE k alice 600000"],
         request: "DLOCK.ACQUIRE k bob 600000 BLOCK 0",
