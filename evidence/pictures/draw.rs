@@ -17,7 +17,7 @@ use std::path::Path;
 /// Colours for both colour schemes: dark ink on nothing, light ink on nothing.
 const STYLE: &str = "\
 text{font:14px system-ui,sans-serif;fill:#1f2328}\
-.bold{font-weight:600}.soft{fill:#59636e;font-size:13px}.mono{font:13px ui-monospace,monospace;white-space:pre}\
+.bold{font-weight:600}.soft{fill:#59636e;font-size:13px}.mono{font:12px ui-monospace,monospace;white-space:pre}\
 .middle{text-anchor:middle}.right{text-anchor:end}\
 .box{fill:#f6f8fa;stroke:#818b98}.box.good{fill:#dafbe1;stroke:#1a7f37}.box.bad{fill:#ffebe9;stroke:#cf222e}\
 .box.busy{fill:#ddf4ff;stroke:#0969da}.box.free{fill:none;stroke:#818b98;stroke-dasharray:4 3}\
