@@ -11,14 +11,15 @@ const RULES: &str = include_str!("prose.txt");
 const TABLE: &str = include_str!("../../../commands/src/table.rs");
 const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 
-/// The pages outside of `docs/` that are held to the rules, as every page of `docs/` is.
-const PAGES: [&str; 6] = [
+/// The pages that are held to the rules as every page of `docs/` itself is.
+const PAGES: [&str; 7] = [
     "README.md",
     "clients/cli/README.md",
     "clients/go/README.md",
     "clients/java/README.md",
     "clients/php/README.md",
     "clients/python/README.md",
+    "docs/results/chaos.md",
 ];
 
 const LONGEST_SENTENCE: usize = 38;
