@@ -190,6 +190,27 @@ fn faults(page: &str) -> Vec<String> {
     faults
 }
 
+/// The rows that have another number of cells than the heading of their table. A bar in code is no bar of the table only if it is escaped.
+fn uneven(page: &str) -> Vec<&str> {
+    let cells = |line: &str| line.replace("\\|", "").matches('|').count();
+    let (mut wrong, mut heading, mut in_code) = (Vec::new(), None, false);
+    for line in page.lines().map(str::trim) {
+        in_code ^= line.starts_with("```");
+        if in_code || !line.starts_with('|') {
+            heading = None;
+        } else if cells(line) != *heading.get_or_insert(cells(line)) {
+            wrong.push(line);
+        }
+    }
+    wrong
+}
+
+#[test]
+fn an_uneven_row_is_found() {
+    let page = "| a | b |\n|---|---|\n| 1 | 2 |\n| 1 | 2 | 3 |\n\n| a |\n|---|\n| `x \\| y` |\n```\n| |\n```\n";
+    assert_eq!(uneven(page), ["| 1 | 2 | 3 |"]);
+}
+
 #[test]
 fn the_pages_are_plain_english() {
     let docs = fs::read_dir(project().join("docs")).expect("the documents");
@@ -201,6 +222,11 @@ fn the_pages_are_plain_english() {
     for path in pages {
         let page = fs::read_to_string(&path).expect("a page");
         let name = path.display();
+        found.extend(
+            uneven(&page)
+                .iter()
+                .map(|row| format!("{name}: uneven: {row}")),
+        );
         found.extend(faults(&page).iter().map(|fault| format!("{name}: {fault}")));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));

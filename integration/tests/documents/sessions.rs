@@ -15,7 +15,7 @@ use super::clients_page::compared;
 use super::project;
 
 /// The pages whose blocks are all tested. Those of developers have others, and tests of their own.
-const PAGES: [&str; 18] = [
+const PAGES: [&str; 19] = [
     "README.md",
     "README.zh-CN.md",
     "docs/clients.md",
@@ -27,6 +27,7 @@ const PAGES: [&str; 18] = [
     "docs/guarantees.md",
     "docs/install.md",
     "docs/leaving.md",
+    "docs/managed.md",
     "docs/moving.md",
     "docs/objections.md",
     "docs/quorum.md",
