@@ -39,7 +39,7 @@ export DLOCK_MODULE := $(BUILT)
 test check test-servers: export RUST_TEST_THREADS ?= 10
 
 .PHONY: help run test test-engine demo failover ladder clean
-.PHONY: bench bench-check bench-servers bench-peers peers results
+.PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny
 .PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages cli observe upgrade
 .PHONY: install build deps servers test-servers
@@ -83,6 +83,9 @@ bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redis
 
 results: ## Put tables and plots of the last full runs where the documents show them
 	@evidence/results.sh '$(TARGET)' docs/results
+
+pictures: ## Draw the pictures of the documents from their texts in docs/pictures
+	@cargo run --quiet --bin pictures
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
 	@cargo run --quiet --release --bin chaos -- \

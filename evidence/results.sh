@@ -14,6 +14,5 @@ show bench/full/pair.svg pair.svg
 show bench/full/hot-lock.svg hot-lock.svg
 show bench/servers/servers.md servers.md
 show bench-peers/full/peers.md peers.md
-show bench-peers/full/peers.svg peers.svg
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md

@@ -23,7 +23,7 @@ mkdir -p "$root"/{DEBIAN,debian,usr/lib/redis/modules,usr/share/doc/dlock/docs}
 packaging/module.sh . "$directory/build" "$root/usr/lib/redis/modules/libdlock.so"
 install -D -m 755 packaging/debian/dlock-module "$root/usr/sbin/dlock-module"
 install -D -m 644 packaging/dlock.conf "$root/usr/share/doc/dlock/packaging/dlock.conf"
-install -m 644 README.md CHANGELOG.md "$root/usr/share/doc/dlock/"
+install -m 644 README.md README.zh-CN.md CHANGELOG.md "$root/usr/share/doc/dlock/"
 for folder in docs observability packaging/group; do
     find "$folder" -type f ! -name '*_test.yml' ! -name '*.sh' -exec install -D -m 644 {} "$root/usr/share/doc/dlock/{}" \;
 done

@@ -551,11 +551,17 @@ socket.getaddrinfo = lambda host, port, *how, **more: real("127.0.0.1", to if po
 """
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_programs_of_the_page(server, tmp_path, number):
-    """README's programs, each as it is printed, behind those before it. Its server is the one at 6379."""
-    programs = re.findall(r"^```python\n(.*?)^```", (HERE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+PAGES = [(HERE / "README.md", number) for number in range(5)] + [(HERE.parents[1] / "README.md", 0)]
+
+
+@pytest.mark.parametrize(("page", "number"), PAGES)
+def test_the_programs_of_the_page(server, tmp_path, page, number):
+    """The programs of this README and of the project's, each as it is printed, behind those before it, in an empty directory.
+    Their server is the one at 6379.
+    """
+    programs = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     if number >= len(programs):
+        assert programs
         pytest.skip("there are no more")
     (tmp_path / "sitecustomize.py").write_text(FORWARDS)
     (tmp_path / "program.py").write_text("\n".join(programs[: number + 1]).replace("from __future__", "# "))

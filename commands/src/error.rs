@@ -55,7 +55,7 @@ impl fmt::Display for Error {
         match self {
             Error::Refused(refusal) => refusal.fmt(f),
             Error::Replaced => f.write_str("REPLACED a newer request of the same owner has taken its place"),
-            Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
+            Error::ReadOnly => f.write_str("READONLY locks are acquired and released on the primary only"),
             Error::Internal(command) => write!(f, "ERR {command} is for replication and the AOF only"),
             Error::ServesNone => f.write_str(
                 "NOMASTERLINK with dlock.replicas a replica serves no replicas: follow its primary",
@@ -78,7 +78,7 @@ impl fmt::Display for Error {
             }
             Error::Unanswered(command) => write!(
                 f,
-                "ERR '{command}' was refused, and the server does not tell a module why"
+                "ERR '{command}' was refused, and the server does not give a module the reason"
             ),
             Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs SCAN, and the server refuses it: {why}"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),

@@ -470,7 +470,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::ReleaseMany,
         name: "dlock.mrelease",
-        summary: "Gives back one hold of each of many locks",
+        summary: "Releases one hold of each of many locks",
         complexity: "O(N log M) with N keys and M holders or places in their queues",
         access: Access::Write,
         flags: "",
@@ -500,7 +500,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Keep,
         name: "dlock.keep",
-        summary: "One sign of life for all holds that are tied to the connection; tells which of them it has lost",
+        summary: "A heartbeat for all holds that are tied to the connection; reports which of them it has lost",
         complexity: "O(1), and O(N) with N ties that were lost or whose renewals had stopped",
         access: Access::Connection,
         flags: "fast",
@@ -510,7 +510,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Release,
         name: "dlock.release",
-        summary: "Gives a hold back; with the last hold the next in the queue gets the lock, in the same step",
+        summary: "Releases a hold; with the last one the next in the queue gets the lock, in the same step",
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
@@ -530,7 +530,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Cancel,
         name: "dlock.cancel",
-        summary: "Removes an owner's place from the queue; a client that waits there is answered null",
+        summary: "Removes an owner's place from the queue; a client that waits there gets null",
         complexity: "O(log N) with N places in the queue",
         access: Access::Write,
         flags: "fast",
@@ -661,7 +661,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::FullSyncNotice,
         name: "dlock.heed",
-        summary: "Internal: tells replicas whose confirmation counts; refused from clients",
+        summary: "Internal: announces to replicas whose confirmation counts; refused from clients",
         complexity: "O(1)",
         access: Access::Replica,
         flags: "",

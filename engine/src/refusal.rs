@@ -78,7 +78,7 @@ impl fmt::Display for NoAck {
         match self {
             NoAck::TooFew { counting, needed } => write!(
                 f,
-                "{needed} replicas must confirm it, and {counting} are there whose confirmation counts; nothing has changed"
+                "{needed} replicas must confirm it, and {counting} can; nothing has changed"
             ),
             NoAck::Quarantine(left_ms) => write!(
                 f,
@@ -86,14 +86,14 @@ impl fmt::Display for NoAck {
                  nothing has changed"
             ),
             NoAck::Barred => f.write_str(
-                "this caller cannot be kept waiting until replicas have confirmed it (dlock.replicas); nothing has changed",
+                "the server cannot block this caller until replicas have confirmed it (dlock.replicas); nothing has changed",
             ),
             NoAck::Full => f.write_str(
-                "dlock.max-waiters answers wait for their confirmation already; nothing has changed",
+                "dlock.max-waiters answers already wait for confirmation; nothing has changed",
             ),
             NoAck::Late { confirmed, needed } => write!(
                 f,
-                "{confirmed} of {needed} replicas have confirmed it in time; it may be in force all the same"
+                "{confirmed} of {needed} replicas have confirmed it in time; it may have taken effect"
             ),
             NoAck::Ended => f.write_str("the hold had ended before replicas confirmed it"),
         }

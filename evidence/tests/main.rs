@@ -1,3 +1,4 @@
 //! The programs do what their pages say.
 
 mod ladder;
+mod pictures;

@@ -302,7 +302,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "start-untold",
-        text: "`replicas`, a primary's start is not told",
+        text: "`replicas`, a primary's start is not announced",
         failovers: ANY,
         setup: |r| {
             any(
@@ -318,7 +318,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "chains",
-        text: "`replicas`, replicas follow replicas, in passing",
+        text: "`replicas`, replicas follow replicas, briefly",
         failovers: ANY,
         setup: |r| {
             chained(
@@ -334,7 +334,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "chains-ended-later",
-        text: "`replicas`, replicas are told to follow replicas, and a replica serves them, but ends the link a little later",
+        text: "`replicas`, replicas are ordered to follow replicas, and a replica serves them, but ends the link a little later",
         failovers: ANY,
         setup: |r| {
             chained(
@@ -350,7 +350,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "no-chains",
-        text: "`replicas`, replicas are told to follow replicas, but a replica serves none",
+        text: "`replicas`, replicas are ordered to follow replicas, but a replica serves none",
         failovers: ANY,
         setup: |r| chained(Rule::mended(r), r),
         breaks: &[],
@@ -402,11 +402,11 @@ pub const FAULTS: &[Fault] = &[
             ..r
         },
     ),
-    ("no-word", "a full joining is not told", 2, |r| Rule {
+    ("no-word", "a full joining is not announced", 2, |r| Rule {
         word: Word::None,
         ..r
     }),
-    ("start-untold", "a start is not told", 2, |r| Rule {
+    ("start-untold", "a start is not announced", 2, |r| Rule {
         start_is_told: false,
         ..r
     }),

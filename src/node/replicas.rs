@@ -403,8 +403,8 @@ impl Links {
         match self.count {
             after if after == before => {}
             Count::More => log::warning(&format!(
-                "{connected} replicas are connected, and dlock.replicas is {configured}: dlock goes by {connected} until they are \
-                 fewer. A replica that is not counted can be promoted without what others have confirmed"
+                "{connected} replicas are connected, and dlock.replicas is {configured}: dlock uses {connected} until there \
+                 are fewer. A replica that does not count can be promoted without the grants that others have confirmed"
             )),
             Count::FewerReported => log::warning(&format!(
                 "{connected} replicas are connected, and dlock.replicas is {configured}. Look for those that are missing: they may be \

@@ -451,7 +451,7 @@ fn node(node: &mut Node, report: &mut Report) -> Alike {
 fn patch_level(node: &Node, report: &mut Report) {
     let product = patches::product(|name| node.server.get(name).map(String::as_str));
     let Some((product, version)) = product else {
-        report.unchecked("the server's version: it tells none");
+        report.unchecked("the server's version: it does not report one");
         return;
     };
     let name = format!("{product:?} {version}");
@@ -474,7 +474,7 @@ fn loadmodule(node: &Node, report: &mut Report) {
         Some("") => return,
         Some(file) => file,
         None => {
-            report.unchecked("the lines that load the module: the server does not tell its file");
+            report.unchecked("the lines that load the module: the server does not report its file");
             return;
         }
     };

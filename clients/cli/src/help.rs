@@ -6,43 +6,43 @@ pub(crate) const PLACE: &str = "Where the locks are";
 /// Of `dlock`.
 pub(crate) const ALL: &str = "\
 Exit codes:
-  0   What was asked for is done
+  0   Success
   1   who, release: nobody holds the lock
-  64  The words of the command line cannot be read: the argument is named
+  64  The command line is wrong: the message names the argument
   69  No server can be reached, or it refuses
   run and check have codes of their own: dlock run --help, dlock check --help
 
 Examples:
   dlock who migrations
-      Who holds this lock, and who waits for it
+      Show who holds this lock, and who waits for it
   dlock release migrations
-      End all holds of it
+      End all its holds
   dlock --sentinel one:26379 --sentinel two:26379 --primary dlock top
       Live, wherever the primary is";
 
 /// Of `dlock run`.
 pub(crate) const RUN: &str = "\
 Exit codes:
-  The command's own, or 128 + n if signal n has ended it; but these:
-  1         The lock was not had in time (another code by -E)
-  64        The words of the command line cannot be read: the argument is named
-  69        The server refuses: a wrong password, a missing right, no module. Or none can be
-            reached: with -n that is said at once, with -w at the end of that time, and
-            without either it is waited for
+  The command's own, or 128 + n if signal n has ended it, except for these:
+  1         The lock was not acquired in time (another code by -E)
+  64        The command line is wrong: the message names the argument
+  69        The server refuses: a wrong password, a missing right, no module. Or no server
+            can be reached: with -n at once, with -w at the end of that time. Without
+            either, the command waits for the server
   75        The lock was lost while the command ran, which was ended
-  126, 127  The command cannot be run; there is none. The lock is not waited for then
+  126, 127  The command cannot be run; it does not exist. Then dlock does not wait
 
 The command finds DLOCK_LOCK, DLOCK_OWNER and DLOCK_TOKEN in its environment.
 
 Examples:
   0 * * * *  dlock run -qn --at-least 1min hourly-report -- /usr/local/bin/report
-      In crontab, on each of three machines: the first one runs it. The lock is kept for
-      longer than the clocks of the machines differ, else the next one finds it free.
-      -q: cron mails what is printed
+      In crontab, on each of three machines: the first one runs it. --at-least keeps the
+      lock for longer than the clocks of the machines differ, else the next one finds it
+      free. With -q cron mails nothing
   dlock run -w 5min migrations -- ./migrate up
-      Waits for its turn, for five minutes at most
+      Waits for its turn, at most five minutes
   dlock run stock -- sh -c 'redis-cli DLOCK.GUARD $DLOCK_LOCK $DLOCK_TOKEN SET stock 41'
-      A write that is refused when the lock is lost";
+      A write that the server refuses when the lock is lost";
 
 /// Of `dlock check`.
 pub(crate) const CHECK: &str = "\
@@ -57,7 +57,7 @@ Examples:
   dlock check --sentinel one:26379 --sentinel two:26379 --sentinel three:26379 --primary dlock
       A group, with its Sentinels
   sudo dlock check
-      On the machine of a server: its configuration file is read as well";
+      On the machine of a server: also reads its configuration file";
 
 /// Returns the same text for man(1).
 pub(crate) fn roff(text: &str) -> String {

@@ -291,7 +291,7 @@ impl Wish {
             Some(left) if number(ties).unwrap_or(0) > 0 => {
                 Ok(News::Until(self.believed(token, sent, left).until_ms))
             }
-            _ => Err(Failure::passing("the server renews it no more")),
+            _ => Err(Failure::passing("the server no longer renews it")),
         }
     }
 

@@ -96,26 +96,26 @@ enum What {
     },
     /// List locks
     Ls {
-        /// Only locks like this: *, ?, [a-c]
+        /// Only locks that match this pattern: *, ?, [a-c]
         #[arg(default_value = "*")]
         pattern: String,
-        /// Only locks that somebody waits for
+        /// Only locks with a queue
         #[arg(short, long)]
         contended: bool,
     },
-    /// End holds that others have: for operators
+    /// End the holds of others: for operators
     Release {
         /// The lock
         lock: String,
         /// Only the holds of this owner
         owner: Option<String>,
     },
-    /// Show, live, what is held, who waits, and what is hot
+    /// Show, live, the held locks, the waiting clients, and the hot locks
     Top {
-        /// So long until it is shown anew
+        /// The time between two updates
         #[arg(short, long, default_value = "1s", value_parser = duration)]
         delay: Duration,
-        /// Show it so often, and end
+        /// The number of updates, after which it ends
         #[arg(short = 'n', long)]
         times: Option<u64>,
     },

@@ -35,13 +35,13 @@ pub(crate) struct Options {
     /// The command, after --
     #[arg(last = true, required = true)]
     command: Vec<String>,
-    /// Do not wait for the lock: end with 1 if somebody else has it
+    /// Do not wait for the lock: end with 1 if it is taken
     #[arg(short = 'n', long, conflicts_with = "wait", help_heading = "Waiting")]
     nonblock: bool,
-    /// Wait for the lock for so long at most. Without it: for ever, also for a server that is not there
+    /// Wait for the lock at most this long. Without it: for ever, also for a server that is out of reach
     #[arg(short, long, value_name = "TIME", value_parser = duration, help_heading = "Waiting")]
     wait: Option<Duration>,
-    /// The exit code when the lock is not had in time
+    /// The exit code if the lock is not acquired in time
     #[arg(
         short = 'E',
         long,
@@ -50,20 +50,20 @@ pub(crate) struct Options {
         help_heading = "Waiting"
     )]
     conflict_exit_code: u8,
-    /// Say nothing while the lock is waited for, nor when it is not had
+    /// Print nothing while waiting for the lock, nor if it is not acquired
     #[arg(short, long, help_heading = "Waiting")]
     quiet: bool,
     /// Share the lock with others that share it
     #[arg(short, long, conflicts_with = "limit", help_heading = "The lock")]
     shared: bool,
-    /// Let so many have the lock at a time
+    /// Allow this many holders at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000), help_heading = "The lock")]
     limit: Option<u64>,
-    /// How long the lock is held when nobody hears of this process or machine any more; it is renewed all the time
+    /// How long the server keeps the lock when this process or machine no longer answers; until then it renews it
     #[arg(short, long, value_name = "TIME", default_value = "30s", value_parser = lease, help_heading = "The lock")]
     lease: Duration,
-    /// Keep the lock for so long from when it was had, also when the command has ended before: for jobs that several machines
-    /// start at the same time
+    /// Keep the lock for at least this long after the grant, even if the command has ended before: for jobs that several
+    /// machines start at the same time
     #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "The lock")]
     at_least: Option<Duration>,
     /// Keep the lock for its lease when this process dies, instead of ending it at once
@@ -80,7 +80,7 @@ pub(crate) struct Options {
     /// The signal for the command when the lock is lost
     #[arg(long, value_name = "NAME", default_value = "TERM", value_parser = signal, help_heading = "The command")]
     signal: Signal,
-    /// How long it has to end after that, before it is killed, with all that it has started
+    /// How long it may take to end after that, before it is killed together with everything that it has started
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "The command")]
     kill_after: Duration,
 }

@@ -181,7 +181,7 @@ fn frame(
     );
     *before = Some(counted);
     lines.push(String::new());
-    lines.push("Somebody waits for these:".to_owned());
+    lines.push("Locks with a queue:".to_owned());
     let list = link.ask(
         cmd("DLOCK.LIST")
             .arg(0)

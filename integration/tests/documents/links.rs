@@ -24,7 +24,8 @@ fn files(directory: &str) -> impl Iterator<Item = PathBuf> + '_ {
 fn documents() -> BTreeMap<PathBuf, String> {
     let names = ["docs", RESULTS].into_iter().flat_map(files);
     let pages = names.filter(|name| name.extension().is_some_and(|end| end == "md"));
-    let all = pages.chain([PathBuf::from("README.md")]);
+    let readmes = ["README.md", "README.zh-CN.md"].map(PathBuf::from);
+    let all = pages.chain(readmes);
     all.map(|name| {
         let text = fs::read_to_string(project().join(&name)).expect("a document");
         (name, text)
@@ -173,6 +174,24 @@ fn results_are_what_the_documents_show() {
         }
     }
     assert!((100..=MOST_RESULTS).contains(&lines), "{lines} lines");
+}
+
+/// An alert names the section that says what to do.
+#[test]
+fn every_alert_has_a_runbook() {
+    let alerts = include_str!("../../../observability/alerts.yml");
+    let runbook = |line: &str| {
+        let link = line.trim().strip_prefix("runbook_url: ")?;
+        Some(format!("[runbook]({})\n\n", link.trim_matches('"')))
+    };
+    let runbooks: Vec<String> = alerts.lines().filter_map(runbook).collect();
+    assert_eq!(runbooks.len(), alerts.matches("- alert: ").count());
+    assert!(runbooks.len() > 15);
+    let none = [""; 0];
+    assert_eq!(
+        broken(Path::new("alerts.yml"), &runbooks.concat(), read),
+        none
+    );
 }
 
 #[test]

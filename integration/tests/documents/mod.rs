@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 mod claims;
 mod clients_page;
+mod leaving;
 mod licences;
 mod links;
 mod mistakes;
 mod packaging;
+mod prose;
 #[cfg(target_os = "linux")]
 mod server_file;
 mod sessions;

@@ -18,7 +18,7 @@ const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 /// The pages that name the recommended setting, and where it is.
 const LINKS: [(&str, &str); 4] = [
     ("docs/cluster.md", "guarantees.md#the-recommended-setting"),
-    ("docs/commands.md", "guarantees.md#the-recommended-setting"),
+    ("docs/waiting.md", "guarantees.md#the-recommended-setting"),
     (
         "docs/operations.md",
         "guarantees.md#the-recommended-setting",
@@ -115,7 +115,7 @@ fn expected(all: &BTreeMap<String, String>) -> String {
     let mut seen = 0;
     for row in OPERATIONS.lines() {
         let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
-        let [name, _, bounds, meaning] = cells.as_slice() else {
+        let [name, _, bounds, meaning, reason] = cells.as_slice() else {
             continue;
         };
         let name = name.trim_matches('`');
@@ -124,7 +124,7 @@ fn expected(all: &BTreeMap<String, String>) -> String {
         };
         seen += 1;
         text += "\n";
-        text += &comment(&format!("{}.", plain(meaning)));
+        text += &comment(&format!("{}. {}.", plain(meaning), plain(reason)));
         text += &format!("# Allowed: {bounds}\n# {name} {default}\n");
     }
     assert_eq!(seen, all.len(), "docs/operations.md lacks a setting");

@@ -89,7 +89,7 @@ fn the_first_row_is_what_is_recommended_and_what_the_group_has() {
     let quarantine = rows[0].quarantine * 1000.0;
     let pages = [
         "docs/guarantees.md",
-        "docs/commands.md",
+        "docs/waiting.md",
         "packaging/group/group.conf",
     ];
     for page in pages {
@@ -125,7 +125,9 @@ fn the_default_leases_are_those_that_the_page_says() {
         option.starts_with(&format!("{}s\", value_parser = lease", rows[0].lease)),
         "-l"
     );
-    let page = read("docs/guarantees.md").replace('\n', " ");
+    let page = read("docs/guarantees.md");
+    let page: Vec<&str> = page.split_whitespace().collect();
+    let page = page.join(" ");
     let (_, clients) = page
         .split_once("The clients ask for ")
         .expect("the clients' lease");

@@ -116,8 +116,8 @@ fn refused(wire: &mut Wire, line: &str) -> String {
     }
 }
 
-const LATE: &str = "replicas have confirmed it in time; it may be in force all the same";
-const TOO_FEW: &str = "are there whose confirmation counts; nothing has changed";
+const LATE: &str = "replicas have confirmed it in time; it may have taken effect";
+const TOO_FEW: &str = " can; nothing has changed";
 
 #[track_caller]
 fn assert_late(error: &str) {
@@ -369,7 +369,7 @@ fn with_too_few_replicas_it_is_as_in_a_quarantine() {
 fn who_cannot_wait_is_refused_and_nothing_has_changed() {
     let group = Group::start(1);
     let mut wire = group.primary.connection();
-    let barred = "NOACK this caller cannot be kept waiting until replicas have confirmed it (dlock.replicas); nothing has changed";
+    let barred = "NOACK the server cannot block this caller until replicas have confirmed it (dlock.replicas); nothing has changed";
     for line in [
         "DLOCK.ACQUIRE k alice 30000",
         "DLOCK.ACQUIRE k alice 30000 BLOCK 0",

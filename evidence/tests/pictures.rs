@@ -1,0 +1,61 @@
+//! The pictures of the documents (`make pictures`) are those of their texts and data, and are legible.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+#[path = "../pictures/draw.rs"]
+mod draw;
+
+fn project() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+#[test]
+fn every_picture_is_drawn_from_its_text() {
+    let output = Command::new(env!("CARGO_BIN_EXE_pictures"))
+        .arg("--check")
+        .output()
+        .expect("the program can be started");
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Nothing is smaller than 12 pixels at the width of a page, and both colour schemes have their colours.
+#[test]
+fn every_picture_is_legible() {
+    let mut seen = 0;
+    for entry in fs::read_dir(project().join("docs/pictures")).expect("the pictures") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|end| end != "svg") {
+            continue;
+        }
+        let picture = fs::read_to_string(&path).expect("a picture");
+        seen += 1;
+        assert!(picture.contains("width=\"800\""), "{}", path.display());
+        assert!(picture.contains("prefers-color-scheme:dark"));
+        assert!(picture.contains("<title>"), "{}", path.display());
+        for size in picture.split("font:").chain(picture.split("font-size:")) {
+            let Some((size, _)) = size.split_once("px") else {
+                continue;
+            };
+            if let Ok(size) = size.parse::<f64>() {
+                assert!(size >= 12.0, "{}: {size}", path.display());
+            }
+        }
+    }
+    assert!(seen >= 6, "{seen} pictures");
+}
+
+#[test]
+fn a_line_that_cannot_be_read_is_named() {
+    for wrong in [
+        "box 1 2 3 good",
+        "circle 1 2 3",
+        "text a 2 left x",
+        "bars 1 2 3 README.md | none",
+    ] {
+        let text = format!("size 800 100\ntitle A picture\n{wrong}\n");
+        let error = draw::picture(&text, &project()).expect_err(wrong);
+        assert!(error.contains(wrong), "{error}");
+    }
+}
