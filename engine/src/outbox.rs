@@ -30,7 +30,8 @@ pub enum Outcome {
     Replaced,
     /// The connection that asked has ended.
     Gone,
-    /// The lock's slot is served elsewhere now, or all locks are: this server decides no longer.
+    /// The lock's slot is served elsewhere now, or all locks are: this server decides no longer. By a channel also: another value
+    /// has come to the name, with a hold or a ticket of the owner.
     Moved,
     /// It cannot be granted any more.
     Refused(Refusal),

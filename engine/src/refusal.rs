@@ -10,6 +10,10 @@ use std::fmt;
 pub enum Refusal {
     /// The owner does not hold the lock, or not under the token it named, or no longer.
     NotHeld,
+    /// A request for many locks would wait, and its owner holds one of them.
+    Holding,
+    /// A value has come to the name that has a hold or a ticket of the owner who waits there.
+    TryAgain,
     /// Nobody holds the lock under that token now.
     Fenced,
     /// Waiting would never end; the text names the circle.
@@ -100,6 +104,11 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::NotHeld => f.write_str("NOTHELD the owner does not hold this lock (under this token)"),
+            Refusal::Holding => f.write_str(
+                "HOLDING the owner holds one of these locks, and DLOCK.MACQUIRE waits only for locks that its owner does not hold: \
+                 give it back, take all at once, or leave it out of the list",
+            ),
+            Refusal::TryAgain => f.write_str("TRYAGAIN another value has come to this key: ask again"),
             Refusal::Fenced => f.write_str("FENCED the lock is not held under this token"),
             Refusal::Deadlock(circle) => write!(f, "DEADLOCK waiting would never end: {circle}"),
             Refusal::Full(cap) => write!(f, "QUEUEFULL {cap} is reached"),

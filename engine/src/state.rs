@@ -31,8 +31,6 @@ pub struct Engine {
     pub(super) requests: Requests,
     /// How many places there are over all locks.
     pub(super) places: usize,
-    /// How many queues are stale.
-    pub(super) stale: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.

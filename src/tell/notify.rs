@@ -25,9 +25,9 @@ fn said(outcome: &Outcome) -> (&'static str, u64) {
         Outcome::Cancelled => ("cancelled", 0),
         Outcome::Replaced => ("replaced", 0),
         Outcome::Gone => ("gone", 0),
+        // The slot has left, or another value has come: what was asked for is to be asked again.
         Outcome::Moved => ("moved", 0),
         Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
-        Outcome::Refused(Refusal::Deadlock(_)) => ("deadlock", 0),
         Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
         Outcome::Refused(Refusal::NoAck(_)) => ("noack", 0),
         // A renewal and a sign of life have no channel.

@@ -6,7 +6,7 @@ use crate::lock::{Hold, Lock};
 use crate::queue::{LockId, Place, Request, Requests, WaitQueues};
 use crate::types::{Arrival, Limit, NameRef, Now, OwnerHash, RequestId};
 use rustc_hash::FxBuildHasher;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;
 
 /// The error of a search that has used up its steps: it has no answer.
@@ -36,8 +36,6 @@ pub(crate) struct Asked<'a> {
     pub owner: &'a [u8],
     /// The places that it would wait at.
     pub wanted: &'a [Wanted<'a>],
-    /// Whether it is a request for many locks.
-    pub many: bool,
     /// The older requests of the same owner that it takes over from: they count as gone.
     pub replaced: &'a BTreeSet<RequestId>,
 }
@@ -51,8 +49,8 @@ pub(crate) struct Search<'w> {
     steps_left: usize,
     asked: Asked<'w>,
     asker: OwnerHash,
-    // The places that the request has before others: those that it takes over, and ahead of the queue.
-    standing: BTreeMap<LockId, Standing>,
+    // The place that the request has before others: the one that it takes over, or ahead of the queue.
+    standing: Option<Standing>,
     // What somebody waits for, in the order in which it was found.
     found: Vec<Found<'w>>,
     seen: HashSet<Blocker, FxBuildHasher>,
@@ -61,6 +59,7 @@ pub(crate) struct Search<'w> {
 /// A place that the request that is asked for has before others.
 #[derive(Clone, Copy)]
 struct Standing {
+    lock: LockId,
     number: Arrival,
     limit: Limit,
 }
@@ -110,9 +109,13 @@ impl<'w> Search<'w> {
         max_steps: usize,
         asked: Asked<'w>,
     ) -> Search<'w> {
-        let standing = asked.wanted.iter().filter_map(|wanted| {
-            let (number, limit) = (wanted.place?, wanted.limit);
-            Some((wanted.lock?, Standing { number, limit }))
+        // A request for many locks has none: it stands behind all others.
+        let standing = asked.wanted.iter().find_map(|wanted| {
+            Some(Standing {
+                lock: wanted.lock?,
+                number: wanted.place?,
+                limit: wanted.limit,
+            })
         });
         Search {
             queues,
@@ -121,7 +124,7 @@ impl<'w> Search<'w> {
             steps_left: max_steps,
             asked,
             asker: requests.hash(asked.owner),
-            standing: standing.collect(),
+            standing,
             found: Vec::new(),
             seen: HashSet::default(),
         }
@@ -195,15 +198,10 @@ impl<'w> Search<'w> {
             owner: request.hash,
         };
         for part in request.parts() {
-            // Where it counts on its owner's hold it waits for nobody.
-            if part.place.is_none() {
-                self.spend(1)?;
-                continue;
-            }
             let wanted = Wanted {
                 name: queues.at(part.lock).name.as_ref(),
                 lock: Some(part.lock),
-                place: part.place,
+                place: Some(part.place),
                 limit: request.terms.limit,
             };
             let back = self.follow(keys, waiter, &wanted)?;
@@ -300,10 +298,6 @@ impl<'w> Search<'w> {
 
     /// Returns the nearest request for many locks before a place.
     fn nearest_part(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
-        if self.asked.many && self.standing_before(wanted).is_some() {
-            // Those that are nearer would lead to it, too.
-            return Ok(Some(Blocker::Asked));
-        }
         let queue = self.queues.at(wanted.lock);
         if queue.multi_places == 0 {
             return Ok(None);
@@ -342,8 +336,9 @@ impl<'w> Search<'w> {
 
     /// Returns the place that the request that is asked for has before this one, if it has one.
     fn standing_before(&self, wanted: &Wanted) -> Option<Standing> {
-        let standing = self.standing.get(&wanted.lock?).copied();
-        standing.filter(|standing| standing.number < wanted.number())
+        self.standing
+            .filter(|standing| wanted.lock == Some(standing.lock))
+            .filter(|standing| standing.number < wanted.number())
     }
 
     /// Returns the request that waits at a place, unless it counts as gone.

@@ -45,8 +45,8 @@ pub(crate) enum WaitsAt {
 pub(crate) struct Part {
     /// Which lock.
     pub lock: LockId,
-    /// The number of its place there; none where a request for many counts on its owner's hold instead.
-    pub place: Option<Arrival>,
+    /// The number of its place there.
+    pub place: Arrival,
 }
 
 impl Request {
@@ -56,12 +56,6 @@ impl Request {
             WaitsAt::One(part) => std::slice::from_ref(part),
             WaitsAt::Many(parts) => parts,
         }
-    }
-
-    /// The locks at which it has a place, and the number of that.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (LockId, Arrival)> + '_ {
-        let places = self.parts().iter();
-        places.filter_map(|part| Some((part.lock, part.place?)))
     }
 
     /// Returns true if it is for many locks.
@@ -131,19 +125,6 @@ impl Requests {
     /// A request.
     pub(crate) fn get(&self, id: RequestId) -> Option<&Request> {
         self.by_id.get(&id).map(|request| &**request)
-    }
-
-    /// Notes the number of the place that a request has at a lock now; none where it counts on its owner's hold.
-    pub(crate) fn set_place(&mut self, id: RequestId, lock: LockId, place: Option<Arrival>) {
-        let parts = match self.by_id.get_mut(&id).map(|request| &mut request.at) {
-            Some(WaitsAt::One(part)) => std::slice::from_mut(part),
-            Some(WaitsAt::Many(parts)) => parts,
-            None => &mut [],
-        };
-        match parts.iter_mut().find(|part| part.lock == lock) {
-            Some(part) => part.place = place,
-            None => broken!("a request that has a place at a lock waits for it"),
-        }
     }
 
     /// What stands for an owner in the indexes.

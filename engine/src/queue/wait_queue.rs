@@ -5,8 +5,8 @@
 
 use super::deadlines::DueKey;
 use super::place::Place;
-use crate::types::{Arrival, Limit, Name, RequestId, WallMs};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use crate::types::{Arrival, Limit, Name, WallMs};
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 /// Places that are looked through for an owner's. Beyond them an index finds it, which takes as much room as the whole queue of a
@@ -28,8 +28,6 @@ pub(crate) struct WaitQueue {
     by_owner: Option<Box<HashMap<Rc<[u8]>, Arrival>>>,
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
-    /// Requests for many locks that count on their owner's hold of this one.
-    pub counts_on: BTreeSet<RequestId>,
     /// How many parts of requests for many locks wait at a place here.
     pub multi_places: usize,
     // How many places ask for the lock with limit 1.
@@ -97,9 +95,9 @@ impl WaitQueue {
         self.places.len()
     }
 
-    /// Returns true if nobody waits at any place, and no request counts on a hold here.
+    /// Returns true if nobody waits at any place.
     pub(crate) fn is_unattended(&self) -> bool {
-        self.counts_on.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
+        self.in_order().all(|(_, place)| place.is_absent())
     }
 
     /// The number of this owner's place, the waiting upgrade's included.
@@ -288,10 +286,5 @@ impl WaitQueue {
     pub(crate) fn rank(&self, number: Arrival) -> Option<usize> {
         let rank = self.search(number).ok()?;
         Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
-    }
-
-    /// Returns true if the settlement of another lock may depend on what is queued here.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.multi_places > 0 || !self.counts_on.is_empty()
     }
 }

@@ -9,7 +9,7 @@ use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
-use crate::types::{Arrival, Now, RequestId};
+use crate::types::{Arrival, Now};
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
 /// that the server answers others in between; those left over still come before every newcomer.
@@ -147,28 +147,5 @@ impl Engine {
         };
         let whom = (request.channel, request.owner);
         self.outbox.tell(id, whom, &name, outcome, pending);
-    }
-
-    /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.
-    pub(super) fn refuse_unfounded(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        lock: LockId,
-    ) {
-        let queue = self.queues.at(lock);
-        if queue.counts_on.is_empty() {
-            return;
-        }
-        let unfounded = |id: &RequestId| {
-            !self.requests.get(*id).is_some_and(|request| {
-                let hold = entry.hold(&request.owner);
-                hold.is_some_and(|hold| hold.limit <= request.terms.limit)
-            })
-        };
-        let ids: Vec<RequestId> = queue.counts_on.iter().copied().filter(unfounded).collect();
-        for id in ids {
-            self.end_wait(id, now, Outcome::Refused(Refusal::NotHeld), |_| false);
-        }
     }
 }

@@ -40,9 +40,6 @@ impl Engine {
         let name = queue.name.clone();
         self.close_if_leaving(keys, name.as_ref());
         self.catch_up(lock);
-        if self.abuts_stale(lock) {
-            self.reconcile_beside(keys, now, lock);
-        }
         self.settle_queue(keys.entry(name.as_ref()), now, lock);
     }
 
@@ -83,7 +80,6 @@ impl Engine {
             return self.update_watch(entry, lock, true);
         }
         self.drop_lapsed(entry, now, lock);
-        self.refuse_unfounded(entry, now, lock);
         let left_over = self.serve(entry, now, lock);
         self.update_watch(entry, lock, left_over);
     }
@@ -201,8 +197,7 @@ impl Engine {
     ) -> &'k mut Entry<K::Value> {
         let at_rest = self.disconnected.is_empty()
             && !self.held_back
-            && self.is_settled(keys.entry(name), now, lock)
-            && !self.abuts_stale(lock);
+            && self.is_settled(keys.entry(name), now, lock);
         if !at_rest {
             self.settle(keys, now, lock);
             self.settle_next(keys, now);
@@ -295,7 +290,6 @@ impl Engine {
     /// Notes that the value at this key may have been replaced behind the queue's back.
     pub(super) fn distrust(&mut self, lock: LockId) {
         if let Some(queue) = self.queues.get_mut(lock) {
-            self.stale += usize::from(!queue.stale);
             queue.stale = true;
             queue.taken_in = None;
         }
@@ -310,14 +304,13 @@ impl Engine {
         for _ in 0..std::mem::take(&mut queue.timeouts) {
             entry.events.push(Event::Timeout);
         }
-        let left_over = left_over || queue.closed && !queue.counts_on.is_empty();
         let queued = !queue.is_empty();
         if !entry.value().is_empty() && entry.value().watched() != queued {
             entry.commit(&Change::Watch(queued));
         }
         let value = entry.value();
         let needed = !value.is_empty() && value.needs_watch();
-        let watched = queued || !queue.counts_on.is_empty() || needed;
+        let watched = queued || needed;
         let earliest = value.earliest().filter(|_| watched);
         if queue.lease.map(|due| due.at) != earliest {
             self.leases.clear(&mut queue.lease);
@@ -338,7 +331,6 @@ impl Engine {
     /// Takes a queue out, and what other indexes know of it.
     pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
         let mut queue = self.queues.remove(lock)?;
-        self.stale -= usize::from(queue.stale);
         self.leases.clear(&mut queue.lease);
         self.vacant.remove(&lock);
         Some(queue)

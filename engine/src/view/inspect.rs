@@ -168,8 +168,8 @@ impl Engine {
 
     /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
-        let place = self.requests.get(id).and_then(|at| at.places().next());
-        let rank = place.and_then(|(lock, number)| self.queues.at(lock).rank(number));
+        let part = self.requests.get(id).and_then(|at| at.parts().first());
+        let rank = part.and_then(|part| self.queues.at(part.lock).rank(part.place));
         rank.unwrap_or(0)
     }
 

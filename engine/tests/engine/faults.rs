@@ -18,9 +18,7 @@ use dlock_commands::Reply;
 use dlock_engine::change::Change;
 use dlock_engine::lock::Hold;
 use dlock_engine::Refusal;
-use dlock_engine::{
-    End, Grant, Limit, Name, Outcome, PlaceKind, Policy, Promise, RequestId, Token,
-};
+use dlock_engine::{End, Grant, Limit, Outcome, PlaceKind, Policy, Promise, RequestId, Token};
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +56,6 @@ pub enum Fault {
     ForgetsOne,
     /// An owner that waits is taken to be able to act by another of its connections.
     TwoActors,
-    /// CANCEL at a key that a request for many locks counts on is heard of another key.
-    SparesCounting,
 
     // What the engine answers is not what is told.
     /// A holder that waits is refused although it could be granted.
@@ -78,8 +74,14 @@ pub enum Fault {
     ReplacedAsNull,
     /// Who is replaced hears nothing.
     ReplacedUntold,
-    /// Who counted on a hold hears nothing of its end.
+    /// Who waits to upgrade a hold hears nothing of its end.
     NotHeldUntold,
+    /// A request for many locks that may not wait is answered null.
+    HoldingAsNull,
+    /// Who waits where its own hold has come to hears nothing of it.
+    TryAgainUntold,
+    /// A channel hears nothing of it.
+    MovedUntold,
     /// A channel does not hear that its connection is gone.
     GoneUntold,
     /// Who is cancelled hears that its time is up.
@@ -171,6 +173,8 @@ pub enum Fault {
     WrongTtl,
     /// A hold ends with a connection that it is not tied to.
     StraySession,
+    /// A new request for many locks stands before those who wait.
+    EntersAhead,
     /// A request for many locks has one of them already.
     Partly,
     /// A request for many locks is told of some of them.
@@ -194,7 +198,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 87] = [
+const CAUGHT: [(Fault, By, &str); 90] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -227,7 +231,10 @@ const CAUGHT: [(Fault, By, &str); 87] = [
     (TwoMessages, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 1: RELEASE x a"),
     (ReplacedAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
     (ReplacedUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
-    (NotHeldUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: MACQUIRE 2 x y a 10 BLOCK 0; 4: RELEASE x a"),
+    (NotHeldUntold, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED; 2: ACQUIRE x b 10 BLOCK 4 SHARED; 1: ACQUIRE x a 10 BLOCK 0 SESSION; del x"),
+    (HoldingAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: MACQUIRE 2 x y a 10 BLOCK 0"),
+    (TryAgainUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION; rename x y"),
+    (MovedUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 NOTIFY n LIMIT 2; rename x y"),
     (GoneUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2 dies"),
     (CancelledAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: CANCEL x b"),
     (WrongToken, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 1: RELEASE x a"),
@@ -235,7 +242,6 @@ const CAUGHT: [(Fault, By, &str); 87] = [
     (EndUnnoticed, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (Blind, Model, "1: ACQUIRE x a 10; 2: MACQUIRE 2 x y b 10 BLOCK 0; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
     (LateTick, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; wait 10"),
-    (SparesCounting, Model, "1: ACQUIRE x a; 2: ACQUIRE y b; 1: MACQUIRE 2 x y a BLOCK 0; 4: CANCEL x a"),
     (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
@@ -263,6 +269,7 @@ const CAUGHT: [(Fault, By, &str); 87] = [
     (TokenBack, Invariant(Rule::TokensRise), "1: ACQUIRE x a"),
     (Overtaken, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: ACQUIRE x c BLOCK 0"),
     (Swapped, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: ACQUIRE x c BLOCK 0"),
+    (EntersAhead, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: MACQUIRE 2 x y c BLOCK 0"),
     (TwoPlaces, Invariant(Rule::OnePlace), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0"),
     (Ghost, Invariant(Rule::Ghost), "1: ACQUIRE x a; 2: FAIRACQUIRE x b"),
     (LeakedPlace, Invariant(Rule::Places), "wait 1"),
@@ -311,20 +318,6 @@ impl World {
                 |wait: &&Waiting| wait.owner == asked.owner && wait.names.contains(&asked.names[0]);
             self.waits.values().find(its).cloned()
         });
-        let counts = |key: &[u8], owner: &[u8]| {
-            let held = |name: &&Name| match self.primary.keys.values.get(*name) {
-                Some(Value::Lock(lock, _)) => *name.key == *key && lock.hold(owner).is_some(),
-                _ => false,
-            };
-            let many = |wait: &&Waiting| wait.many && *wait.owner == *owner;
-            let mut its = self.waits.values().filter(many);
-            its.any(|wait| wait.names.iter().any(|name| held(&name)))
-        };
-        if let (SparesCounting, [b"CANCEL", key, owner]) = (fault, words) {
-            if counts(key, owner) {
-                heard[1] = b"elsewhere".to_vec();
-            }
-        }
         let waits = at(&heard, "BLOCK").is_some() || at(&heard, "NOTIFY").is_some();
         match (fault, asked, older) {
             (DeafToSession, ..) => without(&mut heard, "SESSION", 1),
@@ -422,6 +415,7 @@ impl World {
                 parts[1] = Reply::Integer(7);
                 Ok(Reply::Array(parts))
             }
+            (Some(HoldingAsNull), Err(Error::Refused(Refusal::Holding))) => Ok(Reply::NullArray),
             (Some(ReentryWaits), Err(Error::Refused(Refusal::Quarantine(_)))) => {
                 Ok(Reply::Wait(RequestId(1), None))
             }
@@ -464,6 +458,8 @@ impl World {
             (Some(ReplacedAsNull), Outcome::Replaced) => vec![(id, Outcome::TimedOut)],
             (Some(ReplacedUntold), Outcome::Replaced) => Vec::new(),
             (Some(NotHeldUntold), Outcome::Refused(Refusal::NotHeld)) => Vec::new(),
+            (Some(TryAgainUntold), Outcome::Refused(Refusal::TryAgain)) => Vec::new(),
+            (Some(MovedUntold), Outcome::Moved) => Vec::new(),
             (Some(GoneUntold), Outcome::Gone) => Vec::new(),
             (Some(CancelledAsNull), Outcome::Cancelled) => vec![(id, Outcome::TimedOut)],
             (Some(WrongToken), Outcome::Granted(grant)) => {
@@ -566,6 +562,13 @@ impl Fault {
                 let mut holds = before.rows.values().flat_map(|row| &row.holders);
                 let hold = holds.find(|hold| hold.session.is_none())?;
                 after.over.push((End::Session, hold.token));
+            }
+            EntersAhead => {
+                let many = |wait: &Waiting| wait.many && wait.event > before.event;
+                let fresh = after.waits.values().find(|wait| many(wait))?;
+                let row = after.rows.get_mut(&fresh.names[0])?;
+                let last = row.queue.pop()?;
+                row.queue.insert(0, last);
             }
             Partly => {
                 let wait = after.waits.values().find(|wait| wait.many)?;

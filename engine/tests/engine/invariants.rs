@@ -33,7 +33,7 @@ pub enum Rule {
     Watched,
     /// The key's TTL is what the value says it must be.
     Ttl,
-    /// At every place but an absent ticket's one request waits; a request has a place, or its owner a hold, at each lock.
+    /// At every place but an absent ticket's one request waits, and a request has a place at each of its locks.
     Answered,
     /// Every grant is answered to somebody; a request for many locks is granted all of them in one event, or none.
     AllOrNone,
@@ -81,7 +81,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     // What comes to a lock that must not move stands in no queue yet, and who left it may stand there still.
     let moves = before.leaving.is_empty() && after.leaving.is_empty();
     if known && moves {
-        no_circle(before, after, orderly)?;
+        no_circle(before, after)?;
         places(after)?;
     }
     notify_told(after)?;
@@ -186,13 +186,8 @@ fn nobody_idle(after: &Picture) -> Result<(), Broken> {
     for wait in waits.filter(|wait| after.knows(wait)) {
         let free = |name: &Name| {
             let row = &after.rows[name];
-            match row.in_order().find(|place| place.owner == wait.owner) {
-                None => true,
-                Some(place) => {
-                    let first = row.in_order().next() == Some(place);
-                    first && compatible(row, place, after)
-                }
-            }
+            let first = row.in_order().next();
+            first.is_some_and(|place| place.owner == wait.owner && compatible(row, place, after))
         };
         if wait.names.iter().all(free) {
             let what = format!(
@@ -282,11 +277,21 @@ fn no_overtaking(
         // Else it has left its place by a grant, and come to wait again.
         !grants.contains(&&place.owner) || undone(&place.owner)
     };
-    // A newer request for many may have taken over the place, or have entered all queues anew.
+    // A newer request for many has entered all of its queues anew: behind all who stood there.
+    let entered = |wait: &Waiting| wait.many && wait.event > before.event;
     let anew = |place: &Place| {
-        let mut waits = after.waits.values();
-        waits.any(|wait| wait.many && wait.event > before.event && wait.owner == place.owner)
+        let its = |wait: &Waiting| wait.owner == place.owner && wait.names.contains(name);
+        after.waits.values().any(|wait| entered(wait) && its(wait))
     };
+    let mut old = is.queue.iter().skip_while(|place| !anew(place));
+    if let Some(passed) = old.find(|place| !anew(place) && rank(&place.owner).is_some()) {
+        let what = format!(
+            "a new request stands before {} at {}",
+            text(&passed.owner),
+            key(name)
+        );
+        return broken(Rule::NoOvertaking, what);
+    }
     let ranks: Vec<usize> = is
         .queue
         .iter()
@@ -359,7 +364,6 @@ fn answered(after: &Picture) -> Result<(), Broken> {
         for place in row.in_order() {
             let here = |wait: &&Waiting| wait.owner == place.owner && wait.names.contains(name);
             let waits = after.waits.values().filter(here);
-            let waits = waits.filter(|wait| !row.counts(wait));
             if waits.count() != usize::from(!place.is_absent()) {
                 let what = format!(
                     "{} at {}\n{}",
@@ -378,10 +382,8 @@ fn answered(after: &Picture) -> Result<(), Broken> {
                 .in_order()
                 .any(|place| place.owner == wait.owner)
         };
-        let holds = |name: &Name| wait.many && after.rows[name].hold(&wait.owner).is_some();
-        let nowhere = !wait.names.iter().any(place);
-        if nowhere || !wait.names.iter().all(|name| place(name) || holds(name)) {
-            let what = format!("it waits nowhere: {}\n{}", wait.shown(), after.queues());
+        if !wait.names.iter().all(place) {
+            let what = format!("it has no place: {}\n{}", wait.shown(), after.queues());
             return broken(Rule::Answered, what);
         }
     }
@@ -550,7 +552,7 @@ fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {
     }
 }
 
-fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
+fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
     let stands = |scene, id: u64| deadlock::play(scene).waits.iter().any(|wait| wait.id == id);
     for asked in &after.refused {
         let stuck = after.detection && stands(after.scene_with(asked), u64::MAX);
@@ -561,16 +563,10 @@ fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         }
     }
     let told = |heard: &&Heard| matches!(heard.outcome, Outcome::Refused(Refusal::Deadlock(_)));
-    // A hold that comes may be one too many that would be upgraded.
-    for heard in after.heard.iter().filter(told).filter(|_| orderly) {
-        let upgrades = [before, after]
-            .iter()
-            .any(|at| second_upgrade(at, &heard.asked));
-        if !upgrades {
-            let (ended, queues) = (heard.asked.shown(), before.queues());
-            let what = format!("a wait was ended: {ended}\n{queues}");
-            return broken(Rule::NoCircle, what);
-        }
+    if let Some(heard) = after.heard.iter().find(told) {
+        let (ended, queues) = (heard.asked.shown(), before.queues());
+        let what = format!("a wait was ended: {ended}\n{queues}");
+        return broken(Rule::NoCircle, what);
     }
     // Nobody's wait has ended meanwhile, which might close a circle in another way.
     let alone = after.heard.is_empty() && after.settled;
@@ -694,5 +690,5 @@ const EMPTY: [&str; 8] = [
     "leases: Deadlines { index: {}",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
-    "stale: 0, dirty: [], next: {}, former: [], remains: [], room_for_tickets: None, unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over",
+    "dirty: [], next: {}, former: [], remains: [], room_for_tickets: None, unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over",
 ];

@@ -13,6 +13,7 @@
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `invariants_broken` | that the engine's own assertions stop a test |
 //! | `parsing` | every command's words are read as the table says |
+//! | `arriving` | values that come to names where somebody waits |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
@@ -29,6 +30,7 @@
 use dlock_conversations::{script, transcript};
 
 mod arguments;
+mod arriving;
 mod bytes;
 mod circles;
 mod client;

@@ -343,7 +343,8 @@ impl Pair {
                 (Answer::Null, Outcome::TimedOut)
                 | (Answer::Cancelled, Outcome::Cancelled)
                 | (Answer::Replaced, Outcome::Replaced)
-                | (Answer::Gone, Outcome::Gone) => true,
+                | (Answer::Gone, Outcome::Gone)
+                | (Answer::Moved, Outcome::Moved) => true,
                 (Answer::Refused(must), Outcome::Refused(got)) => {
                     same_error(must, &got.clone().into())
                 }

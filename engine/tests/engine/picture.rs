@@ -128,12 +128,6 @@ impl Row {
         }
     }
 
-    /// Whether a request for many counts on its owner's hold of this lock.
-    pub fn counts(&self, wait: &Waiting) -> bool {
-        let hold = self.hold(&wait.owner);
-        wait.many && hold.is_some_and(|hold| hold.limit <= wait.limit)
-    }
-
     pub fn hold(&self, owner: &[u8]) -> Option<&Holder> {
         self.holders.iter().find(|hold| hold.owner == owner)
     }
@@ -210,7 +204,7 @@ impl Picture {
             let mut waiting = deadlock::Wait::new(id.0, &text(&wait.owner), wait.many);
             for name in &wait.names {
                 let row = &self.rows[name];
-                if let Some(rank) = row.rank(&wait.owner).filter(|_| !row.counts(wait)) {
+                if let Some(rank) = row.rank(&wait.owner) {
                     waiting.stand(&key(name), rank, wide(wait.limit));
                 }
             }
@@ -219,29 +213,22 @@ impl Picture {
         scene
     }
 
-    /// The same if this request waited, too: at its owner's places in the stead of the older ones, or behind all others.
+    /// The same if this request waited, too: at its owner's place in the stead of the older one, or behind all others.
     pub fn scene_with(&self, asked: &Waiting) -> Scene {
         let mut scene = self.scene();
         let mut waiting = deadlock::Wait::new(u64::MAX, &text(&asked.owner), asked.many);
         let mut replaced = Vec::new();
-        let inherits = |wait: &Waiting| {
-            let same = |name: &Name| asked.names.contains(name);
-            !asked.many
-                || wait.many && wait.names.len() == asked.names.len() && wait.names.iter().all(same)
-        };
         for name in &asked.names {
             let row = self.rows.get(name).cloned().unwrap_or_default();
             let place = row.rank(&asked.owner);
             let here = |(_, wait): &(&RequestId, &Waiting)| {
-                wait.owner == asked.owner && wait.names.contains(name) && !row.counts(wait)
+                wait.owner == asked.owner && wait.names.contains(name)
             };
             let older = self.waits.iter().find(|wait| place.is_some() && here(wait));
             replaced.extend(older.map(|(id, _)| id.0));
-            let stays = older.map_or(!asked.many, |(_, wait)| inherits(wait));
             let rank = match row.hold(&asked.owner) {
-                Some(hold) if hold.limit <= asked.limit => continue,
                 Some(_) => 0,
-                None => place.filter(|_| stays).unwrap_or(usize::MAX),
+                None => place.filter(|_| !asked.many).unwrap_or(usize::MAX),
             };
             waiting.stand(&key(name), rank, wide(asked.limit));
         }

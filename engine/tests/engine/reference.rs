@@ -126,6 +126,8 @@ fn the_reference_has_every_error() {
     let documented = document("errors.md");
     let errors: Vec<Error> = examples! {
         Error::Refused(Refusal::NotHeld) => [Error::Refused(Refusal::NotHeld)];
+        Error::Refused(Refusal::Holding) => [Error::Refused(Refusal::Holding)];
+        Error::Refused(Refusal::TryAgain) => [Error::Refused(Refusal::TryAgain)];
         Error::Refused(Refusal::NoAck(_)) => [
             Error::Refused(Refusal::NoAck(NoAck::TooFew { counting: 0, needed: 1 })),
             Error::Refused(Refusal::NoAck(NoAck::Quarantine(4711))),

@@ -9,7 +9,7 @@ use crate::outbox::Outcome;
 use crate::queue::{Auto, Kept, LockId, Loss, Place, Renewal, Request, Tie};
 use crate::refusal::Refusal;
 use crate::rules::requests::hold::held;
-use crate::state::{Engine, Next, Remains};
+use crate::state::{Engine, Remains};
 use crate::tying::next_renewal;
 use crate::types::{Arrival, ClientId, Millis, NameRef, Now, RequestId, Token};
 use std::collections::BTreeMap;
@@ -65,8 +65,8 @@ impl Engine {
         let Some(request) = self.requests.get(id) else {
             return broken!("a request whose time is up waits");
         };
-        for (lock, _) in request.places() {
-            if let Some(queue) = self.queues.get_mut(lock) {
+        for part in request.parts() {
+            if let Some(queue) = self.queues.get_mut(part.lock) {
                 queue.timeouts += 1;
             }
         }
@@ -82,8 +82,8 @@ impl Engine {
     /// The server does not let this request wait after all: it leaves, and the queue goes on without it.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
         let left = self.leave_queues(id, now);
-        for (lock, _) in left.iter().flat_map(Request::places) {
-            self.settle(keys, now, lock);
+        for part in left.iter().flat_map(Request::parts) {
+            self.settle(keys, now, part.lock);
         }
         self.settle_next(keys, now);
     }
@@ -110,15 +110,9 @@ impl Engine {
     /// Notes whether this lock's queue must not move: its slot is migrating away.
     pub fn close(&mut self, name: NameRef, closed: bool) {
         let queue = self.queues.id(name);
-        let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) else {
-            return;
-        };
-        if queue.closed && !closed {
-            // Who counts on a hold here has no place that would be served.
-            self.next
-                .extend(queue.counts_on.iter().copied().map(Next::Many));
+        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
+            queue.closed = closed;
         }
-        queue.closed = closed;
     }
 
     /// Returns true if somebody is queued for this lock, or it is watched.
@@ -248,7 +242,7 @@ impl Engine {
         if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
             self.ledger
                 .end(entry, (name, tie.owner()), token, End::Session, now);
-            // Served when all has gone that the connection held: what else it holds is not to be counted on.
+            // Served when all has gone that the connection held: who waits for several of its locks gets them together.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);
             }

@@ -180,7 +180,6 @@ impl Engine {
         let asked = Asked {
             owner: ask.owner,
             wanted: &wanted,
-            many: false,
             replaced: &older.into_iter().collect(),
         };
         self.refuse_if_deadlocked(keys, now, asked)?;
@@ -275,11 +274,7 @@ impl Engine {
 
     /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.
     #[cold]
-    pub(in crate::rules) fn refuse_second_upgrade(
-        &mut self,
-        lock: Option<LockId>,
-        owner: &[u8],
-    ) -> Result<(), Refusal> {
+    fn refuse_second_upgrade(&mut self, lock: Option<LockId>, owner: &[u8]) -> Result<(), Refusal> {
         match self.queues.at(lock).upgrade() {
             Some(place) if *place.owner != *owner => Err(two_upgrades(owner, &place.owner)),
             _ => Ok(()),
@@ -438,7 +433,7 @@ impl Engine {
         let id = self.requests.fresh(now);
         if let Some(place) = self.queues.place_mut(lock, number) {
             place.occupy(id, false);
-            let (owner, place) = (place.owner.clone(), Some(number));
+            let (owner, place) = (place.owner.clone(), number);
             self.begin_to_wait(ask, owner, WaitsAt::One(Part { lock, place }), id, now);
         } else {
             broken!("the place that was found or made for a request is there");

@@ -45,13 +45,12 @@ impl Engine {
                 broken!("a lock that somebody waits for has a queue");
                 continue;
             };
-            match part.place.and_then(|number| queue.place_mut(number)) {
-                Some(place) => {
-                    place.vacate();
-                    queue.multi_places -= usize::from(request.is_many());
-                }
-                None => drop(queue.counts_on.remove(&id)),
-            }
+            let Some(place) = queue.place_mut(part.place) else {
+                broken!("a request that waits has its place");
+                continue;
+            };
+            place.vacate();
+            queue.multi_places -= usize::from(request.is_many());
         }
         Some(*request)
     }
@@ -122,9 +121,7 @@ impl Engine {
 
     /// Nobody waits at a request's place any more: it goes, unless it is a ticket that is kept for its window.
     fn free_place(&mut self, part: &Part, now: Now) {
-        let (lock, Some(number)) = (part.lock, part.place) else {
-            return;
-        };
+        let (lock, number) = (part.lock, part.place);
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that somebody waits for has a queue");
         };
@@ -231,8 +228,8 @@ impl Engine {
         Some(place)
     }
 
-    /// Removes the owner's place from the queue, and takes its requests for many locks that count on its hold here out of all
-    /// their queues; whoever waits by them is answered null. Returns true if there was any.
+    /// Removes the owner's place from the queue. A request that waits there leaves all of its queues and is answered null.
+    /// Returns true if there was a place.
     ///
     /// Errors: `WrongType`.
     pub fn cancel(
@@ -243,25 +240,12 @@ impl Engine {
         owner: &[u8],
     ) -> Result<bool, Refusal> {
         let entry = self.settled(keys, now, name)?;
-        let Some(lock) = self.queues.id(name) else {
+        let lock = self.queues.id(name);
+        let place = self.queues.at(lock).number_of(owner);
+        let Some((lock, number)) = lock.zip(place) else {
             return Ok(false);
         };
-        let queue = self.queues.at(lock);
-        let place = queue.number_of(owner);
-        let its = |id: &RequestId| {
-            let request = self.requests.get(*id);
-            request.is_some_and(|request| *request.owner == *owner)
-        };
-        let counting: Vec<RequestId> = queue.counts_on.iter().copied().filter(its).collect();
-        if place.is_none() && counting.is_empty() {
-            return Ok(false);
-        }
-        if let Some(number) = place {
-            self.remove_place(entry, now, lock, number, Outcome::Cancelled);
-        }
-        for id in counting {
-            self.end_wait(id, now, Outcome::Cancelled, |_| false);
-        }
+        self.remove_place(entry, now, lock, number, Outcome::Cancelled);
         self.settle_queue(entry, now, lock);
         self.settle_next(keys, now);
         Ok(true)

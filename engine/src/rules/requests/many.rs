@@ -5,7 +5,8 @@
 //! with nobody before it. Until then a place that heads its queue keeps that lock reserved. Two such requests stand in
 //! the same order in all queues they share, so neither can wait for the other in one queue and be waited for in another.
 //!
-//! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
+//! It waits only for locks that its owner does not hold, and inherits no place: whatever else its owner waits for at these locks
+//! ends, and it enters all of their queues at the end.
 
 use super::acquire::{refuse_overflow, Answer, Ask, Award};
 use crate::deadlock::{Asked, Wanted};
@@ -20,40 +21,56 @@ use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+/// One of the locks that a request names, and its owner's place there.
+#[derive(Debug, Clone, Copy)]
+struct NamedLock<'a> {
+    name: NameRef<'a>,
+    /// Its number, if it has a queue.
+    lock: Option<LockId>,
+    /// The waiting upgrade's included.
+    place: Option<Arrival>,
+}
+
 /// How a request comes to one of its locks.
 #[derive(Debug, Clone, Copy)]
 struct WantedLock<'a> {
-    name: NameRef<'a>,
-    lock: Option<LockId>,
+    at: NamedLock<'a>,
     kind: RequestKind,
-    /// The owner's place there, the waiting upgrade's included.
-    place: Option<Arrival>,
-    /// The same where the request inherits and needs it.
-    stays: Option<Arrival>,
     grantable: Grantable,
 }
 
 /// A request for many locks, and what it finds at them.
 struct Plan<'a> {
     ask: &'a Ask<'a>,
-    ways: Vec<WantedLock<'a>>,
+    wanted: Vec<WantedLock<'a>>,
     /// The owner's older requests that wait at a place of these locks.
     older: BTreeSet<RequestId>,
-    /// The one of them that is for the very same locks: its places are inherited.
-    inherited: Option<RequestId>,
 }
 
-impl Plan<'_> {
-    /// Returns true if of each lock this is true.
-    fn all(&self, is: impl Fn(&WantedLock) -> bool) -> bool {
-        self.ways.iter().all(is)
+impl<'a> Plan<'a> {
+    /// Returns true if all of the locks can be had now.
+    fn is_grantable(&self) -> bool {
+        let mut wanted = self.wanted.iter();
+        wanted.all(|wanted| wanted.grantable == Grantable::Now)
+    }
+
+    /// Returns true if the owner holds any of the locks.
+    fn holds_any(&self) -> bool {
+        let mut wanted = self.wanted.iter();
+        wanted.any(|wanted| !matches!(wanted.kind, RequestKind::Queue(_)))
+    }
+
+    /// Returns the locks, and the owner's places there.
+    fn locks(&self) -> impl Iterator<Item = NamedLock<'a>> + '_ {
+        self.wanted.iter().map(|wanted| wanted.at)
     }
 }
 
 impl Engine {
     /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
     ///
-    /// Errors as for [`Engine::acquire`], for any of the locks. Nothing has changed then.
+    /// Errors as for [`Engine::acquire`], for any of the locks; and `Holding` if it would wait and its owner holds any of them.
+    /// Nothing has changed then.
     pub fn acquire_many(
         &mut self,
         keys: &mut impl Keyspace,
@@ -82,42 +99,28 @@ impl Engine {
         if !plan.older.is_empty() && !ask.waits() {
             return Ok(self.null());
         }
-        if plan.all(|lock_wanted| lock_wanted.kind == RequestKind::Reenter)
-            && self.policy.quarantined(now)
-        {
+        if plan.holds_any() && self.policy.quarantined(now) {
             return Err(self.withheld(now));
         }
-        for lock_wanted in &plan.ways {
-            if lock_wanted.grantable == Grantable::Now {
-                refuse_overflow(keys.entry(lock_wanted.name), ask.owner, &ask.terms)?;
+        for wanted in &plan.wanted {
+            if wanted.grantable == Grantable::Now {
+                refuse_overflow(keys.entry(wanted.at.name), ask.owner, &ask.terms)?;
             }
-            if lock_wanted.grantable == Grantable::Full && self.policy.granting(now) {
+            if wanted.grantable == Grantable::Full && self.policy.granting(now) {
                 return Err(Refusal::Full("dlock.max-holders"));
             }
         }
-        if plan.all(|lock_wanted| lock_wanted.grantable == Grantable::Now) {
-            self.replace_older(&plan, now);
-            let at = |lock_wanted: &WantedLock<'a>| {
-                (lock_wanted.name, lock_wanted.lock, lock_wanted.place)
-            };
-            let at: Vec<_> = plan.ways.iter().map(at).collect();
-            let whose = (ask.owner, &ask.terms);
-            let (grants, promises) = self.grant_all(keys, now, whose, &at, true);
-            let answer = match self.policy.confirms() {
-                false => Answer::Granted(grants),
-                true => {
-                    let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-                    Answer::Waiting(self.answer_confirmed(now, ask, &first, outcome, promises))
-                }
-            };
-            self.settle_all(keys, now, &at);
-            return Ok(answer);
+        if plan.is_grantable() {
+            return Ok(self.grant_now(keys, now, &plan));
+        }
+        if !self.policy.granting(now) && (plan.holds_any() || !ask.waits()) {
+            return Err(self.withheld(now));
         }
         if !ask.waits() {
-            return match self.policy.granting(now) {
-                true => Ok(self.null()),
-                false => Err(self.withheld(now)),
-            };
+            return Ok(self.null());
+        }
+        if plan.holds_any() {
+            return Err(Refusal::Holding);
         }
         self.admit_many(&plan)?;
         self.refuse_if_many_deadlocked(keys, now, &plan)?;
@@ -131,43 +134,18 @@ impl Engine {
         names: &[NameRef<'a>],
         ask: &'a Ask<'a>,
     ) -> Plan<'a> {
-        let lock_wanted = |name: &NameRef<'a>| self.lock_wanted(keys.entry(*name), now, *name, ask);
-        let mut ways: Vec<WantedLock> = names.iter().map(lock_wanted).collect();
-        let request = |lock_wanted: &WantedLock| {
-            self.queues
-                .at(lock_wanted.lock)
-                .place(lock_wanted.place?)?
-                .request()
+        let wanted = |name: &NameRef<'a>| self.wanted_lock(keys.entry(*name), now, *name, ask);
+        let wanted: Vec<WantedLock> = names.iter().map(wanted).collect();
+        let request = |wanted: &WantedLock| {
+            let NamedLock { lock, place, .. } = wanted.at;
+            self.queues.at(lock).place(place?)?.request()
         };
-        let older: BTreeSet<RequestId> = ways.iter().filter_map(request).collect();
-        let own: BTreeSet<LockId> = ways
-            .iter()
-            .filter_map(|lock_wanted| lock_wanted.lock)
-            .collect();
-        let same = |id: &RequestId| {
-            let many = self.requests.get(*id).filter(|request| request.is_many());
-            let theirs = many.into_iter().flat_map(Request::parts);
-            let theirs: BTreeSet<LockId> = theirs.map(|part| part.lock).collect();
-            own.len() == ways.len() && theirs == own
-        };
-        let inherited = older.iter().copied().find(same);
-        for lock_wanted in ways
-            .iter_mut()
-            .filter(|lock_wanted| lock_wanted.kind != RequestKind::Reenter)
-        {
-            let stays = inherited.is_some() && request(lock_wanted) == inherited;
-            lock_wanted.stays = lock_wanted.place.filter(|_| stays);
-        }
-        Plan {
-            ask,
-            ways,
-            older,
-            inherited,
-        }
+        let older = wanted.iter().filter_map(request).collect();
+        Plan { ask, wanted, older }
     }
 
-    /// How the request comes to one of its locks.
-    fn lock_wanted<'a>(
+    /// Returns how the request comes to one of its locks. Its owner's place there counts as gone.
+    fn wanted_lock<'a>(
         &self,
         entry: &Entry<impl Value>,
         now: Now,
@@ -177,47 +155,31 @@ impl Engine {
         let lock = self.queues.id(name);
         let queue = self.queues.at(lock);
         let place = queue.number_of(ask.owner);
-        let kind = RequestKind::of(entry, place, ask.owner, ask.terms.limit);
+        let alone = place.filter(|_| queue.len() == 1);
+        let kind = RequestKind::of(entry, alone, ask.owner, ask.terms.limit);
         WantedLock {
-            name,
-            lock,
+            at: NamedLock { name, lock, place },
             kind,
-            place,
-            stays: None,
             grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), kind),
         }
     }
 
-    /// Errors if the request may not wait: for want of room, or of a place while none are given. A cap refuses only what
-    /// makes its own number grow.
-    fn admit_many(&mut self, plan: &Plan) -> Result<(), Refusal> {
-        let mut fresh = Vec::new();
-        let mut gone: BTreeSet<(LockId, Arrival)> = BTreeSet::new();
-        for lock_wanted in &plan.ways {
-            let goes = lock_wanted.place.filter(|_| lock_wanted.stays.is_none());
-            gone.extend(lock_wanted.lock.zip(goes));
-            if lock_wanted.kind == RequestKind::Reenter || lock_wanted.stays.is_some() {
-                continue;
-            }
-            if !self.policy.grants {
-                return Err(Refusal::Draining);
-            }
-            if lock_wanted.kind == RequestKind::Upgrade {
-                self.refuse_second_upgrade(lock_wanted.lock, plan.ask.owner)?;
-            }
-            fresh.push(lock_wanted);
+    /// Errors if the request may not wait: for want of room, or while no places are given. A cap refuses only what makes its own
+    /// number grow.
+    fn admit_many(&self, plan: &Plan) -> Result<(), Refusal> {
+        if !self.policy.grants {
+            return Err(Refusal::Draining);
         }
-        for lock_wanted in fresh
-            .iter()
-            .filter(|lock_wanted| lock_wanted.place.is_none())
-        {
-            self.room_in_queue(lock_wanted.lock)?;
+        for at in plan.locks().filter(|at| at.place.is_none()) {
+            self.room_in_queue(at.lock)?;
         }
-        let fresh = fresh.len();
-        // Other older requests leave all their queues.
-        let others = plan.older.iter().filter(|id| Some(**id) != plan.inherited);
-        let others = others.filter_map(|id| self.requests.get(*id));
-        gone.extend(others.flat_map(Request::places));
+        // The owner's places here go, and those of its older requests elsewhere.
+        let here = plan.locks().filter_map(|at| at.lock.zip(at.place));
+        let mut gone: BTreeSet<(LockId, Arrival)> = here.collect();
+        let older = plan.older.iter().filter_map(|id| self.requests.get(*id));
+        let parts = older.flat_map(Request::parts);
+        gone.extend(parts.map(|part| (part.lock, part.place)));
+        let fresh = plan.wanted.len();
         if fresh > gone.len() && self.places + fresh - gone.len() > self.policy.max_places {
             return Err(Refusal::Full("dlock.max-places"));
         }
@@ -234,27 +196,41 @@ impl Engine {
         now: Now,
         plan: &Plan,
     ) -> Result<(), Refusal> {
-        let queued = plan
-            .ways
-            .iter()
-            .filter(|lock_wanted| lock_wanted.kind != RequestKind::Reenter);
-        let wanted = queued.map(|lock_wanted| Wanted {
-            name: lock_wanted.name,
-            lock: lock_wanted.lock,
-            place: match lock_wanted.kind {
-                RequestKind::Upgrade => Some(Arrival::AHEAD),
-                _ => lock_wanted.stays,
-            },
+        let wanted = plan.locks().map(|at| Wanted {
+            name: at.name,
+            lock: at.lock,
+            place: None,
             limit: plan.ask.terms.limit,
         });
         let wanted: Vec<Wanted> = wanted.collect();
         let asked = Asked {
             owner: plan.ask.owner,
             wanted: &wanted,
-            many: true,
             replaced: &plan.older,
         };
         self.refuse_if_deadlocked(keys, now, asked)
+    }
+
+    /// Grants all of the locks to a request that has just come.
+    fn grant_now(&mut self, keys: &mut impl Keyspace, now: Now, plan: &Plan) -> Answer<Vec<Grant>> {
+        let ask = plan.ask;
+        let at: Vec<NamedLock> = plan.locks().collect();
+        for at in &at {
+            if let Some((lock, number)) = at.lock.zip(at.place) {
+                self.take_over(lock, number, now);
+            }
+        }
+        let whose = (ask.owner, &ask.terms);
+        let (grants, promises) = self.grant_all(keys, now, whose, &at, true);
+        let answer = match self.policy.confirms() {
+            false => Answer::Granted(grants),
+            true => {
+                let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
+                Answer::Waiting(self.answer_confirmed(now, ask, &first, outcome, promises))
+            }
+        };
+        self.settle_all(keys, now, &at);
+        answer
     }
 
     /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it. Returns the
@@ -264,11 +240,11 @@ impl Engine {
         keys: &mut impl Keyspace,
         now: Now,
         (owner, terms): (&[u8], &Terms),
-        at: &[(NameRef, Option<LockId>, Option<Arrival>)],
+        locks: &[NamedLock],
         at_once: bool,
     ) -> (Vec<Grant>, Vec<Promise>) {
-        let (mut grants, mut promises) = (Vec::with_capacity(at.len()), Vec::new());
-        for (name, lock, place) in at.iter().copied() {
+        let (mut grants, mut promises) = (Vec::with_capacity(locks.len()), Vec::new());
+        for NamedLock { name, lock, place } in locks.iter().copied() {
             let award = Award {
                 name,
                 owner,
@@ -288,13 +264,8 @@ impl Engine {
     }
 
     /// Has all queues served on after that.
-    fn settle_all(
-        &mut self,
-        keys: &mut impl Keyspace,
-        now: Now,
-        at: &[(NameRef, Option<LockId>, Option<Arrival>)],
-    ) {
-        for (name, ..) in at {
+    fn settle_all(&mut self, keys: &mut impl Keyspace, now: Now, locks: &[NamedLock]) {
+        for NamedLock { name, .. } in locks {
             match self.queues.id(*name) {
                 Some(lock) => self.settle(keys, now, lock),
                 None => self.settle_changed(keys.entry(*name), now, *name, None),
@@ -302,65 +273,34 @@ impl Engine {
         }
     }
 
-    /// The older requests are told that they are replaced. Their places at these locks stay, with nobody there.
-    fn replace_older(&mut self, plan: &Plan, now: Now) {
-        let here: BTreeSet<LockId> = plan
-            .ways
-            .iter()
-            .filter_map(|lock_wanted| lock_wanted.lock)
-            .collect();
-        for id in &plan.older {
-            self.ledger.counters.replaced += 1;
-            self.end_wait(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
-        }
-    }
-
-    /// Enters the queues of the locks, all in this event.
+    /// Enters the queues of the locks, all in this event. The owner's places there go first.
     fn wait_for_many(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
         plan: &Plan,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
-        let Plan { ask, ways, .. } = plan;
-        self.replace_older(plan, now);
+        let ask = plan.ask;
         let (id, owner) = (self.requests.fresh(now), Rc::<[u8]>::from(ask.owner));
-        let mut parts = Vec::with_capacity(ways.len());
-        for lock_wanted in ways {
-            let stays = lock_wanted.stays;
-            let entry = keys.entry(lock_wanted.name);
-            let lock = self.queues.id_or_new(lock_wanted.name);
-            if let Some(number) = lock_wanted.place.filter(|_| stays.is_none()) {
-                // With a place elsewhere that is older it could be before others in one queue and behind them in another.
+        let mut parts = Vec::with_capacity(plan.wanted.len());
+        for at in plan.locks() {
+            let entry = keys.entry(at.name);
+            if let Some((lock, number)) = at.lock.zip(at.place) {
+                self.take_over(lock, number, now);
                 self.remove_place(entry, now, lock, number, Outcome::Replaced);
-                self.next.insert(Next::Lock(lock));
             }
-            let place = match lock_wanted.kind {
-                RequestKind::Reenter => None,
-                RequestKind::Upgrade => Some(Arrival::AHEAD),
-                RequestKind::Queue(_) => {
-                    Some(stays.unwrap_or_else(|| self.ledger.tokens.arrival(now)))
-                }
-            };
-            if let Some(number) = place.filter(|_| stays.is_none()) {
-                let place = Place::new(owner.clone(), ask.terms.limit, now);
-                self.add_place(entry, lock, number, place);
+            let lock = self.queues.id_or_new(at.name);
+            let number = self.ledger.tokens.arrival(now);
+            let mut place = Place::new(owner.clone(), ask.terms.limit, now);
+            place.occupy(id, true);
+            self.add_place(entry, lock, number, place);
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.multi_places += 1;
             }
-            let Some(queue) = self.queues.get_mut(lock) else {
-                broken!("a lock that a request is to wait for has a queue");
-                continue;
-            };
-            if let Some(number) = place {
-                queue.set_limit(number, ask.terms.limit);
-            }
-            match place.and_then(|number| queue.place_mut(number)) {
-                Some(place) => {
-                    place.occupy(id, true);
-                    queue.multi_places += 1;
-                }
-                None => drop(queue.counts_on.insert(id)),
-            }
-            parts.push(Part { lock, place });
+            parts.push(Part {
+                lock,
+                place: number,
+            });
         }
         let at = WaitsAt::Many(parts.clone().into());
         self.begin_to_wait(ask, owner, at, id, now);
@@ -395,25 +335,14 @@ impl Engine {
         let until = request.until.map(|due| due.at);
         let named = |part: &Part| (*part, self.queues.at(part.lock).name.clone());
         let parts: Vec<(Part, Name)> = request.parts().iter().map(named).collect();
-        if parts.iter().all(|(part, _)| part.place.is_none()) && self.policy.quarantined(now) {
-            // It has become one of re-entries only.
-            let error = self.withheld(now);
-            return self.end_wait(id, now, Outcome::Refused(error), |_| false);
-        }
-        let mut overflows = Ok(());
         for (part, name) in &parts {
-            let entry = keys.entry(name.as_ref());
-            if entry.foreign {
-                return self.end_wait(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
-            }
-            overflows = overflows.and(refuse_overflow(entry, &owner, &terms));
             self.close_if_leaving(keys, name.as_ref());
             let queue = self.queues.at(part.lock);
-            if queue.closed {
+            if queue.closed || queue.stale {
                 return self.mark(part.lock);
             }
             let entry = keys.entry(name.as_ref());
-            let kind = part.place.map_or(RequestKind::Reenter, RequestKind::to);
+            let kind = RequestKind::to(part.place);
             match self.grantable(entry, queue, now, (&owner, terms.limit), kind) {
                 Grantable::Now => {}
                 Grantable::Withheld => {
@@ -423,15 +352,15 @@ impl Engine {
                 _ => return,
             }
         }
-        if let Err(error) = overflows {
-            return self.end_wait(id, now, Outcome::Refused(error), |_| false);
-        }
         let Some(request) = self.unregister_everywhere(id, now) else {
             return broken!("a request that waits is registered");
         };
-        let named = parts.iter();
-        let at = named.map(|(part, name)| (name.as_ref(), Some(part.lock), part.place));
-        let at: Vec<_> = at.collect();
+        let at = parts.iter().map(|(part, name)| NamedLock {
+            name: name.as_ref(),
+            lock: Some(part.lock),
+            place: Some(part.place),
+        });
+        let at: Vec<NamedLock> = at.collect();
         let (grants, promises) = self.grant_all(keys, now, (&owner, &terms), &at, false);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
         let pending = Pending {
@@ -456,45 +385,8 @@ impl Engine {
                 self.settle(keys, now, lock);
                 // One that must not move, or has too many to grant for one step, is no further than before.
                 moved |= self.is_settled(keys.entry(name.as_ref()), now, lock);
-            } else if part.place.is_none() && self.upgrades_now(keys, now, lock, id) {
-                self.settle(keys, now, lock);
-                moved = true;
             }
         }
         moved
-    }
-
-    /// Returns true if this request counts on a hold that another request of its owner may upgrade now: it will have another token.
-    fn upgrades_now(
-        &self,
-        keys: &mut impl Keyspace,
-        now: Now,
-        lock: LockId,
-        id: RequestId,
-    ) -> bool {
-        let queue = self.queues.at(lock);
-        let (Some(place), Some(request)) = (queue.upgrade(), self.requests.get(id)) else {
-            return false;
-        };
-        let want = (&*place.owner, place.limit);
-        let entry = keys.entry(queue.name.as_ref());
-        place.owner == request.owner
-            && !place.is_part()
-            && self.grantable(entry, queue, now, want, RequestKind::Upgrade) == Grantable::Now
-    }
-
-    /// The request for many locks that waits at a place in this queue counts on its owner's hold from now on.
-    pub(in crate::rules) fn count_on_hold(&mut self, lock: LockId, number: Arrival, id: RequestId) {
-        let Some(queue) = self.queues.get_mut(lock) else {
-            return broken!("a lock that somebody waits for has a queue");
-        };
-        if queue.place(number).is_some_and(Place::is_part) {
-            queue.remove(number);
-            queue.multi_places -= 1;
-            self.places -= 1;
-        }
-        queue.counts_on.insert(id);
-        self.requests.set_place(id, lock, None);
-        self.next.insert(Next::Many(id));
     }
 }

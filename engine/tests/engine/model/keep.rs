@@ -168,31 +168,19 @@ impl Model {
         Ok(ended.len() as u64)
     }
 
-    /// Removes the owner's place, and tells the request that waits there; and those for many that count on its hold.
+    /// Removes the owner's place, and tells the request that waits there.
     pub fn cancel(&mut self, key: &str, owner: &str) -> Result<u64, Error> {
         let lock = self.lock(key);
         if lock.foreign {
             return Err(Error::Refused(Refusal::WrongType));
         }
         let place = lock.place(owner).cloned();
-        let (lock, key) = (lock.clone(), key.to_string());
-        let counts = |wait: &&Wait| {
-            let asked = &wait.asked;
-            asked.owner == owner && asked.keys.contains(&key) && lock.place_of(wait.id).is_none()
-        };
-        let counting: Vec<u64> = self
-            .waits
-            .iter()
-            .filter(counts)
-            .map(|wait| wait.id)
-            .collect();
-        self.lock(&key).keep_places(|place| place.owner != owner);
-        let waits = place.as_ref().and_then(|place| place.wait);
-        for id in waits.into_iter().chain(counting.iter().copied()) {
+        lock.keep_places(|place| place.owner != owner);
+        if let Some(id) = place.as_ref().and_then(|place| place.wait) {
             self.end_wait(id, Answer::Cancelled);
         }
         self.settle();
-        Ok(u64::from(place.is_some() || !counting.is_empty()))
+        Ok(u64::from(place.is_some()))
     }
 
     /// The server notices the end of a connection: it waits no longer, and its sessions end, before anybody is served.
@@ -277,7 +265,8 @@ impl Model {
         value
     }
 
-    /// A value comes to a key. Who waits there keeps the place; tickets arrive with a fresh window.
+    /// A value comes to a key with its holders and tickets. These stand by their numbers among those who wait there, and have a
+    /// fresh window. An owner may have two places then, until that is settled.
     fn put_value(&mut self, key: &str, value: Value) {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
@@ -292,7 +281,9 @@ impl Model {
         lock.queue
             .retain(|place| place.wait.is_some() || comes(place));
         for ticket in &value.tickets {
-            if lock.queue.iter().all(|place| place.owner != ticket.owner) {
+            let its =
+                |place: &Place| (&place.owner, place.arrival) == (&ticket.owner, ticket.arrival);
+            if !lock.queue.iter().any(its) {
                 let window = ticket.claim.unwrap_or(0).max(default);
                 let (wait, kept_until) = (None, Some(steady + window));
                 lock.queue.push(Place {

@@ -69,7 +69,8 @@ pub struct Lock {
     written: Written,
 }
 
-/// What a lock's value says: holds without the connections that they are tied to, tickets, and whether somebody is queued.
+/// What a lock's value says: holds (but not to which connections they are tied, nor whether they were touched), tickets, and
+/// whether somebody is queued.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Written {
     holds: Vec<Hold>,
@@ -118,7 +119,7 @@ pub struct Place {
     pub wait: Option<u64>,
 }
 
-/// A request that waits: at a place of each of its locks that the owner does not hold as it asks for.
+/// A request that waits: at a place of each of its locks. A MACQUIRE waits only for locks that its owner does not hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wait {
     pub id: u64,
@@ -165,6 +166,8 @@ pub enum Answer {
     Null,
     Refused(Error),
     Cancelled,
+    /// What a channel is told where a connection is answered `TRYAGAIN`.
+    Moved,
     Replaced,
     Gone,
     /// Its connection is blocked.
@@ -209,12 +212,6 @@ enum Way {
 impl Request {
     fn waits(&self) -> bool {
         self.wait != Patience::None
-    }
-
-    fn same_keys(&self, other: &Request) -> bool {
-        let all =
-            |one: &Request, other: &Request| one.keys.iter().all(|key| other.keys.contains(key));
-        all(self, other) && all(other, self)
     }
 }
 
@@ -305,6 +302,7 @@ impl Lock {
         let untied = |hold: &Hold| Hold {
             tie: None,
             client: 0,
+            touched: false,
             ..hold.clone()
         };
         let mut holds: Vec<Hold> = self.holds.iter().map(untied).collect();
@@ -368,10 +366,15 @@ impl Model {
     /// A request for one lock or for many.
     pub fn ask(&mut self, request: &Request) -> Answer {
         let Request { owner, limit, .. } = request;
+        // The owner's places at the locks of a MACQUIRE count as gone.
+        let seen = |mut lock: Lock| {
+            lock.keep_places(|place| !request.many || place.owner != *owner);
+            lock
+        };
         let locks: Vec<Lock> = request
             .keys
             .iter()
-            .map(|key| self.lock(key).clone())
+            .map(|key| seen(self.lock(key).clone()))
             .collect();
         if locks.iter().any(|lock| lock.foreign) {
             return Answer::Refused(Error::Refused(Refusal::WrongType));
@@ -380,8 +383,8 @@ impl Model {
             return Answer::Null;
         }
         let reenters = |lock: &Lock| lock.way(owner, *limit) == Way::Reenters;
-        let only_reenters = locks.iter().all(reenters);
-        if only_reenters && self.quarantined() {
+        let holds = locks.iter().any(|lock| lock.hold(owner).is_some());
+        if self.quarantined() && (request.many && holds || locks.iter().all(reenters)) {
             return Answer::Refused(self.quarantine());
         }
         let withheld = |lock: &Lock| match lock.way(owner, *limit) {
@@ -402,8 +405,12 @@ impl Model {
         if !request.waits() {
             return self.not_now(request);
         }
-        if !self.policy.grants && !self.inherits_all(request) {
+        let has_place = !request.many && locks[0].place(owner).is_some();
+        if !self.policy.grants && !has_place {
             return Answer::Refused(Error::Refused(Refusal::Draining));
+        }
+        if request.many && holds {
+            return Answer::Refused(Error::Refused(Refusal::Holding));
         }
         if locks
             .iter()
@@ -495,30 +502,6 @@ impl Model {
         true
     }
 
-    /// Whether all places that it needs are its owner's already.
-    fn inherits_all(&mut self, request: &Request) -> bool {
-        let older = self.older(request);
-        let heir = |wait: &&Wait| wait.asked.many && wait.asked.same_keys(request);
-        let forebear = self
-            .waits
-            .iter()
-            .find(|wait| older.contains(&wait.id) && heir(wait));
-        let forebear = forebear.map(|wait| wait.id);
-        request.keys.iter().all(|key| {
-            let place = self.locks[key].place(&request.owner);
-            match (
-                self.locks[key].way(&request.owner, request.limit),
-                request.many,
-            ) {
-                (Way::Reenters, _) => true,
-                (_, false) => place.is_some(),
-                (_, true) => {
-                    forebear.is_some() && place.is_some_and(|place| place.wait == forebear)
-                }
-            }
-        })
-    }
-
     fn begin_to_wait(&mut self, request: &Request) -> Answer {
         let mut then = self.clone();
         let id = then.take_over(request);
@@ -544,35 +527,21 @@ impl Model {
 
     /// The request takes over from its owner's older ones, and stands wherever it has to wait.
     fn take_over(&mut self, request: &Request) -> u64 {
-        let older = self.older(request);
-        let inherits = |place: &Place| match place.wait {
-            // A ticket that nobody waits on is lost to a MACQUIRE.
-            None => !request.many,
-            Some(id) => self.waits.iter().any(|wait| {
-                let alike = wait.asked.many && wait.asked.same_keys(request);
-                wait.id == id && (!request.many || alike)
-            }),
-        };
-        let place = |key: &String| self.locks[key].place(&request.owner).cloned();
-        let inherited: Vec<Option<Place>> = request
-            .keys
-            .iter()
-            .map(|key| place(key).filter(inherits))
-            .collect();
-        for id in older {
+        let place = self.locks[&request.keys[0]].place(&request.owner);
+        let inherited = place.filter(|_| !request.many).cloned();
+        for id in self.older(request) {
             self.end_wait(id, Answer::Replaced);
         }
         self.waits_made += 1;
         let id = self.waits_made;
-        for (key, inherited) in request.keys.iter().zip(inherited) {
+        for key in &request.keys {
             let lock = self.lock(key);
             lock.keep_places(|place| place.owner != request.owner);
             let way = lock.way(&request.owner, request.limit);
-            let mut place = match (way, inherited) {
-                (Way::Reenters, _) => continue,
-                (_, Some(place)) => place,
-                (Way::Upgrades, None) => self.place_ahead(request),
-                (Way::Queues, None) => self.last_place(request),
+            let mut place = match &inherited {
+                Some(place) => place.clone(),
+                None if way == Way::Upgrades => self.place_ahead(request),
+                None => self.last_place(request),
             };
             (place.limit, place.wait, place.kept_until) = (request.limit, Some(id), None);
             let lock = self.lock(key);

@@ -11,7 +11,7 @@ impl Model {
             self.moved = false;
             self.end_what_is_over();
             self.refuse_other_types();
-            self.follow_holds();
+            self.follow_values();
             self.serve();
             if !self.moved {
                 return self.note_writes();
@@ -65,56 +65,43 @@ impl Model {
         }
     }
 
-    /// A request goes with what its owner holds: holds end, change and arrive under those who wait.
-    fn follow_holds(&mut self) {
-        for wait in self.waits.clone() {
-            let lost = |key: &String| {
-                let lock = &self.locks[key];
-                let upgrade = lock.upgrade.as_ref().and_then(|place| place.wait);
-                match lock.way(&wait.asked.owner, wait.asked.limit) {
-                    Way::Reenters => false,
-                    // Where it has no place it counts on a hold that is strong enough.
-                    Way::Upgrades => lock.place_of(wait.id).is_none(),
-                    Way::Queues => lock.place_of(wait.id).is_none() || upgrade == Some(wait.id),
+    /// Who waits for an upgrade needs its hold. Who waits under an owner to whom a value has brought a hold, or a ticket of another
+    /// number, has to ask again.
+    fn follow_values(&mut self) {
+        for (key, lock) in self.locks.clone() {
+            let lost = |place: &&Place| lock.hold(&place.owner).is_none();
+            if let Some(wait) = lock
+                .upgrade
+                .as_ref()
+                .filter(lost)
+                .and_then(|place| place.wait)
+            {
+                self.end_wait(wait, Answer::Refused(Error::Refused(Refusal::NotHeld)));
+            }
+            let brought = |place: &&Place| {
+                let mut places = lock.queue.iter();
+                let its = |other: &Place| other.owner == place.owner && other.wait.is_none();
+                match lock.way(&place.owner, place.limit) {
+                    Way::Queues => places.any(its),
+                    Way::Reenters => true,
+                    Way::Upgrades => lock.upgrade.as_ref() != Some(place),
                 }
             };
-            if wait.asked.keys.iter().any(lost) {
-                self.end_wait(wait.id, Answer::Refused(Error::Refused(Refusal::NotHeld)));
+            let waits = lock
+                .in_order()
+                .filter(brought)
+                .filter_map(|place| place.wait);
+            for id in waits.collect::<Vec<_>>() {
+                let by_channel = |wait: &Wait| wait.id == id && wait.asked.channel.is_some();
+                let answer = match self.waits.iter().any(by_channel) {
+                    true => Answer::Moved,
+                    false => Answer::Refused(Error::Refused(Refusal::TryAgain)),
+                };
+                self.end_wait(id, answer);
             }
-        }
-        for (key, before) in self.locks.clone() {
-            for place in before.in_order() {
-                // It may have gone with another of the same request.
-                if self.locks[&key].in_order().any(|other| other == place) {
-                    self.meet_hold(&key, place);
-                }
-            }
-        }
-    }
-
-    /// A holder has no ticket, and needs no place for a re-entry. If its hold is too weak, it waits ahead of the queue.
-    fn meet_hold(&mut self, key: &str, place: &Place) {
-        let lock = self.lock(key);
-        let upgrade = lock.upgrade.clone();
-        match (place.wait, lock.way(&place.owner, place.limit)) {
-            (_, Way::Queues) => {}
-            (Some(_), Way::Upgrades) if upgrade.as_ref() == Some(place) => {}
-            (Some(id), Way::Upgrades) if upgrade.is_some() => {
-                self.end_wait(
-                    id,
-                    Answer::Refused(Error::Refused(Refusal::Deadlock(String::new()))),
-                );
-            }
-            (wait, way) => {
-                lock.keep_places(|other| other.owner != place.owner);
-                if wait.is_some() && way == Way::Upgrades {
-                    let claim = None;
-                    lock.upgrade = Some(Place {
-                        claim,
-                        ..place.clone()
-                    });
-                }
-            }
+            // A holder has no ticket.
+            let queue = &mut self.lock(&key).queue;
+            queue.retain(|place| lock.hold(&place.owner).is_none());
         }
     }
 
@@ -129,9 +116,7 @@ impl Model {
                 let hold = self.locks[key].hold(&wait.asked.owner);
                 hold.is_some_and(|hold| hold.overflows(&wait.asked))
             };
-            if self.quarantined() {
-                self.end_wait(wait.id, Answer::Refused(self.quarantine()));
-            } else if wait.asked.keys.iter().any(overflows) {
+            if wait.asked.keys.iter().any(overflows) {
                 self.end_wait(wait.id, Answer::Refused(overflow()));
             } else {
                 self.grant(&wait);
@@ -139,26 +124,20 @@ impl Model {
         }
     }
 
-    /// Whether it heads all of its queues and could have all of its locks, or needs none of that as its owner holds them.
+    /// Whether it heads all of its queues and could have all of its locks.
     fn grantable(&self, wait: &Wait) -> bool {
         let Wait { id, asked, .. } = wait;
-        let only_reenters = asked
-            .keys
-            .iter()
-            .all(|key| self.locks[key].place_of(*id).is_none());
-        only_reenters
-            || self.granting()
-                && asked.keys.iter().all(|key| {
-                    let lock = &self.locks[key];
-                    let first = lock
-                        .in_order()
-                        .next()
-                        .is_some_and(|place| place.wait == Some(*id));
-                    let full = lock.hold(&asked.owner).is_none()
-                        && lock.holds.len() >= self.policy.max_holders;
-                    let turn = first && !full && lock.compatible(&asked.owner, asked.limit);
-                    turn || lock.place_of(*id).is_none()
-                })
+        let turn = |key: &String| {
+            let lock = &self.locks[key];
+            let first = lock
+                .in_order()
+                .next()
+                .is_some_and(|place| place.wait == Some(*id));
+            let full =
+                lock.hold(&asked.owner).is_none() && lock.holds.len() >= self.policy.max_holders;
+            first && !full && lock.compatible(&asked.owner, asked.limit)
+        };
+        self.granting() && asked.keys.iter().all(turn)
     }
 
     fn grant(&mut self, wait: &Wait) {

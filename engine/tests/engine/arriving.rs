@@ -1,0 +1,117 @@
+//! Values that come to names where somebody waits, of kinds that no command here brings.
+
+use crate::client::Client;
+use crate::keys::Value;
+use crate::server::Server;
+use crate::world::name;
+use dlock_commands::Reply;
+use dlock_engine::{
+    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal,
+};
+
+const NOW: Now = Now {
+    us: 2_000_000_000_000_000,
+    steady_us: 1_000_000,
+};
+
+/// A time at which every window is over.
+const LATER: Now = Now {
+    us: NOW.us + 60_000_000,
+    steady_us: NOW.steady_us + 60_000_000,
+};
+
+fn ask(server: &mut Server, line: &str) -> Reply {
+    let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+    let answer = server.run(NOW, 0, Client::connection(1), &words);
+    server.keys.close();
+    answer.unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn tickets(tickets: impl Iterator<Item = (u64, String)>) -> Lock {
+    let mut lock = Lock::default();
+    for (number, owner) in tickets {
+        lock.apply(&Change::Ticket {
+            number: Arrival(number),
+            owner: owner.as_bytes(),
+            limit: Limit::EXCLUSIVE,
+            claim: 1_000,
+        });
+    }
+    lock
+}
+
+/// A value comes to a key, and the server tells of it.
+fn bring(server: &mut Server, key: &str, lock: &Lock) {
+    let value = codec::decode(&codec::encode(lock)).expect("a lock");
+    let (name, value) = (name(0, key), Value::Lock(Box::new(value), None));
+    server.keys.values.insert(name.clone(), value);
+    server.engine.on_key_changed(name.as_ref());
+}
+
+/// Settles one step. Returns the outcomes that were told, and whether anything is left.
+fn step(server: &mut Server, now: Now) -> (Vec<Outcome>, bool) {
+    let left = server.engine.settle_dirty(&mut server.keys, now, 100);
+    server.keys.close();
+    let told = |output| match output {
+        Output::Wake(wake) => wake.outcome,
+        Output::Publish(message) => message.outcome,
+    };
+    (
+        server.engine.outbox.take().into_iter().map(told).collect(),
+        left,
+    )
+}
+
+/// A user can make a value with any numbers: also with that of a place whose owner has no ticket here. It is the value's, and
+/// nothing of it is left when its window is over.
+#[test]
+fn a_ticket_with_the_number_of_a_waiter_is_the_values() {
+    for number in NOW.us - 5..NOW.us + 5 {
+        let mut server = Server::new(true, Policy::default());
+        ask(&mut server, "ACQUIRE k holder 1000");
+        assert!(matches!(
+            ask(&mut server, "ACQUIRE k ann BLOCK 0"),
+            Reply::Wait(..)
+        ));
+        bring(
+            &mut server,
+            "k",
+            &tickets([(number, "ann".into())].into_iter()),
+        );
+        let (told, _) = step(&mut server, NOW);
+        assert_eq!(told, [Outcome::Refused(Refusal::TryAgain)], "{number}");
+        assert_eq!(server.engine.places(), 1);
+        server.engine.tick(LATER);
+        while step(&mut server, LATER).1 {}
+        let left = (server.engine.places(), server.keys.values.len());
+        assert_eq!(left, (0, 0), "{number}");
+    }
+}
+
+/// Of very many tickets some have no place for a while. A request for many locks that came after them is not granted meanwhile,
+/// whatever else is settled.
+#[test]
+fn a_request_for_many_locks_waits_for_tickets_that_have_no_place_yet() {
+    const TICKETS: u64 = 20_000;
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE two holder");
+    let waits = ask(&mut server, "MACQUIRE 2 two free ann BLOCK 0");
+    assert!(matches!(waits, Reply::Wait(..)));
+    let numbers = NOW.us - TICKETS..NOW.us;
+    let lock = tickets(numbers.map(|number| (number, format!("o{number}"))));
+    for key in ["one", "two"] {
+        bring(&mut server, key, &lock);
+    }
+    server.engine.on_key_changed(name(0, "free").as_ref());
+    let (mut steps, mut left) = (0, true);
+    while left {
+        let (told, more) = step(&mut server, NOW);
+        assert_eq!(told, []);
+        (steps, left) = (steps + 1, more);
+    }
+    assert!(steps > 1, "{steps} steps");
+    let rank = server
+        .engine
+        .position(None, name(0, "two").as_ref(), b"ann");
+    assert_eq!(rank, Some(TICKETS as usize));
+}
