@@ -57,10 +57,12 @@ impl Rule {
         let is_letter = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
         sentence.match_indices(&self.phrase).any(|(at, found)| {
             let (before, after) = (&sentence[..at], &sentence[at + found.len()..]);
-            let begins_with_letter = is_letter(found.chars().next());
-            let is_whole = !(begins_with_letter && is_letter(before.chars().last()))
-                && !is_letter(after.chars().next());
-            is_whole && (!self.opens || before.is_empty()) && (!self.closes || after.is_empty())
+            let begins_inside = is_letter(found.chars().next()) && is_letter(before.chars().last());
+            let ends_inside = is_letter(after.chars().next());
+            !begins_inside
+                && !ends_inside
+                && (!self.opens || before.is_empty())
+                && (!self.closes || after.is_empty())
         })
     }
 }
