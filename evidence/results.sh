@@ -17,3 +17,4 @@ show bench-peers/full/peers.md peers.md
 show bench-peers/full/peers.svg peers.svg
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md
+show judge/judge.md judge.md
