@@ -18,3 +18,5 @@ show bench-peers/full/peers.svg peers.svg
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md
 show judge/judge.md judge.md
+show clocks/clocks.md clocks.md
+show disks/disks.md disks.md
