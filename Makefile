@@ -41,7 +41,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 .PHONY: help run test test-engine demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny
-.PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages cli observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos judge clocks disks clients bench-clients packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
 
@@ -89,7 +89,18 @@ pictures: ## Draw the pictures of the documents from their texts in docs/picture
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
 	@cargo run --quiet --release --bin chaos -- \
-	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 10) $(ARGS)
+	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' \
+	    $(if $(QUICK),--quick --lanes 10 --histories '$(TARGET)/chaos/histories') $(ARGS)
+
+judge: build ## Have Porcupine judge histories from real servers; planted faults must be found (QUICK=1: three minutes)
+	@evidence/judge/run.sh '$(TARGET)/judge' --module '$(BUILT)' --results '$(TARGET)/judge' --histories '$(TARGET)/chaos/histories' \
+	    $(if $(QUICK),--quick) $(ARGS) '$(DLOCK_REDIS_SERVER)' '$(TARGET)/servers/redis-8.6/server' '$(TARGET)/servers/valkey-9.1/server'
+
+clocks: build ## Step the wall clocks of a primary and its replicas under load: how often two owners, for how long (three minutes)
+	@cargo run --quiet --release --bin clocks -- --results '$(TARGET)/clocks' $(ARGS)
+
+disks: build ## Cut the AOF at any byte, and lose the newest of it under load: what is left, how often two owners (two minutes)
+	@cargo run --quiet --release --bin disks -- --results '$(TARGET)/disks' $(ARGS)
 
 check: built ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check

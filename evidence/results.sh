@@ -16,3 +16,6 @@ show bench/servers/servers.md servers.md
 show bench-peers/full/peers.md peers.md
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md
+show judge/judge.md judge.md
+show clocks/clocks.md clocks.md
+show disks/disks.md disks.md

@@ -1,5 +1,6 @@
 //! A history as lines of JSON, for checkers that others wrote. `HISTORIES.md` describes them.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use serde_json::{json, Map, Value};
@@ -9,47 +10,67 @@ use crate::history::{Call, History, Micros, Outcome};
 use crate::run::Plan;
 
 /// In which order lines of the same instant stand: whoever takes over is not there with the one before, and requests
-/// that touch are taken for concurrent.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
-    HoldEnds,
-    Invoke,
-    Rest,
-}
+/// that touch are taken for concurrent. A process ends one call before it begins the next: those come later still.
+type Rank = u32;
 
-struct Lines(Vec<(Micros, Rank, Value)>);
+const HOLD_ENDS: Rank = 0;
+const INVOKE: Rank = 1;
+const REST: Rank = 2;
+
+#[derive(Default)]
+struct Lines {
+    all: Vec<(Micros, Rank, Value)>,
+    /// When and where each process's last call ended.
+    ended: HashMap<String, (Micros, Rank)>,
+}
 
 impl Lines {
     fn add(&mut self, time: Micros, rank: Rank, line: Value) {
-        self.0.push((time, rank, line));
+        self.all.push((time, rank, line));
+    }
+
+    /// Returns where the two lines of a process's next call stand.
+    fn ranks(&mut self, process: &str, sent: Micros, ended: Micros) -> (Rank, Rank) {
+        let invoke = match self.ended.get(process) {
+            Some((time, rank)) if *time == sent => rank + 1,
+            _ => INVOKE,
+        };
+        let end = match ended == sent {
+            true => (invoke + 1).max(REST),
+            false => REST,
+        };
+        self.ended.insert(process.to_owned(), (ended, end));
+        (invoke, end)
     }
 }
 
 /// Writes what was called and believed, and what was done to the servers, in the order of time.
 pub fn write(to: &mut impl Write, plan: &Plan, history: &History) -> io::Result<()> {
-    let mut lines = Lines(Vec::new());
-    for call in &history.calls {
+    let mut lines = Lines::default();
+    let mut calls: Vec<&Call> = history.calls.iter().collect();
+    calls.sort_by_key(|call| (call.sent, call.ended));
+    for call in calls {
         lines.call(call);
     }
     lines.holds(history);
     for round in &history.rounds {
         let line = |what: &str, time: Micros| json!({"type": "info", "process": "faults", "f": round.name, "what": what, "time": time});
-        lines.add(round.from, Rank::Rest, line("begins", round.from));
+        lines.add(round.from, REST, line("begins", round.from));
         if let Some((at, server)) = round.new {
             let mut line = line("noticed a new primary", at);
             line["server"] = json!(server);
-            lines.add(at, Rank::Rest, line);
+            lines.add(at, REST, line);
         }
-        lines.add(round.calm, Rank::Rest, line("is over", round.calm));
+        lines.add(round.calm, REST, line("is over", round.calm));
     }
-    lines.0.sort_by_key(|(time, rank, _)| (*time, *rank));
+    lines.all.sort_by_key(|(time, rank, _)| (*time, *rank));
     let cell = json!({
         "type": "info", "process": "faults", "f": "cell", "what": plan.name(), "time": 0,
         "lease-ms": LEASE_MS, "quarantine-ms": plan.setting.quarantine_ms, "replicas": plan.replicas,
-        "min-replicas-to-write": plan.setting.to_write.of(plan.replicas),
+        "min-replicas-to-write": plan.setting.to_write.of(plan.replicas), "one-owner": plan.promises_one_owner(),
     });
     writeln!(to, "{cell}")?;
-    for (_, _, line) in &lines.0 {
+    for (_, _, line) in &lines.all {
         writeln!(to, "{line}")?;
     }
     Ok(())
@@ -65,6 +86,7 @@ impl Lines {
             } else {
                 format!("{} {key}", call.client)
             };
+            let (invoke, end) = self.ranks(&process, call.sent, call.ended);
             let mut about = Map::new();
             about.insert("process".into(), json!(process));
             about.insert("f".into(), json!(name_of(&call.command)));
@@ -83,7 +105,7 @@ impl Lines {
             }
             begin.insert("type".into(), json!("invoke"));
             begin.insert("time".into(), json!(call.sent));
-            self.add(call.sent, Rank::Invoke, Value::Object(begin));
+            self.add(call.sent, invoke, Value::Object(begin));
             about.insert("time".into(), json!(call.ended));
             about.insert("server".into(), json!(call.server));
             let kind = match &call.outcome {
@@ -106,7 +128,7 @@ impl Lines {
                 }
             };
             about.insert("type".into(), json!(kind));
-            self.add(call.ended, Rank::Rest, Value::Object(about));
+            self.add(call.ended, end, Value::Object(about));
         }
     }
 
@@ -122,8 +144,8 @@ impl Lines {
                     "owner": belief.owner, "token": belief.token, "limit": belief.limit, "time": time,
                 })
             };
-            self.add(belief.from, Rank::Invoke, line("invoke", belief.from));
-            self.add(belief.until, Rank::HoldEnds, line("ok", belief.until));
+            self.add(belief.from, INVOKE, line("invoke", belief.from));
+            self.add(belief.until, HOLD_ENDS, line("ok", belief.until));
         }
     }
 }
@@ -220,6 +242,37 @@ mod tests {
             (&json!("b"), &json!(4))
         );
         assert_ne!(ends[0]["process"], ends[1]["process"]);
+    }
+
+    #[test]
+    fn a_process_ends_one_call_before_it_begins_the_next() {
+        let null = || Outcome::Refused("null".into());
+        let first = call("DLOCK.ACQUIRE", &["k"], null());
+        let (mut second, mut third) = (first.clone(), first.clone());
+        // In the instant in which the first ends: the second takes no time, the third some.
+        (second.sent, second.ended) = (9, 9);
+        (third.sent, third.ended) = (9, 12);
+        let mut other = first.clone();
+        other.client = "Block1".into();
+        (other.sent, other.ended) = (9, 10);
+        let lines = lines(&History {
+            calls: vec![first, second, third, other],
+            ..History::default()
+        });
+        let of = |process: &str| -> Vec<_> {
+            let its = lines.iter().filter(|line| line["process"] == process);
+            its.map(|line| line["type"].clone()).collect()
+        };
+        assert_eq!(
+            of("Block0"),
+            ["invoke", "fail", "invoke", "fail", "invoke", "fail"]
+        );
+        // To the others a call that ends in an instant and one that begins in it are concurrent.
+        let at = |process: &str, time: u64| {
+            let is = |line: &Value| line["process"] == process && line["time"] == time;
+            lines.iter().position(is)
+        };
+        assert!(at("Block1", 9) < at("Block0", 9));
     }
 
     #[test]

@@ -4,8 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::thread;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{Ask, Server};
+use dlock_integration::Server;
 use serde::{Deserialize, Serialize};
 
 /// Where it was measured, and what.
@@ -39,7 +38,9 @@ impl Machine {
             kernel: output("uname", &["-sr"]).unwrap_or_else(|| UNKNOWN.to_owned()),
             load: load(),
             server: server.version().to_string(),
-            module: module_version(&server).unwrap_or_else(|| UNKNOWN.to_owned()),
+            module: server
+                .module_version()
+                .unwrap_or_else(|| UNKNOWN.to_owned()),
         }
     }
 }
@@ -60,19 +61,4 @@ fn load() -> Option<f64> {
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// As the server has it, in three parts of which the last two have two digits: 1.2.3 is 10203.
-fn module_version(server: &Server) -> Option<String> {
-    let modules: Vec<Vec<Value>> = server.connection().ask("MODULE LIST");
-    let number = modules.first()?.iter().find_map(|value| match value {
-        Value::Int(number) => Some(*number),
-        _ => None,
-    })?;
-    Some(format!(
-        "{}.{}.{}",
-        number / 10_000,
-        number / 100 % 100,
-        number % 100
-    ))
 }

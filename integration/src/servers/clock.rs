@@ -39,6 +39,15 @@ impl Clock {
         Clock::start(Server::builder(), [0; 3])
     }
 
+    /// Starts a server that lives by clocks of its own, built like this. Nobody has touched them yet.
+    ///
+    /// # Panics
+    /// When the clocks cannot be compiled, or the server does not start.
+    #[track_caller]
+    pub fn of(builder: ServerBuilder) -> (Server, Clock) {
+        Clock::start(builder, [0; 3])
+    }
+
     /// A server for which time passes by [`pass`](Clock::pass) only. Whatever it reads is a whole number of milliseconds.
     #[track_caller]
     pub fn still(builder: ServerBuilder) -> (Server, Clock) {
@@ -79,6 +88,11 @@ impl Clock {
             let most = begin.elapsed() + Duration::from_secs(1);
             passed.unsigned_abs() <= most.as_micros() as u64
         });
+    }
+
+    /// Puts the wall clock ahead of the machine's by so much in all. It does not wait until the server has looked at it.
+    pub fn put_ahead(&self, ms: i64) {
+        self.set(AHEAD, ms * 1000);
     }
 
     /// Time passes where it stands still.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
+use redis::Value;
 use tempfile::TempDir;
 
 use crate::machine::patience::{await_until, PATIENCE};
@@ -218,6 +219,20 @@ impl Server {
     /// Its version, as the program says.
     pub fn version(&self) -> Version {
         version_of(self.builder.program_name())
+    }
+
+    /// Returns the version of the dlock that it has loaded, if it has. It may have other modules beside that.
+    pub fn module_version(&self) -> Option<String> {
+        let modules: Vec<Vec<Value>> = self.connection().ask("MODULE LIST");
+        let name = Value::BulkString(b"dlock".to_vec());
+        let ours = modules.iter().find(|module| module.contains(&name))?;
+        let number = ours.iter().find_map(|value| match value {
+            Value::Int(number) => Some(*number),
+            _ => None,
+        })?;
+        // Three parts, of which the last two have two digits: 1.2.3 is 10203.
+        let (major, minor, patch) = (number / 10_000, number / 100 % 100, number % 100);
+        Some(format!("{major}.{minor}.{patch}"))
     }
 
     /// A section of INFO.

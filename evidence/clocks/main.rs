@@ -1,0 +1,271 @@
+//! What steps of the wall clock do to locks: how many owners are let in beside one who still believes in its lease, and for how long a
+//! dead owner's lock is kept.
+//!
+//! A lease ends by the wall clock of the server, so a server whose clock is put forward ends it early, and one whose clock is put back
+//! ends it late. Twenty workers take ten locks while the clock of the primary, of its replicas or of all three is stepped once, or
+//! strobes to and fro. Where replicas are concerned, the primary dies a moment later and one of them takes over. The workers believe
+//! by their own clock, which nobody touches.
+
+mod table;
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use dlock_integration::redis::Value;
+use dlock_integration::workers::{Workers, LEASE_MS};
+use dlock_integration::{await_until, stat, Ask, Clock, Server, PATIENCE};
+
+use crate::table::{Row, Table};
+
+/// The longest lease, and a second.
+const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+
+/// How long workers work before the step, how long after it the primary dies, and how long it is watched.
+const BEFORE: Duration = Duration::from_millis(2_000);
+const THEN: Duration = Duration::from_millis(300);
+const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 3_000);
+
+/// How often the clock turns where it strobes, and for how long.
+const TURN: Duration = Duration::from_millis(150);
+const STROBE: Duration = Duration::from_millis(3_000);
+
+/// The command line.
+#[derive(Parser)]
+struct Options {
+    /// Cases that run at the same time
+    #[arg(long, default_value_t = 3)]
+    lanes: usize,
+    /// Where the table goes
+    #[arg(long, default_value = "target/clocks")]
+    results: std::path::PathBuf,
+}
+
+/// What the servers do against lost grants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Setting {
+    Nothing,
+    Replicas,
+}
+
+/// Whose clock it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// The primary's, which lives on.
+    Primary,
+    /// The replicas': one of them takes over.
+    Replicas,
+    /// Everybody's: one of the replicas takes over.
+    All,
+}
+
+/// What the clock does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Motion {
+    /// It is stepped once, by so many milliseconds.
+    Step(i64),
+    /// It is ahead by so much and right again, in turn; in the end it is right.
+    Strobe(i64),
+}
+
+const MOTIONS: [Motion; 8] = [
+    Motion::Step(1_000),
+    Motion::Step(-1_000),
+    Motion::Step(30_000),
+    Motion::Step(-30_000),
+    Motion::Step(3_600_000),
+    Motion::Step(-3_600_000),
+    Motion::Strobe(1_000),
+    Motion::Strobe(30_000),
+];
+
+/// One case.
+#[derive(Clone, Copy)]
+struct Case {
+    setting: Setting,
+    whose: Whose,
+    motion: Motion,
+}
+
+impl Case {
+    fn all() -> Vec<Case> {
+        let mut all = Vec::new();
+        for whose in [Whose::Primary, Whose::Replicas, Whose::All] {
+            for motion in MOTIONS {
+                for setting in [Setting::Nothing, Setting::Replicas] {
+                    all.push(Case {
+                        setting,
+                        whose,
+                        motion,
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns by how much the clock is ahead at most.
+    fn ahead_ms(self) -> i64 {
+        match self.motion {
+            Motion::Step(ms) | Motion::Strobe(ms) => ms,
+        }
+    }
+
+    /// Returns true if a clock that ends leases early is that of a server that ends them: it must show.
+    fn must_let_in_two(self) -> bool {
+        let outruns = self.ahead_ms() >= LEASE_MS as i64;
+        // One that strobes is right again by the time at which a replica takes over, or it is not.
+        outruns && !(self.whose != Whose::Primary && matches!(self.motion, Motion::Strobe(_)))
+    }
+
+    fn play(self) -> Row {
+        let ([mut primary, new, other], clocks) = self.start();
+        let workers = Workers::start(primary.port());
+        sleep(BEFORE);
+        let mut dead = primary.connection();
+        dead.ask::<Value>(&format!("DLOCK.ACQUIRE left dead {LEASE_MS}"));
+        let left = Instant::now();
+        let touched = match self.whose {
+            Whose::Primary => &clocks[..1],
+            Whose::Replicas => &clocks[1..],
+            Whose::All => &clocks[..],
+        };
+        let strobes = AtomicBool::new(true);
+        let (seen, free) = thread::scope(|scope| {
+            match self.motion {
+                Motion::Step(ms) => touched.iter().for_each(|clock| clock.put_ahead(ms)),
+                Motion::Strobe(ms) => {
+                    let strobes = &strobes;
+                    scope.spawn(move || strobe(touched, ms, strobes));
+                }
+            }
+            let mut since = Instant::now();
+            let now = if self.whose == Whose::Primary {
+                &primary
+            } else {
+                sleep(THEN);
+                primary.kill9();
+                since = Instant::now();
+                new.connection().ask::<String>("REPLICAOF NO ONE");
+                other.replica_of(&new);
+                workers.turn_to(new.port());
+                &new
+            };
+            let free = watch(now, left);
+            strobes.store(false, Ordering::Relaxed);
+            (workers.end(since), free)
+        });
+        Row {
+            setting: self.setting,
+            whose: self.whose,
+            motion: self.motion,
+            twice: seen.twice,
+            together: seen.together,
+            gap: seen.gap,
+            free,
+        }
+    }
+
+    /// A primary and two replicas, each with a clock of its own, which are together.
+    fn start(self) -> ([Server; 3], [Clock; 3]) {
+        let server = || {
+            let mut builder = Server::builder();
+            if self.setting == Setting::Replicas {
+                // Of moments until all are together: nothing shortens it later.
+                for word in ["replicas", "2", "quarantine-ms", "1"] {
+                    builder = builder.module_argument(word);
+                }
+            }
+            Clock::of(builder)
+        };
+        let ((primary, a), (new, b), (other, c)) = (server(), server(), server());
+        for replica in [&new, &other] {
+            replica.replica_of(&primary);
+        }
+        for replica in [&new, &other] {
+            replica.wait_in_sync(&primary);
+        }
+        let servers = [primary, new, other];
+        if self.setting == Setting::Replicas {
+            await_until("both replicas count", PATIENCE, || {
+                stat(&servers[0], "replicas_counting") == 2
+                    && stat(&servers[0], "joins_count_late_ms") == 0
+            });
+            for server in &servers {
+                let set = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
+                server.connection().ask::<String>(&set);
+            }
+        }
+        (servers, [a, b, c])
+    }
+}
+
+/// Turns clocks to and fro. In the end they are right.
+fn strobe(clocks: &[Clock], ms: i64, goes_on: &AtomicBool) {
+    let begun = Instant::now();
+    let mut is_ahead = false;
+    while goes_on.load(Ordering::Relaxed) && begun.elapsed() < STROBE {
+        is_ahead = !is_ahead;
+        for clock in clocks {
+            clock.put_ahead(if is_ahead { ms } else { 0 });
+        }
+        sleep(TURN);
+    }
+    for clock in clocks {
+        clock.put_ahead(0);
+    }
+}
+
+/// Watches for a while. Returns when the lock of the dead owner was free, counted from its grant, if it was.
+fn watch(server: &Server, since: Instant) -> Option<Duration> {
+    let begun = Instant::now();
+    let mut connection = server.connection();
+    let mut free = None;
+    while begun.elapsed() < AFTER {
+        let held: Value = connection.ask("DLOCK.HELD left");
+        if free.is_none() && held == Value::Nil {
+            free = Some(since.elapsed());
+        }
+        sleep(Duration::from_millis(10));
+    }
+    free
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let cases = Case::all();
+    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..options.lanes {
+            scope.spawn(|| loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(case) = cases.get(at) else { break };
+                let row = case.play();
+                println!("{row}");
+                rows.lock().expect("no lane panics with it").push((at, row));
+            });
+        }
+    });
+    let mut rows = rows.into_inner().expect("no lane has panicked");
+    rows.sort_by_key(|(at, _)| *at);
+    let table = Table::new(rows.into_iter().map(|(_, row)| row).collect());
+    table
+        .keep(&options.results)
+        .expect("the table can be written");
+    let mut as_promised = true;
+    for (case, row) in cases.iter().zip(&table.rows) {
+        // A clock that is put back ends no lease early.
+        let is_back = case.ahead_ms() < 0;
+        if is_back && row.twice > 0 || case.must_let_in_two() && row.twice == 0 {
+            println!("Not as expected: {row}");
+            as_promised = false;
+        }
+    }
+    match as_promised {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,170 @@
+//! A server that loses the newest of what it has written.
+
+use std::fmt;
+use std::fs::File;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use dlock_integration::workers::{Workers, LEASE_MS};
+use dlock_integration::{Ask, Server};
+
+use crate::cuts::{aof_of, size};
+
+/// The longest lease, and a second.
+const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+
+/// How long workers work, how long before the end the disk stands still, and how long it is watched.
+const BEFORE: Duration = Duration::from_millis(3_500);
+const LOST: Duration = Duration::from_millis(1_000);
+const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
+
+/// The head of the table.
+pub const HEAD: &str = "| what the server keeps | what is lost | against that | two owners | first grant after the death |\n|---|---|---|---|---|";
+
+/// How the server keeps its data, and what it loses of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Disk {
+    /// Each answer is on the disk before it is sent, so nothing that was answered is lost.
+    Always,
+    /// The last second.
+    EverySecond,
+    /// All that the system had not written: here all of the run.
+    No,
+    /// All since the RDB was saved, a second ago.
+    Rdb,
+}
+
+/// One case.
+#[derive(Clone, Copy)]
+pub struct Case {
+    disk: Disk,
+    has_quarantine: bool,
+}
+
+/// What was seen in it.
+pub struct Row {
+    case: Case,
+    pub twice: usize,
+    pub together: Duration,
+    gap: Duration,
+}
+
+impl Case {
+    /// Returns true if no owner may be let in beside another.
+    pub fn promises_one_owner(self) -> bool {
+        self.disk == Disk::Always || self.has_quarantine
+    }
+
+    /// Returns true if two must be: else the run would not see it.
+    pub fn must_let_in_two(self) -> bool {
+        matches!(self.disk, Disk::No) && !self.has_quarantine
+    }
+
+    fn play(self) -> Row {
+        let (aof, fsync) = match self.disk {
+            Disk::Always => ("yes", "always"),
+            Disk::EverySecond => ("yes", "everysec"),
+            Disk::No => ("yes", "no"),
+            Disk::Rdb => ("no", "no"),
+        };
+        let mut server = Server::builder()
+            .config("appendonly", aof)
+            .config("appendfsync", fsync)
+            .start();
+        if self.has_quarantine {
+            // In the file it holds from the restart on: the first start has none.
+            let set = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
+            server.connection().ask::<String>(&set);
+            server.connection().ask::<String>("CONFIG REWRITE");
+            server.restart();
+            sleep(Duration::from_millis(QUARANTINE_MS));
+        }
+        let begun = (self.disk == Disk::No).then(|| size(&aof_of(&server)));
+        let workers = Workers::start(server.port());
+        sleep(BEFORE - LOST);
+        let kept = match self.disk {
+            Disk::Always => None,
+            Disk::EverySecond => Some(size(&aof_of(&server))),
+            Disk::No => begun,
+            Disk::Rdb => {
+                server.connection().ask::<String>("SAVE");
+                None
+            }
+        };
+        sleep(LOST);
+        server.kill9();
+        let died = Instant::now();
+        if let Some(kept) = kept {
+            let file = File::options().write(true).open(aof_of(&server));
+            let cut = file.and_then(|file| file.set_len(kept as u64));
+            cut.expect("the AOF can be cut");
+        }
+        server.restart();
+        sleep(AFTER);
+        let seen = workers.end(died);
+        Row {
+            case: self,
+            twice: seen.twice,
+            together: seen.together,
+            gap: seen.gap,
+        }
+    }
+}
+
+impl Row {
+    /// Returns what the case is.
+    pub fn name(&self) -> String {
+        let (keeps, loses) = match self.case.disk {
+            Disk::Always => ("AOF, `appendfsync always`", "nothing that was answered"),
+            Disk::EverySecond => ("AOF, `appendfsync everysec`", "the last second"),
+            Disk::No => ("AOF, `appendfsync no`", "all of the run, 3.5 s"),
+            Disk::Rdb => ("RDB", "all since it was saved, 1 s before"),
+        };
+        let quarantine = match self.case.has_quarantine {
+            true => format!("a quarantine of {:.0} s", QUARANTINE_MS as f64 / 1000.0),
+            false => "no quarantine".to_owned(),
+        };
+        format!("{keeps} | {loses} | {quarantine}")
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let twice = match self.twice {
+            0 => "none".to_owned(),
+            twice => format!("**{twice} times, {:.1} s**", self.together.as_secs_f64()),
+        };
+        let gap = self.gap.as_secs_f64();
+        write!(f, "| {} | {twice} | {gap:.1} s |", self.name())
+    }
+}
+
+/// Plays all cases, so many at a time.
+pub fn play(lanes: usize) -> Vec<(Case, Row)> {
+    let disks = [Disk::Always, Disk::EverySecond, Disk::No, Disk::Rdb];
+    let cases: Vec<Case> = disks
+        .into_iter()
+        .flat_map(|disk| {
+            [false, true].map(|has_quarantine| Case {
+                disk,
+                has_quarantine,
+            })
+        })
+        .collect();
+    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..lanes {
+            scope.spawn(|| loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(case) = cases.get(at) else { break };
+                let row = case.play();
+                rows.lock().expect("no lane panics with it").push((at, row));
+            });
+        }
+    });
+    let mut rows = rows.into_inner().expect("no lane has panicked");
+    rows.sort_by_key(|(at, _)| *at);
+    rows.into_iter().map(|(at, row)| (cases[at], row)).collect()
+}

@@ -1,0 +1,93 @@
+//! What a disk may lose, and what that does to locks.
+//!
+//! **Cuts.** A server works with `appendfsync always`, dies, and its AOF is cut at one byte after the other. It has to come up with
+//! the locks, tokens and tickets of the last command whose effects are there as a whole: not more, not less, nothing half.
+//!
+//! **Losses.** Twenty workers take ten locks. The server dies, loses what was not yet on its disk, and starts again in its place: how
+//! many owners are let in beside one who still believes in its lease, with and without a quarantine?
+
+mod cuts;
+mod losses;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::{fs, thread};
+
+use clap::Parser;
+use dlock_integration::Server;
+
+use crate::losses::{Case, Row};
+
+/// The command line.
+#[derive(Parser)]
+struct Options {
+    /// Bytes at which the AOF is cut
+    #[arg(long, default_value_t = 300)]
+    cuts: usize,
+    /// What the commands and the bytes are drawn from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Losses that are played at the same time
+    #[arg(long, default_value_t = 3)]
+    lanes: usize,
+    /// Where the table goes
+    #[arg(long, default_value = "target/disks")]
+    results: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let cuts = cuts::play(options.cuts, options.seed);
+    println!("{cuts}");
+    let rows = losses::play(options.lanes);
+    let mut wrong = cuts.wrong.clone();
+    for (case, row) in &rows {
+        println!("{row}");
+        if case.promises_one_owner() && row.twice > 0 || case.must_let_in_two() && row.twice == 0 {
+            wrong.push(row.to_string());
+        }
+    }
+    let text = page(&cuts, &rows);
+    fs::create_dir_all(&options.results)
+        .and_then(|()| fs::write(options.results.join("disks.md"), text))
+        .expect("the table can be written");
+    if wrong.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!("Not as promised:\n{}", wrong.join("\n"));
+    ExitCode::FAILURE
+}
+
+fn page(cuts: &cuts::Cuts, rows: &[(Case, Row)]) -> String {
+    let worst = rows
+        .iter()
+        .map(|(_, row)| row)
+        .max_by_key(|row| row.together);
+    let worst = worst.expect("there are rows");
+    let lines: Vec<String> = rows.iter().map(|(_, row)| row.to_string()).collect();
+    let server = Server::start();
+    format!(
+        "Made by `make disks`, on {}, dlock {}, {}, {} cores, {}.\n\n\
+         **At worst {} times an owner was let in beside another one, for {:.1} s in all**: {}. {}\n\n{}\n{}\n",
+        server.version(),
+        server.module_version().expect("the module is loaded"),
+        said("date", &["-u", "+%F"]),
+        thread::available_parallelism().map_or(1, usize::from),
+        said("uname", &["-srm"]),
+        worst.twice,
+        worst.together.as_secs_f64(),
+        worst.name().replace(" | ", ", "),
+        cuts,
+        losses::HEAD,
+        lines.join("\n")
+    )
+}
+
+/// What a program writes.
+fn said(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    output.map_or_else(
+        |_| "unknown".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}

@@ -1,0 +1,5 @@
+module dlock.example/judge
+
+go 1.23.0
+
+require github.com/anishathalye/porcupine v1.3.1

@@ -1,0 +1,116 @@
+package history
+
+import (
+	"testing"
+
+	"github.com/anishathalye/porcupine"
+
+	"dlock.example/judge/lock"
+)
+
+// beats answers each millisecond, but for one that takes until 350 ms.
+func beats() *Pulse {
+	p := &Pulse{}
+	for at := int64(0); at < 1000; at++ {
+		if at < 310 || at > 350 {
+			p.Beat(at*Millisecond, at*Millisecond+100)
+		}
+		if at == 310 {
+			p.Beat(at*Millisecond, 350*Millisecond)
+		}
+	}
+	return p
+}
+
+func TestTheEndOfALeaseIsAsLateAsTheServerIs(t *testing.T) {
+	p := beats()
+	if at, known := p.After(200 * Millisecond); !known || at != 201*Millisecond+100 {
+		t.Error(at, known)
+	}
+	if at, known := p.After(310 * Millisecond); !known || at != 351*Millisecond+100 {
+		t.Error("it stood still:", at, known)
+	}
+	if _, known := p.After(2000 * Millisecond); known {
+		t.Error("nobody knows what comes")
+	}
+	if gap := p.Gap(300*Millisecond, 400*Millisecond); gap < 40*Millisecond || gap > 42*Millisecond {
+		t.Error(gap)
+	}
+}
+
+// ask is a request that was sent and answered at these milliseconds.
+func ask(id int, owner string, sent, got int64, numbers ...int64) Call {
+	return Call{
+		ID: id, Conn: id, Name: Acquire, Locks: []int{0}, Owner: owner, LeaseMs: 300, Limit: 1, BlockMs: -1, Holds: -1,
+		Sent: sent * Millisecond, Got: got * Millisecond,
+		Reply: lock.Reply{Known: true, Null: numbers == nil, Numbers: numbers},
+	}
+}
+
+func allowed(h *History) bool {
+	return porcupine.CheckOperations(lock.Model(h.Locks), h.Operations(beats()))
+}
+
+func TestALeaseEndsInItsInterval(t *testing.T) {
+	for _, test := range []struct {
+		sent, got int64
+		allowed   bool
+	}{{250, 251, false}, {299, 301, true}, {330, 345, true}, {400, 401, true}} {
+		h := New("", 1, 300, 0)
+		h.Add(ask(1, "a", 0, 1, 1, 1))
+		h.Add(ask(2, "b", test.sent, test.got, 400*Millisecond, 1))
+		if allowed(h) != test.allowed {
+			t.Errorf("granted to another at %d", test.sent)
+		}
+	}
+	for _, test := range []struct {
+		sent, got int64
+		allowed   bool
+	}{{250, 251, true}, {303, 304, true}, {345, 346, true}, {400, 401, false}} {
+		h := New("", 1, 300, 0)
+		h.Add(ask(1, "a", 10, 11, 1, 1))
+		h.Add(ask(2, "b", test.sent, test.got))
+		if allowed(h) != test.allowed {
+			t.Errorf("refused to another at %d", test.sent)
+		}
+	}
+}
+
+func TestWhatWasWrittenDownUntilThen(t *testing.T) {
+	h := New("", 1, 300, 0)
+	h.Add(ask(1, "a", 0, 1, 1, 1))
+	h.Add(ask(2, "b", 2, 5, 2, 1))
+	if allowed(h) {
+		t.Error("a second grant")
+	}
+	for at, is := range map[int64]bool{1: true, 4: true, 5: false} {
+		if allowed(h.Until(at*Millisecond)) != is {
+			t.Errorf("at %d ms", at)
+		}
+	}
+	if len(h.Until(1*Millisecond).Calls) != 1 || len(h.Instants()) != 2 {
+		t.Error("one call has been sent by then, and two are answered in the end")
+	}
+}
+
+// What is left out because it would change nothing changes nothing.
+func TestAReplacedLeaseIsLeftOut(t *testing.T) {
+	h := New("", 1, 300, 0)
+	h.Add(ask(1, "a", 0, 1, 1, 1))
+	release := ask(2, "a", 2, 3, 0)
+	release.Name = lock.Release
+	h.Add(release)
+	h.Add(ask(3, "b", 500, 501, 500*Millisecond, 1))
+	for _, o := range h.Operations(beats()) {
+		if end, is := o.Input.(lock.LeaseEnd); is && end.N == 1 {
+			t.Error("the lease of a hold that was given back")
+		}
+	}
+	if !allowed(h) {
+		t.Error("free since the release")
+	}
+	h.Calls[1].Reply.Numbers[0] = 1
+	if found := len(h.Operations(beats())); found != 5 {
+		t.Errorf("a hold is left, so its lease still ends: %d steps", found)
+	}
+}

@@ -1,0 +1,66 @@
+package lock
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Describe says what an operation is, for the picture of a history that was not allowed.
+func Describe(input interface{}) string {
+	switch op := input.(type) {
+	case Ask:
+		return fmt.Sprintf("#%d %s asks for %v%s", op.ID, op.Owner, op.Locks, op.terms())
+	case Answer:
+		return fmt.Sprintf("#%d %s: %v %v", op.ID, op.Owner, op.Outcome, op.Tokens)
+	case TimeUp:
+		return fmt.Sprintf("#%d %s: time is up", op.ID, op.Owner)
+	case NotYet:
+		return fmt.Sprintf("#%d %s is not granted before its token", op.ID, op.Owner)
+	case LeaseEnd:
+		return fmt.Sprintf("lease %v ends", op.Term)
+	case Timer:
+		return fmt.Sprintf("timer of lease %v", op.Term)
+	case Stall:
+		return "the server stood still"
+	case WindowEnd:
+		return fmt.Sprintf("window %v ends", op.Term)
+	case Disconnect:
+		return fmt.Sprintf("connection %d ends", op.Conn)
+	case Restart:
+		return fmt.Sprintf("restart %d", op.Epoch)
+	case Call:
+		return fmt.Sprintf("#%d %s %v %s %d → %v", op.ID, op.Name, op.Locks, op.Owner, op.Token, op.Reply)
+	}
+	return fmt.Sprint(input)
+}
+
+func (r *Request) terms() string {
+	words := fmt.Sprintf(" limit %d", r.Limit)
+	for _, option := range []struct {
+		word string
+		is   bool
+	}{{"waits", r.Waits}, {"ticket", r.Ticket}, {"claim", r.Claim}, {"session", r.Session}, {"auto", r.Auto}} {
+		if option.is {
+			words += " " + option.word
+		}
+	}
+	return fmt.Sprintf("%s → %v %v", words, r.Outcome, r.Tokens)
+}
+
+func (t Term) String() string { return fmt.Sprintf("%c%d", t.Why, t.N) }
+
+func (s *state) String() string {
+	var b strings.Builder
+	for at, l := range s.locks {
+		fmt.Fprintf(&b, "lock %d:", at)
+		for _, h := range l.holds {
+			fmt.Fprintf(&b, " %s holds %d×%d (limit %d, leases %v)", h.owner, h.token, h.count, h.limit, h.leases)
+		}
+		for _, p := range l.queue {
+			fmt.Fprintf(&b, " | %s waits #%d (limit %d)", p.owner, p.request.id(), p.limit)
+		}
+		b.WriteString("; ")
+	}
+	fmt.Fprintf(&b, "last %d, decided %v", s.last, s.done)
+	return b.String()
+}

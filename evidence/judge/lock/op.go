@@ -1,0 +1,145 @@
+// Package lock is what dlock promises, as a model that Porcupine can hold a history against.
+//
+// The state is that of the locks and their queues. Time is not in it. What time does is an operation like any other, which
+// takes effect at some instant of an interval: the end of a lease, of a wait and of a claim window, the end of a connection, a
+// restart. Whoever wrote the history down says how long each interval is.
+//
+// A request that waits is several operations: Ask, with which it enters the queue or is granted at once, and Answer, the instant
+// of its reply, by which the grant must have come. The grant itself is nobody's operation. It is part of the step that frees the
+// lock, because that is what dlock promises: the release is the grant of the next one. Since the whole history is known, the
+// model grants with the token that the reply will have, and a request whose reply is no grant may not be granted.
+//
+// An operation without a reply takes effect before the end of its connection or of the server, or not at all: after either it
+// changes nothing.
+package lock
+
+// Outcome is what came of a request.
+type Outcome int
+
+// What can come of a request.
+const (
+	// Unknown: no reply arrived.
+	Unknown Outcome = iota
+	Granted
+	// Null: not granted, at once or after the wait; cancelled.
+	Null
+	Replaced
+	NotHeld
+	Deadlock
+)
+
+func (o Outcome) String() string {
+	return [...]string{"no answer", "granted", "null", "REPLACED", "NOTHELD", "DEADLOCK"}[o]
+}
+
+// Request is a call of ACQUIRE, FAIRACQUIRE or MACQUIRE, with what came of it.
+type Request struct {
+	ID, Conn, Epoch int
+	// Locks are indices of the history's locks.
+	Locks []int
+	Owner string
+	// Limit is 1 for an exclusive hold, 0 for SHARED.
+	Limit int
+	Waits bool
+	// Ticket: the place in the queue is one. Claim: it outlives the wait.
+	Ticket, Claim bool
+	Session, Auto bool
+	// Holds is the least hold count, 0 for one more.
+	Holds   int
+	Outcome Outcome
+	// Tokens are those of the reply, one a lock.
+	Tokens []uint64
+	// Count is the hold count of the reply, 0 if it has none.
+	Count int
+}
+
+func (r *Request) id() int {
+	if r == nil {
+		return 0
+	}
+	return r.ID
+}
+
+// token is that of the reply for the lock with this index, 0 if there is none.
+func (r *Request) token(lock int) uint64 {
+	if r == nil || r.Outcome != Granted {
+		return 0
+	}
+	for i, l := range r.Locks {
+		if l == lock {
+			return r.Tokens[i]
+		}
+	}
+	return 0
+}
+
+// The operations. Each is the input of one of Porcupine's; the reply is part of it.
+type (
+	// Ask is the arrival of a request.
+	Ask struct{ *Request }
+	// Answer is the instant of the reply to a request that waits.
+	Answer struct{ *Request }
+	// TimeUp ends the wait of a request, if it still waits.
+	TimeUp struct{ *Request }
+	// NotYet is an instant shortly before the one that the token names: the grant has not come by then.
+	NotYet struct{ *Request }
+	// LeaseEnd is the end of a lease. Of is the call without an answer that began it, if it is one.
+	LeaseEnd struct {
+		Term
+		Of *Request
+	}
+	// Timer is what the server does at the end of a lease: it grants the lock to the next.
+	Timer struct{ Term }
+	// Stall is a time in which the server stood still for so long that it may have missed the renewals of AUTO: each such hold may
+	// have ended.
+	Stall struct{ From int64 }
+	// WindowEnd is the end of a claim window.
+	WindowEnd struct{ Term }
+	// Disconnect is the moment in which the server learns that a connection has ended.
+	Disconnect struct{ Conn int }
+	// Restart is the death of the server and its return from the AOF, of which only what was decided before is left.
+	Restart struct{ Epoch int }
+	// Call is a command that does not wait.
+	Call struct {
+		ID, Conn, Epoch int
+		Name            Name
+		Locks           []int
+		Owner           string
+		// Token is the one that the command names, 0 if none.
+		Token uint64
+		// Holds is the count that RELEASE leaves, -1 for one less.
+		Holds         int
+		Limit         int
+		Session, Auto bool
+		Reply         Reply
+	}
+)
+
+// Name is the name of a command without its prefix.
+type Name string
+
+// The commands that do not wait.
+const (
+	Release      Name = "RELEASE"
+	MRelease     Name = "MRELEASE"
+	Renew        Name = "RENEW"
+	Downgrade    Name = "DOWNGRADE"
+	Cancel       Name = "CANCEL"
+	ForceRelease Name = "FORCERELEASE"
+	Held         Name = "HELD"
+	Position     Name = "POSITION"
+	Check        Name = "CHECK"
+)
+
+// Reply is the reply to a Call.
+type Reply struct {
+	// Known: it has arrived.
+	Known bool
+	// Error is the first word of an error.
+	Error string
+	Null  bool
+	// Numbers are those of the reply; of MRELEASE -1 stands for null.
+	Numbers []int64
+	// Owner is the name in the reply of HELD without an owner.
+	Owner string
+}

@@ -1,0 +1,286 @@
+package lock
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"slices"
+)
+
+// Term names a time that runs: a lease or a claim window. It says what began it.
+type Term struct {
+	// Why is one of the constants below.
+	Why byte
+	// N is the call, the connection or the restart that began it.
+	N int
+}
+
+// What begins a term.
+const (
+	ByCall       = 'r' // a grant, a re-entry, a renewal; for a window the last poll
+	ByTimeUp     = 't' // the wait of a call that keeps its ticket was over
+	ByDisconnect = 'c' // the connection ended: a ticket is absent, or AUTO renews no more
+	ByRestart    = 's' // the server was started again
+)
+
+// hold is one owner's hold of one lock.
+type hold struct {
+	owner string
+	// token is 0 as long as nobody has seen it: the reply to the request that was granted never arrived.
+	token uint64
+	// above bounds an unseen token from below.
+	above uint64
+	count int
+	limit int
+	// leases are those of which the last must end before the hold does. A re-entry adds one, a renewal replaces all.
+	leases []Term
+	// tie is the connection that the hold is tied to, by SESSION, by AUTO or by both.
+	tie     int
+	session bool
+	auto    bool
+	// fresh is the request that was granted this hold, until its answer has arrived or another command has touched the hold.
+	fresh *Request
+	// number is that of the ticket that fresh would get back.
+	number int
+}
+
+// place is one owner's place in a queue.
+type place struct {
+	owner string
+	// number gives the order of arrival.
+	number int
+	limit  int
+	// request waits here; nil if nobody does: an absent ticket.
+	request *Request
+	upgrade bool
+	ticket  bool
+	// claim tells that the ticket outlives the wait.
+	claim bool
+	// window runs while the ticket is absent.
+	window Term
+}
+
+// lockState is one lock with its queue.
+type lockState struct {
+	// holds are sorted by owner.
+	holds []hold
+	queue []place
+	// last is the last token that was granted here.
+	last uint64
+}
+
+// ended is a waiting request whose answer is decided and has not arrived.
+type ended struct {
+	id   int
+	with Outcome
+}
+
+// state is that of all locks of a history. It is not changed once a step has returned it.
+type state struct {
+	locks []lockState
+	// last is the last token that was granted before this step, floor the same while a step is under way.
+	last, floor uint64
+	epoch       int
+	numbers     int
+	// gone are connections that have ended.
+	gone []int
+	// done are the requests that are decided, sorted by id.
+	done []ended
+	// late are leases of requests without a known answer that ended before any grant: none may follow.
+	late []int
+	// key tells states apart.
+	key string
+}
+
+func (s *state) clone() *state {
+	c := *s
+	c.locks = make([]lockState, len(s.locks))
+	for i, l := range s.locks {
+		holds := slices.Clone(l.holds)
+		for j := range holds {
+			holds[j].leases = slices.Clone(holds[j].leases)
+		}
+		c.locks[i] = lockState{holds: holds, queue: slices.Clone(l.queue), last: l.last}
+	}
+	c.gone = slices.Clone(s.gone)
+	c.done = slices.Clone(s.done)
+	c.late = slices.Clone(s.late)
+	c.floor = s.last
+	return &c
+}
+
+// seal computes the key.
+func (s *state) seal() *state {
+	b := make([]byte, 0, 128)
+	num := func(n int) { b = binary.AppendVarint(b, int64(n)) }
+	text := func(t string) {
+		num(len(t))
+		b = append(b, t...)
+	}
+	flag := func(flags ...bool) {
+		n := 0
+		for _, f := range flags {
+			n <<= 1
+			if f {
+				n |= 1
+			}
+		}
+		num(n)
+	}
+	term := func(t Term) {
+		b = append(b, t.Why)
+		num(t.N)
+	}
+	for _, l := range s.locks {
+		num(len(l.holds))
+		for _, h := range l.holds {
+			text(h.owner)
+			num(int(h.token))
+			num(int(h.above))
+			num(h.count)
+			num(h.limit)
+			num(len(h.leases))
+			for _, t := range h.leases {
+				term(t)
+			}
+			num(h.tie)
+			flag(h.session, h.auto)
+			num(h.fresh.id())
+			num(h.number)
+		}
+		num(len(l.queue))
+		for _, p := range l.queue {
+			text(p.owner)
+			num(p.number)
+			num(p.limit)
+			num(p.request.id())
+			flag(p.upgrade, p.ticket, p.claim)
+			term(p.window)
+		}
+		num(int(l.last))
+	}
+	num(int(s.last))
+	num(s.epoch)
+	num(len(s.gone))
+	for _, c := range s.gone {
+		num(c)
+	}
+	num(len(s.done))
+	for _, d := range s.done {
+		num(d.id)
+		num(int(d.with))
+	}
+	for _, id := range s.late {
+		num(id)
+	}
+	s.key = string(b)
+	return s
+}
+
+func (s *state) hash() uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(s.key))
+	return h.Sum64()
+}
+
+func (l *lockState) hold(owner string) *hold {
+	for i := range l.holds {
+		if l.holds[i].owner == owner {
+			return &l.holds[i]
+		}
+	}
+	return nil
+}
+
+// isOver tells whether the last lease has ended. Whoever looks does not see such a hold, whoever changes something ends it first.
+func (h *hold) isOver() bool { return len(h.leases) == 0 && !h.auto }
+
+// running returns an owner's hold if its lease has not ended.
+func (l *lockState) running(owner string) *hold {
+	if h := l.hold(owner); h != nil && !h.isOver() {
+		return h
+	}
+	return nil
+}
+
+func (l *lockState) place(owner string) *place {
+	for i := range l.queue {
+		if l.queue[i].owner == owner {
+			return &l.queue[i]
+		}
+	}
+	return nil
+}
+
+func (l *lockState) endHold(owner string) {
+	l.holds = slices.DeleteFunc(l.holds, func(h hold) bool { return h.owner == owner })
+}
+
+func (l *lockState) addHold(h hold) {
+	at, _ := slices.BinarySearchFunc(l.holds, h, func(a, b hold) int {
+		switch {
+		case a.owner < b.owner:
+			return -1
+		case a.owner > b.owner:
+			return 1
+		}
+		return 0
+	})
+	l.holds = slices.Insert(l.holds, at, h)
+}
+
+// addPlace puts a place where its number belongs; an upgrade stands before all others.
+func (l *lockState) addPlace(p place) {
+	at := 0
+	if !p.upgrade {
+		for at < len(l.queue) && (l.queue[at].upgrade || l.queue[at].number < p.number) {
+			at++
+		}
+	}
+	l.queue = slices.Insert(l.queue, at, p)
+}
+
+// fits is the rule of granting, and the only function that counts who is there: the other holders and this one are no more than
+// its limit, and no more than the limit of any of them. 0 is no bound.
+func (l *lockState) fits(owner string, limit int) bool {
+	n := 1
+	for i := range l.holds {
+		if l.holds[i].owner != owner {
+			n++
+		}
+	}
+	if n == 1 {
+		return true
+	}
+	if limit != 0 && n > limit {
+		return false
+	}
+	for i := range l.holds {
+		h := &l.holds[i]
+		if h.owner != owner && h.limit != 0 && n > h.limit {
+			return false
+		}
+	}
+	return true
+}
+
+// strict tells whether the limit a is as strict as b or stricter.
+func strict(a, b int) bool {
+	return a == b || b == 0 || a != 0 && a < b
+}
+
+func (s *state) finish(id int, with Outcome) {
+	at, _ := slices.BinarySearchFunc(s.done, id, func(e ended, id int) int { return e.id - id })
+	s.done = slices.Insert(s.done, at, ended{id, with})
+}
+
+func (s *state) decided(id int) (Outcome, bool) {
+	at, found := slices.BinarySearchFunc(s.done, id, func(e ended, id int) int { return e.id - id })
+	if !found {
+		return 0, false
+	}
+	return s.done[at].with, true
+}
+
+func (s *state) forget(id int) {
+	s.done = slices.DeleteFunc(s.done, func(e ended) bool { return e.id == id })
+}
