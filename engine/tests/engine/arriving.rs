@@ -87,31 +87,3 @@ fn a_ticket_with_the_number_of_a_waiter_is_the_values() {
         assert_eq!(left, (0, 0), "{number}");
     }
 }
-
-/// Of very many tickets some have no place for a while. A request for many locks that came after them is not granted meanwhile,
-/// whatever else is settled.
-#[test]
-fn a_request_for_many_locks_waits_for_tickets_that_have_no_place_yet() {
-    const TICKETS: u64 = 20_000;
-    let mut server = Server::new(true, Policy::default());
-    ask(&mut server, "ACQUIRE two holder");
-    let waits = ask(&mut server, "MACQUIRE 2 two free ann BLOCK 0");
-    assert!(matches!(waits, Reply::Wait(..)));
-    let numbers = NOW.us - TICKETS..NOW.us;
-    let lock = tickets(numbers.map(|number| (number, format!("o{number}"))));
-    for key in ["one", "two"] {
-        bring(&mut server, key, &lock);
-    }
-    server.engine.on_key_changed(name(0, "free").as_ref());
-    let (mut steps, mut left) = (0, true);
-    while left {
-        let (told, more) = step(&mut server, NOW);
-        assert_eq!(told, []);
-        (steps, left) = (steps + 1, more);
-    }
-    assert!(steps > 1, "{steps} steps");
-    let rank = server
-        .engine
-        .position(None, name(0, "two").as_ref(), b"ann");
-    assert_eq!(rank, Some(TICKETS as usize));
-}
