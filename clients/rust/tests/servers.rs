@@ -114,8 +114,8 @@ async fn tls_with_a_user_and_a_database() {
     hold.release().await.expect("it was held");
     next.await.expect("no panic").expect("the lock").release().await.expect("it was held");
 
-    let stranger =
-        Locks::with(Client::open(url).expect("a good URL"), Settings::new().bound(PATIENCE)).expect("good settings");
+    let stranger = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE))
+        .expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, stranger.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("certificate")), "{refused:?}");
     std::fs::remove_dir_all(directory).expect("it is there");
@@ -158,8 +158,8 @@ async fn sentinels_promote_a_replica() {
     }
     let urls: Vec<String> = sentinels.iter().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
     let client =
-        SentinelClient::build(urls, "locks".to_owned(), None, SentinelServerType::Master).expect("good addresses");
-    let settings = Settings::new().lease(2 * LONG).auto(4 * LONG).claim(LONG);
+        SentinelClient::build(urls, "locks", None, SentinelServerType::Master).expect("good addresses");
+    let settings = Settings::new().lease(2 * LONG).hang_timeout(4 * LONG).queue_grace(LONG);
     let (locks, lock) = (Locks::with(client, settings).expect("good settings"), Server::new(Single).key);
     let hold = locks.on(&lock).lock().await.expect("the lock");
     let next = tokio::spawn(locks.on(&lock).timeout(2 * PATIENCE).lock());
