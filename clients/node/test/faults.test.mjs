@@ -290,6 +290,33 @@ test('a_try_is_one_attempt', async ({ server, make }) => {
   }
 });
 
+/** Where a Sentinel would send a client: to a path that falls silent, and then to the server itself. */
+test('what_hangs_is_asked_for_elsewhere', async ({ server, by, open }) => {
+  const path = await open();
+  let hangs = false;
+  const [single] = addresses('DLOCK_SINGLE');
+  const locks = by(async () => (hangs ? single : path.address), { lease: LEASE, replyTimeout: 60_000 });
+  const hold = await locks.lock(server.key);
+  const first = await linkOf(server);
+  path.freeze();
+  hangs = true;
+  await until(async () => hold.lost || ![first, 0].includes(await linkOf(server)), 'another connection keeps it');
+  assert.ok(!hold.lost);
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('a_connect_that_hangs_is_begun_again', async ({ server, by, open }) => {
+  const path = await open();
+  path.freeze();
+  let asked = 0;
+  const [single] = addresses('DLOCK_SINGLE');
+  const locks = by(async () => (asked++ ? single : path.address), { lease: LEASE, replyTimeout: 60_000 });
+  const hold = await locks.lock(server.key, { timeout: PATIENCE / 2 });
+  await hold.release();
+  path.thaw();
+});
+
 test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
   const locks = make(undefined, {}, { lease: 1_000, logger: { warn() {} } });
   const hold = await locks.lock(server.key);
@@ -363,7 +390,7 @@ describe('faults', { concurrency: 8 }, () => {
           await body({
             server: new Server('single'),
             make: (address = single, login = {}, settings = {}) => later(makeLocksAt(library, address, login, settings)),
-            by: (where) => later(makeLocksBy(library, where)),
+            by: (where, settings) => later(makeLocksBy(library, where, settings)),
             open: async (met) => later(await proxy(single, met)),
           });
         } finally {
