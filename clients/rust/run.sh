@@ -9,6 +9,7 @@ oldest=1.0.0 # that of Cargo.toml
 export CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET
 # What fails names its line without it.
 export CARGO_PROFILE_DEV_DEBUG=0
+crate=$DLOCK_CLIENT_TARGET/package/dlock-redis-0.3.0.crate
 servers=(--features sentinel,tls-rustls,dlock-redis/sentinel,dlock-redis/tls-rustls --test servers)
 
 # The tests' own copy, beside the crate as it is packed: an empty project.
@@ -17,7 +18,7 @@ project() { # NAME VERSION
     rm -rf "$project"
     mkdir -p "$project/src"
     # -m: in the package all files are of one old day, by which cargo would take what it built before for theirs.
-    tar -xzmf "$DLOCK_CLIENT_TARGET"/package/dlock-redis-0.3.0.crate -C "$project"
+    tar -xzmf "$crate" -C "$project"
     cp -r tests examples "$project"
     echo '#![doc = "Nothing."]' >"$project/src/lib.rs"
     sed -e 's/^name = "dlock-redis"/name = "empty"/; s/^include = .*//; s/^readme = .*//' \
@@ -44,6 +45,7 @@ case ${1:-} in
     inside newest cargo build --quiet --tests --example process
     inside newest cargo build --quiet "${servers[@]}"
     inside oldest cargo build --quiet --test documented
+    ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate"
     exit
     ;;
 esac
@@ -54,6 +56,7 @@ case ${DLOCK_SERVER:-} in
 Redis*) # once is enough for what does not depend on the server
     inside newest cargo test --quiet "${servers[@]}"
     inside oldest cargo test --quiet --test documented
+    ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate" "$DLOCK_SINGLE" >"$DLOCK_CLIENT_SEEN/programs"
     if [ -n "${DLOCK_PLANTED:-}" ]; then
         project planted "$newest"
         # What is built there is nobody else's, and stays: the crates that it needs are compiled once.

@@ -5,7 +5,7 @@ import { Fenced, Locks, LockTimeout } from 'dlock-redis';
 import { Quorum } from 'dlock-redis/quorum';
 
 export async function sell({ client, notify }) {
-  const locks = new Locks(client, { lease: 10_000, auto: 60_000 });
+  const locks = new Locks(client, { lease: 10_000, hangTimeout: 60_000 });
   try {
     await locks.using('{stock}lock', { timeout: 5000 }, async (hold) => {
       const left = Number(await hold.guard('GET', '{stock}left'));
@@ -29,7 +29,7 @@ export async function transfer({ locks, from, to, move }) {
 }
 
 export async function sellAtMany({ clients, work }) {
-  const quorum = new Quorum(clients, { bound: 300 }); // in the same order for every program
+  const quorum = new Quorum(clients, { replyTimeout: 300 }); // in the same order for every program
   const hold = await quorum.acquire('stock', { lease: 10_000, wait: 5_000 }); // null: not in time
   if (!hold) return 'busy';
   try {

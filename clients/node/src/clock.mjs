@@ -38,3 +38,23 @@ export function after(delay, work) {
 
 /** Sleeps. */
 export const pause = (delay) => new Promise((done) => { setTimeout(done, Math.max(0, delay)); });
+
+const waiting = new WeakMap(); // by signal, all that is to be done when it is aborted: with ten listeners Node warns of a leak
+
+/** Does the work when the signal is aborted; a function that ends that. */
+export function onAbort(signal, work) {
+  let works = waiting.get(signal);
+  if (!works) {
+    works = new Set();
+    waiting.set(signal, works);
+    works.ring = () => { for (const one of [...works]) one(); };
+    signal.addEventListener('abort', works.ring);
+  }
+  works.add(work);
+  return () => {
+    works.delete(work);
+    if (works.size) return;
+    signal.removeEventListener('abort', works.ring);
+    waiting.delete(signal);
+  };
+}

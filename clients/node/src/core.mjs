@@ -4,97 +4,97 @@
  *
  * - A *node* is a server that we talk to. Its *link* is the one connection for all commands of all locks. Replies come
  *   in the order of the commands, and what a reply changes is changed as it is read, whether or not anybody waits.
- * - A *tie* is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all ties
- *   of its link, tells what was lost, and counts the ties, so that none is kept that we do not know of.
- * - A *wait* is a place in a queue. Its end is told on a channel of ours, heard on a second connection, the *ear*.
+ * - A *renewal* is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all of
+ *   its link, reports what was lost, and counts them, so that none is kept that we do not know of.
+ * - A *wait* is a place in a queue. Its end is announced on a channel of ours, on a second connection, the *subscriber*.
  *
- * take.mjs takes and waits, keep.mjs keeps, leave.mjs gives back, places.mjs finds who is to be asked.
+ * take.mjs takes and waits, keep.mjs keeps, release.mjs gives back, routes.mjs finds who is to be asked.
  */
+import { randomUUID } from 'node:crypto';
+
 import { after, now } from './clock.mjs';
 import { Keeper } from './keep.mjs';
-import { release } from './leave.mjs';
-import { Tie } from './node.mjs';
-import { Places } from './places.mjs';
+import { release, untie } from './release.mjs';
+import { Renewal } from './node.mjs';
+import { Routes } from './routes.mjs';
 import { Take } from './take.mjs';
 
 const ROUNDING = 2; // servers count whole milliseconds
+const HUNG = 250; // an end that is seen so late: this process was stopped
+const DOUBT = 1_000; // so long the server is asked then what is still held
 const nothing = () => {};
 
-export class Core extends Places {
+export class Core extends Routes {
+  renewals = new Set();
+  named = new Map(); // what owners that the program has named hold, by key and owner
+  suffix = `#${randomUUID()}`; // what the names of those end with
   #alarm = Infinity;
   #disarm = nothing;
 
-  /** What `make` makes of the tie of what was granted; null if it is taken. A time-out of 0: one try. */
+  /** What `make` makes of the renewal of what was granted; null if it is taken. A time-out of 0: one attempt. */
   take(request, timeout, make) { return new Take(this, request, timeout, make).result(); }
 
-  /** Gives back what was granted, and nothing else. */
-  release(request, tie, hold) {
+  /** Gives back what was granted, and nothing else. The last hold of an owner says so to the server. */
+  async release(renewal, hold) {
     this.check();
-    tie.forget(hold);
-    return release(this, request, tie);
+    renewal.forget(hold);
+    if (!renewal.holds.length) await release(this, renewal);
   }
 
   /** When a lease of this length, asked for at that time, is believed to have ended. */
-  until(sent, lease) { return sent + Number(lease) - ROUNDING - this.settings.allowance; }
+  until(sent, lease) { return sent + Number(lease) - ROUNDING - this.settings.clockMargin; }
 
   /** The server has said that it renews this hold for this link. */
-  tie(request, link, word, sent, lease) {
-    const [node, token] = [request.node, Number(word)];
-    if (request.outer && request.outer !== token) { // an upgrade: the outer hold has ended with its token
-      this.lose(node, node.ties.get(request.outer), 'upgraded');
-      [request.outer, request.before] = [token, 0];
+  granted(request, link, word, sent, lease) {
+    const token = Number(word);
+    if (request.renewal?.token !== token) {
+      this.lose(request.renewal, 'granted anew');
+      request.renewal = new Renewal(request, token, request.node);
+      this.renewals.add(request.renewal);
     }
-    let tie = node.ties.get(token) ?? this.#fetch(request, token);
-    if (!tie) node.ties.set(token, tie = new Tie(request, token));
-    tie.attach(link, this.until(sent, lease));
-    request.tie = tie;
-    this.wake(node);
+    request.renewal.node = request.node;
+    request.renewal.attach(link, this.until(sent, lease));
+    this.wake(request.node);
   }
 
-  /** The tie of a hold that its owner has asked for again where its slot is by now, before the keeper knew: it is one. */
-  #fetch(request, token) {
-    if (!request.before) return null;
-    for (const { ties } of this.nodes.values()) {
-      const tie = ties.get(token);
-      if (tie?.request.id !== request.id) continue;
-      ties.delete(token);
-      tie.detach();
-      [tie.request.node, tie.request.asking] = [request.node, request.asking];
-      request.node.ties.set(token, tie);
-      return tie;
-    }
-    return null;
+  /** The program has it now. */
+  adopt(renewal, hold) {
+    renewal.holds.push(new WeakRef(hold));
+    if (renewal.gone) hold.reportLost(renewal.gone);
+    else this.arm(renewal.end());
   }
 
-  /** Somebody has it now. */
-  adopt(request, tie, hold) {
-    tie.holds.push([request, new WeakRef(hold)]);
-    if (tie.gone) hold.tellLost(tie.gone);
-    else if (tie.end() < this.#alarm) this.#rearm(tie.end());
+  lose(renewal, reason) {
+    if (!this.renewals.delete(renewal)) return;
+    renewal.detach();
+    renewal.gone = reason;
+    const named = this.named.get(renewal.request.name);
+    if (named?.renewal === renewal) named.renewal = null;
+    this.tidy(renewal.request.name);
+    for (const hold of renewal.holds) hold.deref()?.reportLost(reason);
   }
 
-  lose(node, tie, reason) {
-    if (!tie || !node.ties.delete(tie.token)) return;
-    tie.detach();
-    tie.gone = reason;
-    for (const [, hold] of tie.holds) hold.deref()?.tellLost(reason);
+  /** Forgets a named owner that neither holds the lock nor asks for it. */
+  tidy(name) {
+    const named = this.named.get(name);
+    if (named && !named.renewal && !named.users && !named.unanswered) this.named.delete(name);
   }
 
-  /** Wherever it is kept. */
-  loseTie(tie, reason) {
-    for (const node of this.nodes.values()) if (node.ties.get(tie.token) === tie) this.lose(node, tie, reason);
-  }
+  of(node) { return [...this.renewals].filter((one) => one.node === node); }
 
-  /** The link has died. Places and sessions have ended with it; all else is tied anew. */
+  /** The link has died. Places and sessions have ended with it; all else is renewed anew. */
   unlinked(node, link) {
-    for (const tie of [...node.ties.values()]) {
-      if (tie.link === link && tie.request.session.length) this.lose(node, tie, 'session');
+    for (const renewal of this.of(node)) {
+      if (renewal.link === link && renewal.request.session.length) this.lose(renewal, 'session');
     }
-    node.tell('again');
+    if (!link.used) return;
+    node.notifyAll('again');
     this.rouse(node);
   }
 
   /** The clock of all holds: waits for nothing, and looks at them once a lease. Timers stand still in a suspended machine. */
+  arm(at) { if (at < this.#alarm) this.#rearm(at); }
+
   #rearm(at) {
     this.#disarm();
     this.#alarm = at;
@@ -103,49 +103,61 @@ export class Core extends Places {
     }
   }
 
-  /** Tells what has ended by the clock. */
+  /**
+   * Loses what has ended by the clock. An end that is seen late is no loss yet: this process was stopped, and the server may
+   * have renewed the hold meanwhile. Its keeper asks.
+   */
   expire() {
-    let at = Infinity;
-    for (const node of this.nodes.values()) {
-      for (const tie of [...node.ties.values()]) {
-        if (tie.end() > now()) {
-          at = Math.min(at, tie.end());
-        } else {
-          this.lose(node, tie, 'nobody has confirmed it before its end');
-          this.drop(tie.request, tie.token);
-        }
+    const at = now();
+    let next = Infinity;
+    for (const renewal of [...this.renewals]) {
+      const end = renewal.end();
+      if (end > at) {
+        next = Math.min(next, end);
+      } else if (!renewal.doubted && at - end > Math.max(HUNG, this.settings.clockMargin) && renewal.holds.length) {
+        renewal.doubted = at + Math.min(DOUBT, this.settings.replyTimeout);
+        renewal.detach();
+        this.rouse(renewal.node);
+        next = Math.min(next, renewal.doubted);
+      } else if (renewal.doubted > at) {
+        next = Math.min(next, renewal.doubted);
+      } else {
+        const why = renewal.refusal ?? renewal.node.trouble;
+        this.lose(renewal, `nobody has confirmed it before its end${why ? `: ${why.message}` : ''}`);
+        untie(this, renewal);
       }
     }
-    this.#rearm(at);
+    this.#rearm(next);
   }
 
-  /** What nobody refers to any more can be given back by nobody. (A FinalizationRegistry would cost each lock more than this.) */
+  /** A hold that nothing refers to any more is lost: nobody can give it back. (A FinalizationRegistry would cost each lock more.) */
   dropForgotten(node) {
-    for (const tie of node.ties.values()) for (const request of tie.forgotten()) this.drop(request, tie.token);
+    for (const renewal of this.of(node)) {
+      if (!renewal.hasForgotten() || renewal.ending) continue;
+      this.settings.logger.warn(`a hold of lock '${renewal.request.key}' was forgotten: it is lost`);
+      if (!renewal.holds.length) untie(this, renewal);
+    }
   }
 
-  /** Leaves for good, in the background. Without a token it is the wait that is left. */
-  drop(request, token = 0) {
-    if (!request.node || this.closed) return;
-    const { lease, claim } = request.settings;
-    request.node.leaving.push({ until: now() + Math.max(lease, claim), request, token });
-    this.rouse(request.node);
-  }
-
-  /** Something is to be kept from now on, or left. */
+  /** Something is to be kept from now on. */
   wake(node) { (node.keeper ??= new Keeper(this, node)).wake(); }
+
+  /** Says to the node that we live. */
+  async keepAlive(node) {
+    node.keeper ??= new Keeper(this, node);
+    return node.keeper.keepAlive(await this.link(node));
+  }
 
   /** At once. */
   rouse(node) { (node.keeper ??= new Keeper(this, node)).rouse(); }
 
-  /** Everything ends: what is held is told lost, and lives on until its lease. */
+  /** Everything ends: what is held is lost, and lives on until its lease. */
   end() {
     this.closed = true;
-    const held = [...this.nodes.values()].reduce((sum, node) => sum + node.ties.size, 0);
-    if (held) this.settings.logger.warn(`closed with ${held} locks held: they are lost`);
+    if (this.renewals.size) this.settings.logger.warn(`closed with ${this.renewals.size} locks held: they are lost`);
+    for (const renewal of [...this.renewals]) this.lose(renewal, 'closed');
     for (const node of this.nodes.values()) {
-      for (const tie of [...node.ties.values()]) this.lose(node, tie, 'closed');
-      node.tell('closed');
+      node.notifyAll('closed');
       node.keeper?.rouse();
     }
     this.closeLinks();

@@ -9,7 +9,7 @@ export interface Duplicable { duplicate(...options: never[]): unknown }
 /** What `Locks` makes its connections like. A function makes a client for each connection. */
 export type Client = Duplicable | (() => Duplicable | Promise<Duplicable>);
 
-/** Is told what happens, at once: it must not block. Times are in milliseconds. */
+/** Is called with what happens, at once: it must not block. Times are in milliseconds. */
 export interface Observer {
   /** The lock is taken, and a wait for it begins. */
   waiting?(key: Name): void;
@@ -35,12 +35,20 @@ export interface Settings {
   /** What a lock has left when the program dies or loses the server. 10,000 ms unless set. */
   lease?: number;
   /** How long a program that hangs keeps its locks. 60,000 ms unless set. */
-  auto?: number;
+  hangTimeout?: number;
   /** How long a place in a queue is kept while the connection is away. 5,000 ms unless set. */
-  claim?: number;
+  queueGrace?: number;
   /** How long a connect or a reply may take. 3,000 ms unless set. */
-  bound?: number;
+  replyTimeout?: number;
   /** So much before its end a lease is believed to have ended. 100 ms unless set. */
+  clockMargin?: number;
+  /** @deprecated `hangTimeout` */
+  auto?: number;
+  /** @deprecated `queueGrace` */
+  claim?: number;
+  /** @deprecated `replyTimeout` */
+  bound?: number;
+  /** @deprecated `clockMargin` */
   allowance?: number;
   observer?: Observer;
   /** `process.emitWarning` and `NODE_DEBUG=dlock` unless set. */
@@ -60,7 +68,11 @@ export interface LockOptions {
   limit?: number;
   /** The hold ends at once when the connection does, and not only after its lease. */
   session?: boolean;
-  /** A name. Without one each hold has its own. Nested locks of one task should have one: then the server sees circles. */
+  /**
+   * A name. Without one each hold has its own. Nested locks of one task should have one: then the server sees circles. Whoever
+   * asks by the same `Locks` under the name that holds a lock has it, too: that is counted here. In another process the same
+   * name is another owner; the server shows it as `host/pid/name#…`.
+   */
   owner?: Name;
   /** Is called with the hold when it is lost. */
   onLost?(hold: Hold): unknown;
@@ -69,6 +81,7 @@ export interface LockOptions {
 /** A lock that is held. */
 export interface Hold extends AsyncDisposable {
   readonly key: Name;
+  /** As the server has it: `host/pid/…`. */
   readonly owner: Name;
   /** The fencing token: higher than that of every earlier grant. */
   readonly token: number;

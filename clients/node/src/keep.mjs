@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: MIT
-// Keeps what is held at one node, and sees that what is left there is given back.
-import { now, pause } from './clock.mjs';
-import { NoAck, NotHeld, Unreachable } from './errors.mjs';
-import { depart, hand } from './leave.mjs';
-import { redirection } from './places.mjs';
+// Keeps what is held at one node.
+import { pause } from './clock.mjs';
+import { NoAck, NotHeld, Unreachable, passes } from './errors.mjs';
+import { redirection } from './routes.mjs';
 
 const nothing = () => {};
 
 /** The keeper of a node: does nothing but this, and waits for no other node. */
 export class Keeper {
-  #awake = false;
+  #running = false;
   #kicked = false;
   #kick = nothing;
 
   constructor(core, node) { [this.core, this.node] = [core, node]; }
 
-  /** Something is to be kept from now on, or left. */
+  /** Something is to be kept from now on. */
   wake() {
-    if (this.#awake || this.core.closed) return;
-    this.#awake = true;
+    if (this.#running || this.core.closed) return;
+    this.#running = true;
     this.#run();
   }
 
@@ -28,6 +27,8 @@ export class Keeper {
     this.#kicked = true;
     this.#kick();
   }
+
+  #isNeeded() { return this.node.waits.size > 0 || this.core.of(this.node).length > 0; }
 
   async #run() {
     const { node, core: { settings } } = this;
@@ -44,114 +45,101 @@ export class Keeper {
       try {
         await this.round();
       } catch (error) {
-        this.#say(error);
-        node.leaving = node.leaving.filter(({ until }) => now() < until);
-        // Whoever is asked who serves what may hang.
-        if (!(error instanceof NoAck)) await Promise.race([this.core.lookAround(), pause(settings.interval / 2)]);
-        this.#rehome();
+        this.#note(error);
+        // A node that is asked who serves what may hang.
+        await Promise.race([this.core.refreshRoutes(), pause(settings.interval / 2)]);
+        this.core.reroute(node);
         await pause(20 + 80 * Math.random()); // a server that accepts and hangs up is not asked all the time
       }
-    } while (node.ties.size || node.waits.size || node.leaving.length || this.#kicked);
-    this.#awake = false;
+    } while (this.#isNeeded() || this.#kicked);
+    this.#running = false;
   }
 
-  #say(error) { this.core.settings.debug(`node ${this.node.name || 'of the client'}: ${error.message}`); }
+  /** Remembers why holds are not kept: it is the reason of a loss. */
+  #note(error) {
+    const { node, core: { settings } } = this;
+    const name = node.name || 'of the client';
+    const before = node.refused;
+    [node.trouble, node.refused] = [error, !passes(error)];
+    if (node.refused && !before) settings.logger.warn(`node ${name} refuses to keep locks: ${error.message}`);
+    else settings.debug(`node ${name}: ${error.message}`);
+  }
 
   async round() {
     const { core, node } = this;
-    if (!node.ties.size && !node.waits.size && !node.leaving.length) return;
+    if (!this.#isNeeded()) return;
     let link = await core.link(node);
-    const loose = [...node.ties.values()].filter((tie) => tie.link !== link);
-    if (loose.length) await this.retie(link, loose);
-    if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
+    const unrenewed = core.of(node).filter((one) => one.link !== link);
+    if (unrenewed.length) await this.renew(link, unrenewed);
+    if (link.surplus > 1) { // two in a row: it keeps holds that nobody has
       core.settings.logger.warn(`the connection to ${node.name || 'the server'} keeps holds that nobody has: it is replaced`);
       const old = link;
       link = await node.once('link', async () => core.linked(node, await core.openLink(node)));
-      await this.retie(link, [...node.ties.values()]);
+      await this.renew(link, core.of(node));
       old.die(new Unreachable('replaced'));
     }
-    if (node.ties.size || node.waits.size) {
-      await link.post(['DLOCK.KEEP', core.settings.auto], (error, reply, _, sent) => { if (reply) this.kept(link, sent, reply); }).catch((error) => {
-        if (!(error instanceof NoAck)) throw error; // what is believed stays as it was; to give back needs no replica
-        this.#say(error);
-      });
-    }
-    if (link.short) await this.retie(link, [...node.ties.values()].filter((tie) => tie.link === link && tie.isNear()));
-    await depart(core, node, link);
+    if (!this.#isNeeded()) return;
+    await this.keepAlive(link).catch((error) => {
+      if (!(error instanceof NoAck)) throw error; // what is believed stays as it was
+      core.settings.debug(`node ${node.name || 'of the client'}: ${error.message}`);
+    });
+    if (link.short) await this.renew(link, core.of(node).filter((one) => one.link === link && one.isNear()));
   }
 
-  kept(link, sent, [ties, left, lost]) {
+  /** Says that we live. */
+  keepAlive(link) {
+    return link.post(['DLOCK.KEEP', this.core.settings.hangTimeout], (error, reply, _, sent) => { if (reply) this.kept(link, sent, reply); });
+  }
+
+  kept(link, sent, [count, left, lost]) {
     const { core, node } = this;
-    if (left !== null) [link.believed, link.kept] = [sent + Number(left) - core.settings.allowance, link.serial];
+    [node.trouble, node.refused] = [null, false];
+    if (left !== null) [link.believed, link.kept] = [sent + Number(left) - core.settings.clockMargin, link.serial];
     // It renews at two thirds. Where one hold may not last (dlock.max-hold-ms), each is asked for its own end.
     link.short = left !== null && left < core.settings.lease / 2;
     for (const [, token, reason] of lost ?? []) {
-      const tie = node.ties.get(Number(token));
-      if (tie?.link !== link) continue;
+      const renewal = core.of(node).find((one) => one.token === Number(token) && one.link === link);
+      if (!renewal) continue;
       if (['moved', 'renamed', 'taken', 'demoted'].includes(reason)) {
-        tie.detach(); // RENEW tells what has become of it
+        renewal.detach(); // RENEW tells what has become of it
         this.rouse();
       } else {
-        core.lose(node, tie, reason);
+        core.lose(renewal, reason);
       }
     }
-    link.surplus = ties > link.ties ? link.surplus + 1 : 0;
-    if (lost === null || ties < link.ties) {
-      for (const tie of node.ties.values()) tie.detach();
+    link.surplus = count > link.renewals ? link.surplus + 1 : 0;
+    if (lost === null || count < link.renewals) {
+      for (const renewal of core.of(node)) renewal.detach();
       this.rouse();
     }
   }
 
-  /** Ties our holds to this link, all in one go. */
-  async retie(link, ties) {
+  /** Has the server renew our holds for this link, all in one go. */
+  async renew(link, renewals) {
     const { core, node } = this;
-    const asked = ties.map(async (tie) => {
-      if (!tie.holds.length) { // it is about to be given back
-        node.ties.delete(tie.token);
-        tie.detach();
+    const asked = renewals.map(async (renewal) => {
+      if (!renewal.holds.length) { // it is about to be given back
+        if (!renewal.ending) core.lose(renewal, 'abandoned');
         return;
       }
+      const { request, token } = renewal;
       try {
-        await link.post(tie.request.renew(tie.token), (error, lease, _, sent) => {
-          if (error instanceof NotHeld) core.lose(node, tie, 'not held any more');
-          else if (!error && !tie.gone) tie.attach(link, core.until(sent, lease));
-        }, tie.request.asking);
+        await link.post(request.renew(token), (error, lease, _, sent) => {
+          if (error instanceof NotHeld) core.lose(renewal, 'not held any more');
+          else if (error) renewal.refusal = passes(error) ? renewal.refusal : error;
+          else if (!renewal.gone && renewal.node === node) {
+            renewal.attach(link, core.until(sent, lease));
+            core.arm(renewal.end());
+          }
+        }, core.isAsking(request.key));
       } catch (error) {
         const other = redirection(error);
-        if (other) this.#move(core.follow(other, node), tie, other.asking);
+        if (other) core.move(renewal, core.follow(other, node, request.key));
         else if (error.code === 'READONLY' || error instanceof Unreachable) throw error;
-        else if (!(error instanceof NotHeld || error instanceof NoAck)) core.settings.logger.warn(`lock '${tie.request.key}' cannot be renewed: ${error.message}`);
+        else if (!(error instanceof NotHeld || error instanceof NoAck)) core.settings.logger.warn(`lock '${request.key}' cannot be renewed: ${error.message}`);
       }
     });
     const failed = (await Promise.allSettled(asked)).find(({ status }) => status === 'rejected');
     if (failed) throw failed.reason;
-  }
-
-  #move(target, tie, asking = false) {
-    const { core, node } = this;
-    if (target === node || !node.ties.delete(tie.token)) return;
-    tie.detach();
-    target.ties.set(tie.token, tie);
-    [tie.request.node, tie.request.asking] = [target, asking];
-    if (asking) core.wake(target); // not at once: each of the two may name the other
-    else core.rouse(target);
-  }
-
-  /** What another node serves by now is that one's to keep, and to leave. */
-  #rehome() {
-    const { core, node } = this;
-    if (!core.source.cluster) return;
-    const home = ({ request }) => {
-      try {
-        return core.route(request.key);
-      } catch {
-        return node; // nobody is known to serve it yet
-      }
-    };
-    for (const tie of [...node.ties.values()]) this.#move(home(tie), tie);
-    const leaving = node.leaving.map((one) => [home(one), one]);
-    node.leaving = leaving.filter(([other]) => other === node).map(([, one]) => one);
-    for (const [other, one] of leaving) if (other !== node) hand(core, other, one);
-    node.tell('again');
   }
 }

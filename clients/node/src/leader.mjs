@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-import { randomUUID } from 'node:crypto';
-
 import { pause } from './clock.mjs';
 import { NotHeld } from './errors.mjs';
-import { known, milliseconds, text } from './request.mjs';
+import { PARTY, known, milliseconds, text } from './request.mjs';
 
 const nothing = () => {};
+/** The candidate's name in an owner's: host/pid/name#…, and from earlier clients name#…. */
+const nameOf = (owner) => owner.replace(/#[^#]*$/, '').replace(/^[^/]*\/\d+\//, '');
+
 const same = (one, another) => one?.term === another?.term;
 
 /**
  * Who of many leads. The leader holds a lock; its fencing token is the term, higher than that of every leader before. It
- * steps down `allowance` (of its Locks) before its lease ends, whoever answers or not.
+ * steps down `clockMargin` (of its Locks) before its lease ends, whoever answers or not.
  *
  *     const election = new Election(locks, 'scheduler', { name: hostname() });
  *     await election.lead(async (term) => {
@@ -32,7 +33,7 @@ export class Election {
   async campaign({ signal } = {}) {
     if (this.isLeader) return this.#hold;
     // A name of its own for each term: a program that comes back must not enter what its predecessor has left.
-    this.#hold = await this.#locks.lock(this.key, { owner: `${this.name}#${randomUUID()}`, signal });
+    this.#hold = await this.#locks.lock(this.key, { [PARTY]: this.name, signal });
     return this.#hold;
   }
 
@@ -64,7 +65,7 @@ export class Election {
   /** Who leads, as the server sees it now: its name and its term, or null. */
   async leader() {
     const holder = await this.#locks.holder(this.key);
-    return holder && { name: String(holder.owner).replace(/#[^#]*$/, ''), term: holder.token };
+    return holder && { name: nameOf(String(holder.owner)), term: holder.token };
   }
 
   /** Each leader from now on (null: none), as a look every second sees them. */

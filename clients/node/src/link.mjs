@@ -5,10 +5,16 @@ import { Unreachable, late, typed } from './errors.mjs';
 
 const nothing = () => {};
 
+/** A connect or a reply that takes longer may be that of a former primary. */
+export const ANOTHER = 1_000;
+const LAST_WORDS = 100; // a caller that has given up leaves behind what was sent, in case the server only hangs
+
 /** One connection that all share, pipelined: replies come in the order of the commands. Its death is final. */
 export class Link {
   error = null;
-  ties = 0; // that its server renews for us, in the order of replies
+  renewals = 0; // that its server renews for us, in the order of replies
+  used = false; // it has been a node's link
+  overdue = nothing; // called when a reply is a second late
   serial = 0; // of the last of them
   kept = 0; // of the last before a KEEP was answered
   believed = 0; // until when that KEEP lets us believe them
@@ -21,6 +27,7 @@ export class Link {
   #pending = new Set(); // in the order of the commands
   #progress = 0; // when the last reply came
   #watched = false;
+  #told = 0; // when it was said last that a reply is late
 
   constructor(bound) { this.#bound = bound; }
 
@@ -80,18 +87,31 @@ export class Link {
     if (error.code === 'READONLY') this.die(new Unreachable('the server has become a replica', { cause: error }));
   }
 
-  /** When a reply is missing for the bound, nobody knows any more what the server has heard. */
+  /**
+   * When a reply is missing for so long nobody knows any more what the server has heard. One that is a second late may be
+   * that of a former primary.
+   */
   #watch(delay) {
     this.#watched = true;
-    after(delay, () => {
+    after(Math.min(delay, ANOTHER), () => {
       this.#watched = false;
       const [oldest] = this.#pending;
-      if (!oldest) return;
-      const left = Math.max(oldest.sent, this.#progress) + this.#bound - now();
-      if (left > 0) this.#watch(left);
-      else this.die(late('the server does not answer'));
+      if (!oldest || this.error) return;
+      const age = now() - Math.max(oldest.sent, this.#progress);
+      if (age >= this.#bound + LAST_WORDS) {
+        this.die(late('the server does not answer'));
+        return;
+      }
+      if (age >= ANOTHER - 1 && now() - this.#told >= ANOTHER / 2) {
+        this.#told = now();
+        this.overdue(oldest);
+      }
+      this.#watch(Math.min(this.#bound + LAST_WORDS - age, age < ANOTHER - 1 ? ANOTHER - age : ANOTHER));
     });
   }
+
+  /** True if it still has no reply. */
+  isPending(entry) { return this.#pending.has(entry); }
 
   die(why) {
     if (this.error) return;

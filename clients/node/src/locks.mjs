@@ -12,16 +12,16 @@ export const asyncDispose = Symbol.asyncDispose ?? Symbol.for('Symbol.asyncDispo
 export class Hold {
   #core;
   #request;
-  #tie;
+  #renewal;
   #since = now();
   #over = ''; // why it is no more
   #abort = null;
   #reason;
 
-  constructor(core, request, tie) {
-    [this.#core, this.#request, this.#tie] = [core, request, tie];
-    [this.key, this.owner, this.token] = [request.key, request.owner, tie.token];
-    core.adopt(request, tie, this);
+  constructor(core, request, renewal) {
+    [this.#core, this.#request, this.#renewal] = [core, request, renewal];
+    [this.key, this.owner, this.token] = [request.key, renewal.request.owner, renewal.token];
+    core.adopt(renewal, this);
   }
 
   /** True if it was lost before it was given back. */
@@ -37,9 +37,12 @@ export class Hold {
   }
 
   /** For so many milliseconds it is ours for sure, if nothing is heard of the server any more. */
-  left() { return this.#over ? 0 : Math.max(0, this.#tie.end() - now()); }
+  left() { return this.#over ? 0 : Math.max(0, this.#renewal.end() - now()); }
 
-  /** Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. */
+  /**
+   * Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. It is sent
+   * once; if its reply is lost it may have run.
+   */
   async guard(...command) {
     for (const [i, word] of command.entries()) {
       if (typeof word !== 'number') text(`command[${i}]`, word === '' ? '-' : word);
@@ -53,7 +56,7 @@ export class Hold {
   async #ask(name, ...words) {
     this.#core.check();
     return this.#core.call({ key: this.key }, [`DLOCK.${name}`, this.key, this.token, ...words], (error) => {
-      if (error instanceof Fenced) this.#core.loseTie(this.#tie, 'the server has said so');
+      if (error instanceof Fenced) this.#core.lose(this.#renewal, 'the server has said so');
     });
   }
 
@@ -62,14 +65,14 @@ export class Hold {
     this.#core.check();
     if (this.#over) throw new NotHeld(`NOTHELD lock '${this.key}' is over: ${this.#over}`);
     this.#over = 'it was given back';
-    await this.#core.release(this.#request, this.#tie, this);
+    await this.#core.release(this.#renewal, this);
     this.#core.tell('released', this.key, now() - this.#since);
   }
 
   [asyncDispose]() { return this.release(); }
 
   /** For the keeper. */
-  tellLost(reason) {
+  reportLost(reason) {
     if (this.#over) return;
     this.#over = reason;
     this.#reason = new NotHeld(`NOTHELD lock '${this.key}' is lost: ${reason}`);
@@ -96,18 +99,18 @@ export class Locks {
 
   constructor(client, options = {}) {
     const settings = new Settings(options);
-    this.#core = new Core(new Source(client, settings.bound), settings);
+    this.#core = new Core(new Source(client, settings.replyTimeout), settings);
   }
 
   /** Waits for the lock: a Hold, or `LockTimeout`. Without a time-out it waits for ever. */
   async lock(key, options = {}) {
-    const request = new Request(this.#core.settings, key, options);
+    const request = new Request(this.#core.settings, key, options, this.#core.suffix);
     return must(await this.#take(request, request.timeout ?? Infinity), request);
   }
 
   /** A Hold, or null if it is taken. With a time-out it waits so long. */
   async tryLock(key, options = {}) {
-    const request = new Request(this.#core.settings, key, options);
+    const request = new Request(this.#core.settings, key, options, this.#core.suffix);
     return this.#take(request, request.timeout ?? 0);
   }
 
@@ -134,7 +137,7 @@ export class Locks {
 
   async #take(request, timeout) {
     this.#core.check();
-    return this.#core.take(request, timeout, (tie) => new Hold(this.#core, request, tie));
+    return this.#core.take(request, timeout, (renewal) => new Hold(this.#core, request, renewal));
   }
 }
 

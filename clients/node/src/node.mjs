@@ -2,22 +2,26 @@
 // A server that we talk to: what it keeps for us, and who waits there.
 import { now } from './clock.mjs';
 
-/** A hold that a link's server renews for us. */
-export class Tie {
-  link = null;
-  holds = []; // what was asked for, and a weak reference to what the program has of it
+/** A hold that the server renews for a link. */
+export class Renewal {
+  link = null; // null: unrenewed
+  holds = []; // weak references to what the program has of it: more than one after a re-entry
   gone = ''; // why it is over
+  ending = null; // resolved when the release that is under way has ended
+  doubted = 0; // its end has passed while this process was stopped: so long an answer is waited for
+  refusal = null; // what the last RENEW was refused with
   #until = 0;
   #serial = 0;
 
-  constructor(request, token) { [this.request, this.token] = [request, token]; }
+  constructor(request, token, node) { [this.request, this.token, this.node] = [request, token, node]; }
 
   /** The server has said that it renews it for this link. */
   attach(link, until) {
     this.#until = Math.max(this.end(), until);
+    [this.doubted, this.refusal] = [0, null];
     if (this.link !== link) {
       this.detach();
-      link.ties++;
+      link.renewals++;
       this.link = link;
     }
     this.#serial = ++link.serial;
@@ -26,57 +30,57 @@ export class Tie {
   detach() {
     if (!this.link) return;
     this.#until = this.end();
-    this.link.ties--;
+    this.link.renewals--;
     this.link = null;
   }
 
   /** Its holds but this one. */
-  forget(hold) { this.holds = this.holds.filter(([, one]) => one.deref() !== hold); }
+  forget(hold) { this.holds = this.holds.filter((one) => one.deref() !== hold); }
 
-  /** What was asked for by those whom nobody refers to any more; they are forgotten. */
-  forgotten() {
-    const gone = this.holds.filter(([, hold]) => !hold.deref());
-    if (gone.length) this.holds = this.holds.filter((one) => !gone.includes(one));
-    return gone.map(([request]) => request);
+  /** True if the program refers to a hold no more. Those are forgotten. */
+  hasForgotten() {
+    const { length } = this.holds;
+    if (length && !this.holds.every((hold) => hold.deref())) this.holds = this.holds.filter((hold) => hold.deref());
+    return this.holds.length < length;
   }
 
   /** True if the server should have renewed it by now, and has not said so. */
   isNear() { return this.holds.length > 0 && this.end() < now() + this.request.settings.lease / 2; }
 
-  /** Until then it is ours. A KEEP that was answered after it was tied has moved the end of all. */
+  /** Until then it is ours. A KEEP that was answered after it was attached has moved the end of all. */
   end() {
     const { link } = this;
     return link && this.#serial <= link.kept ? Math.max(this.#until, link.believed) : this.#until;
   }
 }
 
-/** What is told of one place in a queue. */
+/** What is announced of one place in a queue. */
 export class Mailbox {
-  #news = [];
+  #notifications = [];
   #wake = null;
 
   put(one) {
-    this.#news.push(one);
+    this.#notifications.push(one);
     this.#wake?.();
   }
 
   async next() {
-    while (!this.#news.length) await new Promise((done) => { this.#wake = done; });
-    return this.#news.shift();
+    while (!this.#notifications.length) await new Promise((done) => { this.#wake = done; });
+    return this.#notifications.shift();
   }
 }
 
 /** A server that we talk to, and what we have there. */
 export class Node {
   link = null;
-  ear = null;
+  subscriber = null;
   opening = {}; // what is under way, for all who come meanwhile
-  deaf = false; // it may not subscribe
+  subscribeDenied = false;
   keeper = null;
-  ties = new Map(); // by token
+  trouble = null; // what its keeper failed with last, if it did: the reason of a loss
+  refused = false; // and that is final: it refuses to keep locks
   waits = new Map(); // mailboxes by key and owner
   awaited = new Map(); // how many there are by key
-  leaving = []; // until when to try, what, and its token (or 0)
 
   constructor(name) { this.name = name; }
 
@@ -86,11 +90,13 @@ export class Node {
     return this.opening[what];
   }
 
-  /** All who wait. */
-  tell(word) { for (const boxes of this.waits.values()) for (const box of boxes) box.put([word, 0, 0]); }
+  /** All who wait for such keys. */
+  notifyAll(word, which = () => true) {
+    for (const boxes of this.waits.values()) for (const box of boxes) if (which(box.key)) box.put([word, 0, 0]);
+  }
 
   /** A message on our channel: `word token keylen:key ownerlen:owner wait-id`. What is none was published by somebody else. */
-  heard(message) {
+  notify(message) {
     const [, word, token, rest] = /^(\S+) (\d+) (.*)$/s.exec(message.toString('latin1')) ?? [];
     if (!word) return;
     const names = [];
@@ -104,9 +110,9 @@ export class Node {
     for (const box of this.waits.get(names.join('\n')) ?? []) box.put([word, Number(token), Number(left)]);
   }
 
-  /** What is heard of a place until `stop()`. */
+  /** What is announced of a place until `stop()`. */
   await({ id, key }) {
-    const box = new Mailbox();
+    const box = Object.assign(new Mailbox(), { key });
     if (!this.waits.has(id)) this.waits.set(id, new Set());
     const boxes = this.waits.get(id).add(box);
     this.#count(key, 1);

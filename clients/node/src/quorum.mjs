@@ -20,7 +20,7 @@ import { now } from './clock.mjs';
 import { Unreachable } from './errors.mjs';
 import { Source } from './library.mjs';
 import { asyncDispose } from './locks.mjs';
-import { known, milliseconds, text } from './request.mjs';
+import { PROCESS, known, milliseconds, renamed, text } from './request.mjs';
 
 export { Unreachable };
 
@@ -29,15 +29,15 @@ const EARLIER = 5; // the leases at the others end so much before the first one'
 const [ROUNDING, DRIFT] = [2, 100]; // servers count whole milliseconds; no clock is faster than another by a hundredth
 const SILENCE = 1_000; // who has been silent so lately is asked last
 
-/** A lock over these masters. `bound` is how long one may take to connect, and to answer what need not wait. */
+/** A lock over these masters. `replyTimeout` is how long one may take to connect, and to answer what need not wait. */
 export class Quorum {
   #masters;
 
   constructor(clients, options = {}) {
-    const { bound = 300 } = known(options, ['bound'], 'Quorum');
-    milliseconds('bound', bound, 1);
+    const { replyTimeout = 300 } = renamed(known(options, ['replyTimeout', 'bound'], 'Quorum'));
+    milliseconds('replyTimeout', replyTimeout, 1);
     if (typeof clients?.[Symbol.iterator] !== 'function') throw new TypeError('clients must be a list of clients, one for each master');
-    this.#masters = [...clients].map((client) => ({ client, source: new Source(client, bound), silent: { at: -Infinity } }));
+    this.#masters = [...clients].map((client) => ({ client, source: new Source(client, replyTimeout), silent: { at: -Infinity } }));
   }
 
   /**
@@ -51,7 +51,7 @@ export class Quorum {
     const end = now() + milliseconds('wait', wait);
     for (;;) {
       // Of each try its own: what one leaves behind may come late, and is not to give back what the next is granted.
-      const owner = randomUUID();
+      const owner = `${PROCESS}${randomUUID()}`;
       const masters = this.#masters.map((one) => new Master(one, [lock, owner]));
       const hold = new QuorumHold(lock, owner, masters);
       let [held, errors] = [false];

@@ -146,15 +146,21 @@ export default class Redlock extends EventEmitter {
       timer = setTimeout(() => { extension = extend(); }, Math.max(0, after));
     };
     queue();
-    try {
-      return await routine(signal);
-    } finally {
+    const end = async () => {
       clearTimeout(timer);
       await extension;
       clearTimeout(timer);
-      // That it was lost is told by the signal.
-      await lock.release().catch(nothing);
+      await lock.release();
+    };
+    let done;
+    try {
+      done = await routine(signal);
+    } catch (error) {
+      await end().catch(nothing); // an error of the routine comes first
+      throw error;
     }
+    await end(); // that it was lost is an error, as node-redlock has it
+    return done;
   }
 
   /** It ends at its expiration, as if nobody had kept it. */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What is asked for, as words of commands; and what a program may ask for.
 import { randomUUID } from 'node:crypto';
+import { hostname } from 'node:os';
 import { debuglog, inspect } from 'node:util';
 
 const shown = (value) => inspect(value, { depth: 0, breakLength: Infinity });
@@ -30,29 +31,42 @@ const LOGGER = {
   debug: (message) => debug('%s', message),
   warn: (message) => process.emitWarning(message, 'DLockWarning'),
 };
-const SETTINGS = ['lease', 'auto', 'claim', 'bound', 'allowance', 'observer', 'logger'];
+const RENAMED = { auto: 'hangTimeout', claim: 'queueGrace', bound: 'replyTimeout', allowance: 'clockMargin' };
+const SETTINGS = ['lease', ...Object.values(RENAMED), ...Object.keys(RENAMED), 'observer', 'logger'];
+
+/** The names that settings had before work for one version, with a warning. */
+export function renamed(options) {
+  const given = { ...options };
+  for (const [old, name] of Object.entries(RENAMED)) {
+    if (given[old] === undefined) continue;
+    if (given[name] !== undefined) throw new TypeError(`${old} is the old name of ${name}: give one of them`);
+    process.emitWarning(`the setting ${old} is called ${name} now`, 'DeprecationWarning');
+    given[name] = given[old];
+  }
+  return given;
+}
 
 /** See `Locks`. */
 export class Settings {
   constructor(options) {
-    const { lease = 10_000, auto = 60_000, claim = 5_000, bound = 3_000, allowance = 100, observer = {}, logger = LOGGER }
-      = known(options, SETTINGS, 'Locks');
-    for (const [name, value] of Object.entries({ lease, auto, claim, bound })) {
+    const { lease = 10_000, hangTimeout = 60_000, queueGrace = 5_000, replyTimeout = 3_000, clockMargin = 100, observer = {}, logger = LOGGER }
+      = renamed(known(options, SETTINGS, 'Locks'));
+    for (const [name, value] of Object.entries({ lease, hangTimeout, queueGrace, replyTimeout })) {
       milliseconds(name, value, 1);
       if (value >= 2 ** 31) throw new RangeError(`${name} must be less than 2^31 milliseconds, not ${shown(value)}`);
     }
-    milliseconds('allowance', allowance);
+    milliseconds('clockMargin', clockMargin);
     if (typeof logger?.warn !== 'function') throw new TypeError(`logger must have a function warn, not ${shown(logger)}`);
-    Object.assign(this, { bound, allowance, observer, logger, lease: Math.ceil(lease), claim: Math.ceil(claim) });
-    this.auto = Math.max(Math.ceil(auto), this.lease);
-    this.first = Math.min(this.lease, 3_000); // the lease until whoever has waited has confirmed the grant
+    Object.assign(this, { replyTimeout, clockMargin, observer, logger, lease: Math.ceil(lease), queueGrace: Math.ceil(queueGrace) });
+    this.hangTimeout = Math.max(Math.ceil(hangTimeout), this.lease);
+    this.first = Math.min(this.lease, 3_000); // the lease until a caller that has waited has confirmed the grant
     this.interval = Math.min(1_000, lease / 3);
   }
 
   /** The same for one lock. AUTO's leases are a second at least. */
   withLease(lease) {
     this.interval = Math.min(this.interval, Math.max(lease, 1_000) / 3);
-    return Object.assign(Object.create(this), { lease: Math.ceil(lease), first: Math.min(Math.ceil(lease), 3_000), auto: Math.max(this.auto, Math.ceil(lease)) });
+    return Object.assign(Object.create(this), { lease: Math.ceil(lease), first: Math.min(Math.ceil(lease), 3_000), hangTimeout: Math.max(this.hangTimeout, Math.ceil(lease)) });
   }
 
   debug(message) { this.logger.debug?.(message); }
@@ -60,18 +74,25 @@ export class Settings {
 
 const OPTIONS = ['timeout', 'lease', 'signal', 'owner', 'shared', 'limit', 'session', 'onLost'];
 
-/** One owner's wish for one lock. */
+/** What the names of all owners of this process begin with. */
+export const PROCESS = `${hostname().replaceAll('/', '-')}/${process.pid}/`;
+
+/** The option by which an election names an owner that nobody else is. */
+export const PARTY = Symbol('party');
+
+export const joined = (...names) => (names.some(Buffer.isBuffer) ? Buffer.concat(names.map((name) => Buffer.from(name))) : names.join(''));
+const bytes = (name) => Buffer.from(name).toString('latin1');
+
+/** One owner's request for one lock. */
 export class Request {
-  looked = true; // whether we know what its owner held before
-  outer = 0; // the token and the count of that
-  before = 0;
   asked = false;
   ended = false; // nobody waits for it any more
   node = null; // that was asked last
-  asking = false; // behind ASKING, since its slot is on the way there
-  tie = null;
+  link = null; // and on which link
+  renewal = null;
+  name = null; // what its owner is found by, if the program has named it: it may re-enter
 
-  constructor(settings, key, options) {
+  constructor(settings, key, options, suffix = '') {
     const { timeout, lease, signal, owner, shared = false, limit, session = false, onLost } = known(options, OPTIONS, 'a lock');
     text('key', key);
     if (timeout != null) milliseconds('timeout', timeout);
@@ -85,36 +106,34 @@ export class Request {
     }
     if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
     [this.settings, this.key, this.timeout, this.signal, this.onLost] = [settings, key, timeout, signal, onLost];
-    [this.owner, this.looked] = [owner ?? randomUUID(), owner == null];
+    this.owner = joined(PROCESS, owner ?? (options[PARTY] ? `${options[PARTY]}#${randomUUID()}` : randomUUID()), owner == null ? '' : suffix);
+    if (owner != null) this.name = this.id;
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
+    this.holders = shared ? Infinity : limit ?? 1;
     this.session = session ? ['SESSION'] : [];
   }
 
-  get id() { return [this.key, this.owner].map((name) => Buffer.from(name).toString('latin1')).join('\n'); }
-
-  /** What the owner held before is not ours to give back. */
-  within(held) {
-    this.looked = true;
-    if (held) [this.outer, this.before] = [Number(held[0]), Number(held[1])];
-  }
+  get id() { return `${bytes(this.key)}\n${bytes(this.owner)}`; }
 
   words(name, ...rest) { return [`DLOCK.${name}`, this.key, this.owner, ...rest]; }
 
-  take(atOnce) {
-    const { lease, auto, claim } = this.settings;
-    const words = [lease, ...this.session, 'AUTO', auto, 'HOLDS', this.before + 1, ...this.limit];
-    return atOnce ? this.words('ACQUIRE', ...words) : this.words('FAIRACQUIRE', ...words, 'CLAIM', claim);
+  /** HOLDS 1: a request that is sent again counts once. */
+  acquire(once) {
+    const { lease, hangTimeout, queueGrace } = this.settings;
+    const words = [lease, ...this.session, 'AUTO', hangTimeout, 'HOLDS', 1, ...this.limit];
+    return once ? this.words('ACQUIRE', ...words) : this.words('FAIRACQUIRE', ...words, 'CLAIM', queueGrace);
   }
 
   wait(...how) {
-    const { first, claim } = this.settings;
-    return this.words('FAIRACQUIRE', first, ...how, 'CLAIM', claim, 'HOLDS', this.before + 1, ...this.limit);
+    const { first, queueGrace } = this.settings;
+    return this.words('FAIRACQUIRE', first, ...how, 'CLAIM', queueGrace, 'HOLDS', 1, ...this.limit);
   }
 
   renew(token) {
-    const { lease, auto } = this.settings;
-    return this.words('RENEW', lease, 'TOKEN', token, ...this.session, 'AUTO', auto);
+    const { lease, hangTimeout } = this.settings;
+    return this.words('RENEW', lease, 'TOKEN', token, ...this.session, 'AUTO', hangTimeout);
   }
 
-  release(...token) { return this.words('RELEASE', 'HOLDS', this.before, ...token); }
+  /** Without a token: whatever this owner holds. */
+  release(...token) { return this.words('RELEASE', 'HOLDS', 0, ...token); }
 }

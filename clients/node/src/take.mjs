@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Takes a lock: asks for it, waits in the queue, confirms the grant; or gives up.
-import { after, now, pause } from './clock.mjs';
-import { Closed, LockTimeout, NoAck, NotHeld, Replaced, Unreachable, late, passes, typed } from './errors.mjs';
-import { giveUp, isLeaving } from './leave.mjs';
+import { after, now, onAbort, pause } from './clock.mjs';
+import { LockTimeout, NotHeld, Replaced, Unreachable, late, passes, typed } from './errors.mjs';
+import { abandon } from './release.mjs';
+import { joined } from './request.mjs';
 
 const GRACE = 500; // so much longer a caller whose time is up waits for a reply that is on its way
 const WARN_EVERY = 10_000;
 const FINAL = ['deadlock', 'replaced', 'notheld', 'wrongtype', 'refused', 'noack']; // messages that are errors of the server
+const POLL = 250; // between two requests of a waiter who gets no messages
+const POLL_WITHOUT = 1_000; // and so long it does without a subscriber before another is tried
 const nothing = () => {};
 
-/** One caller's wait for one lock. A time-out of 0: one try. */
+/** One caller's wait for one lock. A time-out of 0: one attempt. */
 export class Take {
   #began = now();
   #stop = nothing;
@@ -18,13 +21,13 @@ export class Take {
   #waiting = false; // for its turn, and for nothing else
   #trouble = null; // the last that went wrong
   #box = null;
-  #link = null; // of its own
+  #turn = null; // of a named owner: what ends it
 
-  /** `make` makes the hold of the tie. */
+  /** `make` makes the hold of the renewal. */
   constructor(core, request, timeout, make) {
     [this.core, this.request, this.timeout, this.make] = [core, request, timeout, make];
     this.deadline = timeout < 2 ** 40 ? this.#began + timeout : Infinity; // servers know no longer ones
-    this.end = timeout ? this.deadline : this.#began + core.settings.bound;
+    this.end = timeout ? this.deadline : this.#began + core.settings.replyTimeout;
   }
 
   /** What was made; null if it is taken. */
@@ -33,7 +36,7 @@ export class Take {
       [this.resolve, this.reject] = [resolve, reject];
       const { signal } = this.request;
       if (signal?.aborted) return this.#leave(signal.reason);
-      if (signal) signal.addEventListener('abort', this.#abort = () => this.#leave(signal.reason));
+      if (signal) this.#abort = onAbort(signal, () => this.#leave(signal.reason));
       if (this.end < this.#began + 2 ** 31 - 1000) this.#stop = after(this.end + GRACE - this.#began, () => this.#ring());
       this.#run();
     });
@@ -42,10 +45,12 @@ export class Take {
   async #run() {
     const { core, request } = this;
     try {
-      const tie = await this.#ask();
+      if (request.name && !await this.#take()) return;
+      const renewal = request.renewal ?? await this.#ask();
       if (request.ended) return;
-      if (!tie) return this.#queued ? this.#leave(null) : this.#settle(null, null); // the claim keeps the place
-      const hold = this.make(tie);
+      if (!renewal) return this.#queued ? this.#leave(null) : this.#settle(null, null); // queueGrace keeps the place
+      if (request.name) core.named.get(request.name).renewal = renewal.gone ? null : renewal;
+      const hold = this.make(renewal);
       core.tell('granted', request.key, now() - this.#began);
       this.#settle(null, hold);
     } catch (error) {
@@ -54,17 +59,61 @@ export class Take {
     }
   }
 
+  /**
+   * Requests of one named owner for one lock come one after the other, and a second one re-enters what it holds: then
+   * `request.renewal` is that. False if the wait has ended meanwhile.
+   */
+  async #take() {
+    const { core, request } = this;
+    let named = core.named.get(request.name);
+    if (!named) core.named.set(request.name, named = { renewal: null, users: 0, unanswered: 0, last: null });
+    const before = named.last;
+    if (before && this.timeout === 0) {
+      this.#settle(null, null); // another request of this owner is under way
+      return false;
+    }
+    let over;
+    const mine = new Promise((done) => { over = done; });
+    named.last = mine;
+    named.users += 1;
+    this.#turn = () => {
+      // Those behind come when those before have had their turn.
+      Promise.resolve(before).then(() => {
+        if (named.last === mine) named.last = null;
+        over();
+      });
+      named.users -= 1;
+      core.tidy(request.name);
+    };
+    this.#waiting = true;
+    if (before) await before;
+    while (named.renewal?.ending) await named.renewal.ending; // a release that comes later would end the next hold
+    this.#waiting = false;
+    if (request.ended) return false;
+    core.check();
+    const { renewal } = named;
+    if (renewal) {
+      if (request.holders < renewal.request.holders) {
+        throw typed(new Error(`DEADLOCK ${request.owner} holds lock '${request.key}' together with others: release that hold first`));
+      }
+      request.renewal = renewal;
+    } else if (named.unanswered) {
+      request.owner = joined(request.owner, `.${named.unanswered}`);
+    }
+    return true;
+  }
+
   /** The first end is the one that counts. */
   #settle(error, hold) {
     const { core, request } = this;
     if (request.ended) return;
     request.ended = true;
     this.#stop();
-    if (this.#abort) request.signal.removeEventListener('abort', this.#abort);
+    this.#abort?.();
+    this.#turn?.();
     if (this.#queued) core.tell('waited', request.key);
     if (!hold) {
       this.#box?.put(['over', 0, 0]);
-      this.#link?.die(new Closed('the wait is over'));
       core.tell('refused', request.key, now() - this.#began, error);
     }
     if (error) this.reject(error);
@@ -74,7 +123,7 @@ export class Take {
   #leave(error) {
     if (this.request.ended) return;
     this.#settle(error, null);
-    giveUp(this.core, this.request);
+    abandon(this.core, this.request);
   }
 
   /** Its time is up, and a reply is missing. */
@@ -99,15 +148,18 @@ export class Take {
         return await this.#attempt();
       } catch (error) {
         if (request.ended) return null;
-        const unconfirmed = error instanceof NotHeld && !request.before; // the grant has ended before it was confirmed
-        if (!unconfirmed && (!passes(error) || (timeout === 0 && (error instanceof NoAck || error.late)))) throw error;
+        const unconfirmed = error instanceof NotHeld; // the grant has ended before it was confirmed
+        if (timeout === 0 || (!unconfirmed && !passes(error))) {
+          if (passes(error)) core.refreshRoutes(); // for the next one
+          throw error;
+        }
         this.#trouble = error;
         if (now() >= end) throw timeout ? this.#notInTime(error) : error;
         if (now() >= warned + WARN_EVERY) {
           core.settings.logger.warn(`still waiting for lock '${request.key}': ${error.message}`);
           warned = now();
         }
-        await core.lookAround();
+        await core.refreshRoutes();
         await pause(Math.min(end - now(), 20 + 80 * Math.random()));
       } finally {
         this.#waiting = false;
@@ -117,40 +169,42 @@ export class Take {
 
   async #attempt() {
     const { core, request } = this;
-    if (!request.looked) { // an outer hold of this name is not ours to give back
-      while (isLeaving(core, request)) {
-        core.check();
-        if (request.ended) return null;
-        await pause(10);
-      }
-      request.within(await core.call({ key: request.key }, request.words('HELD')));
-    }
+    const once = this.timeout === 0;
     const unknown = core.ready();
     if (unknown) await unknown;
-    const atOnce = this.timeout === 0;
     const known = core.route(request.key);
+    if (known.refused) await core.keepAlive(known); // a new hold could not be kept either
     // Others of ours wait for it: the place is asked for at once, with its messages.
-    if (!atOnce && !this.#queued && known.awaited.has(request.key) && known.ear && !known.ear.error) return this.#queue(known);
+    if (!once && !this.#queued && known.awaited.has(request.key) && known.subscriber && !known.subscriber.error) return this.#wait(known);
     if (!this.#queued) {
-      const reply = await core.call(request, request.take(atOnce), (error, granted, link, sent) => {
-        if (granted) core.tie(request, link, granted[0], sent, request.settings.lease);
-      });
-      if (reply || atOnce) return request.tie;
+      const renewal = await this.#acquire();
+      if (renewal || once) return renewal;
       if (request.ended) return null;
       this.#tellWaiting();
     }
     const node = core.route(request.key);
-    if (!node.deaf) {
+    if (!node.subscribeDenied) {
       try {
-        await core.listen(node);
+        await core.subscribe(node);
       } catch (error) {
-        if (passes(error)) return this.#block(node);
+        if (passes(error)) return this.#poll(POLL_WITHOUT);
         if (error.code !== 'NOPERM') throw error;
-        if (!node.deaf) core.settings.logger.warn(`waits block on connections of their own, since messages cannot be heard: ${error.message}`);
-        node.deaf = true;
+        if (!node.subscribeDenied) {
+          core.settings.logger.warn(`messages cannot be heard, so each wait asks four times a second: ${error.message}`);
+        }
+        node.subscribeDenied = true;
       }
     }
-    return node.deaf ? this.#block(node) : this.#queue(node);
+    return node.subscribeDenied ? this.#poll(Infinity) : this.#wait(node);
+  }
+
+  /** Asks for the lock, or by the ticket for what became of the place: the renewal, or null. */
+  async #acquire() {
+    const { core, request } = this;
+    const reply = await core.call(request, request.acquire(this.timeout === 0), (error, granted, link, sent) => {
+      if (granted) core.granted(request, link, granted[0], sent, request.settings.lease);
+    });
+    return reply && request.renewal;
   }
 
   #tellWaiting() {
@@ -160,12 +214,12 @@ export class Take {
   }
 
   /** Waits by NOTIFY. */
-  async #queue(node) {
+  async #wait(node) {
     const { core, request, deadline } = this;
     const box = this.#box = node.await(request);
     core.wake(node);
     try {
-      if (!node.ear || node.ear.error) throw new Unreachable('messages are not heard'); // as we came
+      if (!node.subscriber || node.subscriber.error) throw new Unreachable('messages are not heard'); // as we came
       const block = deadline === Infinity ? [] : ['BLOCK', Math.max(1, Math.floor(deadline - now()))];
       const reply = await core.call(request, request.wait('NOTIFY', core.channel, ...block));
       if (request.node !== node) throw typed(new Error('TRYAGAIN the slot has moved'));
@@ -177,44 +231,39 @@ export class Take {
         const [word, token, number] = await box.next();
         this.#waiting = false;
         core.check();
-        if (number !== 0 && number !== Number(reply[2])) continue; // of an earlier asking of ours
+        if (number !== 0 && number !== Number(reply[2])) continue; // of an earlier request of ours
         if (word === 'granted') return await this.#confirm(token);
         if (word === 'timeout') return null;
         if (FINAL.includes(word)) throw typed(new Error(`${word.toUpperCase()} (told by a message)`));
-        throw new Unreachable(`the wait has ended: ${word}`); // moved, gone, cancelled, again
+        throw new Unreachable(`the place in the queue was lost: ${word}`); // moved, gone, cancelled, again
       }
     } finally {
       box.stop();
     }
   }
 
-  /** Waits by BLOCK in slices, on a connection of its own. */
-  async #block(node) {
+  /** Waits without messages: asks by the ticket, for so long. */
+  async #poll(duration) {
     const { core, request, deadline } = this;
-    request.node = node;
-    const link = this.#link = await core.open(node, nothing);
-    try {
-      for (;;) {
-        const slice = Math.max(1, Math.floor(Math.min(core.settings.bound / 2, deadline - now())));
-        if (request.ended) return null;
-        this.#waiting = true;
-        const reply = await link.post(request.wait('BLOCK', slice));
-        this.#waiting = false;
-        core.check();
-        if (reply) return await this.#confirm(Number(reply[0]));
-        if (now() >= deadline) return null;
-      }
-    } finally {
-      link.die(new Closed('the wait is over'));
+    for (const end = now() + duration; now() < deadline && now() < end;) {
+      this.#waiting = true;
+      await pause(Math.min(POLL, deadline - now()));
+      this.#waiting = false;
+      core.check();
+      if (request.ended) return null;
+      const renewal = await this.#acquire();
+      if (renewal) return renewal;
     }
+    if (now() < deadline) throw new Unreachable('messages are not heard');
+    return null;
   }
 
   /** Has the server renew it for us. */
   async #confirm(token) {
     const { core, request } = this;
     await core.call(request, request.renew(token), (error, lease, link, sent) => {
-      if (!error) core.tie(request, link, token, sent, lease);
+      if (!error) core.granted(request, link, token, sent, lease);
     });
-    return request.tie;
+    return request.renewal;
   }
 }

@@ -5,7 +5,7 @@ import { Election } from 'dlock-redis/leader';
 import { makeLocksAt } from './stage.mjs';
 
 const [library, host, port, key, name] = process.argv.slice(2);
-const election = new Election(makeLocksAt(library, [host, port], {}, { lease: 6_000, auto: 30_000 }), key, { name });
+const election = new Election(makeLocksAt(library, [host, port], {}, { lease: 6_000, hangTimeout: 30_000 }), key, { name });
 await election.lead(async (term) => {
   // It looks at no signal: what holds it back is the guard.
   for (;;) {

@@ -88,7 +88,10 @@ export class Case {
 
   // What the server shows.
 
-  queued({ count, key }) { return this.server.awaitQueued(count, this.key(key)); }
+  async queued({ count, key, absent }) {
+    if (!absent) return this.server.awaitQueued(count, this.key(key));
+    return until(async () => (await this.server.info(this.key(key))).queue.length === count, `${count} are queued`);
+  }
 
   free({ key }) { return this.server.awaitGone(this.key(key)); }
 
@@ -114,7 +117,7 @@ export class Case {
 
   async client({ name = 'client', path, lease = 10, auto = 60, claim = 2, user, password }) {
     const say = (message) => this.log.push(message);
-    const settings = { lease: 1000 * lease, auto: 1000 * auto, claim: 1000 * claim, logger: { debug: say, warn: say } };
+    const settings = { lease: 1000 * lease, hangTimeout: 1000 * auto, queueGrace: 1000 * claim, logger: { debug: say, warn: say } };
     this.names[name] = `${this.server.key.slice(1, 13)}-${name}`;
     const address = path ? this.paths[path].split(':') : addresses('DLOCK_SINGLE')[0];
     this.clients[name] = this.place !== 'single' ? this.make.locks(this.library, this.place, settings)

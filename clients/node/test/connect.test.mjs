@@ -18,7 +18,7 @@ import { LONG, PATIENCE, Server, addresses, ask, closeConnections, control, isOf
 const directory = mkdtempSync(join(tmpdir(), 'dlock-'));
 const inside = (name) => join(directory, name);
 const ending = [];
-const settings = { lease: LONG, auto: 30_000, claim: LONG };
+const settings = { lease: LONG, hangTimeout: 30_000, queueGrace: LONG };
 
 after(async () => {
   for (const end of ending.reverse()) await end();

@@ -1,23 +1,18 @@
 // What goes wrong beside the cases that all languages have.
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import { createInterface } from 'node:readline';
 import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Closed, Refused, Unreachable } from 'dlock-redis';
+import { Closed, Locks, Refused, Unreachable } from 'dlock-redis';
 import {
   LONG, Master, PATIENCE, Server, addresses, closeConnections, control, libraries, makeLocksAt, makeLocksBy, proxy, until,
 } from './stage.mjs';
 
 const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
 const [{ Core }, { Node }] = await Promise.all(['core', 'node'].map(inside));
-
-// What the client keeps of each lock that was granted.
-const ties = new Map();
-const { adopt } = Core.prototype;
-Core.prototype.adopt = function adopting(request, tie, hold) {
-  ties.set(request.key, tie);
-  return adopt.call(this, request, tie, hold);
-};
 
 const LEASE = 6_000;
 const tests = [];
@@ -160,10 +155,8 @@ test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
   const hold = await locks.lock(server.key);
   const keys = Array.from({ length: 60 }, (_, i) => `${server.key}:${i}`);
   const aborter = new AbortController();
-  const readers = await Promise.all(keys.map((key) => locks.lock(key, { owner: key, shared: true })));
-  // Upgrades that wait for another reader, and are given up.
-  for (const key of keys) await server.ask('DLOCK.ACQUIRE', key, 'other', 60_000, 'SHARED');
-  const waits = keys.map((key) => locks.lock(key, { owner: key, signal: aborter.signal }));
+  for (const key of keys) await server.hold(key);
+  const waits = keys.map((key) => locks.lock(key, { signal: aborter.signal }));
   const ended = Promise.allSettled(waits);
   await until(async () => (await Promise.all(keys.map((key) => server.info(key)))).every(({ queue }) => queue.length), 'all wait');
   const began = (await server.holder())['held-ms'];
@@ -176,7 +169,8 @@ test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
     return holder['held-ms'] > began + 2 * lease;
   }, 'two leases have passed');
   for (const key of keys) assert.equal((await server.info(key)).queue.length, 0);
-  for (const one of [hold, ...readers]) await one.release();
+  for (const key of keys) await server.ask('DEL', key);
+  await hold.release();
   await control(`close ${path}`);
 });
 
@@ -190,13 +184,13 @@ test('who_hangs_up_is_not_asked_all_the_time', async ({ server, make, open }) =>
   assert.ok(met < 200, `${met} connections`);
 });
 
-test('an_ear_that_was_opened_before_the_link_is_not_believed', async ({ server, by, open }) => {
+test('a_subscriber_that_was_opened_before_the_link_is_not_believed', async ({ server, by, open }) => {
   const [a, b] = addresses('DLOCK_MASTERS').slice(0, 2).map((address) => new Master(address, server.key));
   for (const master of [a, b]) await master.hold();
   const path = await open();
   let [dialled, arrive] = [0];
   const late = new Promise((done) => { arrive = done; });
-  // The link goes to one server, and after it was cut to another one; the ear is long on its way to the first.
+  // The link goes to one server, and after it was cut to another one; the subscriber is long on its way to the first.
   const locks = by(async () => {
     dialled++;
     if (dialled === 1) return path.address;
@@ -206,7 +200,7 @@ test('an_ear_that_was_opened_before_the_link_is_not_believed', async ({ server, 
   });
   const wait = locks.lock(server.key, { timeout: PATIENCE });
   wait.catch(() => {});
-  await until(() => dialled === 2, 'the ear is on its way');
+  await until(() => dialled === 2, 'the subscriber is on its way');
   path.hangUp();
   await (await locks.lock(`${server.key}:other`)).release();
   arrive();
@@ -217,30 +211,170 @@ test('an_ear_that_was_opened_before_the_link_is_not_believed', async ({ server, 
 });
 
 test('what_others_publish_is_ignored', async () => {
-  for (const message of ['', 'granted', 'granted 1 what', 'granted 1 3:key 5:owner 7']) new Node('').heard(Buffer.from(message));
+  for (const message of ['', 'granted', 'granted 1 what', 'granted 1 3:key 5:owner 7']) new Node('').notify(Buffer.from(message));
 });
 
-test('a_wait_that_blocks_ends_with_the_close', async ({ server, make }) => {
+test('a_wait_without_a_channel_ends_with_the_close', async ({ server, make }) => {
   const user = server.key.slice(1, 9);
   await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', 'resetchannels', '+@all');
   await server.hold();
-  const locks = make(undefined, { user, password: 'word' }, { bound: 120_000, logger: { warn() {} } });
+  const locks = make(undefined, { user, password: 'word' }, { replyTimeout: 120_000, logger: { warn() {} } });
   const wait = locks.lock(server.key);
   wait.catch(() => {});
-  await server.awaitQueued(1);
+  await server.awaitAbsent();
   await locks.close();
   await assert.rejects(Promise.race([wait, sleep(10_000, 'nothing', { ref: false })]), Closed);
   await server.ask('ACL', 'DELUSER', user);
 });
 
-test('an_outer_hold_keeps_nothing_of_inner_ones', async ({ server, make }) => {
-  const locks = make();
+/** How many commands of ours come that way while the work is done. */
+async function commandsOf(path, work) {
+  const before = Number(await control(`commands ${path}`));
+  await work();
+  return Number(await control(`commands ${path}`)) - before;
+}
+
+test('a_re_entry_sends_nothing', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  const locks = make(path.split(':'), {}, { lease: LONG });
   const outer = await locks.lock(server.key, { owner: 'me' });
-  const tie = ties.get(server.key);
-  for (let i = 0; i < 10; i++) await (await locks.lock(server.key, { owner: 'me' })).release();
-  assert.equal(ties.get(server.key), tie);
-  assert.equal(tie.holds.length, 1);
+  const commands = await commandsOf(path, async () => {
+    for (let i = 0; i < 100; i++) await (await locks.lock(server.key, { owner: 'me' })).release();
+  });
+  assert.ok(commands < 20, `${commands} commands`); // KEEP is among them
   await outer.release();
+  await server.awaitGone();
+  await control(`close ${path}`);
+});
+
+test('a_turn_takes_three_commands', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  const locks = make(path.split(':'), {}, { lease: LONG });
+  const work = (turns) => Promise.all(Array.from({ length: 8 }, async () => {
+    for (let i = 0; i < turns; i++) await locks.using(server.key, () => {});
+  }));
+  await work(3); // all is connected, and the first ones are through
+  const commands = await commandsOf(path, () => work(50));
+  assert.ok(commands < 8 * 50 * 3 + 60, `${commands} commands`);
+  await control(`close ${path}`);
+});
+
+test('a_try_is_one_attempt', async ({ server, make }) => {
+  const refused = async (locks, text) => {
+    const times = [];
+    for (let i = 0; i < 10; i++) {
+      const began = performance.now();
+      await assert.rejects(locks.tryLock(server.key), (error) => error.message.includes(text) || assert.fail(error));
+      times.push(performance.now() - began);
+    }
+    assert.ok(Math.min(...times) < 50, `${text}: ${times}`); // a busy machine is late by itself
+  };
+  const closed = createServer().listen(0, '127.0.0.1');
+  await once(closed, 'listening');
+  const { port } = closed.address();
+  await new Promise((done) => { closed.close(done); });
+  await refused(make(['127.0.0.1', port]), 'ECONNREFUSED');
+  for (const words of ['READONLY it is a replica', 'BUSY a script runs', 'NOREPLICAS too few', 'LOADING it begins', 'MASTERDOWN it is away']) {
+    const answers = createServer((socket) => {
+      socket.on('error', () => {});
+      let [left, lines] = [0, ''];
+      createInterface(socket).on('line', (line) => {
+        if (!left) [left, lines] = [2 * Number(line.slice(1)), '']; // each word has a line of its length before it
+        else lines += line;
+        if (lines && !--left) socket.write(lines.includes('DLOCK.') ? `-${words}\r\n` : '+OK\r\n');
+      });
+    }).listen(0, '127.0.0.1');
+    await once(answers, 'listening');
+    await refused(make(['127.0.0.1', answers.address().port]), words);
+    answers.close();
+  }
+});
+
+/** Where a Sentinel would send a client: to a path that falls silent, and then to the server itself. */
+test('what_hangs_is_asked_for_elsewhere', async ({ server, by, open }) => {
+  const path = await open();
+  let hangs = false;
+  const [single] = addresses('DLOCK_SINGLE');
+  const locks = by(async () => (hangs ? single : path.address), { lease: LEASE, replyTimeout: 60_000 });
+  const hold = await locks.lock(server.key);
+  const first = await linkOf(server);
+  path.freeze();
+  hangs = true;
+  await until(async () => hold.lost || ![first, 0].includes(await linkOf(server)), 'another connection keeps it');
+  assert.ok(!hold.lost);
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('a_connect_that_hangs_is_begun_again', async ({ server, by, open }) => {
+  const path = await open();
+  path.freeze();
+  let asked = 0;
+  const [single] = addresses('DLOCK_SINGLE');
+  const locks = by(async () => (asked++ ? single : path.address), { lease: LEASE, replyTimeout: 60_000 });
+  const hold = await locks.lock(server.key, { timeout: PATIENCE / 2 });
+  await hold.release();
+  path.thaw();
+});
+
+test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
+  const locks = make(undefined, {}, { lease: 1_000, logger: { warn() {} } });
+  const hold = await locks.lock(server.key);
+  const gone = await locks.lock(`${server.key}:gone`);
+  await server.ask('DEL', gone.key);
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 3_000); // the program stands still, and the server renews
+  await until(() => gone.lost, 'what is lost is reported');
+  await until(() => hold.lost || hold.left() > 0, 'it is asked for');
+  assert.ok(!hold.lost);
+  await hold.release();
+});
+
+test('a_refused_keep_is_the_reason', async ({ server, make }) => {
+  const user = server.key.slice(1, 9);
+  const warned = [];
+  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all');
+  const locks = make(undefined, { user, password: 'word' }, { lease: LEASE, logger: { warn: (message) => warned.push(message) } });
+  const hold = await locks.lock(server.key);
+  await server.ask('ACL', 'SETUSER', user, '-dlock.keep', '-dlock.renew');
+  const other = `${server.key}:other`;
+  await until(() => warned.length, 'it is logged');
+  await assert.rejects(locks.tryLock(other), (error) => error instanceof Refused && error.code === 'NOPERM');
+  await until(() => hold.lost, 'it is reported');
+  assert.match(hold.signal.reason.message, /NOPERM/);
+  assert.equal(warned.filter((message) => message.includes('refuses to keep locks')).length, 1);
+  await server.ask('ACL', 'SETUSER', user, '+dlock.keep', '+dlock.renew');
+  await (await locks.lock(other)).release();
+  await server.ask('ACL', 'DELUSER', user);
+});
+
+test('eleven_waits_on_one_signal_warn_of_nothing', async ({ server, make }) => {
+  const warned = [];
+  const warn = (warning) => warned.push(warning.name);
+  process.on('warning', warn);
+  await server.hold();
+  const aborter = new AbortController();
+  const locks = make();
+  const ended = Promise.allSettled(Array.from({ length: 11 }, () => locks.lock(server.key, { signal: aborter.signal })));
+  await server.awaitQueued(11);
+  aborter.abort();
+  assert.ok((await ended).every(({ status }) => status === 'rejected'));
+  await server.awaitQueued(0);
+  process.off('warning', warn);
+  assert.ok(!warned.includes('MaxListenersExceededWarning'), `${warned}`);
+  assert.equal(await locks.tryLock(server.key), null);
+});
+
+test('old_names_of_settings_warn', async () => {
+  const warned = [];
+  const warn = (warning) => warned.push(warning.message);
+  process.on('warning', warn);
+  new Locks(() => null, { auto: 30_000, claim: 2_000, bound: 1_000, allowance: 50 });
+  await new Promise((done) => { setImmediate(done); });
+  process.off('warning', warn);
+  for (const name of ['hangTimeout', 'queueGrace', 'replyTimeout', 'clockMargin']) {
+    assert.ok(warned.some((message) => message.includes(`is called ${name} now`)), `${warned}`);
+  }
+  assert.throws(() => new Locks(() => null, { bound: 1, replyTimeout: 1 }), TypeError);
 });
 
 after(closeConnections);
@@ -256,7 +390,7 @@ describe('faults', { concurrency: 8 }, () => {
           await body({
             server: new Server('single'),
             make: (address = single, login = {}, settings = {}) => later(makeLocksAt(library, address, login, settings)),
-            by: (where) => later(makeLocksBy(library, where)),
+            by: (where, settings) => later(makeLocksBy(library, where, settings)),
             open: async (met) => later(await proxy(single, met)),
           });
         } finally {

@@ -52,7 +52,7 @@ const tests = {
 
   async a_leader_that_is_cut_off({ server, library, locks, start, open }) {
     const path = await open();
-    const election = new Election(makeLocksAt(library, path.address, {}, { lease: 10_000, auto: 10_000 }), server.key, { name: 'a' });
+    const election = new Election(makeLocksAt(library, path.address, {}, { lease: 10_000, hangTimeout: 10_000 }), server.key, { name: 'a' });
     const term = await election.campaign();
     assert.equal(election.term, term.token);
     start('b');

@@ -110,7 +110,7 @@ test('what_is_made_too_late_leaves_no_socket', async () => {
       done = true;
       return made;
     };
-    await assert.rejects(new Quorum([make], { bound: 50 }).acquire('x', { lease: 60_000 }), Unreachable);
+    await assert.rejects(new Quorum([make], { replyTimeout: 50 }).acquire('x', { lease: 60_000 }), Unreachable);
     await until(() => done, 'it is made');
     await sleep(300);
     assert.ok(sockets.every((socket) => socket.destroyed));

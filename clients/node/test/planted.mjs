@@ -27,8 +27,8 @@ const set = (settings) => ({
   at: (library, address, options, given) => makeLocksAt(library, address, options, { ...given, ...settings }),
 });
 
-const noBound = () => set({ bound: 20_000 });
-const shortBound = () => set({ bound: 150, lease: 30_000 });
+const noBound = () => set({ replyTimeout: 20_000 });
+const shortBound = () => set({ replyTimeout: 150, lease: 30_000 });
 const saysNothing = () => set({ logger: { warn: nothing } });
 const saysTaken = () => plant(Core, 'take', () => none);
 const noCause = () => plant(Core, 'take', (old) => function take(...about) {
@@ -49,7 +49,7 @@ const allPasses = () => plant(Core, 'take', (old) => async function take(request
     }
   }
 });
-const deafIsFinal = () => plant(Link, 'listen', () => async () => { throw new Refused('ERR no channel'); });
+const deniedIsFinal = () => plant(Link, 'listen', () => async () => { throw new Refused('ERR no channel'); });
 /** Of all clients: whoever waits for one that is silent keeps none of the others. */
 function oneKeeper() {
   let turn = Promise.resolve();
@@ -61,25 +61,25 @@ function oneKeeper() {
   return noBound();
 }
 const renewsEach = () => plant(Keeper, 'round', (old) => function round() {
-  for (const tie of this.node.ties.values()) tie.detach();
+  for (const renewal of this.core.of(this.node)) renewal.detach();
   return old.call(this);
 });
-const hearsNoLoss = () => plant(Keeper, 'kept', (old) => function kept(link, sent, [ties, left]) {
-  link.ties = Math.min(ties, link.ties);
-  old.call(this, link, sent, [link.ties, left, []]);
+const hearsNoLoss = () => plant(Keeper, 'kept', (old) => function kept(link, sent, [count, left]) {
+  link.renewals = Math.min(count, link.renewals);
+  old.call(this, link, sent, [link.renewals, left, []]);
 });
 const believesTheLeast = () => plant(Keeper, 'kept', (old) => function kept(link, ...about) {
   old.call(this, link, ...about);
   link.short = false;
 });
-const tiesNothingAnew = () => plant(Keeper, 'retie', () => none);
-const waitsForEver = () => plant(Node, 'tell', () => nothing);
+const renewsNothingAnew = () => plant(Keeper, 'renew', () => none);
+const waitsForEver = () => plant(Node, 'notifyAll', () => nothing);
 const endsQuietly = () => plant(Core, 'end', () => nothing);
 const aLinkALock = () => plant(Core, 'call', (old) => function call(...about) {
-  for (const node of this.nodes.values()) if (node.link?.ties === 0) node.link = null;
+  for (const node of this.nodes.values()) if (node.link?.renewals === 0) node.link = null;
   return old.apply(this, about);
 });
-const forgets = () => plant(Core, 'drop', () => nothing);
+const forgets = () => plant(Core, 'dropForgotten', () => nothing);
 const leavesNothing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
   return old.call(this, words[0] === 'DLOCK.CANCEL' ? ['PING'] : words, ...rest);
 });
@@ -90,9 +90,9 @@ const takesAnything = () => ({
 const FAULTS = {
   closed_try: saysTaken, closed_two_seconds: noCause, closed_without_bound: saysNothing, hung_try: noBound,
   hung_later: noBound, silent_path: noClock, slow_path: shortBound, wrong_password: allPasses,
-  no_right_to_the_command: allPasses, no_module: allPasses, no_channel: deafIsFinal, two_dead_links_of_five: oneKeeper,
+  no_right_to_the_command: allPasses, no_module: allPasses, no_channel: deniedIsFinal, two_dead_links_of_five: oneKeeper,
   one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
-  deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: tiesNothingAnew, cut_wait: waitsForEver,
+  deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: renewsNothingAnew, cut_wait: waitsForEver,
   after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken,
   a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aLinkALock, dropped: forgets,
   a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,

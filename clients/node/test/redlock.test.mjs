@@ -74,11 +74,18 @@ const tests = {
       }).catch(() => { kept = false; });
       return kept;
     }, 'it is held over two durations');
-    await redlock.using([server.key], 4_000, async (signal) => {
+    const lost = redlock.using([server.key], 4_000, async (signal) => {
       await server.ask('DLOCK.FORCERELEASE', server.key);
       await until(() => signal.aborted, 'it is told');
       assert.ok(signal.error instanceof Error);
     });
+    await assert.rejects(lost, ExecutionError); // who does not look at the signal is told, too
+    const failed = redlock.using([server.key], 4_000, async (signal) => {
+      await server.ask('DLOCK.FORCERELEASE', server.key);
+      await until(() => signal.aborted, 'it is told');
+      throw signal.error;
+    });
+    await assert.rejects(failed, /lost/);
   },
 
   async over_three_masters({ make }) {

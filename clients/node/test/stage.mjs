@@ -22,7 +22,7 @@ export const LONG = 15_000; // no fault takes so long, however busy the machine
  * needs a process for itself is `many`; the `rest` runs side by side.
  */
 export const isOf = (part) => (process.env.DLOCK_PART ?? part) === part;
-const SETTINGS = { lease: LEASE, auto: 30_000, claim: 2_000 };
+const SETTINGS = { lease: LEASE, hangTimeout: 30_000, queueGrace: 2_000 };
 
 export const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
 
@@ -151,7 +151,7 @@ export async function proxy([host, port], met = () => {}) {
 
 /** A lock over the servers at these addresses. */
 export const makeQuorum = (library, all, bound) =>
-  new Quorum(all.map(([host, port]) => CLIENTS[library](host, port, {})), { bound });
+  new Quorum(all.map(([host, port]) => CLIENTS[library](host, port, {})), { replyTimeout: bound });
 
 /** The first value of the condition that is not false. */
 export async function until(condition, what) {
@@ -244,6 +244,9 @@ export class Server {
       return queue.length === count && queue.every((place) => place.client);
     }, `${count} are queued, and nobody is absent`);
   }
+
+  /** It has a place, and may hear no messages. */
+  awaitAbsent(key) { return until(async () => (await this.info(key)).queue.length === 1, 'one is queued'); }
 
   awaitGone(key = this.key) {
     return until(async () => (await this.ask('DLOCK.INFO', key)) === null, 'nobody holds it and nobody waits');

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dlock_redis::{Leader, Locks, Settings};
+use dlock_redis::{Election, Locks, Settings};
 
 #[tokio::main]
 async fn main() {
@@ -21,8 +21,8 @@ async fn main() {
 }
 
 async fn lead(clients: Vec<redis::Client>, key: &str, name: &str) {
-    let settings = Settings::new().lease(Duration::from_secs(3)).auto(Duration::from_secs(6));
-    let leader = Leader::new(&Locks::with(clients, settings).expect("good settings"), key, name).expect("a name");
+    let settings = Settings::new().lease(Duration::from_secs(3)).hang_timeout(Duration::from_secs(6));
+    let leader = Election::new(&Locks::with(clients, settings).expect("good settings"), key, name).expect("a name");
     loop {
         let Ok(Some(term)) = leader.campaign(None).await else { continue };
         while leader.is_leader() {

@@ -5,39 +5,60 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::error::{Error, Result};
-use crate::link::{self, Link, Reply, Then};
-use crate::random::unique;
-use crate::servers::{slot, Servers};
+use crate::link::{self, Link, Reply, Then, ANOTHER};
+use crate::random::{process, unique};
+use crate::servers::Servers;
 use crate::settings::{now, Settings};
 use crate::state::{Opening, Shelf, State};
 
-/// So much longer a caller whose time is up waits for a reply that is on its way.
+/// A caller whose time is up waits this much longer for a reply that is on its way.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
+/// So often a request that waits for a link looks whether another node serves the key by now.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// All that the clones of one [`Locks`](crate::Locks) and its holds share.
 pub(crate) struct Core {
     pub(crate) servers: Servers,
     pub(crate) settings: Settings,
     pub(crate) shelf: Shelf,
-    /// On which grants are told.
+    /// On which grants are announced.
     pub(crate) channel: String,
+    /// What the names of owners begin with, and what those of named owners end with.
+    pub(crate) process: String,
+    pub(crate) suffix: String,
     count: AtomicU64,
     /// It is closed, for whoever waits for something else.
     ended: watch::Sender<bool>,
-    /// It was said that messages cannot be heard.
-    pub(crate) said_deaf: AtomicBool,
+    /// It was logged that no messages are heard.
+    pub(crate) warned_denied: AtomicBool,
 }
 
 impl Core {
     pub(crate) fn new(servers: Servers, settings: Settings) -> Core {
-        let channel = format!("dlock:{}", unique());
-        let (count, ended, said_deaf) = (AtomicU64::new(1), watch::Sender::new(false), AtomicBool::new(false));
-        Core { servers, settings, shelf: Shelf::default(), channel, count, ended, said_deaf }
+        let shelf = Shelf::default();
+        shelf.with(|state| state.known = servers.seeds());
+        Core {
+            servers,
+            settings,
+            shelf,
+            channel: format!("dlock:{}", unique()),
+            process: process(),
+            suffix: format!("#{}", unique()),
+            count: AtomicU64::new(1),
+            ended: watch::Sender::new(false),
+            warned_denied: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the name of an owner that nobody else is.
+    pub(crate) fn party(&self) -> String {
+        format!("{}{}", self.process, unique())
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -56,58 +77,57 @@ impl Core {
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// Who serves the key, as far as we know.
-    pub(crate) fn server_of(&self, state: &State, key: &[u8]) -> String {
-        state.slots.get(&slot(key)).cloned().unwrap_or_else(|| self.servers.first(state.first))
-    }
-
-    pub(crate) fn route(&self, key: &[u8]) -> String {
-        self.shelf.with(|state| self.server_of(state, key))
-    }
-
-    /// After an error that passes: the key is another node's, or this one may not be there any more, or be no primary.
-    pub(crate) fn look_around(&self, node: &str, error: &Error) {
+    /// After an error that passes: this node may not be there any more, or be no primary.
+    pub(crate) fn refresh_routes(&self, name: &str, error: &Error) {
         self.shelf.with(|state| {
-            if let Some(redirect) = error.redirect(node) {
-                return state.learn(&redirect);
-            }
             if error.is_read_only() {
                 // Who is primary now is found by connecting.
-                state.node(node).link.iter().for_each(|link| link.kill());
+                state.node(name).link.iter().for_each(|link| link.kill());
             }
-            state.slots.retain(|_, name| name != node);
-            if self.servers.first(state.first) == node {
-                state.first += 1;
+            if !matches!(error, Error::NoAck(_)) {
+                state.forget_routes(name);
             }
         });
     }
 
-    /// The node's link. Whoever comes while it is being opened waits for the same one, as long as it likes.
-    pub(crate) async fn link(self: &Arc<Self>, name: &str, until: Duration) -> Result<Arc<Link>> {
-        let mut opening = {
-            let known = self.shelf.with(|state| {
-                if state.closed {
-                    return Err(Error::Closed);
-                }
-                match state.node(name).link.as_ref().filter(|link| !link.is_dead()) {
-                    Some(link) => Ok(Ok(link.clone())),
-                    None => Ok(Err(self.open(state, name))),
-                }
-            });
-            match known? {
-                Ok(link) => return Ok(link),
-                Err(opening) => opening,
+    /// Returns the link of the node that serves the key, that node's name, and whether the key is there before its slot. Whoever
+    /// comes while a link is being opened waits for the same one, as long as it likes.
+    pub(crate) async fn link(self: &Arc<Self>, key: &[u8], until: Duration) -> Result<(Arc<Link>, String, bool)> {
+        loop {
+            let (name, asking) = self.shelf.with(|state| state.route(key));
+            if let Some(link) = self.link_at(&name, until, Some(LOOK)).await? {
+                return Ok((link, name, asking));
             }
+        }
+    }
+
+    /// Returns the node's link; None if it is not there after `look`.
+    pub(crate) async fn link_at(
+        self: &Arc<Self>,
+        name: &str,
+        until: Duration,
+        look: Option<Duration>,
+    ) -> Result<Option<Arc<Link>>> {
+        let known = self.shelf.with(|state| match (state.closed, state.link(name)) {
+            (true, _) => Err(Error::Closed),
+            (_, Some(link)) => Ok(Ok(link)),
+            _ => Ok(Err(self.open(state, name))),
+        });
+        let mut opening = match known? {
+            Ok(link) => return Ok(Some(link)),
+            Err(opening) => opening,
         };
-        let opened = timeout(until.saturating_sub(now()), opening.wait_for(Option::is_some)).await;
+        let left = until.saturating_sub(now());
+        let opened = timeout(look.map_or(left, |look| look.min(left)), opening.wait_for(Option::is_some)).await;
         match opened.as_ref().map(|opened| opened.as_deref()) {
-            Ok(Ok(Some(result))) => result.clone(),
+            Ok(Ok(Some(result))) => result.clone().map(Some),
             Ok(_) => Err(Error::io(std::io::ErrorKind::NotConnected, "the runtime that connected has ended")),
+            Err(_) if now() < until => Ok(None),
             Err(_) => Err(Error::silent()),
         }
     }
 
-    /// A new link, in the background, or the one that is on its way. It takes the place of one that lives when all is tied to it.
+    /// Opens a link, in the background, or returns the opening that is under way.
     pub(crate) fn open(self: &Arc<Self>, state: &mut State, name: &str) -> Opening {
         let node = state.node(name);
         match &node.opening {
@@ -119,43 +139,96 @@ impl Core {
         node.opening = Some(opening.clone());
         let (core, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
-            let opened = link::open(&core, &name).await;
-            let before = opened.as_ref().ok().and_then(|link| core.linked(&name, link));
-            match (&opened, before) {
-                (Ok(link), Some(before)) => {
-                    let _ = core.retie(&name, link, Duration::ZERO).await; // what is not tied yet is its keeper's to tie
-                    before.kill();
+            let mut opened = core.connect(&name).await;
+            match &mut opened {
+                Ok(link) => {
+                    if let Some(before) = core.linked(&name, link) {
+                        let _ = core.renew(&name, link, Duration::ZERO).await; // the rest is its keeper's
+                        before.kill();
+                    }
                 }
-                (Err(error), _) => tracing::debug!("node {name}: {error}"),
-                _ => {}
+                Err(error) => tracing::debug!("node {name}: {error}"),
             }
             sender.send_replace(Some(opened));
         });
         opening
     }
 
-    /// The node's link from now on; gives the one before, if it lives.
-    fn linked(self: &Arc<Self>, name: &str, link: &Arc<Link>) -> Option<Arc<Link>> {
+    /// While a connect hangs another is begun each second, which asks Sentinel anew; the first one that is there wins. What the
+    /// node served is asked for elsewhere.
+    async fn connect(self: &Arc<Self>, name: &str) -> Result<Arc<Link>> {
+        let end = now() + self.settings.reply_timeout;
+        let mut running = FuturesUnordered::new();
+        running.push(link::open(self.clone(), name.to_owned()));
+        loop {
+            let left = end.saturating_sub(now());
+            match timeout(left.min(ANOTHER), running.next()).await {
+                Ok(Some(Err(error))) if error.passes() && !running.is_empty() => {}
+                Ok(Some(opened)) => return opened,
+                _ if now() >= end => return Err(Error::silent()),
+                _ => {
+                    self.look_elsewhere(name);
+                    running.push(link::open(self.clone(), name.to_owned()));
+                }
+            }
+        }
+    }
+
+    fn look_elsewhere(self: &Arc<Self>, name: &str) {
+        self.shelf.with(|state| {
+            state.forget_routes(name);
+            state.reroute(name);
+        });
+        self.spawn_keepers();
+    }
+
+    /// A reply of this link is a second late. Its server may be no primary any more, and hang.
+    pub(crate) fn overdue(self: &Arc<Self>, name: &str, link: u64) {
+        self.look_elsewhere(name);
+        if self.servers.are_named_by_sentinels() {
+            self.shelf.with(|state| {
+                if state.link(name).is_some_and(|one| one.id == link) {
+                    self.open(state, name);
+                }
+            });
+        }
+    }
+
+    /// The node's link from now on, unless that lives and leads to the same server; returns the one before, if it lives.
+    fn linked(self: &Arc<Self>, name: &str, link: &mut Arc<Link>) -> Option<Arc<Link>> {
         let before = self.shelf.with(|state| {
             if state.closed || link.is_dead() {
                 link.kill();
                 return None;
             }
-            state.node(name).link.replace(link.clone()).filter(|before| !before.is_dead())
+            let before = state.link(name);
+            match before {
+                Some(before) if before.address == link.address && !state.is_stale(before.id) => {
+                    link.kill();
+                    *link = before;
+                    None
+                }
+                before => {
+                    state.node(name).link = Some(link.clone());
+                    before
+                }
+            }
         });
-        self.employ(name);
+        self.spawn_keeper(name);
         before
     }
 
-    pub(crate) async fn result(&self, reply: oneshot::Receiver<Reply>, until: Duration) -> Result<Value> {
+    pub(crate) async fn result(&self, reply: Option<oneshot::Receiver<Reply>>, until: Duration) -> Result<Value> {
+        let lost = || Error::io(std::io::ErrorKind::ConnectionReset, "the connection is lost");
+        let reply = reply.ok_or_else(lost)?;
         match timeout(until.saturating_sub(now()), reply).await {
             Ok(Ok(reply)) => Ok(reply?),
-            Ok(Err(_)) => Err(Error::io(std::io::ErrorKind::ConnectionReset, "the connection is lost")),
+            Ok(Err(_)) => Err(lost()),
             Err(_) => Err(Error::silent()),
         }
     }
 
-    /// The reply of whoever serves the key, and who that is.
+    /// Returns the reply of whoever serves the key, and who that is. Redirections are followed.
     pub(crate) async fn call(
         self: &Arc<Self>,
         key: &[u8],
@@ -165,28 +238,32 @@ impl Core {
         asked: Option<&Asked>,
     ) -> Result<(Value, String)> {
         self.check()?;
-        let (mut name, mut asking, mut tries) = (self.route(key), false, 0);
+        let mut tries = 0;
         loop {
-            let called = match self.link(&name, until).await {
-                Ok(link) => {
-                    if let Some(asked) = asked {
-                        asked.at(&name);
-                    }
-                    self.result(link.post(command.clone(), asking, then.clone()), until).await
+            let (link, name, asking) = match self.link(key, until).await {
+                Ok(linked) => linked,
+                Err(error) => {
+                    let (name, _) = self.shelf.with(|state| state.route(key));
+                    self.refresh_routes(&name, &error);
+                    return Err(error);
                 }
-                Err(error) => Err(error),
             };
+            if let Some(asked) = asked {
+                asked.at(&link);
+            }
             tries += 1;
-            match called {
+            match self.result(link.post(command.clone(), asking, then.clone()), until).await {
                 Ok(value) => return Ok((value, name)),
-                Err(error) => match error.redirect(&name).filter(|_| tries < 5) {
+                Err(error) => match error.redirect(&name) {
                     Some(redirect) => {
-                        self.shelf.with(|state| state.learn(&redirect));
-                        (name, asking) = (redirect.address, redirect.ask);
+                        self.shelf.with(|state| state.learn(key, &redirect));
+                        if tries == 5 {
+                            return Err(error);
+                        }
                     }
-                    _ => {
-                        if error.passes() && !matches!(error, Error::NoAck(_)) {
-                            self.look_around(&name, &error);
+                    None => {
+                        if error.passes() {
+                            self.refresh_routes(&name, &error);
                         }
                         return Err(error);
                     }
@@ -195,21 +272,29 @@ impl Core {
         }
     }
 
-    /// A plain command about a key.
+    /// Returns the reply to a plain command about a key.
     pub(crate) async fn ask(self: &Arc<Self>, key: &[u8], command: Cmd) -> Result<Value> {
-        Ok(self.call(key, command, now() + self.settings.bound, None, None).await?.0)
+        Ok(self.call(key, command, now() + self.settings.reply_timeout, None, None).await?.0)
     }
 
-    /// Everything ends: what is held is told lost, and lives on until its lease.
+    /// Sleeps, or returns at once when all is closed.
+    pub(crate) async fn pause(&self, duration: Duration) {
+        tokio::select! {
+            () = sleep(duration) => {}
+            () = self.until_closed() => {}
+        }
+    }
+
+    /// Everything ends: what is held is lost, and lives on until its lease.
     pub(crate) fn close(&self) {
         self.ended.send_replace(true);
         self.shelf.with(|state| {
             state.closed = true;
             let held = state.lose_all("closed", |_| true);
             for node in state.nodes.values_mut() {
-                node.tell("closed");
+                node.notify_all("closed", |_| true);
                 node.link.take().iter().for_each(|link| link.kill());
-                node.rouse();
+                node.wake();
             }
             state.ring.notify_one();
             if held > 0 {
@@ -229,16 +314,16 @@ impl Drop for Core {
     }
 }
 
-/// Where a wait has asked last, if it has.
+/// Where a request was sent last, if it was.
 #[derive(Default)]
-pub(crate) struct Asked(Mutex<Option<String>>);
+pub(crate) struct Asked(Mutex<Option<Arc<Link>>>);
 
 impl Asked {
-    pub(crate) fn at(&self, name: &str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(name.to_owned());
+    fn at(&self, link: &Arc<Link>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
     }
 
-    pub(crate) fn last(&self) -> Option<String> {
+    pub(crate) fn last(&self) -> Option<Arc<Link>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

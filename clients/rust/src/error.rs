@@ -130,6 +130,19 @@ impl Error {
         !matches!(self, Error::Redis(error) if is_broken(error))
     }
 
+    /// Whether the server itself refuses it, for good.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.is_said() && !self.passes()
+    }
+
+    /// Whether another node may do it: this one cannot be reached, or is no primary.
+    pub(crate) fn is_of_this_node(&self) -> bool {
+        match self {
+            Error::Redis(error) if self.is_said() => matches!(error.code(), Some("READONLY" | "CLUSTERDOWN")),
+            error => !error.is_said() && !error.is_silence(),
+        }
+    }
+
     /// Whether another connection, another node or a little time can mend it.
     pub(crate) fn passes(&self) -> bool {
         let error = match self {

@@ -31,26 +31,30 @@
 //! ```
 
 mod core;
+mod election;
 mod error;
 mod keep;
-mod leader;
-mod leave;
 mod link;
 mod lock;
 mod many;
 mod quorum;
 mod random;
+mod release;
+mod renewals;
+mod request;
 mod servers;
 mod settings;
 mod state;
 mod take;
-mod ties;
-mod want;
 
+pub use election::Election;
 pub use error::{Error, Result};
-pub use leader::Leader;
 pub use lock::{Hold, Locks, Request};
 pub use many::release_all;
 pub use quorum::{Quorum, QuorumHold};
 pub use servers::Servers;
 pub use settings::{Observer, Settings};
+
+/// The name that [`Election`] had before.
+#[deprecated(since = "0.3.1", note = "is called `Election` now")]
+pub type Leader = Election;

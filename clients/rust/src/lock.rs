@@ -10,11 +10,10 @@ use redis::{cmd, Cmd, Value};
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::random::unique;
+use crate::renewals::Shared;
+use crate::request::{AcquireRequest, Mode};
 use crate::servers::Servers;
 use crate::settings::{now, Settings};
-use crate::ties::Shared;
-use crate::want::Want;
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
 #[derive(Clone)]
@@ -49,7 +48,7 @@ impl Locks {
             locks: self.clone(),
             key: key.as_ref().to_vec(),
             owner: None,
-            known: false,
+            party: None,
             shared: false,
             limit: None,
             session: false,
@@ -91,8 +90,8 @@ pub struct Request {
     pub(crate) locks: Locks,
     key: Vec<u8>,
     owner: Option<Vec<u8>>,
-    /// The owner may hold it already.
-    known: bool,
+    /// The whole name of an owner, which nobody has had before.
+    party: Option<String>,
     shared: bool,
     limit: Option<u64>,
     session: bool,
@@ -105,15 +104,17 @@ impl Request {
         Request { timeout: Some(timeout), ..self }
     }
 
-    /// A name that is known elsewhere, too: it re-enters its own holds. An owner is one actor: tasks that wait
-    /// independently need names of their own.
+    /// Names the party that holds the lock; without it each hold is a party of its own. Whoever asks again for a lock under the
+    /// name that holds it here re-enters it at once, by a count in this client, and the last release gives it back. Tasks
+    /// that wait independently need names of their own. The name is these `Locks`' own: the server shows it as
+    /// `host/pid/name#…`, and in another process it is another owner.
     pub fn owner(self, owner: impl AsRef<[u8]>) -> Request {
-        Request { owner: Some(owner.as_ref().to_vec()), known: true, ..self }
+        Request { owner: Some(owner.as_ref().to_vec()), party: None, ..self }
     }
 
-    /// A name that nobody has had before: it is not asked what it holds.
-    pub(crate) fn new_owner(self, owner: String) -> Request {
-        Request { owner: Some(owner.into_bytes()), known: false, ..self }
+    /// Names a party that nobody else is.
+    pub(crate) fn party(self, party: String) -> Request {
+        Request { party: Some(party), ..self }
     }
 
     /// Together with all others that share: to read.
@@ -156,17 +157,26 @@ impl Request {
         if self.owner.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::invalid("owner", "must not be empty"));
         }
-        let limit = match (self.limit, self.shared) {
+        let mode = match (self.limit, self.shared) {
             (Some(_), true) => return Err(Error::invalid("limit", "cannot be beside shared")),
             (Some(0), _) => return Err(Error::invalid("limit", "must be at least 1, not 0")),
-            (Some(limit), _) => vec!["LIMIT".to_owned(), limit.to_string()],
-            (None, true) => vec!["SHARED".to_owned()],
-            (None, false) => Vec::new(),
+            (Some(limit), _) => Mode::Limit(limit),
+            (None, true) => Mode::Shared,
+            (None, false) => Mode::Exclusive,
         };
         let core = &self.locks.0;
-        let owner = self.owner.clone().unwrap_or_else(|| unique().into_bytes());
-        let want = Arc::new(Want::new(self.key.clone(), owner, limit, self.session, core.settings.clone()));
-        let taken = core.clone().take(want, self.known, timeout).await?;
+        let name = self.owner.as_ref().map(|name| [core.process.as_bytes(), name, core.suffix.as_bytes()].concat());
+        let party = || self.party.clone().unwrap_or_else(|| core.party()).into_bytes();
+        let request = AcquireRequest {
+            key: self.key.clone(),
+            owner: name.clone().unwrap_or_else(party),
+            name,
+            mode,
+            session: self.session,
+            settings: core.settings.clone(),
+            vote: false,
+        };
+        let taken = core.take(request, timeout).await?;
         Ok(taken.map(|shared| Hold::new(core, shared)))
     }
 }
@@ -192,12 +202,12 @@ impl Hold {
 
     /// The lock's name.
     pub fn key(&self) -> &[u8] {
-        &self.shared.want.key
+        &self.shared.request.key
     }
 
-    /// The owner's name.
+    /// Returns the owner's name on the server: `host/pid/…`.
     pub fn owner(&self) -> &[u8] {
-        &self.shared.want.owner
+        &self.shared.request.owner
     }
 
     /// The fencing token.
@@ -227,10 +237,11 @@ impl Hold {
         }
     }
 
-    /// Runs a command in one step with the look whether the lock is still held under this token.
+    /// Runs a command in one step with the look whether the lock is still held under this token. It is sent once; if its
+    /// reply is lost it may have run.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if it is not, and the command was not run; what the command says.
+    /// [`Error::Fenced`] if it is not held, and the command was not run: then the hold is lost. What the command says.
     pub async fn guard(&self, command: &Cmd) -> Result<Value> {
         let mut guarded = cmd("DLOCK.GUARD");
         guarded.arg(self.key()).arg(self.token());
@@ -239,7 +250,11 @@ impl Hold {
                 guarded.arg(bytes);
             }
         }
-        self.core.ask(self.key(), guarded).await
+        let result = self.core.ask(self.key(), guarded).await;
+        if let Err(Error::Fenced(text)) = &result {
+            self.core.shelf.with(|state| state.lose(&self.shared.id(), text));
+        }
+        result
     }
 
     /// Gives back what was granted here, and nothing else.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::lock::{Hold, Locks};
-use crate::random::unique;
 
 impl Locks {
     /// Locks of any slots, in one fixed order under one owner, all within the time. The server sees no circle that
@@ -14,13 +13,13 @@ impl Locks {
     /// # Errors
     /// As [`Request::lock`](crate::Request::lock); nothing is held then.
     pub async fn many<K: AsRef<[u8]>>(&self, keys: &[K], timeout: Option<Duration>) -> Result<Vec<Hold>> {
-        let (owner, began) = (unique(), Instant::now());
+        let (owner, began) = (self.0.party(), Instant::now());
         let mut keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         keys.sort_unstable();
         keys.dedup();
         let mut holds = Vec::new();
         for key in keys {
-            let mut request = self.on(key).new_owner(owner.clone());
+            let mut request = self.on(key).party(owner.clone());
             if let Some(timeout) = timeout {
                 request = request.timeout(timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(1)));
             }

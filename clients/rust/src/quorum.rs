@@ -16,9 +16,9 @@ use tokio::time::sleep;
 
 use crate::error::{Error, Result};
 use crate::lock::{Hold, Locks};
-use crate::random::{random, unique};
+use crate::random::random;
+use crate::request::{AcquireRequest, Mode};
 use crate::settings::{now, Settings, FAR};
-use crate::want::Want;
 
 /// So long a master that did not answer is asked last.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -44,8 +44,9 @@ impl Master {
     /// One try, or a wait in its queue. A failure is told at once: there are other masters.
     async fn vote(&self, key: &[u8], owner: &str, lease: Duration, timeout: Duration) -> Result<Option<Hold>> {
         let settings = Settings { lease, ..self.locks.0.settings.clone() };
-        let want = Want::new(key.to_vec(), owner.into(), Vec::new(), false, settings).for_a_vote();
-        let vote = self.locks.0.take(Arc::new(want), false, Some(timeout)).await;
+        let (key, owner, mode) = (key.to_vec(), owner.into(), Mode::Exclusive);
+        let request = AcquireRequest { key, owner, name: None, mode, session: false, settings, vote: true };
+        let vote = self.locks.0.take(request, Some(timeout)).await;
         if vote.as_ref().is_err_and(|error| !error.is_said()) {
             *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = now() + SILENCE;
         }
@@ -65,7 +66,7 @@ impl Quorum {
     /// # Errors
     /// As [`Quorum::with`].
     pub fn new(masters: Vec<Client>) -> Result<Quorum> {
-        Quorum::with(masters, Settings::new().bound(Duration::from_millis(300)))
+        Quorum::with(masters, Settings::new().reply_timeout(Duration::from_millis(300)))
     }
 
     /// With settings of one's own.
@@ -126,9 +127,13 @@ impl Quorum {
         }
     }
 
+    fn party(&self) -> String {
+        self.masters.first().map(|master| master.locks.0.party()).unwrap_or_default()
+    }
+
     /// One round. Under an owner's name of its own: what the last one has sent gives back nothing of this one's.
     async fn votes(&self, key: &[u8], end: Duration, errors: &mut Vec<String>) -> Option<QuorumHold> {
-        let (owner, lease) = (unique(), self.settings.lease);
+        let (owner, lease) = (self.party(), self.settings.lease);
         let all: Vec<&Master> = self.masters.iter().collect();
         let (silent, there): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| all[*at].is_silent());
         for first in [&*there, &*silent].concat() {

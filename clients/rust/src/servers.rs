@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: MIT
 //! Where the locks are, and how one gets there: all of it by the redis crate's own means.
 
-use redis::{Client, ConnectionAddr, ProtocolVersion};
 #[cfg(feature = "sentinel")]
 use std::sync::Arc;
 
+#[cfg(feature = "sentinel")]
+use futures_util::future::BoxFuture;
+#[cfg(feature = "sentinel")]
+use redis::RedisResult;
+use redis::{Client, ConnectionAddr, ConnectionInfo};
+
 use crate::error::{Error, Result};
+#[cfg(feature = "sentinel")]
+use crate::link::ANOTHER;
 
 /// Where the locks are. From a [`redis::Client`] (its URL says TLS, user, password, database), from several of them
 /// (nodes of a cluster, or a primary and its replicas), or from a `redis::sentinel::SentinelClient`.
@@ -46,20 +53,22 @@ impl Servers {
         }
     }
 
-    /// Where to begin with a key of which nothing is known.
-    pub(crate) fn first(&self, count: usize) -> String {
+    /// Returns the names of the nodes that the program has named.
+    pub(crate) fn seeds(&self) -> Vec<String> {
         match &self.0 {
-            Kind::Seeds(seeds) => {
-                let seed = seeds.get(count % seeds.len().max(1));
-                seed.map(|seed| seed.get_connection_info().addr().to_string()).unwrap_or_default()
-            }
+            Kind::Seeds(seeds) => seeds.iter().map(|seed| seed.get_connection_info().addr().to_string()).collect(),
             #[cfg(feature = "sentinel")]
-            Kind::Sentinel(_) => "the primary".into(),
+            Kind::Sentinel(_) => vec!["the primary".into()],
         }
     }
 
-    /// A client of that node.
-    pub(crate) async fn client(&self, name: &str, protocol: ProtocolVersion) -> Result<Client> {
+    /// Whether all nodes have one name, and only Sentinel says which one it is.
+    pub(crate) fn are_named_by_sentinels(&self) -> bool {
+        !matches!(self.0, Kind::Seeds(_))
+    }
+
+    /// Returns how one connects to that node.
+    pub(crate) async fn find(&self, name: &str) -> Result<ConnectionInfo> {
         let (client, named) = match &self.0 {
             Kind::Seeds(seeds) => {
                 let same = seeds.iter().find(|seed| seed.get_connection_info().addr().to_string() == name);
@@ -67,11 +76,16 @@ impl Servers {
                     same.or_else(|| seeds.first()).ok_or_else(|| Error::invalid("servers", "must not be empty"))?;
                 (seed.clone(), same.is_some())
             }
+            // Boxed: its queries are so deep that a program's own futures would be too deep for the compiler.
             #[cfg(feature = "sentinel")]
-            Kind::Sentinel(sentinel) => (sentinel.lock().await.async_get_client().await?, true),
+            Kind::Sentinel(sentinel) => {
+                let asked: BoxFuture<'_, RedisResult<Client>> =
+                    Box::pin(async { sentinel.lock().await.async_get_client().await });
+                let client = tokio::time::timeout(ANOTHER, asked).await.map_err(|_| Error::silent())??;
+                (client, true)
+            }
         };
         let info = client.get_connection_info().clone();
-        let settings = info.redis_settings().clone().set_protocol(protocol);
         let mut addr = info.addr().clone();
         if let (false, Some((to, at))) = (named, name.rsplit_once(':')) {
             match &mut addr {
@@ -81,7 +95,7 @@ impl Servers {
                 _ => {}
             }
         }
-        Ok(Client::open(info.set_addr(addr).set_redis_settings(settings))?)
+        Ok(info.set_addr(addr))
     }
 }
 

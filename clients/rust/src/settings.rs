@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! How long things last, and who is told what happens.
+//! How long things last, and the observer of what happens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,78 +36,106 @@ pub struct Settings {
     /// What a lock has left when this program dies or loses the server. 10 s.
     pub lease: Duration,
     /// How long a program that hangs, its connection open, keeps its locks. 60 s.
-    pub auto: Duration,
-    /// How long a place in the queue is kept while the connection is lost. 5 s.
-    pub claim: Duration,
-    /// How long we wait for a connection, and for a reply. 3 s.
-    pub bound: Duration,
-    /// So long before the end of its lease a lock is given up, for clocks that go wrong. 100 ms.
-    pub allowance: Duration,
-    /// Who is told what happens.
+    pub hang_timeout: Duration,
+    /// How long a place in a queue is kept while the connection is away. 5 s.
+    pub queue_grace: Duration,
+    /// How long a connect or a reply may take. 3 s.
+    pub reply_timeout: Duration,
+    /// So much before its end a lease is believed to have ended. 100 ms.
+    pub clock_margin: Duration,
+    /// Is called with what happens.
     pub observer: Arc<dyn Observer>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        let [lease, auto, claim, bound] = [10, 60, 5, 3].map(Duration::from_secs);
-        Settings { lease, auto, claim, bound, allowance: Duration::from_millis(100), observer: Arc::new(Nobody) }
+        let [lease, hang_timeout, queue_grace, reply_timeout] = [10, 60, 5, 3].map(Duration::from_secs);
+        let (clock_margin, observer) = (Duration::from_millis(100), Arc::new(Nobody));
+        Settings { lease, hang_timeout, queue_grace, reply_timeout, clock_margin, observer }
     }
 }
 
 impl Settings {
-    /// The default ones.
+    /// Returns the default settings.
     pub fn new() -> Settings {
         Settings::default()
     }
 
-    /// Another lease.
+    /// Sets the lease.
     pub fn lease(self, lease: Duration) -> Settings {
         Settings { lease, ..self }
     }
 
-    /// Another bound for programs that hang.
-    pub fn auto(self, auto: Duration) -> Settings {
-        Settings { auto, ..self }
+    /// Sets how long a program that hangs keeps its locks.
+    pub fn hang_timeout(self, hang_timeout: Duration) -> Settings {
+        Settings { hang_timeout, ..self }
     }
 
-    /// Another time for which a place is kept.
-    pub fn claim(self, claim: Duration) -> Settings {
-        Settings { claim, ..self }
+    /// Sets how long a place in a queue is kept while the connection is away.
+    pub fn queue_grace(self, queue_grace: Duration) -> Settings {
+        Settings { queue_grace, ..self }
     }
 
-    /// Another bound for connections and replies.
-    pub fn bound(self, bound: Duration) -> Settings {
-        Settings { bound, ..self }
+    /// Sets how long a connect or a reply may take.
+    pub fn reply_timeout(self, reply_timeout: Duration) -> Settings {
+        Settings { reply_timeout, ..self }
     }
 
-    /// Another allowance for clocks.
-    pub fn allowance(self, allowance: Duration) -> Settings {
-        Settings { allowance, ..self }
+    /// Sets how much before its end a lease is believed to have ended.
+    pub fn clock_margin(self, clock_margin: Duration) -> Settings {
+        Settings { clock_margin, ..self }
     }
 
-    /// Somebody to be told what happens.
+    /// Sets the observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Settings {
         Settings { observer: Arc::new(observer), ..self }
     }
 
+    /// Sets `hang_timeout`, under the name that it had before.
+    #[deprecated(since = "0.3.1", note = "is called `hang_timeout` now")]
+    pub fn auto(self, auto: Duration) -> Settings {
+        self.hang_timeout(auto)
+    }
+
+    /// Sets `queue_grace`, under the name that it had before.
+    #[deprecated(since = "0.3.1", note = "is called `queue_grace` now")]
+    pub fn claim(self, claim: Duration) -> Settings {
+        self.queue_grace(claim)
+    }
+
+    /// Sets `reply_timeout`, under the name that it had before.
+    #[deprecated(since = "0.3.1", note = "is called `reply_timeout` now")]
+    pub fn bound(self, bound: Duration) -> Settings {
+        self.reply_timeout(bound)
+    }
+
+    /// Sets `clock_margin`, under the name that it had before.
+    #[deprecated(since = "0.3.1", note = "is called `clock_margin` now")]
+    pub fn allowance(self, allowance: Duration) -> Settings {
+        self.clock_margin(allowance)
+    }
+
     pub(crate) fn checked(mut self) -> Result<Settings> {
-        for (name, value) in [("lease", self.lease), ("auto", self.auto), ("claim", self.claim), ("bound", self.bound)]
-        {
-            if value < Duration::from_millis(1) {
+        let times = [
+            ("lease", &mut self.lease),
+            ("hang_timeout", &mut self.hang_timeout),
+            ("queue_grace", &mut self.queue_grace),
+            ("reply_timeout", &mut self.reply_timeout),
+        ];
+        for (name, value) in times {
+            if *value < Duration::from_millis(1) {
                 return Err(Error::invalid(name, format!("must be at least 1 ms, not {value:?}")));
             }
-        }
-        if self.allowance >= self.lease {
-            return Err(Error::invalid("allowance", "must be shorter than the lease"));
-        }
-        for value in [&mut self.lease, &mut self.auto, &mut self.claim, &mut self.bound] {
             *value = (*value).min(FAR);
         }
-        self.auto = self.auto.max(self.lease);
+        if self.clock_margin >= self.lease {
+            return Err(Error::invalid("clock_margin", "must be shorter than the lease"));
+        }
+        self.hang_timeout = self.hang_timeout.max(self.lease);
         Ok(self)
     }
 
-    /// The lease until whoever has waited has confirmed the grant.
+    /// Returns the lease until a caller that has waited has confirmed the grant.
     pub(crate) fn first(&self) -> Duration {
         self.lease.min(Duration::from_secs(3))
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-//! What a client knows: its nodes, their links, what is tied to them, who waits. All of it is changed where a reply is
+//! What a client knows: its nodes, their links, what is renewed for them, who waits. All of it is changed where a reply is
 //! read, in the order of replies, and nothing here waits.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,15 +10,14 @@ use redis::Value;
 use tokio::sync::{mpsc, watch, Notify};
 use tokio::task::JoinHandle;
 
-use crate::error::{Redirect, Result};
+use crate::error::{Error, Redirect, Result};
 use crate::link::Link;
-use crate::settings::now;
-use crate::ties::{Book, Id, Shared, Tie};
-use crate::want::Want;
+use crate::renewals::{Id, LinkState, Renewal, Shared};
+use crate::servers::slot;
 
-/// What is told of a place in the queue. Number 0: of all of them.
+/// What is announced of a place in the queue. Number 0: of all of them.
 #[derive(Clone, Debug)]
-pub(crate) struct News {
+pub(crate) struct Notification {
     pub(crate) word: String,
     pub(crate) token: u64,
     pub(crate) number: u64,
@@ -27,47 +26,38 @@ pub(crate) struct News {
 /// A key and an owner.
 pub(crate) type Who = (Vec<u8>, Vec<u8>);
 
-/// Where messages are put.
-type Waits = HashMap<Who, Vec<mpsc::UnboundedSender<News>>>;
+/// Where notifications are put: by key and owner.
+type Waits = HashMap<Vec<u8>, HashMap<Vec<u8>, mpsc::UnboundedSender<Notification>>>;
 
-/// A connection that is there, has failed, or (None) is on its way: nobody else waits for it than who wants it.
+/// A connection that is there, has failed, or (None) is on its way.
 pub(crate) type Opening = watch::Receiver<Option<Result<Arc<Link>>>>;
-
-/// What is to be given back, until when to try. Token 0: a wait is left.
-#[derive(Clone)]
-pub(crate) struct Leave {
-    pub(crate) deadline: Duration,
-    pub(crate) want: Arc<Want>,
-    pub(crate) token: u64,
-    /// Its slot is on the way to the node.
-    pub(crate) asking: bool,
-}
 
 /// A server that we talk to.
 #[derive(Default)]
 pub(crate) struct Node {
     pub(crate) link: Option<Arc<Link>>,
     pub(crate) opening: Option<Opening>,
-    /// We may hear no messages there.
-    pub(crate) deaf: bool,
+    pub(crate) subscribe_denied: bool,
+    /// What its keeper failed with last, if it did: the reason of a loss.
+    pub(crate) trouble: Option<Error>,
     /// Its keeper has something to keep.
-    awake: bool,
+    running: bool,
     waits: Waits,
-    pub(crate) leaving: VecDeque<Leave>,
     pub(crate) kick: Arc<Notify>,
     pub(crate) keeper: Option<JoinHandle<()>>,
 }
 
 impl Node {
-    pub(crate) fn rouse(&mut self) {
-        self.awake = true;
+    /// Has the keeper look at once.
+    pub(crate) fn wake(&mut self) {
+        self.running = true;
         self.kick.notify_one();
     }
 
     /// The same, if it sleeps. (The others look by themselves once in every interval.)
-    pub(crate) fn wake(&mut self) {
-        if !self.awake {
-            self.rouse();
+    pub(crate) fn ensure_running(&mut self) {
+        if !self.running {
+            self.wake();
         }
     }
 
@@ -75,54 +65,73 @@ impl Node {
         !self.waits.is_empty()
     }
 
-    pub(crate) fn hear(&mut self, who: Who, sender: mpsc::UnboundedSender<News>) {
-        self.waits.entry(who).or_default().push(sender);
-        self.wake();
+    /// Whether others of this program wait for the lock here.
+    pub(crate) fn is_crowded(&self, key: &[u8]) -> bool {
+        self.waits.contains_key(key)
     }
 
-    pub(crate) fn unhear(&mut self, who: &Who, sender: &mpsc::UnboundedSender<News>) {
-        if let Some(senders) = self.waits.get_mut(who) {
-            senders.retain(|one| !one.same_channel(sender));
-            if senders.is_empty() {
-                self.waits.remove(who);
+    pub(crate) fn insert_wait(&mut self, (key, owner): Who, sender: mpsc::UnboundedSender<Notification>) {
+        self.waits.entry(key).or_default().insert(owner, sender);
+        self.ensure_running();
+    }
+
+    pub(crate) fn remove_wait(&mut self, (key, owner): &Who) {
+        if let Some(owners) = self.waits.get_mut(key) {
+            owners.remove(owner);
+            if owners.is_empty() {
+                self.waits.remove(key);
             }
         }
     }
 
     /// A message of our channel.
-    pub(crate) fn heard(&self, who: &Who, news: &News) {
-        for sender in self.waits.get(who).into_iter().flatten() {
-            let _ = sender.send(news.clone());
+    pub(crate) fn notify(&self, (key, owner): &Who, notification: Notification) {
+        if let Some(sender) = self.waits.get(key).and_then(|owners| owners.get(owner)) {
+            let _ = sender.send(notification);
         }
     }
 
-    /// All who wait.
-    pub(crate) fn tell(&self, word: &str) {
-        for sender in self.waits.values().flatten() {
-            let _ = sender.send(News { word: word.to_owned(), token: 0, number: 0 });
+    /// All who wait for such keys ask again.
+    pub(crate) fn notify_all(&self, word: &str, which: impl Fn(&[u8]) -> bool) {
+        for (_, owners) in self.waits.iter().filter(|(key, _)| which(key)) {
+            for sender in owners.values() {
+                let _ = sender.send(Notification { word: word.to_owned(), token: 0, number: 0 });
+            }
         }
     }
+}
 
-    pub(crate) fn leaves(&self, key: &[u8], owner: &[u8]) -> bool {
-        self.leaving.iter().any(|leave| leave.want.key == key && leave.want.owner == owner)
-    }
+/// What an owner that the program has named holds here.
+#[derive(Default)]
+pub(crate) struct Named {
+    /// One request at a time.
+    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) token: Option<u64>,
+    /// How often a request was abandoned without an answer. What was sent then may be read late, and must not end what
+    /// the owner is granted later: that has another name.
+    pub(crate) unanswered: u64,
 }
 
 /// All that a client knows.
 pub(crate) struct State {
     pub(crate) closed: bool,
     pub(crate) nodes: HashMap<String, Node>,
-    pub(crate) ties: HashMap<Id, Tie>,
-    pub(crate) books: HashMap<u64, Book>,
+    pub(crate) renewals: HashMap<Id, Renewal>,
+    pub(crate) links: HashMap<u64, LinkState>,
+    pub(crate) named: HashMap<Who, Named>,
     /// Which node serves which slot, as far as errors have told.
     pub(crate) slots: HashMap<u16, String>,
-    /// Where to begin with a slot of which nothing is known.
-    pub(crate) first: usize,
-    /// The earliest end of all ties, or earlier.
+    /// Keys that are at their next node before their slot is.
+    pub(crate) asking: HashMap<Vec<u8>, String>,
+    /// The nodes that the program has named, and all that have ever answered.
+    pub(crate) known: Vec<String>,
+    /// Where among them to begin with a slot of which nothing is known.
+    first: usize,
+    /// The earliest end of all renewals, or earlier.
     pub(crate) alarm: Duration,
     pub(crate) ring: Arc<Notify>,
     pub(crate) clock: Option<JoinHandle<()>>,
-    /// Who is to be told, when nobody holds the state any more.
+    /// The holds whose loss is to be reported, when nobody has locked the state any more.
     pub(crate) lost: Vec<(Arc<Shared>, String)>,
 }
 
@@ -131,9 +140,12 @@ impl Default for State {
         State {
             closed: false,
             nodes: HashMap::new(),
-            ties: HashMap::new(),
-            books: HashMap::new(),
+            renewals: HashMap::new(),
+            links: HashMap::new(),
+            named: HashMap::new(),
             slots: HashMap::new(),
+            asking: HashMap::new(),
+            known: Vec::new(),
             first: 0,
             alarm: Duration::MAX,
             ring: Arc::default(),
@@ -143,7 +155,7 @@ impl Default for State {
     }
 }
 
-/// The state, and those who are to be told afterwards.
+/// The state, and the losses that are to be reported afterwards.
 #[derive(Default)]
 pub(crate) struct Shelf(Mutex<State>);
 
@@ -154,7 +166,7 @@ impl Shelf {
         let (lost, closed) = (std::mem::take(&mut state.lost), state.closed);
         drop(state);
         for (hold, reason) in lost {
-            hold.tell_lost(reason, closed);
+            hold.report_lost(reason, closed);
         }
         result
     }
@@ -162,41 +174,56 @@ impl Shelf {
 
 impl State {
     pub(crate) fn node(&mut self, name: &str) -> &mut Node {
-        self.nodes.entry(name.to_owned()).or_default()
+        if !self.nodes.contains_key(name) {
+            self.nodes.insert(name.to_owned(), Node::default());
+        }
+        self.nodes.get_mut(name).unwrap_or_else(|| unreachable!("it is there"))
+    }
+
+    /// Returns the node's link, if it lives.
+    pub(crate) fn link(&self, name: &str) -> Option<Arc<Link>> {
+        self.nodes.get(name)?.link.clone().filter(|link| !link.is_dead())
+    }
+
+    /// Returns who serves the key, as far as we know, and whether the key is there before its slot.
+    pub(crate) fn route(&self, key: &[u8]) -> (String, bool) {
+        if let Some(name) = self.asking.get(key) {
+            return (name.clone(), true);
+        }
+        let known = || self.known.get(self.first % self.known.len().max(1));
+        let name = if self.slots.is_empty() { None } else { self.slots.get(&slot(key)) };
+        (name.or_else(known).cloned().unwrap_or_default(), false)
     }
 
     /// Whether a keeper is to say that we live.
-    pub(crate) fn has_ties_or_waits(&mut self, name: &str) -> bool {
-        self.node(name).has_waits() || self.ties.values().any(|tie| tie.node == name)
+    pub(crate) fn has_renewals_or_waits(&mut self, name: &str) -> bool {
+        self.node(name).has_waits() || self.renewals.values().any(|renewal| renewal.node == name)
     }
 
-    /// Whether there is nothing to keep. Until it is roused again the node's keeper sleeps.
-    pub(crate) fn dozes(&mut self, name: &str) -> bool {
-        let awake = self.has_ties_or_waits(name) || !self.node(name).leaving.is_empty();
-        self.node(name).awake = awake;
-        !awake
+    /// Whether there is something to keep. If not, the node's keeper sleeps until it is woken.
+    pub(crate) fn is_running(&mut self, name: &str) -> bool {
+        let running = self.has_renewals_or_waits(name);
+        self.node(name).running = running;
+        running
     }
 
-    /// Another node serves the slot, for good or only for once.
-    pub(crate) fn learn(&mut self, redirect: &Redirect) {
-        if !redirect.ask {
+    /// Another node serves the key's slot, or this key already.
+    pub(crate) fn learn(&mut self, key: &[u8], redirect: &Redirect) {
+        self.asking.remove(key);
+        if redirect.ask {
+            self.asking.insert(key.to_vec(), redirect.address.clone());
+        } else {
             self.slots.insert(redirect.slot, redirect.address.clone());
         }
     }
 
-    pub(crate) fn leave_later(&mut self, name: &str, want: &Arc<Want>, token: u64) {
-        if self.closed {
-            return;
+    /// This node may serve nothing any more: the next one that we know is asked.
+    pub(crate) fn forget_routes(&mut self, name: &str) {
+        self.slots.retain(|_, one| one != name);
+        self.asking.retain(|_, one| one != name);
+        if self.known.get(self.first % self.known.len().max(1)).is_some_and(|first| first == name) {
+            self.first += 1;
         }
-        let deadline = now() + want.settings.lease.max(want.settings.claim);
-        self.leave_at(name, Leave { deadline, want: want.clone(), token, asking: false });
-    }
-
-    /// That node's keeper is to give it back.
-    pub(crate) fn leave_at(&mut self, name: &str, leave: Leave) {
-        let node = self.node(name);
-        node.leaving.push_back(leave);
-        node.rouse();
     }
 }
 

@@ -1,56 +1,102 @@
 // SPDX-License-Identifier: MIT
-//! Take: ask, and wait, by messages or by blocking, until the time is up. Whatever ends it leaves nothing behind.
+//! Take: ask, and wait by notifications, until the time is up. Whatever ends it leaves nothing behind.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ProtocolVersion, Value};
-use tokio::sync::mpsc;
+use redis::Value;
+use tokio::sync::{mpsc, OwnedMutexGuard};
 use tokio::time::{sleep, timeout};
 
 use crate::core::{Asked, Core, GRACE};
 use crate::error::{Error, Result};
-use crate::link::{self, Then};
+use crate::link::Then;
 use crate::random::random;
+use crate::renewals::{Reentry, Shared};
+use crate::request::AcquireRequest;
 use crate::settings::{millis, now, FAR};
-use crate::state::{number, News};
-use crate::ties::Shared;
-use crate::want::Want;
+use crate::state::{number, Notification, Who};
 
 const WARN_EVERY: Duration = Duration::from_secs(10);
+/// Between two requests of a waiter who gets no messages.
+const POLL: Duration = Duration::from_millis(250);
 
 impl Core {
-    /// The hold; None if it is taken. A time-out of zero: one try.
+    /// Returns the hold; None if the lock is taken. A time-out of zero: one attempt.
     pub(crate) async fn take(
         self: &Arc<Self>,
-        want: Arc<Want>,
-        named: bool,
+        request: AcquireRequest,
         timeout: Option<Duration>,
     ) -> Result<Option<Arc<Shared>>> {
-        let began = now();
-        let observer = self.settings.observer.clone();
-        let at_once = timeout == Some(Duration::ZERO);
-        let deadline = timeout.filter(|timeout| *timeout < FAR).map(|timeout| began + timeout);
-        let end = if at_once { Some(began + self.settings.bound) } else { deadline };
-        let (core, asked, queued, over) = (self.clone(), Asked::default(), false, false);
-        // From here on whatever ends this, dropping the future too, leaves nothing behind.
-        let mut taking = Taking { core, asked, want, named, at_once, deadline, end, queued, over };
-        let taken = self.take_until(&mut taking, timeout).await;
-        let key = taking.want.key.clone();
+        let (began, key) = (now(), request.key.clone());
+        let taken = self.take_in_turn(request, timeout, began).await;
+        let observer = &self.settings.observer;
         match &taken {
-            Ok(Some(_)) => {
-                observer.granted(&key, now() - began);
-                taking.over = true;
-            }
+            Ok(Some(_)) => observer.granted(&key, now() - began),
             Ok(None) => observer.refused(&key, now() - began, None),
-            Err(error) => {
-                // The place is somebody else's.
-                taking.over = matches!(error, Error::Replaced(_));
-                observer.refused(&key, now() - began, Some(error));
-            }
+            Err(error) => observer.refused(&key, now() - began, Some(error)),
         }
         taken
+    }
+
+    /// Requests of one named owner for one lock come one after the other, and a second one re-enters what it holds.
+    async fn take_in_turn(
+        self: &Arc<Self>,
+        mut request: AcquireRequest,
+        timeout: Option<Duration>,
+        began: Duration,
+    ) -> Result<Option<Arc<Shared>>> {
+        self.check()?;
+        self.ensure_running();
+        let once = timeout == Some(Duration::ZERO);
+        let deadline = timeout.filter(|timeout| *timeout < FAR).map(|timeout| began + timeout);
+        let end = if once { Some(began + self.settings.reply_timeout) } else { deadline };
+        let mut turn = None;
+        if let Some(who) = request.who() {
+            turn = match self.turn(who, once, end).await? {
+                Some(turn) => Some(turn),
+                None => return Ok(None),
+            };
+            loop {
+                match self.shelf.with(|state| state.reenter(&request)) {
+                    Reentry::Free => break,
+                    Reentry::Held(hold) => return Ok(Some(hold)),
+                    Reentry::Refused(error) => return Err(error),
+                    // A release that came later would end the next hold.
+                    Reentry::Ending if end.is_some_and(|end| now() >= end) => return Ok(None),
+                    Reentry::Ending => sleep(Duration::from_millis(1)).await,
+                }
+                self.check()?;
+            }
+            let named = |turn: &Turn| self.shelf.with(|state| Some(state.named.get(&turn.who)?.unanswered));
+            if let Some(unanswered @ 1..) = turn.as_ref().and_then(named) {
+                request.owner.extend(format!(".{unanswered}").into_bytes());
+            }
+        }
+        // From here on whatever ends this, dropping the future too, leaves nothing behind.
+        let (core, asked, queued, over) = (self.clone(), Asked::default(), false, false);
+        let mut taking = Taking { core, asked, request: Arc::new(request), once, deadline, end, queued, over };
+        let taken = self.take_until(&mut taking, timeout).await;
+        // Granted, or the place is somebody else's.
+        taking.over |= matches!(&taken, Ok(Some(_)) | Err(Error::Replaced(_)));
+        drop(taking);
+        drop(turn);
+        taken
+    }
+
+    async fn turn(self: &Arc<Self>, who: Who, once: bool, end: Option<Duration>) -> Result<Option<Turn>> {
+        let mutex = self.shelf.with(|state| state.named.entry(who.clone()).or_default().turn.clone());
+        let mut turn = Turn { core: self.clone(), who, guard: None };
+        if once {
+            turn.guard = mutex.try_lock_owned().ok();
+        } else {
+            tokio::select! {
+                guard = within(end, mutex.lock_owned()) => turn.guard = guard,
+                () = self.until_closed() => return Err(Error::Closed),
+            }
+        }
+        Ok(turn.guard.is_some().then_some(turn))
     }
 
     async fn take_until(
@@ -58,98 +104,118 @@ impl Core {
         taking: &mut Taking,
         timeout: Option<Duration>,
     ) -> Result<Option<Arc<Shared>>> {
-        let (at_once, end) = (taking.at_once, taking.end);
+        let (once, end) = (taking.once, taking.end);
         let mut warned: Option<Duration> = None;
         let mut before: Option<Error> = None;
+        let mut nodes = Vec::new();
         loop {
+            let (name, _) = self.shelf.with(|state| state.route(&taking.request.key));
             let error = match self.attempt(taking).await {
                 Ok(granted) => return Ok(granted),
-                Err(error) if taking.want.vote => return Err(error),
+                Err(error) if taking.request.vote => return Err(error),
+                Err(error) if once => {
+                    // One attempt; but the primary may be another of the nodes that we know.
+                    nodes.push(name);
+                    let (next, _) = self.shelf.with(|state| state.route(&taking.request.key));
+                    if error.is_of_this_node() && !nodes.contains(&next) {
+                        continue;
+                    }
+                    return Err(error);
+                }
                 // The grant has ended before it was confirmed.
-                Err(error @ Error::NotHeld(_)) if taking.want.outer().1 == 0 => error,
+                Err(error @ Error::NotHeld(_)) => error,
                 Err(error) if !error.passes() => return Err(error),
-                Err(error @ Error::NoAck(_)) if at_once => return Err(error),
-                Err(error) if at_once && error.is_silence() => return Err(error),
                 Err(error) => error,
             };
             let left = end.map(|end| end.saturating_sub(now()));
-            match timeout {
-                Some(_) if at_once && left == Some(Duration::ZERO) => return Err(error),
-                Some(after) if left == Some(Duration::ZERO) => {
-                    // The end has cut the last try short: the reason is what was heard before.
-                    let cause = before.filter(|_| error.is_silence()).unwrap_or(error);
-                    return Err(Error::Timeout { after, cause: Some(Arc::new(cause)) });
-                }
-                _ => {}
+            if let (Some(after), Some(Duration::ZERO)) = (timeout, left) {
+                // The end has cut the last attempt short: the reason is what failed before.
+                let cause = before.filter(|_| error.is_silence()).unwrap_or(error);
+                return Err(Error::Timeout { after, cause: Some(Arc::new(cause)) });
             }
             if warned.is_none_or(|warned| now() >= warned + WARN_EVERY) {
-                tracing::warn!("still waiting for lock {:?}: {error}", String::from_utf8_lossy(&taking.want.key));
+                tracing::warn!("still waiting for lock {:?}: {error}", String::from_utf8_lossy(&taking.request.key));
                 warned = Some(now());
             }
             let pause = Duration::from_millis(20 + random() % 80);
             before = Some(error);
-            sleep(left.map_or(pause, |left| left.min(pause))).await;
+            self.pause(left.map_or(pause, |left| left.min(pause))).await;
         }
     }
 
     fn until(&self, end: Option<Duration>) -> Duration {
-        let bound = now() + self.settings.bound;
-        end.map_or(bound, |end| bound.min(end + GRACE))
+        let until = now() + self.settings.reply_timeout;
+        end.map_or(until, |end| until.min(end + GRACE))
     }
 
     async fn attempt(self: &Arc<Self>, taking: &mut Taking) -> Result<Option<Arc<Shared>>> {
-        self.wind();
-        let (want, end) = (taking.want.clone(), taking.end);
-        if taking.named {
-            // An outer hold of this name is not ours to give back.
-            while self.shelf.with(|state| state.nodes.values().any(|node| node.leaves(&want.key, &want.owner))) {
-                self.check()?;
-                if end.is_some_and(|end| now() >= end) {
-                    return Err(Error::io(std::io::ErrorKind::TimedOut, "this owner's last wait is still to be left"));
-                }
-                sleep(Duration::from_millis(10)).await;
-            }
-            let (held, _) = self.call(&want.key, want.command("DLOCK.HELD"), self.until(end), None, None).await?;
-            if let Value::Array(held) = held {
-                want.within(number(held.first()), number(held.get(1)));
-            }
-            taking.named = false;
+        let (request, end) = (taking.request.clone(), taking.end);
+        let (refused, crowded) = self.shelf.with(|state| {
+            let (name, _) = state.route(&request.key);
+            let Some(node) = state.nodes.get(&name) else { return (false, false) };
+            let refused = node.trouble.as_ref().is_some_and(Error::is_refusal);
+            (refused, node.is_crowded(&request.key) && !node.subscribe_denied)
+        });
+        if refused {
+            // A new hold could not be kept either.
+            let (link, ..) = self.link(&request.key, self.until(end)).await?;
+            self.keep_alive(&link, self.until(end)).await?;
+        }
+        if !taking.queued && !taking.once && crowded {
+            taking.queue(); // the answer that it is taken would be a command for nothing
         }
         if !taking.queued {
-            let (reply, _) = self
-                .call(&want.key, want.take(taking.at_once), self.until(end), Some(granted(&want)), Some(&taking.asked))
-                .await?;
-            if let Value::Array(reply) = reply {
-                return self.adopt(&want, number(reply.first())).map(Some);
+            if let Some(hold) = self.ask_for(taking).await? {
+                return Ok(Some(hold));
             }
-            if taking.at_once {
+            if taking.once {
                 taking.over = true;
                 return Ok(None);
             }
-            taking.queued = true;
-            self.settings.observer.waiting(&want.key);
+            taking.queue();
         }
-        let name = self.route(&want.key);
-        self.link(&name, self.until(end)).await.inspect_err(|error| self.look_around(&name, error))?;
-        if !self.shelf.with(|state| state.node(&name).deaf) {
-            return self.queue(taking, &name).await;
+        let (_, name, _) = self.link(&request.key, self.until(end)).await.inspect_err(|error| {
+            let (name, _) = self.shelf.with(|state| state.route(&request.key));
+            self.refresh_routes(&name, error);
+        })?;
+        if !self.shelf.with(|state| state.node(&name).subscribe_denied) {
+            return self.wait(taking, &name).await;
         }
-        if !self.said_deaf.swap(true, Ordering::Relaxed) {
-            tracing::warn!("waits block on connections of their own, since messages cannot be heard: no permission");
+        if !self.warned_denied.swap(true, Ordering::Relaxed) {
+            tracing::warn!("messages cannot be heard: no permission. Each wait asks four times a second");
         }
-        self.block(taking, &name).await
+        self.poll(taking).await
     }
 
-    /// By NOTIFY.
-    async fn queue(self: &Arc<Self>, taking: &Taking, name: &str) -> Result<Option<Arc<Shared>>> {
-        let (want, deadline) = (&taking.want, taking.deadline);
-        let mut listed = Listed::new(self, name, want);
+    /// Asks for the lock, or by the ticket for what became of the place.
+    async fn ask_for(self: &Arc<Self>, taking: &Taking) -> Result<Option<Arc<Shared>>> {
+        let request = &taking.request;
+        let one = request.clone();
+        let granted: Then = Arc::new(move |state, at, reply| {
+            if let Ok(Value::Array(reply)) = reply {
+                let lease = i64::try_from(millis(one.settings.lease)).unwrap_or(i64::MAX);
+                state.granted(&one, at, number(reply.first()), lease);
+            }
+        });
+        let command = request.acquire(taking.once);
+        let (reply, _) =
+            self.call(&request.key, command, self.until(taking.end), Some(granted), Some(&taking.asked)).await?;
+        match reply {
+            Value::Array(reply) => self.adopt(request, number(reply.first())).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits by NOTIFY.
+    async fn wait(self: &Arc<Self>, taking: &Taking, name: &str) -> Result<Option<Arc<Shared>>> {
+        let (request, deadline) = (&taking.request, taking.deadline);
+        let mut listed = Listed::new(self, name, request);
         let block = match deadline.map(|deadline| deadline.saturating_sub(now())) {
             Some(Duration::ZERO) => return Ok(None),
             block => block,
         };
-        let command = want.wait(&["NOTIFY", &self.channel], block);
-        let (reply, at) = self.call(&want.key, command, self.until(taking.end), None, Some(&taking.asked)).await?;
+        let command = request.wait(&self.channel, block);
+        let (reply, at) = self.call(&request.key, command, self.until(taking.end), None, Some(&taking.asked)).await?;
         if at != name {
             return Err(Error::io(std::io::ErrorKind::NotConnected, "the slot has moved"));
         }
@@ -159,17 +225,17 @@ impl Core {
         }
         let ours = number(reply.get(2));
         loop {
-            let Some(news) = within(deadline.map(|deadline| deadline + GRACE), listed.news.recv()).await.flatten()
-            else {
+            let notified = within(deadline.map(|deadline| deadline + GRACE), listed.notifications.recv()).await;
+            let Some(notification) = notified.flatten() else {
                 return Ok(None); // and leaves
             };
             self.check()?;
-            if news.number != 0 && news.number != ours {
-                continue; // of an earlier asking of ours
+            if notification.number != 0 && notification.number != ours {
+                continue; // of an earlier request of ours
             }
-            let text = format!("{} (told by a message)", news.word.to_uppercase());
-            return match news.word.as_str() {
-                "granted" => self.confirm(taking, news.token).await,
+            let text = format!("{} (told by a message)", notification.word.to_uppercase());
+            return match notification.word.as_str() {
+                "granted" => self.confirm(taking, notification.token).await,
                 "timeout" => Ok(None),
                 "deadlock" => Err(Error::Deadlock(text)),
                 "replaced" => Err(Error::Replaced(text)),
@@ -179,75 +245,49 @@ impl Core {
                     Err(Error::Redis((redis::ErrorKind::UnexpectedReturnType, "the wait was refused", text).into()))
                 }
                 // Moved, gone, cancelled, again.
-                word => Err(Error::io(std::io::ErrorKind::NotConnected, &format!("the wait has ended: {word}"))),
+                word => {
+                    let text = format!("the place in the queue was lost: {word}");
+                    Err(Error::io(std::io::ErrorKind::NotConnected, &text))
+                }
             };
         }
     }
 
-    /// By BLOCK in slices, on a connection of its own.
-    async fn block(self: &Arc<Self>, taking: &Taking, name: &str) -> Result<Option<Arc<Shared>>> {
-        let bound = self.settings.bound;
-        let (mut connection, _) = link::connect(self, name, ProtocolVersion::RESP2, None).await?;
-        taking.asked.at(name);
-        loop {
-            let left = taking.deadline.map(|deadline| deadline.saturating_sub(now()));
-            if left == Some(Duration::ZERO) {
-                return Ok(None); // and leaves
+    /// Waits without messages: asks by the ticket.
+    async fn poll(self: &Arc<Self>, taking: &Taking) -> Result<Option<Arc<Shared>>> {
+        while taking.deadline.is_none_or(|deadline| now() < deadline) {
+            if let Some(hold) = self.ask_for(taking).await? {
+                return Ok(Some(hold));
             }
-            let part = left.map_or(bound / 2, |left| left.min(bound / 2));
-            let command = taking.want.wait(&[], Some(part));
-            let replied = tokio::select! {
-                replied = timeout(part + bound, command.query_async(&mut connection)) => replied,
-                () = self.until_closed() => return Err(Error::Closed),
-            };
-            let reply: Value = match replied {
-                Ok(Ok(reply)) => reply,
-                Ok(Err(error)) => {
-                    let error = error.into();
-                    self.look_around(name, &error); // the key may be another node's by now
-                    return Err(error);
-                }
-                Err(_) => return Err(Error::silent()),
-            };
+            let left = taking.deadline.map_or(POLL, |deadline| deadline.saturating_sub(now()));
+            self.pause(POLL.min(left)).await;
             self.check()?;
-            if let Value::Array(reply) = reply {
-                return self.confirm(taking, number(reply.first())).await;
-            }
         }
+        Ok(None)
     }
 
     /// The full lease, and from now on the server renews it as long as our link is there.
     async fn confirm(self: &Arc<Self>, taking: &Taking, token: u64) -> Result<Option<Arc<Shared>>> {
-        let want = taking.want.clone();
-        let tied = want.clone();
+        let request = &taking.request;
+        let one = request.clone();
         let then: Then = Arc::new(move |state, at, reply| {
             if let Ok(Value::Int(lease)) = reply {
-                state.tie(&tied, at, token, *lease);
+                state.granted(&one, at, token, *lease);
             }
         });
-        self.call(&want.key, want.renew(token), self.until(taking.end), Some(then), Some(&taking.asked)).await?;
-        self.adopt(&want, token).map(Some)
+        self.call(&request.key, request.renew(token), self.until(taking.end), Some(then), Some(&taking.asked)).await?;
+        self.adopt(request, token).map(Some)
     }
 
-    /// An error if it has ended meanwhile.
-    fn adopt(&self, want: &Arc<Want>, token: u64) -> Result<Arc<Shared>> {
-        let hold = Shared::new(want, token);
+    /// Returns the hold; an error if it has ended meanwhile.
+    fn adopt(&self, request: &Arc<AcquireRequest>, token: u64) -> Result<Arc<Shared>> {
+        let hold = Shared::new(request, token);
         if self.shelf.with(|state| state.adopt(&hold)) {
             return Ok(hold);
         }
         self.check()?;
         Err(Error::NotHeld("the lock was lost at once".into()))
     }
-}
-
-fn granted(want: &Arc<Want>) -> Then {
-    let want = want.clone();
-    Arc::new(move |state, at, reply| {
-        if let Ok(Value::Array(reply)) = reply {
-            let lease = i64::try_from(millis(want.settings.lease)).unwrap_or(i64::MAX);
-            state.tie(&want, at, number(reply.first()), lease);
-        }
-    })
 }
 
 /// Until then, or without bound.
@@ -258,29 +298,48 @@ async fn within<F: std::future::Future>(until: Option<Duration>, work: F) -> Opt
     }
 }
 
-/// A wait that leaves for good when it is dropped.
+/// A named owner's turn to ask for a lock.
+struct Turn {
+    core: Arc<Core>,
+    who: Who,
+    guard: Option<OwnedMutexGuard<()>>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.guard = None;
+        self.core.shelf.with(|state| state.tidy(&self.who));
+    }
+}
+
+/// A request that is abandoned when it is dropped.
 struct Taking {
     core: Arc<Core>,
-    want: Arc<Want>,
+    request: Arc<AcquireRequest>,
     asked: Asked,
-    /// The program has named the owner, and nobody has looked yet what it holds.
-    named: bool,
-    at_once: bool,
+    once: bool,
     deadline: Option<Duration>,
     /// The deadline, or a try's bound.
     end: Option<Duration>,
     queued: bool,
-    /// There is nothing to leave.
+    /// There is nothing to abandon.
     over: bool,
+}
+
+impl Taking {
+    fn queue(&mut self) {
+        self.queued = true;
+        self.core.settings.observer.waiting(&self.request.key);
+    }
 }
 
 impl Drop for Taking {
     fn drop(&mut self) {
         if self.queued {
-            self.core.settings.observer.waited(&self.want.key);
+            self.core.settings.observer.waited(&self.request.key);
         }
-        if let (false, Some(name)) = (self.over, self.asked.last()) {
-            self.core.leave(&self.want, &name);
+        if let (false, Some(link)) = (self.over, self.asked.last()) {
+            self.core.abandon(&self.request, &link);
         }
     }
 }
@@ -289,23 +348,22 @@ impl Drop for Taking {
 struct Listed<'a> {
     core: &'a Arc<Core>,
     node: &'a str,
-    who: (Vec<u8>, Vec<u8>),
-    sender: mpsc::UnboundedSender<News>,
-    news: mpsc::UnboundedReceiver<News>,
+    who: Who,
+    notifications: mpsc::UnboundedReceiver<Notification>,
 }
 
 impl<'a> Listed<'a> {
-    fn new(core: &'a Arc<Core>, node: &'a str, want: &Want) -> Listed<'a> {
-        let (sender, news) = mpsc::unbounded_channel();
-        let who = (want.key.clone(), want.owner.clone());
-        core.shelf.with(|state| state.node(node).hear(who.clone(), sender.clone()));
-        core.employ(node);
-        Listed { core, node, who, sender, news }
+    fn new(core: &'a Arc<Core>, node: &'a str, request: &AcquireRequest) -> Listed<'a> {
+        let (sender, notifications) = mpsc::unbounded_channel();
+        let who = (request.key.clone(), request.owner.clone());
+        core.shelf.with(|state| state.node(node).insert_wait(who.clone(), sender));
+        core.spawn_keeper(node);
+        Listed { core, node, who, notifications }
     }
 }
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        self.core.shelf.with(|state| state.node(self.node).unhear(&self.who, &self.sender));
+        self.core.shelf.with(|state| state.node(self.node).remove_wait(&self.who));
     }
 }

@@ -109,8 +109,8 @@ impl Case {
         }
         let settings = Settings::new()
             .lease(seconds(step, "lease", 10.0))
-            .auto(seconds(step, "auto", 60.0))
-            .claim(seconds(step, "claim", 5.0));
+            .hang_timeout(seconds(step, "auto", 60.0))
+            .queue_grace(seconds(step, "claim", 5.0));
         let name = word(step, "as", "client").to_owned();
         self.clients.insert(name, Locks::with(clients, settings).expect("good settings"));
     }
@@ -283,9 +283,11 @@ impl Case {
             }
             "queued" => {
                 let count = step["count"].as_u64().expect("a count");
+                let may_be_absent = step["absent"].as_bool().unwrap_or(false);
                 until("so many wait", || async {
                     let queue = self.server.info_at(&key).await.queue;
-                    queue.len() as u64 == count && queue.iter().all(|place| stage::text(place, "kind") != "absent")
+                    let mut absent = queue.iter().map(|place| stage::text(place, "kind") == "absent");
+                    queue.len() as u64 == count && (may_be_absent || !absent.any(|absent| absent))
                 })
                 .await;
             }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock_redis::{release_all, Leader, Locks};
+use dlock_redis::{release_all, Election, Locks};
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, AsyncConnectionConfig, Client, RedisResult, Value};
 
@@ -77,13 +77,13 @@ async fn example() -> Outcome {
 #[tokio::test]
 async fn a_leader_is_followed_by_the_next() -> Outcome {
     let (office, locks) = (key("office"), Locks::new(client())?);
-    let leader = Leader::new(&locks, &office, "one")?;
+    let leader = Election::new(&locks, &office, "one")?;
     let term = leader.campaign(None).await?.expect("no time-out");
     assert_eq!(leader.campaign(None).await?, Some(term));
-    let next = Arc::new(Leader::new(&locks, &office, "one")?); // another one, for all its name
+    let next = Arc::new(Election::new(&locks, &office, "one")?); // another one, for all its name
     assert_eq!(next.campaign(Some(Duration::from_secs(1))).await?, None);
     assert!(!next.is_leader() && next.guard(cmd("SET").arg(&office).arg(1)).await.is_err());
-    let before = next.who().await?;
+    let before = next.leader().await?;
     assert_eq!(before, Some(("one".into(), term)));
     let follows = tokio::spawn({
         let next = next.clone();

@@ -24,8 +24,14 @@ tests! {
     after_the_close_nothing_waits in Single;
     nothing_is_taken_at_the_close in Single;
     many_that_are_left_stop_no_keeper in Single;
-    a_re_entry_that_is_left_ends_no_outer_hold in Single;
-    what_is_left_waits_for_the_next_round in Single;
+    a_re_entry_sends_nothing in Single;
+    a_turn_takes_three_commands in Single;
+    a_try_is_one_attempt in Single;
+    a_try_finds_the_primary in Pair;
+    every_node_that_has_answered_is_a_seed in Cluster;
+    what_hangs_is_asked_for_elsewhere in Cluster;
+    what_is_still_held_after_a_pause_is_kept in Single;
+    a_refused_keep_is_the_reason in Single;
     a_wait_without_a_channel_over_a_move in Cluster, Pair;
     one_token_at_two_nodes in Cluster;
     re_entries_over_a_slot_move in Cluster;
@@ -35,7 +41,7 @@ tests! {
     commands_keep_their_order in Single;
     who_may_not_ping_hears_all_the_same in Single;
     what_others_publish_is_ignored in Single;
-    a_wait_that_blocks_ends_with_the_close in Single;
+    a_wait_without_a_channel_ends_with_the_close in Single;
     an_observer_that_panics_stops_no_clock in Single;
     a_redirect_without_a_host_means_the_same_host in Single;
     a_key_that_nobody_serves_stops_no_keeper in Single;
@@ -188,8 +194,10 @@ mod scenes {
         let mut node = server.node(&server.key).await;
         let mut channels = cmd("PUBSUB");
         let channels: Vec<String> = channels.arg("CHANNELS").arg("dlock:*").query_async(&mut node).await.expect("some");
-        let (size, key) = (server.key.len(), &server.key);
-        for text in ["", "granted", "granted 1 99:k 1:o 1", &format!("replaced 0 {size}:{key} 2:me 0")] {
+        let (size, key, owner) = (server.key.len(), &server.key, server.queue().await.remove(0));
+        for text in
+            ["", "granted", "granted 1 99:k 1:o 1", &format!("replaced 0 {size}:{key} {}:{owner} 0", owner.len())]
+        {
             for channel in &channels {
                 cmd("PUBLISH").arg(channel).arg(text).exec_async(&mut node).await.expect("it is told");
             }
@@ -199,12 +207,12 @@ mod scenes {
         wait.await.expect("no panic").expect("the lock").release().await.expect("it was held");
     }
 
-    pub async fn a_wait_that_blocks_ends_with_the_close(server: Server) {
-        let slow = stage::settings().bound(Duration::from_secs(120));
+    pub async fn a_wait_without_a_channel_ends_with_the_close(server: Server) {
+        let slow = stage::settings().reply_timeout(Duration::from_secs(120));
         let locks = Locks::with(user(&server, "resetchannels").await, slow).expect("good settings");
         server.hold("").await;
         let wait = tokio::spawn(locks.on(&server.key).lock());
-        server.await_queued(1).await;
+        server.await_absent().await;
         locks.close();
         let ended = tokio::time::timeout(Duration::from_secs(10), wait).await.expect("it ends").expect("no panic");
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
@@ -286,7 +294,7 @@ mod scenes {
             wait.await.expect("no panic").expect("it was held");
         }
         server.await_gone().await;
-        let settings = stage::settings().bound(Duration::MAX).claim(stage::LEASE);
+        let settings = stage::settings().reply_timeout(Duration::MAX).queue_grace(stage::LEASE);
         let locks = Locks::with(server.clients(), settings).expect("good settings");
         locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
     }
@@ -344,12 +352,15 @@ mod scenes {
 
     pub async fn after_the_close_nothing_waits(server: Server) {
         let locks = server.locks();
-        server.hold(" SHARED").await;
-        let _outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        let upgrade = locks.on(&server.key).owner("me").timeout(Duration::from_millis(300)).lock().await;
-        assert!(matches!(upgrade, Err(Error::Timeout { .. })));
-        // The place of this owner is still to be left.
+        server.hold("").await;
+        // The second waits for its turn.
+        let waits = [(); 2].map(|()| tokio::spawn(locks.on(&server.key).owner("me").lock()));
+        server.await_queued(1).await;
         locks.close();
+        for wait in waits {
+            let ended = tokio::time::timeout(PATIENCE, wait).await.expect("it ends").expect("no panic");
+            assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        }
         let late = tokio::time::timeout(PATIENCE, locks.on(&server.key).owner("me").lock()).await;
         assert!(matches!(late, Ok(Err(Error::Closed))), "{late:?}");
         let _: Value = server.ask("DEL KEY").await;
@@ -393,7 +404,7 @@ mod scenes {
             holds.push(take.await.expect("no panic").expect("the lock"));
         }
         drop(holds);
-        control(format!("cut {path}")).await; // nobody answers: each is to be given back again
+        control(format!("cut {path}")).await; // nobody answers: their leases end them
         for i in 0..60 {
             until("it is given back", || async {
                 server.ask_at::<Value>(&key(i), "DLOCK.INFO KEY").await == Value::Nil
@@ -406,52 +417,191 @@ mod scenes {
         control(format!("close {path}")).await;
     }
 
-    pub async fn a_re_entry_that_is_left_ends_no_outer_hold(server: Server) {
+    pub async fn a_re_entry_sends_nothing(server: Server) {
         let path = control(format!("path {}", server.addresses())).await;
-        control(format!("delay {path} 200")).await;
         let client = Client::open(format!("redis://{path}/")).expect("an address");
-        let locks = Locks::with(client, stage::settings().lease(LONG)).expect("good settings");
+        let locks = Locks::with(client, stage::settings().lease(2 * LONG)).expect("good settings");
         let outer = locks.on(&server.key).owner("me").lock().await.expect("the lock");
-        let inner = locks.on(&server.key).owner("me").lock().await.expect("the lock");
-        drop(inner);
-        control(format!("cut {path}")).await; // nobody answers: it is to be given back again
-        until("it is given back", || async { server.ask::<Vec<u64>>("DLOCK.HELD KEY me").await[1] == 1 }).await;
-        await_held_for(&server, 1, LONG).await;
+        let mut inner = Vec::new();
+        for _ in 0..100 {
+            inner.push(locks.on(&server.key).owner("me").lock().await.expect("the lock"));
+        }
+        release_all(inner).await.expect("they were held");
+        let commands: usize = control(format!("commands {path}")).await.parse().expect("a number");
+        assert!(commands < 20, "{commands} commands"); // KEEP is among them
         assert!(!outer.is_lost());
         outer.release().await.expect("it was held");
         server.await_gone().await;
         control(format!("close {path}")).await;
     }
 
-    pub async fn what_is_left_waits_for_the_next_round(server: Server) {
+    /// Waiting, confirming, giving back, where others of the program wait.
+    pub async fn a_turn_takes_three_commands(server: Server) {
         let path = control(format!("path {}", server.addresses())).await;
         let client = Client::open(format!("redis://{path}/")).expect("an address");
-        let locks = Locks::with(client, stage::settings()).expect("good settings");
-        let hold = locks.on(&server.key).lock().await.expect("the lock");
-        control(format!("silence {path}")).await;
-        drop(hold);
+        let locks = Locks::with(client, stage::settings().lease(LONG)).expect("good settings");
+        let work = |turns: usize| {
+            let (locks, key) = (locks.clone(), server.key.clone());
+            tokio::spawn(async move {
+                for _ in 0..turns {
+                    locks.on(&key).lock().await.expect("the lock").release().await.expect("it was held");
+                }
+            })
+        };
+        for task in (0..8).map(|_| work(3)).collect::<Vec<_>>() {
+            task.await.expect("no panic"); // all is connected, and the first ones are through
+        }
+        let commands = async || control(format!("commands {path}")).await.parse::<usize>().expect("a number");
+        let before = commands().await;
+        for task in (0..8).map(|_| work(50)).collect::<Vec<_>>() {
+            task.await.expect("no panic");
+        }
+        let commands = commands().await - before;
+        assert!(commands < 8 * 50 * 3 + 60, "{commands} commands");
         control(format!("close {path}")).await;
-        // Somebody else listens there, and ends each connection.
-        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
-        socket.set_reuseport(true).expect("the path keeps its port");
-        socket.bind(path.parse().expect("an address")).expect("nobody listens there");
-        let listener = socket.listen(100).expect("nobody listens there");
-        let mut connections = 0;
-        let _ = tokio::time::timeout(stage::LEASE, async {
-            while listener.accept().await.is_ok() {
-                connections += 1;
+    }
+
+    /// What refuses says so at once, in its own words.
+    pub async fn a_try_is_one_attempt(server: Server) {
+        async fn refused(address: String, code: Option<&str>) {
+            let client = Client::open(format!("redis://{address}/")).expect("an address");
+            let locks = Locks::with(client, stage::settings()).expect("good settings");
+            let mut times = Vec::new();
+            for _ in 0..3 {
+                let began = std::time::Instant::now();
+                let error = locks.on("a try").try_lock().await.expect_err("it is refused");
+                times.push(began.elapsed());
+                let Error::Redis(error) = error else { panic!("{error}") };
+                assert_eq!(error.code(), code, "{error}");
+                assert!(code.is_some() || error.is_connection_refusal(), "{error}");
+            }
+            // The quickest of three: a busy machine is late by itself.
+            assert!(times.iter().min().expect("three") < &Duration::from_millis(50), "{code:?}: {times:?}");
+        }
+        let closed = TcpListener::bind("127.0.0.1:0").await.and_then(|one| one.local_addr()).expect("a port");
+        refused(closed.to_string(), None).await;
+        for error in [
+            "READONLY You can't write against a read only replica.",
+            "BUSY Redis is busy running a script.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "LOADING Redis is loading the dataset in memory",
+            "MASTERDOWN Link with MASTER is down",
+        ] {
+            let answer = move |command: &str| command.contains("DLOCK.").then(|| format!("-{error}\r\n"));
+            refused(answering(server.addresses(), answer).await.0, error.split(' ').next()).await;
+        }
+        let loading = |command: &str| (!command.contains("PING")).then(|| "-LOADING it begins\r\n".to_owned());
+        refused(answering(server.addresses(), loading).await.0, Some("LOADING")).await;
+    }
+
+    /// The replica is named first.
+    pub async fn a_try_finds_the_primary(server: Server) {
+        let replica = server.replica().await;
+        let (mut clients, rest): (Vec<_>, Vec<_>) =
+            server.clients().into_iter().partition(|client| client.get_connection_info().addr().to_string() == replica);
+        clients.extend(rest);
+        let locks = Locks::with(clients, stage::settings()).expect("good settings");
+        locks
+            .on(&server.key)
+            .try_lock()
+            .await
+            .expect("an answer")
+            .expect("it is free")
+            .release()
+            .await
+            .expect("it was held");
+    }
+
+    /// A cluster's one seed is gone, and then keys of other nodes are asked for that nobody has asked for yet.
+    pub async fn every_node_that_has_answered_is_a_seed(server: Server) {
+        let (to, (key, address)) = (server.address(&server.key).await, server.of_another_node(&[]).await);
+        let seed = control(format!("path {to}")).await;
+        let client = Client::open(format!("redis://{seed}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let (other, _) = server.of_another_node(std::slice::from_ref(&to)).await;
+        locks.on(&other).lock().await.expect("the lock").release().await.expect("it was held");
+        control(format!("close {seed}")).await;
+        for i in 0..20 {
+            let key = format!("{{{i}{}}}", key.trim_matches(['{', '}']));
+            let hold = locks.on(&key).timeout(LONG).lock().await.unwrap_or_else(|error| panic!("{key}: {error}"));
+            hold.release().await.expect("it was held");
+            let tried = locks.on(&key).try_lock().await.unwrap_or_else(|error| panic!("{key}: {error}"));
+            tried.expect("it is free").release().await.expect("it was held");
+        }
+        drop(address);
+    }
+
+    /// The node that serves the lock hangs, and another takes over: the hold goes there long before `reply_timeout` is over.
+    pub async fn what_hangs_is_asked_for_elsewhere(server: Server) {
+        let to = server.address(&server.key).await;
+        let seeds: Vec<Client> = server.clients();
+        let hung = control(format!("path {to}")).await;
+        let path = Client::open(format!("redis://{hung}/")).expect("an address");
+        let clients = [vec![path], seeds].concat();
+        let settings = stage::settings().reply_timeout(Duration::from_secs(60)).lease(LONG);
+        let locks = Locks::with(clients, settings).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        control(format!("silence {hung}")).await;
+        await_held_for(&server, 2, LONG).await;
+        assert!(!hold.is_lost());
+        hold.release().await.expect("it was held");
+        control(format!("close {hung}")).await;
+    }
+
+    /// The program stands still for longer than its lease. The server has renewed the hold meanwhile, and says so.
+    pub async fn what_is_still_held_after_a_pause_is_kept(server: Server) {
+        let (lease, key, addresses) = (Duration::from_secs(1), server.key.clone(), server.clients());
+        // A program with one thread, which stands still.
+        let program = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let locks = Locks::with(addresses, stage::settings().lease(lease)).expect("good settings");
+                let hold = locks.on(&key).lock().await.expect("the lock");
+                let gone = locks.on(format!("{key}:gone")).lock().await.expect("the lock");
+                let _: Value = locks.ask(&key, cmd("DEL").arg(format!("{key}:gone"))).await.expect("an answer");
+                std::thread::sleep(3 * lease);
+                assert!(hold.left().is_zero(), "it is not known yet");
+                await_lost(&gone).await;
+                let until = tokio::time::Instant::now() + PATIENCE;
+                while hold.left().is_zero() && !hold.is_lost() {
+                    assert!(tokio::time::Instant::now() < until, "nobody asks");
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                assert!(!hold.is_lost(), "{}", hold.lost().await);
+                hold.release().await.expect("it was held");
+            });
+        });
+        tokio::task::spawn_blocking(|| program.join()).await.expect("no panic").expect("no panic");
+    }
+
+    pub async fn a_refused_keep_is_the_reason(server: Server) {
+        let locks = Locks::with(user(&server, "").await, stage::settings()).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let other = format!("{}:other", server.key);
+        set_user(&server.clients()[0], &format!("{} -dlock.keep -dlock.renew", user_name(&server))).await;
+        until("new locks are refused", || async {
+            match locks.on(&other).try_lock().await {
+                Err(Error::Redis(error)) => error.code() == Some("NOPERM"),
+                Err(_) => false,
+                Ok(hold) => {
+                    drop(hold);
+                    false
+                }
             }
         })
         .await;
-        assert!((1..20).contains(&connections), "{connections} connections");
-        locks.close();
+        let reason = tokio::time::timeout(PATIENCE, hold.lost()).await.expect("it is reported");
+        assert!(reason.contains("no permissions"), "{reason}");
+        set_user(&server.clients()[0], &format!("{} +dlock.keep +dlock.renew", user_name(&server))).await;
+        locks.on(&other).lock().await.expect("the lock").release().await.expect("it was held");
+        forget_user(&server).await;
     }
 
     pub async fn a_wait_without_a_channel_over_a_move(server: Server) {
         let locks = Locks::with(user(&server, "resetchannels").await, stage::settings()).expect("good settings");
         server.hold("").await;
         let wait = tokio::spawn(locks.on(&server.key).lock());
-        server.await_queued(1).await;
+        server.await_absent().await;
         control(if server.place == Pair { "switch".into() } else { format!("move {}", server.key) }).await;
         server.hand_over("other").await;
         let hold = tokio::time::timeout(PATIENCE, wait).await.expect("it ends").expect("no panic").expect("the lock");

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_redis::{release_all, Error, Hold, Leader, Locks};
+use dlock_redis::{release_all, Election, Error, Hold, Locks};
 use redis::{cmd, Value};
 use stage::{control, int, text, until, Cluster, Pair, Server, Single, LEASE, LONG, PATIENCE};
 use tokio::task::JoinHandle;
@@ -31,8 +31,10 @@ tests! {
     no_write_after_the_loss in Single, Cluster;
     replaced_is_final in Single, Cluster;
     replaced_at_the_end_of_a_slice in Single;
-    notheld_in_an_upgrade in Single, Cluster;
-    an_upgrade_ends_the_outer_hold in Single;
+    an_upgrade_is_refused_at_once in Single;
+    a_name_is_nobody_elses in Single;
+    a_named_owner_asks_in_turn in Single;
+    a_dropped_hold_is_taken_again in Single;
     errors_of_its_own in Single, Cluster;
     gives_back_only_its_own in Single, Cluster;
     shared_and_counted in Single, Cluster;
@@ -352,17 +354,19 @@ mod scenes {
         server.hold("").await;
         let wait = tokio::spawn(locks.on(&server.key).owner("one-name").lock());
         server.await_queued(1).await;
-        let other = server.ask::<Value>("DLOCK.FAIRACQUIRE KEY one-name 600000 BLOCK 20000");
+        let owner = server.queue().await.remove(0);
+        let words = format!("DLOCK.FAIRACQUIRE KEY {owner} 600000 BLOCK 20000");
+        let other = server.ask::<Value>(&words);
         let watch = async {
             assert!(matches!(wait.await.expect("no panic"), Err(Error::Replaced(_))));
             // The place is the other's, and stays it.
-            assert_eq!(server.queue().await, ["one-name"]);
+            assert_eq!(server.queue().await, [&*owner]);
             server.hand_over("other").await
         };
-        let (granted, owner) = tokio::join!(other, watch);
+        let (granted, next) = tokio::join!(other, watch);
         assert!(matches!(granted, Value::Array(_)), "{granted:?}");
-        assert_eq!(owner.as_deref(), Some("one-name"));
-        server.hand_over("one-name").await;
+        assert_eq!(next.as_deref(), Some(&*owner));
+        server.hand_over(&owner).await;
     }
 
     pub async fn replaced_at_the_end_of_a_slice(server: Server) {
@@ -387,7 +391,9 @@ mod scenes {
         busy.await.expect("the program runs");
         let waits = || async { server.info().await.queue.pop().expect("one waits") };
         let before = int(&waits().await, "client");
-        let other = server.ask::<Value>("DLOCK.FAIRACQUIRE KEY one-name 600000 BLOCK 60000");
+        let owner = server.queue().await.remove(0);
+        let words = format!("DLOCK.FAIRACQUIRE KEY {owner} 600000 BLOCK 60000");
+        let other = server.ask::<Value>(&words);
         let watch = async {
             until("the other has the place", || async { ![0, before].contains(&int(&waits().await, "client")) }).await;
             let then = int(&waits().await, "waited-ms");
@@ -395,35 +401,69 @@ mod scenes {
             be_free.send(()).expect("the program runs");
             let end = tokio::task::spawn_blocking(|| program.join().expect("no panic"));
             assert!(end.await.expect("no panic"), "it has not reported it");
-            assert_eq!(server.hand_over("other").await.as_deref(), Some("one-name"));
+            assert_eq!(server.hand_over("other").await.as_deref(), Some(&*owner));
         };
         let (granted, ()) = tokio::join!(other, watch);
         assert!(matches!(granted, Value::Array(_)), "{granted:?}");
-        server.hand_over("one-name").await;
+        server.hand_over(&owner).await;
     }
 
-    pub async fn notheld_in_an_upgrade(server: Server) {
+    pub async fn an_upgrade_is_refused_at_once(server: Server) {
         let locks = server.locks();
         let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        server.hold(" SHARED").await;
-        let wait = tokio::spawn(locks.on(&server.key).owner("me").timeout(PATIENCE).lock());
-        server.await_queued(1).await;
+        let refused = locks.on(&server.key).owner("me").lock().await; // it would wait for itself
+        assert!(
+            matches!(&refused, Err(Error::Deadlock(text)) if text.contains("release that hold first")),
+            "{refused:?}"
+        );
+        assert!(!outer.is_lost());
         outer.release().await.expect("it was held");
-        assert!(matches!(wait.await.expect("no panic"), Err(Error::NotHeld(_))));
-        server.await_queued(0).await;
-        server.hand_over("other").await;
         server.await_gone().await;
     }
 
-    pub async fn an_upgrade_ends_the_outer_hold(server: Server) {
+    /// The server shows host and process, and another client of the same name is another owner.
+    pub async fn a_name_is_nobody_elses(server: Server) {
+        let (locks, others) = (server.locks(), server.locks());
+        let hold = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        assert!(others.on(&server.key).owner("me").try_lock().await.expect("an answer").is_none());
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+        let begin = format!("{}/{}/", host.trim(), std::process::id());
+        let owner = String::from_utf8(hold.owner().to_vec()).expect("a text");
+        assert_eq!(server.owners(&server.key).await, [&*owner]);
+        assert!(owner.starts_with(&format!("{begin}me#")), "{owner}");
+        hold.release().await.expect("it was held");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        assert!(hold.owner().starts_with(begin.as_bytes()), "{hold:?}");
+        hold.release().await.expect("it was held");
+    }
+
+    /// The second request of a name waits for the first, and then holds what that was granted.
+    pub async fn a_named_owner_asks_in_turn(server: Server) {
         let locks = server.locks();
-        let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        let inner = locks.on(&server.key).owner("me").lock().await.expect("the lock");
-        assert_ne!(inner.token(), outer.token());
-        outer.lost().await;
-        await_kept(&server, &inner, 2).await;
-        inner.release().await.expect("it was held");
+        server.hold("").await;
+        let waits = [(); 2].map(|()| tokio::spawn(locks.on(&server.key).owner("me").lock()));
+        server.await_queued(1).await;
+        assert!(locks.on(&server.key).owner("me").try_lock().await.expect("an answer").is_none());
+        server.hand_over("other").await;
+        let [one, two] = waits;
+        let (one, two) = (end(one).await, end(two).await);
+        assert_eq!(one.token(), two.token());
+        one.release().await.expect("it was held");
+        await_kept(&server, &two, 1).await;
+        two.release().await.expect("it was held");
         server.await_gone().await;
+    }
+
+    /// What is given back in the background ends no later hold of the same owner.
+    pub async fn a_dropped_hold_is_taken_again(server: Server) {
+        let locks = server.locks_for(LONG);
+        for _ in 0..200 {
+            let hold = locks.on(&server.key).owner("me").try_lock().await.expect("an answer").expect("it is free");
+            drop(hold);
+        }
+        let hold = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        await_kept(&server, &hold, 1).await;
+        hold.release().await.expect("it was held");
     }
 
     pub async fn errors_of_its_own(server: Server) {
@@ -448,18 +488,17 @@ mod scenes {
         let locks = server.locks();
         server.hold(" SHARED").await;
         let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        // To write is to wait for the other reader.
-        let writing = locks.on(&server.key).owner("me").timeout(Duration::from_millis(300));
+        let writing = locks.on(&server.key).owner("another").timeout(Duration::from_millis(300));
         assert!(matches!(writing.lock().await, Err(Error::Timeout { .. })));
         until("the try has left", || async { server.queue().await.is_empty() }).await;
-        let mut owners = server.owners(&server.key).await;
-        owners.sort();
-        assert_eq!(owners, ["me", "other"]);
+        let owners = server.owners(&server.key).await;
+        assert_eq!(owners.len(), 2, "{owners:?}");
+        // Counted here: the server knows of one hold.
         let inner = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
         assert_eq!(inner.token(), outer.token());
-        assert_eq!(server.ask::<Vec<u64>>("DLOCK.HELD KEY me").await[1], 2);
+        let held = format!("DLOCK.HELD KEY {}", String::from_utf8_lossy(outer.owner()));
+        assert_eq!(server.ask::<Vec<Value>>(&held).await[1], Value::Int(1));
         inner.release().await.expect("it was held");
-        assert_eq!(server.ask::<Vec<u64>>("DLOCK.HELD KEY me").await[1], 1);
         await_kept(&server, &outer, 2).await;
         outer.release().await.expect("it was held");
         server.hand_over("other").await;
@@ -600,7 +639,8 @@ mod scenes {
         })
         .await;
         let queue = server.info().await.queue;
-        let in_line: Vec<u32> = queue.iter().map(|place| text(place, "owner").parse().expect("a number")).collect();
+        let in_line: Vec<u32> =
+            queue.iter().map(|place| stage::name_of(&text(place, "owner")).parse().expect("a number")).collect();
         server.hand_over("other").await;
         for task in tasks {
             task.await.expect("no panic");
@@ -629,7 +669,7 @@ mod scenes {
         let at = [("killed", &address), ("stopped", &address), ("silent", &silent), ("cut", &cut)];
         let mut processes: HashMap<&str, Process> =
             at.into_iter().map(|(name, at)| (name, Process::start_at(&server, at, name))).collect();
-        let watcher = Leader::new(&server.locks(), &server.key, "watcher").expect("a name");
+        let watcher = Election::new(&server.locks(), &server.key, "watcher").expect("a name");
         let (mut now, mut seen) = (None, HashSet::new());
         while seen.len() < 4 {
             now = tokio::time::timeout(PATIENCE, watcher.observe(&now, Duration::from_millis(20)))
@@ -655,10 +695,10 @@ mod scenes {
         control(format!("sound {silent}")).await;
         processes["stopped"].signal("-CONT");
         until("one of them leads", || async {
-            watcher.who().await.expect("who leads").is_some_and(|(name, _)| processes.contains_key(&*name))
+            watcher.leader().await.expect("who leads").is_some_and(|(name, _)| processes.contains_key(&*name))
         })
         .await;
-        let (name, _) = watcher.who().await.expect("who leads").expect("somebody");
+        let (name, _) = watcher.leader().await.expect("who leads").expect("somebody");
         await_writes(&server, &name).await;
         let (mut last, mut names) = (0, HashMap::new());
         for (term, name) in written(&server).await {

@@ -41,7 +41,7 @@ impl Masters {
 
     fn quorum_within(&self, bound: Duration) -> Quorum {
         let clients = self.paths.iter().map(|path| Client::open(format!("redis://{path}/")).expect("an address"));
-        let settings = Settings::new().lease(2 * LEASE).auto(Duration::from_secs(30)).bound(bound);
+        let settings = Settings::new().lease(2 * LEASE).hang_timeout(Duration::from_secs(30)).reply_timeout(bound);
         Quorum::with(clients.collect(), settings).expect("good settings")
     }
 

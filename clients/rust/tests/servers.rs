@@ -7,8 +7,9 @@ mod stage;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use dlock_redis::{Locks, Settings};
+use dlock_redis::{release_all, Locks, Settings};
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use redis::{cmd, Client, FromRedisValue, TlsCertificates, Value};
 use stage::{connect, int, until, Entry, Server, Single, LONG, PATIENCE};
@@ -114,23 +115,34 @@ async fn tls_with_a_user_and_a_database() {
     hold.release().await.expect("it was held");
     next.await.expect("no panic").expect("the lock").release().await.expect("it was held");
 
-    let stranger =
-        Locks::with(Client::open(url).expect("a good URL"), Settings::new().bound(PATIENCE)).expect("good settings");
+    let stranger = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE))
+        .expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, stranger.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("certificate")), "{refused:?}");
     std::fs::remove_dir_all(directory).expect("it is there");
 }
 
-/// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
-#[tokio::test]
-async fn sentinels_promote_a_replica() {
-    let (directory, module) = (directory("sentinel"), module().await);
+/// A primary, its replica, and three Sentinels.
+struct Promoting {
+    directory: PathBuf,
+    primary: Program,
+    _others: Vec<Program>,
+    one: u16,
+    two: u16,
+    client: SentinelClient,
+}
+
+fn plain(port: u16) -> Client {
+    Client::open(format!("redis://127.0.0.1:{port}/")).expect("an address")
+}
+
+async fn promoting(name: &str, detection: u64) -> Promoting {
+    let (directory, module) = (directory(name), module().await);
     let (one, two) = (free_port(), free_port());
-    let plain = |port: u16| Client::open(format!("redis://127.0.0.1:{port}/")).expect("an address");
     let words = |port| format!("--port {port} --bind 127.0.0.1 --repl-diskless-sync-delay 0 --loadmodule {module}");
     let primary = start(&words(one)).await;
     await_up(&plain(one)).await;
-    let _replica = start(&(words(two) + &format!(" --replicaof 127.0.0.1 {one}"))).await;
+    let replica = start(&(words(two) + &format!(" --replicaof 127.0.0.1 {one}"))).await;
     await_up(&plain(two)).await;
     until("the replica is there", || async {
         ask::<String>(&plain(two), "INFO replication").await.contains("master_link_status:up")
@@ -141,7 +153,7 @@ async fn sentinels_promote_a_replica() {
         let port = free_port();
         let file = directory.join(format!("{port}.conf"));
         let settings = format!(
-            "port {port}\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 {one} 2\nsentinel down-after-milliseconds locks 1000\n\
+            "port {port}\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 {one} 2\nsentinel down-after-milliseconds locks {detection}\n\
              sentinel failover-timeout locks 5000\n"
         );
         std::fs::write(&file, settings).expect("it can be written");
@@ -157,9 +169,16 @@ async fn sentinels_promote_a_replica() {
         .await;
     }
     let urls: Vec<String> = sentinels.iter().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
-    let client =
-        SentinelClient::build(urls, "locks".to_owned(), None, SentinelServerType::Master).expect("good addresses");
-    let settings = Settings::new().lease(2 * LONG).auto(4 * LONG).claim(LONG);
+    let client = SentinelClient::build(urls, "locks", None, SentinelServerType::Master).expect("good addresses");
+    programs.push(replica);
+    Promoting { directory, primary, _others: programs, one, two, client }
+}
+
+/// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
+#[tokio::test]
+async fn sentinels_promote_a_replica() {
+    let Promoting { directory, primary, _others, one, two, client } = promoting("sentinel", 1000).await;
+    let settings = Settings::new().lease(2 * LONG).hang_timeout(4 * LONG).queue_grace(LONG);
     let (locks, lock) = (Locks::with(client, settings).expect("good settings"), Server::new(Single).key);
     let hold = locks.on(&lock).lock().await.expect("the lock");
     let next = tokio::spawn(locks.on(&lock).timeout(2 * PATIENCE).lock());
@@ -183,5 +202,37 @@ async fn sentinels_promote_a_replica() {
     let next = next.await.expect("no panic").expect("the lock");
     assert!(next.token() > token);
     next.release().await.expect("it was held");
+    std::fs::remove_dir_all(directory).expect("it is there");
+}
+
+/// The primary stands still: its connections hang, and so does each connect to it. No hold is lost until the replica is promoted.
+#[tokio::test]
+async fn a_stalled_primary_loses_no_hold() {
+    let Promoting { directory, primary, _others, one, two, client } = promoting("stalled", 3000).await;
+    let locks = Locks::with(client, Settings::new().lease(Duration::from_secs(12))).expect("good settings");
+    let key = Server::new(Single).key;
+    let mut holds = Vec::new();
+    for i in 0..20 {
+        holds.push(locks.on(format!("{key}:{i}")).lock().await.expect("the lock"));
+    }
+    until("the replica knows them", || async { info(&plain(two), &format!("{key}:19"), "holders").await.len() == 1 })
+        .await;
+    let stopped = Command::new("kill").args(["-STOP", &primary.0.id().to_string()]).status();
+    assert!(stopped.is_ok_and(|status| status.success()), "{one} stands still");
+    until("all are kept by the other server", || async {
+        for hold in &holds {
+            let key = String::from_utf8_lossy(hold.key()).into_owned();
+            let holders = info(&plain(two), &key, "holders").await;
+            let kept = holders.first().is_some_and(|one| int(one, "client") != 0 && int(one, "auto") == 1);
+            if !kept && !hold.is_lost() {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    let lost = holds.iter().filter(|hold| hold.is_lost()).count();
+    assert_eq!(lost, 0, "so many are lost");
+    release_all(holds).await.expect("they were held");
     std::fs::remove_dir_all(directory).expect("it is there");
 }

@@ -43,7 +43,7 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// No fault takes so long, however busy the machine.
 pub const LONG: Duration = Duration::from_secs(15);
 pub fn settings() -> Settings {
-    Settings::new().lease(LEASE).auto(Duration::from_secs(30)).claim(Duration::from_secs(2))
+    Settings::new().lease(LEASE).hang_timeout(Duration::from_secs(30)).queue_grace(Duration::from_secs(2))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,6 +83,12 @@ pub async fn connect(client: &Client) -> redis::RedisResult<MultiplexedConnectio
     let config =
         AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE)).set_connection_timeout(Some(PATIENCE));
     client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// The name that the program has given to this owner.
+pub fn name_of(owner: &str) -> &str {
+    let name = owner.rsplit_once('#').expect("the client's own suffix").0;
+    name.splitn(3, '/').nth(2).expect("host/pid/name")
 }
 
 impl Server {
@@ -177,6 +183,11 @@ impl Server {
             queue.len() == count && queue.iter().all(|place| text(place, "kind") != "absent")
         })
         .await;
+    }
+
+    /// One is queued by its ticket: it hears no messages.
+    pub async fn await_absent(&self) {
+        until("one is queued", || async { self.info().await.queue.len() == 1 }).await;
     }
 
     /// Nobody holds it and nobody waits.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Leader election: whoever holds the lock leads, and its token is the term.
+//! Election election: whoever holds the lock leads, and its token is the term.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use crate::lock::{Hold, Locks};
 use crate::random::unique;
 
 /// A candidate for one office. Dropped, it has resigned.
-pub struct Leader {
+pub struct Election {
     locks: Locks,
     key: Vec<u8>,
     me: String,
@@ -22,23 +22,23 @@ pub struct Leader {
     resigned: tokio::sync::Notify,
 }
 
-impl fmt::Debug for Leader {
+impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leader").field("me", &self.me).field("term", &self.term()).finish()
+        f.debug_struct("Election").field("me", &self.me).field("term", &self.term()).finish()
     }
 }
 
-impl Leader {
+impl Election {
     /// A candidate of this name: what others see of the leader.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an empty name.
-    pub fn new(locks: &Locks, key: impl AsRef<[u8]>, me: impl Into<String>) -> Result<Leader> {
+    pub fn new(locks: &Locks, key: impl AsRef<[u8]>, me: impl Into<String>) -> Result<Election> {
         let (me, key) = (me.into(), key.as_ref().to_vec());
         match (me.is_empty(), key.is_empty()) {
             (true, _) => Err(Error::invalid("me", "must not be empty")),
             (_, true) => Err(Error::invalid("key", "must not be empty")),
-            _ => Ok(Leader {
+            _ => Ok(Election {
                 locks: locks.clone(),
                 key,
                 me,
@@ -65,7 +65,7 @@ impl Leader {
             return Ok(Some(term));
         }
         // Of a new name each time: two candidates of one name are two.
-        let request = self.locks.on(&self.key).new_owner(format!("{}#{}", self.me, unique()));
+        let request = self.locks.on(&self.key).party(format!("{}{}#{}", self.locks.0.process, self.me, unique()));
         let taken = match timeout {
             None => Some(request.lock().await?),
             Some(timeout) => request.timeout(timeout).try_lock().await?,
@@ -115,15 +115,14 @@ impl Leader {
     ///
     /// # Errors
     /// What the server or the connection says.
-    pub async fn who(&self) -> Result<Option<(String, u64)>> {
+    pub async fn leader(&self) -> Result<Option<(String, u64)>> {
         let held = self.locks.ask(&self.key, cmd("DLOCK.HELD").arg(&self.key)).await?;
         let Value::Array(held) = held else { return Ok(None) };
         let (Some(Value::Int(token)), Some(Value::BulkString(owner))) = (held.first(), held.get(3)) else {
             return Ok(None);
         };
         let owner = String::from_utf8_lossy(owner);
-        let name = owner.rsplit_once('#').map_or(&*owner, |(name, _)| name);
-        Ok(Some((name.to_owned(), u64::try_from(*token).unwrap_or_default())))
+        Ok(Some((name_of(&owner).to_owned(), u64::try_from(*token).unwrap_or_default())))
     }
 
     /// Who leads, as soon as it is somebody else than before, or nobody: asks once in every `interval`.
@@ -132,7 +131,7 @@ impl Leader {
     /// What the server says for good. What passes is asked again.
     pub async fn observe(&self, before: &Option<(String, u64)>, interval: Duration) -> Result<Option<(String, u64)>> {
         loop {
-            match self.who().await {
+            match self.leader().await {
                 Ok(now) if now != *before => return Ok(now),
                 Err(error) if !error.passes() => return Err(error),
                 _ => tokio::time::sleep(interval).await,
@@ -154,5 +153,15 @@ impl Leader {
             },
             None => Ok(()),
         }
+    }
+}
+
+/// Returns the candidate's name in an owner's: `host/pid/name#…`, and from earlier clients `name#…`.
+fn name_of(owner: &str) -> &str {
+    let name = owner.rsplit_once('#').map_or(owner, |(name, _)| name);
+    let mut parts = name.splitn(3, '/');
+    match (parts.next(), parts.next().map(str::parse::<u32>), parts.next()) {
+        (Some(_), Some(Ok(_)), Some(name)) => name,
+        _ => name,
     }
 }

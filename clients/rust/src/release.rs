@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+//! Release: giving back a hold; and abandon: a place in the queue, and what it was granted.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::sleep;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::link::{is_not_held, Link, Then};
+use crate::renewals::{Id, Shared};
+use crate::request::AcquireRequest;
+use crate::settings::now;
+use crate::state::State;
+
+impl Core {
+    pub(crate) async fn release(self: &Arc<Self>, hold: &Arc<Shared>) -> Result<()> {
+        self.check()?;
+        let (request, token) = (&hold.request, hold.token);
+        if hold.over.swap(true, Ordering::SeqCst) {
+            let reason = hold.lost.borrow().clone().unwrap_or_default();
+            let key = String::from_utf8_lossy(&request.key);
+            return Err(Error::NotHeld(format!("NOTHELD lock {key:?} was lost: {reason}")));
+        }
+        if !self.shelf.with(|state| state.depart(hold)) {
+            return Ok(()); // its owner holds it yet
+        }
+        // Dropped in the middle: it is given back all the same.
+        let mut rest = Releasing { core: self, hold, over: false };
+        let (until, mut heard) = (now() + self.settings.reply_timeout, true);
+        let result = loop {
+            let then = Some(released(hold.id(), false));
+            match self.call(&request.key, request.release(Some(token)), until, then, None).await {
+                Ok(_) => break Ok(()),
+                // An earlier one may have given it back.
+                Err(Error::NotHeld(_)) if !heard => break Ok(()),
+                Err(error) if error.passes() && now() < until => heard &= error.is_said(),
+                Err(error) => break Err(error),
+            }
+            sleep(Duration::from_millis(20)).await;
+        };
+        rest.over = true;
+        // Nothing more is sent. If the server keeps it all the same, KEEP's count tells.
+        self.shelf.with(|state| state.lose(&hold.id(), "it cannot be given back"));
+        result
+    }
+
+    /// Gives it back, and waits for nothing: on the link, if it lives, behind all that was asked.
+    pub(crate) fn drop_hold(&self, hold: &Arc<Shared>) {
+        self.shelf.with(|state| {
+            if state.depart(hold) {
+                state.post_release(&hold.request, hold.token);
+            }
+        });
+    }
+
+    /// Gives back what nobody waits for any more, behind the request and on its link. Nothing is sent again: if the link ends, the
+    /// place and the first lease end by themselves, and KEEP's count finds a hold that nobody has.
+    pub(crate) fn abandon(&self, request: &Arc<AcquireRequest>, link: &Link) {
+        let asking = self.shelf.with(|state| state.asking.contains_key(&request.key));
+        let one = request.clone();
+        let then: Then = Arc::new(move |state, _, reply| {
+            if reply.is_ok() || is_not_held(reply) {
+                state.forget(&one);
+            } else {
+                late(state, &one);
+            }
+        });
+        let cancelled = link.post(request.command("DLOCK.CANCEL"), asking, None);
+        if cancelled.and_then(|_| link.post(request.release(None), asking, Some(then))).is_none() {
+            self.shelf.with(|state| late(state, request));
+        }
+    }
+}
+
+/// Gives a named owner another name: what was sent for this request may be read later.
+fn late(state: &mut State, request: &AcquireRequest) {
+    if let Some(who) = request.who() {
+        state.named.entry(who).or_default().unanswered += 1;
+    }
+}
+
+/// A release that goes on in the background when it is dropped.
+struct Releasing<'a> {
+    core: &'a Arc<Core>,
+    hold: &'a Arc<Shared>,
+    over: bool,
+}
+
+impl Drop for Releasing<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.core.shelf.with(|state| state.post_release(&self.hold.request, self.hold.token));
+        }
+    }
+}
+
+/// Returns what the reply to a RELEASE changes; if that is the only one, an error ends the renewal, too.
+pub(crate) fn released(id: Id, only: bool) -> Then {
+    Arc::new(move |state, _, reply| {
+        if matches!(reply, Ok(Value::Int(0))) || is_not_held(reply) {
+            state.lose(&id, "released");
+        } else if only {
+            state.lose(&id, "it cannot be given back");
+        }
+    })
+}
