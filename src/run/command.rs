@@ -123,13 +123,14 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
     }
 }
 
-/// Has what callbacks have noted done before somebody looks, as the module's own event would do it in a moment: who knows that a
-/// connection has ended does not find its place, nor its session's hold. A script sees what was there when it began.
+/// Settles, before a command that only looks, what the module's own event would settle in a moment: a client that knows of the end of
+/// a connection finds neither its place nor its session's hold, and a lock whose lease has ended belongs to the next in the queue. A
+/// script sees what was there when it began.
 fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     let db = ctx.selected();
     let name = key.map(|key| NameRef { db, key });
     let state = || STATE.try_borrow_mut();
-    let is_behind = || state().is_some_and(|state| state.engine.is_behind(name));
+    let is_behind = || state().is_some_and(|state| state.engine.is_behind(name, clock::of_command));
     let scripted = || ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LUA != 0;
     if !(inbox::has_something() || is_behind()) || scripted() || !gate::open(ctx) {
         return;

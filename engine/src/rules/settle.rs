@@ -120,17 +120,19 @@ impl Engine {
         more
     }
 
-    /// Returns true if events have noted something that concerns what is to be seen of this lock, or, of none, of any, and that no
-    /// settlement has come to.
-    pub fn is_behind(&self, name: Option<NameRef>) -> bool {
+    /// Returns true if a settlement would change what a command sees that only looks: an event has noted something about this lock
+    /// (or, without a name, about any), or one of its leases has ended.
+    pub fn is_behind(&self, name: Option<NameRef>, now: impl FnOnce() -> Now) -> bool {
         let queue = name.map(|name| self.queues.at(self.queues.id(name)));
-        let marked = queue.is_some_and(|queue| queue.dirty || !queue.lapsed.is_empty());
+        let marked = queue.is_some_and(|queue| {
+            let ended = queue.lease.is_some_and(|due| due.at <= now().wall());
+            queue.dirty || !queue.lapsed.is_empty() || ended
+        });
         marked || !self.unheard.is_empty() || !self.disconnected.is_empty()
     }
 
-    /// Does what events have noted, so that who only looks at this lock, or, at none, at any, sees what follows from it. To be
-    /// called
-    /// only when this server would accept a write now.
+    /// Settles what a command would not see that only looks (see [`Engine::is_behind`]). To be called only when this server would
+    /// accept a write now.
     pub fn bring_up_to_date(&mut self, keys: &mut impl Keyspace, now: Now, name: Option<NameRef>) {
         self.give_back(keys, now);
         self.clear_away(keys, now);

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Ask, Blocked, Grant, Server, Wire};
+use dlock_integration::redis::{self, Value};
+use dlock_integration::{command, Ask, Blocked, Grant, Server, Wire};
 
 /// The server's clock counts whole milliseconds, so a deadline may be up to one early.
 const EARLY: Duration = Duration::from_millis(1);
@@ -43,6 +44,27 @@ fn an_ended_lease_hands_over() {
     assert!(c
         .refusal(&format!("DLOCK.CHECK k {token}"))
         .starts_with("FENCED "));
+}
+
+/// Whoever finds that alice's lease has ended finds that bob holds the lock, before the module's timer fires.
+#[test]
+fn a_lock_that_somebody_waits_for_is_never_seen_free() {
+    let (_server, mut c) = server();
+    for round in 0..50 {
+        c.run(&format!("DLOCK.ACQUIRE k{round} alice 30"));
+        c.run(&format!("DLOCK.ACQUIRE k{round} bob 600000 NOTIFY news"));
+        loop {
+            let mut both = redis::pipe();
+            for owner in ["alice", "bob"] {
+                both.add_command(command(&format!("DLOCK.HELD k{round} {owner}")));
+            }
+            let (alice, bob): (Value, Value) = both.query(&mut c).expect("two replies");
+            if alice == Value::Nil {
+                assert_ne!(bob, Value::Nil, "the lock is free in round {round}");
+                break;
+            }
+        }
+    }
 }
 
 /// The server's own clock tick is slow here, and there is nothing else to do.

@@ -338,7 +338,7 @@ impl Engine {
         for (part, name) in &parts {
             self.close_if_leaving(keys, name.as_ref());
             let queue = self.queues.at(part.lock);
-            if queue.closed || queue.stale {
+            if queue.closed {
                 return self.mark(part.lock);
             }
             let entry = keys.entry(name.as_ref());
