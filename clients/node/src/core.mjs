@@ -130,7 +130,10 @@ export class Core extends Routes {
     this.#rearm(next);
   }
 
-  /** A hold that nothing refers to any more is lost: nobody can give it back. (A FinalizationRegistry would cost each lock more.) */
+  /**
+   * A hold that nothing refers to any more is lost: nobody can give it back. (A FinalizationRegistry would cost each lock
+   * more.)
+   */
   dropForgotten(node) {
     for (const renewal of this.of(node)) {
       if (!renewal.hasForgotten() || renewal.ending) continue;

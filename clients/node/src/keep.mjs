@@ -88,7 +88,9 @@ export class Keeper {
 
   /** Says that we live. */
   keepAlive(link) {
-    return link.post(['DLOCK.KEEP', this.core.settings.hangTimeout], (error, reply, _, sent) => { if (reply) this.kept(link, sent, reply); });
+    return link.post(['DLOCK.KEEP', this.core.settings.hangTimeout], (error, reply, _, sent) => {
+      if (reply) this.kept(link, sent, reply);
+    });
   }
 
   kept(link, sent, [count, left, lost]) {

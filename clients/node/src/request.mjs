@@ -49,8 +49,9 @@ export function renamed(options) {
 /** See `Locks`. */
 export class Settings {
   constructor(options) {
-    const { lease = 10_000, hangTimeout = 60_000, queueGrace = 5_000, replyTimeout = 3_000, clockMargin = 100, observer = {}, logger = LOGGER }
-      = renamed(known(options, SETTINGS, 'Locks'));
+    const {
+      lease = 10_000, hangTimeout = 60_000, queueGrace = 5_000, replyTimeout = 3_000, clockMargin = 100, observer = {}, logger = LOGGER,
+    } = renamed(known(options, SETTINGS, 'Locks'));
     for (const [name, value] of Object.entries({ lease, hangTimeout, queueGrace, replyTimeout })) {
       milliseconds(name, value, 1);
       if (value >= 2 ** 31) throw new RangeError(`${name} must be less than 2^31 milliseconds, not ${shown(value)}`);
@@ -106,7 +107,8 @@ export class Request {
     }
     if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
     [this.settings, this.key, this.timeout, this.signal, this.onLost] = [settings, key, timeout, signal, onLost];
-    this.owner = joined(PROCESS, owner ?? (options[PARTY] ? `${options[PARTY]}#${randomUUID()}` : randomUUID()), owner == null ? '' : suffix);
+    const party = options[PARTY] ? `${options[PARTY]}#` : '';
+    this.owner = owner == null ? `${PROCESS}${party}${randomUUID()}` : joined(PROCESS, owner, suffix);
     if (owner != null) this.name = this.id;
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
     this.holders = shared ? Infinity : limit ?? 1;

@@ -365,8 +365,8 @@ async fn connect(
     Ok((client.get_multiplexed_async_connection_with_config(&config).await?, pushes))
 }
 
-/// Opens a link to the node, and the subscriber beside it, on which grants are announced. They end together. (One connection for both
-/// would do, but Valkey holds back no answer on one that is subscribed, so nothing could be confirmed there.)
+/// Opens a link to the node, and the subscriber beside it, on which grants are announced. They end together. (One connection
+/// for both would do, but Valkey holds back no answer on one that is subscribed, so nothing could be confirmed there.)
 pub(crate) async fn open(core: Arc<Core>, name: String) -> Result<Arc<Link>> {
     let reply_timeout = core.settings.reply_timeout;
     let info = core.servers.find(&name).await?;

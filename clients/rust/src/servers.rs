@@ -76,12 +76,13 @@ impl Servers {
                     same.or_else(|| seeds.first()).ok_or_else(|| Error::invalid("servers", "must not be empty"))?;
                 (seed.clone(), same.is_some())
             }
-            // Boxed: its queries are so deep that a program's own futures would be too deep for the compiler.
+            // Bounded: one that hangs keeps the others waiting. Boxed: its queries are so deep that a program's own futures would
+            // be too deep for the compiler.
             #[cfg(feature = "sentinel")]
             Kind::Sentinel(sentinel) => {
                 let asked: BoxFuture<'_, RedisResult<Client>> =
                     Box::pin(async { sentinel.lock().await.async_get_client().await });
-                let client = tokio::time::timeout(ANOTHER, asked).await.map_err(|_| Error::silent())??;
+                let client = tokio::time::timeout(2 * ANOTHER, asked).await.map_err(|_| Error::silent())??;
                 (client, true)
             }
         };

@@ -153,8 +153,8 @@ async fn promoting(name: &str, detection: u64) -> Promoting {
         let port = free_port();
         let file = directory.join(format!("{port}.conf"));
         let settings = format!(
-            "port {port}\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 {one} 2\nsentinel down-after-milliseconds locks {detection}\n\
-             sentinel failover-timeout locks 5000\n"
+            "port {port}\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 {one} 2\n\
+             sentinel down-after-milliseconds locks {detection}\nsentinel failover-timeout locks 5000\n"
         );
         std::fs::write(&file, settings).expect("it can be written");
         programs.push(start(&format!("{} --sentinel", file.display())).await);
