@@ -556,7 +556,7 @@ PAGES = [(HERE / "README.md", number) for number in range(5)] + [(HERE.parents[1
 
 @pytest.mark.parametrize(("page", "number"), PAGES)
 def test_the_programs_of_the_page(server, tmp_path, page, number):
-    """The programs of this README and of the project's, each as it is printed, behind those before it, in an empty directory.
+    """Each program of both READMEs as it is printed, behind those before it, in an empty directory.
     Their server is the one at 6379.
     """
     programs = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
