@@ -11,8 +11,7 @@ pub(crate) struct Hooks {
     /// Returns how many databases the server has, and how many holds there are in all of them.
     pub databases_and_holds: fn() -> Option<(u32, i64)>,
     /// Looks what replicas have confirmed, and has that told by `run::enter`, which only reads locks here. The event loop is about
-    /// to
-    /// sleep then: no command is under way, and nobody calls it from within.
+    /// to sleep then: no command is under way, and nobody calls it from within.
     pub confirm: fn(Ctx),
 }
 

@@ -2,8 +2,7 @@
 //!
 //! The server tells a module when a replica comes or goes, and in INFO what each has acknowledged. How one has joined is seen
 //! so: one that needs everything (a *full* resynchronisation) is counted by the server when it asks for it, and is there for a
-//! while
-//! before it is `online`; one that needs the rest of the stream only (a *partial* one) is online at once. What cannot be told
+//! while before it is `online`; one that needs the rest of the stream only (a *partial* one) is online at once. What cannot be told
 //! apart counts as full.
 //!
 //! | what | from when on it counts |

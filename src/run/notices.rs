@@ -107,8 +107,7 @@ impl State {
     }
 
     /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in
-    /// a
-    /// cluster it tells nobody either.
+    /// a cluster it tells nobody either.
     fn left_with_slot(&mut self, name: &Name, carried: bool) -> bool {
         gate::primary() && self.keys.left_with_slot(name.as_ref(), carried)
     }

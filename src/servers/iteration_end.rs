@@ -39,8 +39,7 @@ pub(crate) fn calling() -> bool {
 }
 
 /// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an
-/// error;
-/// what is freed is so all the same.
+/// error; what is freed is so all the same.
 pub(crate) fn block(ctx: Ctx) {
     if ctx.block_once(freed) {
         AWAITED.store(true, Ordering::Relaxed);

@@ -41,8 +41,7 @@ pub(crate) fn detect(ctx: Ctx) {
 }
 
 /// When an answered connection is unblocked, so that whatever ends it in the same iteration of the event loop is told of as the end
-/// of
-/// one that has no answer yet.
+/// of one that has no answer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unblocks {
     /// Redis 7.0 writes the answer at once, but takes the connection for a blocked one until it goes to sleep: CLIENT UNBLOCK

@@ -1,10 +1,8 @@
 //! Grants that are written to their connections and, for all that is known, not sent.
 //!
 //! The server sends what is written at the end of an iteration of its event loop. A connection may end before that, by a command
-//! that
-//! stood behind another wait or because it is to be told more than its output buffer holds; or the server finds it broken
-//! when it sends. Then what it was granted is given back, unless the connection may have had it: two owners are worse than a lock
-//! that
+//! that stood behind another wait or because it is to be told more than its output buffer holds; or the server finds it broken when
+//! it sends. Then what it was granted is given back, unless the connection may have had it: two owners are worse than a lock that
 //! nobody has until a lease ends. What a connection was sent the server says in CLIENT LIST, as long as it is there.
 //!
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later iteration. By then a

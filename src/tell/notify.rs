@@ -4,8 +4,7 @@ use crate::ffi::ctx::Ctx;
 use dlock_engine::{Message, Outcome, Refusal};
 
 /// Publishes the outcome of a waiting request: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's
-/// subscribers
-/// hear it, since the channel is the client's and belongs to no slot.
+/// subscribers hear it, since the channel is the client's and belongs to no slot.
 pub(crate) fn publish(ctx: Ctx, message: &Message) {
     let (word, token) = said(&message.outcome);
     let (key, owner) = (&message.name.key, &message.owner);

@@ -1,6 +1,5 @@
 //! Holds: how they begin, are tied to connections, and end; and what decisions change beside them: the token clock, the counters,
-//! the
-//! timers.
+//! the timers.
 
 mod ties;
 mod tying;

@@ -561,8 +561,7 @@ impl Ties {
     }
 
     /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, and of the signs
-    /// of
-    /// life since. It does not pass while the connection waits, and begins anew when that ends.
+    /// of life since. It does not pass while the connection waits, and begins anew when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
         let Some((auto, connection)) = tie.auto.zip(self.by_client.get(&tie.client)) else {
             return false;
@@ -575,8 +574,7 @@ impl Ties {
     }
 
     /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, or for as long as it would
-    /// have
-    /// been, whichever is later. The caller has taken out what has ended.
+    /// have been, whichever is later. The caller has taken out what has ended.
     pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
         let Some(its) = self.by_client.get_mut(&client) else {
             return;

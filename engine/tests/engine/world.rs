@@ -44,8 +44,7 @@ pub struct World {
     /// Connections that are gone without the server's notice: nothing reaches them.
     pub cut: BTreeSet<u64>,
     /// Whether what comes next is in the same turn of the event loop; and what the server learns behind that: the promises of
-    /// answers
-    /// that nobody has heard.
+    /// answers that nobody has heard.
     pub turn_goes_on: bool,
     pub unheard: Vec<Promise>,
     /// A value that was dumped, to be restored.

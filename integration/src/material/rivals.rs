@@ -10,8 +10,7 @@ pub const COMPARE_AND_EXPIRE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
 
 /// A queue for a plain key: the lock, its queue, and until when each place is kept; owner, lease, window. Whoever is first, or
-/// alone, takes a free lock;
-/// all others get a place, or keep theirs.
+/// alone, takes a free lock; all others get a place, or keep theirs.
 pub const TAKE_IN_TURN: &str = "\
     local time = redis.call('TIME'); \
     local now = time[1] * 1000 + math.floor(time[2] / 1000); \

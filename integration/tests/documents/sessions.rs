@@ -2,8 +2,7 @@
 //! test's.
 //!
 //! Each section (`##`, `###`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. What a reader need not
-//! see
-//! stands in a comment of its own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
+//! see stands in a comment of its own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
 
 use std::collections::HashMap;
 use std::fs;

@@ -20,8 +20,7 @@ use dlock_integration::{
 const AT_ONCE: usize = 4;
 
 /// So much of a wait's end passes millisecond by millisecond: leases end there, and conversations speak of each. What is long
-/// before it
-/// passes in steps. Each costs a round trip.
+/// before it passes in steps. Each costs a round trip.
 const EXACT_MS: i64 = 6_000;
 const FAR_STEP_MS: i64 = 10;
 

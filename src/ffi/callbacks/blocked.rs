@@ -56,8 +56,7 @@ impl<W: Waits> Handle<W> {
     /// ended. The server has made it forget whom to tell when it ends before that.
     pub(crate) fn unblock(self) {
         // SAFETY: the connection is blocked, and not unblocked, since that takes the handle; the server keeps it until it has
-        // worked
-        // it off.
+        // worked it off.
         unsafe { api!(RedisModule_UnblockClient(self.0, ptr::null_mut())) };
         self.hear_of_end();
     }

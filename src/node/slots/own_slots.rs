@@ -123,8 +123,7 @@ impl Answers {
     }
 
     /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the
-    /// slot
-    /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
+    /// slot is on its way to another node, or from one. In that case it accepts only who says ASKING.
     pub(crate) fn can_write(&mut self, ctx: Ctx, name: NameRef) -> bool {
         match gate::probe_write(ctx, name) {
             Passage::Open => true,
@@ -139,8 +138,7 @@ impl Answers {
     }
 
     /// Returns true if a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value
-    /// was
-    /// carried over (`carried`). How servers do it (all of them are asked the same):
+    /// was carried over (`carried`). How servers do it (all of them are asked the same):
     ///
     /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
     /// * a slot that another node has taken, everywhere: its keys are deleted when it is the other's;

@@ -56,8 +56,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     let wait = at.since(now).min(LONGEST_MS);
     armed.timer = Some((Timer::start(own, wait, elapsed), at));
     // The server has decided for how long it sleeps before it works off the last of an iteration: commands behind a wait that
-    // ended,
-    // and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
+    // ended, and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
     if quirks::before_sleep_precedes_unblocking() && event_loop::asleep() {
         wake_the_loop();
     }

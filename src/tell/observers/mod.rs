@@ -1,8 +1,7 @@
 //! Telling observers: unlock messages and keyspace events.
 //!
 //! `in_order` has what there is to be told once an event has been worked off, in the order in which it happened; `subscribers`
-//! knows
-//! whether anybody would hear it.
+//! knows whether anybody would hear it.
 
 pub(crate) mod in_order;
 pub(crate) mod subscribers;

@@ -3,10 +3,8 @@
 //!
 //! The server tells its modules of no subscription, and asking for them costs as much as a few messages. So the first
 //! messages of an iteration of the event loop are published without asking. Only a burst asks first, once an iteration: a client
-//! that
-//! subscribes within that same iteration has not been answered yet. An iteration that follows a burst counts as a burst from its
-//! first
-//! message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
+//! that subscribes within that same iteration has not been answered yet. An iteration that follows a burst counts as a burst from
+//! its first message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
 
 use crate::ffi::call::Rules;
 use crate::ffi::cell::MainThread;

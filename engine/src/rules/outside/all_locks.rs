@@ -37,8 +37,7 @@ impl Engine {
     }
 
     /// Marks the locks of two databases that were exchanged, under the names that they had, where their waiters stay. The names
-    /// that
-    /// they have now are watched in steps: nobody waits there, and whoever uses one first finds what it needs.
+    /// that they have now are watched in steps: nobody waits there, and whoever uses one first finds what it needs.
     pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: NameRef| name.db == one || name.db == other;
         self.on_locks_left(swapped, Loss::Renamed, now);

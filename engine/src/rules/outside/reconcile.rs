@@ -102,8 +102,7 @@ impl Engine {
     }
 
     /// Gives the tickets that came with the value their places. There may be very many, and of nearly all of them nothing more is
-    /// to
-    /// be said.
+    /// to be said.
     fn import_tickets(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         let mut others = Vec::new();
         let value = entry.value();

@@ -2,8 +2,7 @@
 //!
 //! Nothing here is fast and nothing is taken from the engine. This file has the state and what a request for locks is
 //! answered; `settle` has what follows from any event, `keep` all other events, `ties` what connections keep, `words` the commands,
-//! and
-//! [`deadlock`](crate::deadlock) says which waits could never end.
+//! and [`deadlock`](crate::deadlock) says which waits could never end.
 
 mod keep;
 mod settle;
