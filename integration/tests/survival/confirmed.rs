@@ -1060,7 +1060,10 @@ fn a_connection_with_subscriptions_is_not_answered_early() {
     let answer = wire.read();
     if group.primary.version().is_valkey(8, 1) {
         let error = answer.expect_err("a refusal");
-        assert!(error.starts_with("NOACK the server cannot block this caller"), "{error}");
+        assert!(
+            error.starts_with("NOACK the server cannot block this caller"),
+            "{error}"
+        );
         let mut c = group.primary.connection();
         assert!(c.ask::<Option<Value>>("DLOCK.HELD k").is_none());
     } else {
