@@ -11,10 +11,10 @@ use crate::control;
 use crate::language::{Language, Script, Verdict};
 
 /// The whole run ends after so long, passed or not.
-const WHOLE: Duration = Duration::from_secs(40 * 60);
+const WHOLE: Duration = Duration::from_secs(50 * 60);
 
 /// And one script after so long: who hangs is told while the others' results still count.
-const EACH: Duration = Duration::from_secs(15 * 60);
+const EACH: Duration = Duration::from_secs(20 * 60);
 
 /// So many languages are installed at a time: that is work for the processor.
 const INSTALLERS: usize = 2;
