@@ -262,12 +262,13 @@ test('a_turn_takes_three_commands', async ({ server, make }) => {
 test('a_try_is_one_attempt', async ({ server, make }) => {
   const refused = async (locks, text) => {
     const times = [];
-    for (let i = 0; i < 10; i++) {
+    // A busy machine is late by itself.
+    for (let i = 0; i < 50 && !(Math.min(...times) < 50); i++) {
       const began = performance.now();
       await assert.rejects(locks.tryLock(server.key), (error) => error.message.includes(text) || assert.fail(error));
       times.push(performance.now() - began);
     }
-    assert.ok(Math.min(...times) < 50, `${text}: ${times}`); // a busy machine is late by itself
+    assert.ok(Math.min(...times) < 50, `${text}: ${times}`);
   };
   const closed = createServer().listen(0, '127.0.0.1');
   await once(closed, 'listening');
@@ -295,11 +296,11 @@ test('what_hangs_is_asked_for_elsewhere', async ({ server, by, open }) => {
   const path = await open();
   let hangs = false;
   const [single] = addresses('DLOCK_SINGLE');
-  const locks = by(async () => (hangs ? single : path.address), { lease: LEASE, replyTimeout: 60_000 });
+  const locks = by(async () => (hangs ? single : path.address), { lease: LONG, replyTimeout: 60_000 });
   const hold = await locks.lock(server.key);
   const first = await linkOf(server);
-  path.freeze();
   hangs = true;
+  path.freeze();
   await until(async () => hold.lost || ![first, 0].includes(await linkOf(server)), 'another connection keeps it');
   assert.ok(!hold.lost);
   await hold.release();
