@@ -318,14 +318,16 @@ def test_a_refused_keep_is_the_reason(server, kind):
 @KINDS
 @pytest.mark.parametrize("where", ["refused", "replica"])
 def test_a_try_is_one_attempt(server, kind, where):
-    """What the server says no with comes at once, in its words."""
+    """A refusal comes at once, in the words of the server. A busy machine is late by itself: one of fifty is enough."""
     address = ("127.0.0.1", 1)
     if where == "replica":
         address = next(one for one in addresses("DLOCK_PAIR") if one != primary_of_the_pair())
     text = {
         "threads": """
             locks, least = Locks(client), 1e9
-            for _ in range(5):
+            for _ in range(50):
+                if least < 0.05:
+                    break
                 began = time.perf_counter()
                 try:
                     locks.try_lock(key)
@@ -337,7 +339,9 @@ def test_a_try_is_one_attempt(server, kind, where):
         "asyncio": """
             async def work():
                 locks, least = AsyncLocks(tasks), 1e9
-                for _ in range(5):
+                for _ in range(50):
+                    if least < 0.05:
+                        break
                     began = time.perf_counter()
                     try:
                         await locks.try_lock(key)

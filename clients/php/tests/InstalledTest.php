@@ -154,7 +154,7 @@ final class InstalledTest extends TestCase
         $program = <<<'PHP'
             $locks = new Locks(Connect::url("redis://$host:$port"));
             $least = INF;
-            for ($i = 0; $i < 5; ++$i) { // the machine may be busy
+            for ($i = 0; $i < 50 && $least >= 50; ++$i) { // the machine may be busy
                 $began = hrtime(true);
                 try {
                     $locks->tryLock($key);
