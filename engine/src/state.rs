@@ -26,8 +26,8 @@ pub struct Engine {
     pub(super) places: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
-    /// Names to which SWAPDB has brought values: each is looked at once.
-    pub(super) swapped: VecDeque<Name>,
+    /// Names to which values have come where nobody waits. They are watched in steps: whoever uses one first finds what it needs.
+    pub(super) arrived: VecDeque<Name>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.
     pub(super) next: BTreeSet<FollowUp>,
     /// Places and holders to be freed in steps.
@@ -101,7 +101,7 @@ impl Engine {
     /// Returns true if settlements are pending.
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
-            && self.swapped.is_empty()
+            && self.arrived.is_empty()
             && self.unheard.is_empty()
             && self.disconnected.is_empty()
             && self.renewals.is_empty()
@@ -115,7 +115,7 @@ impl Engine {
         self.queues.is_empty()
             && self.holds.ties.is_empty()
             && self.unheard.is_empty()
-            && self.swapped.is_empty()
+            && self.arrived.is_empty()
             && self.garbage.is_empty()
     }
 

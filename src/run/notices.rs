@@ -82,22 +82,28 @@ impl State {
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = lost.moved || lives && self.left_with_slot(name, lost.carried);
-        for (token, deadline) in holds.iter().copied() {
-            let end = match deadline <= now.wall() {
+        if left {
+            let why = match lost.moved {
+                true => Loss::Renamed,
+                false => Loss::Moved,
+            };
+            for (token, _) in holds {
+                self.engine.on_hold_left(name.as_ref(), *token, why, now);
+            }
+            return;
+        }
+        let ends = holds.iter().map(|(token, deadline)| {
+            let end = match *deadline <= now.wall() {
                 true => End::Expired,
                 false => End::Removed,
             };
-            if left {
-                let why = match lost.moved {
-                    true => Loss::Renamed,
-                    false => Loss::Moved,
-                };
-                self.engine.on_hold_left(name.as_ref(), token, why, now);
-            } else {
-                self.engine.on_hold_removed(name.as_ref(), end, token, now);
-                self.notifications.add_named(name, Event::Ended(end, token));
-            }
+            (end, *token)
+        });
+        for (end, token) in ends.clone() {
+            self.engine.on_hold_removed(name.as_ref(), end, token, now);
         }
+        let events = ends.map(|(end, token)| Event::Ended(end, token));
+        self.notifications.add_named(name, events);
     }
 
     /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in

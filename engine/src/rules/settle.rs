@@ -80,7 +80,7 @@ impl Engine {
     /// (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_garbage();
-        self.watch_swapped(most);
+        self.watch_arrived(most);
         self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);

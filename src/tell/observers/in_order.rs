@@ -13,6 +13,9 @@ use dlock_engine::broken;
 use dlock_engine::{Event, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// How many notifications the buffers keep room for: a mass of them gives its memory back.
+const KEPT_ROOM: usize = 1024;
+
 /// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
 #[derive(Default)]
 pub(crate) struct Notifications {
@@ -73,11 +76,9 @@ impl Notifications {
         self.items.is_empty()
     }
 
-    /// Adds what happened to a lock.
+    /// Adds what happened to a lock, if anybody may listen.
     pub(crate) fn add(&mut self, db: u32, key: Key, event: &Event) {
-        // Only the end of a hold has a message as well.
-        let ended = matches!(event, Event::Ended(..));
-        if keyspace_events() || (ended && !subscribers::known_absent()) {
+        if is_wanted(event) {
             self.items.push(Notification::Lock(db, key, *event));
         }
     }
@@ -88,10 +89,14 @@ impl Notifications {
         Key::Owned(self.owned_keys.len() - 1)
     }
 
-    /// Adds what happened to a lock by its name.
-    pub(crate) fn add_named(&mut self, name: &Name, event: Event) {
-        let key = self.own_key(Text::new(&name.key));
-        self.add(name.db, key, &event);
+    /// Adds what happened to a lock by its name, if anybody may listen.
+    pub(crate) fn add_named(&mut self, name: &Name, events: impl Iterator<Item = Event>) {
+        let mut events = events.filter(is_wanted).peekable();
+        if events.peek().is_some() {
+            let key = self.own_key(Text::new(&name.key));
+            let items = events.map(|event| Notification::Lock(name.db, key, event));
+            self.items.extend(items);
+        }
     }
 
     /// Adds that a database was emptied.
@@ -115,6 +120,14 @@ impl Notifications {
             tell(&told);
         }
         self.items.clear();
+        self.items.shrink_to(KEPT_ROOM);
         self.owned_keys.clear();
+        self.owned_keys.shrink_to(KEPT_ROOM);
     }
+}
+
+/// Returns true if somebody may listen to an event. Only the end of a hold has a message as well.
+fn is_wanted(event: &Event) -> bool {
+    let ended = matches!(event, Event::Ended(..));
+    keyspace_events() || (ended && !subscribers::known_absent())
 }

@@ -43,10 +43,10 @@ impl Engine {
         let swapped = |name: NameRef| name.db == one || name.db == other;
         self.on_locks_left(swapped, Loss::Renamed, now);
         for lock in self.locks_of(|db| db == one || db == other) {
-            self.swapped.push_back(self.queues.at(lock).name.clone());
+            self.arrived.push_back(self.queues.at(lock).name.clone());
             self.mark_stale(lock);
         }
-        for name in &mut self.swapped {
+        for name in &mut self.arrived {
             name.db = match name.db {
                 db if db == one => other,
                 db if db == other => one,
@@ -55,12 +55,17 @@ impl Engine {
         }
     }
 
-    /// Watches the next names to which SWAPDB has brought values.
-    pub(in crate::rules) fn watch_swapped(&mut self, most: usize) {
-        let most = most.min(self.swapped.len());
-        let names: Vec<Name> = self.swapped.drain(..most).collect();
+    /// Watches the next names to which values have come.
+    pub(in crate::rules) fn watch_arrived(&mut self, most: usize) {
+        let most = most.min(self.arrived.len());
+        let names: Vec<Name> = self.arrived.drain(..most).collect();
+        if self.arrived.is_empty() {
+            // A mass of them gives its memory back.
+            self.arrived.shrink_to_fit();
+        }
         for name in names {
-            self.on_key_changed(name.as_ref());
+            let lock = self.queues.id_or_new(name.as_ref());
+            self.mark_stale(lock);
         }
     }
 
@@ -96,7 +101,7 @@ impl Engine {
     /// queues go, and those locks stay that have to be watched once it decides. Returns true if something is left.
     pub fn follow_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_garbage();
-        self.watch_swapped(most);
+        self.watch_arrived(most);
         let mut room = most;
         while room > 0 {
             let Some(lock) = self.dirty.pop_front() else {
@@ -129,7 +134,7 @@ impl Engine {
 
     /// Returns true if locks are marked, or something is left to be freed.
     pub(in crate::rules) fn has_marked(&self) -> bool {
-        !(self.dirty.is_empty() && self.swapped.is_empty() && self.garbage.is_empty())
+        !(self.dirty.is_empty() && self.arrived.is_empty() && self.garbage.is_empty())
     }
 
     fn locks_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<LockId> {

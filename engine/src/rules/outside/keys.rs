@@ -11,8 +11,10 @@ impl Engine {
     /// Marks a lock whose value may have been removed, replaced or brought. Costs one settlement where nobody is queued and
     /// nothing has to be watched.
     pub fn on_key_changed(&mut self, name: NameRef) {
-        let lock = self.queues.id_or_new(name);
-        self.mark_stale(lock);
+        match self.queues.id(name) {
+            Some(lock) => self.mark_stale(lock),
+            None => self.arrived.push_back(name.to_owned()),
+        }
     }
 
     /// Marks a lock whose value may have been removed, if it has a queue.
