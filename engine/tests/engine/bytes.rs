@@ -9,7 +9,7 @@ use dlock_commands::Reply;
 use dlock_engine::change::{self, Change, End};
 use dlock_engine::lock::{Hold, Lock};
 use dlock_engine::Refusal;
-use dlock_engine::{codec, Arrival, ClientId, Limit, Permits, Policy, Token, WallMs, ONE};
+use dlock_engine::{codec, Arrival, ClientId, Entry, Limit, Permits, Policy, Token, WallMs, ONE};
 
 /// Any lock that can come about.
 fn some_lock(random: &mut Random) -> Lock {
@@ -448,7 +448,7 @@ fn sums_of_permits_are_wide() {
         lock.apply(&Change::Hold(Hold {
             owner: &[owner],
             token: Token(300 + u64::from(owner)),
-            deadline: WallMs(9),
+            deadline: WallMs(u64::from(owner)),
             holds: 1,
             limit: Limit::SHARED,
             permits: Permits::MAX,
@@ -460,8 +460,37 @@ fn sums_of_permits_are_wide() {
         let most = Limit::from_wire(u32::MAX - 1).expect("a limit");
         assert!(!lock.admits(b"new", most, ONE));
     }
-    let lock = codec::decode(&codec::encode(&lock)).expect("a value");
+    let mut lock = codec::decode(&codec::encode(&lock)).expect("a value");
     assert_eq!(lock.permits(), 20 * u64::from(u32::MAX));
+    // Few holders are in a list, many in maps: each way out is counted in both.
+    for ended_by_lease in [false, true] {
+        let lock = Box::new(lock.clone());
+        let mut entry = Entry {
+            lock: Some(lock),
+            ..Entry::default()
+        };
+        for owner in 0..20_u8 {
+            let end = End::Expired;
+            match ended_by_lease {
+                true => drop(entry.end_until(WallMs(u64::from(owner)), end, |_| {})),
+                false => entry.commit(&Change::Unhold {
+                    owner: &[owner],
+                    token: Token(300 + u64::from(owner)),
+                    end,
+                }),
+            }
+            let left = 19 - u64::from(owner);
+            assert_eq!(entry.value().permits(), left * u64::from(u32::MAX));
+        }
+    }
+    // A hold that changes is counted once.
+    let hold = lock.hold(&[7]).map(|hold| Hold {
+        owner: &[7],
+        permits: ONE,
+        ..hold
+    });
+    lock.apply(&Change::Hold(hold.expect("it is held")));
+    assert_eq!(lock.permits(), 19 * u64::from(u32::MAX) + 1);
 }
 
 /// The only holder's end names its token alone; that of one among several names the owner. Both are read.
