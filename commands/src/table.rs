@@ -101,8 +101,10 @@ pub struct Args<'a> {
     pub holds: Option<u64>,
     /// `SHARED`
     pub shared: bool,
-    /// The largest number of holders.
+    /// The largest number of permits that may be held at once.
     pub limit: Option<u64>,
+    /// How many of them are asked for.
+    pub permits: Option<u64>,
     /// Whether the hold is tied to the connection.
     pub session: bool,
     /// For how long the server renews a hold by itself.
@@ -393,6 +395,12 @@ const LIMIT: Arg = needed(option(
     "limit",
     integer(1, MAX_LIMIT, |given| &mut given.limit),
 ));
+/// How many of the permits of `LIMIT` are taken. `acquire::ask` checks it against that.
+const PERMITS: Arg = option(
+    "PERMITS",
+    "permits",
+    integer(1, MAX_LIMIT, |given| &mut given.permits),
+);
 
 /// Every command of the module.
 pub static COMMANDS: &[Spec] = &[
@@ -412,6 +420,7 @@ pub static COMMANDS: &[Spec] = &[
             NOTIFY,
             HOLDS,
             maybe(SHARING),
+            PERMITS,
             SESSION,
             AUTO_FROM_GRANT,
         ],
@@ -432,6 +441,7 @@ pub static COMMANDS: &[Spec] = &[
             NOTIFY,
             HOLDS,
             maybe(SHARING),
+            PERMITS,
             SESSION,
             AUTO_FROM_GRANT,
             CLAIM,
@@ -453,6 +463,7 @@ pub static COMMANDS: &[Spec] = &[
             BLOCK,
             HOLDS,
             maybe(SHARING),
+            PERMITS,
             SESSION,
             AUTO_FROM_GRANT,
         ],

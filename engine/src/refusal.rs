@@ -1,6 +1,6 @@
 //! Why the engine refuses a request.
 
-use super::types::{Limit, Millis};
+use super::types::{Limit, Millis, Permits};
 use std::fmt;
 
 /// Why a request was refused. Nothing has changed when one of these is answered.
@@ -34,6 +34,10 @@ pub enum Refusal {
     LeavesMore(u32),
     /// A downgrade would not weaken the limit; the field is the one that the hold has.
     NotWeaker(Limit),
+    /// A holder asks for more permits than it has; the field says how many it has.
+    MorePermits(Permits),
+    /// A holder of several permits asks for a stricter limit; the field says how many it has.
+    NotUpgraded(Permits),
     /// An effect makes no sense.
     Malformed,
     /// An effect is in a format of a later version of the module.
@@ -133,6 +137,14 @@ impl fmt::Display for Refusal {
                 f,
                 "ERR LIMIT must be {} or more, or SHARED: DLOCK.DOWNGRADE only weakens a limit",
                 limit.to_wire()
+            ),
+            Refusal::MorePermits(permits) => write!(
+                f,
+                "ERR PERMITS must be an integer from 1 to {permits}, which the hold has: to take more, release it and ask again"
+            ),
+            Refusal::NotUpgraded(permits) => write!(
+                f,
+                "ERR PERMITS must be 1 for an upgrade, and the hold has {permits}: release it and ask again"
             ),
             Refusal::Malformed => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
             Refusal::NewerFormat { format, known } => {

@@ -122,7 +122,7 @@ pub const MAX_NUMBER: u64 = i64::MAX as u64;
 /// The longest owner, in bytes.
 pub const MAX_OWNER: usize = 1024;
 
-/// The most owners that may hold at once as far as one owner is concerned. The strictest sorts first.
+/// The most permits that may be held at once as far as one owner is concerned. The strictest sorts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Limit(u32);
 
@@ -150,17 +150,25 @@ impl Limit {
         }
     }
 
-    /// Returns true if this many owners may hold at once.
-    pub fn allows(self, owners: usize) -> bool {
-        self == Limit::SHARED || owners <= self.0 as usize
+    /// Returns true if this many permits may be held at once.
+    pub fn allows(self, permits: u64) -> bool {
+        self == Limit::SHARED || permits <= u64::from(self.0)
     }
 }
+
+/// How many places a hold takes under the limits: all at once, for as long as it lasts.
+pub type Permits = NonZeroU32;
+
+/// What nearly every hold takes: one permit.
+pub const ONE: Permits = Permits::MIN;
 
 /// On what terms a lock is asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// The most owners that may hold at once.
+    /// The most permits that may be held at once.
     pub limit: Limit,
+    /// How many of them the hold takes. The limit allows that.
+    pub permits: Permits,
     /// The lease, from the grant on.
     pub lease: Millis,
     /// `HOLDS n`: make the hold count at least n rather than one more.
@@ -176,6 +184,11 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// Returns what is asked for: how many permits, and under which limit.
+    pub fn share(&self) -> (Limit, Permits) {
+        (self.limit, self.permits)
+    }
+
     /// Returns true if the hold is to be tied to the connection.
     #[inline]
     pub fn ties(&self) -> bool {

@@ -7,7 +7,8 @@ use crate::table::Args;
 use crate::words::args::PlainArgs;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{
-    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Terms, Wait, SHORTEST_AUTO_LEASE_MS,
+    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, Terms, Wait, ONE,
+    SHORTEST_AUTO_LEASE_MS,
 };
 use std::num::NonZeroU32;
 
@@ -38,8 +39,8 @@ pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Re
     request(call, name, &ask, None)
 }
 
-/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`, in the fair
-/// family also `[CLAIM ms]`.
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [SESSION] [AUTO ms]`,
+/// in the fair family also `[CLAIM ms]`.
 #[inline(never)]
 pub(crate) fn run<K: Keyspace>(
     call: &mut Call<K>,
@@ -93,6 +94,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
     if given.session || given.auto.is_some() {
         hold::check_tie(call, given)?;
     }
+    let permits = match given.permits {
+        Some(permits) => check_permits(given, permits)?,
+        None => ONE,
+    };
     match given.notify {
         Some(_) => {
             check_channel(call, given)?;
@@ -105,6 +110,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
         owner,
         terms: Terms {
             limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
+            permits,
             lease: match given.auto {
                 Some(_) => call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS),
                 None => call.lease(given.lease),
@@ -126,6 +132,19 @@ pub(crate) fn ask<'a, K: Keyspace>(
             (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
         },
         channel: given.notify,
+    })
+}
+
+/// Checks the number of permits that are asked for against the limit that is.
+#[cold]
+fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
+    let Some(limit) = given.limit else {
+        return Err(Error::Argument("PERMITS", "given with LIMIT".to_string()));
+    };
+    let permits = Permits::new(permits as u32).filter(|_| permits <= limit);
+    permits.ok_or_else(|| {
+        let must = format!("an integer from 1 to {limit}, as LIMIT says");
+        Error::Argument("PERMITS", must)
     })
 }
 

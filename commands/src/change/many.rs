@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::table::Args;
 use dlock_engine::{Answer, Keyspace};
 
-/// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`.
+/// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
+/// [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());

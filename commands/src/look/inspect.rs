@@ -80,6 +80,7 @@ pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
         ("state", Reply::Text(state)),
         ("limit", Reply::Integer(u64::from(view.limit.to_wire()))),
         ("held", Reply::Integer(view.held as u64)),
+        ("permits", Reply::Integer(view.permits)),
         ("queued", Reply::Integer(view.queued as u64)),
         (
             "holders",
@@ -109,6 +110,7 @@ fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
         ("token", Reply::Integer(hold.token.0)),
         ("holds", Reply::Integer(u64::from(hold.holds))),
         ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
+        ("permits", Reply::Integer(u64::from(hold.permits.get()))),
         ("lease-ms", Reply::Integer(hold.lease_ms)),
         ("held-ms", Reply::Integer(hold.held_ms)),
         ("session", Reply::Integer(u64::from(hold.session))),
@@ -132,6 +134,7 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
         ("owner", Reply::Bulk(place.owner)),
         ("kind", Reply::Text(kind)),
         ("limit", Reply::Integer(u64::from(place.limit.to_wire()))),
+        ("permits", Reply::Integer(u64::from(place.permits.get()))),
         ("waited-ms", Reply::Integer(place.waited_ms)),
         ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
         ("client", Reply::Integer(client)),

@@ -72,6 +72,7 @@ impl HoldTable {
             deadline,
             holds,
             limit: terms.limit,
+            permits: terms.permits,
             client: terms.client,
             fresh: true,
         });
@@ -102,9 +103,9 @@ impl HoldTable {
             Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or_else(overflow)?,
         };
-        let (token, limit) = if hold.limit <= terms.limit {
+        let (token, limit, permits) = if hold.limit <= terms.limit {
             self.counters.reentries += 1;
-            (hold.token, hold.limit)
+            (hold.token, hold.limit, hold.permits)
         } else {
             self.counters.upgrades += 1;
             let token = self.tokens.token(now);
@@ -113,13 +114,14 @@ impl HoldTable {
             }
             self.retie(name, hold.token, token);
             entry.events.push(Event::Acquired(token));
-            (token, terms.limit)
+            (token, terms.limit, terms.permits)
         };
         let deadline = hold.deadline.max(now.wall().after(terms.lease));
         let entered = Hold {
             token,
             holds,
             limit,
+            permits,
             deadline: policy.carried(token, hold.deadline, deadline),
             client: terms.client,
             fresh: false,

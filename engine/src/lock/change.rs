@@ -12,6 +12,9 @@
 //! │ └ h: this owner's hold is now exactly this, under this token
 //! └ version of the format
 //! ```
+//! A hold of several permits is `H`, and says how many between its limit and its owner; a ticket that asks for several is `T`.
+//! Format 2 has these two letters beside those of format 1, and only an effect that needs them is written in it.
+//!
 //! The others: `r|x|f|s|d<token> [<owner>]` the hold is gone (released, expired, forced, session, removed; the only
 //! holder is left unnamed), `t<number> <claim> <limit> <owner>` a ticket, `u<number>` no such ticket any more, `w1`/`w0`
 //! somebody is (nobody is) queued. A line with no change puts the key's TTL right.
@@ -20,7 +23,9 @@
 //! of the hold, and an argument less saves the server a tenth of its work on the command.
 
 use super::{Hold, Lock};
-use crate::types::{Arrival, ClientId, Limit, Millis, Token, WallMs, MAX_NUMBER, MAX_OWNER};
+use crate::types::{
+    Arrival, ClientId, Limit, Millis, Permits, Token, WallMs, MAX_NUMBER, MAX_OWNER, ONE,
+};
 
 /// Why a hold is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,6 +94,8 @@ pub enum Change<'a> {
         owner: &'a [u8],
         /// What is asked for.
         limit: Limit,
+        /// How many permits.
+        permits: Permits,
         /// How long it is kept while nobody is there for it.
         claim: Millis,
     },
@@ -101,24 +108,35 @@ pub enum Change<'a> {
     Watch(bool),
 }
 
-/// The version that effects are written in.
-const VERSION: &[u8] = b"1";
+/// The format of an effect without several permits, which every version of the module reads.
+const PLAIN: u8 = b'1';
 
-/// The same as a number.
-pub const FORMAT: u64 = 1;
+/// The format of one that has them.
+const WITH_PERMITS: u8 = b'2';
+
+/// The latest format that is read.
+pub const FORMAT: u64 = 2;
 
 impl Change<'_> {
+    fn has_several_permits(&self) -> bool {
+        match self {
+            Change::Hold(Hold { permits, .. }) | Change::Ticket { permits, .. } => *permits > ONE,
+            _ => false,
+        }
+    }
+
     /// Appends this change to an effect; an empty one is begun.
     pub fn write(&self, effect: &mut Vec<u8>) {
         begin(effect);
         effect.push(b' ');
         match self {
             Change::Hold(hold) => {
-                effect.push(b'h');
+                letter(effect, hold.permits, [b'h', b'H']);
                 number(effect, hold.token.0);
                 field(effect, hold.deadline.0);
                 field(effect, u64::from(hold.holds));
                 field(effect, u64::from(hold.limit.to_wire()));
+                several(effect, hold.permits);
                 bytes(effect, hold.owner);
             }
             Change::Unhold { owner, token, end } => {
@@ -132,12 +150,14 @@ impl Change<'_> {
                 number: at,
                 owner,
                 limit,
+                permits,
                 claim,
             } => {
-                effect.push(b't');
+                letter(effect, *permits, [b't', b'T']);
                 number(effect, at.0);
                 field(effect, *claim);
                 field(effect, u64::from(limit.to_wire()));
+                several(effect, *permits);
                 bytes(effect, owner);
             }
             Change::Unticket { number: at } => {
@@ -176,7 +196,7 @@ pub fn begin(effect: &mut Vec<u8>) {
     if effect.is_empty() {
         // As much as the longest usual effect takes, at once.
         effect.reserve(128);
-        effect.extend_from_slice(VERSION);
+        effect.push(PLAIN);
     }
 }
 
@@ -195,6 +215,7 @@ pub fn rebuild(lock: &Lock) -> Vec<u8> {
             number,
             owner: &ticket.owner,
             limit: ticket.limit,
+            permits: ticket.permits,
             claim: ticket.claim,
         }
         .write(&mut effect);
@@ -205,12 +226,16 @@ pub fn rebuild(lock: &Lock) -> Vec<u8> {
 /// Reads an effect that says something. All of it must be well formed before any of it is applied; none is the answer when
 /// it is not.
 pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
-    let mut rest = effect.strip_prefix(VERSION)?;
+    let (format, mut rest) = effect.split_first()?;
     let mut changes = Vec::new();
     while !rest.is_empty() {
         changes.push(change(&mut rest)?);
     }
-    Some(changes)
+    let needed = match changes.iter().any(Change::has_several_permits) {
+        true => WITH_PERMITS,
+        false => PLAIN,
+    };
+    (*format == needed).then_some(changes)
 }
 
 /// The version of an effect that is later than any that is known here.
@@ -231,9 +256,10 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
         b'u' => Some(Change::Unticket {
             number: Arrival(first),
         }),
-        b'h' => {
+        b'h' | b'H' => {
             let (deadline, holds) = (read_field(rest)?, u32::try_from(read_field(rest)?).ok()?);
             let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
+            let permits = read_permits(rest, *letter, limit)?;
             let owner = read_bytes(rest)?;
             let sound = is_token(first) && holds > 0;
             sound.then_some(Change::Hold(Hold {
@@ -242,18 +268,21 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
                 deadline: WallMs(deadline),
                 holds,
                 limit,
+                permits,
                 client: ClientId::NONE,
                 fresh: false,
             }))
         }
-        b't' => {
+        b't' | b'T' => {
             let claim = read_field(rest)?;
             let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
+            let permits = read_permits(rest, *letter, limit)?;
             let owner = read_bytes(rest)?;
             is_token(first).then_some(Change::Ticket {
                 number: Arrival(first),
                 owner,
                 limit,
+                permits,
                 claim,
             })
         }
@@ -269,9 +298,43 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
     }
 }
 
+/// Reads the permits of a change with this letter: one where it does not say how many. It says so only of several.
+fn read_permits(rest: &mut &[u8], letter: u8, limit: Limit) -> Option<Permits> {
+    match letter.is_ascii_uppercase() {
+        true => {
+            let permits = some_permits(u32::try_from(read_field(rest)?).ok()?, limit);
+            permits.filter(|permits| *permits > ONE)
+        }
+        false => Some(ONE),
+    }
+}
+
+/// Returns this many permits; none if there can be no such hold, and no request for one.
+pub(super) fn some_permits(permits: u32, limit: Limit) -> Option<Permits> {
+    Permits::new(permits).filter(|permits| limit.allows(u64::from(permits.get())))
+}
+
 /// Returns true if a number may be a token, or a place's number, which comes from the same clock.
 pub(super) fn is_token(number: u64) -> bool {
     number > 0 && number < Token::END.0
+}
+
+/// Begins a change with the first of the letters, or with the second if it says how many permits there are.
+fn letter(effect: &mut Vec<u8>, permits: Permits, [one, several]: [u8; 2]) {
+    if permits == ONE {
+        return effect.push(one);
+    }
+    if let Some(format) = effect.first_mut() {
+        *format = WITH_PERMITS;
+    }
+    effect.push(several);
+}
+
+/// Says how many permits there are, if they are several.
+fn several(effect: &mut Vec<u8>, permits: Permits) {
+    if permits != ONE {
+        field(effect, u64::from(permits.get()));
+    }
 }
 
 fn number(effect: &mut Vec<u8>, value: u64) {

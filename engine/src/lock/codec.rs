@@ -4,17 +4,29 @@
 //! deadline, hold count, limit, owner), the number of tickets, each ticket (number, claim, limit, owner). Numbers are
 //! LEB128, an owner is its length and its bytes. Holders stand in the order of their owners, tickets in the order of
 //! their numbers.
+//!
+//! Version 2 has the permits after each limit. Only a lock with a hold or a ticket of several permits is written in it.
 
-use super::change::{is_token, Change};
+use super::change::{is_token, some_permits, Change};
 use super::{Hold, Lock};
-use crate::types::{Arrival, ClientId, Limit, Token, WallMs, MAX_OWNER};
+use crate::types::{Arrival, ClientId, Limit, Permits, Token, WallMs, MAX_OWNER, ONE};
 
-/// The version that is written. Every version up to it is read.
-pub const VERSION: u8 = 1;
+/// The version of a value without several permits, which every version of the module reads.
+const PLAIN: u8 = 1;
+
+/// The latest version: of a value that has them. Every version up to it is read.
+pub const VERSION: u8 = 2;
 
 /// The lock's bytes.
 pub fn encode(lock: &Lock) -> Vec<u8> {
-    let mut out = vec![VERSION, u8::from(lock.watched())];
+    let version = version(lock);
+    let mut out = vec![version, u8::from(lock.watched())];
+    let limit = |out: &mut Vec<u8>, limit: Limit, permits: Permits| {
+        number(out, u64::from(limit.to_wire()));
+        if version > PLAIN {
+            number(out, u64::from(permits.get()));
+        }
+    };
     number(&mut out, lock.holders() as u64);
     // However a primary and a replica came by the same state, they are to agree on its bytes.
     let mut holds: Vec<Hold> = lock.holds().collect();
@@ -23,14 +35,14 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
         number(&mut out, hold.token.0);
         number(&mut out, hold.deadline.0);
         number(&mut out, u64::from(hold.holds));
-        number(&mut out, u64::from(hold.limit.to_wire()));
+        limit(&mut out, hold.limit, hold.permits);
         owner(&mut out, hold.owner);
     }
     number(&mut out, lock.tickets().count() as u64);
     for (at, ticket) in lock.tickets() {
         number(&mut out, at.0);
         number(&mut out, ticket.claim);
-        number(&mut out, u64::from(ticket.limit.to_wire()));
+        limit(&mut out, ticket.limit, ticket.permits);
         owner(&mut out, &ticket.owner);
     }
     out
@@ -40,19 +52,23 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
 /// here, so counts are never believed before the bytes are seen.
 pub fn decode(bytes: &[u8]) -> Option<Lock> {
     let mut rest = bytes;
-    let (version, flags) = (byte(&mut rest)?, byte(&mut rest)?);
-    if version != VERSION || flags > 1 {
+    let (version_read, flags) = (byte(&mut rest)?, byte(&mut rest)?);
+    if !(PLAIN..=VERSION).contains(&version_read) || flags > 1 {
         return None;
     }
+    let limit = |rest: &mut &[u8]| {
+        let limit = Limit::from_wire(read_small(rest)?)?;
+        match version_read {
+            PLAIN => Some((limit, ONE)),
+            _ => Some((limit, some_permits(read_small(rest)?, limit)?)),
+        }
+    };
     let mut lock = Lock::default();
     lock.apply(&Change::Watch(flags == 1));
     let mut before: Option<&[u8]> = None;
     for _ in 0..read_number(&mut rest)? {
         let (token, deadline) = (read_number(&mut rest)?, read_number(&mut rest)?);
-        let (holds, limit) = (
-            read_small(&mut rest)?,
-            Limit::from_wire(read_small(&mut rest)?)?,
-        );
+        let (holds, (limit, permits)) = (read_small(&mut rest)?, limit(&mut rest)?);
         let owner = read_owner(&mut rest)?;
         let sound = is_token(token) && holds > 0 && before.is_none_or(|before| before < owner);
         if !sound {
@@ -65,6 +81,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             deadline: WallMs(deadline),
             holds,
             limit,
+            permits,
             client: ClientId::NONE,
             fresh: false,
         }));
@@ -72,10 +89,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     let mut last = 0;
     for _ in 0..read_number(&mut rest)? {
         let (at, claim) = (read_number(&mut rest)?, read_number(&mut rest)?);
-        let (limit, owner) = (
-            Limit::from_wire(read_small(&mut rest)?)?,
-            read_owner(&mut rest)?,
-        );
+        let ((limit, permits), owner) = (limit(&mut rest)?, read_owner(&mut rest)?);
         if at <= last || !is_token(at) {
             return None;
         }
@@ -84,10 +98,23 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             number: Arrival(at),
             owner,
             limit,
+            permits,
             claim,
         });
     }
-    (rest.is_empty() && !lock.is_empty()).then_some(lock)
+    // A value has one form.
+    let sound = rest.is_empty() && !lock.is_empty() && version(&lock) == version_read;
+    sound.then_some(lock)
+}
+
+/// The version that a lock is written in.
+fn version(lock: &Lock) -> u8 {
+    let several = lock.permits() > lock.holders() as u64
+        || lock.tickets().any(|(_, ticket)| ticket.permits != ONE);
+    match several {
+        true => VERSION,
+        false => PLAIN,
+    }
 }
 
 /// The version of bytes that is later than any that is known here.

@@ -1,7 +1,7 @@
 //! The holders of one lock: a short list, or, of many, found by owner at once and by deadline and limit in logarithmic time.
 
 use super::Hold;
-use crate::types::{ClientId, Limit, Token, WallMs};
+use crate::types::{ClientId, Limit, Permits, Token, WallMs};
 use std::collections::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,6 +34,7 @@ struct Terms {
     deadline: WallMs,
     holds: u32,
     limit: Limit,
+    permits: Permits,
     client: ClientId,
     fresh: bool,
 }
@@ -45,6 +46,7 @@ pub(crate) struct Indexed {
     // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
     by_deadline: BTreeSet<(WallMs, Token, Arc<[u8]>)>,
     by_limit: BTreeMap<Limit, usize>,
+    permits: u64,
 }
 
 impl Default for Holders {
@@ -59,6 +61,14 @@ impl Holders {
         match self {
             Holders::List(list) => list.len(),
             Holders::Indexed(many) => many.by_owner.len(),
+        }
+    }
+
+    /// How many permits they hold.
+    pub(crate) fn permits(&self) -> u64 {
+        match self {
+            Holders::List(list) => list.iter().map(|holder| holder.terms.permits()).sum(),
+            Holders::Indexed(many) => many.permits,
         }
     }
 
@@ -172,6 +182,7 @@ impl Holders {
             deadline: hold.deadline,
             holds: hold.holds,
             limit: hold.limit,
+            permits: hold.permits,
             client: hold.client,
             fresh: hold.fresh,
         };
@@ -308,6 +319,12 @@ impl Holders {
     }
 }
 
+impl Terms {
+    fn permits(&self) -> u64 {
+        u64::from(self.permits.get())
+    }
+}
+
 impl Holder {
     fn view(&self) -> Hold<'_> {
         view((&self.owner, &self.terms))
@@ -332,18 +349,19 @@ impl Indexed {
         let mut holders = Vec::with_capacity(ended.len());
         while let Some((.., owner)) = ended.pop_first() {
             if let Some((owner, terms)) = self.by_owner.remove_entry(&owner) {
-                self.uncount(terms.limit);
+                self.uncount(&terms);
                 holders.push(Holder { owner, terms });
             }
         }
         holders
     }
 
-    fn uncount(&mut self, limit: Limit) {
-        if let Some(count) = self.by_limit.get_mut(&limit) {
+    fn uncount(&mut self, terms: &Terms) {
+        self.permits -= terms.permits();
+        if let Some(count) = self.by_limit.get_mut(&terms.limit) {
             *count -= 1;
             if *count == 0 {
-                self.by_limit.remove(&limit);
+                self.by_limit.remove(&terms.limit);
             }
         }
     }
@@ -360,6 +378,7 @@ impl Indexed {
         self.by_deadline
             .insert((terms.deadline, terms.token, owner.clone()));
         *self.by_limit.entry(terms.limit).or_default() += 1;
+        self.permits += terms.permits();
         self.by_owner.insert(owner, terms);
     }
 
@@ -368,7 +387,7 @@ impl Indexed {
         let (owner, terms) = self.by_owner.remove_entry(owner)?;
         let dated = (terms.deadline, terms.token, owner);
         self.by_deadline.remove(&dated);
-        self.uncount(terms.limit);
+        self.uncount(&terms);
         Some(dated.2)
     }
 }
@@ -385,6 +404,7 @@ fn view<'a>((owner, terms): (&'a Arc<[u8]>, &'a Terms)) -> Hold<'a> {
         deadline: terms.deadline,
         holds: terms.holds,
         limit: terms.limit,
+        permits: terms.permits,
         client: terms.client,
         fresh: terms.fresh,
     }

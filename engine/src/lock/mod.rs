@@ -8,7 +8,7 @@ pub mod token;
 
 pub use change::{Change, End};
 
-use super::types::{Arrival, ClientId, Limit, Millis, Token, WallMs};
+use super::types::{Arrival, ClientId, Limit, Millis, Permits, Token, WallMs, ONE};
 use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -24,8 +24,10 @@ pub struct Hold<'a> {
     pub deadline: WallMs,
     /// The hold count: 1 for a first grant, more by re-entry.
     pub holds: u32,
-    /// The most owners this owner holds the lock with.
+    /// The most permits that may be held as far as this owner is concerned.
     pub limit: Limit,
+    /// How many of them it holds.
+    pub permits: Permits,
     /// The client id of the connection that last took or entered it; 0 if this server does not know: then it did not grant it
     /// since it runs. A hold that a user has brought is marked here until it is bounded (see `Lock::restored`). Not part of the
     /// durable state.
@@ -42,8 +44,17 @@ pub struct Ticket {
     pub owner: Box<[u8]>,
     /// What the owner asks for.
     pub limit: Limit,
+    /// How many permits.
+    pub permits: Permits,
     /// How long the place is kept while nobody is there for it; 0: not at all.
     pub claim: Millis,
+}
+
+impl Ticket {
+    /// Returns what the owner asks for: how many permits, and under which limit.
+    pub fn share(&self) -> (Limit, Permits) {
+        (self.limit, self.permits)
+    }
 }
 
 /// The durable state of one lock: the value that stands at its key.
@@ -51,7 +62,7 @@ pub struct Ticket {
 /// | held | queued | form | the key's TTL |
 /// |---|---|---|---|
 /// | no | no | the key does not exist (a `Lock` is empty only between a change and the deletion of its key) | – |
-/// | by one, with an owner of at most 39 bytes, hold count and limit at most 65,535 | no | `Sole` | the lease |
+/// | by one, with an owner of at most 39 bytes, hold count and limit at most 65,535, one permit | no | `Sole` | the lease |
 /// | the same | by waiters only | `Sole`, `watched` | none: the module ends the leases |
 /// | otherwise | no | `Full` | the latest lease |
 /// | otherwise | yes | `Full`, `watched` | none |
@@ -184,8 +195,11 @@ impl Sole {
     }
 
     /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Returns false,
-    /// with nothing changed, if the owner is too long for it or a number too large.
+    /// with nothing changed, if the owner is too long for it, a number too large, or there are several permits.
     fn put(&mut self, hold: &Hold) -> bool {
+        if hold.permits != ONE {
+            return false;
+        }
         let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
         let (Some(len), Some(owner)) = (len, self.owner.get_mut(..hold.owner.len())) else {
             return false;
@@ -242,6 +256,7 @@ impl Sole {
             deadline: self.deadline,
             holds: u32::from(self.holds),
             limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
+            permits: ONE,
             client: match self.client {
                 RESTORED => ClientId::RESTORED,
                 id => ClientId(u64::from(id)),
@@ -333,6 +348,14 @@ impl Lock {
         }
     }
 
+    /// How many permits are held. A user can bring more holders by RESTORE than 32 bits count permits of.
+    pub fn permits(&self) -> u64 {
+        match self {
+            Lock::Sole(sole) => u64::from(sole.holds > 0),
+            Lock::Full(full) => full.holders.permits(),
+        }
+    }
+
     /// How many hold it whose lease has not run out.
     pub fn live(&self, now: WallMs) -> usize {
         match self {
@@ -407,26 +430,27 @@ impl Lock {
         }
     }
 
-    /// **Who may hold together.** Whether `owner` may hold with `limit` beside the other holders: they plus one are no
-    /// more than its limit, and no more than any of theirs. Mutex, read-write lock and semaphore are this one rule
-    /// with limits 1, unbounded and n.
-    pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
+    /// **Who may hold together.** Whether `owner` may hold so many permits with `limit` beside the other holders: theirs and
+    /// its own are no more than its limit, and no more than any of theirs. Mutex, read-write lock and semaphore are this one
+    /// rule with limits 1, unbounded and n.
+    pub fn admits(&self, owner: &[u8], limit: Limit, permits: Permits) -> bool {
         let mine = self.hold(owner);
-        let others = self.holders() - usize::from(mine.is_some());
+        let others = self.permits() - mine.map_or(0, |hold| u64::from(hold.permits.get()));
         if others == 0 {
             return true;
         }
+        let all = others + u64::from(permits.get());
         let theirs = match (self, mine) {
             (Lock::Full(full), Some(mine)) => full.holders.strictest_beside(mine.limit),
             _ => self.strictest(),
         };
-        limit.allows(others + 1) && theirs.is_none_or(|limit| limit.allows(others + 1))
+        limit.allows(all) && theirs.is_none_or(|limit| limit.allows(all))
     }
 
     /// Returns true if the holders are such as the granting rule could have let in together.
     pub fn obeys_the_rule(&self) -> bool {
         self.strictest()
-            .is_none_or(|limit| limit.allows(self.holders()))
+            .is_none_or(|limit| limit.allows(self.permits()))
     }
 
     /// Returns true if no two holders share a token: no server grants one twice.
@@ -467,11 +491,13 @@ impl Lock {
                 number,
                 owner,
                 limit,
+                permits,
                 claim,
             } => {
                 let ticket = Ticket {
                     owner: Box::from(*owner),
                     limit: *limit,
+                    permits: *permits,
                     claim: *claim,
                 };
                 full.tickets.insert(*number, ticket);

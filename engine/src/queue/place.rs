@@ -2,7 +2,7 @@
 
 use super::deadlines::DueKey;
 use crate::lock::Change;
-use crate::types::{Arrival, Limit, Millis, Now, RequestId, SteadyMs};
+use crate::types::{Arrival, Limit, Millis, Now, Permits, RequestId, SteadyMs};
 use std::rc::Rc;
 
 /// One owner's place in a queue. At most one request waits at it.
@@ -17,16 +17,20 @@ use std::rc::Rc;
 pub struct Place {
     /// Whose place it is.
     pub owner: Rc<[u8]>,
-    /// What is asked for. `WaitQueue::set_limit` changes it, and counts.
+    /// What is asked for. `WaitQueue::set_share` changes it, and counts.
     pub limit: Limit,
+    /// How many permits. It changes with the limit.
+    pub permits: Permits,
     /// Since when it is there: microseconds of the steady clock.
     pub since_us: u64,
     /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
     pub ticket: Option<Box<Window>>,
-    // The request that waits at it (0: nobody), and whether that is one for many locks.
-    request: RequestId,
-    part: bool,
+    // The request that waits at it (0: nobody), with a bit that says whether that is one for many locks.
+    request: u64,
 }
+
+/// The bit beside a request's number that says that it is one for many locks. No clock comes to numbers that have it.
+const PART: u64 = 1 << 63;
 
 /// How long a ticket is kept while nobody is there for it.
 #[derive(Debug, Clone, Default)]
@@ -41,30 +45,30 @@ pub struct Window {
 }
 
 /// No request has this number.
-const NOBODY: RequestId = RequestId(0);
+const NOBODY: u64 = 0;
 
 // Neither lies across two lines of memory: who polls a ticket in a long queue waits for each line.
 const _: () = assert!(std::mem::size_of::<Place>() <= 48 && std::mem::size_of::<Window>() == 32);
 
 impl Place {
     /// A place where nobody waits yet.
-    pub fn new(owner: Rc<[u8]>, limit: Limit, now: Now) -> Place {
+    pub fn new(owner: Rc<[u8]>, (limit, permits): (Limit, Permits), now: Now) -> Place {
         Place {
             owner,
             limit,
+            permits,
             since_us: now.steady_us,
             ticket: None,
             request: NOBODY,
-            part: false,
         }
     }
 
     /// A place that came with its lock's value: it is as old as its number says.
-    pub fn brought(owner: Rc<[u8]>, limit: Limit, number: Arrival, now: Now) -> Place {
+    pub fn brought(owner: Rc<[u8]>, share: (Limit, Permits), number: Arrival, now: Now) -> Place {
         let age = now.us.saturating_sub(number.0);
         Place {
             since_us: now.steady_us.saturating_sub(age),
-            ..Place::new(owner, limit, now)
+            ..Place::new(owner, share, now)
         }
     }
 
@@ -79,12 +83,12 @@ impl Place {
 
     /// Has a request wait at it: a part of one for many locks is granted only together with the others.
     pub fn occupy(&mut self, request: RequestId, part: bool) {
-        (self.request, self.part) = (request, part);
+        self.request = request.0 | if part { PART } else { 0 };
     }
 
     /// Nobody waits at it any more.
     pub fn vacate(&mut self) {
-        self.occupy(NOBODY, false);
+        self.request = NOBODY;
     }
 
     /// For how many microseconds it has been there.
@@ -97,12 +101,18 @@ impl Place {
         self.ticket.as_deref().map(|window| window.claim)
     }
 
+    /// What is asked for: how many permits, and under which limit.
+    pub fn share(&self) -> (Limit, Permits) {
+        (self.limit, self.permits)
+    }
+
     /// Its ticket, to be written into the lock's value; none if it is no ticket.
     pub fn as_change(&self, number: Arrival) -> Option<Change<'_>> {
         Some(Change::Ticket {
             number,
             owner: &self.owner,
             limit: self.limit,
+            permits: self.permits,
             claim: self.claim()?,
         })
     }
@@ -119,11 +129,11 @@ impl Place {
 
     /// The number of the request that waits at it.
     pub fn request(&self) -> Option<RequestId> {
-        (!self.is_absent()).then_some(self.request)
+        (!self.is_absent()).then_some(RequestId(self.request & !PART))
     }
 
     /// Returns true if it is a part of a request for many locks that waits at it.
     pub fn is_part(&self) -> bool {
-        self.part
+        self.request & PART != 0
     }
 }

@@ -10,6 +10,7 @@ use crate::collections::scan_order::ScanOrder;
 use crate::collections::shrink_if_empty;
 use crate::types::{Arrival, Name, NameRef};
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// All wait queues.
@@ -23,10 +24,19 @@ pub(crate) struct WaitQueues {
     empty: WaitQueue,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Slot {
-    generation: u32,
+    generation: NonZeroU32,
     queue: Option<Box<WaitQueue>>,
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot {
+            generation: NonZeroU32::MIN,
+            queue: None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -116,7 +126,7 @@ impl WaitQueues {
     pub(crate) fn remove(&mut self, id: LockId) -> Option<WaitQueue> {
         let name = self.get(id)?.name.clone();
         let slot = self.slots.get_mut(id.index as usize)?;
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation = slot.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         let queue = *slot.queue.take()?;
         self.free.push(id.index);
         self.len -= 1;

@@ -36,8 +36,8 @@ const _: () = assert!(std::mem::size_of::<Request>() <= 112);
 pub(crate) enum WaitsAt {
     /// At one lock.
     One(Part),
-    /// At many locks at once, in the order of the request.
-    Many(Box<[Part]>),
+    /// At many locks at once, in the order of the request. In a box of its own, which takes no room in the other case.
+    Many(Box<Box<[Part]>>),
 }
 
 /// What a request is at one lock.

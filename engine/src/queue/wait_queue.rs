@@ -5,7 +5,7 @@
 
 use super::deadlines::DueKey;
 use super::place::Place;
-use crate::types::{Arrival, Limit, Name, WallMs};
+use crate::types::{Arrival, Limit, Name, Permits, WallMs};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -269,12 +269,17 @@ impl WaitQueue {
         self.exclusive
     }
 
-    /// Sets the limit that a place asks for. Returns the one before.
-    pub(crate) fn set_limit(&mut self, number: Arrival, limit: Limit) -> Option<Limit> {
+    /// Sets what a place asks for. Returns what it was before.
+    pub(crate) fn set_share(
+        &mut self,
+        number: Arrival,
+        (limit, permits): (Limit, Permits),
+    ) -> Option<(Limit, Permits)> {
         let place = self.place_mut(number)?;
-        let before = std::mem::replace(&mut place.limit, limit);
+        let before = place.share();
+        (place.limit, place.permits) = (limit, permits);
         self.exclusive += usize::from(limit == Limit::EXCLUSIVE);
-        self.exclusive -= usize::from(before == Limit::EXCLUSIVE);
+        self.exclusive -= usize::from(before.0 == Limit::EXCLUSIVE);
         Some(before)
     }
 

@@ -3,9 +3,11 @@
 //! queue, not for one of many locks.
 
 use crate::keyspace::{Entry, Value};
+use crate::lock::Hold;
 use crate::queue::WaitQueue;
+use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{Arrival, Limit, Now};
+use crate::types::{Arrival, Limit, Now, Permits, ONE};
 
 /// How a request comes to a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +75,7 @@ impl Engine {
         entry: &Entry<impl Value>,
         queue: &WaitQueue,
         now: Now,
-        (owner, limit): (&[u8], Limit),
+        (owner, limit, permits): (&[u8], Limit, Permits),
         kind: RequestKind,
     ) -> Grantable {
         if kind == RequestKind::Reenter {
@@ -88,7 +90,7 @@ impl Engine {
             RequestKind::Queue(place) => head.is_none() || head == place,
             _ => true,
         };
-        if !first || !entry.value().admits(owner, limit) {
+        if !first || !entry.value().admits(owner, limit, permits) {
             return Grantable::Blocked;
         }
         if kind != RequestKind::Upgrade && entry.holders() >= self.policy.max_holders {
@@ -102,4 +104,25 @@ impl Engine {
             false => Grantable::Withheld,
         }
     }
+}
+
+/// Errors if a holder asks for what no hold becomes: for more permits than it has, or, holding several, for a stricter limit.
+pub(in crate::rules) fn refuse_permits(
+    entry: &Entry<impl Value>,
+    owner: &[u8],
+    (limit, permits): (Limit, Permits),
+) -> Result<(), Refusal> {
+    let Some(hold) = entry.hold(owner) else {
+        return Ok(());
+    };
+    match hold.limit <= limit {
+        true if permits > hold.permits => Err(Refusal::MorePermits(hold.permits)),
+        false if !upgrades(&hold, limit) => Err(Refusal::NotUpgraded(hold.permits)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns true if a hold becomes one of this stricter limit by an upgrade.
+pub(in crate::rules) fn upgrades(hold: &Hold, limit: Limit) -> bool {
+    limit < hold.limit && hold.permits == ONE
 }

@@ -75,7 +75,7 @@ impl Engine {
             self.remove_place(entry, now, lock, number, not_held);
             return Served::Moved;
         }
-        let want = (&*head.owner, head.limit);
+        let want = (&*head.owner, head.limit, head.permits);
         let kind = RequestKind::to(number);
         match self.grantable(entry, queue, now, want, kind) {
             _ if head.is_absent() => return Served::Waits,

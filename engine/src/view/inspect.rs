@@ -4,7 +4,7 @@ use crate::lock::{Hold, Lock};
 use crate::queue::{Place, WaitQueue};
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token, WallMs};
+use crate::types::{ClientId, Limit, Millis, NameRef, Now, Permits, RequestId, Token, WallMs};
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
@@ -17,6 +17,8 @@ pub struct View {
     pub limit: Limit,
     /// How many hold it.
     pub held: usize,
+    /// How many permits they hold.
+    pub permits: u64,
     /// How many places its queue has.
     pub queued: usize,
     /// The holders, in order of their grants, at most as many as were asked for.
@@ -47,6 +49,8 @@ pub struct HoldView {
     pub holds: u32,
     /// The limit it holds with.
     pub limit: Limit,
+    /// How many permits it holds.
+    pub permits: Permits,
     /// Milliseconds until the lease ends.
     pub lease_ms: Millis,
     /// Milliseconds since the grant.
@@ -70,6 +74,8 @@ pub struct PlaceView {
     pub kind: PlaceKind,
     /// What is asked for.
     pub limit: Limit,
+    /// How many permits.
+    pub permits: Permits,
     /// Milliseconds since it is there.
     pub waited_ms: Millis,
     /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
@@ -197,11 +203,12 @@ impl Engine {
         if held == 0 && queued == 0 {
             return None;
         }
-        let strictest = match held == lock.holders() {
-            true => lock.strictest(),
+        let (strictest, permits) = match held == lock.holders() {
+            true => (lock.strictest(), lock.permits()),
             false => {
-                let live = lock.holds().filter(|hold| live(hold.deadline));
-                live.map(|hold| hold.limit).min()
+                let live = || lock.holds().filter(|hold| live(hold.deadline));
+                let permits = live().map(|hold| u64::from(hold.permits.get()));
+                (live().map(|hold| hold.limit).min(), permits.sum())
             }
         };
         let tie = |token: Token| self.holds.ties.at(name, token);
@@ -213,6 +220,7 @@ impl Engine {
             },
             limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),
             held,
+            permits,
             queued,
             holders: holds
                 .iter()
@@ -221,6 +229,7 @@ impl Engine {
                     token: hold.token,
                     holds: hold.holds,
                     limit: hold.limit,
+                    permits: hold.permits,
                     lease_ms: hold.deadline.since(now.wall()),
                     held_ms: now.wall().since(hold.token.granted()),
                     session: tie(hold.token).is_some_and(|tie| tie.session),
@@ -250,6 +259,7 @@ impl Engine {
                 owner: ticket.owner.to_vec(),
                 kind: PlaceKind::Absent,
                 limit: ticket.limit,
+                permits: ticket.permits,
                 waited_ms: now.us.saturating_sub(number.0) / 1000,
                 left_ms: None,
                 client: ClientId::NONE,
@@ -279,6 +289,7 @@ impl Engine {
                 (Some(_), None) => PlaceKind::Waiter,
             },
             limit: place.limit,
+            permits: place.permits,
             waited_ms: place.waited_us(now) / 1000,
             left_ms: until.map(|at| at.since(now.steady())),
             client: request.map_or(ClientId::NONE, |request| request.terms.client),

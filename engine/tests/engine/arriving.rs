@@ -6,7 +6,7 @@ use crate::server::Server;
 use crate::world::name;
 use dlock_commands::Reply;
 use dlock_engine::{
-    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal,
+    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal, ONE,
 };
 
 const NOW: Now = Now {
@@ -34,6 +34,7 @@ fn tickets(tickets: impl Iterator<Item = (u64, String)>) -> Lock {
             number: Arrival(number),
             owner: owner.as_bytes(),
             limit: Limit::EXCLUSIVE,
+            permits: ONE,
             claim: 1_000,
         });
     }

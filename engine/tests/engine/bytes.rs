@@ -9,7 +9,7 @@ use dlock_commands::Reply;
 use dlock_engine::change::{self, Change, End};
 use dlock_engine::lock::{Hold, Lock};
 use dlock_engine::Refusal;
-use dlock_engine::{codec, Arrival, ClientId, Limit, Policy, Token, WallMs};
+use dlock_engine::{codec, Arrival, ClientId, Entry, Limit, Permits, Policy, Token, WallMs, ONE};
 
 /// Any lock that can come about.
 fn some_lock(random: &mut Random) -> Lock {
@@ -18,6 +18,15 @@ fn some_lock(random: &mut Random) -> Lock {
         let owner = some_owner(random);
         let number = some_number(random, Token::END.0 - 1);
         let limit = Limit::from_wire(random.below(4) as u32).expect("a limit");
+        let most = if limit == Limit::SHARED {
+            u32::MAX
+        } else {
+            limit.to_wire()
+        };
+        let permits = match random.chance(50) {
+            true => ONE,
+            false => Permits::new(some_number(random, most.into()) as u32).expect("a permit"),
+        };
         let ms = some_number(random, 1 << 50);
         let holds = some_number(random, u64::from(u32::MAX)) as u32;
         match random.below(5) {
@@ -27,6 +36,7 @@ fn some_lock(random: &mut Random) -> Lock {
                 deadline: WallMs(ms),
                 holds,
                 limit,
+                permits,
                 client: ClientId::NONE,
                 fresh: false,
             })),
@@ -34,6 +44,7 @@ fn some_lock(random: &mut Random) -> Lock {
                 number: Arrival(number),
                 owner: &owner,
                 limit,
+                permits,
                 claim: ms,
             }),
             3 => lock.apply(&Change::Watch(random.chance(50))),
@@ -311,7 +322,7 @@ fn a_mangled_effect_is_refused_whole() {
 
 #[test]
 fn an_effect_with_an_impossible_part_is_refused() {
-    let impossible: [&[u8]; 18] = [
+    let impossible: [&[u8]; 28] = [
         b"",
         b"2",
         b"2 w1",
@@ -330,6 +341,18 @@ fn an_effect_with_an_impossible_part_is_refused() {
         b"1 h5 9223372036854775808 1 1 1:a",
         b"1 t5 9223372036854775808 1 1:a",
         b"1 h99999999999999999999 5 1 1 1:a",
+        // Several permits are of format 2, and nothing else is.
+        b"1 H5 5 1 4 2 1:a",
+        b"1 T5 5 4 2 1:a",
+        b"2 h5 5 1 4 1:a",
+        b"2 H5 5 1 4 1:a",
+        b"2 H5 5 1 4 1 1:a",
+        // None, or more than the limit.
+        b"2 H5 5 1 4 0 1:a",
+        b"2 H5 5 1 4 5 1:a",
+        b"2 H5 5 1 1 2 1:a",
+        b"2 H5 5 1 0 4294967296 1:a",
+        b"2 T5 5 4 5 1:a",
     ];
     for effect in impossible {
         assert_eq!(
@@ -339,6 +362,135 @@ fn an_effect_with_an_impossible_part_is_refused() {
             String::from_utf8_lossy(effect)
         );
     }
+}
+
+/// A value and an effect without several permits have the bytes that 0.3.0 wrote. With them they have format 2.
+#[test]
+fn only_several_permits_change_the_bytes() {
+    let lock = |held: u32, asked: u32| {
+        let mut lock = Lock::default();
+        for (owner, token, permits) in [(b"ann", 300, held), (b"bob", 301, 1)] {
+            lock.apply(&Change::Hold(Hold {
+                owner,
+                token: Token(token),
+                deadline: WallMs(9),
+                holds: 2,
+                limit: Limit::from_wire(4).expect("a limit"),
+                permits: Permits::new(permits).expect("a permit"),
+                client: ClientId(7),
+                fresh: true,
+            }));
+        }
+        lock.apply(&Change::Ticket {
+            number: Arrival(302),
+            owner: b"cyd",
+            limit: Limit::from_wire(5).expect("a limit"),
+            permits: Permits::new(asked).expect("a permit"),
+            claim: 70,
+        });
+        lock
+    };
+    let told = |lock: &Lock| (codec::encode(lock), change::rebuild(lock));
+    let plain = (
+        b"\x01\x00\x02\xac\x02\x09\x02\x04\x03ann\xad\x02\x09\x02\x04\x03bob\x01\xae\x02\x46\x05\x03cyd".to_vec(),
+        b"1 h300 9 2 4 3:ann h301 9 2 4 3:bob t302 70 5 3:cyd".to_vec(),
+    );
+    let several = (
+        b"\x02\x00\x02\xac\x02\x09\x02\x04\x03\x03ann\xad\x02\x09\x02\x04\x01\x03bob\x01\xae\x02\x46\x05\x05\x03cyd".to_vec(),
+        b"2 H300 9 2 4 3 3:ann h301 9 2 4 3:bob T302 70 5 5 3:cyd".to_vec(),
+    );
+    assert_eq!(told(&lock(1, 1)), plain);
+    assert_eq!(told(&lock(3, 5)), several);
+    for lock in [lock(1, 1), lock(3, 1), lock(1, 5), lock(3, 5)] {
+        let (value, effect) = told(&lock);
+        let read = codec::decode(&value).expect("a value");
+        assert_eq!(told(&read), (value, effect.clone()));
+        let mut followed = Lock::default();
+        for change in change::read(&effect).expect("an effect") {
+            followed.apply(&change);
+        }
+        assert_eq!(told(&followed), told(&lock));
+    }
+}
+
+/// A value with no permits or more than its limit is corrupt, and so is one of format 2 that says what format 1 can say.
+#[test]
+fn a_value_with_impossible_permits_is_refused() {
+    let value = |limit: u8, permits: u8| {
+        let hold = [5, 9, 1, limit, permits, 1, b'a'];
+        [&[2, 0, 1], &hold[..], &[0]].concat()
+    };
+    let ticket = |limit: u8, permits: u8| {
+        let ticket = [5, 9, limit, permits, 1, b'a'];
+        [&[2, 1, 0, 1], &ticket[..]].concat()
+    };
+    for made in [value, ticket] {
+        for (limit, permits, sound) in [
+            (4, 4, true),
+            (0, 99, true),
+            (4, 5, false),
+            (1, 2, false),
+            (4, 0, false),
+            (0, 0, false),
+            (4, 1, false),
+        ] {
+            let bytes = made(limit, permits);
+            assert_eq!(codec::decode(&bytes).is_some(), sound, "{bytes:?}");
+        }
+    }
+}
+
+/// More permits than 32 bits count are counted: RESTORE brings them.
+#[test]
+fn sums_of_permits_are_wide() {
+    let mut lock = Lock::default();
+    for owner in 0..20_u8 {
+        lock.apply(&Change::Hold(Hold {
+            owner: &[owner],
+            token: Token(300 + u64::from(owner)),
+            deadline: WallMs(u64::from(owner)),
+            holds: 1,
+            limit: Limit::SHARED,
+            permits: Permits::MAX,
+            client: ClientId::NONE,
+            fresh: false,
+        }));
+        assert_eq!(lock.permits(), (1 + u64::from(owner)) * u64::from(u32::MAX));
+        assert!(lock.admits(b"new", Limit::SHARED, Permits::MAX));
+        let most = Limit::from_wire(u32::MAX - 1).expect("a limit");
+        assert!(!lock.admits(b"new", most, ONE));
+    }
+    let mut lock = codec::decode(&codec::encode(&lock)).expect("a value");
+    assert_eq!(lock.permits(), 20 * u64::from(u32::MAX));
+    // Few holders are in a list, many in maps: each way out is counted in both.
+    for ended_by_lease in [false, true] {
+        let lock = Box::new(lock.clone());
+        let mut entry = Entry {
+            lock: Some(lock),
+            ..Entry::default()
+        };
+        for owner in 0..20_u8 {
+            let end = End::Expired;
+            match ended_by_lease {
+                true => drop(entry.end_until(WallMs(u64::from(owner)), end, |_| {})),
+                false => entry.commit(&Change::Unhold {
+                    owner: &[owner],
+                    token: Token(300 + u64::from(owner)),
+                    end,
+                }),
+            }
+            let left = 19 - u64::from(owner);
+            assert_eq!(entry.value().permits(), left * u64::from(u32::MAX));
+        }
+    }
+    // A hold that changes is counted once.
+    let hold = lock.hold(&[7]).map(|hold| Hold {
+        owner: &[7],
+        permits: ONE,
+        ..hold
+    });
+    lock.apply(&Change::Hold(hold.expect("it is held")));
+    assert_eq!(lock.permits(), 19 * u64::from(u32::MAX) + 1);
 }
 
 /// The only holder's end names its token alone; that of one among several names the owner. Both are read.
@@ -359,6 +511,7 @@ fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
                     deadline: WallMs(9),
                     holds: 2,
                     limit: Limit::SHARED,
+                    permits: ONE,
                     client: ClientId(7),
                     fresh: true,
                 }));
@@ -394,13 +547,15 @@ fn a_later_format_is_told() {
     for (effect, later) in [
         ("1 w1", None),
         ("1", None),
-        ("2", Some(2)),
-        ("2 w1", Some(2)),
+        ("2", None),
+        ("2 w1", None),
+        ("3", Some(3)),
+        ("3 w1", Some(3)),
         ("10 anything", Some(10)),
         ("0 w1", None),
-        ("2w1", None),
+        ("3w1", None),
         ("", None),
-        (" 2", None),
+        (" 3", None),
         ("99999999999999999999 w1", None),
     ] {
         assert_eq!(change::later(effect.as_bytes()), later, "{effect}");
@@ -410,6 +565,6 @@ fn a_later_format_is_told() {
     let mut bytes = codec::encode(&lock);
     assert_eq!(codec::later(&bytes), None);
     bytes[0] = codec::VERSION + 1;
-    assert_eq!(codec::later(&bytes), Some(2));
+    assert_eq!(codec::later(&bytes), Some(3));
     assert!(codec::decode(&bytes).is_none());
 }

@@ -10,7 +10,7 @@ use crate::world::name;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::change::Change;
-use dlock_engine::{lock, ClientId, Limit, Lock, Now, Output, Policy, Refusal, Token, WallMs};
+use dlock_engine::{lock, ClientId, Limit, Lock, Now, Output, Policy, Refusal, Token, WallMs, ONE};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -49,6 +49,7 @@ fn crowded(policy: Policy) -> Server {
                 deadline: WallMs(NOW.us / 1000 + 1_000_000),
                 holds: 1,
                 limit: Limit::SHARED,
+                permits: ONE,
                 client: ClientId::NONE,
                 fresh: false,
             }));
@@ -312,6 +313,7 @@ impl Run {
                     key: key.to_string(),
                     owner: text(hold.owner),
                     limit: wide(hold.limit),
+                    permits: 1,
                 });
             }
             let view = server.engine.view(lock, NOW, name.as_ref(), usize::MAX);
@@ -321,7 +323,7 @@ impl Run {
                 let (id, asked) = self.waits.iter().find(its).expect("somebody waits there");
                 assert_eq!(asked.limit, wide(place.limit));
                 let wait = waits.get_mut(id).expect("the same");
-                wait.stand(key, rank, asked.limit);
+                wait.stand(key, rank, (asked.limit, 1));
             }
         }
         scene.waits.extend(waits.into_values());

@@ -19,6 +19,7 @@ pub struct Hold {
     pub key: String,
     pub owner: String,
     pub limit: usize,
+    pub permits: usize,
 }
 
 /// A request, at its places. The older has the lower number.
@@ -36,6 +37,7 @@ struct Place {
     key: String,
     rank: usize,
     limit: usize,
+    permits: usize,
 }
 
 impl Wait {
@@ -49,9 +51,13 @@ impl Wait {
     }
 
     /// It waits at this lock with so many places before it.
-    pub fn stand(&mut self, key: &str, rank: usize, limit: usize) {
-        let key = key.to_string();
-        self.places.push(Place { key, rank, limit });
+    pub fn stand(&mut self, key: &str, rank: usize, (limit, permits): (usize, usize)) {
+        self.places.push(Place {
+            key: key.to_string(),
+            rank,
+            limit,
+            permits,
+        });
     }
 
     fn rank(&self, key: &str) -> Option<usize> {
@@ -79,8 +85,8 @@ impl Scene {
 
     fn compatible(&self, place: &Place, owner: &str) -> bool {
         let others = || self.others(&place.key, owner);
-        let count = others().count() + 1;
-        count == 1 || count <= place.limit && others().all(|other| count <= other.limit)
+        let all = others().map(|hold| hold.permits).sum::<usize>() + place.permits;
+        others().next().is_none() || all <= place.limit && others().all(|other| all <= other.limit)
     }
 
     fn grantable(&self, wait: &Wait) -> bool {
@@ -93,11 +99,15 @@ impl Scene {
     /// It holds from now on what it has waited for.
     fn grant(&mut self, at: usize) {
         let wait = self.waits.remove(at);
-        for Place { key, limit, .. } in wait.places {
+        for place in wait.places {
             self.holds
-                .retain(|hold| hold.key != key || hold.owner != wait.owner);
-            let owner = wait.owner.clone();
-            self.holds.push(Hold { key, owner, limit });
+                .retain(|hold| hold.key != place.key || hold.owner != wait.owner);
+            self.holds.push(Hold {
+                key: place.key,
+                owner: wait.owner.clone(),
+                limit: place.limit,
+                permits: place.permits,
+            });
         }
     }
 

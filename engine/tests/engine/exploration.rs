@@ -161,6 +161,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
                 hold.holds.into(),
                 left,
                 hold.limit as u64,
+                hold.permits as u64,
                 option(session),
             ]);
         }
@@ -169,7 +170,8 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
             let kept = place.kept_until.map(|until| until - model.steady);
             let (owner, arrival) = (names.owner(&place.owner), rank(&arrivals, place.arrival));
             let ahead = u64::from(lock.upgrade.as_ref() == Some(place));
-            numbers.extend([ahead, owner, arrival, place.limit as u64]);
+            let share = [place.limit as u64, place.permits as u64];
+            numbers.extend([ahead, owner, arrival, share[0], share[1]]);
             numbers.extend([
                 option(place.claim),
                 option(kept),
@@ -192,6 +194,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
             client,
             kind,
             asked.limit as u64,
+            asked.permits as u64,
             ticket,
             option(until),
         ]);
@@ -219,7 +222,9 @@ fn stored(pair: &Pair, key: &str, names: &Names) -> Option<Vec<u64>> {
     let mut numbers = vec![u64::from(lock.watched())];
     for (_, ticket) in lock.tickets() {
         let owner = names.owner(&String::from_utf8_lossy(&ticket.owner));
-        numbers.extend([owner, ticket.claim, u64::from(ticket.limit.to_wire())]);
+        let (limit, permits) = ticket.share();
+        numbers.extend([owner, ticket.claim, u64::from(limit.to_wire())]);
+        numbers.push(u64::from(permits.get()));
     }
     Some(numbers)
 }

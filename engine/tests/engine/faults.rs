@@ -18,7 +18,9 @@ use dlock_commands::Reply;
 use dlock_engine::change::Change;
 use dlock_engine::lock::Hold;
 use dlock_engine::Refusal;
-use dlock_engine::{End, Grant, Limit, Outcome, PlaceKind, Policy, Promise, RequestId, Token};
+use dlock_engine::{
+    End, Grant, Limit, Outcome, Permits, PlaceKind, Policy, Promise, RequestId, Token, ONE,
+};
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub enum Fault {
     DeafToHolds,
     /// SHARED is not heard.
     DeafToShared,
+    /// PERMITS is not heard.
+    DeafToPermits,
     /// CLAIM is not heard.
     DeafToClaim,
     /// TOKEN is not heard.
@@ -48,6 +52,8 @@ pub enum Fault {
     ReleasesAll,
     /// A request that takes over keeps the stricter of both limits.
     MergesLimits,
+    /// A request that takes over asks for as many permits as the older one.
+    MergesPermits,
     /// A request that takes over stands behind all others.
     QueuesAgain,
     /// A request that does not wait takes over.
@@ -151,6 +157,8 @@ pub enum Fault {
     // What is seen of the world is not so.
     /// A lock is granted to a second owner.
     DoubleGrant,
+    /// A hold beside another has all permits.
+    TooManyPermits,
     /// A grant's token is not above the last one.
     TokenBack,
     /// A grant goes to the second in the queue.
@@ -198,10 +206,11 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 90] = [
+const CAUGHT: [(Fault, By, &str); 93] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
+    (DeafToPermits, Model, "1: ACQUIRE x a LIMIT 2 PERMITS 2"),
     (DeafToClaim, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 CLAIM 7"),
     (DeafToToken, Model, "1: ACQUIRE x a; 1: ACQUIRE y a; 1: RELEASE x a TOKEN #2"),
     (DeafToAuto, Model, "1: ACQUIRE x a; 1: RENEW x a AUTO 0"),
@@ -219,6 +228,7 @@ const CAUGHT: [(Fault, By, &str); 90] = [
     (ShortLease, Model, "1: ACQUIRE x a 10"),
     (ReleasesAll, Model, "1: ACQUIRE x a 10; 1: ACQUIRE x a 10; 1: RELEASE x a"),
     (MergesLimits, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 4 SHARED"),
+    (MergesPermits, Model, "1: ACQUIRE x a; 2: ACQUIRE x b LIMIT 2 PERMITS 2 BLOCK 0; 5: ACQUIRE x b LIMIT 2 BLOCK 0"),
     (QueuesAgain, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
     (PollTakesOver, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2: ACQUIRE x b 10"),
     (ForgetsOne, Model, "1: MACQUIRE 2 x y a 10 BLOCK 0"),
@@ -266,6 +276,7 @@ const CAUGHT: [(Fault, By, &str); 90] = [
     (StaleTie, Invariant(Rule::TieEnds), "1: ACQUIRE x a AUTO 9"),
     (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
     (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
+    (TooManyPermits, Invariant(Rule::Limits), "1: ACQUIRE x a LIMIT 2; 2: ACQUIRE x b LIMIT 2"),
     (TokenBack, Invariant(Rule::TokensRise), "1: ACQUIRE x a"),
     (Overtaken, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: ACQUIRE x c BLOCK 0"),
     (Swapped, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: ACQUIRE x c BLOCK 0"),
@@ -323,6 +334,7 @@ impl World {
             (DeafToSession, ..) => without(&mut heard, "SESSION", 1),
             (DeafToHolds, ..) => without(&mut heard, "HOLDS", 2),
             (DeafToShared, ..) => without(&mut heard, "SHARED", 1),
+            (DeafToPermits, ..) => without(&mut heard, "PERMITS", 2),
             (DeafToClaim, ..) => without(&mut heard, "CLAIM", 2),
             (DeafToToken, ..) => without(&mut heard, "TOKEN", 2),
             (DeafToAuto, ..) => without(&mut heard, "AUTO", 2),
@@ -352,6 +364,10 @@ impl World {
             }
             (MergesLimits, Some(asked), Some(older)) if older.limit < asked.limit => {
                 without(&mut heard, "SHARED", 1);
+            }
+            (MergesPermits, Some(asked), Some(older)) if older.permits != asked.permits => {
+                without(&mut heard, "PERMITS", 2);
+                heard.extend([b"PERMITS".to_vec(), older.permits.to_string().into_bytes()]);
             }
             (QueuesAgain, Some(asked), Some(_)) if waits && !asked.many => self.clear(&asked),
             (PollTakesOver, Some(asked), Some(_)) if !waits && !asked.many => self.clear(&asked),
@@ -519,9 +535,14 @@ impl Fault {
                 let thief = Holder {
                     owner: b"thief".to_vec(),
                     limit: Limit::EXCLUSIVE,
+                    permits: ONE,
                     ..row.holders[0].clone()
                 };
                 row.holders.push(thief);
+            }
+            TooManyPermits => {
+                let row = rows.find(|row| row.holders.len() > 1)?;
+                row.holders[0].permits = Permits::new(row.holders[0].limit.to_wire())?;
             }
             TokenBack => {
                 let (.., token) = after.grants.first_mut()?;

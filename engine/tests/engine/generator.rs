@@ -56,7 +56,7 @@ impl Wishes {
         let auto = 1 + random.below(3_000);
         let keep = self.keep && may_wait && !notify && random.chance(40);
         say(&mut words, keep, format!("AUTO {auto}"));
-        let limit = self.limit(random);
+        let limit = self.share(random);
         say(&mut words, self.limits && random.chance(70), limit);
         words
     }
@@ -67,6 +67,16 @@ impl Wishes {
             0 => "LIMIT 1".into(),
             1 => format!("LIMIT {}", 2 + random.below(3)),
             _ => "SHARED".into(),
+        }
+    }
+
+    /// A limit, and how many permits of it.
+    fn share(&self, random: &mut Random) -> String {
+        let limit = self.limit(random);
+        let most = limit.strip_prefix("LIMIT ").and_then(|n| n.parse().ok());
+        match most.filter(|_| random.chance(60)) {
+            Some(most) => format!("{limit} PERMITS {}", 1 + random.below(most)),
+            None => limit,
         }
     }
 

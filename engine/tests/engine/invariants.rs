@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 /// A promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// There are never more holders than any holder's limit.
+    /// There are never more permits held than any holder's limit.
     Limits,
     /// Tokens rise strictly over all grants.
     TokensRise,
@@ -145,18 +145,28 @@ fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Bro
     Ok(())
 }
 
-/// Whether a limit allows so many owners.
-pub fn allows(limit: Limit, owners: usize) -> bool {
-    limit.to_wire() == 0 || owners <= limit.to_wire() as usize
+/// Whether a limit allows so many permits.
+pub fn allows(limit: Limit, permits: u64) -> bool {
+    limit.to_wire() == 0 || permits <= u64::from(limit.to_wire())
+}
+
+/// How many permits these hold together.
+pub fn permits<'h>(holders: impl IntoIterator<Item = &'h Holder>) -> u64 {
+    let permits = holders.into_iter().map(|hold| hold.permits.get());
+    permits.map(u64::from).sum()
 }
 
 fn limits(name: &Name, row: &Row) -> Result<(), Broken> {
-    let count = row.holders.len();
+    let count = permits(&row.holders);
     match row.holders.iter().find(|hold| !allows(hold.limit, count)) {
         None => Ok(()),
         Some(hold) => broken(
             Rule::Limits,
-            format!("{count} hold {} beside {}", key(name), text(&hold.owner)),
+            format!(
+                "{count} permits of {} are held beside {}",
+                key(name),
+                text(&hold.owner)
+            ),
         ),
     }
 }
@@ -205,8 +215,9 @@ fn nobody_idle(after: &Picture) -> Result<(), Broken> {
 fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
     let live = row.holders.iter().filter(|hold| hold.deadline > after.now);
     let others: Vec<_> = live.filter(|hold| hold.owner != place.owner).collect();
-    let count = others.len() + 1;
-    count == 1 || allows(place.limit, count) && others.iter().all(|hold| allows(hold.limit, count))
+    let all = permits(others.iter().copied()) + u64::from(place.permits.get());
+    others.is_empty()
+        || allows(place.limit, all) && others.iter().all(|hold| allows(hold.limit, all))
 }
 
 fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
@@ -235,7 +246,7 @@ fn watched(name: &Name, row: &Row) -> Result<(), Broken> {
         .iter()
         .filter(|place| matches!(place.kind, Absent | Ticket));
     let tickets: Vec<_> = tickets
-        .map(|place| (place.owner.clone(), place.limit))
+        .map(|place| (place.owner.clone(), place.limit, place.permits))
         .collect();
     if watched != row.in_order().next().is_some() || Some(&tickets) != row.tickets.as_ref() {
         return broken(Rule::Watched, format!("{}: {row:?}", key(name)));

@@ -450,11 +450,12 @@ impl Pair {
                 owner,
                 holds,
                 limit,
+                permits,
                 ..
             } = hold;
             let (left, held) = (hold.deadline - now, now.saturating_sub(hold.since));
             format!(
-                "{owner} holds {holds} {:?} for {left} since {held}, {:?}, {}",
+                "{owner} holds {holds}, {permits} of {:?} for {left} since {held}, {:?}, {}",
                 wire(*limit),
                 hold.session(),
                 hold.auto()
@@ -477,8 +478,8 @@ impl Pair {
                 (None, Some(wait)) if wait.asked.channel.is_some() => PlaceKind::Notify,
                 (None, _) => PlaceKind::Waiter,
             };
-            let (owner, limit) = (&place.owner, wire(place.limit));
-            format!("{owner} {kind:?} {limit:?} for {left:?}, {client}")
+            let (owner, limit, permits) = (&place.owner, wire(place.limit), place.permits);
+            format!("{owner} {kind:?} {permits} of {limit:?} for {left:?}, {client}")
         }));
         lines
     }
@@ -491,13 +492,14 @@ fn shown_view(state: Option<LockState>, holders: &[HoldView], queue: &[PlaceView
         let HoldView {
             holds,
             limit,
+            permits,
             lease_ms,
             held_ms,
             ..
         } = hold;
         let (owner, session) = (text(&hold.owner), hold.session.then_some(hold.client.0));
         format!(
-            "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, {session:?}, {}",
+            "{owner} holds {holds}, {permits} of {limit:?} for {lease_ms} since {held_ms}, {session:?}, {}",
             hold.auto
         )
     }));
@@ -505,12 +507,13 @@ fn shown_view(state: Option<LockState>, holders: &[HoldView], queue: &[PlaceView
         let PlaceView {
             kind,
             limit,
+            permits,
             left_ms,
             client,
             ..
         } = place;
         format!(
-            "{} {kind:?} {limit:?} for {left_ms:?}, {}",
+            "{} {kind:?} {permits} of {limit:?} for {left_ms:?}, {}",
             text(&place.owner),
             client.0
         )

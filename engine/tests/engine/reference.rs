@@ -3,7 +3,7 @@
 use dlock_commands::error::Error;
 use dlock_commands::table::{Arg, Kind, Spec, COMMANDS};
 use dlock_engine::Refusal;
-use dlock_engine::{NoAck, Policy};
+use dlock_engine::{NoAck, Permits, Policy, ONE};
 use std::collections::BTreeSet;
 
 #[test]
@@ -113,6 +113,8 @@ fn the_reference_says_what_every_argument_may_be() {
     );
 }
 
+const TWO: Permits = ONE.saturating_add(1);
+
 /// Lists examples of every kind of error; a kind that is left out does not compile.
 macro_rules! examples {
     ($($kind:pat => [$($example:expr),*];)*) => {{
@@ -158,6 +160,10 @@ fn the_reference_has_every_error() {
         Error::Refused(Refusal::NewerFormat { .. }) => [];
         // What each argument may be is another test's.
         Error::Refused(Refusal::Overflow | Refusal::LeavesMore(_) | Refusal::NotWeaker(_)) => [];
+        Error::Refused(Refusal::MorePermits(_) | Refusal::NotUpgraded(_)) => [
+            Error::Refused(Refusal::MorePermits(TWO)),
+            Error::Refused(Refusal::NotUpgraded(TWO))
+        ];
         Error::Busy => [Error::Busy];
         Error::Poisoned => [Error::Poisoned];
         Error::Unguarded(_) => [Error::Unguarded("…".into())];

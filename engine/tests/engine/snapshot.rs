@@ -6,7 +6,8 @@ use crate::server::Data;
 use crate::tie_oracle::{self, Tied};
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::{
-    End, Limit, Millis, Name, Outcome, PlaceKind, Policy, RequestId, SteadyMs, Token, WallMs,
+    End, Limit, Millis, Name, Outcome, Permits, PlaceKind, Policy, RequestId, SteadyMs, Token,
+    WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,7 +78,7 @@ pub struct Row {
     pub upgrade: Option<Place>,
     pub queue: Vec<Place>,
     /// The owners of the tickets in the value, with their limits; none if there is no value.
-    pub tickets: Option<Vec<(Vec<u8>, Limit)>>,
+    pub tickets: Option<Vec<(Vec<u8>, Limit, Permits)>>,
     /// Whether the value says that somebody is queued; none if there is no value.
     pub watched: Option<bool>,
     /// The TTL that the key has and the one it must have.
@@ -90,6 +91,7 @@ pub struct Holder {
     pub token: Token,
     pub deadline: WallMs,
     pub limit: Limit,
+    pub permits: Permits,
     /// The connection that it ends with.
     pub session: Option<u64>,
     /// Whether the server renews it.
@@ -100,6 +102,7 @@ pub struct Holder {
 pub struct Place {
     pub owner: Vec<u8>,
     pub limit: Limit,
+    pub permits: Permits,
     pub kind: PlaceKind,
     pub left: Option<Millis>,
 }
@@ -198,6 +201,7 @@ impl Picture {
                     key: key(name),
                     owner: text(&hold.owner),
                     limit: wide(hold.limit),
+                    permits: hold.permits.get() as usize,
                 }));
         }
         for (id, wait) in &self.waits {
@@ -205,7 +209,7 @@ impl Picture {
             for name in &wait.names {
                 let row = &self.rows[name];
                 if let Some(rank) = row.rank(&wait.owner) {
-                    waiting.stand(&key(name), rank, wide(wait.limit));
+                    waiting.stand(&key(name), rank, wait.share());
                 }
             }
             scene.waits.push(waiting);
@@ -230,7 +234,7 @@ impl Picture {
                 Some(_) => 0,
                 None => place.filter(|_| !asked.many).unwrap_or(usize::MAX),
             };
-            waiting.stand(&key(name), rank, wide(asked.limit));
+            waiting.stand(&key(name), rank, asked.share());
         }
         scene.waits.retain(|wait| !replaced.contains(&wait.id));
         scene.waits.push(waiting);
@@ -245,11 +249,13 @@ impl Picture {
                 let session = hold
                     .session
                     .map_or(String::new(), |client| format!(", with {client}"));
-                format!("{} ({}{session})", text(&hold.owner), hold.limit.to_wire())
+                let (owner, permits) = (text(&hold.owner), hold.permits);
+                format!("{owner} ({permits} of {}{session})", hold.limit.to_wire())
             });
             let places = row.in_order().map(|place| {
                 let absent = if place.is_absent() { ", absent" } else { "" };
-                format!("{} ({}{absent})", text(&place.owner), place.limit.to_wire())
+                let (owner, permits) = (text(&place.owner), place.permits);
+                format!("{owner} ({permits} of {}{absent})", place.limit.to_wire())
             });
             let (holders, places): (Vec<_>, Vec<_>) = (holders.collect(), places.collect());
             if !holders.is_empty() || !places.is_empty() {
@@ -272,10 +278,15 @@ impl Waiting {
         let by = self.channel.as_ref().map_or("", |_| " by a channel");
         let (owner, limit) = (text(&self.owner), self.limit.to_wire());
         format!(
-            "{owner} for {} ({limit}) from {}{by}",
+            "{owner} for {} ({} of {limit}) from {}{by}",
             keys.join(", "),
+            self.permits,
             self.client
         )
+    }
+
+    fn share(&self) -> (usize, usize) {
+        (wide(self.limit), self.permits.get() as usize)
     }
 }
 
@@ -315,6 +326,7 @@ fn row(world: &World, name: &Name) -> Row {
             token: hold.token,
             deadline: hold.deadline,
             limit: hold.limit,
+            permits: hold.permits,
             session: session(hold.token),
             auto: auto(hold.token),
         })
@@ -322,6 +334,7 @@ fn row(world: &World, name: &Name) -> Row {
     let places = view.iter().flat_map(|view| &view.queue).map(|place| Place {
         owner: place.owner.clone(),
         limit: place.limit,
+        permits: place.permits,
         kind: place.kind,
         left: place.left_ms,
     });
@@ -329,7 +342,10 @@ fn row(world: &World, name: &Name) -> Row {
     let holds = |place: &Place| holders.iter().any(|hold| hold.owner == place.owner);
     let mut queue: Vec<Place> = places.collect();
     let upgrade = (!queue.is_empty() && holds(&queue[0])).then(|| queue.remove(0));
-    let ticket = |ticket: &dlock_engine::lock::Ticket| (ticket.owner.to_vec(), ticket.limit);
+    let ticket = |ticket: &dlock_engine::lock::Ticket| {
+        let (limit, permits) = ticket.share();
+        (ticket.owner.to_vec(), limit, permits)
+    };
     Row {
         holders,
         upgrade,

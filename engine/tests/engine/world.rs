@@ -15,7 +15,7 @@ use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Keyspace, Limit, Lock, Millis, Name, NameRef, Now,
-    Outcome, Output, Policy, Promise, RequestId, SteadyMs, Token, WallMs,
+    Outcome, Output, Permits, Policy, Promise, RequestId, SteadyMs, Token, WallMs, ONE,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -117,6 +117,7 @@ pub struct Waiting {
     pub names: Vec<Name>,
     pub owner: Vec<u8>,
     pub limit: Limit,
+    pub permits: Permits,
     pub until: Option<SteadyMs>,
     /// The channel that it waits by.
     pub channel: Option<Vec<u8>>,
@@ -480,6 +481,7 @@ impl World {
             names: words[1..][keys].iter().map(name).collect(),
             owner,
             limit: limit?,
+            permits: number("PERMITS").map_or(Some(ONE), |n| Permits::new(n as u32))?,
             until: block.map(|ms| self.now.steady().after(ms)),
             channel: after("NOTIFY").map(<[u8]>::to_vec),
             event: self.event,
@@ -968,7 +970,8 @@ fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
     let mut said = Vec::new();
     while let Some(word) = words.next() {
         let option = String::from_utf8_lossy(word).to_ascii_uppercase();
-        let valued = ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM"].contains(&option.as_str());
+        let valued =
+            ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "PERMITS", "CLAIM"].contains(&option.as_str());
         let value = words.as_slice().first().copied().filter(|_| valued);
         if value.is_some() {
             words.next();

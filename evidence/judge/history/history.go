@@ -25,6 +25,8 @@ type Call struct {
 	Owner           string
 	LeaseMs         int64
 	Limit           int
+	// Permits is that of PERMITS, 0 without.
+	Permits int
 	// BlockMs is how long the request waits: 0 without bound, -1 not at all.
 	BlockMs int64
 	// ClaimMs is how long the ticket is kept, 0 without CLAIM.

@@ -209,7 +209,8 @@ func (b *builder) lease(c *Call, of *lock.Request, began Span) {
 
 func (b *builder) request(c *Call, until int64) {
 	r := &lock.Request{
-		ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Locks: c.Locks, Owner: c.Owner, Limit: c.Limit, Waits: c.BlockMs >= 0,
+		ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Locks: c.Locks, Owner: c.Owner, Limit: c.Limit, Permits: c.Permits,
+		Waits:  c.BlockMs >= 0,
 		Ticket: c.Name == FairAcquire, Claim: c.ClaimMs > 0, Session: c.Session, Auto: c.Auto, Holds: max(c.Holds, 0),
 		Outcome: outcome(&c.Reply),
 	}
@@ -267,6 +268,8 @@ func outcome(r *lock.Reply) lock.Outcome {
 		return lock.NotHeld
 	case r.Error == "DEADLOCK":
 		return lock.Deadlock
+	case r.Error == "ERR":
+		return lock.BadPermits
 	case r.Null:
 		return lock.Null
 	}

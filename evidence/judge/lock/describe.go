@@ -35,7 +35,7 @@ func Describe(input interface{}) string {
 }
 
 func (r *Request) terms() string {
-	words := fmt.Sprintf(" limit %d", r.Limit)
+	words := fmt.Sprintf(" %d of limit %d", r.permits(), r.Limit)
 	for _, option := range []struct {
 		word string
 		is   bool
@@ -54,10 +54,10 @@ func (s *state) String() string {
 	for at, l := range s.locks {
 		fmt.Fprintf(&b, "lock %d:", at)
 		for _, h := range l.holds {
-			fmt.Fprintf(&b, " %s holds %d×%d (limit %d, leases %v)", h.owner, h.token, h.count, h.limit, h.leases)
+			fmt.Fprintf(&b, " %s holds %d×%d (%d of limit %d, leases %v)", h.owner, h.token, h.count, h.permits, h.limit, h.leases)
 		}
 		for _, p := range l.queue {
-			fmt.Fprintf(&b, " | %s waits #%d (limit %d)", p.owner, p.request.id(), p.limit)
+			fmt.Fprintf(&b, " | %s waits #%d (%d of limit %d)", p.owner, p.request.id(), p.permits, p.limit)
 		}
 		b.WriteString("; ")
 	}

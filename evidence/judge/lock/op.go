@@ -26,10 +26,12 @@ const (
 	Replaced
 	NotHeld
 	Deadlock
+	// BadPermits: a holder asked for more permits than it has, or, having several, for a stricter limit.
+	BadPermits
 )
 
 func (o Outcome) String() string {
-	return [...]string{"no answer", "granted", "null", "REPLACED", "NOTHELD", "DEADLOCK"}[o]
+	return [...]string{"no answer", "granted", "null", "REPLACED", "NOTHELD", "DEADLOCK", "ERR PERMITS"}[o]
 }
 
 // Request is a call of ACQUIRE, FAIRACQUIRE or MACQUIRE, with what came of it.
@@ -40,7 +42,9 @@ type Request struct {
 	Owner string
 	// Limit is 1 for an exclusive hold, 0 for SHARED.
 	Limit int
-	Waits bool
+	// Permits is how many of them the request takes; 0 stands for 1.
+	Permits int
+	Waits   bool
 	// Ticket: the place in the queue is one. Claim: it outlives the wait.
 	Ticket, Claim bool
 	Session, Auto bool
@@ -59,6 +63,9 @@ func (r *Request) id() int {
 	}
 	return r.ID
 }
+
+// permits is how many permits the request takes.
+func (r *Request) permits() int { return max(r.Permits, 1) }
 
 // token is that of the reply for the lock with this index, 0 if there is none.
 func (r *Request) token(lock int) uint64 {

@@ -31,6 +31,8 @@ type hold struct {
 	above uint64
 	count int
 	limit int
+	// permits are those that it has of its limit.
+	permits int
 	// leases are those of which the last must end before the hold does. A re-entry adds one, a renewal replaces all.
 	leases []Term
 	// tie is the connection that the hold is tied to, by SESSION, by AUTO or by both.
@@ -47,8 +49,9 @@ type hold struct {
 type place struct {
 	owner string
 	// number gives the order of arrival.
-	number int
-	limit  int
+	number  int
+	limit   int
+	permits int
 	// request waits here; nil if nobody does: an absent ticket.
 	request *Request
 	upgrade bool
@@ -138,6 +141,7 @@ func (s *state) seal() *state {
 			num(int(h.above))
 			num(h.count)
 			num(h.limit)
+			num(h.permits)
 			num(len(h.leases))
 			for _, t := range h.leases {
 				term(t)
@@ -152,6 +156,7 @@ func (s *state) seal() *state {
 			text(p.owner)
 			num(p.number)
 			num(p.limit)
+			num(p.permits)
 			num(p.request.id())
 			flag(p.upgrade, p.ticket, p.claim)
 			term(p.window)
@@ -239,28 +244,36 @@ func (l *lockState) addPlace(p place) {
 	l.queue = slices.Insert(l.queue, at, p)
 }
 
-// fits is the rule of granting, and the only function that counts who is there: the other holders and this one are no more than
-// its limit, and no more than the limit of any of them. 0 is no bound.
-func (l *lockState) fits(owner string, limit int) bool {
-	n := 1
+// fits is the rule of granting, and the only function that counts who is there: the permits of the other holders and its own are no
+// more than its limit, and no more than the limit of any of them. 0 is no bound.
+func (l *lockState) fits(r *Request) bool {
+	n, alone := r.permits(), true
 	for i := range l.holds {
-		if l.holds[i].owner != owner {
-			n++
+		if h := &l.holds[i]; h.owner != r.Owner {
+			n, alone = n+h.permits, false
 		}
 	}
-	if n == 1 {
+	if alone {
 		return true
 	}
-	if limit != 0 && n > limit {
+	if r.Limit != 0 && n > r.Limit {
 		return false
 	}
 	for i := range l.holds {
 		h := &l.holds[i]
-		if h.owner != owner && h.limit != 0 && n > h.limit {
+		if h.owner != r.Owner && h.limit != 0 && n > h.limit {
 			return false
 		}
 	}
 	return true
+}
+
+// refuses tells whether a holder asks for permits that it cannot have.
+func (h *hold) refuses(r *Request) bool {
+	if strict(h.limit, r.Limit) {
+		return r.permits() > h.permits
+	}
+	return h.permits > 1
 }
 
 // strict tells whether the limit a is as strict as b or stricter.

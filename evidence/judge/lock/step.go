@@ -90,6 +90,14 @@ func (s *state) ask(r *Request) bool {
 			return r.expects(Null)
 		}
 	}
+	for _, at := range r.Locks {
+		if h := s.locks[at].hold(r.Owner); h != nil && h.refuses(r) {
+			return r.expects(BadPermits)
+		}
+	}
+	if r.Outcome == BadPermits {
+		return false
+	}
 	if s.isGrantable(r) {
 		for _, at := range r.Locks {
 			if p := s.locks[at].place(r.Owner); p != nil && !s.replace(p.request, at) {
@@ -112,7 +120,7 @@ func (s *state) ask(r *Request) bool {
 			l.addPlace(place{owner: r.Owner, number: s.numbers})
 			p = l.place(r.Owner)
 		}
-		p.limit, p.ticket, p.claim, p.window = r.Limit, true, r.Claim, Term{ByCall, r.ID}
+		p.limit, p.permits, p.ticket, p.claim, p.window = r.Limit, r.permits(), true, r.Claim, Term{ByCall, r.ID}
 		return r.expects(Null) && s.serve()
 	}
 	return s.wait(r)
@@ -128,13 +136,13 @@ func (s *state) isGrantable(r *Request) bool {
 	for _, at := range r.Locks {
 		l := &s.locks[at]
 		if h := l.hold(r.Owner); h != nil {
-			if !strict(h.limit, r.Limit) && !l.fits(r.Owner, r.Limit) {
+			if !strict(h.limit, r.Limit) && !l.fits(r) {
 				return false
 			}
 			continue
 		}
 		isFirst := len(l.queue) == 0 || l.queue[0].owner == r.Owner
-		if !isFirst || !l.fits(r.Owner, r.Limit) {
+		if !isFirst || !l.fits(r) {
 			return false
 		}
 	}
@@ -166,7 +174,7 @@ func (s *state) wait(r *Request) bool {
 		} else if !s.replace(p.request, at) {
 			return false
 		}
-		p.request, p.limit, p.window = r, r.Limit, Term{}
+		p.request, p.limit, p.permits, p.window = r, r.Limit, r.permits(), Term{}
 		if r.Ticket && !p.upgrade {
 			p.ticket, p.claim = true, r.Claim
 		}
@@ -251,7 +259,7 @@ func (s *state) grantOne(r *Request, at int) bool {
 	h := l.hold(r.Owner)
 	isNew := h == nil
 	if isNew {
-		l.addHold(hold{owner: r.Owner, limit: r.Limit})
+		l.addHold(hold{owner: r.Owner, limit: r.Limit, permits: r.permits()})
 		h = l.hold(r.Owner)
 	}
 	switch {
@@ -272,7 +280,7 @@ func (s *state) grantOne(r *Request, at int) bool {
 		if token != 0 && (token <= s.floor || token <= l.last) {
 			return false
 		}
-		h.token, h.above, h.limit = token, max(s.floor, l.last), r.Limit
+		h.token, h.above, h.limit, h.permits = token, max(s.floor, l.last), r.Limit, r.permits()
 		l.last, s.last = max(l.last, token), max(s.last, token)
 	}
 	h.leases = append(h.leases, Term{ByCall, r.ID})
@@ -350,7 +358,7 @@ func (s *state) answer(r *Request) bool {
 	with, found := s.decided(r.ID)
 	if !found {
 		// A refusal is decided with the arrival.
-		return r.Outcome == Deadlock
+		return r.Outcome == Deadlock || r.Outcome == BadPermits
 	}
 	if with != r.Outcome {
 		return false
@@ -475,7 +483,9 @@ func (s *state) disconnect(conn int) []*state {
 			stands.locks[at].hold(h.owner).fresh = nil
 			l.endHold(h.owner)
 			if h.number != 0 && l.place(h.owner) == nil {
-				l.addPlace(place{owner: h.owner, number: h.number, limit: h.limit, ticket: true, claim: true, window: window})
+				l.addPlace(place{
+					owner: h.owner, number: h.number, limit: h.limit, permits: h.permits, ticket: true, claim: true, window: window,
+				})
 			}
 		}
 	}

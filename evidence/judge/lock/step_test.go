@@ -34,6 +34,9 @@ func other(r *Request) { r.Locks = []int{1} }
 
 func after(n int) func(*Request) { return func(r *Request) { r.Epoch = n } }
 func limit(n int) func(*Request) { return func(r *Request) { r.Limit = n } }
+func permits(k, of int) func(*Request) {
+	return func(r *Request) { r.Permits, r.Limit = k, of }
+}
 func outcome(o Outcome) func(*Request) {
 	return func(r *Request) { r.Outcome, r.Tokens, r.Count = o, nil, 0 }
 }
@@ -118,6 +121,25 @@ func TestWhatIsAllowed(t *testing.T) {
 		{"three of two", false, history(at(0, 1, Ask{a(7, limit(2))}), at(2, 3, Ask{b(8, limit(2))}), at(4, 5, Ask{c(9, limit(2))}))},
 		{"three of two, of whom one would have three", false,
 			history(at(0, 1, Ask{a(7, limit(2))}), at(2, 3, Ask{b(8, limit(2))}), at(4, 5, Ask{c(9, limit(3))}))},
+
+		{"two and one of three", true, history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{b(8, limit(3))}), at(4, 5, Ask{c(0, limit(3))}))},
+		{"two and two of three", false, history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{b(8, permits(2, 3))}))},
+		{"refused, and there is room", false, history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{b(0, limit(3))}))},
+		{"all of three beside a reader", false, history(at(0, 1, Ask{a(7, shared)}), at(2, 3, Ask{b(8, permits(3, 3))}))},
+		{"one passes who waits for more", false, history(at(0, 1, Ask{a(7, permits(2, 3))}), queued(b(9, permits(3, 3), waits), 2, 21),
+			at(4, 5, Ask{c(8, limit(3))}), at(20, 21, releases(10, "a", says(0))), at(20, 21, releases(11, "c", says(0))))},
+		{"holder with fewer permits", true, history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{asks(4, "a", 7, permits(1, 3), holds(2))}))},
+		{"holder that gets more", false, history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{asks(4, "a", 7, permits(3, 3), holds(2))}))},
+		{"holder that is refused more", true,
+			history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{asks(4, "a", 0, permits(3, 3), outcome(BadPermits))}))},
+		{"holder that is refused more, and would have waited", true,
+			history(at(0, 1, Ask{a(7, permits(2, 3))}), queued(asks(4, "a", 0, permits(3, 3), waits, outcome(BadPermits)), 2, 9))},
+		{"holder of one that is refused none", false,
+			history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{asks(4, "a", 0, permits(2, 3), outcome(BadPermits))}))},
+		{"holder of several that is upgraded", false,
+			history(at(0, 1, Ask{a(7, permits(2, 3))}), at(2, 3, Ask{asks(4, "a", 8, permits(2, 2), holds(2))}))},
+		{"holder of one that is upgraded to two", true,
+			history(at(0, 1, Ask{a(7, limit(3))}), at(2, 3, Ask{asks(4, "a", 8, permits(2, 2), holds(2))}))},
 
 		{"in turn", true, history(at(0, 1, Ask{a(7)}), queued(b(8, waits), 2, 21), queued(c(9, waits), 4, 31),
 			at(20, 21, releases(10, "a", says(0))), at(30, 31, releases(11, "b", says(0))))},

@@ -71,6 +71,9 @@ func (s *Scene) words(c *history.Call) []string {
 	case c.Limit > 1:
 		option("LIMIT", int64(c.Limit))
 	}
+	if c.Permits > 0 {
+		option("PERMITS", int64(c.Permits))
+	}
 	if c.Session {
 		words = append(words, "SESSION")
 	}
@@ -94,7 +97,9 @@ func (c *client) do(call history.Call) (lock.Reply, bool) {
 	if err == nil {
 		call.Got = got
 		call.Reply = reply(value)
-		if code := call.Reply.Error; code != "" && !strings.Contains(" NOTHELD DEADLOCK REPLACED FENCED ", " "+code+" ") {
+		known := strings.Contains(" NOTHELD DEADLOCK REPLACED FENCED ", " "+call.Reply.Error+" ") ||
+			strings.HasPrefix(value.Text, "ERR PERMITS")
+		if call.Reply.Error != "" && !known {
 			c.scene.fail(fmt.Errorf("%s: %s", strings.Join(words, " "), value.Text))
 		}
 	}

@@ -137,12 +137,16 @@ func readersAndWriters(c *client) {
 	c.holdAndRelease(token, call)
 }
 
+// semaphore takes one of three permits, or two of them, or all; sometimes one of two.
 func semaphore(c *client) {
 	c.sleep(2, 15)
 	call := c.asks(history.Acquire, 0)
 	call.Limit = 3
-	if c.chance(20) {
+	switch {
+	case c.chance(20):
 		call.Limit = 2
+	case c.chance(50):
+		call.Permits = 1 + c.rand.IntN(3)
 	}
 	if token, got := c.take(call); got {
 		c.holdAndRelease(token, call)

@@ -36,13 +36,13 @@ struct Expected {
 /// needs is asked of that one's keys.
 const REFERRED: &str = "\
 DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] [AUTO auto-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.ACQUIRE k alice 600000
 DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.FAIRACQUIRE k alice 600000
 DLOCK.MACQUIRE numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [BLOCK block-ms=integer]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] [AUTO auto-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer]
     -4; read and write; write denyoom movablekeys blocking; @write @blocking; DLOCK.MACQUIRE 1 k alice 600000
 DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [SESSION] [AUTO auto-ms=integer]
     -4; read and write; write movablekeys; @write; DLOCK.MRENEW 1 k alice 600000

@@ -371,20 +371,20 @@ fn bodies(values: &BTreeMap<Key, Kept>) -> BTreeMap<Key, (Vec<u8>, i64)> {
     values.iter().map(body).collect()
 }
 
-/// The recorded bytes in which the lock `sole` has a value of format 2.
+/// The recorded bytes in which the lock `sole` has a value of format 3.
 fn of_a_later_format(mut bytes: Vec<u8>) -> Vec<u8> {
     let values = read_values("dump.values");
     let sole = values[&(0, b"sole".to_vec())].value();
     let at = (0..bytes.len()).find(|at| bytes[*at..].starts_with(&sole[10..]));
     // The mark of a string and its length stand before the format.
-    bytes[at.expect("the value is there") + 2] = 2;
+    bytes[at.expect("the value is there") + 2] = 3;
     bytes
 }
 
 /// What the log says of it.
 fn complaint(what: &str) -> String {
     format!(
-        "{what} has format 2, and dlock {} knows formats up to 1: update the module of this server",
+        "{what} has format 3, and dlock {} knows formats up to 2: update the module of this server",
         env!("CARGO_PKG_VERSION")
     )
 }
@@ -432,7 +432,7 @@ fn a_file_of_a_later_format_is_not_loaded() {
 /// An effect that only a later version can read.
 fn effect_of_a_later_format() -> Vec<u8> {
     let mut line = cmd("DLOCK.APPLY");
-    line.arg("sole").arg("2 q1704067202394187 whatever");
+    line.arg("sole").arg("3 q1704067202394187 whatever");
     line.get_packed_command()
 }
 

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::dump::{restore, seal, value, Frame};
+use dlock_integration::redis::Value;
 use dlock_integration::{assert_hands_over, assert_sound, position, Ask, Blocked, Grant, Server};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -94,6 +95,35 @@ fn a_restored_lock_obeys_the_rule_of_granting() {
         ));
         assert!(restore(&mut c, "k", &payload).is_err(), "{limits:?}");
     }
+    assert_hands_over(&server, &mut c);
+    assert_sound(&server);
+}
+
+/// A hold has a permit at least, and no more than its limit.
+#[test]
+fn restored_permits_are_possible() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000 LIMIT 16 PERMITS 8");
+    let dump: Vec<u8> = c.ask("DUMP k");
+    let at = (0..dump.len()).find(|at| dump[*at..].starts_with(b"\x10\x08\x05alice"));
+    let at = 1 + at.expect("limit, permits and owner stand side by side");
+    let with = |permits: u8| {
+        let mut body = dump[..dump.len() - 8].to_vec();
+        body[at] = permits;
+        seal(body)
+    };
+    for permits in [0, 17, 127] {
+        let refused = restore(&mut c, "k", &with(permits));
+        assert_eq!(refused, Err("ERR Bad data format".to_string()), "{permits}");
+    }
+    restore(&mut c, "k", &with(16)).expect("all of them");
+    assert_eq!(
+        c.try_ask("DLOCK.ACQUIRE k bob LIMIT 16"),
+        Ok(Value::Nil),
+        "alice has all"
+    );
+    c.run("DLOCK.FORCERELEASE k");
     assert_hands_over(&server, &mut c);
     assert_sound(&server);
 }

@@ -110,11 +110,12 @@ fn queue(c: &mut Wire, key: &str) -> Vec<(String, String, u64)> {
 }
 
 /// Locks of every sort, none of which ends soon, and nobody who waits.
-const SORTS: [&str; 7] = [
+const SORTS: [&str; 8] = [
     "plain",
     "counted",
     "shared",
     "semaphore",
+    "budget",
     "queued",
     "reserved",
     "binary",
@@ -129,6 +130,8 @@ fn make_sorts(c: &mut Wire) {
         "DLOCK.ACQUIRE shared carol 500000 LIMIT 4294967294",
         "DLOCK.ACQUIRE semaphore alice 600000 LIMIT 2",
         "DLOCK.ACQUIRE semaphore bob 600000 LIMIT 3",
+        "DLOCK.ACQUIRE budget alice 600000 LIMIT 16 PERMITS 8",
+        "DLOCK.ACQUIRE budget bob 600000 LIMIT 16",
         "DLOCK.ACQUIRE queued alice 600000",
         "DLOCK.ACQUIRE reserved alice 600000",
     ] {
@@ -138,6 +141,7 @@ fn make_sorts(c: &mut Wire) {
         "DLOCK.FAIRACQUIRE queued bob CLAIM 600000",
         "DLOCK.FAIRACQUIRE queued carol CLAIM 500000 SHARED",
         "DLOCK.FAIRACQUIRE queued dave CLAIM 400000 LIMIT 7",
+        "DLOCK.FAIRACQUIRE budget carol CLAIM 600000 LIMIT 16 PERMITS 12",
         "DLOCK.FAIRACQUIRE reserved bob CLAIM 600000",
     ] {
         assert_eq!(c.try_ask(line), Ok(Value::Nil), "{line}");
@@ -222,6 +226,13 @@ fn every_sort_of_lock_survives() {
         c.ask::<Grant>("DLOCK.FAIRACQUIRE queued dave 600000 LIMIT 7");
         assert_eq!(c.ask::<Grant>("DLOCK.FAIRACQUIRE reserved bob 600000").1, 1);
         assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE semaphore"), 2);
+        // Twelve of sixteen are free when alice has given eight back, and one is bob's.
+        let carol = "DLOCK.FAIRACQUIRE budget carol 600000 LIMIT 16 PERMITS 12";
+        assert_eq!(c.try_ask(carol), Ok(Value::Nil), "{way:?}");
+        assert_eq!(c.ask::<u64>("DLOCK.RELEASE budget alice"), 0);
+        assert_eq!(c.ask::<Grant>(carol).1, 1);
+        let dave = "DLOCK.ACQUIRE budget dave 600000 LIMIT 16 PERMITS 4";
+        assert_eq!(c.try_ask(dave), Ok(Value::Nil), "{way:?}");
         assert_sound(&server);
     }
 }
@@ -468,7 +479,7 @@ fn random_client(server: &Server, seed: u64) {
         for _ in 0..count {
             let (key, owner) = (rng.u8(..12), rng.u8(..5));
             let who = format!("k{key} o{owner}");
-            let limit = ["", "SHARED", "LIMIT 2"][rng.usize(..3)];
+            let limit = ["", "SHARED", "LIMIT 2", "LIMIT 4 PERMITS 3"][rng.usize(..4)];
             wire.send(&match rng.u8(..12) {
                 0..=2 => format!("DLOCK.ACQUIRE {who} 600000 {limit}"),
                 3 => format!("DLOCK.ACQUIRE {who} 600000 BLOCK 2 {limit}"),

@@ -104,7 +104,7 @@ fn random_command(rng: &mut Rng) -> Cmd {
     let key = format!("k{}", rng.usize(..KEYS));
     let owner = format!("o{}", rng.u8(..8));
     let lease = [15, 40, 600_000][rng.usize(..3)];
-    let sharing = ["", "", "SHARED", "LIMIT 2", "LIMIT 4"][rng.usize(..5)];
+    let sharing = ["", "", "SHARED", "LIMIT 2", "LIMIT 4", "LIMIT 4 PERMITS 3"][rng.usize(..6)];
     let many = format!("{key} k{} {owner}", rng.usize(..KEYS));
     let line = match rng.u8(..104) {
         0..=15 => format!("DLOCK.ACQUIRE {key} {owner} {lease} {sharing}"),

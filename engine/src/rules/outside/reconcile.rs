@@ -7,10 +7,11 @@
 use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
-use crate::lock::{Change, Lock, Ticket};
+use crate::lock::{Change, Hold, Lock, Ticket};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
+use crate::rules::grantable::upgrades;
 use crate::state::Engine;
 use crate::types::{Arrival, Now};
 use std::rc::Rc;
@@ -56,11 +57,11 @@ impl Engine {
             return Vec::new();
         }
         let upgrade = queue.upgrade();
-        let upgrades = |owner: &[u8], limit| {
-            upgrade.is_some_and(|place| *place.owner == *owner && place.limit < limit)
+        let upgraded = |hold: &Hold| {
+            upgrade.is_some_and(|place| *place.owner == *hold.owner && upgrades(hold, place.limit))
         };
         let holds = entry.value().holds();
-        let holds = holds.filter(|hold| !upgrades(hold.owner, hold.limit));
+        let holds = holds.filter(|hold| !upgraded(hold));
         let places = holds.filter_map(|hold| queue.number_of(hold.owner));
         let mut places: Vec<Arrival> = places.collect();
         places.sort_unstable();
@@ -85,9 +86,9 @@ impl Engine {
         let value = entry.value();
         let differs = |number: Arrival, place: &Place| {
             let ticket = value.ticket(number);
-            let known = ticket.map(|ticket| (&*ticket.owner, ticket.limit, Some(ticket.claim)));
+            let known = ticket.map(|ticket| (&*ticket.owner, ticket.share(), Some(ticket.claim)));
             let is_ticket = place.ticket.is_some();
-            is_ticket && known != Some((&*place.owner, place.limit, place.claim()))
+            is_ticket && known != Some((&*place.owner, place.share(), place.claim()))
         };
         self.discard(lock, |number, place| {
             place.is_absent() && differs(number, place)
@@ -122,7 +123,7 @@ impl Engine {
                 let entered = free
                     && usual
                     && queue.insert_brought(number, &ticket.owner, |owner| {
-                        let mut place = Place::brought(owner, ticket.limit, number, now);
+                        let mut place = Place::brought(owner, ticket.share(), number, now);
                         let window = ticket.claim.max(self.policy.claim_window_ms);
                         let until = now.steady().after(window);
                         let due = self.holds.timers.add(until, Due::Window(lock, number));
@@ -166,8 +167,8 @@ impl Engine {
             true => self.holds.tokens.arrival(now),
             false => brought,
         };
-        let claim = ticket.claim.min(self.policy.max_claim_ms);
-        let mut place = Place::brought(Rc::from(ticket.owner), ticket.limit, brought, now);
+        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share());
+        let mut place = Place::brought(Rc::from(ticket.owner), share, brought, now);
         place.set_claim(claim);
         if taken || claim != ticket.claim {
             entry.commit_any(place.as_change(number));

@@ -7,9 +7,9 @@ use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::outbox::{Outcome, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
-use crate::rules::grantable::{Grantable, RequestKind};
+use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
 use crate::state::Engine;
-use crate::types::{Arrival, Grant, Millis, NameRef, Now, RequestId, Terms};
+use crate::types::{Arrival, Grant, Limit, Millis, NameRef, Now, Permits, RequestId, Terms};
 use std::rc::Rc;
 
 /// A request for a lock.
@@ -68,6 +68,11 @@ impl Ask<'_> {
     /// Returns true if it waits if it cannot be granted at once.
     pub(in crate::rules) fn waits(&self) -> bool {
         self.wait != Wait::No
+    }
+
+    /// Returns who asks, and for how many permits under which limit.
+    pub(in crate::rules) fn want(&self) -> (&[u8], Limit, Permits) {
+        (self.owner, self.terms.limit, self.terms.permits)
     }
 }
 
@@ -128,8 +133,9 @@ impl Engine {
         if older.is_some() && !ask.waits() {
             return Ok(self.null());
         }
+        refuse_permits(entry, ask.owner, ask.terms.share())?;
         let kind = RequestKind::of(entry, place, ask.owner, ask.terms.limit);
-        match self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), kind) {
+        match self.grantable(entry, queue, now, ask.want(), kind) {
             Grantable::Now => {
                 refuse_overflow(entry, ask.owner, &ask.terms)?;
                 if let Some((lock, number)) = lock.zip(place) {
@@ -351,22 +357,22 @@ impl Engine {
         let number = number.unwrap_or_else(|| self.holds.tokens.arrival(now));
         let is_new = self.queues.at(lock).place(number).is_none();
         if is_new {
-            let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
+            let mut place = Place::new(Rc::from(ask.owner), ask.terms.share(), now);
             if let Some(claim) = claim {
                 place.set_claim(claim);
             }
             self.add_place(entry, lock, number, place);
         } else if let Some(queue) = self.queues.get_mut(lock) {
-            let limit = queue.set_limit(number, ask.terms.limit);
+            let share = queue.set_share(number, ask.terms.share());
             let Some(place) = queue.place_mut(number) else {
                 broken!("a place that was found is in its queue");
                 return number;
             };
-            let before = (limit.unwrap_or(place.limit), place.claim());
+            let before = (share.unwrap_or(place.share()), place.claim());
             if let Some(claim) = claim {
                 place.set_claim(claim);
             }
-            if before != (place.limit, place.claim()) {
+            if before != (place.share(), place.claim()) {
                 entry.commit_any(place.as_change(number));
             }
         }

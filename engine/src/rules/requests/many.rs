@@ -15,7 +15,7 @@ use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::{Outcome, Pending, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
-use crate::rules::grantable::{Grantable, RequestKind};
+use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
 use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
 use std::collections::BTreeSet;
@@ -99,6 +99,9 @@ impl Engine {
         if !plan.older.is_empty() && !ask.waits() {
             return Ok(self.null());
         }
+        for name in names {
+            refuse_permits(keys.entry(*name), ask.owner, ask.terms.share())?;
+        }
         if plan.holds_any() && self.policy.quarantined(now) {
             return Err(self.withheld(now));
         }
@@ -160,7 +163,7 @@ impl Engine {
         WantedLock {
             at: NamedLock { name, lock, place },
             kind,
-            grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), kind),
+            grantable: self.grantable(entry, queue, now, ask.want(), kind),
         }
     }
 
@@ -291,7 +294,7 @@ impl Engine {
             }
             let lock = self.queues.id_or_new(at.name);
             let number = self.holds.tokens.arrival(now);
-            let mut place = Place::new(owner.clone(), ask.terms.limit, now);
+            let mut place = Place::new(owner.clone(), ask.terms.share(), now);
             place.occupy(id, true);
             self.add_place(entry, lock, number, place);
             if let Some(queue) = self.queues.get_mut(lock) {
@@ -302,7 +305,7 @@ impl Engine {
                 place: number,
             });
         }
-        let at = WaitsAt::Many(parts.clone().into());
+        let at = WaitsAt::Many(Box::new(parts.clone().into()));
         self.begin_to_wait(ask, owner, at, id, now);
         for Part { lock, .. } in parts {
             self.settle(keys, now, lock);
@@ -343,7 +346,13 @@ impl Engine {
             }
             let entry = keys.entry(name.as_ref());
             let kind = RequestKind::to(part.place);
-            match self.grantable(entry, queue, now, (&owner, terms.limit), kind) {
+            match self.grantable(
+                entry,
+                queue,
+                now,
+                (&owner, terms.limit, terms.permits),
+                kind,
+            ) {
                 Grantable::Now => {}
                 Grantable::Withheld => {
                     self.held_back = true;

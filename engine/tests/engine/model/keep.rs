@@ -275,7 +275,10 @@ impl Model {
         gone.iter().for_each(|hold| self.lose(key, hold, "removed"));
         let lock = self.lock(key);
         // One that is just the same as the one that is here is that, and its window goes on.
-        let told = |place: &Place| (place.owner.clone(), place.arrival, place.limit, place.claim);
+        let told = |place: &Place| {
+            let share = (place.limit, place.permits);
+            (place.owner.clone(), place.arrival, share, place.claim)
+        };
         let same = |one: &Place, other: &Place| told(one) == told(other);
         let comes = |place: &Place| value.tickets.iter().any(|ticket| same(ticket, place));
         lock.queue

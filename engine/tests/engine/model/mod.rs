@@ -74,7 +74,7 @@ pub struct Lock {
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Written {
     holds: Vec<Hold>,
-    tickets: Vec<(u64, String, usize, Option<Millis>)>,
+    tickets: Vec<(u64, String, usize, usize, Option<Millis>)>,
     queued: bool,
 }
 
@@ -87,6 +87,8 @@ pub struct Hold {
     pub holds: u32,
     pub deadline: Millis,
     pub limit: usize,
+    /// How many of that many it holds.
+    pub permits: usize,
     pub tie: Option<Tie>,
     /// The connection that last took or entered it.
     pub client: u64,
@@ -109,6 +111,7 @@ pub struct Unheard {
 pub struct Place {
     pub owner: String,
     pub limit: usize,
+    pub permits: usize,
     pub since: Millis,
     pub arrival: u64,
     /// It is a ticket, kept so long while nobody is there for it.
@@ -139,6 +142,7 @@ pub struct Request {
     pub wait: Patience,
     pub holds: Option<u32>,
     pub limit: usize,
+    pub permits: usize,
     /// FAIRACQUIRE: for how long its place is kept while nobody is there for it.
     pub ticket: Option<Millis>,
     pub session: bool,
@@ -266,22 +270,32 @@ impl Lock {
         }
     }
 
-    /// The rule of granting: the other holders plus one are no more than this limit and no more than any of theirs.
-    pub fn compatible(&self, owner: &str, limit: usize) -> bool {
-        let others = self.holds.iter().filter(|hold| hold.owner != owner);
-        let count = others.clone().count() + 1;
-        count == 1 || count <= limit && others.clone().all(|other| count <= other.limit)
+    /// The rule of granting: the permits of the other holders and its own are no more than this limit and no more than any of
+    /// theirs.
+    pub fn compatible(&self, owner: &str, limit: usize, permits: usize) -> bool {
+        let others = || self.holds.iter().filter(|hold| hold.owner != owner);
+        let all = others().map(|hold| hold.permits).sum::<usize>() + permits;
+        others().next().is_none() || all <= limit && others().all(|other| all <= other.limit)
+    }
+
+    /// Whether its holder asks for what it cannot have: for more permits, or for a stricter limit of several.
+    fn refuses(&self, request: &Request) -> bool {
+        let way = self.way(&request.owner, request.limit);
+        self.hold(&request.owner).is_some_and(|hold| match way {
+            Way::Upgrades => hold.permits > 1,
+            _ => request.permits > hold.permits,
+        })
     }
 
     /// Whether a newcomer could have it now: nobody is before it, and it is compatible.
-    fn open(&self, owner: &str, limit: usize) -> bool {
+    fn open(&self, request: &Request) -> bool {
+        let Request { owner, limit, .. } = request;
         let first = self.in_order().next();
-        match self.way(owner, limit) {
+        let compatible = || self.compatible(owner, *limit, request.permits);
+        match self.way(owner, *limit) {
             Way::Reenters => true,
-            Way::Upgrades => self.compatible(owner, limit),
-            Way::Queues => {
-                first.is_none_or(|place| place.owner == owner) && self.compatible(owner, limit)
-            }
+            Way::Upgrades => compatible(),
+            Way::Queues => first.is_none_or(|place| place.owner == *owner) && compatible(),
         }
     }
 
@@ -313,10 +327,11 @@ impl Lock {
                 arrival,
                 owner,
                 limit,
+                permits,
                 claim,
                 ..
             } = place.clone();
-            (arrival, owner, limit, claim)
+            (arrival, owner, limit, permits, claim)
         };
         Written {
             holds,
@@ -382,6 +397,9 @@ impl Model {
         if !request.waits() && !self.older(request).is_empty() {
             return Answer::Null;
         }
+        if locks.iter().any(|lock| lock.refuses(request)) {
+            return Answer::Refused(Error::Argument("PERMITS", String::new()));
+        }
         let reenters = |lock: &Lock| lock.way(owner, *limit) == Way::Reenters;
         let holds = locks.iter().any(|lock| lock.hold(owner).is_some());
         if self.quarantined() && (request.many && holds || locks.iter().all(reenters)) {
@@ -391,7 +409,7 @@ impl Model {
             Way::Reenters => self.quarantined(),
             _ => !self.granting(),
         };
-        let open = |lock: &&Lock| lock.open(owner, *limit) && !withheld(lock);
+        let open = |lock: &&Lock| lock.open(request) && !withheld(lock);
         let bound = locks
             .iter()
             .filter(open)
@@ -495,7 +513,7 @@ impl Model {
         let Some(place) = queue.iter_mut().find(|place| place.owner == request.owner) else {
             return false;
         };
-        place.limit = request.limit;
+        (place.limit, place.permits) = (request.limit, request.permits);
         place.claim = request.ticket.or(place.claim);
         let window = place.claim.filter(|claim| *claim > 0).unwrap_or(default);
         place.kept_until = Some(steady + window);
@@ -543,7 +561,8 @@ impl Model {
                 None if way == Way::Upgrades => self.place_ahead(request),
                 None => self.last_place(request),
             };
-            (place.limit, place.wait, place.kept_until) = (request.limit, Some(id), None);
+            (place.limit, place.permits) = (request.limit, request.permits);
+            (place.wait, place.kept_until) = (Some(id), None);
             let lock = self.lock(key);
             if way == Way::Upgrades {
                 lock.upgrade = Some(place);
@@ -581,6 +600,7 @@ impl Model {
         Place {
             owner: request.owner.clone(),
             limit: request.limit,
+            permits: request.permits,
             since: self.steady,
             arrival: 0,
             claim: None,
@@ -626,6 +646,7 @@ impl Model {
                     key: key.clone(),
                     owner: hold.owner.clone(),
                     limit: hold.limit,
+                    permits: hold.permits,
                 }));
         }
         for wait in &self.waits {
@@ -633,7 +654,7 @@ impl Model {
             for key in &wait.asked.keys {
                 let mut places = self.locks[key].in_order();
                 if let Some(rank) = places.position(|place| place.wait == Some(wait.id)) {
-                    waiting.stand(key, rank, wait.asked.limit);
+                    waiting.stand(key, rank, (wait.asked.limit, wait.asked.permits));
                 }
             }
             scene.waits.push(waiting);

@@ -84,7 +84,11 @@ impl Model {
                 match lock.way(&place.owner, place.limit) {
                     Way::Queues => places.any(its),
                     Way::Reenters => true,
-                    Way::Upgrades => lock.upgrade.as_ref() != Some(place),
+                    Way::Upgrades => {
+                        let several = |hold: &Hold| hold.permits > 1;
+                        lock.upgrade.as_ref() != Some(place)
+                            || lock.hold(&place.owner).is_some_and(several)
+                    }
                 }
             };
             let waits = lock
@@ -135,7 +139,7 @@ impl Model {
                 .is_some_and(|place| place.wait == Some(*id));
             let full =
                 lock.hold(&asked.owner).is_none() && lock.holds.len() >= self.policy.max_holders;
-            first && !full && lock.compatible(&asked.owner, asked.limit)
+            first && !full && lock.compatible(&asked.owner, asked.limit, asked.permits)
         };
         self.granting() && asked.keys.iter().all(turn)
     }
@@ -194,6 +198,7 @@ impl Model {
             holds: 0,
             deadline: 0,
             limit: request.limit,
+            permits: request.permits,
             tie: None,
             client: request.client,
             touched: false,
@@ -202,7 +207,8 @@ impl Model {
         hold.touched = told.holds > 0;
         hold.client = request.client;
         if hold.limit > request.limit {
-            (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
+            (hold.grant, hold.since) = (fresh, latest);
+            (hold.limit, hold.permits) = (request.limit, request.permits);
         }
         hold.holds = match request.holds {
             Some(least) => hold.holds.max(least),

@@ -112,6 +112,12 @@ impl Model {
                 if options.has("AUTO") && longest < 1_000 {
                     return Some(Answer::Refused(Error::Argument("AUTO", String::new())));
                 }
+                let permits = options.number("PERMITS").unwrap_or(1);
+                let most = options.number("LIMIT").unwrap_or(1);
+                if options.has("PERMITS") && !options.has("LIMIT") || !(1..=most).contains(&permits)
+                {
+                    return Some(Answer::Refused(Error::Argument("PERMITS", String::new())));
+                }
                 let request = self.request(command, keys, &owner?, &options, fair);
                 Some(self.ask(&request))
             }
@@ -225,6 +231,7 @@ impl Model {
             },
             holds: options.count("HOLDS"),
             limit: options.limit().unwrap_or(1),
+            permits: options.number("PERMITS").unwrap_or(1) as usize,
             // Nobody would know the name of an owner whose ticket is polled.
             ticket: (fair && (waits || !unnamed))
                 .then(|| options.number("CLAIM").unwrap_or(default)),
@@ -249,7 +256,7 @@ impl Options {
         while let Some(word) = words.next() {
             let word = word.to_ascii_uppercase();
             let valued = [
-                "BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM", "TOKEN", "AUTO",
+                "BLOCK", "NOTIFY", "HOLDS", "LIMIT", "PERMITS", "CLAIM", "TOKEN", "AUTO",
             ]
             .contains(&word.as_str());
             match word.parse() {
