@@ -1,8 +1,7 @@
 //! A lock comes to a name that others wait for, and brings its tickets in before those who came later.
-//! `tests/servers/appearing.txt`
-//! has values of other types.
+//! `tests/servers/appearing.txt` has values of other types.
 
-use dlock_integration::redis::Value;
+use dlock_integration::redis::{self, Value};
 use dlock_integration::{
     assert_sound, await_until, command, held, position, Ask, Blocked, Grant, Server, Subscriber,
     Wire, PATIENCE,
@@ -27,6 +26,36 @@ fn the_next_use_of_a_lock_notices_what_came_along() {
         assert_eq!(many.reply::<Vec<u64>>().len(), 2, "{line}");
         assert_sound(&server);
     }
+}
+
+/// Two exchanges bring the values back: a lock that came right before them has its leases watched where it is.
+#[test]
+fn a_lock_that_comes_before_two_swaps_is_watched() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    c.run("DLOCK.ACQUIRE k ann 3000 SHARED");
+    c.run("DLOCK.ACQUIRE k ben 600000 SHARED");
+    let payload: Vec<u8> = c.ask("DUMP k");
+    c.run("DEL k");
+    let messages = Subscriber::patterns(&server, &["__dlock@0__:*"]);
+    let mut all = redis::pipe();
+    all.atomic()
+        .cmd("RESTORE")
+        .arg("k")
+        .arg(0)
+        .arg(payload)
+        .ignore();
+    all.add_command(command("SWAPDB 0 1")).ignore();
+    all.add_command(command("SWAPDB 0 1")).ignore();
+    all.query::<()>(&mut c).expect("a transaction");
+    let mut word = String::new();
+    // The DEL may be told first.
+    while !word.starts_with("expired ") {
+        word = messages.payload();
+    }
+    assert_eq!(c.ask::<usize>("EXISTS k"), 1);
+    assert_sound(&server);
 }
 
 /// However many names are waited for, who waits for one that has come to have a value is told.
