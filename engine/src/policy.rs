@@ -33,7 +33,7 @@ pub struct Policy {
     /// Until when nothing is granted after a start or promotion; 0: no quarantine. It is a duration, which a step of the wall
     /// clock neither ends nor prolongs.
     pub quarantine_until: SteadyMs,
-    /// How many replicas must have confirmed an answer that gives or prolongs a hold, before it is told; 0: none.
+    /// How many replicas must have confirmed an answer that gives or prolongs a hold, before the server sends it; 0: none.
     pub replicas_needed: u32,
     /// How many are there whose confirmation counts.
     pub replicas_counting: u32,
@@ -74,7 +74,7 @@ impl Policy {
         now.steady() < self.quarantine_until || self.replicas_counting < self.replicas_needed
     }
 
-    /// Returns true if replicas must confirm what gives or prolongs a hold before it is told.
+    /// Returns true if replicas must confirm what gives or prolongs a hold before the server sends it.
     #[inline]
     pub fn confirms(&self) -> bool {
         self.replicas_needed > 0

@@ -60,7 +60,7 @@ pub enum NoAck {
         needed: u32,
     },
     /// The server was started, or began to take over another's data, too short a while ago: what it had confirmed may still be
-    /// believed for so many milliseconds.
+    /// believed for this many milliseconds.
     Quarantine(Millis),
     /// The caller cannot be kept waiting.
     Barred,

@@ -65,9 +65,9 @@ enum Whose {
 /// What the clock does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Motion {
-    /// It is stepped once, by so many milliseconds.
+    /// Steps the clock once, by this many milliseconds.
     Step(i64),
-    /// It is ahead by so much and right again, in turn; in the end it is right.
+    /// Sets the clock ahead by this many milliseconds and right again, in turn; in the end it is right.
     Strobe(i64),
 }
 

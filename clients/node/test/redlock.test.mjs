@@ -79,7 +79,7 @@ const tests = {
       await until(() => signal.aborted, 'it is told');
       assert.ok(signal.error instanceof Error);
     });
-    await assert.rejects(lost, ExecutionError); // who does not look at the signal is told, too
+    await assert.rejects(lost, ExecutionError); // using() rejects even if the work ignores the signal
     const failed = redlock.using([server.key], 4_000, async (signal) => {
       await server.ask('DLOCK.FORCERELEASE', server.key);
       await until(() => signal.aborted, 'it is told');

@@ -74,7 +74,7 @@ struct Flight {
     entries: Vec<Entry>,
 }
 
-/// So many flights at most. The library's queue has room for 50: of more than that a later one may overtake an earlier one.
+/// Limits the flights of a link. The library queues 50 of them; beyond that, a later one may overtake an earlier one.
 const FLYING: usize = 48;
 const BATCH: usize = 1000;
 

@@ -76,7 +76,7 @@ impl Locks {
         self.0.ask(key.as_ref(), command.clone()).await
     }
 
-    /// Ends it, for all clones: every call from now on is an error. What is still held is told lost, and lives on in the
+    /// Ends it, for all clones: every call from now on is an error. What is still held is reported lost, and lives on in the
     /// server until its lease.
     pub fn close(&self) {
         self.0.close();

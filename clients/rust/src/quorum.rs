@@ -41,7 +41,7 @@ impl Master {
         *self.silent.lock().unwrap_or_else(PoisonError::into_inner) > now()
     }
 
-    /// One try, or a wait in its queue. A failure is told at once: there are other masters.
+    /// One try, or a wait in its queue. A failure returns at once: there are other masters.
     async fn vote(&self, key: &[u8], owner: &str, lease: Duration, timeout: Duration) -> Result<Option<Hold>> {
         let settings = Settings { lease, ..self.locks.0.settings.clone() };
         let (key, owner, mode) = (key.to_vec(), owner.into(), Mode::Exclusive);

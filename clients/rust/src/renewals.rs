@@ -90,7 +90,7 @@ pub(crate) struct LinkState {
     /// Renewals with a serial number up to this are believed until then.
     kept: u64,
     believed: Duration,
-    /// So many KEEPs in a row have counted more renewals than we know of.
+    /// How many KEEPs in a row have counted more renewals than this client knows of.
     surplus: u32,
     /// It keeps holds that nobody has.
     stale: bool,

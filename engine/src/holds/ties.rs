@@ -6,7 +6,7 @@
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 //!
 //! What `DLOCK.KEEP` asks must not cost more with more ties: a connection's ties stand in the order in which their leases end,
-//! a sign of life is noted once for all of them, and what it has lost without a command of its own is kept until it is told.
+//! a sign of life is noted once for all of them, and what it has lost without a command of its own is kept until a KEEP reports it.
 //!
 //! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
 //! goes before it, and lists keep their memory (an ordered map gives its last node back).

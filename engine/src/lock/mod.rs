@@ -430,8 +430,8 @@ impl Lock {
         }
     }
 
-    /// **Who may hold together.** Whether `owner` may hold so many permits with `limit` beside the other holders: theirs and
-    /// its own are no more than its limit, and no more than any of theirs. Mutex, read-write lock and semaphore are this one
+    /// **The granting rule.** Returns true if `owner` may hold `permits` with `limit` beside the other holders: the sum of all
+    /// permits exceeds neither its limit nor that of any other holder. Mutex, read-write lock and semaphore are this one
     /// rule with limits 1, unbounded and n.
     pub fn admits(&self, owner: &[u8], limit: Limit, permits: Permits) -> bool {
         let mine = self.hold(owner);

@@ -49,7 +49,7 @@ fn bring(server: &mut Server, key: &str, lock: &Lock) {
     server.engine.on_key_changed(name.as_ref());
 }
 
-/// Settles one step. Returns the outcomes that were told, and whether anything is left.
+/// Settles one step. Returns the outcomes that waiting requests received, and whether anything is left.
 fn step(server: &mut Server, now: Now) -> (Vec<Outcome>, bool) {
     let left = server.engine.settle_dirty(&mut server.keys, now, 100);
     server.keys.close();

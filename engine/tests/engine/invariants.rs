@@ -145,7 +145,7 @@ fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Bro
     Ok(())
 }
 
-/// Whether a limit allows so many permits.
+/// Returns true if a limit allows this sum of permits.
 pub fn allows(limit: Limit, permits: u64) -> bool {
     limit.to_wire() == 0 || permits <= u64::from(limit.to_wire())
 }

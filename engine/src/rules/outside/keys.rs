@@ -1,5 +1,5 @@
-//! Keys come and go behind the engine's back, and slots leave. An event may come at a moment when nothing may be changed: it notes
-//! what is to be done, and a settlement does it.
+//! Keys that come and go behind the engine's back, and slots that leave. Such an event may come while nothing may be changed, so it
+//! only marks the lock; a settlement makes the changes.
 
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::Outcome;

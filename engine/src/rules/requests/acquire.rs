@@ -330,7 +330,7 @@ impl Engine {
         request.is_some_and(|request| request.channel.is_some())
     }
 
-    /// The request that waits at this place is replaced: it is told so, and leaves the other queues that it stands in. The
+    /// Answers the request that waits at this place with `REPLACED`, and removes it from the other queues that it stands in. The
     /// place stays, with nobody there.
     #[cold]
     pub(in crate::rules) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {

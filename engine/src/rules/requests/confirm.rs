@@ -1,4 +1,4 @@
-//! Answers that replicas confirm before they are told (`dlock.replicas`): what they promise. When they are confirmed is the
+//! Answers that replicas confirm before the server sends them (`dlock.replicas`): what they promise. When they are confirmed is the
 //! caller's to find out. What becomes of a grant that was not confirmed is decided in `rules::outside::give_back`.
 
 use super::acquire::{Ask, Wait};
@@ -37,7 +37,7 @@ impl Engine {
         id
     }
 
-    /// Answers a renewal of the owner's holds of these locks, when replicas have confirmed it: so many milliseconds are left.
+    /// Answers a renewal of the owner's holds of these locks, when replicas have confirmed it; `left` milliseconds are left.
     pub fn confirm_renewal(
         &mut self,
         keys: &mut impl Keyspace,

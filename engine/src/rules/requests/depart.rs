@@ -82,7 +82,7 @@ impl Engine {
         Some(outcome)
     }
 
-    /// A request leaves its queues and is told why. Its places go, but in those queues where another request is to have them.
+    /// Ends a wait with an outcome. The request's places go, except in those queues where another request inherits them.
     /// The locks are settled before the event ends.
     pub(in crate::rules) fn end_wait(
         &mut self,
@@ -112,7 +112,7 @@ impl Engine {
         Some(left)
     }
 
-    /// The same, and it is told.
+    /// Ends a wait outside of a request, with an outcome.
     pub(in crate::rules) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
         if let Some(left) = self.leave_queues(id, now) {
             self.tell(id, left, outcome);
@@ -251,7 +251,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Removes a place, ticket or not. A request that waits at it is told, and leaves the other queues that it stands in.
+    /// Removes a place, ticket or not. A request that waits at it gets the outcome, and leaves the other queues that it stands in.
     pub(in crate::rules) fn remove_place(
         &mut self,
         entry: &mut Entry<impl Value>,

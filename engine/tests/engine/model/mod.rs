@@ -170,7 +170,7 @@ pub enum Answer {
     Null,
     Refused(Error),
     Cancelled,
-    /// What a channel is told where a connection is answered `TRYAGAIN`.
+    /// The channel's word for what a blocked connection gets as `TRYAGAIN`.
     Moved,
     Replaced,
     Gone,

@@ -135,7 +135,7 @@ final class Link {
         if (error == null) {
             error = why instanceof Unavailable one ? one : new Unavailable("the connection has ended: " + why.getMessage(), why);
             if (wire != null) {
-                wire.close(); // first: who writes may hold up those who are told
+                wire.close(); // First, since a blocked write would delay the callbacks below.
             }
         }
         for (Entry one = pending.poll(); one != null; one = pending.poll()) {
