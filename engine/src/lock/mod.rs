@@ -8,7 +8,7 @@ pub mod token;
 
 pub use change::{Change, End};
 
-use super::types::{Arrival, ClientId, Limit, Millis, Permits, Token, WallMs, ONE};
+use super::types::{Arrival, ClientId, Limit, Millis, Permits, Token, WallMs};
 use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -88,7 +88,9 @@ const INLINE: usize = 39;
 pub struct Sole {
     token: Token,
     deadline: WallMs,
-    holds: u16,
+    // Re-entries beyond 255, and as many permits, need the large form.
+    holds: u8,
+    permits: NonZeroU8,
     // As `Limit::to_wire` writes it.
     limit: u16,
     // Ids that are as high or higher than the mark are not remembered.
@@ -166,6 +168,7 @@ impl Sole {
         token: Token(0),
         deadline: WallMs(0),
         holds: 0,
+        permits: NonZeroU8::MIN,
         limit: 1,
         client: 0,
         len: NonZeroU8::MIN,
@@ -195,17 +198,15 @@ impl Sole {
     }
 
     /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Returns false,
-    /// with nothing changed, if the owner is too long for it, a number too large, or there are several permits.
+    /// with nothing changed, if the owner is too long for it, or a number too large.
     fn put(&mut self, hold: &Hold) -> bool {
-        if hold.permits != ONE {
-            return false;
-        }
         let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
         let (Some(len), Some(owner)) = (len, self.owner.get_mut(..hold.owner.len())) else {
             return false;
         };
-        let (Ok(holds), Ok(limit)) = (
-            u16::try_from(hold.holds),
+        let (Ok(holds), Ok(permits), Ok(limit)) = (
+            u8::try_from(hold.holds),
+            NonZeroU8::try_from(hold.permits),
             u16::try_from(hold.limit.to_wire()),
         ) else {
             return false;
@@ -215,6 +216,7 @@ impl Sole {
         self.token = hold.token;
         self.deadline = hold.deadline;
         self.holds = holds;
+        self.permits = permits;
         self.limit = limit;
         self.client = match hold.client {
             ClientId::RESTORED => RESTORED,
@@ -256,7 +258,7 @@ impl Sole {
             deadline: self.deadline,
             holds: u32::from(self.holds),
             limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
-            permits: ONE,
+            permits: self.permits.into(),
             client: match self.client {
                 RESTORED => ClientId::RESTORED,
                 id => ClientId(u64::from(id)),
@@ -351,7 +353,8 @@ impl Lock {
     /// How many permits are held. A user can bring more holders by RESTORE than 32 bits count permits of.
     pub fn permits(&self) -> u64 {
         match self {
-            Lock::Sole(sole) => u64::from(sole.holds > 0),
+            Lock::Sole(sole) if sole.holds > 0 => u64::from(sole.permits.get()),
+            Lock::Sole(_) => 0,
             Lock::Full(full) => full.holders.permits(),
         }
     }
