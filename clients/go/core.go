@@ -331,6 +331,10 @@ func (c *core) reenter(ctx context.Context, r *acquireRequest) (*renewal, error)
 	if r.limit < t.request.limit {
 		return nil, badArgument("owner", "holds the lock together with others already: release that hold first")
 	}
+	if r.permits > t.request.permits {
+		return nil, badArgument("permits", fmt.Sprintf(
+			"must be at most %d, which the owner's hold has, not %d: release it, and ask again", t.request.permits, r.permits))
+	}
 	t.states = append(t.states, r.state)
 	r.state.renewal = t
 	return t, nil

@@ -16,7 +16,8 @@ type acquireRequest struct {
 	settings        *Settings
 	key, owner      string
 	named           bool // the program has named the owner: it may re-enter
-	limit           int  // how many may hold it together; shared is unlimited
+	limit           int  // how many permits may be held together; shared is unlimited
+	permits         int  // how many of them its hold takes
 	session         bool
 	err             error
 	lost            func(error)
@@ -42,11 +43,21 @@ func Limit(n int) Option {
 	return func(_ *core, r *acquireRequest) { r.restrict("limit", n) }
 }
 
+// Permits takes n of the limit, all at once, and gives them back together. It goes with Limit. Without it a hold takes one.
+func Permits(n int) Option {
+	return func(_ *core, r *acquireRequest) {
+		r.permits = n
+		if n < 1 {
+			r.err = badArgument("permits", fmt.Sprintf("must be at least 1, not %d", n))
+		}
+	}
+}
+
 func (r *acquireRequest) restrict(name string, limit int) {
 	switch {
 	case limit < 1:
 		r.err = badArgument(name, "must be at least 1")
-	case r.limit != 1:
+	case r.limit != 0:
 		r.err = badArgument(name, "is not for a lock that is shared or counted already")
 	default:
 		r.limit = limit
@@ -83,7 +94,7 @@ func candidacy(name string) Option {
 func OnLost(work func(why error)) Option { return func(_ *core, r *acquireRequest) { r.lost = work } }
 
 func newAcquireRequest(c *core, key string, options []Option) (*acquireRequest, error) {
-	r := &acquireRequest{settings: &c.settings, key: key, limit: 1}
+	r := &acquireRequest{settings: &c.settings, key: key}
 	if key == "" {
 		return nil, badArgument("key", "must not be empty")
 	}
@@ -93,6 +104,14 @@ func newAcquireRequest(c *core, key string, options []Option) (*acquireRequest, 
 	if r.owner == "" {
 		r.owner = c.process + rand.Text()
 	}
+	switch limited := r.limit != 0 && r.limit != shared; {
+	case r.err != nil || r.permits == 0:
+	case !limited:
+		r.err = badArgument("permits", "must be given with limit")
+	case r.permits > r.limit:
+		r.err = badArgument("permits", fmt.Sprintf("must be at most limit, which is %d, not %d", r.limit, r.permits))
+	}
+	r.limit, r.permits = max(1, r.limit), max(1, r.permits)
 	return r, r.err
 }
 
@@ -117,7 +136,11 @@ func (r *acquireRequest) limits(words []string) []string {
 	case shared:
 		return append(words, "SHARED")
 	}
-	return append(words, "LIMIT", strconv.Itoa(r.limit))
+	words = append(words, "LIMIT", strconv.Itoa(r.limit))
+	if r.permits > 1 { // older servers do not know the word
+		words = append(words, "PERMITS", strconv.Itoa(r.permits))
+	}
+	return words
 }
 
 func (r *acquireRequest) acquire() []string {

@@ -47,6 +47,7 @@ pub(crate) struct Wish {
     pub lease_ms: u64,
     pub shared: bool,
     pub limit: Option<u64>,
+    pub permits: Option<u64>,
     /// Whether it is to end with this process.
     pub session: bool,
 }
@@ -100,6 +101,10 @@ impl Wish {
         command.arg(self.lease_ms).arg("HOLDS").arg(1);
         if let Some(limit) = self.limit {
             command.arg("LIMIT").arg(limit);
+            // Older servers do not know the word.
+            if let Some(permits) = self.permits.filter(|permits| *permits > 1) {
+                command.arg("PERMITS").arg(permits);
+            }
         } else if self.shared {
             command.arg("SHARED");
         }

@@ -56,9 +56,12 @@ pub(crate) struct Options {
     /// Share the lock with others that share it
     #[arg(short, long, conflicts_with = "limit", help_heading = "The lock")]
     shared: bool,
-    /// Allow this many holders at once
+    /// Allow this many holders at once: a semaphore of N permits
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000), help_heading = "The lock")]
     limit: Option<u64>,
+    /// Take this many of the N of --limit, all at once
+    #[arg(long, value_name = "K", requires = "limit", value_parser = clap::value_parser!(u64).range(1..=1_000_000), help_heading = "The lock")]
+    permits: Option<u64>,
     /// How long the server keeps the lock when this process or machine no longer answers; until then it renews it
     #[arg(short, long, value_name = "TIME", default_value = "30s", value_parser = lease, help_heading = "The lock")]
     lease: Duration,
@@ -119,6 +122,10 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
         tell!("LOCK must not be empty, and --label should be of 1 to {LONGEST_LABEL} bytes");
         return Ok(USAGE);
     }
+    if options.permits > options.limit {
+        tell!("--permits should be at most the N of --limit");
+        return Ok(USAGE);
+    }
     if let Err(error) = options
         .command
         .first()
@@ -133,6 +140,7 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
         lease_ms: options.lease.as_millis() as u64,
         shared: options.shared,
         limit: options.limit,
+        permits: options.permits,
         session: !options.no_session,
     };
     let wait = if options.nonblock {

@@ -57,7 +57,8 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
             format!(", {}", ties.join(", "))
         };
         say!(
-            "  held by {owner}{held}, {left} left of its lease{ties}, token {}",
+            "  held by {owner}{held}, {left} left of its lease{ties}{}, token {}",
+            permits(holder),
             of(holder, "token")
         );
         if let Some(connection) = connection(holder) {
@@ -82,11 +83,20 @@ fn queued(place: &Value) -> String {
     let left = time_of(place, "left-ms");
     if of(place, "kind") == "absent" {
         let kept = left.map_or(String::new(), |left| format!(", kept for {left} more"));
-        return format!("{owner} has had a place for {waited}, and nobody is there{kept}");
+        let permits = permits(place);
+        return format!("{owner} has had a place for {waited}{permits}, and nobody is there{kept}");
     }
     let left = left.map_or(String::new(), |left| format!(", {left} left"));
     let at = connection(place).map_or(String::new(), |at| format!(", connection {at}"));
-    format!("{owner} waits for {waited}{left}{at}")
+    format!("{owner} waits for {waited}{left}{}{at}", permits(place))
+}
+
+/// The permits of a holder or of a request, if they are several.
+fn permits(of_it: &Value) -> String {
+    match of(of_it, "permits").as_str() {
+        "" | "1" => String::new(),
+        several => format!(", {several} permits"),
+    }
 }
 
 /// The address and name of a connection, if this user may see them and it is there.

@@ -66,6 +66,8 @@ export interface LockOptions {
   shared?: boolean;
   /** At most so many holders. */
   limit?: number;
+  /** The hold takes this many of `limit`, all at once. 1 unless set. */
+  permits?: number;
   /** The hold ends at once when the connection does, and not only after its lease. */
   session?: boolean;
   /**

@@ -73,7 +73,7 @@ export class Settings {
   debug(message) { this.logger.debug?.(message); }
 }
 
-const OPTIONS = ['timeout', 'lease', 'signal', 'owner', 'shared', 'limit', 'session', 'onLost'];
+const OPTIONS = ['timeout', 'lease', 'signal', 'owner', 'shared', 'limit', 'permits', 'session', 'onLost'];
 
 /** What the names of all owners of this process begin with. */
 export const PROCESS = `${hostname().replaceAll('/', '-')}/${process.pid}/`;
@@ -94,7 +94,7 @@ export class Request {
   name = null; // what its owner is found by, if the program has named it: it may re-enter
 
   constructor(settings, key, options, suffix = '') {
-    const { timeout, lease, signal, owner, shared = false, limit, session = false, onLost } = known(options, OPTIONS, 'a lock');
+    const { timeout, lease, signal, owner, shared = false, limit, permits, session = false, onLost } = known(options, OPTIONS, 'a lock');
     text('key', key);
     if (timeout != null) milliseconds('timeout', timeout);
     if (lease != null) settings = settings.withLease(milliseconds('lease', lease, 1));
@@ -105,13 +105,19 @@ export class Request {
     if (limit != null && (!Number.isSafeInteger(limit) || limit < 1 || shared)) {
       throw new RangeError(`limit must be a whole number of 1 or more, and not beside shared, not ${shown(limit)}`);
     }
+    if (permits != null && limit == null) throw new RangeError(`permits must be given with limit, not ${shown(permits)} alone`);
+    if (permits != null && (!Number.isSafeInteger(permits) || permits < 1 || permits > limit)) {
+      throw new RangeError(`permits must be a whole number of 1 or more, and at most limit, which is ${limit}, not ${shown(permits)}`);
+    }
     if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
     [this.settings, this.key, this.timeout, this.signal, this.onLost] = [settings, key, timeout, signal, onLost];
     const party = options[PARTY] ? `${options[PARTY]}#` : '';
     this.owner = owner == null ? `${PROCESS}${party}${randomUUID()}` : joined(PROCESS, owner, suffix);
     if (owner != null) this.name = this.id;
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
-    this.holders = shared ? Infinity : limit ?? 1;
+    if (permits > 1) this.limit.push('PERMITS', permits); // older servers do not know the word
+    this.most = shared ? Infinity : limit ?? 1; // permits at once
+    this.permits = permits ?? 1;
     this.session = session ? ['SESSION'] : [];
   }
 

@@ -93,8 +93,11 @@ export class Take {
     core.check();
     const { renewal } = named;
     if (renewal) {
-      if (request.holders < renewal.request.holders) {
+      if (request.most < renewal.request.most) {
         throw typed(new Error(`DEADLOCK ${request.owner} holds lock '${request.key}' together with others: release that hold first`));
+      }
+      if (request.permits > renewal.request.permits) {
+        throw new RangeError(`permits must be at most ${renewal.request.permits}, which the owner's hold has, not ${request.permits}: release it, and ask again`);
       }
       request.renewal = renewal;
     } else if (named.unanswered) {

@@ -91,6 +91,11 @@ final class Core
             throw new Deadlock("DEADLOCK $request->key is held by the same owner, whose hold lets in others: give it back first");
         }
 
+        if ($held !== null && $request->permits > $held->permits) {
+            $how = "must be at most $held->permits, which the owner's hold has, not $request->permits";
+            throw new \InvalidArgumentException("permits $how: give it back, and ask again");
+        }
+
         return $held;
     }
 

@@ -94,6 +94,7 @@ final class Locks
      * @param int|float|null    $hangTimeout how long this one is renewed after the last sign of life
      * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
      * @param int|float|null    $auto    the old name of hangTimeout
+     * @param ?int              $permits the hold takes this many of `limit`, all at once; 1 unless set
      */
     public function lock(
         string $key,
@@ -105,8 +106,9 @@ final class Locks
         int|float|null $hangTimeout = null,
         ?callable $onLost = null,
         int|float|null $auto = null,
+        ?int $permits = null,
     ): Hold {
-        return $this->tryLock($key, $timeout, $shared, $limit, $session, $owner, $hangTimeout, $onLost, $auto)
+        return $this->tryLock($key, $timeout, $shared, $limit, $session, $owner, $hangTimeout, $onLost, $auto, $permits)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");
     }
 
@@ -121,6 +123,7 @@ final class Locks
         int|float|null $hangTimeout = null,
         ?callable $onLost = null,
         int|float|null $auto = null,
+        ?int $permits = null,
     ): ?Hold {
         $timeout = Settings::seconds('timeout', $timeout);
         $hangTimeout = Settings::renamed('auto', $auto, 'hangTimeout', $hangTimeout ?? $this->settings->hangTimeout);
@@ -130,7 +133,7 @@ final class Locks
         }
         // Nobody elsewhere has the same name by accident: it is this process's, and these Locks'.
         $owner = $owner === null ? null : Request::owner("$owner#$this->name");
-        $request = new Request($this->settings, $key, $owner, $shared, $limit, $session, $hangTimeout);
+        $request = new Request($this->settings, $key, $owner, $shared, $limit, $permits, $session, $hangTimeout);
 
         return $this->held($request, $timeout, $onLost);
     }

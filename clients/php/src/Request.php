@@ -14,6 +14,8 @@ namespace Dlock;
 final class Request
 {
     public readonly string $owner;
+    /** How many of the limit its hold takes. */
+    public readonly int $permits;
     /** Something may be granted, or a place kept, that nobody has. */
     public bool $asked = false;
     public bool $queued = false;
@@ -37,6 +39,7 @@ final class Request
         ?string $owner = null,
         public readonly bool $shared = false,
         public readonly ?int $limit = null,
+        ?int $permits = null,
         public readonly bool $session = false,
         public readonly ?float $hangTimeout = null,
         public readonly ?float $lease = null,
@@ -49,6 +52,13 @@ final class Request
         if ($limit !== null && ($limit < 1 || $shared)) {
             throw new \InvalidArgumentException("limit must be at least 1, and not beside shared, not $limit");
         }
+        if ($permits !== null && $limit === null) {
+            throw new \InvalidArgumentException("permits must be given with limit, not $permits alone");
+        }
+        if ($permits !== null && ($permits < 1 || $permits > $limit)) {
+            throw new \InvalidArgumentException("permits must be at least 1, and at most limit, which is $limit, not $permits");
+        }
+        $this->permits = $permits ?? 1;
         $this->owner = $owner ?? self::owner(self::uuid());
     }
 
@@ -160,7 +170,12 @@ final class Request
     /** @return list<int|string> */
     private function limits(): array
     {
-        return $this->shared ? ['SHARED'] : ($this->limit !== null ? ['LIMIT', $this->limit] : []);
+        return [
+            ...($this->shared ? ['SHARED'] : []),
+            ...($this->limit !== null ? ['LIMIT', $this->limit] : []),
+            // Older servers do not know the word.
+            ...($this->permits > 1 ? ['PERMITS', $this->permits] : []),
+        ];
     }
 
     /** @return list<int|string> */

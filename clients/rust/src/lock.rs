@@ -51,6 +51,7 @@ impl Locks {
             party: None,
             shared: false,
             limit: None,
+            permits: None,
             session: false,
             timeout: None,
         }
@@ -94,6 +95,7 @@ pub struct Request {
     party: Option<String>,
     shared: bool,
     limit: Option<u64>,
+    permits: Option<u64>,
     session: bool,
     timeout: Option<Duration>,
 }
@@ -127,6 +129,11 @@ impl Request {
         Request { limit: Some(limit), ..self }
     }
 
+    /// Takes this many of the limit, all at once, and gives them back together. 1 unless set.
+    pub fn permits(self, permits: u64) -> Request {
+        Request { permits: Some(permits), ..self }
+    }
+
     /// Ends with the connection: for work that dies with this process.
     pub fn session(self) -> Request {
         Request { session: true, ..self }
@@ -150,6 +157,27 @@ impl Request {
         self.take(Some(self.timeout.unwrap_or_default())).await
     }
 
+    fn mode(&self) -> Result<Mode> {
+        let Some(limit) = self.limit else {
+            return match self.permits {
+                Some(_) => Err(Error::invalid("permits", "must be given with limit")),
+                None => Ok(if self.shared { Mode::Shared } else { Mode::Exclusive }),
+            };
+        };
+        if self.shared {
+            return Err(Error::invalid("limit", "cannot be beside shared"));
+        }
+        if limit == 0 {
+            return Err(Error::invalid("limit", "must be at least 1, not 0"));
+        }
+        let permits = self.permits.unwrap_or(1);
+        if !(1..=limit).contains(&permits) {
+            let problem = format!("must be at least 1, and at most limit, which is {limit}, not {permits}");
+            return Err(Error::invalid("permits", problem));
+        }
+        Ok(Mode::Limit { limit, permits })
+    }
+
     async fn take(&self, timeout: Option<Duration>) -> Result<Option<Hold>> {
         if self.key.is_empty() {
             return Err(Error::invalid("key", "must not be empty"));
@@ -157,13 +185,7 @@ impl Request {
         if self.owner.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::invalid("owner", "must not be empty"));
         }
-        let mode = match (self.limit, self.shared) {
-            (Some(_), true) => return Err(Error::invalid("limit", "cannot be beside shared")),
-            (Some(0), _) => return Err(Error::invalid("limit", "must be at least 1, not 0")),
-            (Some(limit), _) => Mode::Limit(limit),
-            (None, true) => Mode::Shared,
-            (None, false) => Mode::Exclusive,
-        };
+        let mode = self.mode()?;
         let core = &self.locks.0;
         let name = self.owner.as_ref().map(|name| [core.process.as_bytes(), name, core.suffix.as_bytes()].concat());
         let party = || self.party.clone().unwrap_or_else(|| core.party()).into_bytes();

@@ -230,12 +230,17 @@ impl State {
         if !renewal.is_live() {
             return Reentry::Free; // what was left is about to end
         }
-        if request.mode.holders() < renewal.request.mode.holders() {
+        let (has, permits) = (renewal.request.mode.permits(), request.mode.permits());
+        if request.mode.limit() < renewal.request.mode.limit() {
             return Reentry::Refused(Error::Deadlock(format!(
                 "DEADLOCK {:?} holds lock {:?} together with others: release that hold first",
                 String::from_utf8_lossy(&request.owner),
                 String::from_utf8_lossy(&request.key)
             )));
+        }
+        if permits > has {
+            let problem = format!("must be at most {has}, which the owner's hold has, not {permits}: release it, and ask again");
+            return Reentry::Refused(Error::invalid("permits", problem));
         }
         let hold = Shared::new(&renewal.request.clone(), token.unwrap_or_default());
         self.adopt(&hold);

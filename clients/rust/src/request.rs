@@ -13,17 +13,25 @@ use crate::state::Who;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exclusive,
-    Limit(u64),
+    Limit { limit: u64, permits: u64 },
     Shared,
 }
 
 impl Mode {
-    /// Returns how many may hold it at once.
-    pub(crate) fn holders(self) -> u64 {
+    /// Returns how many permits may be held at once.
+    pub(crate) fn limit(self) -> u64 {
         match self {
             Mode::Exclusive => 1,
-            Mode::Limit(limit) => limit,
+            Mode::Limit { limit, .. } => limit,
             Mode::Shared => u64::MAX,
+        }
+    }
+
+    /// Returns how many of them its hold takes.
+    pub(crate) fn permits(self) -> u64 {
+        match self {
+            Mode::Limit { permits, .. } => permits,
+            Mode::Exclusive | Mode::Shared => 1,
         }
     }
 }
@@ -71,9 +79,13 @@ impl AcquireRequest {
         command.arg("HOLDS").arg(1);
         match self.mode {
             Mode::Exclusive => command,
-            Mode::Limit(limit) => command.arg("LIMIT").arg(limit),
+            Mode::Limit { limit, .. } => command.arg("LIMIT").arg(limit),
             Mode::Shared => command.arg("SHARED"),
         };
+        // Older servers do not know the word.
+        if self.mode.permits() > 1 {
+            command.arg("PERMITS").arg(self.mode.permits());
+        }
     }
 
     pub(crate) fn acquire(&self, once: bool) -> Cmd {

@@ -112,6 +112,17 @@ fn sharing_and_counting() {
     );
     assert_eq!(output(&server, &["run", "-n", "slots", "--", "true"]).0, 1);
     drop(one);
+    let budget = ["run", "-n", "--limit", "16", "--permits"];
+    let large = [&budget[..], &["12", "memory", "--", "sleep", "100"]].concat();
+    let large = Running::start(&server, &large);
+    await_held(&server, "memory");
+    for (permits, code) in [("4", 0), ("5", 1), ("0", 64), ("17", 64)] {
+        let words = [&budget[..], &[permits, "memory", "--", "true"]].concat();
+        let (seen, _, error) = output(&server, &words);
+        assert_eq!(seen, code, "{permits}: {error}");
+        assert!(code != 64 || error.contains("--permits"), "{error}");
+    }
+    drop(large);
     let reader = Running::start(&server, &["run", "-s", "data", "--", "sleep", "100"]);
     await_held(&server, "data");
     assert_eq!(
@@ -388,6 +399,7 @@ fn bad_words_are_named() {
         (["run", "-w", "NaN", "job", "--", "true"], "--wait"),
         (["run", "-l", "0.5", "job", "--", "true"], "--lease"),
         (["run", "--limit", "0", "job", "--", "true"], "--limit"),
+        (["run", "--permits", "2", "job", "--", "true"], "--limit"),
         (["run", "--signal", "TREM", "job", "--", "true"], "--signal"),
         (
             ["--sentinel", "here", "run", "job", "--", "true"],

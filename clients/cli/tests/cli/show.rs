@@ -78,6 +78,32 @@ fn whoever_waits_is_shown() {
     );
 }
 
+/// The permits of a holder and of a request are shown where they are several.
+#[test]
+fn permits_are_shown() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE memory alice 600000 LIMIT 16 PERMITS 8");
+    let _: Grant = connection.ask("DLOCK.ACQUIRE memory bob 600000 LIMIT 16");
+    connection.run("DLOCK.FAIRACQUIRE memory carol 600000 LIMIT 16 PERMITS 12 CLAIM 600000");
+    let mut waiter = server.connection();
+    waiter.send("DLOCK.FAIRACQUIRE memory dave 600000 LIMIT 16 PERMITS 3 BLOCK 0");
+    await_until("it waits", PATIENCE, || stat(&server, "places_queued") == 2);
+    let (_, who, _) = output(&server, &["who", "memory"]);
+    let line = |of: &str| {
+        let found = who.lines().find(|line| line.contains(of));
+        found.expect("everybody is shown").to_owned()
+    };
+    for (owner, permits) in [
+        ("alice", ", 8 permits"),
+        ("carol", ", 12 permits"),
+        ("dave", ", 3 permits"),
+    ] {
+        assert!(line(owner).contains(permits), "{who}");
+    }
+    assert!(!line("bob").contains("permits"), "{who}");
+}
+
 /// In a terminal: it shows what is contended, and ends by `q`.
 #[test]
 fn top_in_a_terminal() {

@@ -491,6 +491,7 @@ class AsyncOptions(TypedDict, total=False):
     owner: Name | None
     shared: bool
     limit: int | None
+    permits: int | None
     session: bool
     on_lost: Callable[[AsyncHold], object] | None
 
@@ -527,6 +528,7 @@ class AsyncLocks:
         owner: Name | None = None,
         shared: bool = False,
         limit: int | None = None,
+        permits: int | None = None,
         session: bool = False,
         on_lost: Callable[[AsyncHold], object] | None = None,
     ) -> AsyncLock:
@@ -534,7 +536,9 @@ class AsyncLocks:
         `hold = await locks.lock("stock", timeout=5)`. Takes nothing itself. `LockTimeout` after 5 s.
 
         The options are those of `Locks.lock`; tasks that wait independently need owners of their own."""
-        options = AsyncOptions(owner=owner, shared=shared, limit=limit, session=session, on_lost=on_lost)
+        options = AsyncOptions(
+            owner=owner, shared=shared, limit=limit, permits=permits, session=session, on_lost=on_lost
+        )
         return AsyncLock(self, key, timeout, options)
 
     async def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[AsyncOptions]) -> AsyncHold | None:
@@ -606,8 +610,8 @@ class AsyncLocks:
 
     def _request(self, key: Name, **options: Unpack[AsyncOptions]) -> Request:
         core, owner = self._core, self._core.owner(options.get("owner"))
-        shared, limit, session = options.get("shared", False), options.get("limit"), options.get("session", False)
-        return Request(core.settings, key, owner, shared, limit, session)
+        shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
+        return Request(core.settings, key, owner, shared, limit, permits, options.get("session", False))
 
     @staticmethod
     def _must(hold: AsyncHold | None, key: Name, timeout: float | None) -> AsyncHold:

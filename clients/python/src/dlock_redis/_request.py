@@ -141,6 +141,7 @@ class Request:
         owner: Name,
         shared: bool = False,
         limit: int | None = None,
+        permits: int | None = None,
         session: bool = False,
         lease: float | None = None,
         renewed: bool = True,
@@ -150,20 +151,28 @@ class Request:
                 raise TypeError(f"{name} must be str or bytes, not {value!r}")
             if not value:
                 raise ValueError(f"{name} must not be empty")
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
-            raise TypeError(f"limit must be an int, not {limit!r}")
+        for name, number in (("limit", limit), ("permits", permits)):
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                raise TypeError(f"{name} must be an int, not {number!r}")
         if limit is not None and (limit < 1 or shared):
             raise ValueError(f"limit must be at least 1, and not beside shared, not {limit!r}")
+        if permits is not None and limit is None:
+            raise ValueError(f"permits must be given with limit, not {permits!r} alone")
+        if permits is not None and limit is not None and not 1 <= permits <= limit:
+            raise ValueError(f"permits must be at least 1, and at most limit, which is {limit}, not {permits!r}")
         self.settings, self.key, self.owner = settings, key, owner
         self.names = encoded(key), encoded(owner)
         self.lease = settings.lease if lease is None else lease
-        self.most = math.inf if shared else limit or 1  # holders at once
+        self.most = math.inf if shared else limit or 1  # permits at once
+        self.permits = permits or 1
         self.asked = self.queued = False
         self.node: Node | None = None
         self.link: Link | None = None
         self.renewal: Renewal | None = None
         self.session = session
         self.limit: tuple[Word, ...] = ("SHARED",) if shared else ("LIMIT", limit) if limit else ()
+        if self.permits > 1:  # older servers do not know the word
+            self.limit += ("PERMITS", self.permits)
         how: tuple[Word, ...] = ("SESSION",) if session else ()
         self.renewed: tuple[Word, ...] = (*how, "AUTO", ms(settings.hang_timeout)) if renewed else how
 

@@ -61,6 +61,11 @@ class Taking(Core):
             raise Deadlock(
                 f"DEADLOCK {request.key!r} is held by the same owner, whose hold lets in others: give it back first"
             )
+        if renewal.request.permits < request.permits:
+            raise ValueError(
+                f"permits must be at most {renewal.request.permits}, which the owner's hold of {request.key!r} has, "
+                f"not {request.permits}: give it back, and ask again"
+            )
         request.renewal = renewal
         return renewal
 

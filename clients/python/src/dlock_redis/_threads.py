@@ -632,6 +632,7 @@ class Options(TypedDict, total=False):
     owner: Name | None
     shared: bool
     limit: int | None
+    permits: int | None
     session: bool
     on_lost: Callable[[Hold], object] | None
 
@@ -682,6 +683,7 @@ class Locks:
         owner: Name | None = None,
         shared: bool = False,
         limit: int | None = None,
+        permits: int | None = None,
         session: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Lock:
@@ -695,10 +697,13 @@ class Locks:
           (`Deadlock`)
         - shared: with any number of others who share
         - limit: so many may hold it at once: a semaphore
+        - permits: the hold takes this many of the limit, all at once; 1 unless set
         - session: it ends at once when the connection does
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """
-        options = Options(owner=owner, shared=shared, limit=limit, session=session, on_lost=on_lost)
+        options = Options(
+            owner=owner, shared=shared, limit=limit, permits=permits, session=session, on_lost=on_lost
+        )
         return Lock(self, key, timeout, options)
 
     def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:
@@ -762,8 +767,8 @@ class Locks:
 
     def _request(self, key: Name, **options: Unpack[Options]) -> Request:
         core, owner = self._core, self._core.owner(options.get("owner"))
-        shared, limit, session = options.get("shared", False), options.get("limit"), options.get("session", False)
-        return Request(core.settings, key, owner, shared, limit, session)
+        shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
+        return Request(core.settings, key, owner, shared, limit, permits, options.get("session", False))
 
     @staticmethod
     def _must(hold: Hold | None, key: Name, timeout: float | None) -> Hold:

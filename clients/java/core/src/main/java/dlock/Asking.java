@@ -17,7 +17,9 @@ import java.util.function.Consumer;
 public final class Asking {
     private final DLocks locks;
     private final String key;
-    private int limit = 1;
+    // 0: nothing was said.
+    private int limit;
+    private int permits;
     private boolean session;
     private String owner;
     private Consumer<Hold> onLost = hold -> {};
@@ -40,6 +42,15 @@ public final class Asking {
             throw new IllegalArgumentException("limit must be at least 1, not " + limit);
         }
         this.limit = limit;
+        return this;
+    }
+
+    /** Takes so many of the {@link #limit}, all at once, and gives them back together. One unless set. */
+    public Asking permits(int permits) {
+        if (permits < 1) {
+            throw new IllegalArgumentException("permits must be at least 1, not " + permits);
+        }
+        this.permits = permits;
         return this;
     }
 
@@ -105,8 +116,11 @@ public final class Asking {
 
     private Request request() {
         locks.core.check();
-        String name = UUID.randomUUID().toString();
-        return new Request(locks.core.settings, key, Request.PROCESS + (owner == null ? "" : owner + "#") + name, limit, session, null);
+        if (permits > 0 && (limit == 0 || limit == Request.SHARED)) {
+            throw new IllegalArgumentException("permits must be given with limit, not " + permits + " alone");
+        }
+        String name = Request.PROCESS + (owner == null ? "" : owner + "#") + UUID.randomUUID();
+        return new Request(locks.core.settings, key, name, Math.max(1, limit), Math.max(1, permits), session, null);
     }
 
     private Hold hold(Take take) {

@@ -13,10 +13,12 @@ import java.util.function.Consumer;
  * A lock whose owner is the thread, with {@link java.util.concurrent.locks.ReentrantLock}'s manners, but without conditions.
  * Whichever object of one name a thread uses, it is the same lock.
  */
-public final class DLock implements Lock {
+public sealed class DLock implements Lock permits DSemaphore {
     /** What one thread holds under one key: how often with which limit. The strictest one is that of the hold. */
     static final class Held {
         final Hold hold;
+        /** What the hold takes of its limit. */
+        int permits;
         final TreeMap<Integer, Integer> counts = new TreeMap<>();
 
         Held(Hold hold) {
@@ -245,6 +247,11 @@ public final class DLock implements Lock {
     }
 
     private boolean take(long timeout, boolean interruptible, Duration lease) throws InterruptedException {
+        return take(timeout, interruptible, lease, 1);
+    }
+
+    boolean take(long timeout, boolean interruptible, Duration lease, int permits) throws InterruptedException {
+        Request.checkPermits(permits, limit);
         if (interruptible && Thread.interrupted()) {
             throw new InterruptedException();
         }
@@ -256,7 +263,7 @@ public final class DLock implements Lock {
         }
         if (held == null || held.counts.firstKey() > limit) {
             Hold outer = held == null ? null : held.hold;
-            Request request = new Request(locks.core.settings, key, locks.owner(), limit, session, outer);
+            Request request = new Request(locks.core.settings, key, locks.owner(), limit, permits, session, outer);
             request.fixed = lease;
             Take take = new Take(locks.core, request, timeout).start(false);
             boolean answered = false;
@@ -275,6 +282,10 @@ public final class DLock implements Lock {
                 held = new Held(new Hold(locks.core, request, onLost));
                 all.put(key, held);
             }
+            held.permits = permits;
+        } else if (permits > held.permits) {
+            throw new IllegalArgumentException("permits must be at most " + held.permits + ", which this thread's hold has, not " + permits
+                    + ": release it, and ask again");
         }
         held.counts.merge(limit, 1, Integer::sum);
         return true;

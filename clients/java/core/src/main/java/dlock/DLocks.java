@@ -69,9 +69,9 @@ public final class DLocks implements AutoCloseable {
         return new ReadWrite(new DLock(this, key, Request.SHARED), new DLock(this, key, 1));
     }
 
-    /** A lock of so many threads at a time. */
-    public DLock semaphore(String key, int limit) {
-        return new DLock(this, key, limit);
+    /** A lock of so many threads at a time; or of fewer, if some take several permits. */
+    public DSemaphore semaphore(String key, int limit) {
+        return new DSemaphore(this, key, limit);
     }
 
     /** A lock whose hold belongs to no thread. */

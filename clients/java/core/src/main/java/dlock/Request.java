@@ -19,6 +19,8 @@ final class Request {
     final String key;
     final String owner;
     final int limit;
+    /** How many of the limit its hold takes. */
+    final int permits;
     final boolean session;
     final int slot;
     final boolean upgrade;
@@ -32,6 +34,10 @@ final class Request {
     Duration fixed;
 
     Request(Settings settings, String key, String owner, int limit, boolean session, Hold outer) {
+        this(settings, key, owner, limit, 1, session, outer);
+    }
+
+    Request(Settings settings, String key, String owner, int limit, int permits, boolean session, Hold outer) {
         if (key == null || key.isEmpty()) {
             throw new IllegalArgumentException("key must not be empty");
         }
@@ -41,14 +47,22 @@ final class Request {
         if (limit < 1) {
             throw new IllegalArgumentException("limit must be at least 1, not " + limit);
         }
+        checkPermits(permits, limit);
         this.settings = settings;
         this.key = new String(bytes(key), UTF_8); // as the server says it again: half a character has become a "?"
         this.owner = new String(bytes(owner), UTF_8);
         this.limit = limit;
+        this.permits = permits;
         this.session = session;
         this.outer = outer;
         this.upgrade = outer != null;
         this.slot = slot(bytes(key));
+    }
+
+    static void checkPermits(int permits, int limit) {
+        if (permits < 1 || permits > limit) {
+            throw new IllegalArgumentException("permits must be at least 1, and at most limit, which is " + limit + ", not " + permits);
+        }
     }
 
     private static String host() {
@@ -94,6 +108,10 @@ final class Request {
         return limit == 1 ? new Object[0] : limit == SHARED ? new Object[] {"SHARED"} : new Object[] {"LIMIT", limit};
     }
 
+    private Object[] several() { // older servers do not know the word
+        return permits == 1 ? new Object[0] : new Object[] {"PERMITS", permits};
+    }
+
     private Object[] tied() {
         if (fixed != null) {
             return new Object[0];
@@ -104,11 +122,12 @@ final class Request {
 
     byte[][] take(boolean atOnce) {
         Object[] claim = atOnce ? new Object[0] : new Object[] {"CLAIM", settings.queueGrace().toMillis()};
-        return command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", leaseMs(), tied(), "HOLDS", 1, limits(), claim);
+        return command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", leaseMs(), tied(), "HOLDS", 1, limits(), several(), claim);
     }
 
     byte[][] await(Object... how) {
-        return command("FAIRACQUIRE", Math.min(leaseMs(), settings.firstMs()), how, "CLAIM", settings.queueGrace().toMillis(), "HOLDS", 1, limits());
+        return command("FAIRACQUIRE", Math.min(leaseMs(), settings.firstMs()), how, "CLAIM", settings.queueGrace().toMillis(), "HOLDS", 1,
+                limits(), several());
     }
 
     byte[][] renew(long token) {
