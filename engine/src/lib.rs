@@ -50,7 +50,7 @@ pub use holds::{KeepReply, Loss, LostHold, TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use keyspace::{Entry, Event, Keyspace, Value};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
-pub use outbox::{Message, Outbox, Outcome, Output, Pending, Promise, Wake};
+pub use outbox::{Message, Outcome, Output, Pending, Promise, Wake};
 pub use policy::Policy;
 pub use refusal::{NoAck, Refusal};
 pub use rules::requests::acquire::{Answer, Ask, Wait};

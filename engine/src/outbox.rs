@@ -187,35 +187,30 @@ impl Output {
 
 /// What is to be told, in the order in which it was decided.
 #[derive(Debug, Clone, Default)]
-pub struct Outbox {
+pub(crate) struct Outbox {
     outputs: Vec<Output>,
 }
 
 impl Outbox {
     /// Returns true if nothing is to be told.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.outputs.is_empty()
     }
 
     /// Returns how much is to be told.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.outputs.len()
     }
 
     /// Takes out all of it, in order.
-    pub fn take(&mut self) -> Vec<Output> {
+    pub(crate) fn take(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outputs)
     }
 
     /// Adds what was held back.
-    pub fn put(&mut self, output: Output) {
+    pub(crate) fn put(&mut self, output: Output) {
         self.outputs.push(output);
-    }
-
-    /// Returns mutable access to the outcome.
-    pub fn outcomes_mut(&mut self) -> impl Iterator<Item = &mut Outcome> {
-        self.outputs.iter_mut().map(Output::outcome_mut)
     }
 
     /// Adds how a request ended, for its connection or for the channel that it waits by.

@@ -73,8 +73,8 @@ struct Links {
     count: Count,
     // When the next line of the log may say that this server serves no replicas.
     refusals: Backoff,
-    // How many are needed, and count, as the settings went by it when they were last read.
-    policy_snapshot: (u32, u32),
+    // `dlock.replicas`, when it was last read.
+    setting: usize,
 }
 
 /// How many replicas are connected to a primary, beside `dlock.replicas`.
@@ -136,7 +136,7 @@ static REPLICAS: MainThread<Links> = MainThread::new(Links {
     asked: 0,
     count: Count::AsConfigured,
     refusals: Backoff::NEW,
-    policy_snapshot: (0, 0),
+    setting: 0,
 });
 
 /// Whether something may have changed since replicas were last looked at.
@@ -182,10 +182,14 @@ pub(crate) fn begin() {
     }
 }
 
-/// `dlock.replicas` has changed. Nobody was looked at while none were to confirm anything: how they have joined is not known.
-pub(crate) fn on_setting_changed(before: usize) {
+/// Reads `dlock.replicas`. Nobody was looked at while none were to confirm anything: how they have joined is not known.
+pub(crate) fn read_setting() {
     let now = clock::read().steady();
     if let Some(mut replicas) = REPLICAS.borrow() {
+        let before = std::mem::replace(&mut replicas.setting, config::REPLICAS.amount());
+        if before == replicas.setting {
+            return;
+        }
         if before == 0 {
             replicas.close();
             replicas.links.clear();
@@ -278,31 +282,11 @@ pub(crate) fn report(now: SteadyMs) {
     replicas.report_count(now);
 }
 
-/// What is known now. The settings go by it until `has_moved`.
-pub(crate) fn snapshot_for_policy(now: SteadyMs) -> Replicas {
-    let replicas = REPLICAS.borrow();
-    replicas.map_or(Replicas::default(), |mut replicas| {
-        let standing = replicas.status(now);
-        replicas.policy_snapshot = (standing.needed, standing.counting);
-        standing
-    })
-}
-
-/// Returns true if other numbers of replicas are needed, or count, than the settings go by. When that may change next by itself the
-/// module's event comes.
-pub(crate) fn has_moved(now: SteadyMs) -> bool {
-    let Some(replicas) = REPLICAS.borrow() else {
-        return false;
-    };
+/// Returns when another replica begins to count by itself, if one does.
+pub(crate) fn next_to_count(now: SteadyMs) -> Option<SteadyMs> {
+    let replicas = REPLICAS.borrow()?;
     let later = replicas.links.iter().map(|link| link.counts_from);
-    let next = later.filter(|at| *at > now).min();
-    let standing = replicas.status(now);
-    let moved = replicas.policy_snapshot != (standing.needed, standing.counting);
-    drop(replicas);
-    if let Some(at) = next {
-        timer::arm(at, now);
-    }
-    moved
+    later.filter(|at| *at > now).min()
 }
 
 /// How much of the stream there is.

@@ -9,7 +9,7 @@
 //! 5. publish to those who wait by a channel (`notify`): last, since whoever hears it may rely on all of that.
 //!
 //! What the engine puts out comes from two places: the entries of the keys that were opened (1 and 4), and its outbox (3 and
-//! 5). `dlock_engine::Outbox` says why these are two.
+//! 5). `engine/src/outbox.rs` says why these are two.
 
 use super::keyspace::{Mode, Origin};
 use super::state::{State, STATE};
@@ -55,7 +55,7 @@ fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
     state.keys.write(&mut state.notifications);
     state.arm(now);
-    if !(state.engine.outbox.is_empty() && state.notifications.is_empty()) {
+    if state.engine.has_outputs() || !state.notifications.is_empty() {
         tell(ctx, guard, now);
     }
 }
@@ -66,8 +66,8 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let (channel, home) = (state.settings.channel, state.keys.home());
     let mut notifications = std::mem::take(&mut state.notifications);
     let mut texts = std::mem::take(&mut state.texts);
-    let outputs = state.engine.outbox.take();
-    let confirms = state.engine.policy.confirms();
+    let outputs = state.engine.take_outputs();
+    let confirms = state.engine.policy().confirms();
     drop(state);
     let (mut answered, mut messages) = (false, Vec::new());
     for output in outputs {

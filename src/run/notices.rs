@@ -34,10 +34,7 @@ impl State {
     /// Tells the engine what callbacks have left.
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
-        self.engine
-            .holds
-            .tokens
-            .observe(inbox::highest_number(), now);
+        self.engine.observe_number(inbox::highest_number(), now);
         let notices = shorten_swaps(inbox::take());
         let reloaded = notices
             .iter()
@@ -84,7 +81,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.engine.holds.counters.evicted += 1,
+                Notice::Evicted => self.engine.count_eviction(),
             }
         }
     }
@@ -158,6 +155,6 @@ impl State {
         self.awaited.note_all();
         self.since = now.steady();
         self.settings.begin();
-        self.settings.refresh(&mut self.engine.policy, self.since);
+        self.refresh_settings();
     }
 }

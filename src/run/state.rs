@@ -6,7 +6,7 @@ use crate::ffi::cell::MainThread;
 use crate::node::settings::Settings;
 use crate::node::slots::own_slots;
 use crate::node::time::clock;
-use crate::node::{census, config, gate};
+use crate::node::{census, config, gate, replicas};
 use crate::tell::observers;
 use crate::tell::observers::in_order::Notifications;
 use dlock_commands::Call;
@@ -71,22 +71,24 @@ impl State {
     /// Brings itself up to date with what the operator has configured.
     #[inline(always)]
     pub(super) fn refresh_settings(&mut self) {
-        if self.settings.refresh(&mut self.engine.policy, self.since) {
-            self.policy_changed();
+        if self.settings.are_outdated() {
+            self.read_settings();
         }
     }
 
-    /// More may be granted now than before.
     #[cold]
-    fn policy_changed(&mut self) {
-        self.engine.mark_all();
+    fn read_settings(&mut self) {
+        replicas::read_setting();
+        let quarantine_until = self.engine.policy().quarantine_until;
+        let policy = self.settings.read(quarantine_until, self.since);
+        self.engine.set_policy(policy);
     }
 }
 
 /// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
 pub(super) fn databases_and_holds() -> Option<(u32, i64)> {
     let state = STATE.try_borrow_mut()?;
-    let held = census::holds() + state.engine.holds.counters.held;
+    let held = census::holds() + state.engine.counters().held;
     Some((state.settings.databases, held))
 }
 

@@ -129,7 +129,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
             (Family::Plain | Family::Many, _) => None,
             (Family::Fair, Some(claim)) => Some(claim),
             (Family::Fair, None) if waits => Some(0),
-            (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
+            (Family::Fair, None) => Some(call.engine.policy().claim_window_ms),
         },
         channel: given.notify,
     })

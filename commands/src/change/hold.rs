@@ -43,7 +43,7 @@ pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(),
         let option = if given.session { "SESSION" } else { "AUTO" };
         return Err(Error::NoConnection(option));
     }
-    let most = call.engine.policy.max_lease_ms;
+    let most = call.engine.policy().max_lease_ms;
     match given.auto {
         Some(_) if most < SHORTEST_AUTO_LEASE_MS => Err(Error::Argument("AUTO", no_auto(most))),
         _ => Ok(()),
@@ -59,7 +59,7 @@ fn no_auto(most: Millis) -> String {
 /// Errors if replicas are to confirm an answer and the caller cannot be kept waiting for that.
 #[inline]
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    match call.engine.policy.confirms() {
+    match call.engine.policy().confirms() {
         true => check_patience(call),
         false => Ok(()),
     }
@@ -77,7 +77,7 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
 #[inline]
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     let waiting = || call.caller.unconfirmed();
-    match call.engine.policy.confirms() && waiting() >= call.engine.policy.max_waiters {
+    match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
         true => Err(Refusal::NoAck(NoAck::Full).into()),
         false => Ok(()),
     }
@@ -90,7 +90,7 @@ pub(crate) fn renewed<K: Keyspace>(
     owner: &[u8],
     left: Millis,
 ) -> Reply {
-    if !call.engine.policy.confirms() {
+    if !call.engine.policy().confirms() {
         return Reply::Integer(left);
     }
     let (engine, keys) = (&mut *call.engine, &mut *call.keys);

@@ -40,9 +40,9 @@ pub struct Section {
 
 /// Every number there is. Names are stable: exporters and dashboards rely on them.
 pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
-    let counters = &engine.holds.counters;
+    let counters = engine.counters();
     let held = census.stored_holds.saturating_add(counters.held);
-    let quarantine = engine.policy.quarantine_left(now);
+    let quarantine = engine.policy().quarantine_left(now);
     let quarantine = if census.primary { quarantine } else { 0 };
     let refusals = &counters.refusals;
     let now = [
@@ -56,7 +56,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("eviction_possible", u64::from(census.eviction_possible)),
         ("quarantined", u64::from(quarantine > 0)),
         ("quarantine_left_ms", quarantine),
-        ("drained", u64::from(!engine.policy.grants)),
+        ("drained", u64::from(!engine.policy().grants)),
         ("invariants_broken", invariants::count()),
     ];
     let totals = [
@@ -190,7 +190,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
     }
     let sections = sections(call.engine, &call.caller.census(), call.now);
     if given.reset {
-        call.engine.holds.counters.reset();
+        call.engine.reset_counters();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
     Ok(Reply::Map(
@@ -205,10 +205,9 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     if call.primary {
-        let (top, keys) = (&mut call.engine.holds.counters.top, &mut *call.keys);
-        top.forget(|name| keys.moved(name));
+        call.engine.forget_moved(call.keys);
     }
-    let ranked: Vec<&Hot> = call.engine.holds.counters.top.ranked().collect();
+    let ranked: Vec<&Hot> = call.engine.counters().top.ranked().collect();
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);
     let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);

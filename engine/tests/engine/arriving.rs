@@ -58,7 +58,7 @@ fn step(server: &mut Server, now: Now) -> (Vec<Outcome>, bool) {
         Output::Publish(message) => message.outcome,
     };
     (
-        server.engine.outbox.take().into_iter().map(told).collect(),
+        server.engine.take_outputs().into_iter().map(told).collect(),
         left,
     )
 }

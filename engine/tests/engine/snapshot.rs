@@ -152,14 +152,14 @@ impl Picture {
             next_wakeup: engine.next_wakeup(now),
             waits: world.waits.clone(),
             notifies: engine.notifies(),
-            granting: engine.policy.granting(now),
+            granting: engine.policy().granting(now),
             settled: world.writable
                 && world.primary.keys.away.is_empty()
                 && world.primary.keys.leaving.is_empty(),
             only_time: std::mem::replace(&mut world.only_time, true)
                 && world.writable
                 && !world.bounded_auto
-                && engine.policy.max_hold_ms == 0,
+                && engine.policy().max_hold_ms == 0,
             unseen: world.unseen.clone(),
             leaving: world.primary.keys.leaving.clone(),
             primary: world.primary.data(),
@@ -167,7 +167,7 @@ impl Picture {
             quarantined: world.now.steady() < world.quarantine_until,
             last_token: world.last_token,
             detection: world.detection,
-            thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            thorough: engine.policy().deadlock_max_steps >= Policy::default().deadlock_max_steps,
             renewed: std::mem::take(&mut world.renewed),
             lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),

@@ -74,7 +74,7 @@ impl Engine {
     }
 
     /// Marks every watched lock: the rules have changed.
-    pub fn mark_all(&mut self) {
+    pub(crate) fn mark_all(&mut self) {
         for lock in self.locks_of(|_| true) {
             self.mark(lock);
         }
@@ -125,7 +125,7 @@ impl Engine {
             self.discard(lock, |_, _| true);
             if let Some(queue) = self.queues.get_mut(lock) {
                 queue.dirty = false;
-                self.follow(name.as_ref(), keys.entry(name.as_ref()));
+                self.watch_if_needed(name.as_ref(), keys.entry(name.as_ref()));
             }
         }
         self.has_marked()

@@ -5,6 +5,7 @@ use super::acquire::{Ask, Wait};
 use super::hold::held;
 use crate::keyspace::Keyspace;
 use crate::outbox::{Outcome, Pending, Promise};
+use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{ClientId, Millis, Name, NameRef, Now, RequestId};
 use std::rc::Rc;
@@ -60,7 +61,7 @@ impl Engine {
     }
 
     /// Answers a sign of life, when replicas have confirmed what it prolongs.
-    pub fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
+    pub(in crate::rules) fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
         let first_end = self.holds.ties.first_end(client);
         self.confirm(now, Outcome::Keeps { client, first_end }, Vec::new())
     }
@@ -85,10 +86,18 @@ impl Engine {
         hold.is_ok_and(|hold| hold.deadline > now.wall())
     }
 
-    /// Replicas have confirmed what an answer promises.
-    pub fn confirmed(&mut self, promises: &[Promise]) {
+    /// Notes that replicas have confirmed an answer's promises, after this many microseconds.
+    pub fn confirmed(&mut self, promises: &[Promise], took_us: u64) {
+        self.holds.counters.confirmations.record(took_us);
         for promise in promises {
             self.holds.unconfirmed.remove(&promise.token);
         }
+    }
+
+    /// Counts an answer that replicas have not confirmed, with the reason that it is refused for. Its new holds are given back.
+    pub fn not_confirmed(&mut self, promises: Vec<Promise>, refusal: &Refusal) {
+        self.holds.counters.unconfirmed += 1;
+        self.count_refusal(refusal);
+        self.unheard(promises);
     }
 }
