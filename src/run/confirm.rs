@@ -8,8 +8,9 @@ use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::server;
-use crate::node::time::{clock, timer};
-use crate::node::{config, gate, replicas};
+use crate::node::{clock, gate, timer};
+use crate::replicas;
+use crate::settings::config;
 use crate::tell::confirm::{self, PendingReply};
 use dlock_engine::{broken, NoAck, Now, Outcome, Refusal, SteadyMs};
 

@@ -14,8 +14,8 @@
 use super::keyspace::{Mode, Origin};
 use super::state::{State, STATE};
 use crate::ffi::ctx::Ctx;
-use crate::node::time::timer;
-use crate::node::{gate, inbox};
+use crate::inbox;
+use crate::node::{gate, timer};
 use crate::tell::{blocking, notify, observers};
 use dlock_engine::{Now, Output};
 use std::cell::RefMut;

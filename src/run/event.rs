@@ -5,12 +5,12 @@ use super::enter::{self, RETRY_MS};
 use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
 use super::state::{State, RESTORED};
-use crate::callbacks::lazy_free;
+use crate::callbacks::data_type;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
-use crate::node::time::{clock, timer};
-use crate::node::{gate, replicas};
+use crate::node::{clock, gate, timer};
+use crate::replicas;
 use crate::tell::observers::subscribers;
 use crate::tell::{confirm, latency, replicate};
 use dlock_engine::Now;
@@ -86,7 +86,7 @@ pub(super) fn event(ctx: Ctx) {
             RESTORED.store(0, Ordering::Relaxed);
         }
         let follows = state.follow_dirty(now);
-        let buried = lazy_free::step();
+        let buried = data_type::free_step();
         if due || left || follows || buried {
             timer::arm(now.steady(), now.steady());
         }

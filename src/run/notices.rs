@@ -2,8 +2,8 @@
 //! finds by inspecting keys where the server tells nothing.
 
 use super::state::State;
+use crate::inbox::{self, Notice, Unlinked};
 use crate::node::gate;
-use crate::node::inbox::{self, Notice, Unlinked};
 use dlock_engine::{End, Event, Loss, Name, Now};
 use std::collections::BTreeSet;
 

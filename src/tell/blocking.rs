@@ -27,8 +27,8 @@ use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::server;
 use crate::ffi::text::Text;
-use crate::node::inbox::{self, Notice};
-use crate::node::time::{clock, event_loop, timer};
+use crate::inbox::{self, Notice};
+use crate::node::{clock, timer};
 use crate::servers::iteration_end;
 use crate::servers::quirks::{self, Unblocks};
 use dlock_commands::change::keep;
@@ -160,7 +160,7 @@ pub(crate) fn deliver(ctx: Ctx) {
         }
         // What is decided after that event waits for the next.
         Unblocks::BeforeSleep => {
-            if event_loop::asleep() {
+            if timer::asleep() {
                 timer::soon();
             }
         }

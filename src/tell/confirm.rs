@@ -13,8 +13,9 @@
 //! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
 use crate::ffi::cell::MainThread;
-use crate::node::time::{event_loop, timer};
-use crate::node::{config, replicas};
+use crate::node::timer;
+use crate::replicas;
+use crate::settings::config;
 use dlock_engine::collections::by_number::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
@@ -75,7 +76,7 @@ pub(crate) fn hold(output: Output, now: Now) {
     if let Some(at) = deadline {
         timer::arm(at, now.steady());
     }
-    if event_loop::asleep() {
+    if timer::asleep() {
         // What is decided after that event waits for the next.
         timer::soon();
     }

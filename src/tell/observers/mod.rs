@@ -7,9 +7,8 @@ pub(crate) mod in_order;
 pub(crate) mod subscribers;
 
 use crate::ffi::ctx::Ctx;
-use crate::node::gate;
-use crate::node::settings::Channel;
-use crate::node::slots::slot;
+use crate::node::{gate, slots};
+use crate::settings::Channel;
 use dlock_commands::words::hash_slot;
 use dlock_engine::{End, Event, Token};
 use in_order::{NotificationRef, Notifications};
@@ -82,7 +81,7 @@ fn publish(
         return;
     }
     // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
-    let braced = channel == Channel::Sharded && slot::can_be_braced(key);
+    let braced = channel == Channel::Sharded && slots::can_be_braced(key);
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.name(db, key, braced);
     texts.say(end, token);

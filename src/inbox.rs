@@ -2,7 +2,7 @@
 //! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
 
 use crate::ffi::cell::MainThread;
-use crate::node::time::timer;
+use crate::node::timer;
 use dlock_engine::{ClientId, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};

@@ -1,9 +1,9 @@
-//! Turns the operator's settings into the engine's policy and the channel for observers.
+//! The operator's settings (`config`), and what follows from them: the engine's policy and the channel for observers.
 
-use super::config::{self, Notify, Number};
-use crate::node::replicas;
-use crate::node::time::clock;
-use dlock_commands::Defaults;
+pub(crate) mod config;
+
+use config::{Notify, Number};
+use dlock_commands::{Defaults, Replicas};
 use dlock_engine::{Policy, SteadyMs};
 use std::sync::atomic::Ordering;
 
@@ -33,6 +33,18 @@ pub(crate) struct Settings {
     pub databases: u32,
 }
 
+/// What the policy depends on beside the settings.
+pub(crate) struct Situation {
+    /// Since when this server decides.
+    pub since: SteadyMs,
+    /// When the quarantine ends by the policy until now.
+    pub quarantine_until: SteadyMs,
+    /// Until when this server confirms nothing.
+    pub confirm_blackout_until: SteadyMs,
+    /// The replicas that confirm answers.
+    pub replicas: Replicas,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -56,9 +68,8 @@ impl Settings {
         self.epoch != config::EPOCH.load(Ordering::Relaxed)
     }
 
-    /// Brings itself up to date; returns the engine's policy. `quarantine_until` is when the quarantine ends by the policy until
-    /// now, `since` when this server began to decide.
-    pub(crate) fn read(&mut self, quarantine_until: SteadyMs, since: SteadyMs) -> Policy {
+    /// Brings itself up to date; returns the engine's policy.
+    pub(crate) fn read(&mut self, now: Situation) -> Policy {
         let begins = self.epoch == 0;
         self.epoch = config::EPOCH.load(Ordering::Relaxed);
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
@@ -72,13 +83,12 @@ impl Settings {
             (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
         };
         let quarantine = value(&config::QUARANTINE_MS);
-        let replicas = replicas::status(clock::read().steady());
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
-            _ if replicas::on() => replicas::confirm_blackout_until(),
+            _ if now.replicas.needed > 0 => now.confirm_blackout_until,
             0 => SteadyMs(0),
-            _ if begins => since.after(quarantine),
-            _ => quarantine_until.min(since.after(quarantine)),
+            _ if begins => now.since.after(quarantine),
+            _ => now.quarantine_until.min(now.since.after(quarantine)),
         };
         let max_lease = value(&config::MAX_LEASE_MS);
         Policy {
@@ -98,8 +108,8 @@ impl Settings {
             deadlock_max_steps: config::DEADLOCK_MAX_STEPS.amount(),
             grants: config::GRANTS.load(Ordering::Relaxed),
             quarantine_until: until,
-            replicas_needed: replicas.needed,
-            replicas_counting: replicas.counting,
+            replicas_needed: now.replicas.needed,
+            replicas_counting: now.replicas.counting,
         }
     }
 }
