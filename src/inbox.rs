@@ -74,9 +74,13 @@ pub(crate) fn ignores_unlinks() -> bool {
     IGNORE_UNLINKS.load(Ordering::Relaxed)
 }
 
-/// Has unlinked values noted no more, or again.
-pub(crate) fn ignore_unlinks(ignore: bool) {
-    IGNORE_UNLINKS.store(ignore, Ordering::Relaxed);
+/// Deletes a key of the module's own: nothing is noted of its value.
+#[inline(always)]
+pub(crate) fn without_notice<T>(delete: impl FnOnce() -> T) -> T {
+    IGNORE_UNLINKS.store(true, Ordering::Relaxed);
+    let deleted = delete();
+    IGNORE_UNLINKS.store(false, Ordering::Relaxed);
+    deleted
 }
 
 /// The highest token, or ticket's number, in values that were loaded, until an event tells the engine.

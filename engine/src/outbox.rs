@@ -217,7 +217,8 @@ impl Outbox {
     pub(crate) fn tell(
         &mut self,
         id: RequestId,
-        (channel, owner): (Option<Rc<[u8]>>, Rc<[u8]>),
+        channel: Option<Rc<[u8]>>,
+        owner: Rc<[u8]>,
         name: &Name,
         outcome: Outcome,
         pending: Pending,

@@ -307,9 +307,7 @@ impl Open {
                 let left = (!lock.is_empty()).then(|| lock.expires());
                 match lock.into_owned() {
                     None if left.is_none() => {
-                        inbox::ignore_unlinks(true);
-                        hot!(RedisModule_DeleteKey(self.key));
-                        inbox::ignore_unlinks(false);
+                        inbox::without_notice(|| hot!(RedisModule_DeleteKey(self.key)));
                     }
                     Some(lock) if changed && left.is_some() => {
                         let value = data_type::into_raw(lock);

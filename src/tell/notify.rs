@@ -13,7 +13,7 @@ pub(crate) fn publish(ctx: Ctx, message: &Message) {
     text.extend_from_slice(format!(" {}:", owner.len()).as_bytes());
     text.extend_from_slice(owner);
     text.extend_from_slice(format!(" {}", message.id.0).as_bytes());
-    ctx.publish(&message.channel, &text, false);
+    ctx.publish(&message.channel, &text);
 }
 
 /// The word for an outcome, and the token: 0 for all but a grant.

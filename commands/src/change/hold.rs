@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::table::Args;
 use crate::words::args::PlainArgs;
 use dlock_engine::{
-    ClientId, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
+    ClientId, HoldRef, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
     SHORTEST_AUTO_LEASE_MS,
 };
 
@@ -107,10 +107,10 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
     check_confirmable(call)?;
     let tie = tie(call, given)?;
-    let whose = (owner, token);
+    let whose = HoldRef { name, owner };
     let left = call
         .engine
-        .renew(call.keys, call.now, name, whose, lease, &tie)?;
+        .renew(call.keys, call.now, whose, token, lease, &tie)?;
     Ok(renewed(call, &[name], owner, left))
 }
 
@@ -119,13 +119,10 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
-    let left = call.engine.release(
-        call.keys,
-        call.now,
-        name,
-        (owner, given.token.map(Token)),
-        leave,
-    )?;
+    let (whose, token) = (HoldRef { name, owner }, given.token.map(Token));
+    let left = call
+        .engine
+        .release(call.keys, call.now, whose, token, leave)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 
@@ -135,10 +132,11 @@ pub(crate) fn release_plain<K: Keyspace>(
     call: &mut Call<K>,
     plain: PlainArgs,
 ) -> Result<Reply, Error> {
-    let name = call.name(plain.key);
+    let (name, owner) = (call.name(plain.key), plain.owner);
+    let whose = HoldRef { name, owner };
     let left = call
         .engine
-        .release(call.keys, call.now, name, (plain.owner, None), None)?;
+        .release(call.keys, call.now, whose, None, None)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 

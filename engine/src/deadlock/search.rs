@@ -202,7 +202,7 @@ impl<'w> Search<'w> {
                 name: queues.at(part.lock).name.as_ref(),
                 lock: Some(part.lock),
                 place: Some(part.place),
-                limit: request.terms.limit,
+                limit: request.terms.share.limit,
             };
             let back = self.follow(keys, waiter, &wanted)?;
             if back.is_some() {
@@ -325,7 +325,7 @@ impl<'w> Search<'w> {
             for (_, place) in queue.in_order().take_while(|(at, _)| *at < end) {
                 self.spend(1)?;
                 let blocker = self.waits_at(place);
-                let blocker = blocker.filter(|_| place.limit == Limit::EXCLUSIVE);
+                let blocker = blocker.filter(|_| place.share.limit == Limit::EXCLUSIVE);
                 if blocker.is_some() {
                     return Ok(blocker);
                 }

@@ -13,7 +13,7 @@
 
 use crate::invariants::broken;
 use crate::queue::DueKey;
-use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
+use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -53,12 +53,12 @@ pub struct HoldKey {
 
 impl HoldKey {
     /// The hold of this owner.
-    pub fn new(name: NameRef, owner: &[u8]) -> HoldKey {
-        let mut words = SmallVec::from_slice(name.key);
-        words.extend_from_slice(owner);
+    pub fn new(hold: HoldRef) -> HoldKey {
+        let mut words = SmallVec::from_slice(hold.name.key);
+        words.extend_from_slice(hold.owner);
         HoldKey {
-            db: name.db,
-            key: name.key.len() as u32,
+            db: hold.name.db,
+            key: hold.name.key.len() as u32,
             words,
         }
     }

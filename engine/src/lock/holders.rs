@@ -327,13 +327,14 @@ impl Terms {
 
 impl Holder {
     fn view(&self) -> Hold<'_> {
-        view((&self.owner, &self.terms))
+        view(&self.owner, &self.terms)
     }
 }
 
 impl Indexed {
     fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
-        self.by_owner.get_key_value(owner).map(view)
+        let (owner, terms) = self.by_owner.get_key_value(owner)?;
+        Some(view(owner, terms))
     }
 
     fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
@@ -397,7 +398,7 @@ fn find(list: &[Holder], owner: &[u8]) -> Result<usize, usize> {
     list.binary_search_by(|holder| (*holder.owner).cmp(owner))
 }
 
-fn view<'a>((owner, terms): (&'a Arc<[u8]>, &'a Terms)) -> Hold<'a> {
+fn view<'a>(owner: &'a [u8], terms: &'a Terms) -> Hold<'a> {
     Hold {
         owner,
         token: terms.token,

@@ -6,7 +6,7 @@ use crate::server::Server;
 use crate::world::name;
 use dlock_commands::Reply;
 use dlock_engine::{
-    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal, ONE,
+    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal, Share, ONE,
 };
 
 const NOW: Now = Now {
@@ -33,8 +33,10 @@ fn tickets(tickets: impl Iterator<Item = (u64, String)>) -> Lock {
         lock.apply(&Change::Ticket {
             number: Arrival(number),
             owner: owner.as_bytes(),
-            limit: Limit::EXCLUSIVE,
-            permits: ONE,
+            share: Share {
+                limit: Limit::EXCLUSIVE,
+                permits: ONE,
+            },
             claim: 1_000,
         });
     }

@@ -320,7 +320,7 @@ impl Run {
             for (rank, place) in queue.enumerate() {
                 let its = |(_, wait): &(&u64, &Waiting)| wait.owner.as_bytes() == place.owner;
                 let (id, asked) = self.waits.iter().find(its).expect("somebody waits there");
-                assert_eq!(asked.limit, wide(place.limit));
+                assert_eq!(asked.limit, wide(place.share.limit));
                 let wait = waits.get_mut(id).expect("the same");
                 wait.stand(key, rank, (asked.limit, 1));
             }

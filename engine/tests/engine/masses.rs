@@ -6,7 +6,7 @@ use crate::server::Server;
 use dlock_engine::lock::token::TokenClock;
 use dlock_engine::{
     change::Change, codec, Arrival, End, Entry, Event, Keyspace, Limit, Lock, Name, NameRef, Now,
-    Policy, ONE,
+    Policy, Share, ONE,
 };
 
 /// Watched locks: each has two holders.
@@ -312,8 +312,10 @@ fn tickets_that_leave_are_freed_in_steps() {
         lock.apply(&Change::Ticket {
             number: Arrival(NOW.us - TICKETS + at),
             owner: owner.as_bytes(),
-            limit: Limit::EXCLUSIVE,
-            permits: ONE,
+            share: Share {
+                limit: Limit::EXCLUSIVE,
+                permits: ONE,
+            },
             claim: 60_000,
         });
     }

@@ -6,8 +6,8 @@ use crate::server::Data;
 use crate::tie_oracle::{self, Tied};
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::{
-    End, Limit, Millis, Name, Outcome, Permits, PlaceKind, Policy, RequestId, SteadyMs, Token,
-    WallMs,
+    End, Limit, Millis, Name, Outcome, Permits, PlaceKind, Policy, RequestId, Share, SteadyMs,
+    Token, WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -333,8 +333,8 @@ fn row(world: &World, name: &Name) -> Row {
         .collect();
     let places = view.iter().flat_map(|view| &view.queue).map(|place| Place {
         owner: place.owner.clone(),
-        limit: place.limit,
-        permits: place.permits,
+        limit: place.share.limit,
+        permits: place.share.permits,
         kind: place.kind,
         left: place.left_ms,
     });
@@ -343,7 +343,7 @@ fn row(world: &World, name: &Name) -> Row {
     let mut queue: Vec<Place> = places.collect();
     let upgrade = (!queue.is_empty() && holds(&queue[0])).then(|| queue.remove(0));
     let ticket = |ticket: &dlock_engine::lock::Ticket| {
-        let (limit, permits) = ticket.share();
+        let Share { limit, permits } = ticket.share;
         (ticket.owner.to_vec(), limit, permits)
     };
     Row {

@@ -85,13 +85,16 @@ fn publish(
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.name(db, key, braced);
     texts.say(end, token);
-    ctx.publish(&texts.channel, &texts.message, sharded);
+    match sharded {
+        true => ctx.publish_sharded(&texts.channel, &texts.message),
+        false => ctx.publish(&texts.channel, &texts.message),
+    }
 }
 
 /// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
 fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
-        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed", false);
+        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed");
     }
 }
 

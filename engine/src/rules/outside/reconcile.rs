@@ -58,7 +58,9 @@ impl Engine {
         }
         let upgrade = queue.upgrade();
         let upgraded = |hold: &Hold| {
-            upgrade.is_some_and(|place| *place.owner == *hold.owner && upgrades(hold, place.limit))
+            upgrade.is_some_and(|place| {
+                *place.owner == *hold.owner && upgrades(hold, place.share.limit)
+            })
         };
         let holds = entry.value().holds();
         let holds = holds.filter(|hold| !upgraded(hold));
@@ -86,9 +88,9 @@ impl Engine {
         let value = entry.value();
         let differs = |number: Arrival, place: &Place| {
             let ticket = value.ticket(number);
-            let known = ticket.map(|ticket| (&*ticket.owner, ticket.share(), Some(ticket.claim)));
+            let known = ticket.map(|ticket| (&*ticket.owner, ticket.share, Some(ticket.claim)));
             let is_ticket = place.ticket.is_some();
-            is_ticket && known != Some((&*place.owner, place.share(), place.claim()))
+            is_ticket && known != Some((&*place.owner, place.share, place.claim()))
         };
         self.discard(lock, |number, place| {
             place.is_absent() && differs(number, place)
@@ -123,7 +125,7 @@ impl Engine {
                 let entered = free
                     && usual
                     && queue.insert_brought(number, &ticket.owner, |owner| {
-                        let mut place = Place::brought(owner, ticket.share(), number, now);
+                        let mut place = Place::brought(owner, ticket.share, number, now);
                         let window = ticket.claim.max(self.policy.claim_window_ms);
                         let until = now.steady().after(window);
                         let due = self.holds.timers.add(until, Due::Window(lock, number));
@@ -167,7 +169,7 @@ impl Engine {
             true => self.holds.tokens.arrival(now),
             false => brought,
         };
-        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share());
+        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share);
         let mut place = Place::brought(Rc::from(ticket.owner), share, brought, now);
         place.set_claim(claim);
         if taken || claim != ticket.claim {

@@ -33,8 +33,8 @@ impl Engine {
             until,
             ..Pending::default()
         };
-        let whom = (channel, Rc::from(ask.owner));
-        self.outbox.tell(id, whom, name, outcome, pending);
+        self.outbox
+            .tell(id, channel, Rc::from(ask.owner), name, outcome, pending);
         id
     }
 
@@ -73,9 +73,8 @@ impl Engine {
             until: Some(now.steady()),
             ..Pending::default()
         };
-        let nobody = (None, Rc::from([]));
-        self.outbox
-            .tell(id, nobody, &Name::default(), outcome, pending);
+        let (nobody, name) = (Rc::from([]), Name::default());
+        self.outbox.tell(id, None, nobody, &name, outcome, pending);
         id
     }
 

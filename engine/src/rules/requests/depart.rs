@@ -62,9 +62,9 @@ impl Engine {
         if let Outcome::Refused(error) = &outcome {
             self.holds.counters.refusals.count(error);
         }
-        let whom = (left.channel, left.owner);
+        let pending = Pending::default();
         self.outbox
-            .tell(id, whom, name, outcome, Pending::default());
+            .tell(id, left.channel, left.owner, name, outcome, pending);
     }
 
     /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
