@@ -5,9 +5,9 @@ use super::holds::HoldTable;
 use super::lock::Lock;
 use super::outbox::{Outbox, Output, Promise};
 use super::policy::Policy;
-use super::queue::{Deadlines, Departed, LockId, Requests, WaitQueues};
+use super::queue::{Departed, LockId, Requests, WaitQueues};
 use super::refusal::Refusal;
-use super::types::{ClientId, Millis, Name, Now, RequestId, Token, WallMs};
+use super::types::{ClientId, Millis, Name, Now, RequestId, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -21,11 +21,7 @@ pub struct Engine {
     /// The answers and messages that this event has put out.
     pub(super) outbox: Outbox,
     pub(super) queues: WaitQueues,
-    /// The earliest lease of each watched lock.
-    pub(super) leases: Deadlines<WallMs, LockId>,
     pub(super) requests: Requests,
-    /// How many places there are over all locks.
-    pub(super) places: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
     /// Names to which values have come where nobody waits. They are watched in steps: whoever uses one first finds what it needs.
@@ -39,10 +35,6 @@ pub struct Engine {
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
     /// had to be left, since its slot is migrating away.
     pub(super) disconnected: BTreeMap<ClientId, Option<Token>>,
-    /// Holds whose renewal is due.
-    pub(super) renewals: VecDeque<Token>,
-    /// Locks that are waited for and have no value.
-    pub(super) awaited_keys: BTreeSet<LockId>,
     /// Position of the once-a-second scan, which finds what the server does not report.
     pub(super) scan: ScanCursor,
     /// Whether a compatible head was not granted because nothing is granted for now.
@@ -184,7 +176,7 @@ impl Engine {
 
     /// How many places are queued over all locks.
     pub fn places(&self) -> usize {
-        self.places
+        self.queues.places()
     }
 
     /// Returns true if settlements are pending.
@@ -193,8 +185,7 @@ impl Engine {
             && self.arrived.is_empty()
             && self.unheard.is_empty()
             && self.disconnected.is_empty()
-            && self.renewals.is_empty()
-            && !self.holds.ties.has_resumed()
+            && !self.holds.ties.has_due()
             && self.garbage.is_empty())
     }
 
@@ -213,14 +204,17 @@ impl Engine {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
         let steady = self.holds.timers.next().into_iter().chain(granting).min();
-        let in_wall = self.leases.next().map(|at| at.since(now.wall()));
+        let in_wall = self.queues.next_lease().map(|at| at.since(now.wall()));
         let in_steady = steady.map(|at| at.since(now.steady()));
         in_wall.into_iter().chain(in_steady).min()
     }
 
     /// For how many milliseconds something has been due; 0 if nothing is.
     pub fn overdue(&self, now: Now) -> Millis {
-        let wall = self.leases.next().map_or(0, |at| now.wall().since(at));
+        let wall = self
+            .queues
+            .next_lease()
+            .map_or(0, |at| now.wall().since(at));
         let steady = self.holds.timers.next();
         wall.max(steady.map_or(0, |at| now.steady().since(at)))
     }

@@ -150,13 +150,10 @@ impl HoldTable {
         self.timers.clear(&mut timer);
     }
 
-    /// Returns up to `room` holds of a connection whose timer has fired, that are to be renewed by now.
-    pub fn due(&mut self, client: ClientId, now: SteadyMs, room: usize) -> Vec<Token> {
-        self.ties.timer_came(client);
-        let due = std::iter::from_fn(|| self.ties.take_due(client, now));
-        let due = due.take(room).collect();
+    /// Notes that up to `room` holds of a connection whose timer has fired are to be renewed by now.
+    pub fn come_due(&mut self, client: ClientId, now: SteadyMs, room: usize) {
+        self.ties.come_due(client, now, room);
         self.time_renewals(client);
-        due
     }
 
     /// The server has renewed a hold that is tied to this connection: its lease ends then, and this comes next.

@@ -89,7 +89,6 @@ impl Engine {
         }
         self.outbox.forget_wakes();
         self.unheard.clear();
-        self.renewals.clear();
         self.next.clear();
         self.scan = ScanCursor::Over;
         self.held_back = false;

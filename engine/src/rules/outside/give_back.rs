@@ -100,7 +100,7 @@ impl Engine {
             .filter(|_| queue.place(number).is_none());
         if let Some(ticket) = ticket {
             entry.commit(&ticket);
-            self.places += usize::from(queue.insert(number, place));
+            self.queues.insert(lock, number, place);
             self.begin_window(lock, number, now);
         }
     }

@@ -86,7 +86,7 @@ impl Engine {
                 self.mark_stale_value(lock);
             }
             Some(lock) if !watch && self.queues.at(lock).is_empty() => {
-                self.drop_queue(lock);
+                self.queues.remove(lock);
             }
             _ => {}
         }
@@ -100,7 +100,7 @@ impl Engine {
     /// Removes a queue whose places are all absent.
     pub(in crate::rules) fn forget(&mut self, lock: LockId) {
         self.discard(lock, |_, _| true);
-        self.drop_queue(lock);
+        self.queues.remove(lock);
     }
 
     /// Removes the absent places that `goes` chooses, as one piece that is freed in steps. Their tickets have gone with the
@@ -110,13 +110,8 @@ impl Engine {
         lock: LockId,
         goes: impl Fn(Arrival, &Place) -> bool,
     ) {
-        if let Some(queue) = self.queues.get_mut(lock) {
-            let places = queue.split_off(goes);
-            self.places -= places.len();
-            if places.len() > 0 {
-                self.garbage.push_back(Garbage::Places(places));
-            }
-        }
+        let places = self.queues.split_off(lock, goes);
+        self.garbage.extend(places.map(Garbage::Places));
     }
 
     /// Tells the requests that wait by a channel that the lock's slot is served elsewhere now. The server itself answers blocked

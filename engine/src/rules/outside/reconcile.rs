@@ -116,7 +116,7 @@ impl Engine {
             queue.expect(value.queued().saturating_sub(queue.len()));
             for (number, ticket) in value.tickets() {
                 let same = |place: &Place| place.ticket.is_some() && *place.owner == *ticket.owner;
-                let free = match queue.place(number) {
+                let free = match self.queues.at(lock).place(number) {
                     Some(place) if same(place) => continue,
                     place => place.is_none(),
                 };
@@ -124,17 +124,18 @@ impl Engine {
                     && (value.holders() == 0 || value.hold(&ticket.owner).is_none());
                 let entered = free
                     && usual
-                    && queue.insert_brought(number, &ticket.owner, |owner| {
-                        let mut place = Place::brought(owner, ticket.share, number, now);
-                        let window = ticket.claim.max(self.policy.claim_window_ms);
-                        let until = now.steady().after(window);
-                        let due = self.holds.timers.add(until, Due::Window(lock, number));
-                        place.keep(ticket.claim, until, due);
-                        place
-                    });
-                match entered {
-                    true => self.places += 1,
-                    false => others.push((number, ticket.clone())),
+                    && self
+                        .queues
+                        .insert_brought(lock, number, &ticket.owner, |owner| {
+                            let mut place = Place::brought(owner, ticket.share, number, now);
+                            let window = ticket.claim.max(self.policy.claim_window_ms);
+                            let until = now.steady().after(window);
+                            let due = self.holds.timers.add(until, Due::Window(lock, number));
+                            place.keep(ticket.claim, until, due);
+                            place
+                        });
+                if !entered {
+                    others.push((number, ticket.clone()));
                 }
             }
         }
@@ -175,7 +176,7 @@ impl Engine {
         if taken || claim != ticket.claim {
             entry.commit_any(place.as_change(number));
         }
-        self.places += usize::from(queue.insert(number, place));
+        self.queues.insert(lock, number, place);
         let window = claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
@@ -192,6 +193,6 @@ impl Engine {
             let outcome = Outcome::Refused(Refusal::WrongType);
             self.remove_place(none, now, lock, number, outcome);
         }
-        self.drop_queue(lock);
+        self.queues.remove(lock);
     }
 }

@@ -305,7 +305,7 @@ impl Engine {
     ) -> Result<(), Refusal> {
         if !has_place {
             self.room_in_queue(lock)?;
-            if self.places >= self.policy.max_places {
+            if self.queues.places() >= self.policy.max_places {
                 return Err(Refusal::Full("dlock.max-places"));
             }
         }
@@ -395,14 +395,11 @@ impl Engine {
     ) {
         entry.commit_any(place.as_change(number));
         entry.events.push(Event::Queued);
-        let Some(queue) = self.queues.get_mut(lock) else {
-            return broken!("a lock that a place is made at has a queue");
-        };
-        match queue.insert(number, place) {
-            true => self.places += 1,
-            false => broken!("an owner has one place, and a number is given once"),
+        if !self.queues.insert(lock, number, place) {
+            broken!("an owner has one place, and a number is given once");
         }
-        self.holds.counters.top.queued(queue.name.as_ref());
+        let name = self.queues.at(lock).name.as_ref();
+        self.holds.counters.top.queued(name);
     }
 
     /// Makes the request that waits there.

@@ -136,10 +136,7 @@ impl Engine {
             Some(claim) if claim > 0 => return self.begin_window(lock, number, now),
             // Its half in the value goes with the next settlement.
             Some(_) => queue.lapsed.push(number),
-            None => {
-                queue.remove(number);
-                self.places -= 1;
-            }
+            None => drop(self.queues.remove_place(lock, number)),
         }
         let name = self.queues.at(lock).name.as_ref();
         self.holds.counters.waited_in_vain(name, waited);
@@ -217,8 +214,7 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) -> Option<Box<Place>> {
-        let mut place = self.queues.get_mut(lock)?.remove(number)?;
-        self.places -= 1;
+        let mut place = self.queues.remove_place(lock, number)?;
         if let Some(window) = place.ticket.as_deref_mut() {
             self.holds.timers.clear(&mut window.due);
             if entry.value().ticket(number).is_some() {

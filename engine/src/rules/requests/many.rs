@@ -183,7 +183,8 @@ impl Engine {
         let parts = older.flat_map(Request::parts);
         gone.extend(parts.map(|part| (part.lock, part.place)));
         let fresh = plan.wanted.len();
-        if fresh > gone.len() && self.places + fresh - gone.len() > self.policy.max_places {
+        if fresh > gone.len() && self.queues.places() + fresh - gone.len() > self.policy.max_places
+        {
             return Err(Refusal::Full("dlock.max-places"));
         }
         let replaces = plan.older.iter().any(|id| !self.waits_by_channel(*id));
