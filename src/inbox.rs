@@ -93,7 +93,7 @@ pub(crate) fn post_number(number: u64) {
 }
 
 /// Takes out the highest number that was noted.
-pub(crate) fn highest_number() -> u64 {
+pub(crate) fn take_highest_number() -> u64 {
     HIGHEST_NUMBER.swap(0, Ordering::Relaxed)
 }
 

@@ -34,7 +34,8 @@ impl State {
     /// Tells the engine what callbacks have left.
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
-        self.engine.observe_number(inbox::highest_number(), now);
+        self.engine
+            .observe_number(inbox::take_highest_number(), now);
         let notices = shorten_swaps(inbox::take());
         let reloaded = notices
             .iter()
