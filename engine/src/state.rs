@@ -77,12 +77,6 @@ impl Engine {
         &self.policy
     }
 
-    /// Takes the settings, and marks every watched lock: more may be granted now than before.
-    pub fn set_policy(&mut self, policy: Policy) {
-        self.policy = policy;
-        self.mark_all();
-    }
-
     /// Returns what has been counted and timed.
     pub fn counters(&self) -> &Counters {
         &self.holds.counters

@@ -146,8 +146,8 @@ fn report_newer_value(format: u64, known: u64) {
 /// Holders and tickets up to which a value is freed at once, and that one step frees of a larger one: less than a millisecond.
 const A_STEP: usize = 4096;
 
-/// Values that are gone, with more holders and tickets than can be freed in passing: a million take the main thread 0.2 s, whoever says
-/// DEL or UNLINK.
+/// Values that are gone, with more holders and tickets than can be freed in passing: a million take the main thread 0.2 s,
+/// whoever says DEL or UNLINK.
 static REMAINS: MainThread<Vec<Lock>> = MainThread::new(Vec::new());
 
 /// Frees a value, or keeps it to be freed in steps. On another thread, which nobody waits for, at once.

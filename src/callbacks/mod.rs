@@ -1,5 +1,5 @@
-//! What the server calls. A callback changes no lock: it notes what has happened, and returns. What callbacks ask of the module's state
-//! is `run`'s, which they may not use: it is set at load ([`Hooks`]).
+//! What the server calls. A callback changes no lock: it notes what has happened, and returns. What callbacks ask of the module's
+//! state is `run`'s, which they may not use: it is set at load ([`Hooks`]).
 
 pub(crate) mod data_type;
 pub(crate) mod events;

@@ -1,5 +1,5 @@
-//! What the server is now: its role and whether it would accept a write, its clocks and the one timer, its slots in a cluster, and how
-//! many locks it has.
+//! What the server is now: its role and whether it would accept a write, its clocks and the one timer, its slots in a cluster,
+//! and how many locks it has.
 
 pub(crate) mod census;
 pub(crate) mod clock;

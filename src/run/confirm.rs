@@ -56,8 +56,8 @@ pub(super) fn look(ctx: Ctx) {
     }
 }
 
-/// Has the settings read anew where other numbers of replicas are needed, or count, than the engine goes by. When that may change next
-/// by itself the module's event comes.
+/// Has the settings read anew where other numbers of replicas are needed, or count, than the engine goes by. When that may change
+/// next by itself the module's event comes.
 pub(super) fn heed_replicas(now: SteadyMs) {
     let Some(state) = STATE.try_borrow_mut() else {
         return;
@@ -75,7 +75,7 @@ pub(super) fn heed_replicas(now: SteadyMs) {
 impl State {
     /// Sends an answer that replicas have confirmed, if what it promises still holds.
     fn confirmed(&mut self, held: PendingReply, now: Now) {
-        let promises = &held.output.pending().promises;
+        let promises = &held.output.pending.promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
         let stands = promises
             .iter()
@@ -86,12 +86,12 @@ impl State {
         let took_us = now.steady_us.saturating_sub(held.since_us);
         engine.confirmed(promises, took_us);
         let mut output = held.output;
-        output.pending_mut().confirmed = true;
-        if let Outcome::Keeps { client, first_end } = *output.outcome_mut() {
+        output.pending.confirmed = true;
+        if let Outcome::Keeps { client, first_end } = output.outcome {
             // What was renewed since is not confirmed.
             let mut kept = engine.kept(now, client);
             kept.first_end = kept.first_end.min(first_end.or(kept.first_end));
-            *output.outcome_mut() = Outcome::Kept(kept);
+            output.outcome = Outcome::Kept(kept);
         }
         engine.put_out(output);
     }

@@ -17,7 +17,7 @@ use crate::ffi::ctx::Ctx;
 use crate::inbox;
 use crate::node::{gate, timer};
 use crate::tell::{blocking, notify, observers};
-use dlock_engine::{Now, Output};
+use dlock_engine::Now;
 use std::cell::RefMut;
 
 /// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
@@ -75,20 +75,20 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
             blocking::hold(output, now);
             continue;
         }
-        match output {
-            Output::Wake(wake) => {
-                blocking::answer(wake);
+        match output.message {
+            Some(message) => messages.push((output.id, output.outcome, message)),
+            None => {
+                blocking::answer(output);
                 answered = true;
             }
-            Output::Publish(message) => messages.push(message),
         }
     }
     if answered {
         blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut notifications, &mut texts);
-    for message in &messages {
-        notify::publish(ctx, message);
+    for (id, outcome, message) in &messages {
+        notify::publish(ctx, *id, outcome, message);
     }
     if let Some(mut state) = STATE.borrow() {
         (state.notifications, state.texts) = (notifications, texts);

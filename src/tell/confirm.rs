@@ -57,10 +57,10 @@ pub(crate) fn waiting() -> usize {
 
 /// Keeps an answer until it is confirmed.
 pub(crate) fn hold(output: Output, now: Now) {
-    let id = output.id();
+    let id = output.id;
     let patience: Millis = config::ACK_TIMEOUT_MS.amount() as Millis;
     let least = now.steady().after(patience);
-    let deadline = output.pending().until.map(|until| until.max(least));
+    let deadline = output.pending.until.map(|until| until.max(least));
     let held = PendingReply {
         output,
         since_us: now.steady_us,
@@ -156,7 +156,7 @@ pub(crate) fn take_published() -> Vec<PendingReply> {
         return Vec::new();
     };
     let held = answers.by_id.iter();
-    let published = held.filter(|(_, held)| matches!(held.output, Output::Publish(_)));
+    let published = held.filter(|(_, held)| held.output.message.is_some());
     let ids: Vec<RequestId> = published.map(|(id, _)| *id).collect();
     ids.into_iter().filter_map(|id| answers.take(id)).collect()
 }
@@ -196,9 +196,9 @@ impl PendingReply {
     /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns what it had promised, too.
     pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
         let mut output = self.output;
-        let pending = std::mem::take(output.pending_mut());
-        output.pending_mut().confirmed = true;
-        *output.outcome_mut() = outcome;
+        let pending = std::mem::take(&mut output.pending);
+        output.pending.confirmed = true;
+        output.outcome = outcome;
         (output, pending)
     }
 }

@@ -141,11 +141,7 @@ impl Engine {
             Ok((grant, promise)) => (Outcome::Granted(grant), promise),
             Err(error) => (Outcome::Refused(error), None),
         };
-        let pending = Pending {
-            promises: promise.into_iter().collect(),
-            until,
-            ..Pending::default()
-        };
+        let pending = Pending::new(promise.into_iter().collect(), until);
         let (channel, owner) = (request.channel, request.owner);
         self.outbox
             .tell(id, channel, owner, &name, outcome, pending);

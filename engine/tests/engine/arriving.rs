@@ -55,10 +55,7 @@ fn bring(server: &mut Server, key: &str, lock: &Lock) {
 fn step(server: &mut Server, now: Now) -> (Vec<Outcome>, bool) {
     let left = server.engine.settle_dirty(&mut server.keys, now, 100);
     server.keys.close();
-    let told = |output| match output {
-        Output::Wake(wake) => wake.outcome,
-        Output::Publish(message) => message.outcome,
-    };
+    let told = |output: Output| output.outcome;
     (
         server.engine.take_outputs().into_iter().map(told).collect(),
         left,

@@ -10,7 +10,7 @@ use crate::world::name;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::change::Change;
-use dlock_engine::{lock, ClientId, Limit, Lock, Now, Output, Policy, Refusal, Token, WallMs, ONE};
+use dlock_engine::{lock, ClientId, Limit, Lock, Now, Policy, Refusal, Token, WallMs, ONE};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -287,8 +287,8 @@ impl Run {
     /// Hears who need not wait any more.
     fn hear(&mut self, server: &mut Server) {
         for output in server.engine.take_outputs() {
-            if let Output::Wake(wake) = output {
-                self.waits.remove(&wake.id.0);
+            if output.message.is_none() {
+                self.waits.remove(&output.id.0);
             }
         }
     }

@@ -412,7 +412,7 @@ impl World {
         let name = asked.names[0].as_ref();
         drop(engine.cancel(keys, self.now, name, &asked.owner));
         for mut output in engine.take_outputs() {
-            *output.outcome_mut() = Outcome::Replaced;
+            output.outcome = Outcome::Replaced;
             engine.put_out(output);
         }
     }

@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::server::Server;
 use dlock_commands::Reply;
-use dlock_engine::{Now, Output, Policy, Promise};
+use dlock_engine::{Now, Policy, Promise};
 
 const NOW: Now = Now {
     us: 1_000_000_000_000,
@@ -28,7 +28,7 @@ fn ask(server: &mut Server, client: u64, line: &str) -> Vec<Promise> {
     assert_eq!(outputs.len(), 1, "{line}");
     outputs
         .pop()
-        .map(Output::into_pending)
+        .map(|output| output.pending)
         .unwrap_or_default()
         .promises
 }

@@ -15,7 +15,7 @@ use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Keyspace, Limit, Lock, Millis, Name, NameRef, Now,
-    Outcome, Output, Permits, Policy, Promise, RequestId, SteadyMs, Token, WallMs, ONE,
+    Outcome, Permits, Policy, Promise, RequestId, SteadyMs, Token, WallMs, ONE,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -867,9 +867,10 @@ impl World {
     fn tell(&mut self) -> bool {
         let (mut wakes, mut messages) = (Vec::new(), Vec::new());
         for output in self.primary.engine.take_outputs() {
-            match output {
-                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.pending.promises)),
-                Output::Publish(told) => messages.push((told.id, told.outcome, Vec::new())),
+            let (id, outcome) = (output.id, output.outcome);
+            match output.message {
+                None => wakes.push((id, outcome, output.pending.promises)),
+                Some(_) => messages.push((id, outcome, Vec::new())),
             }
         }
         let answered = !wakes.is_empty();

@@ -7,6 +7,7 @@
 use crate::holds::Loss;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
+use crate::policy::Policy;
 use crate::queue::LockId;
 use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
@@ -73,8 +74,14 @@ impl Engine {
         self.on_values_changed(None);
     }
 
+    /// Takes the settings, and marks every watched lock: more may be granted now than before.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
+        self.mark_all();
+    }
+
     /// Marks every watched lock: the rules have changed.
-    pub(crate) fn mark_all(&mut self) {
+    pub(in crate::rules) fn mark_all(&mut self) {
         for lock in self.locks_of(|_| true) {
             self.mark(lock);
         }

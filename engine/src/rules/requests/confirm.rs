@@ -28,11 +28,7 @@ impl Engine {
         let id = self.requests.fresh(now);
         let channel = ask.channel;
         let channel = channel.map(|channel| self.requests.channel(ask.terms.client, channel));
-        let pending = Pending {
-            promises,
-            until,
-            ..Pending::default()
-        };
+        let pending = Pending::new(promises, until);
         self.outbox
             .tell(id, channel, Rc::from(ask.owner), name, outcome, pending);
         id
@@ -68,11 +64,7 @@ impl Engine {
 
     fn confirm(&mut self, now: Now, outcome: Outcome, promises: Vec<Promise>) -> RequestId {
         let id = self.requests.fresh(now);
-        let pending = Pending {
-            promises,
-            until: Some(now.steady()),
-            ..Pending::default()
-        };
+        let pending = Pending::new(promises, Some(now.steady()));
         let (nobody, name) = (Rc::from([]), Name::default());
         self.outbox.tell(id, None, nobody, &name, outcome, pending);
         id

@@ -367,11 +367,7 @@ impl Engine {
         let at: Vec<NamedLock> = at.collect();
         let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at, Answered::Later);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-        let pending = Pending {
-            promises,
-            until,
-            ..Pending::default()
-        };
+        let pending = Pending::new(promises, until);
         let channel = request.channel;
         self.outbox
             .tell(id, channel, owner, &first, outcome, pending);
