@@ -232,10 +232,9 @@ impl<'w> Search<'w> {
         if wanted.place == Some(Arrival::UPGRADE_SLOT) {
             return Ok(());
         }
-        for blocker in [self.nearest_part(wanted)?, self.first_exclusive(wanted)?] {
-            if let Some(blocker) = blocker {
-                self.find(blocker, edge(true))?;
-            }
+        let places = [self.nearest_part(wanted)?, self.first_exclusive(wanted)?];
+        for blocker in places.into_iter().flatten() {
+            self.find(blocker, edge(true))?;
         }
         Ok(())
     }

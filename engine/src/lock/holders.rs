@@ -231,19 +231,8 @@ impl Holders {
         }
     }
 
-    /// Token and deadline of each hold, in the order of `iter`.
-    pub(crate) fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
-        let (few, many) = match self {
-            Holders::List(list) => (Some(list), None),
-            Holders::Indexed(many) => (None, Some(&many.by_deadline)),
-        };
-        let few = few.into_iter().flatten();
-        let few = few.map(|holder| (holder.terms.token, holder.terms.deadline));
-        let many = many.into_iter().flatten();
-        few.chain(many.map(|(deadline, token, _)| (*token, *deadline)))
-    }
-
-    /// Returns each hold with its owner.
+    /// Returns owner, token and deadline of each hold, in the order of `iter`. Of many holders no other memory is read than the index
+    /// of their deadlines.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),

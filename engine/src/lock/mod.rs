@@ -314,12 +314,7 @@ impl Lock {
 
     /// Token and deadline of each hold. Of many holders no other memory is read than the index of their deadlines.
     pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
-        let (sole, full) = match self {
-            Lock::Sole(sole) => (sole.hold(), None),
-            Lock::Full(full) => (None, Some(full.holders.leases())),
-        };
-        let sole = sole.into_iter().map(|hold| (hold.token, hold.deadline));
-        sole.chain(full.into_iter().flatten())
+        self.named().map(|(_, token, deadline)| (token, deadline))
     }
 
     /// Returns owner, token and deadline of each hold, in no order.
