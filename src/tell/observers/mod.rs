@@ -11,7 +11,7 @@ use crate::node::{gate, slots};
 use crate::settings::Channel;
 use dlock_commands::words::hash_slot;
 use dlock_engine::{End, Event, Token};
-use in_order::{NotificationRef, Notifications};
+use in_order::Notifications;
 use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
@@ -24,22 +24,21 @@ pub(crate) fn tell(
 ) {
     let mut selected = home;
     let keyspace_events = in_order::keyspace_events();
-    notifications.drain(|notification| {
-        let (db, key, event) = match notification {
-            NotificationRef::Lock(db, key, event) => (*db, *key, event),
-            NotificationRef::Flush(db) => return publish_flush(ctx, channel, *db),
+    notifications.drain(|db, lock| {
+        let Some((key, event)) = lock else {
+            return publish_flush(ctx, channel, db);
         };
         if selected != db {
             ctx.select(db);
             selected = db;
         }
         if keyspace_events {
-            if let Some(event) = keyspace_event(event) {
+            if let Some(event) = keyspace_event(&event) {
                 ctx.notify(event, key);
             }
         }
         if let Event::Ended(end, token) = event {
-            publish(ctx, channel, texts, db, key.bytes(), *end, *token);
+            publish(ctx, channel, texts, db, key.bytes(), end, token);
         }
     });
     if selected != home {
