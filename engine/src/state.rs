@@ -3,7 +3,7 @@
 use super::counters::Counters;
 use super::holds::HoldTable;
 use super::lock::Lock;
-use super::outbox::{Outbox, Output, Promise};
+use super::outbox::{Outbox, Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Requests, WaitQueues};
 use super::refusal::Refusal;
@@ -108,9 +108,16 @@ impl Engine {
         self.holds.tokens.observe(number, now);
     }
 
-    /// Takes out the answers and messages that are to be sent, in order. The caller works them off after each event.
+    /// Takes out the answers and messages that are to be sent, in order, and counts the refusals among them. The caller works them
+    /// off after each event.
     pub fn take_outputs(&mut self) -> Vec<Output> {
-        self.outbox.take()
+        let outputs = self.outbox.take();
+        for output in &outputs {
+            if let Outcome::Refused(refusal) = &output.outcome {
+                self.count_refusal(refusal);
+            }
+        }
+        outputs
     }
 
     /// Returns true if answers or messages are to be sent.

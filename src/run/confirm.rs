@@ -98,9 +98,8 @@ impl State {
 
     /// Refuses an answer that was not confirmed in time.
     fn not_confirmed(&mut self, held: PendingReply, why: NoAck) {
-        let refusal = Refusal::NoAck(why);
-        let (output, pending) = held.tell(Outcome::Refused(refusal.clone()));
-        self.engine.not_confirmed(pending.promises, &refusal);
+        let (output, pending) = held.tell(Outcome::Refused(Refusal::NoAck(why)));
+        self.engine.not_confirmed(pending.promises);
         self.engine.put_out(output);
     }
 

@@ -5,7 +5,6 @@ use super::acquire::{Ask, Wait};
 use super::hold::held;
 use crate::keyspace::Keyspace;
 use crate::outbox::{Outcome, Pending, Promise};
-use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{ClientId, Millis, Name, NameRef, Now, RequestId};
 use std::rc::Rc;
@@ -85,10 +84,9 @@ impl Engine {
         }
     }
 
-    /// Counts an answer that replicas have not confirmed, with the reason that it is refused for. Its new holds are given back.
-    pub fn not_confirmed(&mut self, promises: Vec<Promise>, refusal: &Refusal) {
+    /// Counts an answer that replicas have not confirmed. Its new holds are given back.
+    pub fn not_confirmed(&mut self, promises: Vec<Promise>) {
         self.holds.counters.unconfirmed += 1;
-        self.count_refusal(refusal);
         self.unheard(promises);
     }
 }

@@ -59,9 +59,6 @@ impl Engine {
     pub(in crate::rules) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
         let name = &self.queues.at(lock).name;
-        if let Outcome::Refused(error) = &outcome {
-            self.holds.counters.refusals.count(error);
-        }
         let pending = Pending::default();
         self.outbox
             .tell(id, left.channel, left.owner, name, outcome, pending);
@@ -72,14 +69,7 @@ impl Engine {
         if self.policy.confirms() && self.outbox.gives(id) {
             return None;
         }
-        let outcome = self.outbox.take_back(id)?;
-        if let Outcome::Refused(error) = &outcome {
-            // It is counted as the command's own error.
-            if let Some(count) = self.holds.counters.refusals.of(error) {
-                *count -= 1;
-            }
-        }
-        Some(outcome)
+        self.outbox.take_back(id)
     }
 
     /// Ends a wait with an outcome. The request's places go, except in those queues where another request inherits them.
