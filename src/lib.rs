@@ -8,7 +8,7 @@
 //!  the timer ─────► event ───┘   │ the inbox, engine decides │   ├─► waiting connections answered
 //!                                └───────────────▲───────────┘   └─► observers told
 //!  server events,                                │
-//!  the data type ─► callbacks (only note) ─► node::inbox
+//!  the data type ─► callbacks (only note) ─► inbox
 //! ```
 //!
 //! What holds throughout:
@@ -18,7 +18,7 @@
 //! 3. The engine gets the time as an argument, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`node::gate`).
-//! 6. A callback of the server changes no lock: it notes what has happened (`node::inbox`), and the module's next event acts.
+//! 6. A callback of the server changes no lock: it notes what has happened (`inbox`), and the module's next event acts.
 //! 7. Answering connections and telling observers can call the module back. So they come last, with no state borrowed.
 //! 8. The module answers a request once.
 //! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. Broken
@@ -35,11 +35,14 @@
 //!
 //! | room | who lives there | so there you find |
 //! |---|---|---|
-//! | `ffi` | all raw calls behind safe types: `Ctx`, `Str`, `Answer`, `User`; `doors`, where callbacks come in; the log, caught panics | a function of the server's that the module does not use yet |
+//! | `ffi` | all raw calls behind safe types: `Ctx`, `Str`, `Answer`, `User`; `callbacks`, where callbacks come in; the log, caught panics | a function of the server's that the module does not use yet |
 //! | `servers` | what exists for one server version only, with the reason and the test that notices its end | `quirks`: every "this version does …" |
-//! | `node` | what this server is and has noted: role (`gate`), clock, slots, settings (`config`), timer, inbox, the number of locks (`census`), whose confirmation counts (`replicas`) | a new setting |
+//! | `node` | what the server is now: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
+//! | `settings` | what the operator configures (`config`), and the engine's policy that follows from it | a new setting |
+//! | `replicas` | whose confirmation counts: what the server says of replicas (`links`), what the log says of them (`report`) | why an answer waits |
+//! | `inbox` | what callbacks have noted, until the module's next event reads it | what RENAME, MOVE, DEL and a flush leave |
 //! | `tell` | what the outside is told: replies, replicas and the AOF (`replicate`), connections that wait (`blocking`), answers that wait for replicas (`confirm`), observers | how an answer reaches a waiter |
-//! | `callbacks` | what the server calls: `data_type`, `events`; each only notes, and returns | what RENAME, MOVE, DEL and a flush leave in the inbox |
+//! | `callbacks` | what the server calls: `data_type`, `events`; each only notes, and returns | what the server reports |
 //! | `run` | the one way in: `state`, `enter`, `command`, `event`, `notices` (inbox → engine), `confirm` (what replicas have), `keyspace`, `load` | what happens next, whatever happened |
 //!
 //! Where a lease ends, where RENAME is handled, and which files a new option of a command touches: CONTRIBUTING.md.
@@ -51,9 +54,12 @@
 mod callbacks;
 #[allow(unsafe_code)]
 mod ffi;
+mod inbox;
 mod node;
+mod replicas;
 mod run;
 mod servers;
+mod settings;
 mod tell;
 
 use run::load::init;

@@ -170,7 +170,7 @@ impl<K: Keyspace> Call<'_, K> {
     /// tied to is one, and the server need not be asked: it would be 500 instructions.
     pub(crate) fn own_connection(&self) -> bool {
         let client = ClientId(self.caller.client());
-        self.engine.holds.ties.has_connection(client) || self.caller.own_connection()
+        self.engine.has_connection(client) || self.caller.own_connection()
     }
 
     /// The lock at a key of the caller's database.
@@ -198,7 +198,10 @@ impl<K: Keyspace> Call<'_, K> {
     pub(crate) fn lease(&self, given: Option<Millis>) -> Millis {
         match given {
             Some(lease) => lease,
-            None => self.defaults.lease_ms.min(self.engine.policy.max_lease_ms),
+            None => self
+                .defaults
+                .lease_ms
+                .min(self.engine.policy().max_lease_ms),
         }
     }
 }

@@ -32,20 +32,17 @@ pub fn execute<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let tied = !call.engine.holds.ties.is_empty();
+    let tied = call.engine.has_ties();
     if tied {
-        // What this connection ends itself it need not be told of.
-        call.engine
-            .holds
-            .ties
-            .set_current_client(ClientId(call.caller.client()));
+        let client = ClientId(call.caller.client());
+        call.engine.set_current_client(client);
     }
     let answer = decide(spec, call, words);
     if tied {
-        call.engine.holds.ties.set_current_client(ClientId::NONE);
+        call.engine.set_current_client(ClientId::NONE);
     }
     if let Err(Error::Refused(refusal)) = &answer {
-        call.engine.holds.counters.refusals.count(refusal);
+        call.engine.count_refusal(refusal);
     }
     answer
 }
@@ -66,7 +63,7 @@ fn decide<K: Keyspace>(
     // Most requests say no more than this. To read them by the table would be 500 of the 14,900 instructions that the server takes
     // for an uncontended pair, and 900 with AUTO; of the others none is worth a second way.
     let plain = match spec.verb {
-        Verb::Acquire | Verb::Release => args::plain(words, &call.engine.policy),
+        Verb::Acquire | Verb::Release => args::plain(words, call.engine.policy()),
         _ => None,
     };
     match (spec.verb, plain) {
@@ -87,7 +84,7 @@ fn execute_any<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let given = &args::read(spec, words, &call.engine.policy)?;
+    let given = &args::read(spec, words, call.engine.policy())?;
     match spec.verb {
         Verb::Acquire => acquire::run(call, given, Family::Plain),
         Verb::FairAcquire => acquire::run(call, given, Family::Fair),

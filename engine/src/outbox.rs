@@ -6,9 +6,9 @@
 //! list of all outputs each would need a name. One function of the caller works both off, in one order:
 //!
 //! 1. the entries: keys are written and replicated before any message about them;
-//! 2. [`Output::Wake`]: connections are answered;
+//! 2. outputs for connections: they are answered;
 //! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one;
-//! 4. [`Output::Publish`]: whoever hears it may rely on all of that.
+//! 4. outputs with a message, which are published: whoever hears one may rely on all of that.
 
 use crate::holds::KeepReply;
 use crate::queue::Place;
@@ -74,32 +74,15 @@ pub struct Pending {
     pub confirmed: bool,
 }
 
-/// The answer to a request whose connection is blocked.
-#[derive(Debug, Clone)]
-pub struct Wake {
-    /// Which request.
-    pub id: RequestId,
-    /// The outcome.
-    pub outcome: Outcome,
-    /// What is given back if the connection does not get it, and what its confirmation needs.
-    pub pending: Pending,
-}
-
-/// The message for a request that waits by a channel.
-#[derive(Debug, Clone)]
-pub struct Message {
-    /// Which request.
-    pub id: RequestId,
-    /// The channel.
-    pub channel: Rc<[u8]>,
-    /// The lock.
-    pub name: Name,
-    /// Who asked for it.
-    pub owner: Rc<[u8]>,
-    /// The outcome.
-    pub outcome: Outcome,
-    /// What its confirmation needs. What was published to a channel stands.
-    pub pending: Pending,
+impl Pending {
+    /// What is to be confirmed of an answer with these promises, whose request would wait until then.
+    pub(crate) fn new(promises: Vec<Promise>, until: Option<SteadyMs>) -> Pending {
+        Pending {
+            promises,
+            until,
+            confirmed: false,
+        }
+    }
 }
 
 impl Outcome {
@@ -115,150 +98,103 @@ impl Outcome {
     }
 }
 
-/// Something to be told.
+/// The answer to a request that waits.
 #[derive(Debug, Clone)]
-pub enum Output {
-    /// A blocked connection is answered.
-    Wake(Wake),
-    /// A message is published.
-    Publish(Message),
+pub struct Output {
+    /// Which request.
+    pub id: RequestId,
+    /// The outcome.
+    pub outcome: Outcome,
+    /// What is given back if the connection does not get it, and what its confirmation needs. What is published to a channel
+    /// stands.
+    pub pending: Pending,
+    /// How it is published; none for a connection that is blocked.
+    pub message: Option<Message>,
+}
+
+/// What the message for a request that waits by a channel needs beside the outcome.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// The channel.
+    pub channel: Rc<[u8]>,
+    /// The lock.
+    pub name: Name,
+    /// Who asked for it.
+    pub owner: Rc<[u8]>,
 }
 
 impl Output {
-    /// Returns which request is answered.
-    pub fn id(&self) -> RequestId {
-        match self {
-            Output::Wake(wake) => wake.id,
-            Output::Publish(message) => message.id,
-        }
-    }
-
     /// Returns true if replicas are to confirm it first, where they are to confirm anything.
     pub fn waits_for_replicas(&self) -> bool {
-        self.outcome().promises() && !self.pending().confirmed
-    }
-
-    /// Returns what its confirmation needs.
-    pub fn pending(&self) -> &Pending {
-        match self {
-            Output::Wake(wake) => &wake.pending,
-            Output::Publish(message) => &message.pending,
-        }
-    }
-
-    /// Returns its pending part, to be changed.
-    pub fn pending_mut(&mut self) -> &mut Pending {
-        match self {
-            Output::Wake(wake) => &mut wake.pending,
-            Output::Publish(message) => &mut message.pending,
-        }
-    }
-
-    /// Consumes the output; returns its pending part.
-    pub fn into_pending(self) -> Pending {
-        match self {
-            Output::Wake(wake) => wake.pending,
-            Output::Publish(message) => message.pending,
-        }
-    }
-
-    fn outcome(&self) -> &Outcome {
-        match self {
-            Output::Wake(wake) => &wake.outcome,
-            Output::Publish(message) => &message.outcome,
-        }
-    }
-
-    /// Returns mutable access to the outcome.
-    pub fn outcome_mut(&mut self) -> &mut Outcome {
-        match self {
-            Output::Wake(wake) => &mut wake.outcome,
-            Output::Publish(message) => &mut message.outcome,
-        }
-    }
-
-    fn into_outcome(self) -> Outcome {
-        match self {
-            Output::Wake(wake) => wake.outcome,
-            Output::Publish(message) => message.outcome,
-        }
+        self.outcome.promises() && !self.pending.confirmed
     }
 }
 
 /// What is to be told, in the order in which it was decided.
 #[derive(Debug, Clone, Default)]
-pub struct Outbox {
+pub(crate) struct Outbox {
     outputs: Vec<Output>,
 }
 
 impl Outbox {
     /// Returns true if nothing is to be told.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.outputs.is_empty()
     }
 
     /// Returns how much is to be told.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.outputs.len()
     }
 
     /// Takes out all of it, in order.
-    pub fn take(&mut self) -> Vec<Output> {
+    pub(crate) fn take(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outputs)
     }
 
     /// Adds what was held back.
-    pub fn put(&mut self, output: Output) {
+    pub(crate) fn put(&mut self, output: Output) {
         self.outputs.push(output);
-    }
-
-    /// Returns mutable access to the outcome.
-    pub fn outcomes_mut(&mut self) -> impl Iterator<Item = &mut Outcome> {
-        self.outputs.iter_mut().map(Output::outcome_mut)
     }
 
     /// Adds how a request ended, for its connection or for the channel that it waits by.
     pub(crate) fn tell(
         &mut self,
         id: RequestId,
-        (channel, owner): (Option<Rc<[u8]>>, Rc<[u8]>),
+        channel: Option<Rc<[u8]>>,
+        owner: Rc<[u8]>,
         name: &Name,
         outcome: Outcome,
         pending: Pending,
     ) {
-        self.outputs.push(match channel {
-            None => Output::Wake(Wake {
-                id,
-                outcome,
-                pending,
-            }),
-            Some(channel) => Output::Publish(Message {
-                id,
-                channel,
-                name: name.clone(),
-                owner,
-                outcome,
-                pending,
-            }),
+        let message = channel.map(|channel| Message {
+            channel,
+            name: name.clone(),
+            owner,
+        });
+        self.outputs.push(Output {
+            id,
+            outcome,
+            pending,
+            message,
         });
     }
 
     /// Returns true if this event grants a request.
     pub(crate) fn gives(&self, id: RequestId) -> bool {
-        let mut its = self.outputs.iter().rev().filter(|output| output.id() == id);
-        its.next().is_some_and(|output| output.outcome().promises())
+        let mut its = self.outputs.iter().rev().filter(|output| output.id == id);
+        its.next().is_some_and(|output| output.outcome.promises())
     }
 
     /// Drops what was to be told to connections.
     pub(crate) fn forget_wakes(&mut self) {
-        let published = |output: &Output| matches!(output, Output::Publish(_));
-        self.outputs.retain(published);
+        self.outputs.retain(|output| output.message.is_some());
     }
 
     /// Takes back what a request was told in the event in which it began to wait.
     pub(crate) fn take_back(&mut self, id: RequestId) -> Option<Outcome> {
-        let at = self.outputs.iter().rposition(|output| output.id() == id)?;
-        Some(self.outputs.remove(at).into_outcome())
+        let at = self.outputs.iter().rposition(|output| output.id == id)?;
+        Some(self.outputs.remove(at).outcome)
     }
 }

@@ -1,29 +1,27 @@
 //! What the engine keeps, and what can be asked of it without a lock's name.
 
+use super::counters::Counters;
 use super::holds::HoldTable;
 use super::lock::Lock;
-use super::outbox::{Outbox, Promise};
+use super::outbox::{Outbox, Outcome, Output, Promise};
 use super::policy::Policy;
-use super::queue::{Deadlines, Departed, LockId, Requests, WaitQueues};
-use super::types::{ClientId, Millis, Name, Now, RequestId, Token, WallMs};
+use super::queue::{Departed, LockId, Requests, WaitQueues};
+use super::refusal::Refusal;
+use super::types::{ClientId, Millis, Name, Now, RequestId, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 /// All wait queues and what they need. See the module's documentation for its use.
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
-    /// What the operator has configured. The caller keeps it up to date.
-    pub policy: Policy,
+    /// What the operator has configured.
+    pub(super) policy: Policy,
     /// The holds' side of all decisions: tokens, ties, counters, timers.
-    pub holds: HoldTable,
-    /// Who is to be told. The caller works it off after each event.
-    pub outbox: Outbox,
+    pub(super) holds: HoldTable,
+    /// The answers and messages that this event has put out.
+    pub(super) outbox: Outbox,
     pub(super) queues: WaitQueues,
-    /// The earliest lease of each watched lock.
-    pub(super) leases: Deadlines<WallMs, LockId>,
     pub(super) requests: Requests,
-    /// How many places there are over all locks.
-    pub(super) places: usize,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
     /// Names to which values have come where nobody waits. They are watched in steps: whoever uses one first finds what it needs.
@@ -37,10 +35,6 @@ pub struct Engine {
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
     /// had to be left, since its slot is migrating away.
     pub(super) disconnected: BTreeMap<ClientId, Option<Token>>,
-    /// Holds whose renewal is due.
-    pub(super) renewals: VecDeque<Token>,
-    /// Locks that are waited for and have no value.
-    pub(super) awaited_keys: BTreeSet<LockId>,
     /// Position of the once-a-second scan, which finds what the server does not report.
     pub(super) scan: ScanCursor,
     /// Whether a compatible head was not granted because nothing is granted for now.
@@ -78,6 +72,94 @@ pub(crate) enum ScanCursor {
 }
 
 impl Engine {
+    /// Returns the settings that the engine goes by.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Returns what has been counted and timed.
+    pub fn counters(&self) -> &Counters {
+        &self.holds.counters
+    }
+
+    /// Begins all counts anew.
+    pub fn reset_counters(&mut self) {
+        self.holds.counters.reset();
+    }
+
+    /// Counts a request that was refused.
+    #[cold]
+    pub fn count_refusal(&mut self, refusal: &Refusal) {
+        self.holds.counters.refusals.count(refusal);
+    }
+
+    /// Counts a step of the wall clock.
+    pub fn count_clock_step(&mut self) {
+        self.holds.counters.clock_steps += 1;
+    }
+
+    /// Counts a lock that the server has evicted.
+    pub fn count_eviction(&mut self) {
+        self.holds.counters.evicted += 1;
+    }
+
+    /// Notes a token, or a ticket's number, in a value that was loaded: the next numbers are above it.
+    pub fn observe_number(&mut self, number: u64, now: Now) {
+        self.holds.tokens.observe(number, now);
+    }
+
+    /// Takes out the answers and messages that are to be sent, in order, and counts the refusals among them. The caller works them
+    /// off after each event.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        let outputs = self.outbox.take();
+        for output in &outputs {
+            if let Outcome::Refused(refusal) = &output.outcome {
+                self.count_refusal(refusal);
+            }
+        }
+        outputs
+    }
+
+    /// Returns true if answers or messages are to be sent.
+    #[inline]
+    pub fn has_outputs(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Puts out an answer that the caller has held back.
+    pub fn put_out(&mut self, output: Output) {
+        self.outbox.put(output);
+    }
+
+    /// Returns true if any hold is tied to a connection.
+    #[inline]
+    pub fn has_ties(&self) -> bool {
+        !self.holds.ties.is_empty()
+    }
+
+    /// Returns true if something is tied to this connection, or was.
+    pub fn has_connection(&self, client: ClientId) -> bool {
+        self.holds.ties.has_connection(client)
+    }
+
+    /// Notes whose command runs from now on; none between commands. The losses that it brings about itself are not reported to
+    /// its connection.
+    pub fn set_current_client(&mut self, client: ClientId) {
+        self.holds.ties.set_current_client(client);
+    }
+
+    /// Returns the holds' side of all decisions, for tests: they look behind the requests, and plant faults there.
+    #[doc(hidden)]
+    pub fn holds(&self) -> &HoldTable {
+        &self.holds
+    }
+
+    /// Returns mutable access to the holds' side of all decisions, for tests.
+    #[doc(hidden)]
+    pub fn holds_mut(&mut self) -> &mut HoldTable {
+        &mut self.holds
+    }
+
     /// How many holds end with a connection.
     pub fn sessions(&self) -> usize {
         self.holds.ties.sessions()
@@ -95,7 +177,7 @@ impl Engine {
 
     /// How many places are queued over all locks.
     pub fn places(&self) -> usize {
-        self.places
+        self.queues.places()
     }
 
     /// Returns true if settlements are pending.
@@ -104,8 +186,7 @@ impl Engine {
             && self.arrived.is_empty()
             && self.unheard.is_empty()
             && self.disconnected.is_empty()
-            && self.renewals.is_empty()
-            && !self.holds.ties.has_resumed()
+            && !self.holds.ties.has_due()
             && self.garbage.is_empty())
     }
 
@@ -124,14 +205,17 @@ impl Engine {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
         let steady = self.holds.timers.next().into_iter().chain(granting).min();
-        let in_wall = self.leases.next().map(|at| at.since(now.wall()));
+        let in_wall = self.queues.next_lease().map(|at| at.since(now.wall()));
         let in_steady = steady.map(|at| at.since(now.steady()));
         in_wall.into_iter().chain(in_steady).min()
     }
 
     /// For how many milliseconds something has been due; 0 if nothing is.
     pub fn overdue(&self, now: Now) -> Millis {
-        let wall = self.leases.next().map_or(0, |at| now.wall().since(at));
+        let wall = self
+            .queues
+            .next_lease()
+            .map_or(0, |at| now.wall().since(at));
         let steady = self.holds.timers.next();
         wall.max(steady.map_or(0, |at| now.steady().since(at)))
     }

@@ -162,13 +162,20 @@ pub type Permits = NonZeroU32;
 /// What nearly every hold takes: one permit.
 pub const ONE: Permits = Permits::MIN;
 
-/// On what terms a lock is asked for.
-#[derive(Debug, Clone, Copy)]
-pub struct Terms {
+/// How much of a lock is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
     /// The most permits that may be held at once.
     pub limit: Limit,
     /// How many of them the hold takes. The limit allows that.
     pub permits: Permits,
+}
+
+/// On what terms a lock is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// How much is asked for.
+    pub share: Share,
     /// The lease, from the grant on.
     pub lease: Millis,
     /// `HOLDS n`: make the hold count at least n rather than one more.
@@ -184,11 +191,6 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Returns what is asked for: how many permits, and under which limit.
-    pub fn share(&self) -> (Limit, Permits) {
-        (self.limit, self.permits)
-    }
-
     /// Returns true if the hold is to be tied to the connection.
     #[inline]
     pub fn ties(&self) -> bool {
@@ -232,6 +234,15 @@ impl NameRef<'_> {
             key: Rc::from(self.key),
         }
     }
+}
+
+/// A hold, by its lock and its owner.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldRef<'a> {
+    /// The lock.
+    pub name: NameRef<'a>,
+    /// Who holds it, or is to hold it.
+    pub owner: &'a [u8],
 }
 
 /// A grant, or a re-entry.

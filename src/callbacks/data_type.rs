@@ -1,15 +1,18 @@
 //! The data type: how locks are saved, loaded, rewritten, digested and freed.
 
-use super::{hooks, lazy_free};
+use super::HOOKS;
 use crate::ffi::callbacks::data_type::{self as callbacks_type, methods, LoadContext, ModuleValue};
-use crate::node::inbox::{self, Notice};
-use crate::node::time::clock;
-use crate::node::{census, gate, newer_format};
+use crate::ffi::cell::MainThread;
+use crate::ffi::log;
+use crate::inbox::{self, Notice};
+use crate::node::{census, clock, gate, timer};
 use dlock_engine::lock::token;
+use dlock_engine::refusal::newer_format;
 use dlock_engine::{change, codec, Lock, NameRef};
 use redis_module::native_types::RedisType;
 use redis_module::raw;
 use std::ffi::{c_int, c_void, CStr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
 const ENCODING: i32 = 1;
@@ -41,7 +44,7 @@ impl ModuleValue for Lock {
     /// server could have written is refused there, and one that is beyond the caps of this one.
     fn load(from: &LoadContext, version: c_int) -> Option<Box<Lock>> {
         if version > ENCODING {
-            newer_format::value(
+            report_newer_value(
                 version.unsigned_abs().into(),
                 ENCODING.unsigned_abs().into(),
             );
@@ -61,7 +64,9 @@ impl ModuleValue for Lock {
             && lock.has_distinct_tokens()
             && numbers().all(|number| token::plausible(number, now))
             && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
-        if from_a_user && !(plausible && hooks::has_room_for(&lock)) {
+        if from_a_user
+            && !(plausible && HOOKS.get().is_some_and(|hooks| (hooks.has_room_for)(&lock)))
+        {
             return None;
         }
         if let Some(latest) = numbers().max() {
@@ -115,14 +120,58 @@ impl ModuleValue for Lock {
     fn freed(self: Box<Lock>) {
         inbox::freed(&self);
         census::freed(self.holders());
-        lazy_free::free_later(*self);
+        free_later(*self);
     }
 }
 
 /// The lock that these bytes are; none if they are not a lock's.
 fn decoded(value: &[u8]) -> Option<Lock> {
     if let Some(format) = codec::later(value) {
-        newer_format::value(format.into(), codec::VERSION.into());
+        report_newer_value(format.into(), codec::VERSION.into());
     }
     codec::decode(value)
+}
+
+/// A value in a file, in what a primary sends, or in RESTORE. The server is told that it cannot be read: it does not start, or
+/// does not take over its primary's data, or answers an error. RESTORE is open to every user, so the log is not written to by
+/// each of them.
+fn report_newer_value(format: u64, known: u64) {
+    static TOLD: AtomicU64 = AtomicU64::new(0);
+    let second = clock::read().steady_us / 1_000_000 + 1;
+    if TOLD.swap(second, Ordering::Relaxed) != second {
+        log::warning(&newer_format("a lock's value", format, known));
+    }
+}
+
+/// Holders and tickets up to which a value is freed at once, and that one step frees of a larger one: less than a millisecond.
+const A_STEP: usize = 4096;
+
+/// Values that are gone, with more holders and tickets than can be freed in passing: a million take the main thread 0.2 s,
+/// whoever says DEL or UNLINK.
+static REMAINS: MainThread<Vec<Lock>> = MainThread::new(Vec::new());
+
+/// Frees a value, or keeps it to be freed in steps. On another thread, which nobody waits for, at once.
+fn free_later(lock: Lock) {
+    if lock.holders() + lock.queued() <= A_STEP || !census::in_main_thread() {
+        return;
+    }
+    if let Some(mut remains) = REMAINS.borrow() {
+        remains.push(lock);
+        drop(remains);
+        timer::soon();
+    }
+}
+
+/// Frees one step of the values that are left to be freed. Returns true if there is more.
+pub(crate) fn free_step() -> bool {
+    let Some(mut remains) = REMAINS.borrow() else {
+        return false;
+    };
+    let Some(lock) = remains.last_mut() else {
+        return false;
+    };
+    if lock.shed(A_STEP) {
+        remains.pop();
+    }
+    !remains.is_empty()
 }

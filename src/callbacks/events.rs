@@ -1,13 +1,13 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
-use super::hooks;
+use super::HOOKS;
 use crate::ffi::callbacks::server_events::{self, Listener};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use crate::ffi::text::Str;
-use crate::node::inbox::{self, Notice};
-use crate::node::time::{clock, event_loop, timer};
-use crate::node::{census, eviction, gate, replicas};
+use crate::inbox::{self, Notice};
+use crate::node::{census, clock, gate, timer};
+use crate::replicas;
 use crate::tell::observers::{in_order, subscribers};
 use crate::tell::{blocking, confirm, in_flight_grants, latency, replicate};
 use dlock_engine::{ClientId, NameRef};
@@ -41,7 +41,8 @@ struct Notes;
 impl Listener for Notes {
     fn flushing(ctx: Ctx, db: Option<u32>) {
         inbox::before_flush();
-        if let Some((databases, held)) = hooks::databases_and_holds() {
+        let known = HOOKS.get().and_then(|hooks| (hooks.databases_and_holds)());
+        if let Some((databases, held)) = known {
             census::flushing(ctx, db, databases, held);
         }
     }
@@ -85,18 +86,19 @@ impl Listener for Notes {
             latency::refresh(ctx);
         }
         if changed(c"maxmemory-policy") {
-            eviction::refresh(ctx);
+            census::refresh_eviction(ctx);
         }
     }
 
     fn sleeps(ctx: Ctx, asleep: bool) {
-        event_loop::set_asleep(asleep);
+        timer::set_asleep(asleep);
         if asleep {
             clock::on_before_sleep();
             subscribers::on_before_sleep();
             inbox::on_before_sleep();
-            if replicas::on() || confirm::waiting() > 0 {
-                hooks::confirm(ctx);
+            let confirms = replicas::on() || confirm::waiting() > 0;
+            if let Some(hooks) = HOOKS.get().filter(|_| confirms) {
+                (hooks.confirm)(ctx);
             }
             blocking::on_before_sleep();
         } else {

@@ -149,18 +149,20 @@ impl<'event> Ctx<'event> {
         unsafe { self.taken(api!(RedisModule_GetClientNameById(self.0, client))) }
     }
 
-    /// Tells subscribers something; `shard` for the sharded kind.
-    pub(crate) fn publish(self, channel: &[u8], message: &[u8], shard: bool) {
+    /// Publishes a message on a channel.
+    pub(crate) fn publish(self, channel: &[u8], message: &[u8]) {
         let (channel, message) = (Text::new(channel), Text::new(message));
         let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
         // SAFETY: the server keeps its own references to the strings where it needs them.
-        unsafe {
-            if shard {
-                api!(RedisModule_PublishMessageShard(self.0, channel, message));
-            } else {
-                api!(RedisModule_PublishMessage(self.0, channel, message));
-            }
-        }
+        unsafe { api!(RedisModule_PublishMessage(self.0, channel, message)) };
+    }
+
+    /// Publishes a message on a sharded channel.
+    pub(crate) fn publish_sharded(self, channel: &[u8], message: &[u8]) {
+        let (channel, message) = (Text::new(channel), Text::new(message));
+        let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_PublishMessageShard(self.0, channel, message)) };
     }
 
     /// Raises a keyspace event of the module class.

@@ -1,10 +1,11 @@
-//! How many locks there are, and how many holds came and went with their values.
+//! How many locks there are, how many holds came and went with their values, and whether the server may evict locks.
 //!
 //! A value is counted when it is made and when it is freed, which nothing can happen to it without: so the numbers cannot
 //! drift, whatever loads, expires, evicts, moves or overwrites keys. Only a flush may free its values later, in the
 //! background. What it has left there to be freed is counted apart, so that the locks of an empty server are none.
 
 use crate::ffi::ctx::Ctx;
+use crate::ffi::log;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -105,4 +106,26 @@ fn empty(ctx: Ctx, mut databases: impl Iterator<Item = u32>) -> bool {
     });
     ctx.select(home);
     empty
+}
+
+/// Whether the server may evict locks to free memory.
+static EVICTION_POSSIBLE: AtomicBool = AtomicBool::new(false);
+
+/// Returns true if the server's policy can take a lock.
+pub(crate) fn eviction_possible() -> bool {
+    EVICTION_POSSIBLE.load(Ordering::Relaxed)
+}
+
+/// Reads the server's policy, and warns when it has become one that can take a lock.
+pub(crate) fn refresh_eviction(ctx: Ctx) {
+    let policy = ctx
+        .server_info(c"memory", c"maxmemory_policy")
+        .unwrap_or_default();
+    let possible = !policy.is_empty() && policy != "noeviction";
+    if possible && !EVICTION_POSSIBLE.swap(possible, Ordering::Relaxed) {
+        log::warning(&format!(
+            "maxmemory-policy {policy} can evict locks while they are held; use noeviction for a lock server"
+        ));
+    }
+    EVICTION_POSSIBLE.store(possible, Ordering::Relaxed);
 }

@@ -3,9 +3,8 @@
 use crate::ffi::ctx::Ctx;
 use crate::ffi::probe::{self, Passage};
 use crate::ffi::server;
-use crate::node::slots::slot;
-use crate::node::time::clock;
-use dlock_engine::{Millis, NameRef, SteadyMs};
+use crate::node::clock;
+use dlock_engine::{Millis, SteadyMs};
 use redis_module::raw;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -87,24 +86,6 @@ pub(crate) fn open(ctx: Ctx) -> bool {
         return false;
     }
     // In a cluster the question is put for each key.
-    flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0 || probe(ctx, b"dlock")
-}
-
-/// Returns true if the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
-pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
-    // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
-    // that is not there.
-    match slot::probe_key_in_slot(name.key) {
-        Some(neighbour) => probe(ctx, &neighbour),
-        None => probe(ctx, name.key),
-    }
-}
-
-/// What the server says to a write of this very key, in a cluster.
-pub(crate) fn probe_write(ctx: Ctx, name: NameRef) -> Passage {
-    probe::write_of(ctx, name.key)
-}
-
-fn probe(ctx: Ctx, key: &[u8]) -> bool {
-    probe::write_of(ctx, key) == Passage::Open
+    flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0
+        || probe::write_of(ctx, b"dlock") == Passage::Open
 }

@@ -1,12 +1,8 @@
-//! What this server is and has noted: its role, clock, slots, settings, its locks in numbers, what callbacks have left.
+//! What the server is now: its role and whether it would accept a write, its clocks and the one timer, its slots in a cluster,
+//! and how many locks it has.
 
 pub(crate) mod census;
-pub(crate) mod config;
-pub(crate) mod eviction;
+pub(crate) mod clock;
 pub(crate) mod gate;
-pub(crate) mod inbox;
-pub(crate) mod newer_format;
-pub(crate) mod replicas;
-pub(crate) mod settings;
 pub(crate) mod slots;
-pub(crate) mod time;
+pub(crate) mod timer;

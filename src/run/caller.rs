@@ -5,10 +5,8 @@ use crate::ffi::ctx::Ctx;
 use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
-use crate::node::eviction;
-use crate::node::gate;
-use crate::node::time::clock;
-use crate::node::{census, replicas};
+use crate::node::{census, clock, gate};
+use crate::replicas;
 use crate::tell::{blocking, confirm};
 use dlock_commands::{Caller, Census, MayWait, Replicas};
 use redis_module::raw;
@@ -92,7 +90,7 @@ pub(super) fn census() -> Census {
         locks: census::locks(),
         stored_holds: census::holds(),
         connections_waiting: blocking::waiting() as u64,
-        eviction_possible: eviction::possible(),
+        eviction_possible: census::eviction_possible(),
         primary: gate::primary(),
         replicas: Replicas {
             waiting: confirm::waiting() as u64,

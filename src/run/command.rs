@@ -7,11 +7,13 @@ use super::{enter, guard, list};
 use crate::callbacks::events;
 use crate::ffi::callbacks::command::{access, Handler};
 use crate::ffi::ctx::Ctx;
+use crate::ffi::log;
 use crate::ffi::panic::poisoned;
 use crate::ffi::probe;
 use crate::ffi::text::Str;
-use crate::node::time::clock;
-use crate::node::{gate, inbox, newer_format, replicas};
+use crate::inbox;
+use crate::node::{clock, gate, slots};
+use crate::replicas;
 use crate::servers::{iteration_end, wait_key};
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
@@ -161,7 +163,7 @@ fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]
     for key in words.get(changed).unwrap_or_default() {
         let name = NameRef { db: call.db, key };
         if call.engine.watches(name) {
-            call.engine.close(name, !gate::accepts_key(ctx, name));
+            call.engine.close(name, !slots::accepts_key(ctx, name));
         }
     }
 }
@@ -237,7 +239,7 @@ impl State {
             }
             answer => {
                 if let Err(Error::Refused(refusal @ Refusal::NewerFormat { .. })) = &answer {
-                    newer_format::effect(ctx, refusal);
+                    report_newer_effect(ctx, refusal);
                 }
                 let refused = spec.access == Access::Follow && answer.is_err();
                 if refused && Client(ctx).is_followed() {
@@ -264,5 +266,19 @@ impl State {
             self.engine.abandon(&mut self.keys, now, id);
             reply::refuse(ctx, Error::MayNotWait);
         }
+    }
+}
+
+/// A decision of a primary, or in the AOF. Passing it over would leave this server with other locks than those it follows, and
+/// its own files would keep the difference. A server that ends instead resumes at this very decision once it has been updated.
+///
+/// A server that decides itself gets such decisions with a slot that moves here from a newer one; it only refuses them.
+fn report_newer_effect(ctx: Ctx, refusal: &Refusal) {
+    log::warning(&refusal.to_string());
+    if ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {
+        log::warning(
+            "the server stops, because it would lose locks: update its module and start it again",
+        );
+        std::process::exit(1);
     }
 }

@@ -3,15 +3,16 @@
 
 use super::enter;
 use super::keyspace::{Mode, Origin};
-use super::state::State;
+use super::state::{State, STATE};
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::server;
-use crate::node::time::clock;
-use crate::node::{config, gate, replicas};
+use crate::node::{clock, gate, timer};
+use crate::replicas;
+use crate::settings::config;
 use crate::tell::confirm::{self, PendingReply};
-use dlock_engine::{broken, NoAck, Now, Outcome, Refusal};
+use dlock_engine::{broken, NoAck, Now, Outcome, Refusal, SteadyMs};
 
 /// The event loop is about to sleep: the effects of all that was decided are in the stream.
 pub(super) fn look(ctx: Ctx) {
@@ -27,9 +28,7 @@ pub(super) fn look(ctx: Ctx) {
         replicas::on_refused();
         drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
     }
-    if replicas::has_moved(steady) {
-        config::changed();
-    }
+    heed_replicas(steady);
     replicas::report(steady);
     if !waiting || !gate::primary() {
         return;
@@ -57,10 +56,26 @@ pub(super) fn look(ctx: Ctx) {
     }
 }
 
+/// Has the settings read anew where other numbers of replicas are needed, or count, than the engine goes by. When that may change
+/// next by itself the module's event comes.
+pub(super) fn heed_replicas(now: SteadyMs) {
+    let Some(state) = STATE.try_borrow_mut() else {
+        return;
+    };
+    let (policy, replicas) = (state.engine.policy(), replicas::status(now));
+    let known = (policy.replicas_needed, policy.replicas_counting);
+    if known != (replicas.needed, replicas.counting) {
+        config::changed();
+    }
+    if let Some(at) = replicas::next_to_count(now) {
+        timer::arm(at, now);
+    }
+}
+
 impl State {
     /// Sends an answer that replicas have confirmed, if what it promises still holds.
     fn confirmed(&mut self, held: PendingReply, now: Now) {
-        let promises = &held.output.pending().promises;
+        let promises = &held.output.pending.promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
         let stands = promises
             .iter()
@@ -69,28 +84,23 @@ impl State {
             return self.not_confirmed(held, NoAck::Ended);
         }
         let took_us = now.steady_us.saturating_sub(held.since_us);
-        engine.holds.counters.confirmations.record(took_us);
-        engine.confirmed(promises);
+        engine.confirmed(promises, took_us);
         let mut output = held.output;
-        output.pending_mut().confirmed = true;
-        if let Outcome::Keeps { client, first_end } = *output.outcome_mut() {
+        output.pending.confirmed = true;
+        if let Outcome::Keeps { client, first_end } = output.outcome {
             // What was renewed since is not confirmed.
             let mut kept = engine.kept(now, client);
             kept.first_end = kept.first_end.min(first_end.or(kept.first_end));
-            *output.outcome_mut() = Outcome::Kept(kept);
+            output.outcome = Outcome::Kept(kept);
         }
-        engine.outbox.put(output);
+        engine.put_out(output);
     }
 
     /// Refuses an answer that was not confirmed in time.
     fn not_confirmed(&mut self, held: PendingReply, why: NoAck) {
-        let refusal = Refusal::NoAck(why);
-        let counters = &mut self.engine.holds.counters;
-        counters.unconfirmed += 1;
-        counters.refusals.count(&refusal);
-        let (output, pending) = held.tell(Outcome::Refused(refusal));
-        self.engine.unheard(pending.promises);
-        self.engine.outbox.put(output);
+        let (output, pending) = held.tell(Outcome::Refused(Refusal::NoAck(why)));
+        self.engine.not_confirmed(pending.promises);
+        self.engine.put_out(output);
     }
 
     /// The time of these answers is up.
@@ -105,7 +115,7 @@ impl State {
     pub(super) fn abandon_unconfirmed(&mut self) {
         for held in confirm::take_published() {
             let (output, _) = held.tell(Outcome::Moved);
-            self.engine.outbox.put(output);
+            self.engine.put_out(output);
         }
     }
 }

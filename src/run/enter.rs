@@ -9,15 +9,15 @@
 //! 5. publish to those who wait by a channel (`notify`): last, since whoever hears it may rely on all of that.
 //!
 //! What the engine puts out comes from two places: the entries of the keys that were opened (1 and 4), and its outbox (3 and
-//! 5). `dlock_engine::Outbox` says why these are two.
+//! 5). `engine/src/outbox.rs` says why these are two.
 
 use super::keyspace::{Mode, Origin};
 use super::state::{State, STATE};
 use crate::ffi::ctx::Ctx;
-use crate::node::time::timer;
-use crate::node::{gate, inbox};
+use crate::inbox;
+use crate::node::{gate, timer};
 use crate::tell::{blocking, notify, observers};
-use dlock_engine::{Now, Output};
+use dlock_engine::Now;
 use std::cell::RefMut;
 
 /// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
@@ -55,7 +55,7 @@ fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
     state.keys.write(&mut state.notifications);
     state.arm(now);
-    if !(state.engine.outbox.is_empty() && state.notifications.is_empty()) {
+    if state.engine.has_outputs() || !state.notifications.is_empty() {
         tell(ctx, guard, now);
     }
 }
@@ -66,8 +66,8 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let (channel, home) = (state.settings.channel, state.keys.home());
     let mut notifications = std::mem::take(&mut state.notifications);
     let mut texts = std::mem::take(&mut state.texts);
-    let outputs = state.engine.outbox.take();
-    let confirms = state.engine.policy.confirms();
+    let outputs = state.engine.take_outputs();
+    let confirms = state.engine.policy().confirms();
     drop(state);
     let (mut answered, mut messages) = (false, Vec::new());
     for output in outputs {
@@ -75,20 +75,20 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
             blocking::hold(output, now);
             continue;
         }
-        match output {
-            Output::Wake(wake) => {
-                blocking::answer(wake);
+        match output.message {
+            Some(message) => messages.push((output.id, output.outcome, message)),
+            None => {
+                blocking::answer(output);
                 answered = true;
             }
-            Output::Publish(message) => messages.push(message),
         }
     }
     if answered {
         blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut notifications, &mut texts);
-    for message in &messages {
-        notify::publish(ctx, message);
+    for (id, outcome, message) in &messages {
+        notify::publish(ctx, *id, outcome, message);
     }
     if let Some(mut state) = STATE.borrow() {
         (state.notifications, state.texts) = (notifications, texts);

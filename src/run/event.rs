@@ -1,15 +1,16 @@
 //! The module's own event: time has come, or a callback has left something in the inbox.
 
+use super::confirm::heed_replicas;
 use super::enter::{self, RETRY_MS};
 use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
 use super::state::{State, RESTORED};
-use crate::callbacks::lazy_free;
+use crate::callbacks::data_type;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
-use crate::node::time::{clock, timer};
-use crate::node::{config, gate, replicas};
+use crate::node::{clock, gate, timer};
+use crate::replicas;
 use crate::tell::observers::subscribers;
 use crate::tell::{confirm, latency, replicate};
 use dlock_engine::Now;
@@ -54,9 +55,9 @@ pub(super) fn event(ctx: Ctx) {
         let beats = now.steady() >= state.heartbeat;
         if beats {
             state.heartbeat = now.steady().after(HEARTBEAT_MS);
-            let steps = state.steps.count;
-            state.steps.observe(now);
-            state.engine.holds.counters.clock_steps += state.steps.count - steps;
+            if state.steps.observe(now) {
+                state.engine.count_clock_step();
+            }
             replicate::refresh(ctx);
             state.watch_clock_lead();
             subscribers::heartbeat(ctx);
@@ -85,7 +86,7 @@ pub(super) fn event(ctx: Ctx) {
             RESTORED.store(0, Ordering::Relaxed);
         }
         let follows = state.follow_dirty(now);
-        let buried = lazy_free::step();
+        let buried = data_type::free_step();
         if due || left || follows || buried {
             timer::arm(now.steady(), now.steady());
         }
@@ -101,9 +102,7 @@ pub(super) fn event(ctx: Ctx) {
 #[cold]
 fn look_after_replicas(ctx: Ctx) {
     let now = clock::read().steady();
-    if replicas::has_moved(now) {
-        config::changed();
-    }
+    heed_replicas(now);
     // Also while the server would refuse a write, for want of replicas or because its disk fails.
     let may_tell = gate::primary() && !server::must_hold_back();
     if may_tell && replicas::take_to_tell() {
@@ -121,7 +120,7 @@ impl State {
     fn watch_clock_lead(&mut self) {
         let lead = match gate::primary() {
             true => 0,
-            false => self.engine.holds.counters.clock_lead.ms(),
+            false => self.engine.counters().clock_lead.ms(),
         };
         let leads = replicas::on() && lead > LEAD_MS;
         if leads && !self.clock_leads {

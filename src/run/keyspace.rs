@@ -9,8 +9,8 @@ use crate::ffi::ctx::Ctx;
 use crate::ffi::maybe_owned::MaybeOwned;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
-use crate::node::inbox;
-use crate::node::slots::own_slots;
+use crate::inbox;
+use crate::node::slots;
 use crate::servers::quirks;
 use crate::tell::observers::in_order::{self, Notifications};
 use crate::tell::replicate;
@@ -61,7 +61,7 @@ pub(super) struct OpenKeys {
     by_hash: HashMap<u64, usize>,
     hash: RandomState,
     cluster: bool,
-    slots: own_slots::Answers,
+    slots: slots::Answers,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
 }
@@ -93,7 +93,7 @@ impl OpenKeys {
             by_hash: HashMap::new(),
             hash: RandomState::new(),
             cluster: false,
-            slots: own_slots::Answers::default(),
+            slots: slots::Answers::default(),
             replicate: true,
         }
     }
@@ -143,13 +143,13 @@ impl OpenKeys {
         self.cluster
     }
 
-    /// Returns true if a key that was removed has left with its slot (see `own_slots`).
+    /// Returns true if a key that was removed has left with its slot (see `node::slots`).
     pub(super) fn left_with_slot(&mut self, name: NameRef, carried: bool) -> bool {
         self.cluster && self.slots.left_with_slot(self.ctx, name, carried)
     }
 
     /// The node's slots.
-    pub(super) fn own_slots(&mut self) -> &own_slots::Own {
+    pub(super) fn own_slots(&mut self) -> &slots::Own {
         self.slots.own(self.ctx)
     }
 
@@ -307,9 +307,7 @@ impl Open {
                 let left = (!lock.is_empty()).then(|| lock.expires());
                 match lock.into_owned() {
                     None if left.is_none() => {
-                        inbox::ignore_unlinks(true);
-                        hot!(RedisModule_DeleteKey(self.key));
-                        inbox::ignore_unlinks(false);
+                        inbox::without_notice(|| hot!(RedisModule_DeleteKey(self.key)));
                     }
                     Some(lock) if changed && left.is_some() => {
                         let value = data_type::into_raw(lock);

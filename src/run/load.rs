@@ -1,18 +1,22 @@
 //! The load: what the server is asked for, and what everything starts from.
 
 use super::command::Commands;
-use super::{confirm, event, info, state};
+use super::{caller, confirm, event, state};
 use crate::callbacks::data_type;
 use crate::callbacks::events;
-use crate::callbacks::hooks::{self, Hooks};
-use crate::ffi::callbacks;
+use crate::callbacks::{self, Hooks};
+use crate::ffi::callbacks::command::register;
+use crate::ffi::callbacks::info::{self, Report};
+use crate::ffi::callbacks::sync;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::{api, log};
-use crate::node::time::timer;
-use crate::node::{census, config, eviction, gate, replicas};
+use crate::node::{census, clock, gate, timer};
+use crate::replicas;
 use crate::servers::{dry_run, quirks};
+use crate::settings::config;
 use crate::tell::latency;
 use crate::tell::observers::in_order;
+use dlock_commands::look::stats;
 use dlock_commands::table::COMMANDS;
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::c_int;
@@ -49,7 +53,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
     })?;
     log::panics();
     dlock_engine::invariants::set_hook(log::broken_invariant);
-    hooks::init(Hooks {
+    callbacks::answer_by(Hooks {
         has_room_for: state::has_room_for,
         databases_and_holds: state::databases_and_holds,
         confirm: confirm::look,
@@ -60,7 +64,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
         .create_data_type(context.ctx)
         .map_err(|_| format!("the server refuses the data type {}", data_type::NAME))?;
     for spec in COMMANDS {
-        callbacks::command::register::<Commands>(ctx, spec)
+        register::<Commands>(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
     events::subscribe(ctx).map_err(|name| format!("the server refuses a subscription to {name}"))
@@ -84,17 +88,33 @@ fn begin(ctx: Ctx) {
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
         | quirks::ATOMIC_SLOT_MIGRATION;
     ctx.set_options(options);
-    callbacks::info::register(ctx, info::report);
+    info::register(ctx, report);
     let own = ctx.detached();
     census::init();
     log::init(own);
-    callbacks::sync::init(own);
+    sync::init(own);
     replicas::refuse_requests();
-    eviction::refresh(ctx);
+    census::refresh_eviction(ctx);
     latency::refresh(ctx);
     in_order::refresh();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
     timer::init(own, event::event);
     // The first event is the first heartbeat.
     timer::soon();
+}
+
+/// Adds the module's sections to INFO.
+fn report(mut report: Report) {
+    let Some(mut state) = state::STATE.try_borrow_mut() else {
+        return;
+    };
+    state.refresh_settings();
+    for section in stats::sections(&state.engine, &caller::census(), clock::read()) {
+        // Refused if it was not asked for.
+        if report.section(section.name) {
+            for field in section.fields {
+                report.field(field.name, field.value);
+            }
+        }
+    }
 }

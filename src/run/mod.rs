@@ -6,7 +6,6 @@ mod confirm;
 mod enter;
 mod event;
 mod guard;
-mod info;
 #[allow(unsafe_code)]
 mod keyspace;
 mod list;

@@ -2,8 +2,8 @@
 //! finds by inspecting keys where the server tells nothing.
 
 use super::state::State;
+use crate::inbox::{self, Notice, Unlinked};
 use crate::node::gate;
-use crate::node::inbox::{self, Notice, Unlinked};
 use dlock_engine::{End, Event, Loss, Name, Now};
 use std::collections::BTreeSet;
 
@@ -35,9 +35,7 @@ impl State {
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
         self.engine
-            .holds
-            .tokens
-            .observe(inbox::highest_number(), now);
+            .observe_number(inbox::take_highest_number(), now);
         let notices = shorten_swaps(inbox::take());
         let reloaded = notices
             .iter()
@@ -84,7 +82,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.engine.holds.counters.evicted += 1,
+                Notice::Evicted => self.engine.count_eviction(),
             }
         }
     }
@@ -158,6 +156,6 @@ impl State {
         self.awaited.note_all();
         self.since = now.steady();
         self.settings.begin();
-        self.settings.refresh(&mut self.engine.policy, self.since);
+        self.refresh_settings();
     }
 }

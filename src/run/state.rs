@@ -3,10 +3,9 @@
 use super::caller::Client;
 use super::keyspace::OpenKeys;
 use crate::ffi::cell::MainThread;
-use crate::node::settings::Settings;
-use crate::node::slots::own_slots;
-use crate::node::time::clock;
-use crate::node::{census, config, gate};
+use crate::node::{census, clock, gate, slots};
+use crate::replicas;
+use crate::settings::{config, Settings, Situation};
 use crate::tell::observers;
 use crate::tell::observers::in_order::Notifications;
 use dlock_commands::Call;
@@ -19,7 +18,7 @@ pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) keys: OpenKeys,
     pub(super) steps: clock::StepDetector,
-    pub(super) awaited: own_slots::Awaited,
+    pub(super) awaited: slots::Awaited,
     pub(super) slots_seen: Option<Instant>,
     pub(super) settings: Settings,
     /// Since when this server decides, for the quarantine.
@@ -39,7 +38,7 @@ lazy_static::lazy_static! {
         engine: Engine::default(),
         keys: OpenKeys::new(),
         steps: clock::StepDetector::default(),
-        awaited: own_slots::Awaited::new(),
+        awaited: slots::Awaited::new(),
         slots_seen: None,
         settings: Settings::default(),
         since: clock::read().steady(),
@@ -71,22 +70,28 @@ impl State {
     /// Brings itself up to date with what the operator has configured.
     #[inline(always)]
     pub(super) fn refresh_settings(&mut self) {
-        if self.settings.refresh(&mut self.engine.policy, self.since) {
-            self.policy_changed();
+        if self.settings.are_outdated() {
+            self.read_settings();
         }
     }
 
-    /// More may be granted now than before.
     #[cold]
-    fn policy_changed(&mut self) {
-        self.engine.mark_all();
+    fn read_settings(&mut self) {
+        replicas::read_setting();
+        let policy = self.settings.read(Situation {
+            since: self.since,
+            quarantine_until: self.engine.policy().quarantine_until,
+            confirm_blackout_until: replicas::confirm_blackout_until(),
+            replicas: replicas::status(clock::read().steady()),
+        });
+        self.engine.set_policy(policy);
     }
 }
 
 /// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
 pub(super) fn databases_and_holds() -> Option<(u32, i64)> {
     let state = STATE.try_borrow_mut()?;
-    let held = census::holds() + state.engine.holds.counters.held;
+    let held = census::holds() + state.engine.counters().held;
     Some((state.settings.databases, held))
 }
 

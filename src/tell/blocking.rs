@@ -27,8 +27,8 @@ use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::server;
 use crate::ffi::text::Text;
-use crate::node::inbox::{self, Notice};
-use crate::node::time::{clock, event_loop, timer};
+use crate::inbox::{self, Notice};
+use crate::node::{clock, timer};
 use crate::servers::iteration_end;
 use crate::servers::quirks::{self, Unblocks};
 use dlock_commands::change::keep;
@@ -36,9 +36,7 @@ use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
 use dlock_engine::collections::by_number::ByNumber;
-use dlock_engine::{
-    ClientId, Grant, NoAck, Now, Outcome, Output, Promise, Refusal, RequestId, Wake,
-};
+use dlock_engine::{ClientId, Grant, NoAck, Now, Outcome, Output, Promise, Refusal, RequestId};
 use redis_module::raw;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -111,27 +109,22 @@ pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<S
 }
 
 /// Notes an answer that was decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
-pub(crate) fn answer(wake: Wake) {
+pub(crate) fn answer(output: Output) {
     let Some(mut waiters) = WAITERS.borrow() else {
         return;
     };
-    let Wake {
-        id,
-        outcome,
-        pending,
-    } = wake;
-    let waiter = waiters.by_request.get_mut(&id);
+    let waiter = waiters.by_request.get_mut(&output.id);
     if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
-        waiter.state = State::Answered(outcome);
-        waiter.promises = pending.promises;
-        waiters.answered.push_back(id);
+        waiter.state = State::Answered(output.outcome);
+        waiter.promises = output.pending.promises;
+        waiters.answered.push_back(output.id);
     }
 }
 
 /// Keeps an answer until it is confirmed. Without anybody there any more who would be told, it is as not confirmed.
 pub(crate) fn hold(output: Output, now: Now) {
-    match matches!(output, Output::Wake(_)) && !is_to_be_told(output.id()) {
-        true => inbox::post(Notice::Unheard(output.into_pending().promises)),
+    match output.message.is_none() && !is_to_be_told(output.id) {
+        true => inbox::post(Notice::Unheard(output.pending.promises)),
         false => confirm::hold(output, now),
     }
 }
@@ -160,7 +153,7 @@ pub(crate) fn deliver(ctx: Ctx) {
         }
         // What is decided after that event waits for the next.
         Unblocks::BeforeSleep => {
-            if event_loop::asleep() {
+            if timer::asleep() {
                 timer::soon();
             }
         }
@@ -280,7 +273,7 @@ fn end_unconfirmed(id: RequestId) -> NoAck {
     let held = confirm::take(id);
     let needs = held.as_ref().map_or(0, |held| held.needs);
     if let Some(held) = held {
-        inbox::post(Notice::Unheard(held.output.into_pending().promises));
+        inbox::post(Notice::Unheard(held.output.pending.promises));
     }
     confirm::too_late(needs, clock::read().steady())
 }

@@ -13,8 +13,9 @@
 //! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
 use crate::ffi::cell::MainThread;
-use crate::node::time::{event_loop, timer};
-use crate::node::{config, replicas};
+use crate::node::timer;
+use crate::replicas;
+use crate::settings::config;
 use dlock_engine::collections::by_number::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
@@ -56,10 +57,10 @@ pub(crate) fn waiting() -> usize {
 
 /// Keeps an answer until it is confirmed.
 pub(crate) fn hold(output: Output, now: Now) {
-    let id = output.id();
+    let id = output.id;
     let patience: Millis = config::ACK_TIMEOUT_MS.amount() as Millis;
     let least = now.steady().after(patience);
-    let deadline = output.pending().until.map(|until| until.max(least));
+    let deadline = output.pending.until.map(|until| until.max(least));
     let held = PendingReply {
         output,
         since_us: now.steady_us,
@@ -75,7 +76,7 @@ pub(crate) fn hold(output: Output, now: Now) {
     if let Some(at) = deadline {
         timer::arm(at, now.steady());
     }
-    if event_loop::asleep() {
+    if timer::asleep() {
         // What is decided after that event waits for the next.
         timer::soon();
     }
@@ -155,7 +156,7 @@ pub(crate) fn take_published() -> Vec<PendingReply> {
         return Vec::new();
     };
     let held = answers.by_id.iter();
-    let published = held.filter(|(_, held)| matches!(held.output, Output::Publish(_)));
+    let published = held.filter(|(_, held)| held.output.message.is_some());
     let ids: Vec<RequestId> = published.map(|(id, _)| *id).collect();
     ids.into_iter().filter_map(|id| answers.take(id)).collect()
 }
@@ -195,9 +196,9 @@ impl PendingReply {
     /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns what it had promised, too.
     pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
         let mut output = self.output;
-        let pending = std::mem::take(output.pending_mut());
-        output.pending_mut().confirmed = true;
-        *output.outcome_mut() = outcome;
+        let pending = std::mem::take(&mut output.pending);
+        output.pending.confirmed = true;
+        output.outcome = outcome;
         (output, pending)
     }
 }

@@ -10,8 +10,8 @@
 
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
-use crate::node::inbox::{self, Notice};
-use crate::node::time::event_loop;
+use crate::inbox::{self, Notice};
+use crate::node::timer;
 use crate::servers::quirks;
 use dlock_engine::collections::by_number::ByNumber;
 use dlock_engine::{ClientId, Promise};
@@ -97,7 +97,7 @@ impl Output {
         // Nothing more is written to a connection whose user was deleted.
         let deleted = self.nothing_behind && self.user != user;
         // What is pending may be the replies to later commands alone, unless nothing is sent yet.
-        let sending = quirks::before_sleep_precedes_unblocking() || event_loop::asleep();
+        let sending = quirks::before_sleep_precedes_unblocking() || timer::asleep();
         let in_flight_grants = self.pending && (self.nothing_behind || !sending);
         !in_flight_grants && !deleted
     }

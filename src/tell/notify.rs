@@ -1,19 +1,19 @@
 //! Telling those who wait by a channel.
 
 use crate::ffi::ctx::Ctx;
-use dlock_engine::{Message, Outcome, Refusal};
+use dlock_engine::{Message, Outcome, Refusal, RequestId};
 
 /// Publishes the outcome of a waiting request: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's
 /// subscribers hear it, since the channel is the client's and belongs to no slot.
-pub(crate) fn publish(ctx: Ctx, message: &Message) {
-    let (word, token) = said(&message.outcome);
+pub(crate) fn publish(ctx: Ctx, id: RequestId, outcome: &Outcome, message: &Message) {
+    let (word, token) = said(outcome);
     let (key, owner) = (&message.name.key, &message.owner);
     let mut text = format!("{word} {token} {}:", key.len()).into_bytes();
     text.extend_from_slice(key);
     text.extend_from_slice(format!(" {}:", owner.len()).as_bytes());
     text.extend_from_slice(owner);
-    text.extend_from_slice(format!(" {}", message.id.0).as_bytes());
-    ctx.publish(&message.channel, &text, false);
+    text.extend_from_slice(format!(" {}", id.0).as_bytes());
+    ctx.publish(&message.channel, &text);
 }
 
 /// The word for an outcome, and the token: 0 for all but a grant.

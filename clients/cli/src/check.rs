@@ -323,8 +323,9 @@ fn confirmations(primary: &mut Node, first: Alike, report: &mut Report) {
         ),
         (0, _, _) => older(primary, count, report),
         (wanted, count, _) => {
-            let bad = format!("dlock.replicas is {wanted}, and {count} are connected");
-            report.want(wanted == count, &format!("{count} replicas are connected, as dlock.replicas says"), &bad);
+            let bad = format!("dlock.replicas is {wanted}, and {count} {} connected", are(count));
+            let good = format!("{} {} connected, as dlock.replicas says", replicas(count), are(count));
+            report.want(wanted == count, &good, &bad);
         }
     }
     if wanted > 0 {
@@ -332,7 +333,11 @@ fn confirmations(primary: &mut Node, first: Alike, report: &mut Report) {
             primary.gauge("replicas_needed"),
             primary.gauge("replicas_counting"),
         );
-        let words = format!("{counting} replicas count, and {needed} must confirm");
+        let count_or_counts = if counting == 1 { "counts" } else { "count" };
+        let words = format!(
+            "{} {count_or_counts}, and {needed} must confirm",
+            replicas(counting)
+        );
         match (counting >= needed, counting > needed || count == 1) {
             (false, _) => report.bad(&format!("{words}: nothing is granted")),
             (true, false) => report.note(&format!("{words}: the loss of one stops grants")),
@@ -537,14 +542,38 @@ fn gauges(node: &mut Node, report: &mut Report) {
             report.bad(words);
         }
     }
-    for (name, words) in [
-        ("quarantined", "in quarantine: nothing is granted for now"),
-        ("drained", "drained: nothing is granted"),
-        ("closed", "closed: nothing is granted for now"),
-    ] {
-        if node.is_primary && node.gauge(name) > 0 {
-            report.note(words);
-        }
+    if !node.is_primary {
+        return;
+    }
+    // With dlock.replicas a start closes the server, which is also its quarantine.
+    let left = |name| node.gauge(name).div_ceil(1_000);
+    if node.gauge("closed_left_ms") > 0 {
+        let left = left("closed_left_ms");
+        report.note(&format!("closed after its start or a full resynchronisation: nothing is granted for another {left} s"));
+    } else if node.gauge("quarantined") > 0 {
+        let left = left("quarantine_left_ms");
+        report.note(&format!(
+            "in quarantine: nothing is granted for another {left} s"
+        ));
+    }
+    if node.gauge("drained") > 0 {
+        report.note("drained (dlock.grants is no): nothing is granted");
+    }
+}
+
+/// Returns the number with its noun.
+fn replicas(count: u64) -> String {
+    format!(
+        "{count} {}",
+        if count == 1 { "replica" } else { "replicas" }
+    )
+}
+
+fn are(count: u64) -> &'static str {
+    if count == 1 {
+        "is"
+    } else {
+        "are"
     }
 }
 

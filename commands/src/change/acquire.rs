@@ -7,7 +7,7 @@ use crate::table::Args;
 use crate::words::args::PlainArgs;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{
-    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, Terms, Wait, ONE,
+    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, Share, Terms, Wait, ONE,
     SHORTEST_AUTO_LEASE_MS,
 };
 use std::num::NonZeroU32;
@@ -109,8 +109,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
     Ok(Ask {
         owner,
         terms: Terms {
-            limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
-            permits,
+            share: Share {
+                limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
+                permits,
+            },
             lease: match given.auto {
                 Some(_) => call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS),
                 None => call.lease(given.lease),
@@ -129,7 +131,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
             (Family::Plain | Family::Many, _) => None,
             (Family::Fair, Some(claim)) => Some(claim),
             (Family::Fair, None) if waits => Some(0),
-            (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
+            (Family::Fair, None) => Some(call.engine.policy().claim_window_ms),
         },
         channel: given.notify,
     })

@@ -4,7 +4,7 @@
 use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use dlock_engine::{change, Keyspace, Refusal};
+use dlock_engine::{change, Keyspace};
 use std::borrow::Cow;
 
 /// This command, as errors name it.
@@ -17,34 +17,16 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         return Err(Error::Internal(APPLY));
     }
     let name = call.name(given.key());
-    let entry = call.keys.entry(name);
-    if entry.foreign {
-        return Err(Refusal::WrongType.into());
-    }
     let effect = match given.effect {
         Some(effect) => Cow::Borrowed(effect),
         None => {
-            let release = entry.lock.as_deref().and_then(change::usual_release);
+            let (_, lock) = call.lock(name)?;
+            let release = lock.and_then(change::usual_release);
             Cow::Owned(release.ok_or(Error::Internal(APPLY))?)
         }
     };
-    let before = entry.holders() as i64;
-    let last = call.engine.holds.tokens.last();
-    entry.follow(&effect, &mut call.engine.holds.tokens)?;
-    let number = call.engine.holds.tokens.last();
-    if number > last && !call.primary {
-        let lead = &mut call.engine.holds.counters.clock_lead;
-        lead.observe(number, call.now);
-    }
-    call.engine.holds.counters.held += entry.holders() as i64 - before;
-    // Kept as it came: this server's own AOF and replicas get the same bytes.
-    entry.changed = true;
-    entry.effect.extend_from_slice(&effect);
-    call.engine.follow(name, entry);
-    if call.primary {
-        // A slot on its way to this node brings its locks: they are looked after as soon as it has come.
-        call.engine.on_key_removed(name);
-    }
+    let (keys, now) = (&mut *call.keys, call.now);
+    call.engine.follow(keys, now, name, &effect, call.primary)?;
     Ok(Reply::Ok)
 }
 

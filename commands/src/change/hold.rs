@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::table::Args;
 use crate::words::args::PlainArgs;
 use dlock_engine::{
-    ClientId, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
+    ClientId, HoldRef, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
     SHORTEST_AUTO_LEASE_MS,
 };
 
@@ -43,7 +43,7 @@ pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(),
         let option = if given.session { "SESSION" } else { "AUTO" };
         return Err(Error::NoConnection(option));
     }
-    let most = call.engine.policy.max_lease_ms;
+    let most = call.engine.policy().max_lease_ms;
     match given.auto {
         Some(_) if most < SHORTEST_AUTO_LEASE_MS => Err(Error::Argument("AUTO", no_auto(most))),
         _ => Ok(()),
@@ -59,7 +59,7 @@ fn no_auto(most: Millis) -> String {
 /// Errors if replicas are to confirm an answer and the caller cannot be kept waiting for that.
 #[inline]
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    match call.engine.policy.confirms() {
+    match call.engine.policy().confirms() {
         true => check_patience(call),
         false => Ok(()),
     }
@@ -77,7 +77,7 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
 #[inline]
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     let waiting = || call.caller.unconfirmed();
-    match call.engine.policy.confirms() && waiting() >= call.engine.policy.max_waiters {
+    match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
         true => Err(Refusal::NoAck(NoAck::Full).into()),
         false => Ok(()),
     }
@@ -90,7 +90,7 @@ pub(crate) fn renewed<K: Keyspace>(
     owner: &[u8],
     left: Millis,
 ) -> Reply {
-    if !call.engine.policy.confirms() {
+    if !call.engine.policy().confirms() {
         return Reply::Integer(left);
     }
     let (engine, keys) = (&mut *call.engine, &mut *call.keys);
@@ -107,10 +107,10 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
     check_confirmable(call)?;
     let tie = tie(call, given)?;
-    let whose = (owner, token);
+    let whose = HoldRef { name, owner };
     let left = call
         .engine
-        .renew(call.keys, call.now, name, whose, lease, &tie)?;
+        .renew(call.keys, call.now, whose, token, lease, &tie)?;
     Ok(renewed(call, &[name], owner, left))
 }
 
@@ -119,13 +119,10 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
-    let left = call.engine.release(
-        call.keys,
-        call.now,
-        name,
-        (owner, given.token.map(Token)),
-        leave,
-    )?;
+    let (whose, token) = (HoldRef { name, owner }, given.token.map(Token));
+    let left = call
+        .engine
+        .release(call.keys, call.now, whose, token, leave)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 
@@ -135,10 +132,11 @@ pub(crate) fn release_plain<K: Keyspace>(
     call: &mut Call<K>,
     plain: PlainArgs,
 ) -> Result<Reply, Error> {
-    let name = call.name(plain.key);
+    let (name, owner) = (call.name(plain.key), plain.owner);
+    let whose = HoldRef { name, owner };
     let left = call
         .engine
-        .release(call.keys, call.now, name, (plain.owner, None), None)?;
+        .release(call.keys, call.now, whose, None, None)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 

@@ -21,15 +21,10 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     hold::check_confirmable(call)?;
     let client = ClientId(call.caller.client());
     let ms = given.keep.unwrap_or_default();
-    call.engine.keep(call.now, client, ms)?;
-    let ties = &call.engine.holds.ties;
-    if call.engine.policy.confirms() && ties.next_of(client, None).is_some() {
-        return Ok(Reply::Wait(
-            call.engine.confirm_keep(call.now, client),
-            None,
-        ));
-    }
-    Ok(reply(call.engine.kept(call.now, client), call.now))
+    Ok(match call.engine.keep(call.now, client, ms)? {
+        Some(id) => Reply::Wait(id, None),
+        None => reply(call.engine.kept(call.now, client), call.now),
+    })
 }
 
 /// What a sign of life is answered.

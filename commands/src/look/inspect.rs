@@ -133,8 +133,14 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
     let mut fields = vec![
         ("owner", Reply::Bulk(place.owner)),
         ("kind", Reply::Text(kind)),
-        ("limit", Reply::Integer(u64::from(place.limit.to_wire()))),
-        ("permits", Reply::Integer(u64::from(place.permits.get()))),
+        (
+            "limit",
+            Reply::Integer(u64::from(place.share.limit.to_wire())),
+        ),
+        (
+            "permits",
+            Reply::Integer(u64::from(place.share.permits.get())),
+        ),
         ("waited-ms", Reply::Integer(place.waited_ms)),
         ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
         ("client", Reply::Integer(client)),

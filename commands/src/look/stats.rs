@@ -3,7 +3,7 @@
 use crate::call::{Call, Census, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use dlock_engine::counters::Hot;
+use dlock_engine::counters::{Hot, Times};
 use dlock_engine::{invariants, Engine, Keyspace, Now};
 
 /// Locks that TOP shows where the request does not say.
@@ -40,9 +40,9 @@ pub struct Section {
 
 /// Every number there is. Names are stable: exporters and dashboards rely on them.
 pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
-    let counters = &engine.holds.counters;
+    let counters = engine.counters();
     let held = census.stored_holds.saturating_add(counters.held);
-    let quarantine = engine.policy.quarantine_left(now);
+    let quarantine = engine.policy().quarantine_left(now);
     let quarantine = if census.primary { quarantine } else { 0 };
     let refusals = &counters.refusals;
     let now = [
@@ -56,7 +56,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("eviction_possible", u64::from(census.eviction_possible)),
         ("quarantined", u64::from(quarantine > 0)),
         ("quarantine_left_ms", quarantine),
-        ("drained", u64::from(!engine.policy.grants)),
+        ("drained", u64::from(!engine.policy().grants)),
         ("invariants_broken", invariants::count()),
     ];
     let totals = [
@@ -94,16 +94,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         fields.iter().map(field).collect::<Vec<_>>()
     };
     let (waits, holds) = (&counters.waits, &counters.holds);
-    let mut times = Vec::new();
-    times.extend(all(
-        FieldKind::Gauge,
-        &[
-            ("wait_p50_us", waits.per_mille(500)),
-            ("wait_p99_us", waits.per_mille(990)),
-            ("wait_p999_us", waits.per_mille(999)),
-            ("wait_max_us", waits.longest_us()),
-        ],
-    ));
+    let mut times = all(FieldKind::Gauge, &percentiles(WAIT_US, waits));
     times.extend(all(
         FieldKind::Counter,
         &[
@@ -111,15 +102,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
             ("wait_us_total", waits.sum_us()),
         ],
     ));
-    times.extend(all(
-        FieldKind::Gauge,
-        &[
-            ("hold_p50_us", holds.per_mille(500)),
-            ("hold_p99_us", holds.per_mille(990)),
-            ("hold_p999_us", holds.per_mille(999)),
-            ("hold_max_us", holds.longest_us()),
-        ],
-    ));
+    times.extend(all(FieldKind::Gauge, &percentiles(HOLD_US, holds)));
     times.extend(all(
         FieldKind::Counter,
         &[
@@ -148,12 +131,10 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
             ("joins_count_late_ms", replicas.late_ms),
             ("confirmations_waiting", replicas.waiting),
             ("clock_lead_ms", counters.clock_lead.ms()),
-            ("confirmation_p50_us", confirmed.per_mille(500)),
-            ("confirmation_p99_us", confirmed.per_mille(990)),
-            ("confirmation_p999_us", confirmed.per_mille(999)),
-            ("confirmation_max_us", confirmed.longest_us()),
         ],
     );
+    let percentiles = percentiles(CONFIRMATION_US, confirmed);
+    confirmations.extend(all(FieldKind::Gauge, &percentiles));
     confirmations.extend(all(
         FieldKind::Counter,
         &[
@@ -162,23 +143,35 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
             ("unconfirmed_total", counters.unconfirmed),
         ],
     ));
+    let section = |name, fields| Section { name, fields };
     vec![
-        Section {
-            name: "locks",
-            fields: all(FieldKind::Gauge, &now),
-        },
-        Section {
-            name: "totals",
-            fields: all(FieldKind::Counter, &totals),
-        },
-        Section {
-            name: "times",
-            fields: times,
-        },
-        Section {
-            name: "confirmations",
-            fields: confirmations,
-        },
+        section("locks", all(FieldKind::Gauge, &now)),
+        section("totals", all(FieldKind::Counter, &totals)),
+        section("times", times),
+        section("confirmations", confirmations),
+    ]
+}
+
+/// The names of the percentiles of waits, holds and confirmations.
+const WAIT_US: [&str; 4] = ["wait_p50_us", "wait_p99_us", "wait_p999_us", "wait_max_us"];
+const HOLD_US: [&str; 4] = ["hold_p50_us", "hold_p99_us", "hold_p999_us", "hold_max_us"];
+const CONFIRMATION_US: [&str; 4] = [
+    "confirmation_p50_us",
+    "confirmation_p99_us",
+    "confirmation_p999_us",
+    "confirmation_max_us",
+];
+
+/// Returns the percentiles of these times under these names.
+fn percentiles(
+    [p50, p99, p999, max]: [&'static str; 4],
+    times: &Times,
+) -> [(&'static str, u64); 4] {
+    [
+        (p50, times.per_mille(500)),
+        (p99, times.per_mille(990)),
+        (p999, times.per_mille(999)),
+        (max, times.longest_us()),
     ]
 }
 
@@ -190,7 +183,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
     }
     let sections = sections(call.engine, &call.caller.census(), call.now);
     if given.reset {
-        call.engine.holds.counters.reset();
+        call.engine.reset_counters();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
     Ok(Reply::Map(
@@ -205,10 +198,9 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     if call.primary {
-        let (top, keys) = (&mut call.engine.holds.counters.top, &mut *call.keys);
-        top.forget(|name| keys.moved(name));
+        call.engine.forget_moved(call.keys);
     }
-    let ranked: Vec<&Hot> = call.engine.holds.counters.top.ranked().collect();
+    let ranked: Vec<&Hot> = call.engine.counters().top.ranked().collect();
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);
     let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);

@@ -91,27 +91,20 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// How often requests got this error, if that is counted.
-    pub fn of(&mut self, error: &Refusal) -> Option<&mut u64> {
-        match error {
-            Refusal::Deadlock(_) => Some(&mut self.deadlock),
-            Refusal::Quarantine(_) => Some(&mut self.quarantine),
-            Refusal::Draining => Some(&mut self.drained),
-            Refusal::Full(_) => Some(&mut self.full),
-            Refusal::NotHeld => Some(&mut self.not_held),
-            Refusal::Fenced => Some(&mut self.fenced),
-            Refusal::WrongType => Some(&mut self.wrong_type),
-            Refusal::NoAck(_) => Some(&mut self.no_ack),
-            _ => None,
-        }
-    }
-
-    /// A request was refused.
+    /// Counts a request that was refused, or a wait that ended so.
     #[cold]
     pub fn count(&mut self, error: &Refusal) {
-        if let Some(count) = self.of(error) {
-            *count += 1;
-        }
+        *match error {
+            Refusal::Deadlock(_) => &mut self.deadlock,
+            Refusal::Quarantine(_) => &mut self.quarantine,
+            Refusal::Draining => &mut self.drained,
+            Refusal::Full(_) => &mut self.full,
+            Refusal::NotHeld => &mut self.not_held,
+            Refusal::Fenced => &mut self.fenced,
+            Refusal::WrongType => &mut self.wrong_type,
+            Refusal::NoAck(_) => &mut self.no_ack,
+            _ => return,
+        } += 1;
     }
 }
 

@@ -13,8 +13,16 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub(crate) struct OutOfSteps;
 
-/// What a search finds, if its steps suffice.
-type Bounded<T> = Result<T, OutOfSteps>;
+/// Why a search ends before it has followed everything.
+enum Stop<'w> {
+    /// It has used up its steps.
+    OutOfSteps,
+    /// This edge leads back to the request that is asked for.
+    Circle(Edge<'w>),
+}
+
+/// What a search finds where it goes on.
+type Bounded<'w, T> = Result<T, Stop<'w>>;
 
 /// A place in a queue that a request waits at, or would.
 #[derive(Debug, Clone, Copy)]
@@ -131,67 +139,60 @@ impl<'w> Search<'w> {
     }
 
     /// Returns a shortest circle that the request would close; none if it would close none.
-    pub(crate) fn circle(&mut self, keys: &mut impl Keyspace) -> Bounded<Option<Circle>> {
-        let mut last = self.follow_asked(keys)?;
-        let mut next = 0;
-        while let (None, Some(found)) = (last, self.found.get(next)) {
-            last = match found.blocker {
-                Blocker::Asked => None,
-                Blocker::Request(id) => self.follow_request(keys, next, id)?,
-                Blocker::Owner(owner) => self.follow_owner(keys, next, owner)?,
-            };
-            next += 1;
+    ///
+    /// Errors if the steps do not suffice to say so.
+    pub(crate) fn circle(
+        &mut self,
+        keys: &mut impl Keyspace,
+    ) -> Result<Option<Circle>, OutOfSteps> {
+        match self.follow_all(keys) {
+            Ok(()) => Ok(None),
+            Err(Stop::Circle(last)) => Ok(Some(self.named(last))),
+            Err(Stop::OutOfSteps) => Err(OutOfSteps),
         }
-        Ok(last.map(|last| self.named(last)))
     }
 
-    fn spend(&mut self, steps: usize) -> Bounded<()> {
-        self.steps_left = self.steps_left.checked_sub(steps).ok_or(OutOfSteps)?;
-        Ok(())
-    }
-
-    /// Follows the request that is asked for. Returns the edge that leads back to it, if one does.
-    fn follow_asked(&mut self, keys: &mut impl Keyspace) -> Bounded<Option<Edge<'w>>> {
+    /// Follows the request that is asked for, and what is found by that, in the order in which it is found.
+    fn follow_all(&mut self, keys: &mut impl Keyspace) -> Bounded<'w, ()> {
         let waiter = Waiter {
             at: None,
             owner: self.asker,
         };
         for wanted in self.asked.wanted {
-            let back = self.follow(keys, waiter, wanted)?;
-            if back.is_some() {
-                return Ok(back);
-            }
+            self.follow(keys, waiter, wanted)?;
         }
-        Ok(None)
+        let (requests, mut next) = (self.requests, 0);
+        while let Some(found) = self.found.get(next) {
+            match found.blocker {
+                Blocker::Asked => {}
+                Blocker::Request(id) => self.follow_request(keys, next, id)?,
+                Blocker::Owner(owner) => {
+                    for id in requests.of_owner(owner) {
+                        self.follow_request(keys, next, id)?;
+                    }
+                }
+            }
+            next += 1;
+        }
+        Ok(())
     }
 
-    /// Follows all requests of an owner. Returns the edge that leads back, if one does.
-    fn follow_owner(
-        &mut self,
-        keys: &mut impl Keyspace,
-        at: usize,
-        owner: OwnerHash,
-    ) -> Bounded<Option<Edge<'w>>> {
-        let requests = self.requests;
-        for id in requests.of_owner(owner) {
-            let back = self.follow_request(keys, at, id)?;
-            if back.is_some() {
-                return Ok(back);
-            }
-        }
-        Ok(None)
+    fn spend(&mut self, steps: usize) -> Bounded<'w, ()> {
+        let left = self.steps_left.checked_sub(steps);
+        self.steps_left = left.ok_or(Stop::OutOfSteps)?;
+        Ok(())
     }
 
-    /// Follows a request at all its places. Returns the edge that leads back, if one does.
+    /// Follows a request at all its places.
     fn follow_request(
         &mut self,
         keys: &mut impl Keyspace,
         at: usize,
         id: RequestId,
-    ) -> Bounded<Option<Edge<'w>>> {
+    ) -> Bounded<'w, ()> {
         let (queues, requests) = (self.queues, self.requests);
         let Some(request) = requests.get(id) else {
-            return Ok(None);
+            return Ok(());
         };
         let waiter = Waiter {
             at: Some(at),
@@ -202,23 +203,20 @@ impl<'w> Search<'w> {
                 name: queues.at(part.lock).name.as_ref(),
                 lock: Some(part.lock),
                 place: Some(part.place),
-                limit: request.terms.limit,
+                limit: request.terms.share.limit,
             };
-            let back = self.follow(keys, waiter, &wanted)?;
-            if back.is_some() {
-                return Ok(back);
-            }
+            self.follow(keys, waiter, &wanted)?;
         }
-        Ok(None)
+        Ok(())
     }
 
-    /// Follows a request at one place: what is in its way there is found. Returns the edge that leads back, if one does.
+    /// Follows a request at one place: what is in its way there is found.
     fn follow(
         &mut self,
         keys: &mut impl Keyspace,
         waiter: Waiter,
         wanted: &Wanted<'w>,
-    ) -> Bounded<Option<Edge<'w>>> {
+    ) -> Bounded<'w, ()> {
         let edge = |queued| Edge {
             waiter: waiter.at,
             name: wanted.name,
@@ -229,27 +227,27 @@ impl<'w> Search<'w> {
                 true => Blocker::Asked,
                 false => Blocker::Owner(holder),
             };
-            if self.find(blocker, edge(false)) {
-                return Ok(Some(edge(false)));
-            }
+            self.find(blocker, edge(false))?;
         }
         if wanted.place == Some(Arrival::UPGRADE_SLOT) {
-            return Ok(None);
+            return Ok(());
         }
-        for blocker in [self.nearest_part(wanted)?, self.first_exclusive(wanted)?] {
-            if blocker.is_some_and(|blocker| self.find(blocker, edge(true))) {
-                return Ok(Some(edge(true)));
-            }
+        let places = [self.nearest_part(wanted)?, self.first_exclusive(wanted)?];
+        for blocker in places.into_iter().flatten() {
+            self.find(blocker, edge(true))?;
         }
-        Ok(None)
+        Ok(())
     }
 
-    /// Notes a blocker. Returns true if it is the request that is asked for.
-    fn find(&mut self, blocker: Blocker, by: Edge<'w>) -> bool {
-        if blocker != Blocker::Asked && self.seen.insert(blocker) {
+    /// Notes a blocker, and how the search has come to it.
+    fn find(&mut self, blocker: Blocker, by: Edge<'w>) -> Bounded<'w, ()> {
+        if blocker == Blocker::Asked {
+            return Err(Stop::Circle(by));
+        }
+        if self.seen.insert(blocker) {
             self.found.push(Found { blocker, by });
         }
-        blocker == Blocker::Asked
+        Ok(())
     }
 
     /// Returns the holders that exclude a request by themselves, as far as they wait for something or are the one that asks:
@@ -259,7 +257,7 @@ impl<'w> Search<'w> {
         keys: &mut impl Keyspace,
         waiter: OwnerHash,
         wanted: &Wanted,
-    ) -> Bounded<Vec<OwnerHash>> {
+    ) -> Bounded<'w, Vec<OwnerHash>> {
         self.spend(1)?;
         let (requests, steps_left) = (self.requests, self.steps_left);
         let (asks, asker) = (self.asked.owner, self.asker);
@@ -297,7 +295,7 @@ impl<'w> Search<'w> {
     }
 
     /// Returns the nearest request for many locks before a place.
-    fn nearest_part(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
+    fn nearest_part(&mut self, wanted: &Wanted) -> Bounded<'w, Option<Blocker>> {
         let queue = self.queues.at(wanted.lock);
         if queue.multi_places == 0 {
             return Ok(None);
@@ -313,7 +311,7 @@ impl<'w> Search<'w> {
     }
 
     /// Returns the first request before a place whose limit is 1, unless the limit asked for is 1 itself.
-    fn first_exclusive(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
+    fn first_exclusive(&mut self, wanted: &Wanted) -> Bounded<'w, Option<Blocker>> {
         if wanted.limit == Limit::EXCLUSIVE {
             return Ok(None);
         }
@@ -325,7 +323,7 @@ impl<'w> Search<'w> {
             for (_, place) in queue.in_order().take_while(|(at, _)| *at < end) {
                 self.spend(1)?;
                 let blocker = self.waits_at(place);
-                let blocker = blocker.filter(|_| place.limit == Limit::EXCLUSIVE);
+                let blocker = blocker.filter(|_| place.share.limit == Limit::EXCLUSIVE);
                 if blocker.is_some() {
                     return Ok(blocker);
                 }

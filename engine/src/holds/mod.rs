@@ -11,7 +11,7 @@ use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
 use super::queue::{Deadlines, LockId};
 use super::types::{
-    Arrival, ClientId, Grant, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
+    Arrival, ClientId, Grant, HoldRef, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
 };
 use crate::refusal::Refusal;
 use std::collections::BTreeMap;
@@ -57,9 +57,10 @@ impl HoldTable {
         policy: &Policy,
         entry: &mut Entry<impl Value>,
         now: Now,
-        (name, owner): (NameRef, &[u8]),
+        whose: HoldRef,
         terms: &Terms,
     ) -> Grant {
+        let owner = whose.owner;
         debug_assert!(entry.hold(owner).is_none(), "a holder is granted anew");
         let token = self.tokens.token(now);
         let holds = terms.holds.map_or(1, NonZeroU32::get);
@@ -71,13 +72,13 @@ impl HoldTable {
             token,
             deadline,
             holds,
-            limit: terms.limit,
-            permits: terms.permits,
+            limit: terms.share.limit,
+            permits: terms.share.permits,
             client: terms.client,
             fresh: true,
         });
         if terms.ties() {
-            self.tie_granted((name, owner), (token, deadline), terms, now);
+            self.tie_granted(whose, token, deadline, terms, now);
         }
         Grant { token, holds }
     }
@@ -91,11 +92,12 @@ impl HoldTable {
         policy: &Policy,
         entry: &mut Entry<impl Value>,
         now: Now,
-        (name, owner): (NameRef, &[u8]),
+        whose: HoldRef,
         terms: &Terms,
     ) -> Result<Grant, Refusal> {
+        let HoldRef { name, owner } = whose;
         let Some(hold) = entry.hold(owner) else {
-            return Ok(self.grant_first(policy, entry, now, (name, owner), terms));
+            return Ok(self.grant_first(policy, entry, now, whose, terms));
         };
         // It would borrow the entry.
         let hold = Hold { owner, ..hold };
@@ -103,7 +105,7 @@ impl HoldTable {
             Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or_else(overflow)?,
         };
-        let (token, limit, permits) = if hold.limit <= terms.limit {
+        let (token, limit, permits) = if hold.limit <= terms.share.limit {
             self.counters.reentries += 1;
             (hold.token, hold.limit, hold.permits)
         } else {
@@ -114,7 +116,7 @@ impl HoldTable {
             }
             self.retie(name, hold.token, token);
             entry.events.push(Event::Acquired(token));
-            (token, terms.limit, terms.permits)
+            (token, terms.share.limit, terms.share.permits)
         };
         let deadline = hold.deadline.max(now.wall().after(terms.lease));
         let entered = Hold {
@@ -142,7 +144,7 @@ impl HoldTable {
             self.ties.set_end(name, token, entered.deadline);
         }
         if terms.ties() {
-            self.tie_granted((name, owner), (token, entered.deadline), terms, now);
+            self.tie_granted(whose, token, entered.deadline, terms, now);
         }
         Ok(Grant { token, holds })
     }
@@ -152,11 +154,12 @@ impl HoldTable {
     pub fn end(
         &mut self,
         entry: &mut Entry<impl Value>,
-        (name, owner): (NameRef, &[u8]),
+        whose: HoldRef,
         token: Token,
         end: End,
         now: Now,
     ) {
+        let HoldRef { name, owner } = whose;
         if !self.ties.is_empty() {
             self.lose_by(name, token, end);
         }
@@ -188,13 +191,14 @@ impl HoldTable {
     pub fn lower(
         &mut self,
         entry: &mut Entry<impl Value>,
-        (name, owner): (NameRef, &[u8]),
+        whose: HoldRef,
         hold: Hold,
         holds: u32,
         now: Now,
     ) {
+        let owner = whose.owner;
         if holds == 0 {
-            self.end(entry, (name, owner), hold.token, End::Released, now);
+            self.end(entry, whose, hold.token, End::Released, now);
         } else if holds != hold.holds {
             entry.set_hold(Hold {
                 owner,

@@ -13,9 +13,9 @@
 
 use crate::invariants::broken;
 use crate::queue::DueKey;
-use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
+use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
 /// A lock's name and its owner's, in bytes: a short key and a UUID.
@@ -53,12 +53,12 @@ pub struct HoldKey {
 
 impl HoldKey {
     /// The hold of this owner.
-    pub fn new(name: NameRef, owner: &[u8]) -> HoldKey {
-        let mut words = SmallVec::from_slice(name.key);
-        words.extend_from_slice(owner);
+    pub fn new(hold: HoldRef) -> HoldKey {
+        let mut words = SmallVec::from_slice(hold.name.key);
+        words.extend_from_slice(hold.owner);
         HoldKey {
-            db: name.db,
-            key: name.key.len() as u32,
+            db: hold.name.db,
+            key: hold.name.key.len() as u32,
             words,
         }
     }
@@ -351,6 +351,8 @@ pub struct Ties {
     by_client: BTreeMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
+    // Holds whose renewal is due.
+    due: VecDeque<Token>,
     // Holds that were paused until a sign of life came, and are to be renewed again.
     resumed: Vec<BTreeSet<Token>>,
     // The connection whose command is being worked off; none while it is nobody's. What it ends itself it is not told of.
@@ -476,6 +478,7 @@ impl Ties {
             };
             !connection.lost.is_empty()
         });
+        self.due.clear();
         self.resumed.clear();
         (self.sessions, self.autos) = (0, 0);
         timers
@@ -500,18 +503,20 @@ impl Ties {
         self.by_client.get_mut(&client)?.untimed()
     }
 
-    /// A connection's timer has come, and is no more.
-    pub fn timer_came(&mut self, client: ClientId) {
-        if let Some(connection) = self.by_client.get_mut(&client) {
-            connection.timer = None;
+    /// Notes that a connection's timer has fired, and that up to `room` of its holds are to be renewed by now.
+    pub fn come_due(&mut self, client: ClientId, now: SteadyMs, room: usize) {
+        let Some(connection) = self.by_client.get_mut(&client) else {
+            return;
+        };
+        connection.timer = None;
+        for _ in 0..room {
+            let Some(&(at, token)) = connection.renewals.first().filter(|(at, _)| *at <= now)
+            else {
+                break;
+            };
+            connection.renewals.remove(&(at, token));
+            self.due.push_back(token);
         }
-    }
-
-    /// Takes out the first hold of a connection that is to be renewed by now. The caller renews it.
-    pub fn take_due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
-        let renewals = &mut self.by_client.get_mut(&client)?.renewals;
-        renewals.first().filter(|(at, _)| *at <= now)?;
-        renewals.pop_first().map(|(_, token)| token)
     }
 
     /// The lease of a tied hold ends then.
@@ -617,8 +622,11 @@ impl Ties {
         }
     }
 
-    /// Takes out a hold that is to be renewed again since its connection has given a sign of life.
-    pub fn next_resumed(&mut self) -> Option<Token> {
+    /// Takes out a hold that is to be renewed now: its renewal is due, or its connection has given a sign of life.
+    pub fn next_due(&mut self) -> Option<Token> {
+        if let Some(token) = self.due.pop_front() {
+            return Some(token);
+        }
         while let Some(holds) = self.resumed.last_mut() {
             if let Some(token) = holds.pop_first() {
                 return Some(token);
@@ -628,9 +636,14 @@ impl Ties {
         None
     }
 
-    /// Returns true if there may be any.
-    pub fn has_resumed(&self) -> bool {
-        !self.resumed.is_empty()
+    /// Returns true if holds may be to be renewed now.
+    pub fn has_due(&self) -> bool {
+        !(self.due.is_empty() && self.resumed.is_empty())
+    }
+
+    /// Puts off the renewal of holds that are due: the server accepts no change of them now.
+    pub fn put_off(&mut self, refused: Vec<Token>) {
+        self.due.extend(refused);
     }
 
     /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.

@@ -5,7 +5,7 @@ use super::{Due, HoldTable};
 use crate::invariants::broken;
 use crate::lock::End;
 use crate::queue::Deadlines;
-use crate::types::{ClientId, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
+use crate::types::{ClientId, HoldRef, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
 
 /// The shortest lease that the server renews by itself.
 pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
@@ -43,11 +43,13 @@ impl HoldTable {
     #[inline(never)]
     pub fn tie_granted(
         &mut self,
-        (name, owner): (NameRef, &[u8]),
-        (token, end): (Token, WallMs),
+        whose: HoldRef,
+        token: Token,
+        end: WallMs,
         terms: &Terms,
         now: Now,
     ) {
+        let name = whose.name;
         let how = TieRequest {
             client: terms.client,
             session: terms.session,
@@ -63,7 +65,7 @@ impl HoldTable {
         }
         let tie = Box::new(Tie {
             client: how.client,
-            whose: HoldKey::new(name, owner),
+            whose: HoldKey::new(whose),
             session: session || how.session,
             auto,
             end,
@@ -76,12 +78,14 @@ impl HoldTable {
     #[cold]
     pub fn tie_renewed(
         &mut self,
-        (name, owner): (NameRef, &[u8]),
-        (token, end): (Token, WallMs),
+        whose: HoldRef,
+        token: Token,
+        end: WallMs,
         lease: Millis,
         how: &TieRequest,
         now: Now,
     ) {
+        let name = whose.name;
         let asked = how.session || how.auto.is_some();
         if !asked && self.ties.at(name, token).is_none() {
             return;
@@ -94,7 +98,7 @@ impl HoldTable {
         let tie = (session || how.auto.is_some()).then(|| {
             Box::new(Tie {
                 client: stays.map_or(how.client, |tie| tie.client),
-                whose: HoldKey::new(name, owner),
+                whose: HoldKey::new(whose),
                 session,
                 auto: how.renewals(&self.ties, token, lease, now),
                 end,
@@ -146,13 +150,10 @@ impl HoldTable {
         self.timers.clear(&mut timer);
     }
 
-    /// Returns up to `room` holds of a connection whose timer has fired, that are to be renewed by now.
-    pub fn due(&mut self, client: ClientId, now: SteadyMs, room: usize) -> Vec<Token> {
-        self.ties.timer_came(client);
-        let due = std::iter::from_fn(|| self.ties.take_due(client, now));
-        let due = due.take(room).collect();
+    /// Notes that up to `room` holds of a connection whose timer has fired are to be renewed by now.
+    pub fn come_due(&mut self, client: ClientId, now: SteadyMs, room: usize) {
+        self.ties.come_due(client, now, room);
         self.time_renewals(client);
-        due
     }
 
     /// The server has renewed a hold that is tied to this connection: its lease ends then, and this comes next.

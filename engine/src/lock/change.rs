@@ -24,7 +24,7 @@
 
 use super::{Hold, Lock};
 use crate::types::{
-    Arrival, ClientId, Limit, Millis, Permits, Token, WallMs, MAX_NUMBER, MAX_OWNER, ONE,
+    Arrival, ClientId, Limit, Millis, Permits, Share, Token, WallMs, MAX_NUMBER, MAX_OWNER, ONE,
 };
 
 /// Why a hold is gone.
@@ -92,10 +92,8 @@ pub enum Change<'a> {
         number: Arrival,
         /// Whose it is.
         owner: &'a [u8],
-        /// What is asked for.
-        limit: Limit,
-        /// How many permits.
-        permits: Permits,
+        /// How much is asked for.
+        share: Share,
         /// How long it is kept while nobody is there for it.
         claim: Millis,
     },
@@ -120,7 +118,8 @@ pub const FORMAT: u64 = 2;
 impl Change<'_> {
     fn has_several_permits(&self) -> bool {
         match self {
-            Change::Hold(Hold { permits, .. }) | Change::Ticket { permits, .. } => *permits > ONE,
+            Change::Hold(hold) => hold.permits > ONE,
+            Change::Ticket { share, .. } => share.permits > ONE,
             _ => false,
         }
     }
@@ -149,15 +148,14 @@ impl Change<'_> {
             Change::Ticket {
                 number: at,
                 owner,
-                limit,
-                permits,
+                share,
                 claim,
             } => {
-                letter(effect, *permits, [b't', b'T']);
+                letter(effect, share.permits, [b't', b'T']);
                 number(effect, at.0);
                 field(effect, *claim);
-                field(effect, u64::from(limit.to_wire()));
-                several(effect, *permits);
+                field(effect, u64::from(share.limit.to_wire()));
+                several(effect, share.permits);
                 bytes(effect, owner);
             }
             Change::Unticket { number: at } => {
@@ -214,8 +212,7 @@ pub fn rebuild(lock: &Lock) -> Vec<u8> {
         Change::Ticket {
             number,
             owner: &ticket.owner,
-            limit: ticket.limit,
-            permits: ticket.permits,
+            share: ticket.share,
             claim: ticket.claim,
         }
         .write(&mut effect);
@@ -258,8 +255,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
         }),
         b'h' | b'H' => {
             let (deadline, holds) = (read_field(rest)?, u32::try_from(read_field(rest)?).ok()?);
-            let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
-            let permits = read_permits(rest, *letter, limit)?;
+            let Share { limit, permits } = read_share(rest, *letter)?;
             let owner = read_bytes(rest)?;
             let sound = is_token(first) && holds > 0;
             sound.then_some(Change::Hold(Hold {
@@ -275,14 +271,12 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
         }
         b't' | b'T' => {
             let claim = read_field(rest)?;
-            let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
-            let permits = read_permits(rest, *letter, limit)?;
+            let share = read_share(rest, *letter)?;
             let owner = read_bytes(rest)?;
             is_token(first).then_some(Change::Ticket {
                 number: Arrival(first),
                 owner,
-                limit,
-                permits,
+                share,
                 claim,
             })
         }
@@ -298,15 +292,17 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
     }
 }
 
-/// Reads the permits of a change with this letter: one where it does not say how many. It says so only of several.
-fn read_permits(rest: &mut &[u8], letter: u8, limit: Limit) -> Option<Permits> {
-    match letter.is_ascii_uppercase() {
+/// Reads how much a change with this letter is about: one permit where it does not say how many. It says so only of several.
+fn read_share(rest: &mut &[u8], letter: u8) -> Option<Share> {
+    let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
+    let permits = match letter.is_ascii_uppercase() {
         true => {
             let permits = some_permits(u32::try_from(read_field(rest)?).ok()?, limit);
-            permits.filter(|permits| *permits > ONE)
+            permits.filter(|permits| *permits > ONE)?
         }
-        false => Some(ONE),
-    }
+        false => ONE,
+    };
+    Some(Share { limit, permits })
 }
 
 /// Returns this many permits; none if there can be no such hold, and no request for one.

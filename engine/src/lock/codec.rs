@@ -9,7 +9,7 @@
 
 use super::change::{is_token, some_permits, Change};
 use super::{Hold, Lock};
-use crate::types::{Arrival, ClientId, Limit, Permits, Token, WallMs, MAX_OWNER, ONE};
+use crate::types::{Arrival, ClientId, Limit, Permits, Share, Token, WallMs, MAX_OWNER, ONE};
 
 /// The version of a value without several permits, which every version of the module reads.
 const PLAIN: u8 = 1;
@@ -21,7 +21,7 @@ pub const VERSION: u8 = 2;
 pub fn encode(lock: &Lock) -> Vec<u8> {
     let version = version(lock);
     let mut out = vec![version, u8::from(lock.watched())];
-    let limit = |out: &mut Vec<u8>, limit: Limit, permits: Permits| {
+    let share = |out: &mut Vec<u8>, limit: Limit, permits: Permits| {
         number(out, u64::from(limit.to_wire()));
         if version > PLAIN {
             number(out, u64::from(permits.get()));
@@ -35,14 +35,14 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
         number(&mut out, hold.token.0);
         number(&mut out, hold.deadline.0);
         number(&mut out, u64::from(hold.holds));
-        limit(&mut out, hold.limit, hold.permits);
+        share(&mut out, hold.limit, hold.permits);
         owner(&mut out, hold.owner);
     }
     number(&mut out, lock.tickets().count() as u64);
     for (at, ticket) in lock.tickets() {
         number(&mut out, at.0);
         number(&mut out, ticket.claim);
-        limit(&mut out, ticket.limit, ticket.permits);
+        share(&mut out, ticket.share.limit, ticket.share.permits);
         owner(&mut out, &ticket.owner);
     }
     out
@@ -56,19 +56,20 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     if !(PLAIN..=VERSION).contains(&version_read) || flags > 1 {
         return None;
     }
-    let limit = |rest: &mut &[u8]| {
+    let share = |rest: &mut &[u8]| {
         let limit = Limit::from_wire(read_small(rest)?)?;
-        match version_read {
-            PLAIN => Some((limit, ONE)),
-            _ => Some((limit, some_permits(read_small(rest)?, limit)?)),
-        }
+        let permits = match version_read {
+            PLAIN => ONE,
+            _ => some_permits(read_small(rest)?, limit)?,
+        };
+        Some(Share { limit, permits })
     };
     let mut lock = Lock::default();
     lock.apply(&Change::Watch(flags == 1));
     let mut before: Option<&[u8]> = None;
     for _ in 0..read_number(&mut rest)? {
         let (token, deadline) = (read_number(&mut rest)?, read_number(&mut rest)?);
-        let (holds, (limit, permits)) = (read_small(&mut rest)?, limit(&mut rest)?);
+        let (holds, share) = (read_small(&mut rest)?, share(&mut rest)?);
         let owner = read_owner(&mut rest)?;
         let sound = is_token(token) && holds > 0 && before.is_none_or(|before| before < owner);
         if !sound {
@@ -80,8 +81,8 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             token: Token(token),
             deadline: WallMs(deadline),
             holds,
-            limit,
-            permits,
+            limit: share.limit,
+            permits: share.permits,
             client: ClientId::NONE,
             fresh: false,
         }));
@@ -89,7 +90,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     let mut last = 0;
     for _ in 0..read_number(&mut rest)? {
         let (at, claim) = (read_number(&mut rest)?, read_number(&mut rest)?);
-        let ((limit, permits), owner) = (limit(&mut rest)?, read_owner(&mut rest)?);
+        let (share, owner) = (share(&mut rest)?, read_owner(&mut rest)?);
         if at <= last || !is_token(at) {
             return None;
         }
@@ -97,8 +98,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
         lock.apply(&Change::Ticket {
             number: Arrival(at),
             owner,
-            limit,
-            permits,
+            share,
             claim,
         });
     }
@@ -110,7 +110,9 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
 /// The version that a lock is written in.
 fn version(lock: &Lock) -> u8 {
     let several = lock.permits() > lock.holders() as u64
-        || lock.tickets().any(|(_, ticket)| ticket.permits != ONE);
+        || lock
+            .tickets()
+            .any(|(_, ticket)| ticket.share.permits != ONE);
     match several {
         true => VERSION,
         false => PLAIN,

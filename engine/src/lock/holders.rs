@@ -231,19 +231,8 @@ impl Holders {
         }
     }
 
-    /// Token and deadline of each hold, in the order of `iter`.
-    pub(crate) fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
-        let (few, many) = match self {
-            Holders::List(list) => (Some(list), None),
-            Holders::Indexed(many) => (None, Some(&many.by_deadline)),
-        };
-        let few = few.into_iter().flatten();
-        let few = few.map(|holder| (holder.terms.token, holder.terms.deadline));
-        let many = many.into_iter().flatten();
-        few.chain(many.map(|(deadline, token, _)| (*token, *deadline)))
-    }
-
-    /// Returns each hold with its owner.
+    /// Returns owner, token and deadline of each hold, in the order of `iter`. Of many holders no other memory is read than the index
+    /// of their deadlines.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),
@@ -327,13 +316,14 @@ impl Terms {
 
 impl Holder {
     fn view(&self) -> Hold<'_> {
-        view((&self.owner, &self.terms))
+        view(&self.owner, &self.terms)
     }
 }
 
 impl Indexed {
     fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
-        self.by_owner.get_key_value(owner).map(view)
+        let (owner, terms) = self.by_owner.get_key_value(owner)?;
+        Some(view(owner, terms))
     }
 
     fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
@@ -397,7 +387,7 @@ fn find(list: &[Holder], owner: &[u8]) -> Result<usize, usize> {
     list.binary_search_by(|holder| (*holder.owner).cmp(owner))
 }
 
-fn view<'a>((owner, terms): (&'a Arc<[u8]>, &'a Terms)) -> Hold<'a> {
+fn view<'a>(owner: &'a [u8], terms: &'a Terms) -> Hold<'a> {
     Hold {
         owner,
         token: terms.token,

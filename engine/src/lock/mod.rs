@@ -8,7 +8,7 @@ pub mod token;
 
 pub use change::{Change, End};
 
-use super::types::{Arrival, ClientId, Limit, Millis, Permits, Token, WallMs};
+use super::types::{Arrival, ClientId, Limit, Millis, Permits, Share, Token, WallMs};
 use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -42,19 +42,10 @@ pub struct Hold<'a> {
 pub struct Ticket {
     /// Whose place it is.
     pub owner: Box<[u8]>,
-    /// What the owner asks for.
-    pub limit: Limit,
-    /// How many permits.
-    pub permits: Permits,
+    /// How much the owner asks for.
+    pub share: Share,
     /// How long the place is kept while nobody is there for it; 0: not at all.
     pub claim: Millis,
-}
-
-impl Ticket {
-    /// Returns what the owner asks for: how many permits, and under which limit.
-    pub fn share(&self) -> (Limit, Permits) {
-        (self.limit, self.permits)
-    }
 }
 
 /// The durable state of one lock: the value that stands at its key.
@@ -323,12 +314,7 @@ impl Lock {
 
     /// Token and deadline of each hold. Of many holders no other memory is read than the index of their deadlines.
     pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
-        let (sole, full) = match self {
-            Lock::Sole(sole) => (sole.hold(), None),
-            Lock::Full(full) => (None, Some(full.holders.leases())),
-        };
-        let sole = sole.into_iter().map(|hold| (hold.token, hold.deadline));
-        sole.chain(full.into_iter().flatten())
+        self.named().map(|(_, token, deadline)| (token, deadline))
     }
 
     /// Returns owner, token and deadline of each hold, in no order.
@@ -436,7 +422,7 @@ impl Lock {
     /// **The granting rule.** Returns true if `owner` may hold `permits` with `limit` beside the other holders: the sum of all
     /// permits exceeds neither its limit nor that of any other holder. Mutex, read-write lock and semaphore are this one
     /// rule with limits 1, unbounded and n.
-    pub fn admits(&self, owner: &[u8], limit: Limit, permits: Permits) -> bool {
+    pub fn admits(&self, owner: &[u8], Share { limit, permits }: Share) -> bool {
         let mine = self.hold(owner);
         let others = self.permits() - mine.map_or(0, |hold| u64::from(hold.permits.get()));
         if others == 0 {
@@ -493,14 +479,12 @@ impl Lock {
             Change::Ticket {
                 number,
                 owner,
-                limit,
-                permits,
+                share,
                 claim,
             } => {
                 let ticket = Ticket {
                     owner: Box::from(*owner),
-                    limit: *limit,
-                    permits: *permits,
+                    share: *share,
                     claim: *claim,
                 };
                 full.tickets.insert(*number, ticket);

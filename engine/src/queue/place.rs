@@ -2,7 +2,7 @@
 
 use super::deadlines::DueKey;
 use crate::lock::Change;
-use crate::types::{Arrival, Limit, Millis, Now, Permits, RequestId, SteadyMs};
+use crate::types::{Arrival, Millis, Now, RequestId, Share, SteadyMs};
 use std::rc::Rc;
 
 /// One owner's place in a queue. At most one request waits at it.
@@ -17,10 +17,8 @@ use std::rc::Rc;
 pub struct Place {
     /// Whose place it is.
     pub owner: Rc<[u8]>,
-    /// What is asked for. `WaitQueue::set_share` changes it, and counts.
-    pub limit: Limit,
-    /// How many permits. It changes with the limit.
-    pub permits: Permits,
+    /// How much is asked for. `WaitQueue::set_share` changes it, and counts.
+    pub share: Share,
     /// Since when it is there: microseconds of the steady clock.
     pub since_us: u64,
     /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
@@ -52,11 +50,10 @@ const _: () = assert!(std::mem::size_of::<Place>() <= 48 && std::mem::size_of::<
 
 impl Place {
     /// A place where nobody waits yet.
-    pub fn new(owner: Rc<[u8]>, (limit, permits): (Limit, Permits), now: Now) -> Place {
+    pub fn new(owner: Rc<[u8]>, share: Share, now: Now) -> Place {
         Place {
             owner,
-            limit,
-            permits,
+            share,
             since_us: now.steady_us,
             ticket: None,
             request: NOBODY,
@@ -64,7 +61,7 @@ impl Place {
     }
 
     /// A place that came with its lock's value: it is as old as its number says.
-    pub fn brought(owner: Rc<[u8]>, share: (Limit, Permits), number: Arrival, now: Now) -> Place {
+    pub fn brought(owner: Rc<[u8]>, share: Share, number: Arrival, now: Now) -> Place {
         let age = now.us.saturating_sub(number.0);
         Place {
             since_us: now.steady_us.saturating_sub(age),
@@ -81,9 +78,14 @@ impl Place {
         }));
     }
 
-    /// Has a request wait at it: a part of one for many locks is granted only together with the others.
-    pub fn occupy(&mut self, request: RequestId, part: bool) {
-        self.request = request.0 | if part { PART } else { 0 };
+    /// Has a request for this lock alone wait at it.
+    pub fn occupy(&mut self, request: RequestId) {
+        self.request = request.0;
+    }
+
+    /// Has a part of a request for many locks wait at it, which is granted only together with the others.
+    pub fn occupy_with_part(&mut self, request: RequestId) {
+        self.request = request.0 | PART;
     }
 
     /// Nobody waits at it any more.
@@ -101,18 +103,12 @@ impl Place {
         self.ticket.as_deref().map(|window| window.claim)
     }
 
-    /// What is asked for: how many permits, and under which limit.
-    pub fn share(&self) -> (Limit, Permits) {
-        (self.limit, self.permits)
-    }
-
     /// Its ticket, to be written into the lock's value; none if it is no ticket.
     pub fn as_change(&self, number: Arrival) -> Option<Change<'_>> {
         Some(Change::Ticket {
             number,
             owner: &self.owner,
-            limit: self.limit,
-            permits: self.permits,
+            share: self.share,
             claim: self.claim()?,
         })
     }

@@ -1,16 +1,18 @@
-//! All wait queues, by number, by name, and in the order of a scan.
+//! All wait queues, by number, by name, and in the order of a scan; and the watch over their locks.
 
 // Positions are those of the list's own, which the map of names gives.
 #![allow(clippy::indexing_slicing)]
 
+use super::deadlines::Deadlines;
 use super::place::Place;
-use super::wait_queue::WaitQueue;
+use super::wait_queue::{Departed, WaitQueue};
 use super::LockId;
 use crate::collections::scan_order::ScanOrder;
 use crate::collections::shrink_if_empty;
-use crate::types::{Arrival, Name, NameRef};
-use std::collections::HashMap;
+use crate::types::{Arrival, Name, NameRef, WallMs};
+use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
+use std::ops::Bound::{self, Unbounded};
 use std::rc::Rc;
 
 /// All wait queues.
@@ -20,6 +22,12 @@ pub(crate) struct WaitQueues {
     free: Vec<u32>,
     dbs: Vec<Db>,
     len: usize,
+    // How many places there are in all of them.
+    places: usize,
+    // The earliest lease of each watched lock.
+    leases: Deadlines<WallMs, LockId>,
+    // Locks that are waited for and have no value.
+    awaited: BTreeSet<LockId>,
     // What a lock without a queue has.
     empty: WaitQueue,
 }
@@ -122,20 +130,108 @@ impl WaitQueues {
         self.get_mut(id)?.place_mut(number)
     }
 
-    /// Takes a queue out. Its number is never given again.
-    pub(crate) fn remove(&mut self, id: LockId) -> Option<WaitQueue> {
-        let name = self.get(id)?.name.clone();
-        let slot = self.slots.get_mut(id.index as usize)?;
+    /// Returns how many places there are over all locks.
+    pub(crate) fn places(&self) -> usize {
+        self.places
+    }
+
+    /// Puts a place into a queue, as [`WaitQueue::insert`] does.
+    pub(crate) fn insert(&mut self, id: LockId, number: Arrival, place: Place) -> bool {
+        let queue = self.get_mut(id);
+        let inserted = queue.is_some_and(|queue| queue.insert(number, place));
+        self.places += usize::from(inserted);
+        inserted
+    }
+
+    /// Puts a place that came with a value into a queue, as [`WaitQueue::insert_brought`] does.
+    pub(crate) fn insert_brought(
+        &mut self,
+        id: LockId,
+        number: Arrival,
+        owner: &[u8],
+        place: impl FnOnce(Rc<[u8]>) -> Place,
+    ) -> bool {
+        let queue = self.get_mut(id);
+        let inserted = queue.is_some_and(|queue| queue.insert_brought(number, owner, place));
+        self.places += usize::from(inserted);
+        inserted
+    }
+
+    /// Takes a place out of its queue.
+    pub(crate) fn remove_place(&mut self, id: LockId, number: Arrival) -> Option<Box<Place>> {
+        let place = self.get_mut(id)?.remove(number)?;
+        self.places -= 1;
+        Some(place)
+    }
+
+    /// Takes all places out of a queue that this is true of, without looking for each of them.
+    pub(crate) fn split_off(
+        &mut self,
+        id: LockId,
+        leaves: impl Fn(Arrival, &Place) -> bool,
+    ) -> Option<Departed> {
+        let places = self.get_mut(id)?.split_off(leaves);
+        self.places -= places.len();
+        (places.len() > 0).then_some(places)
+    }
+
+    /// Keeps watch over a lock: when its earliest lease ends, and whether it is waited for and has no value.
+    pub(crate) fn watch(&mut self, id: LockId, earliest: Option<WallMs>, awaited: bool) {
+        let slot = self.slots.get_mut(id.index as usize);
+        let Some(queue) = slot.and_then(|slot| slot.queue.as_deref_mut()) else {
+            return;
+        };
+        if queue.lease.map(|due| due.at) != earliest {
+            self.leases.clear(&mut queue.lease);
+            queue.lease = earliest.map(|at| self.leases.add(at, id));
+        }
+        match awaited {
+            true => self.awaited.insert(id),
+            false => self.awaited.remove(&id),
+        };
+    }
+
+    /// Returns when the next lease of a watched lock ends.
+    pub(crate) fn next_lease(&self) -> Option<WallMs> {
+        self.leases.next()
+    }
+
+    /// Takes out the watch of the next lease that has ended by now; returns its lock.
+    pub(crate) fn pop_lease(&mut self, now: WallMs) -> Option<LockId> {
+        let id = self.leases.pop(now)?;
+        if let Some(queue) = self.get_mut(id) {
+            queue.lease = None;
+        }
+        Some(id)
+    }
+
+    /// Returns true if this lock was waited for and had no value when it was last watched.
+    pub(crate) fn is_awaited(&self, id: LockId) -> bool {
+        self.awaited.contains(&id)
+    }
+
+    /// Returns the next lock that is waited for and has no value.
+    pub(crate) fn next_awaited(&self, from: Bound<LockId>) -> Option<LockId> {
+        self.awaited.range((from, Unbounded)).next().copied()
+    }
+
+    /// Takes a queue out, and the watch over its lock. Its number is never given again.
+    pub(crate) fn remove(&mut self, id: LockId) {
+        if self.get(id).is_none() {
+            return;
+        }
+        self.watch(id, None, false);
+        let slot = &mut self.slots[id.index as usize];
         slot.generation = slot.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
-        let queue = *slot.queue.take()?;
+        let queue = slot.queue.take();
         self.free.push(id.index);
         self.len -= 1;
+        let name = queue.map(|queue| queue.name).unwrap_or_default();
         if let Some(db) = self.dbs.get_mut(name.db as usize) {
             db.by_key.remove(&name.key);
             shrink_if_empty(&mut db.by_key);
             db.order.remove(&name.key);
         }
-        Some(queue)
     }
 
     /// The numbers of all locks, in the order of their slots: the same inputs give the same outputs.

@@ -5,7 +5,7 @@
 
 use super::deadlines::DueKey;
 use super::place::Place;
-use crate::types::{Arrival, Limit, Name, Permits, WallMs};
+use crate::types::{Arrival, Limit, Name, Share, WallMs};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -129,7 +129,7 @@ impl WaitQueue {
             // Nearly every queue has one place, and there may be very many queues.
             self.places.reserve_exact(1);
         }
-        self.exclusive += usize::from(place.limit == Limit::EXCLUSIVE);
+        self.exclusive += usize::from(place.share.limit == Limit::EXCLUSIVE);
         self.places.insert(at, (number, Box::new(place)));
         true
     }
@@ -147,7 +147,7 @@ impl WaitQueue {
     pub(crate) fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
         let at = self.search(number).ok()?;
         let (_, place) = self.places.remove(at)?;
-        self.exclusive -= usize::from(place.limit == Limit::EXCLUSIVE);
+        self.exclusive -= usize::from(place.share.limit == Limit::EXCLUSIVE);
         if self.len() <= LONGEST_SEARCH / 2 {
             self.by_owner = None;
         } else if let Some(index) = &mut self.by_owner {
@@ -193,7 +193,7 @@ impl WaitQueue {
             .into_iter()
             .partition(|(number, place)| leaves(*number, place));
         self.places = left;
-        let exclusive = |(_, place): &&(Arrival, Box<Place>)| place.limit == Limit::EXCLUSIVE;
+        let exclusive = |(_, place): &&(Arrival, Box<Place>)| place.share.limit == Limit::EXCLUSIVE;
         self.exclusive -= places.iter().filter(exclusive).count();
         let mut by_owner = None;
         if self.len() <= LONGEST_SEARCH || places.len() > self.len() {
@@ -270,16 +270,11 @@ impl WaitQueue {
     }
 
     /// Sets what a place asks for. Returns what it was before.
-    pub(crate) fn set_share(
-        &mut self,
-        number: Arrival,
-        (limit, permits): (Limit, Permits),
-    ) -> Option<(Limit, Permits)> {
+    pub(crate) fn set_share(&mut self, number: Arrival, share: Share) -> Option<Share> {
         let place = self.place_mut(number)?;
-        let before = place.share();
-        (place.limit, place.permits) = (limit, permits);
-        self.exclusive += usize::from(limit == Limit::EXCLUSIVE);
-        self.exclusive -= usize::from(before.0 == Limit::EXCLUSIVE);
+        let before = std::mem::replace(&mut place.share, share);
+        self.exclusive += usize::from(share.limit == Limit::EXCLUSIVE);
+        self.exclusive -= usize::from(before.limit == Limit::EXCLUSIVE);
         Some(before)
     }
 

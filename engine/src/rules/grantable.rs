@@ -7,7 +7,7 @@ use crate::lock::Hold;
 use crate::queue::WaitQueue;
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{Arrival, Limit, Now, Permits, ONE};
+use crate::types::{Arrival, Limit, Now, Share, ONE};
 
 /// How a request comes to a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,8 @@ impl Engine {
         entry: &Entry<impl Value>,
         queue: &WaitQueue,
         now: Now,
-        (owner, limit, permits): (&[u8], Limit, Permits),
+        owner: &[u8],
+        share: Share,
         kind: RequestKind,
     ) -> Grantable {
         if kind == RequestKind::Reenter {
@@ -90,7 +91,7 @@ impl Engine {
             RequestKind::Queue(place) => head.is_none() || head == place,
             _ => true,
         };
-        if !first || !entry.value().admits(owner, limit, permits) {
+        if !first || !entry.value().admits(owner, share) {
             return Grantable::Blocked;
         }
         if kind != RequestKind::Upgrade && entry.holders() >= self.policy.max_holders {
@@ -110,7 +111,7 @@ impl Engine {
 pub(in crate::rules) fn refuse_permits(
     entry: &Entry<impl Value>,
     owner: &[u8],
-    (limit, permits): (Limit, Permits),
+    Share { limit, permits }: Share,
 ) -> Result<(), Refusal> {
     let Some(hold) = entry.hold(owner) else {
         return Ok(());

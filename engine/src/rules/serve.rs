@@ -2,14 +2,14 @@
 //! `requests::many`.
 
 use super::grantable::{Grantable, RequestKind};
-use super::requests::acquire::Award;
+use super::requests::acquire::{Answered, Award};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
 use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
-use crate::types::{Arrival, Now};
+use crate::types::{Arrival, HoldRef, Now};
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
 /// that the server answers others in between; those left over still come before every newcomer.
@@ -75,9 +75,8 @@ impl Engine {
             self.remove_place(entry, now, lock, number, not_held);
             return Served::Moved;
         }
-        let want = (&*head.owner, head.limit, head.permits);
         let kind = RequestKind::to(number);
-        match self.grantable(entry, queue, now, want, kind) {
+        match self.grantable(entry, queue, now, &head.owner, head.share, kind) {
             _ if head.is_absent() => return Served::Waits,
             Grantable::Now => {}
             Grantable::Closed => return Served::Later,
@@ -129,23 +128,22 @@ impl Engine {
         self.holds.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
         let award = Award {
-            name: name.as_ref(),
-            owner: &request.owner,
+            whose: HoldRef {
+                name: name.as_ref(),
+                owner: &request.owner,
+            },
             terms: &request.terms,
             lock: Some(lock),
             place: Some(number),
-            at_once: false,
+            answer: Answered::Later,
         };
         let (outcome, promise) = match self.award(entry, now, &award) {
             Ok((grant, promise)) => (Outcome::Granted(grant), promise),
             Err(error) => (Outcome::Refused(error), None),
         };
-        let pending = Pending {
-            promises: promise.into_iter().collect(),
-            until,
-            ..Pending::default()
-        };
-        let whom = (request.channel, request.owner);
-        self.outbox.tell(id, whom, &name, outcome, pending);
+        let pending = Pending::new(promise.into_iter().collect(), until);
+        let (channel, owner) = (request.channel, request.owner);
+        self.outbox
+            .tell(id, channel, owner, &name, outcome, pending);
     }
 }

@@ -16,7 +16,7 @@
 use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Lock};
-use crate::queue::{LockId, WaitQueue};
+use crate::queue::LockId;
 use crate::state::{Engine, FollowUp, Garbage};
 use crate::types::{NameRef, Now};
 
@@ -213,7 +213,7 @@ impl Engine {
 
     /// Returns true if a value has come to this lock since its last settlement left it without one.
     fn has_appeared(&self, entry: &Entry<impl Value>, lock: LockId) -> bool {
-        entry.unseen && self.awaited_keys.contains(&lock)
+        entry.unseen && self.queues.is_awaited(lock)
     }
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
@@ -302,28 +302,13 @@ impl Engine {
         let value = entry.value();
         let needed = !value.is_empty() && value.needs_watch();
         let watched = queued || needed;
-        let earliest = value.earliest().filter(|_| watched);
-        if queue.lease.map(|due| due.at) != earliest {
-            self.leases.clear(&mut queue.lease);
-            queue.lease = earliest.map(|at| self.leases.add(at, lock));
-        }
-        if value.is_empty() && watched {
-            self.awaited_keys.insert(lock);
-        } else {
-            self.awaited_keys.remove(&lock);
-        }
         if !watched {
-            self.drop_queue(lock);
-        } else if left_over {
+            return self.queues.remove(lock);
+        }
+        let awaited = value.is_empty();
+        self.queues.watch(lock, value.earliest(), awaited);
+        if left_over {
             self.mark(lock);
         }
-    }
-
-    /// Takes a queue out, and what other indexes know of it.
-    pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
-        let mut queue = self.queues.remove(lock)?;
-        self.leases.clear(&mut queue.lease);
-        self.awaited_keys.remove(&lock);
-        Some(queue)
     }
 }

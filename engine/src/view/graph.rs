@@ -116,7 +116,7 @@ fn in_the_way<'l>(
     now: Now,
     place: &'l Place,
 ) -> impl Iterator<Item = Rc<[u8]>> + 'l {
-    let compatible = lock.admits(&place.owner, place.limit, place.permits);
+    let compatible = lock.admits(&place.owner, place.share);
     let others = lock.holds().filter(move |hold| {
         !compatible && hold.deadline > now.wall() && *hold.owner != *place.owner
     });

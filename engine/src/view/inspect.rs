@@ -4,7 +4,9 @@ use crate::lock::{Hold, Lock};
 use crate::queue::{Place, WaitQueue};
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{ClientId, Limit, Millis, NameRef, Now, Permits, RequestId, Token, WallMs};
+use crate::types::{
+    ClientId, Limit, Millis, NameRef, Now, Permits, RequestId, Share, Token, WallMs,
+};
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
@@ -72,10 +74,8 @@ pub struct PlaceView {
     pub owner: Vec<u8>,
     /// What kind of place.
     pub kind: PlaceKind,
-    /// What is asked for.
-    pub limit: Limit,
-    /// How many permits.
-    pub permits: Permits,
+    /// How much is asked for.
+    pub share: Share,
     /// Milliseconds since it is there.
     pub waited_ms: Millis,
     /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
@@ -258,18 +258,17 @@ impl Engine {
             let shown = lock.tickets().take(most).map(|(number, ticket)| PlaceView {
                 owner: ticket.owner.to_vec(),
                 kind: PlaceKind::Absent,
-                limit: ticket.limit,
-                permits: ticket.permits,
+                share: ticket.share,
                 waited_ms: now.us.saturating_sub(number.0) / 1000,
                 left_ms: None,
                 client: ClientId::NONE,
             });
-            let head = lock.tickets().next().map(|(_, ticket)| ticket.limit);
+            let head = lock.tickets().next().map(|(_, ticket)| ticket.share.limit);
             return (lock.queued(), shown.collect(), head);
         }
         let places = queue.in_order().map(|(_, place)| place);
         let shown = places.take(most).map(|place| self.view_place(place, now));
-        let head = queue.head().map(|(_, place)| place.limit);
+        let head = queue.head().map(|(_, place)| place.share.limit);
         (queue.len().max(lock.queued()), shown.collect(), head)
     }
 
@@ -288,8 +287,7 @@ impl Engine {
                 (Some(request), None) if request.channel.is_some() => PlaceKind::Notify,
                 (Some(_), None) => PlaceKind::Waiter,
             },
-            limit: place.limit,
-            permits: place.permits,
+            share: place.share,
             waited_ms: place.waited_us(now) / 1000,
             left_ms: until.map(|at| at.since(now.steady())),
             client: request.map_or(ClientId::NONE, |request| request.terms.client),

@@ -6,7 +6,7 @@ use crate::server::Server;
 use crate::world::name;
 use dlock_commands::Reply;
 use dlock_engine::{
-    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal, ONE,
+    change::Change, codec, Arrival, Limit, Lock, Now, Outcome, Output, Policy, Refusal, Share, ONE,
 };
 
 const NOW: Now = Now {
@@ -33,8 +33,10 @@ fn tickets(tickets: impl Iterator<Item = (u64, String)>) -> Lock {
         lock.apply(&Change::Ticket {
             number: Arrival(number),
             owner: owner.as_bytes(),
-            limit: Limit::EXCLUSIVE,
-            permits: ONE,
+            share: Share {
+                limit: Limit::EXCLUSIVE,
+                permits: ONE,
+            },
             claim: 1_000,
         });
     }
@@ -53,12 +55,9 @@ fn bring(server: &mut Server, key: &str, lock: &Lock) {
 fn step(server: &mut Server, now: Now) -> (Vec<Outcome>, bool) {
     let left = server.engine.settle_dirty(&mut server.keys, now, 100);
     server.keys.close();
-    let told = |output| match output {
-        Output::Wake(wake) => wake.outcome,
-        Output::Publish(message) => message.outcome,
-    };
+    let told = |output: Output| output.outcome;
     (
-        server.engine.outbox.take().into_iter().map(told).collect(),
+        server.engine.take_outputs().into_iter().map(told).collect(),
         left,
     )
 }

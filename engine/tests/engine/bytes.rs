@@ -9,7 +9,9 @@ use dlock_commands::Reply;
 use dlock_engine::change::{self, Change, End};
 use dlock_engine::lock::{Hold, Lock};
 use dlock_engine::Refusal;
-use dlock_engine::{codec, Arrival, ClientId, Entry, Limit, Permits, Policy, Token, WallMs, ONE};
+use dlock_engine::{
+    codec, Arrival, ClientId, Entry, Limit, Permits, Policy, Share, Token, WallMs, ONE,
+};
 
 /// Any lock that can come about.
 fn some_lock(random: &mut Random) -> Lock {
@@ -43,8 +45,7 @@ fn some_lock(random: &mut Random) -> Lock {
             2 => lock.apply(&Change::Ticket {
                 number: Arrival(number),
                 owner: &owner,
-                limit,
-                permits,
+                share: Share { limit, permits },
                 claim: ms,
             }),
             3 => lock.apply(&Change::Watch(random.chance(50))),
@@ -384,8 +385,10 @@ fn only_several_permits_change_the_bytes() {
         lock.apply(&Change::Ticket {
             number: Arrival(302),
             owner: b"cyd",
-            limit: Limit::from_wire(5).expect("a limit"),
-            permits: Permits::new(asked).expect("a permit"),
+            share: Share {
+                limit: Limit::from_wire(5).expect("a limit"),
+                permits: Permits::new(asked).expect("a permit"),
+            },
             claim: 70,
         });
         lock
@@ -456,9 +459,21 @@ fn sums_of_permits_are_wide() {
             fresh: false,
         }));
         assert_eq!(lock.permits(), (1 + u64::from(owner)) * u64::from(u32::MAX));
-        assert!(lock.admits(b"new", Limit::SHARED, Permits::MAX));
+        assert!(lock.admits(
+            b"new",
+            Share {
+                limit: Limit::SHARED,
+                permits: Permits::MAX
+            }
+        ));
         let most = Limit::from_wire(u32::MAX - 1).expect("a limit");
-        assert!(!lock.admits(b"new", most, ONE));
+        assert!(!lock.admits(
+            b"new",
+            Share {
+                limit: most,
+                permits: ONE
+            }
+        ));
     }
     let mut lock = codec::decode(&codec::encode(&lock)).expect("a value");
     assert_eq!(lock.permits(), 20 * u64::from(u32::MAX));

@@ -10,7 +10,7 @@ use crate::world::name;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::change::Change;
-use dlock_engine::{lock, ClientId, Limit, Lock, Now, Output, Policy, Refusal, Token, WallMs, ONE};
+use dlock_engine::{lock, ClientId, Limit, Lock, Now, Policy, Refusal, Token, WallMs, ONE};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -62,13 +62,12 @@ fn crowded(policy: Policy) -> Server {
 
 /// Has somebody wait at each of the locks, without any search.
 fn wait_at_each(server: &mut Server, who: impl Fn(usize) -> String, key: impl Fn(usize) -> usize) {
-    server.engine.policy.deadlock_detection = false;
+    server.set_policy(|policy| policy.deadlock_detection = false);
     for at in 0..CROWDED {
         let line = format!("ACQUIRE k{} {} BLOCK 0", key(at), who(at));
         assert!(matches!(ask(server, &line), Ok(Reply::Wait(..))));
     }
-    server.engine.policy.deadlock_detection = true;
-    server.engine.mark_all();
+    server.set_policy(|policy| policy.deadlock_detection = true);
     while server.engine.settle_dirty(&mut server.keys, NOW, CROWDED) {
         server.keys.close();
     }
@@ -84,7 +83,7 @@ fn a_wait_opens_no_other_crowded_lock() {
     let answer = ask(&mut server, "ACQUIRE k7 newcomer BLOCK 0");
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
     assert!(server.keys.inspected <= 2, "{}", server.keys.inspected);
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 0);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 0);
 }
 
 /// A chain through all of them is followed as far as the steps go, and the request waits.
@@ -100,14 +99,14 @@ fn a_search_takes_no_more_than_its_steps() {
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
     let inspected = server.keys.inspected;
     assert!((2..=steps).contains(&inspected), "{inspected}");
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
 /// An owner may wait for thousands of locks by a channel: each of them is a step.
 #[test]
 fn each_wait_of_an_owner_is_a_step() {
     let mut server = Server::new(true, Policy::default());
-    let steps = server.engine.policy.deadlock_max_steps;
+    let steps = server.engine.policy().deadlock_max_steps;
     for line in ["ACQUIRE gate alice", "ACQUIRE door newcomer"] {
         assert!(matches!(ask(&mut server, line), Ok(Reply::Grant(..))));
     }
@@ -122,17 +121,17 @@ fn each_wait_of_an_owner_is_a_step() {
     drop(ask(&mut server, "ACQUIRE gate newcomer BLOCK 0"));
     let inspected = server.keys.inspected;
     assert!((steps / 3..=steps).contains(&inspected), "{inspected}");
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 1);
     // What it waits for itself is none of it.
     drop(ask(&mut server, "ACQUIRE door alice NOTIFY news"));
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
 /// Of many holders and few that wait those that wait are looked at, and of few holders and many that wait the holders.
 #[test]
 fn the_shorter_list_is_looked_through() {
     let mut server = Server::new(true, Policy::default());
-    let many = 3 * server.engine.policy.deadlock_max_steps;
+    let many = 3 * server.engine.policy().deadlock_max_steps;
     for at in 0..many {
         drop(ask(&mut server, &format!("ACQUIRE book reader{at} SHARED")));
     }
@@ -152,10 +151,10 @@ fn the_shorter_list_is_looked_through() {
     }
     let answer = ask(&mut server, "ACQUIRE door reader18 BLOCK 0");
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 0);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 0);
     // Both are long.
     assert!(!refused(&mut server));
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 1);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
 /// Readers by the thousand behind a writer, or waiters of a semaphore, pay for no look along the queue.
@@ -165,7 +164,7 @@ fn a_long_queue_of_one_kind_costs_no_steps() {
     for key in ["book", "pool"] {
         drop(ask(&mut server, &format!("ACQUIRE {key} holder LIMIT 1")));
     }
-    server.engine.policy.deadlock_max_steps = 2;
+    server.set_policy(|policy| policy.deadlock_max_steps = 2);
     for at in 0..100 {
         for line in ["book reader SHARED", "pool worker LIMIT 5"] {
             let (key, rest) = line.split_once(' ').unwrap();
@@ -174,7 +173,7 @@ fn a_long_queue_of_one_kind_costs_no_steps() {
             assert!(matches!(ask(&mut server, &line), Ok(Reply::Wait(..))));
         }
     }
-    assert_eq!(server.engine.holds.counters.deadlocks_deferred, 0);
+    assert_eq!(server.engine.counters().deadlocks_deferred, 0);
 }
 
 /// Owners and keys of the random runs.
@@ -250,7 +249,7 @@ impl Run {
         };
         // The same request where nobody looks.
         let mut blind = server.clone();
-        blind.engine.policy.deadlock_detection = false;
+        blind.set_policy(|policy| policy.deadlock_detection = false);
         let there = ask(&mut blind, &line);
         let here = ask(server, &line);
         let Ok(Reply::Wait(id, _)) = there else {
@@ -287,9 +286,9 @@ impl Run {
 
     /// Hears who need not wait any more.
     fn hear(&mut self, server: &mut Server) {
-        for output in server.engine.outbox.take() {
-            if let Output::Wake(wake) = output {
-                self.waits.remove(&wake.id.0);
+        for output in server.engine.take_outputs() {
+            if output.message.is_none() {
+                self.waits.remove(&output.id.0);
             }
         }
     }
@@ -321,7 +320,7 @@ impl Run {
             for (rank, place) in queue.enumerate() {
                 let its = |(_, wait): &(&u64, &Waiting)| wait.owner.as_bytes() == place.owner;
                 let (id, asked) = self.waits.iter().find(its).expect("somebody waits there");
-                assert_eq!(asked.limit, wide(place.limit));
+                assert_eq!(asked.limit, wide(place.share.limit));
                 let wait = waits.get_mut(id).expect("the same");
                 wait.stand(key, rank, (asked.limit, 1));
             }

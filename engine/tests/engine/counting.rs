@@ -577,7 +577,7 @@ fn the_number_of_holds_is_the_locks_own() {
                     .filter_map(|name| server.keys.lock(name))
                     .map(|lock| lock.holders())
                     .sum();
-                let counted = server.engine.holds.counters.held;
+                let counted = server.engine.counters().held;
                 if counted != there as i64 {
                     return Err(format!("{who}: {counted} counted, {there} there: {line}"));
                 }

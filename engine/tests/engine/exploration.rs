@@ -9,6 +9,7 @@ use crate::model::{Lock, Model};
 use crate::pair::Pair;
 use crate::script::Reader;
 use crate::world::name;
+use dlock_engine::Share;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -222,7 +223,7 @@ fn stored(pair: &Pair, key: &str, names: &Names) -> Option<Vec<u64>> {
     let mut numbers = vec![u64::from(lock.watched())];
     for (_, ticket) in lock.tickets() {
         let owner = names.owner(&String::from_utf8_lossy(&ticket.owner));
-        let (limit, permits) = ticket.share();
+        let Share { limit, permits } = ticket.share;
         numbers.extend([owner, ticket.claim, u64::from(limit.to_wire())]);
         numbers.push(u64::from(permits.get()));
     }
@@ -232,7 +233,7 @@ fn stored(pair: &Pair, key: &str, names: &Names) -> Option<Vec<u64>> {
 /// What the engine will do by itself, and when.
 fn hidden(pair: &Pair) -> Vec<u64> {
     let (engine, now) = (&pair.world.primary.engine, pair.world.now);
-    let timers = format!("{:?}", engine.holds.timers);
+    let timers = format!("{:?}", engine.holds().timers);
     let at = |text: &str| text.split(')').next().and_then(|at| at.parse::<u64>().ok());
     let mut times: Vec<u64> = timers.split("SteadyMs(").skip(1).filter_map(at).collect();
     times.iter_mut().for_each(|at| *at -= now.steady().0);

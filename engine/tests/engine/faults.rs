@@ -381,7 +381,8 @@ impl World {
                     its.count() > 1
                 };
                 if self.waits.values().any(by_two) {
-                    self.engine().policy.deadlock_detection = false;
+                    self.primary
+                        .set_policy(|policy| policy.deadlock_detection = false);
                 }
             }
             (ForgetsOne, Some(asked), _) if asked.many && asked.names.len() == 2 => {
@@ -410,8 +411,9 @@ impl World {
         let Server { engine, keys, .. } = &mut self.primary;
         let name = asked.names[0].as_ref();
         drop(engine.cancel(keys, self.now, name, &asked.owner));
-        for outcome in engine.outbox.outcomes_mut() {
-            *outcome = Outcome::Replaced;
+        for mut output in engine.take_outputs() {
+            output.outcome = Outcome::Replaced;
+            engine.put_out(output);
         }
     }
 

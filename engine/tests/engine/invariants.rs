@@ -694,12 +694,12 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 8] = [
-    "by_token: {}, by_client: {}, sessions: 0, autos: 0, resumed: []",
+    "by_token: {}, by_client: {}, sessions: 0, autos: 0, due: [], resumed: []",
     "timers: Deadlines { index: {}",
     "outputs: []",
-    "len: 0, empty: WaitQueue",
-    "leases: Deadlines { index: {}",
+    "len: 0, places: 0, leases: Deadlines { index: {}",
+    "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
-    "dirty: [], arrived: [], next: {}, garbage: [], unheard: [], disconnected: {}, renewals: [], awaited_keys: {}, scan: Over",
+    "dirty: [], arrived: [], next: {}, garbage: [], unheard: [], disconnected: {}, scan: Over",
 ];

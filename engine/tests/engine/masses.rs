@@ -6,7 +6,7 @@ use crate::server::Server;
 use dlock_engine::lock::token::TokenClock;
 use dlock_engine::{
     change::Change, codec, Arrival, End, Entry, Event, Keyspace, Limit, Lock, Name, NameRef, Now,
-    Policy, ONE,
+    Policy, Share, ONE,
 };
 
 /// Watched locks: each has two holders.
@@ -65,7 +65,7 @@ fn a_primary_looks_at_all_locks_in_steps() {
     let mut server = crowded(true);
     server.engine.on_values_changed(None);
     assert_steps(&mut server);
-    server.engine.mark_all();
+    server.set_policy(|_| {});
     assert_steps(&mut server);
     server.engine.promote();
     assert_steps(&mut server);
@@ -78,7 +78,7 @@ fn a_primary_looks_at_all_locks_in_steps() {
     server.engine.on_swap(0, 1, NOW);
     assert_steps(&mut server);
     // The locks are watched where they are now.
-    server.engine.mark_all();
+    server.set_policy(|_| {});
     assert_steps(&mut server);
     server.keys.values.clear();
     server.engine.on_values_changed(None);
@@ -110,7 +110,7 @@ fn follow(server: &mut Server) -> (usize, usize) {
         let left = server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
         let looked = server.keys.close().len();
         assert!(looked <= A_STEP, "{looked} in one step");
-        let told = server.engine.outbox.take().len();
+        let told = server.engine.take_outputs().len();
         (most, all) = (most.max(told), all + told);
         if !left {
             return (most, all);
@@ -160,12 +160,12 @@ fn who_has_not_been_told_of_a_demotion_waits_on() {
     server.engine.demote(NOW);
     server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
     server.keys.close();
-    let told = server.engine.outbox.take().len();
+    let told = server.engine.take_outputs().len();
     assert!((1..=A_STEP).contains(&told), "{told}");
     assert_eq!(server.engine.notifies(), LOCKS - told);
     server.engine.promote();
     settle(&mut server);
-    assert_eq!(server.engine.outbox.take().len(), 0);
+    assert_eq!(server.engine.take_outputs().len(), 0);
     assert_eq!(server.engine.notifies(), LOCKS - told);
     for at in 0..LOCKS {
         let key = format!("k{at}");
@@ -174,7 +174,7 @@ fn who_has_not_been_told_of_a_demotion_waits_on() {
         server.keys.close();
     }
     settle(&mut server);
-    assert_eq!(server.engine.outbox.take().len(), LOCKS - told);
+    assert_eq!(server.engine.take_outputs().len(), LOCKS - told);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn holders_end_together() {
     let forced = |event: &&Event| matches!(event, Event::Ended(End::Forced, _));
     assert_eq!(told.iter().filter(forced).count(), 30);
     assert_eq!(told, followed);
-    assert_eq!(server.primary.engine.holds.counters.held, 0);
+    assert_eq!(server.primary.engine.counters().held, 0);
 }
 
 /// Tickets that came with a value have their places at once. They go as one piece, which is freed in steps.
@@ -312,8 +312,10 @@ fn tickets_that_leave_are_freed_in_steps() {
         lock.apply(&Change::Ticket {
             number: Arrival(NOW.us - TICKETS + at),
             owner: owner.as_bytes(),
-            limit: Limit::EXCLUSIVE,
-            permits: ONE,
+            share: Share {
+                limit: Limit::EXCLUSIVE,
+                permits: ONE,
+            },
             claim: 60_000,
         });
     }

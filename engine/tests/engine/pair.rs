@@ -11,7 +11,7 @@ use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::Refusal;
 use dlock_engine::{
-    HoldView, Limit, LockState, Outcome, PlaceKind, PlaceView, Policy, RequestId, Token,
+    HoldView, Limit, LockState, Outcome, PlaceKind, PlaceView, Policy, RequestId, Share, Token,
 };
 use std::collections::BTreeMap;
 
@@ -506,8 +506,7 @@ fn shown_view(state: Option<LockState>, holders: &[HoldView], queue: &[PlaceView
     lines.extend(queue.iter().map(|place| {
         let PlaceView {
             kind,
-            limit,
-            permits,
+            share: Share { limit, permits },
             left_ms,
             client,
             ..

@@ -58,13 +58,20 @@ pub fn keys_of(act: &Act) -> Vec<Key> {
 impl Server {
     pub fn new(primary: bool, policy: Policy) -> Server {
         let mut engine = Engine::default();
-        engine.policy = policy;
+        engine.set_policy(policy);
         Server {
             engine,
             keys: Keys::default(),
             primary,
             stays: false,
         }
+    }
+
+    /// Changes the settings.
+    pub fn set_policy(&mut self, change: impl FnOnce(&mut Policy)) {
+        let mut policy = self.engine.policy().clone();
+        change(&mut policy);
+        self.engine.set_policy(policy);
     }
 
     /// Runs one command. Takes its words with the command's name.
@@ -119,7 +126,7 @@ impl Server {
 
     /// Works an event off: what was done to which lock, and who is to be answered.
     pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Output>) {
-        (self.keys.close(), self.engine.outbox.take())
+        (self.keys.close(), self.engine.take_outputs())
     }
 
     /// What stands at each key.
@@ -137,7 +144,7 @@ impl Server {
 
     /// A server that has read this one's RDB file: a fresh process that follows, until it is promoted.
     pub fn reload(&self, now: Now) -> Server {
-        let mut fresh = Server::new(false, self.engine.policy.clone());
+        let mut fresh = Server::new(false, self.engine.policy().clone());
         for (name, value) in self.data() {
             match value {
                 None => drop(fresh.keys.values.insert(name, Value::Other)),
@@ -149,7 +156,7 @@ impl Server {
 
     /// A server that has replayed a rewritten AOF of this one.
     pub fn rewrite(&self, now: Now) -> Server {
-        let mut fresh = Server::new(false, self.engine.policy.clone());
+        let mut fresh = Server::new(false, self.engine.policy().clone());
         for (name, value) in &self.keys.values {
             match value {
                 Value::Other => drop(fresh.keys.values.insert(name.clone(), Value::Other)),
@@ -172,12 +179,11 @@ impl Server {
         let lock = codec::decode(bytes).expect("what was encoded can be decoded");
         // One that decides loads nothing but what a user brings.
         let lock = if self.primary { lock.restored() } else { lock };
-        let clock = &mut self.engine.holds.tokens;
         for hold in lock.holds() {
-            clock.observe(hold.token.0, now);
+            self.engine.observe_number(hold.token.0, now);
         }
         for (number, _) in lock.tickets() {
-            clock.observe(number.0, now);
+            self.engine.observe_number(number.0, now);
         }
         self.keys
             .values
@@ -192,7 +198,7 @@ impl Server {
     fn revisit(&mut self, name: &Name, brought: bool) {
         if !self.primary {
             let entry = self.keys.entry(name.as_ref());
-            self.engine.follow(name.as_ref(), entry);
+            self.engine.watch_if_needed(name.as_ref(), entry);
             self.keys.close();
         } else if brought {
             self.engine.on_key_changed(name.as_ref());

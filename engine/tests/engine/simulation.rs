@@ -209,7 +209,7 @@ impl Simulation {
             return self.slot();
         }
         // What makes most requests come to nothing does not last.
-        let longest = self.world.primary.engine.policy.max_lease_ms;
+        let longest = self.world.primary.engine.policy().max_lease_ms;
         if longest < LONGEST_MS && self.random.chance(10) {
             return format!("config max-lease-ms {LONGEST_MS}");
         }

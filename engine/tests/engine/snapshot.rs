@@ -6,8 +6,8 @@ use crate::server::Data;
 use crate::tie_oracle::{self, Tied};
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::{
-    End, Limit, Millis, Name, Outcome, Permits, PlaceKind, Policy, RequestId, SteadyMs, Token,
-    WallMs,
+    End, Limit, Millis, Name, Outcome, Permits, PlaceKind, Policy, RequestId, Share, SteadyMs,
+    Token, WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -152,14 +152,14 @@ impl Picture {
             next_wakeup: engine.next_wakeup(now),
             waits: world.waits.clone(),
             notifies: engine.notifies(),
-            granting: engine.policy.granting(now),
+            granting: engine.policy().granting(now),
             settled: world.writable
                 && world.primary.keys.away.is_empty()
                 && world.primary.keys.leaving.is_empty(),
             only_time: std::mem::replace(&mut world.only_time, true)
                 && world.writable
                 && !world.bounded_auto
-                && engine.policy.max_hold_ms == 0,
+                && engine.policy().max_hold_ms == 0,
             unseen: world.unseen.clone(),
             leaving: world.primary.keys.leaving.clone(),
             primary: world.primary.data(),
@@ -167,7 +167,7 @@ impl Picture {
             quarantined: world.now.steady() < world.quarantine_until,
             last_token: world.last_token,
             detection: world.detection,
-            thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            thorough: engine.policy().deadlock_max_steps >= Policy::default().deadlock_max_steps,
             renewed: std::mem::take(&mut world.renewed),
             lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),
@@ -333,8 +333,8 @@ fn row(world: &World, name: &Name) -> Row {
         .collect();
     let places = view.iter().flat_map(|view| &view.queue).map(|place| Place {
         owner: place.owner.clone(),
-        limit: place.limit,
-        permits: place.permits,
+        limit: place.share.limit,
+        permits: place.share.permits,
         kind: place.kind,
         left: place.left_ms,
     });
@@ -343,7 +343,7 @@ fn row(world: &World, name: &Name) -> Row {
     let mut queue: Vec<Place> = places.collect();
     let upgrade = (!queue.is_empty() && holds(&queue[0])).then(|| queue.remove(0));
     let ticket = |ticket: &dlock_engine::lock::Ticket| {
-        let (limit, permits) = ticket.share();
+        let Share { limit, permits } = ticket.share;
         (ticket.owner.to_vec(), limit, permits)
     };
     Row {

@@ -31,7 +31,7 @@ fn due(text: &str) -> Option<Millis> {
 
 /// All ties there are.
 pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
-    let ties = &world.primary.engine.holds.ties;
+    let ties = &world.primary.engine.holds().ties;
     let mut found = BTreeMap::new();
     let mut last = Token(0);
     while let Some((token, tie)) = ties.after(last) {

@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::server::Server;
 use dlock_commands::Reply;
-use dlock_engine::{Now, Output, Policy, Promise};
+use dlock_engine::{Now, Policy, Promise};
 
 const NOW: Now = Now {
     us: 1_000_000_000_000,
@@ -24,11 +24,11 @@ fn primary() -> Server {
 fn ask(server: &mut Server, client: u64, line: &str) -> Vec<Promise> {
     let reply = say(server, client, line);
     assert!(matches!(reply, Reply::Wait(..)), "{line}: {reply:?}");
-    let mut outputs = server.engine.outbox.take();
+    let mut outputs = server.engine.take_outputs();
     assert_eq!(outputs.len(), 1, "{line}");
     outputs
         .pop()
-        .map(Output::into_pending)
+        .map(|output| output.pending)
         .unwrap_or_default()
         .promises
 }
@@ -58,7 +58,7 @@ fn a_new_hold_that_nothing_has_touched_is_given_back() {
     refuse(&mut server, promises);
     assert!(!is_held(&mut server, "shop") && !is_held(&mut server, "yard"));
     assert_eq!(server.engine.sessions(), 0);
-    assert!(server.engine.holds.unconfirmed.is_empty());
+    assert!(server.engine.holds().unconfirmed.is_empty());
 }
 
 /// Whether that command's own answer was confirmed or not.
@@ -110,7 +110,7 @@ fn only_its_owner_touches_a_hold() {
 fn a_reentry_and_an_upgrade_stand() {
     let mut server = primary();
     let promises = ask(&mut server, 1, "ACQUIRE shop ada SHARED");
-    server.engine.confirmed(&promises);
+    server.engine.confirmed(&promises, 0);
     let reentry = ask(&mut server, 1, "ACQUIRE shop ada SHARED");
     refuse(&mut server, reentry);
     let upgrade = ask(&mut server, 1, "ACQUIRE shop ada");
@@ -141,7 +141,7 @@ fn what_nobody_had_nobody_loses() {
     assert_eq!(lost(&mut server), 0);
 
     let promises = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
-    server.engine.confirmed(&promises);
+    server.engine.confirmed(&promises, 0);
     let reentry = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
     say(&mut server, 2, "FORCERELEASE shop");
     refuse(&mut server, reentry);

@@ -15,7 +15,7 @@ use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Keyspace, Limit, Lock, Millis, Name, NameRef, Now,
-    Outcome, Output, Permits, Policy, Promise, RequestId, SteadyMs, Token, WallMs, ONE,
+    Outcome, Permits, Policy, Promise, RequestId, SteadyMs, Token, WallMs, ONE,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -289,8 +289,10 @@ impl World {
                     self.now.steady_us = self.now.steady_us.saturating_add_signed(ms * 1000);
                 }
                 if self.is(Fault::QuarantineSteps) {
-                    let until = &mut self.engine().policy.quarantine_until;
-                    until.0 = until.0.saturating_add_signed(-ms);
+                    self.primary.set_policy(|policy| {
+                        let until = &mut policy.quarantine_until;
+                        until.0 = until.0.saturating_add_signed(-ms);
+                    });
                 }
                 self.tick();
                 self.expire_keys();
@@ -521,7 +523,10 @@ impl World {
 
     fn prepare(&mut self) {
         let sees = self.detection && !self.is(Fault::Blind);
-        self.engine().policy.deadlock_detection = sees;
+        if self.engine().policy().deadlock_detection != sees {
+            self.primary
+                .set_policy(|policy| policy.deadlock_detection = sees);
+        }
     }
 
     /// What the server does once a second.
@@ -537,7 +542,7 @@ impl World {
         if self.is(Fault::WaitsUnheard) {
             let blocked: Vec<u64> = self.waits.values().map(|wait| wait.client).collect();
             for client in blocked {
-                let ties = &mut self.engine().holds.ties;
+                let ties = &mut self.engine().holds_mut().ties;
                 ties.waits(ClientId(client), false, SteadyMs(0));
             }
         }
@@ -574,16 +579,15 @@ impl World {
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
         let (detection, deaf) = (self.detection, self.is(Fault::GrantsOn));
         let (long, most) = (self.is(Fault::LongLeases), Policy::default().max_lease_ms);
-        let policy = &mut self.engine().policy;
+        let mut policy = self.engine().policy().clone();
         policy.deadlock_detection = detection;
-        change(policy);
-        let detection = policy.deadlock_detection;
+        change(&mut policy);
+        self.detection = policy.deadlock_detection;
         policy.grants |= deaf;
         if long {
             policy.max_lease_ms = most;
         }
-        self.detection = detection;
-        self.engine().mark_all();
+        self.engine().set_policy(policy);
         self.tick();
     }
 
@@ -748,18 +752,19 @@ impl World {
         let lost = !self.link.is_empty();
         self.link.clear();
         self.unseen = std::mem::take(&mut self.replica_unseen);
-        let policy = self.primary.engine.policy.clone();
+        let policy = self.primary.engine.policy().clone();
         self.primary = std::mem::replace(&mut self.replica, Server::new(false, policy.clone()));
-        self.primary.engine.policy = policy;
+        self.primary.engine.set_policy(policy);
         self.lost |= lost;
         self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
         if quarantine_ms > 0 {
             // No longer lease may be asked for. Those that were told go on.
-            let policy = &mut self.engine().policy;
-            policy.max_lease_ms = policy.max_restored_ms.min(quarantine_ms);
             let until = self.now.steady().after(quarantine_ms);
             self.quarantine_until = until;
-            self.engine().policy.quarantine_until = until;
+            self.primary.set_policy(|policy| {
+                policy.max_lease_ms = policy.max_restored_ms.min(quarantine_ms);
+                policy.quarantine_until = until;
+            });
         }
         self.take_over();
     }
@@ -772,7 +777,8 @@ impl World {
         self.primary.primary = false;
         self.primary.follow_dirty(now);
         self.tell();
-        self.replica.engine.policy = self.primary.engine.policy.clone();
+        let policy = self.primary.engine.policy().clone();
+        self.replica.engine.set_policy(policy);
         std::mem::swap(&mut self.primary, &mut self.replica);
         std::mem::swap(&mut self.unseen, &mut self.replica_unseen);
         self.replica_knows = Token(0);
@@ -860,10 +866,11 @@ impl World {
     /// Tells connections and channels how their waits have ended. Gives whether any connection was told.
     fn tell(&mut self) -> bool {
         let (mut wakes, mut messages) = (Vec::new(), Vec::new());
-        for output in self.primary.engine.outbox.take() {
-            match output {
-                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.pending.promises)),
-                Output::Publish(told) => messages.push((told.id, told.outcome, Vec::new())),
+        for output in self.primary.engine.take_outputs() {
+            let (id, outcome) = (output.id, output.outcome);
+            match output.message {
+                None => wakes.push((id, outcome, output.pending.promises)),
+                Some(_) => messages.push((id, outcome, Vec::new())),
             }
         }
         let answered = !wakes.is_empty();

@@ -65,7 +65,7 @@ func step(before *state, input interface{}) []*state {
 		if s.isOver(op.Conn, op.Epoch) {
 			return only(s, !op.Reply.Known)
 		}
-		ok = (op.looks() || s.settle(op.Locks...)) && s.call(&op)
+		ok = s.settle(op.Locks...) && s.call(&op)
 	}
 	return only(s, ok)
 }
@@ -395,8 +395,8 @@ func (s *state) leave(r *Request, window Term) bool {
 	return s.decide(r, Null)
 }
 
-// endLease ends a lease. A hold without any is over for whoever looks, and the next one is granted with the next command that
-// changes the lock, or by the timer.
+// endLease ends a lease. A hold without any is over, and the next one is granted with the next command at the lock, also one that
+// only looks, or by the timer.
 func (s *state) endLease(op LeaseEnd) {
 	if !s.runs(op.Term) && op.Of != nil {
 		s.late = append(s.late, op.Of.ID)
@@ -541,9 +541,6 @@ func (s *state) restart(epoch int) bool {
 	}
 	return s.serve()
 }
-
-// looks tells whether a command changes nothing.
-func (c *Call) looks() bool { return c.Name == Held || c.Name == Position || c.Name == Check }
 
 // call is a command that does not wait.
 func (s *state) call(c *Call) bool {

@@ -156,6 +156,42 @@ fn every_document_is_found_from_the_readme() {
     assert_eq!(missing, None);
 }
 
+/// The sections that a list of contents leaves out. A page has such a list if its first lines lead to half of its sections.
+fn unlisted(page: &str) -> Vec<String> {
+    let (head, _) = page.split_once("\n## ").unwrap_or((page, ""));
+    let listed: BTreeSet<String> = links(head).into_iter().collect();
+    let headings: Vec<&str> = prose(page).filter(|line| line.starts_with("## ")).collect();
+    let sections = anchors(&headings.join("\n"));
+    let missing = |name: &String| !listed.contains(&format!("#{name}"));
+    let unlisted: Vec<String> = sections
+        .iter()
+        .filter(|name| missing(name))
+        .cloned()
+        .collect();
+    let has_contents = unlisted.len() * 2 <= sections.len();
+    if has_contents {
+        unlisted
+    } else {
+        Vec::new()
+    }
+}
+
+#[test]
+fn contents_name_every_section() {
+    for (page, text) in documents() {
+        let unlisted = unlisted(&text);
+        assert!(unlisted.is_empty(), "{}: {unlisted:?}", page.display());
+    }
+}
+
+#[test]
+fn a_section_that_no_contents_name_is_found() {
+    let page =
+        "# Page\n\n[One](#one) · [Two words](#two-words)\n\n## One\n\n## Two words\n\n## Three\n";
+    assert_eq!(unlisted(page), ["three"]);
+    assert!(unlisted(&page.replace("Two words](#two-words)", "elsewhere](#x)")).is_empty());
+}
+
 #[test]
 fn the_readme_is_short() {
     let lines = documents()[Path::new("README.md")].lines().count();

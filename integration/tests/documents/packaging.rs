@@ -279,3 +279,31 @@ fn a_groups_settings_are_settings() {
         assert_eq!(now, value, "{name}");
     }
 }
+
+/// Sentinel gives clients the names of the nodes. A client in another namespace resolves only those that end with the group's.
+#[test]
+fn the_names_of_nodes_are_known_in_every_namespace() {
+    let text = fs::read_to_string(project().join("packaging/group/kubernetes.yaml"));
+    let text = text.expect("the file of the group");
+    let mut seen = 0;
+    for container in text.split("command: [/usr/local/bin/dlock-node").skip(1) {
+        let (_, known) = container
+            .split_once("name: NAMESPACE\n")
+            .expect("the namespace");
+        let values = known.lines().filter_map(|line| {
+            let value = line.trim().strip_prefix("- {name: DLOCK_")?;
+            let (name, value) = value.split_once(", value: ")?;
+            ["SELF", "NODES"]
+                .contains(&name)
+                .then(|| value.trim_end_matches('}'))
+        });
+        for name in values.flat_map(|value| value.split(' ')) {
+            assert!(name.ends_with(".dlock.$(NAMESPACE)"), "{name}");
+            seen += 1;
+        }
+    }
+    assert_eq!(
+        seen, 8,
+        "itself and three nodes, for a server and a Sentinel"
+    );
+}

@@ -158,17 +158,22 @@ fn typed_command(line: &str) -> Cmd {
     command
 }
 
-/// The words of a line that redis-cli shows, without its numbering. How long a command took is nobody's reply.
+/// The words of a line that redis-cli shows. Of its numbering only that of a map stays: `2#limit`. How long a command took is nobody's
+/// reply.
 fn words(line: &str) -> Vec<String> {
     if line == "…" || line.starts_with('(') && line.ends_with("s)") {
         return Vec::new();
     }
-    let mut rest = line;
-    while let Some((number, inner)) = rest.split_once([')', '#']) {
+    let (mut rest, mut field) = (line, String::new());
+    while let Some(end) = rest.find([')', '#']) {
+        let (number, inner) = rest.split_at(end);
         if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
             break;
         }
-        rest = inner.trim_start();
+        if inner.starts_with('#') {
+            field = format!("{number}#");
+        }
+        rest = inner[1..].trim_start();
     }
     if rest == "(empty array)" {
         return Vec::new();
@@ -180,7 +185,11 @@ fn words(line: &str) -> Vec<String> {
         part.trim_matches('"').to_owned()
     };
     let parts = rest.split("=>").map(word);
-    parts.filter(|part| !part.is_empty()).collect()
+    let mut parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+    if let Some(first) = parts.first_mut() {
+        first.insert_str(0, &field);
+    }
+    parts
 }
 
 /// The same of a reply.
@@ -201,12 +210,11 @@ fn flat(reply: &Value) -> Vec<String> {
             kind.chain(data.iter().flat_map(flat)).collect()
         }
         Value::Map(pairs) => {
-            let both = |(name, value)| flat(name).into_iter().chain(flat(value));
-            pairs
-                .iter()
-                .map(|(name, value)| (name, value))
-                .flat_map(both)
-                .collect()
+            let both = |(at, (name, value)): (usize, &(Value, Value))| {
+                let name = format!("{}#{}", at + 1, flat(name).concat());
+                std::iter::once(name).chain(flat(value))
+            };
+            pairs.iter().enumerate().flat_map(both).collect()
         }
         other => panic!("{other:?}"),
     }
@@ -239,15 +247,33 @@ fn assert_shown(typed: &str, shown: &[&str], reply: &Result<Value, String>) {
         Ok(value) => flat(value),
         Err(error) => vec![error.clone()],
     };
-    let words: Vec<String> = shown.iter().flat_map(|line| words(line)).collect();
-    let mut rest = answered.iter();
-    let is_there = |word: &String| rest.any(|answered| is_like(word, answered));
-    assert!(words.iter().all(is_there), "{typed}: {answered:?}");
-    let leaves_out = shown.contains(&"…");
-    assert!(
-        leaves_out || words.len() == answered.len(),
-        "{typed}: {answered:?}"
-    );
+    assert!(is_shown(shown, &answered), "{typed}: {answered:?}");
+}
+
+/// Returns true if the lines show the answer word by word, and leave something out only where `…` stands.
+fn is_shown(shown: &[&str], answered: &[String]) -> bool {
+    let pieces = shown.split(|line| *line == "…");
+    let pieces: Vec<Vec<String>> = pieces
+        .map(|lines| lines.iter().flat_map(|line| words(line)).collect())
+        .collect();
+    let mut rest = answered;
+    for (at, piece) in pieces.iter().enumerate() {
+        let Some(latest) = rest.len().checked_sub(piece.len()) else {
+            return false;
+        };
+        // The first piece begins the answer, and the last one ends it.
+        let earliest = if at + 1 == pieces.len() { latest } else { 0 };
+        let latest = if at == 0 { 0 } else { latest };
+        let stands_at = |start: &usize| {
+            let there = piece.iter().zip(&rest[*start..]);
+            there.into_iter().all(|(word, there)| is_like(word, there))
+        };
+        match (earliest..=latest).find(stands_at) {
+            Some(start) => rest = &rest[start + piece.len()..],
+            None => return false,
+        }
+    }
+    true
 }
 
 /// Types a section. A token that was shown may be typed later: then it is the one that the server gave.
@@ -278,6 +304,10 @@ fn follow(server: &Server, steps: &[Step]) {
         waiting -= usize::from(is_later && waiting > 0);
         let reply = terminal.read();
         let Some(shown) = &step.shown else { continue };
+        if step.typed == "QUIT" {
+            assert!(shown.is_empty(), "redis-cli ends and shows no reply");
+            continue;
+        }
         assert_shown(step.typed, shown, &reply);
         // 16 digits are a token.
         let is_token = |word: &String| word.len() == 16 && word.parse::<u64>().is_ok();
@@ -451,4 +481,22 @@ fn what_is_shown_wrongly_is_found() {
         "granted 2 5:stock"
     ));
     assert!(!is_like("3", "4") && !is_like("held", "free"));
+    let answered = ["1#state", "held", "2#limit", "1", "3#permits", "1"].map(str::to_owned);
+    assert!(is_shown(
+        &["…", "2# \"limit\" => (integer) 1", "…"],
+        &answered
+    ));
+    assert!(is_shown(&["1# \"state\" => \"held\"", "…"], &answered));
+    // Something is left out, and nothing says so; nothing follows, and something seems to.
+    assert!(!is_shown(
+        &["1# \"state\" => \"held\"", "3# \"permits\" => (integer) 1"],
+        &answered
+    ));
+    assert!(!is_shown(&["…", "2# \"limit\" => (integer) 1"], &answered));
+    assert!(!is_shown(&["2# \"limit\" => (integer) 1", "…"], &answered));
+    // Another number.
+    assert!(!is_shown(
+        &["…", "4# \"permits\" => (integer) 1"],
+        &answered
+    ));
 }

@@ -94,7 +94,7 @@ fn assert_goes_on(server: &Server, token: u64) {
     assert!(next > token);
     let nobody: Option<Grant> = connection.ask("DLOCK.ACQUIRE reserved dave 1000");
     assert_eq!(nobody, None);
-    let _: Grant = connection.ask("DLOCK.FAIRACQUIRE reserved bob 1000");
+    let _: Grant = connection.ask("DLOCK.FAIRACQUIRE reserved bob 600000");
     assert_hands_over(server, &mut connection);
 }
 

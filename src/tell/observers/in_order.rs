@@ -54,20 +54,10 @@ impl Key {
     }
 }
 
-/// A notification with the name that it has to be published under.
-pub(crate) enum NotificationRef<'a> {
-    /// Something happened to a lock: its database, its key, and what.
-    Lock(u32, Str<'a>, Event),
-    /// A database was emptied.
-    Flush(u32),
-}
-
-/// One notification.
-enum Notification {
-    /// Something happened to a lock: its database, its key, and what.
-    Lock(u32, Key, Event),
-    /// A database was emptied.
-    Flush(u32),
+/// What happened to a lock; without one, a database was emptied.
+struct Notification {
+    db: u32,
+    lock: Option<(Key, Event)>,
 }
 
 impl Notifications {
@@ -79,7 +69,8 @@ impl Notifications {
     /// Adds what happened to a lock, if anybody may listen.
     pub(crate) fn add(&mut self, db: u32, key: Key, event: &Event) {
         if is_wanted(event) {
-            self.items.push(Notification::Lock(db, key, *event));
+            let lock = Some((key, *event));
+            self.items.push(Notification { db, lock });
         }
     }
 
@@ -94,30 +85,30 @@ impl Notifications {
         let mut events = events.filter(is_wanted).peekable();
         if events.peek().is_some() {
             let key = self.own_key(Text::new(&name.key));
-            let items = events.map(|event| Notification::Lock(name.db, key, event));
-            self.items.extend(items);
+            self.items.extend(events.map(|event| Notification {
+                db: name.db,
+                lock: Some((key, event)),
+            }));
         }
     }
 
     /// Adds that a database was emptied.
     pub(crate) fn add_flush(&mut self, db: u32) {
-        self.items.push(Notification::Flush(db));
+        self.items.push(Notification { db, lock: None });
     }
 
-    /// Hands every notification over, in order, and is empty then.
-    pub(crate) fn drain(&mut self, mut tell: impl FnMut(&NotificationRef)) {
-        for item in &self.items {
-            let told = match *item {
-                Notification::Flush(db) => NotificationRef::Flush(db),
-                Notification::Lock(db, key, event) => match key.of(&self.owned_keys) {
-                    Some(key) => NotificationRef::Lock(db, key, event),
-                    None => {
-                        broken!("a notification's key is kept as long as it");
-                        continue;
-                    }
-                },
+    /// Hands every notification over, in order, and is empty then: the database, and the lock's key and what happened to it; none if
+    /// the database was emptied.
+    pub(crate) fn drain(&mut self, mut tell: impl FnMut(u32, Option<(Str, Event)>)) {
+        for Notification { db, lock } in &self.items {
+            let Some((key, event)) = *lock else {
+                tell(*db, None);
+                continue;
             };
-            tell(&told);
+            match key.of(&self.owned_keys) {
+                Some(key) => tell(*db, Some((key, event))),
+                None => broken!("a notification's key is kept as long as it"),
+            }
         }
         self.items.clear();
         self.items.shrink_to(KEPT_ROOM);
@@ -129,5 +120,5 @@ impl Notifications {
 /// Returns true if somebody may listen to an event. Only the end of a hold has a message as well.
 fn is_wanted(event: &Event) -> bool {
     let ended = matches!(event, Event::Ended(..));
-    keyspace_events() || (ended && !subscribers::known_absent())
+    keyspace_events() || (ended && !subscribers::skip())
 }

@@ -7,12 +7,11 @@ pub(crate) mod in_order;
 pub(crate) mod subscribers;
 
 use crate::ffi::ctx::Ctx;
-use crate::node::gate;
-use crate::node::settings::Channel;
-use crate::node::slots::slot;
+use crate::node::{gate, slots};
+use crate::settings::Channel;
 use dlock_commands::words::hash_slot;
 use dlock_engine::{End, Event, Token};
-use in_order::{NotificationRef, Notifications};
+use in_order::Notifications;
 use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
@@ -25,22 +24,21 @@ pub(crate) fn tell(
 ) {
     let mut selected = home;
     let keyspace_events = in_order::keyspace_events();
-    notifications.drain(|notification| {
-        let (db, key, event) = match notification {
-            NotificationRef::Lock(db, key, event) => (*db, *key, event),
-            NotificationRef::Flush(db) => return publish_flush(ctx, channel, *db),
+    notifications.drain(|db, lock| {
+        let Some((key, event)) = lock else {
+            return publish_flush(ctx, channel, db);
         };
         if selected != db {
             ctx.select(db);
             selected = db;
         }
         if keyspace_events {
-            if let Some(event) = keyspace_event(event) {
+            if let Some(event) = keyspace_event(&event) {
                 ctx.notify(event, key);
             }
         }
         if let Event::Ended(end, token) = event {
-            publish(ctx, channel, texts, db, key.bytes(), *end, *token);
+            publish(ctx, channel, texts, db, key.bytes(), end, token);
         }
     });
     if selected != home {
@@ -82,17 +80,20 @@ fn publish(
         return;
     }
     // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
-    let braced = channel == Channel::Sharded && slot::can_be_braced(key);
+    let braced = channel == Channel::Sharded && slots::can_be_braced(key);
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.name(db, key, braced);
     texts.say(end, token);
-    ctx.publish(&texts.channel, &texts.message, sharded);
+    match sharded {
+        true => ctx.publish_sharded(&texts.channel, &texts.message),
+        false => ctx.publish(&texts.channel, &texts.message),
+    }
 }
 
 /// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
 fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
-        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed", false);
+        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed");
     }
 }
 

@@ -54,8 +54,9 @@ pub(crate) fn heartbeat(ctx: Ctx) {
     SEEN.store(!fields.into_iter().all(none), Ordering::Relaxed);
 }
 
-/// Returns true if it is known that nobody subscribes. Asks the server nothing.
-pub(crate) fn known_absent() -> bool {
+/// Skips a message, and counts it, if an earlier one of this iteration has shown that nobody subscribes. Asks the server nothing.
+/// Returns true if the message is skipped.
+pub(crate) fn skip() -> bool {
     ITERATION.borrow().is_some_and(|mut iteration| {
         iteration.messages += u32::from(iteration.nobody);
         iteration.nobody

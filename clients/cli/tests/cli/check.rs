@@ -102,6 +102,37 @@ fn check_reads_a_group() {
     );
 }
 
+/// Somebody who has just started a pair reads why it grants nothing, and for how long.
+#[test]
+fn check_says_how_long_nothing_is_granted() {
+    let one = |builder: ServerBuilder| {
+        let words = ["replicas", "1", "quarantine-ms", "600000"];
+        let with = |builder: ServerBuilder, word: &&str| builder.module_argument(word);
+        words.iter().fold(builder, with).start()
+    };
+    let (primary, replica) = (one(Server::builder()), one(Server::builder()));
+    replica.replica_of(&primary);
+    replica.wait_in_sync(&primary);
+    let (_, said, _) = output(&primary, &["check"]);
+    assert!(
+        said.contains("1 replica is connected, as dlock.replicas says"),
+        "{said}"
+    );
+    let notes = complaints("note", &said);
+    let closed: Vec<&String> = notes
+        .iter()
+        .filter(|note| note.contains("nothing is granted"))
+        .collect();
+    let [closed] = closed.as_slice() else {
+        panic!("{said}")
+    };
+    let left = closed
+        .rsplit_once("for another ")
+        .and_then(|(_, left)| left.strip_suffix(" s"));
+    let left: u64 = left.expect("how long").parse().expect("seconds");
+    assert!((1..=600).contains(&left), "{said}");
+}
+
 /// Whatever cannot be read is counted, and has an exit code of its own: it is not taken for good.
 #[test]
 fn check_counts_what_it_cannot_read() {

@@ -7,6 +7,7 @@
 use crate::holds::Loss;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
+use crate::policy::Policy;
 use crate::queue::LockId;
 use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
@@ -73,8 +74,14 @@ impl Engine {
         self.on_values_changed(None);
     }
 
+    /// Takes the settings, and marks every watched lock: more may be granted now than before.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
+        self.mark_all();
+    }
+
     /// Marks every watched lock: the rules have changed.
-    pub fn mark_all(&mut self) {
+    pub(in crate::rules) fn mark_all(&mut self) {
         for lock in self.locks_of(|_| true) {
             self.mark(lock);
         }
@@ -89,7 +96,6 @@ impl Engine {
         }
         self.outbox.forget_wakes();
         self.unheard.clear();
-        self.renewals.clear();
         self.next.clear();
         self.scan = ScanCursor::Over;
         self.held_back = false;
@@ -125,7 +131,7 @@ impl Engine {
             self.discard(lock, |_, _| true);
             if let Some(queue) = self.queues.get_mut(lock) {
                 queue.dirty = false;
-                self.follow(name.as_ref(), keys.entry(name.as_ref()));
+                self.watch_if_needed(name.as_ref(), keys.entry(name.as_ref()));
             }
         }
         self.has_marked()

@@ -11,7 +11,7 @@ use crate::outbox::Promise;
 use crate::queue::Place;
 use crate::rules::requests::hold::held;
 use crate::state::Engine;
-use crate::types::{Arrival, Name, NameRef, Now};
+use crate::types::{Arrival, HoldRef, Name, NameRef, Now};
 
 impl Engine {
     /// Nobody has heard an answer that promises these holds: the new ones are to be given back as soon as changes are possible.
@@ -68,8 +68,9 @@ impl Engine {
             .filter(|hold| hold.fresh)?;
         // Nobody has had it, so nobody loses it.
         self.holds.untie_at(name, promise.token);
+        let whose = HoldRef { name, owner };
         self.holds
-            .end(entry, (name, owner), promise.token, End::Released, now);
+            .end(entry, whose, promise.token, End::Released, now);
         if let Some((number, place)) = promise.ticket {
             self.put_back(entry, now, name, number, *place);
         }
@@ -99,7 +100,7 @@ impl Engine {
             .filter(|_| queue.place(number).is_none());
         if let Some(ticket) = ticket {
             entry.commit(&ticket);
-            self.places += usize::from(queue.insert(number, place));
+            self.queues.insert(lock, number, place);
             self.begin_window(lock, number, now);
         }
     }

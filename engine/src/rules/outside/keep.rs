@@ -4,7 +4,7 @@ use crate::holds::{KeepReply, Loss};
 use crate::lock::End;
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{ClientId, Millis, NameRef, Now, Token};
+use crate::types::{ClientId, Millis, NameRef, Now, RequestId, Token};
 
 impl Engine {
     /// Counts a hold that has ended with its key, and reports it to its connection.
@@ -26,14 +26,21 @@ impl Engine {
     }
 
     /// Extends the bounds of a connection's ties to `ms` from now; none becomes shorter. Holds whose lease has ended count as lost,
-    /// whether or not the server has come to end them.
+    /// whether or not the server has come to end them. Returns the number under which the reply waits if replicas are to confirm
+    /// what the sign of life prolongs; else [`Engine::kept`] has the reply.
     ///
     /// Errors: `NoAck` if replicas are to confirm it and cannot.
-    pub fn keep(&mut self, now: Now, client: ClientId, ms: Millis) -> Result<(), Refusal> {
+    pub fn keep(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        ms: Millis,
+    ) -> Result<Option<RequestId>, Refusal> {
         self.policy.confirmable(now)?;
         self.end_ties(now, client);
         self.holds.ties.keep(client, ms, now.steady());
-        Ok(())
+        let prolongs = self.holds.ties.next_of(client, None).is_some();
+        Ok((self.policy.confirms() && prolongs).then(|| self.confirm_keep(now, client)))
     }
 
     /// Returns the reply to `DLOCK.KEEP`, and forgets the losses that it reports.

@@ -4,6 +4,7 @@
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
+use crate::refusal::Refusal;
 use crate::state::{Engine, Garbage};
 use crate::types::{Arrival, NameRef, Now, RequestId};
 
@@ -42,8 +43,42 @@ impl Engine {
         self.queues.id(name).is_some()
     }
 
+    /// Takes over what another server has decided on a lock: the primary that this one follows, by its stream or the AOF, or the
+    /// node that a slot comes from, if this server decides itself (`primary`). The effect is passed on as it came: this server's
+    /// own AOF and replicas get the same bytes.
+    ///
+    /// Errors: `WrongType`; `Malformed` and `NewerFormat` for what is no effect. Nothing has changed then.
+    pub fn follow(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        effect: &[u8],
+        primary: bool,
+    ) -> Result<(), Refusal> {
+        let entry = keys.entry(name);
+        if entry.foreign {
+            return Err(Refusal::WrongType);
+        }
+        let (before, last) = (entry.holders() as i64, self.holds.tokens.last());
+        entry.follow(effect, &mut self.holds.tokens)?;
+        let number = self.holds.tokens.last();
+        if number > last && !primary {
+            self.holds.counters.clock_lead.observe(number, now);
+        }
+        self.holds.counters.held += entry.holders() as i64 - before;
+        entry.changed = true;
+        entry.effect.extend_from_slice(effect);
+        self.watch_if_needed(name, entry);
+        if primary {
+            // The locks of a slot on its way here are looked after as soon as it has come.
+            self.on_key_removed(name);
+        }
+        Ok(())
+    }
+
     /// Notes, on a server that only follows, whether it has to watch this lock once it decides.
-    pub fn follow(&mut self, name: NameRef, entry: &Entry<impl Value>) {
+    pub fn watch_if_needed(&mut self, name: NameRef, entry: &Entry<impl Value>) {
         let watch = entry.value().needs_watch() && !entry.value().is_empty();
         match self.queues.id(name) {
             None if watch => {
@@ -51,16 +86,21 @@ impl Engine {
                 self.mark_stale_value(lock);
             }
             Some(lock) if !watch && self.queues.at(lock).is_empty() => {
-                self.drop_queue(lock);
+                self.queues.remove(lock);
             }
             _ => {}
         }
     }
 
+    /// Drops the locks that have moved to another node from those that were waited for most.
+    pub fn forget_moved(&mut self, keys: &mut impl Keyspace) {
+        self.holds.counters.top.forget(|name| keys.moved(name));
+    }
+
     /// Removes a queue whose places are all absent.
     pub(in crate::rules) fn forget(&mut self, lock: LockId) {
         self.discard(lock, |_, _| true);
-        self.drop_queue(lock);
+        self.queues.remove(lock);
     }
 
     /// Removes the absent places that `goes` chooses, as one piece that is freed in steps. Their tickets have gone with the
@@ -70,13 +110,8 @@ impl Engine {
         lock: LockId,
         goes: impl Fn(Arrival, &Place) -> bool,
     ) {
-        if let Some(queue) = self.queues.get_mut(lock) {
-            let places = queue.split_off(goes);
-            self.places -= places.len();
-            if places.len() > 0 {
-                self.garbage.push_back(Garbage::Places(places));
-            }
-        }
+        let places = self.queues.split_off(lock, goes);
+        self.garbage.extend(places.map(Garbage::Places));
     }
 
     /// Tells the requests that wait by a channel that the lock's slot is served elsewhere now. The server itself answers blocked

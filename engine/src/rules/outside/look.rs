@@ -27,15 +27,13 @@ impl Engine {
         for _ in 0..most {
             self.scan = match self.scan {
                 ScanCursor::Over => return false,
-                ScanCursor::Names(from) => {
-                    match self.awaited_keys.range((from, Unbounded)).next() {
-                        None => ScanCursor::Ties(Token(0)),
-                        Some(&lock) => {
-                            self.look_at_name(keys, lock);
-                            ScanCursor::Names(Excluded(lock))
-                        }
+                ScanCursor::Names(from) => match self.queues.next_awaited(from) {
+                    None => ScanCursor::Ties(Token(0)),
+                    Some(lock) => {
+                        self.look_at_name(keys, lock);
+                        ScanCursor::Names(Excluded(lock))
                     }
-                }
+                },
                 ScanCursor::Ties(after) => match self.holds.ties.after(after) {
                     None => ScanCursor::Over,
                     Some((token, _)) => {

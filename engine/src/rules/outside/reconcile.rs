@@ -58,7 +58,9 @@ impl Engine {
         }
         let upgrade = queue.upgrade();
         let upgraded = |hold: &Hold| {
-            upgrade.is_some_and(|place| *place.owner == *hold.owner && upgrades(hold, place.limit))
+            upgrade.is_some_and(|place| {
+                *place.owner == *hold.owner && upgrades(hold, place.share.limit)
+            })
         };
         let holds = entry.value().holds();
         let holds = holds.filter(|hold| !upgraded(hold));
@@ -86,9 +88,9 @@ impl Engine {
         let value = entry.value();
         let differs = |number: Arrival, place: &Place| {
             let ticket = value.ticket(number);
-            let known = ticket.map(|ticket| (&*ticket.owner, ticket.share(), Some(ticket.claim)));
+            let known = ticket.map(|ticket| (&*ticket.owner, ticket.share, Some(ticket.claim)));
             let is_ticket = place.ticket.is_some();
-            is_ticket && known != Some((&*place.owner, place.share(), place.claim()))
+            is_ticket && known != Some((&*place.owner, place.share, place.claim()))
         };
         self.discard(lock, |number, place| {
             place.is_absent() && differs(number, place)
@@ -114,7 +116,7 @@ impl Engine {
             queue.expect(value.queued().saturating_sub(queue.len()));
             for (number, ticket) in value.tickets() {
                 let same = |place: &Place| place.ticket.is_some() && *place.owner == *ticket.owner;
-                let free = match queue.place(number) {
+                let free = match self.queues.at(lock).place(number) {
                     Some(place) if same(place) => continue,
                     place => place.is_none(),
                 };
@@ -122,17 +124,18 @@ impl Engine {
                     && (value.holders() == 0 || value.hold(&ticket.owner).is_none());
                 let entered = free
                     && usual
-                    && queue.insert_brought(number, &ticket.owner, |owner| {
-                        let mut place = Place::brought(owner, ticket.share(), number, now);
-                        let window = ticket.claim.max(self.policy.claim_window_ms);
-                        let until = now.steady().after(window);
-                        let due = self.holds.timers.add(until, Due::Window(lock, number));
-                        place.keep(ticket.claim, until, due);
-                        place
-                    });
-                match entered {
-                    true => self.places += 1,
-                    false => others.push((number, ticket.clone())),
+                    && self
+                        .queues
+                        .insert_brought(lock, number, &ticket.owner, |owner| {
+                            let mut place = Place::brought(owner, ticket.share, number, now);
+                            let window = ticket.claim.max(self.policy.claim_window_ms);
+                            let until = now.steady().after(window);
+                            let due = self.holds.timers.add(until, Due::Window(lock, number));
+                            place.keep(ticket.claim, until, due);
+                            place
+                        });
+                if !entered {
+                    others.push((number, ticket.clone()));
                 }
             }
         }
@@ -167,13 +170,13 @@ impl Engine {
             true => self.holds.tokens.arrival(now),
             false => brought,
         };
-        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share());
+        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share);
         let mut place = Place::brought(Rc::from(ticket.owner), share, brought, now);
         place.set_claim(claim);
         if taken || claim != ticket.claim {
             entry.commit_any(place.as_change(number));
         }
-        self.places += usize::from(queue.insert(number, place));
+        self.queues.insert(lock, number, place);
         let window = claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
@@ -190,6 +193,6 @@ impl Engine {
             let outcome = Outcome::Refused(Refusal::WrongType);
             self.remove_place(none, now, lock, number, outcome);
         }
-        self.drop_queue(lock);
+        self.queues.remove(lock);
     }
 }

@@ -15,8 +15,7 @@ impl Engine {
     pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = Vec::new();
         for _ in 0..RENEWED_A_STEP {
-            let next = self.renewals.pop_front();
-            let Some(token) = next.or_else(|| self.holds.ties.next_resumed()) else {
+            let Some(token) = self.holds.ties.next_due() else {
                 break;
             };
             let Some(tie) = self.holds.ties.get(token).cloned() else {
@@ -38,8 +37,8 @@ impl Engine {
                 self.holds.lose(token, Loss::Moved, now.wall());
             }
         }
-        let left = !self.renewals.is_empty() || self.holds.ties.has_resumed();
-        self.renewals.extend(refused);
+        let left = self.holds.ties.has_due();
+        self.holds.ties.put_off(refused);
         left
     }
 

@@ -6,7 +6,7 @@ use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
 use crate::rules::requests::hold::held;
 use crate::state::Engine;
-use crate::types::{ClientId, Now, Token};
+use crate::types::{ClientId, HoldRef, Now, Token};
 use std::collections::BTreeMap;
 
 /// Limits how many holds and places of ended connections one settlement clears away.
@@ -78,8 +78,9 @@ impl Engine {
         let entry = keys.entry(name);
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
+            let owner = tie.owner();
             self.holds
-                .end(entry, (name, tie.owner()), token, End::Session, now);
+                .end(entry, HoldRef { name, owner }, token, End::Session, now);
             // Served when all has gone that the connection held: who waits for several of its locks gets them together.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);

@@ -31,23 +31,19 @@ impl Engine {
                     self.mark(lock);
                 }
                 Some(Due::Renewals(client)) => {
-                    let due = self.holds.due(client, now.steady(), RENEWED_A_STEP);
-                    self.renewals.extend(due);
+                    self.holds.come_due(client, now.steady(), RENEWED_A_STEP);
                 }
             }
         }
         for _ in 0..DUES_A_STEP {
-            let Some(lock) = self.leases.pop(now.wall()) else {
+            let Some(lock) = self.queues.pop_lease(now.wall()) else {
                 break;
             };
-            if let Some(queue) = self.queues.get_mut(lock) {
-                queue.lease = None;
-            }
             self.mark(lock);
         }
         let timers = self.holds.timers.next();
         timers.is_some_and(|at| at <= now.steady())
-            || self.leases.next().is_some_and(|at| at <= now.wall())
+            || self.queues.next_lease().is_some_and(|at| at <= now.wall())
     }
 
     fn time_out(&mut self, id: RequestId, now: Now) {

@@ -9,7 +9,7 @@ use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
 use crate::state::Engine;
-use crate::types::{Arrival, Grant, Limit, Millis, NameRef, Now, Permits, RequestId, Terms};
+use crate::types::{Arrival, Grant, HoldRef, Millis, NameRef, Now, RequestId, Terms};
 use std::rc::Rc;
 
 /// A request for a lock.
@@ -50,29 +50,31 @@ pub enum Answer<G = Grant> {
 /// What is awarded: a lock, to whom, and on which terms.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rules) struct Award<'a> {
-    /// The lock.
-    pub name: NameRef<'a>,
-    /// Who is to hold it.
-    pub owner: &'a [u8],
+    /// The lock, and who is to hold it.
+    pub whose: HoldRef<'a>,
     /// The request's terms.
     pub terms: &'a Terms,
     /// The lock's queue, if it has one.
     pub lock: Option<LockId>,
     /// The place that the request stands at or takes over.
     pub place: Option<Arrival>,
-    /// Whether the answer is the command's reply, which is written at once; else it may not reach the connection that waits.
-    pub at_once: bool,
+    /// How the answer reaches the client.
+    pub answer: Answered,
+}
+
+/// How an answer reaches the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::rules) enum Answered {
+    /// As the command's reply, which is written at once.
+    AtOnce,
+    /// At the end of a wait: it may not reach the connection that waits.
+    Later,
 }
 
 impl Ask<'_> {
     /// Returns true if it waits if it cannot be granted at once.
     pub(in crate::rules) fn waits(&self) -> bool {
         self.wait != Wait::No
-    }
-
-    /// Returns who asks, and for how many permits under which limit.
-    pub(in crate::rules) fn want(&self) -> (&[u8], Limit, Permits) {
-        (self.owner, self.terms.limit, self.terms.permits)
     }
 }
 
@@ -102,14 +104,15 @@ impl Engine {
             && self.policy.granting(now)
             && !self.policy.confirms()
         {
-            let whose = (name, ask.owner);
+            let owner = ask.owner;
+            let whose = HoldRef { name, owner };
             let grant = self
                 .holds
                 .grant_first(&self.policy, entry, now, whose, &ask.terms);
             self.holds.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));
         }
-        let answer = self.contend(keys, now, (name, lock), ask);
+        let answer = self.contend(keys, now, name, lock, ask);
         self.settle_next(keys, now);
         answer
     }
@@ -121,7 +124,8 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        (name, lock): (NameRef, Option<LockId>),
+        name: NameRef,
+        lock: Option<LockId>,
         ask: &Ask,
     ) -> Result<Answer, Refusal> {
         let entry = keys.entry(name);
@@ -133,21 +137,21 @@ impl Engine {
         if older.is_some() && !ask.waits() {
             return Ok(self.null());
         }
-        refuse_permits(entry, ask.owner, ask.terms.share())?;
-        let kind = RequestKind::of(entry, place, ask.owner, ask.terms.limit);
-        match self.grantable(entry, queue, now, ask.want(), kind) {
+        refuse_permits(entry, ask.owner, ask.terms.share)?;
+        let kind = RequestKind::of(entry, place, ask.owner, ask.terms.share.limit);
+        match self.grantable(entry, queue, now, ask.owner, ask.terms.share, kind) {
             Grantable::Now => {
                 refuse_overflow(entry, ask.owner, &ask.terms)?;
                 if let Some((lock, number)) = lock.zip(place) {
                     self.take_over(lock, number, now);
                 }
+                let owner = ask.owner;
                 let award = Award {
-                    name,
-                    owner: ask.owner,
+                    whose: HoldRef { name, owner },
                     terms: &ask.terms,
                     lock,
                     place,
-                    at_once: true,
+                    answer: Answered::AtOnce,
                 };
                 let (grant, promise) = self.award(entry, now, &award)?;
                 let answer = match promise {
@@ -168,7 +172,7 @@ impl Engine {
             _ => {}
         }
         if !ask.waits() {
-            return self.poll(entry, now, (name, lock), ask, kind);
+            return self.poll(entry, now, name, lock, ask, kind);
         }
         if !self.policy.grants && place.is_none() {
             return Err(Refusal::Draining);
@@ -181,7 +185,7 @@ impl Engine {
             name,
             lock,
             place: kind.place(),
-            limit: ask.terms.limit,
+            limit: ask.terms.share.limit,
         }];
         let asked = Asked {
             owner: ask.owner,
@@ -211,7 +215,8 @@ impl Engine {
             let place = self.remove_granted(entry, now, lock, number)?;
             Some((number, place))
         });
-        let (whose, is_new) = ((award.name, award.owner), entry.hold(award.owner).is_none());
+        let whose = award.whose;
+        let is_new = entry.hold(whose.owner).is_none();
         let grant = self
             .holds
             .grant(&self.policy, entry, now, whose, award.terms)?;
@@ -225,9 +230,9 @@ impl Engine {
             let unconfirmed = self.holds.unconfirmed.entry(grant.token);
             unconfirmed.or_insert(is_new);
         }
-        let promise = (confirms || !award.at_once).then(|| Promise {
-            name: award.name.to_owned(),
-            owner: Rc::from(award.owner),
+        let promise = (confirms || award.answer == Answered::Later).then(|| Promise {
+            name: whose.name.to_owned(),
+            owner: Rc::from(whose.owner),
             token: grant.token,
             ticket: used.filter(|(_, place)| place.claim() > Some(0)),
         });
@@ -240,7 +245,8 @@ impl Engine {
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
-        (name, lock): (NameRef, Option<LockId>),
+        name: NameRef,
+        lock: Option<LockId>,
         ask: &Ask,
         kind: RequestKind,
     ) -> Result<Answer, Refusal> {
@@ -299,7 +305,7 @@ impl Engine {
     ) -> Result<(), Refusal> {
         if !has_place {
             self.room_in_queue(lock)?;
-            if self.places >= self.policy.max_places {
+            if self.queues.places() >= self.policy.max_places {
                 return Err(Refusal::Full("dlock.max-places"));
             }
         }
@@ -357,22 +363,22 @@ impl Engine {
         let number = number.unwrap_or_else(|| self.holds.tokens.arrival(now));
         let is_new = self.queues.at(lock).place(number).is_none();
         if is_new {
-            let mut place = Place::new(Rc::from(ask.owner), ask.terms.share(), now);
+            let mut place = Place::new(Rc::from(ask.owner), ask.terms.share, now);
             if let Some(claim) = claim {
                 place.set_claim(claim);
             }
             self.add_place(entry, lock, number, place);
         } else if let Some(queue) = self.queues.get_mut(lock) {
-            let share = queue.set_share(number, ask.terms.share());
+            let share = queue.set_share(number, ask.terms.share);
             let Some(place) = queue.place_mut(number) else {
                 broken!("a place that was found is in its queue");
                 return number;
             };
-            let before = (share.unwrap_or(place.share()), place.claim());
+            let before = (share.unwrap_or(place.share), place.claim());
             if let Some(claim) = claim {
                 place.set_claim(claim);
             }
-            if before != (place.share(), place.claim()) {
+            if before != (place.share, place.claim()) {
                 entry.commit_any(place.as_change(number));
             }
         }
@@ -389,14 +395,11 @@ impl Engine {
     ) {
         entry.commit_any(place.as_change(number));
         entry.events.push(Event::Queued);
-        let Some(queue) = self.queues.get_mut(lock) else {
-            return broken!("a lock that a place is made at has a queue");
-        };
-        match queue.insert(number, place) {
-            true => self.places += 1,
-            false => broken!("an owner has one place, and a number is given once"),
+        if !self.queues.insert(lock, number, place) {
+            broken!("an owner has one place, and a number is given once");
         }
-        self.holds.counters.top.queued(queue.name.as_ref());
+        let name = self.queues.at(lock).name.as_ref();
+        self.holds.counters.top.queued(name);
     }
 
     /// Makes the request that waits there.
@@ -438,7 +441,7 @@ impl Engine {
     ) -> Result<Answer, Refusal> {
         let id = self.requests.fresh(now);
         if let Some(place) = self.queues.place_mut(lock, number) {
-            place.occupy(id, false);
+            place.occupy(id);
             let (owner, place) = (place.owner.clone(), number);
             self.begin_to_wait(ask, owner, WaitsAt::One(Part { lock, place }), id, now);
         } else {

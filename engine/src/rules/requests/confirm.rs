@@ -27,13 +27,9 @@ impl Engine {
         let id = self.requests.fresh(now);
         let channel = ask.channel;
         let channel = channel.map(|channel| self.requests.channel(ask.terms.client, channel));
-        let pending = Pending {
-            promises,
-            until,
-            ..Pending::default()
-        };
-        let whom = (channel, Rc::from(ask.owner));
-        self.outbox.tell(id, whom, name, outcome, pending);
+        let pending = Pending::new(promises, until);
+        self.outbox
+            .tell(id, channel, Rc::from(ask.owner), name, outcome, pending);
         id
     }
 
@@ -60,21 +56,16 @@ impl Engine {
     }
 
     /// Answers a sign of life, when replicas have confirmed what it prolongs.
-    pub fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
+    pub(in crate::rules) fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
         let first_end = self.holds.ties.first_end(client);
         self.confirm(now, Outcome::Keeps { client, first_end }, Vec::new())
     }
 
     fn confirm(&mut self, now: Now, outcome: Outcome, promises: Vec<Promise>) -> RequestId {
         let id = self.requests.fresh(now);
-        let pending = Pending {
-            promises,
-            until: Some(now.steady()),
-            ..Pending::default()
-        };
-        let nobody = (None, Rc::from([]));
-        self.outbox
-            .tell(id, nobody, &Name::default(), outcome, pending);
+        let pending = Pending::new(promises, Some(now.steady()));
+        let (nobody, name) = (Rc::from([]), Name::default());
+        self.outbox.tell(id, None, nobody, &name, outcome, pending);
         id
     }
 
@@ -85,10 +76,17 @@ impl Engine {
         hold.is_ok_and(|hold| hold.deadline > now.wall())
     }
 
-    /// Replicas have confirmed what an answer promises.
-    pub fn confirmed(&mut self, promises: &[Promise]) {
+    /// Notes that replicas have confirmed an answer's promises, after this many microseconds.
+    pub fn confirmed(&mut self, promises: &[Promise], took_us: u64) {
+        self.holds.counters.confirmations.record(took_us);
         for promise in promises {
             self.holds.unconfirmed.remove(&promise.token);
         }
+    }
+
+    /// Counts an answer that replicas have not confirmed. Its new holds are given back.
+    pub fn not_confirmed(&mut self, promises: Vec<Promise>) {
+        self.holds.counters.unconfirmed += 1;
+        self.unheard(promises);
     }
 }

@@ -59,12 +59,9 @@ impl Engine {
     pub(in crate::rules) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
         let name = &self.queues.at(lock).name;
-        if let Outcome::Refused(error) = &outcome {
-            self.holds.counters.refusals.count(error);
-        }
-        let whom = (left.channel, left.owner);
+        let pending = Pending::default();
         self.outbox
-            .tell(id, whom, name, outcome, Pending::default());
+            .tell(id, left.channel, left.owner, name, outcome, pending);
     }
 
     /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
@@ -72,14 +69,7 @@ impl Engine {
         if self.policy.confirms() && self.outbox.gives(id) {
             return None;
         }
-        let outcome = self.outbox.take_back(id)?;
-        if let Outcome::Refused(error) = &outcome {
-            // It is counted as the command's own error.
-            if let Some(count) = self.holds.counters.refusals.of(error) {
-                *count -= 1;
-            }
-        }
-        Some(outcome)
+        self.outbox.take_back(id)
     }
 
     /// Ends a wait with an outcome. The request's places go, except in those queues where another request inherits them.
@@ -136,10 +126,7 @@ impl Engine {
             Some(claim) if claim > 0 => return self.begin_window(lock, number, now),
             // Its half in the value goes with the next settlement.
             Some(_) => queue.lapsed.push(number),
-            None => {
-                queue.remove(number);
-                self.places -= 1;
-            }
+            None => drop(self.queues.remove_place(lock, number)),
         }
         let name = self.queues.at(lock).name.as_ref();
         self.holds.counters.waited_in_vain(name, waited);
@@ -217,8 +204,7 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) -> Option<Box<Place>> {
-        let mut place = self.queues.get_mut(lock)?.remove(number)?;
-        self.places -= 1;
+        let mut place = self.queues.remove_place(lock, number)?;
         if let Some(window) = place.ticket.as_deref_mut() {
             self.holds.timers.clear(&mut window.due);
             if entry.value().ticket(number).is_some() {

@@ -5,7 +5,7 @@ use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{End, Hold};
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{Grant, Limit, Millis, NameRef, Now, Token, WallMs};
+use crate::types::{Grant, HoldRef, Limit, Millis, NameRef, Now, Token, WallMs};
 
 impl Engine {
     /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Returns the token and
@@ -52,11 +52,12 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        name: NameRef,
-        (owner, token): (&[u8], Option<Token>),
+        whose: HoldRef,
+        token: Option<Token>,
         lease: Millis,
         tie: &TieRequest,
     ) -> Result<Millis, Refusal> {
+        let HoldRef { name, owner } = whose;
         self.policy.confirmable(now)?;
         let entry = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
@@ -76,8 +77,8 @@ impl Engine {
         });
         self.holds.counters.renewals += 1;
         if tie.session || tie.auto.is_some() || !self.holds.ties.is_empty() {
-            let held = (hold.token, deadline);
-            self.holds.tie_renewed((name, owner), held, lease, tie, now);
+            self.holds
+                .tie_renewed(whose, hold.token, deadline, lease, tie, now);
         }
         self.settle_changed(entry, now, name, self.queues.id(name));
         self.settle_next(keys, now);
@@ -102,8 +103,8 @@ impl Engine {
             held(self.settled(keys, now, *name)?, owner, None)?;
         }
         let mut least = Millis::MAX;
-        for name in names {
-            let left = self.renew(keys, now, *name, (owner, None), lease, tie)?;
+        for name in names.iter().copied() {
+            let left = self.renew(keys, now, HoldRef { name, owner }, None, lease, tie)?;
             least = least.min(left);
         }
         Ok(least)
@@ -117,10 +118,11 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        name: NameRef,
-        (owner, token): (&[u8], Option<Token>),
+        whose: HoldRef,
+        token: Option<Token>,
         leave: Option<u32>,
     ) -> Result<u32, Refusal> {
+        let HoldRef { name, owner } = whose;
         let (entry, lock) = self.settle_named(keys, now, name);
         if entry.foreign {
             return Err(Refusal::WrongType);
@@ -131,7 +133,7 @@ impl Engine {
             Some(left) if left <= hold.holds => left,
             Some(_) => return Err(Refusal::LeavesMore(hold.holds)),
         };
-        self.holds.lower(entry, (name, owner), hold, left, now);
+        self.holds.lower(entry, whose, hold, left, now);
         if left == 0 {
             self.settle_changed(entry, now, name, lock);
             self.settle_next(keys, now);
@@ -158,7 +160,9 @@ impl Engine {
             let entry = keys.entry(*name);
             left.push(held(entry, owner, None).ok().map(|hold| {
                 let holds = hold.holds - 1;
-                self.holds.lower(entry, (*name, owner), hold, holds, now);
+                let name = *name;
+                self.holds
+                    .lower(entry, HoldRef { name, owner }, hold, holds, now);
                 holds
             }));
         }
@@ -190,7 +194,7 @@ impl Engine {
             }
             Some(owner) => match held(entry, owner, None) {
                 Ok(hold) => {
-                    let whose = (name, owner);
+                    let whose = HoldRef { name, owner };
                     self.holds.end(entry, whose, hold.token, End::Forced, now);
                     1
                 }

@@ -8,7 +8,7 @@
 //! It waits only for locks that its owner does not hold, and inherits no place: whatever else its owner waits for at these locks
 //! ends, and it enters all of their queues at the end.
 
-use super::acquire::{refuse_overflow, Answer, Ask, Award};
+use super::acquire::{refuse_overflow, Answer, Answered, Ask, Award};
 use crate::deadlock::{Asked, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
@@ -17,7 +17,7 @@ use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
 use crate::state::{Engine, FollowUp};
-use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
+use crate::types::{Arrival, Grant, HoldRef, Name, NameRef, Now, RequestId, Terms};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -100,7 +100,7 @@ impl Engine {
             return Ok(self.null());
         }
         for name in names {
-            refuse_permits(keys.entry(*name), ask.owner, ask.terms.share())?;
+            refuse_permits(keys.entry(*name), ask.owner, ask.terms.share)?;
         }
         if plan.holds_any() && self.policy.quarantined(now) {
             return Err(self.withheld(now));
@@ -159,11 +159,11 @@ impl Engine {
         let queue = self.queues.at(lock);
         let place = queue.number_of(ask.owner);
         let alone = place.filter(|_| queue.len() == 1);
-        let kind = RequestKind::of(entry, alone, ask.owner, ask.terms.limit);
+        let kind = RequestKind::of(entry, alone, ask.owner, ask.terms.share.limit);
         WantedLock {
             at: NamedLock { name, lock, place },
             kind,
-            grantable: self.grantable(entry, queue, now, ask.want(), kind),
+            grantable: self.grantable(entry, queue, now, ask.owner, ask.terms.share, kind),
         }
     }
 
@@ -183,7 +183,8 @@ impl Engine {
         let parts = older.flat_map(Request::parts);
         gone.extend(parts.map(|part| (part.lock, part.place)));
         let fresh = plan.wanted.len();
-        if fresh > gone.len() && self.places + fresh - gone.len() > self.policy.max_places {
+        if fresh > gone.len() && self.queues.places() + fresh - gone.len() > self.policy.max_places
+        {
             return Err(Refusal::Full("dlock.max-places"));
         }
         let replaces = plan.older.iter().any(|id| !self.waits_by_channel(*id));
@@ -203,7 +204,7 @@ impl Engine {
             name: at.name,
             lock: at.lock,
             place: None,
-            limit: plan.ask.terms.limit,
+            limit: plan.ask.terms.share.limit,
         });
         let wanted: Vec<Wanted> = wanted.collect();
         let asked = Asked {
@@ -223,8 +224,8 @@ impl Engine {
                 self.take_over(lock, number, now);
             }
         }
-        let whose = (ask.owner, &ask.terms);
-        let (grants, promises) = self.grant_all(keys, now, whose, &at, true);
+        let (grants, promises) =
+            self.grant_all(keys, now, ask.owner, &ask.terms, &at, Answered::AtOnce);
         let answer = match self.policy.confirms() {
             false => Answer::Granted(grants),
             true => {
@@ -242,19 +243,19 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        (owner, terms): (&[u8], &Terms),
+        owner: &[u8],
+        terms: &Terms,
         locks: &[NamedLock],
-        at_once: bool,
+        answer: Answered,
     ) -> (Vec<Grant>, Vec<Promise>) {
         let (mut grants, mut promises) = (Vec::with_capacity(locks.len()), Vec::new());
         for NamedLock { name, lock, place } in locks.iter().copied() {
             let award = Award {
-                name,
-                owner,
+                whose: HoldRef { name, owner },
                 terms,
                 lock,
                 place,
-                at_once,
+                answer,
             };
             let Ok((grant, promise)) = self.award(keys.entry(name), now, &award) else {
                 broken!("no count overflows that was looked at before");
@@ -294,8 +295,8 @@ impl Engine {
             }
             let lock = self.queues.id_or_new(at.name);
             let number = self.holds.tokens.arrival(now);
-            let mut place = Place::new(owner.clone(), ask.terms.share(), now);
-            place.occupy(id, true);
+            let mut place = Place::new(owner.clone(), ask.terms.share, now);
+            place.occupy_with_part(id);
             self.add_place(entry, lock, number, place);
             if let Some(queue) = self.queues.get_mut(lock) {
                 queue.multi_places += 1;
@@ -346,13 +347,7 @@ impl Engine {
             }
             let entry = keys.entry(name.as_ref());
             let kind = RequestKind::to(part.place);
-            match self.grantable(
-                entry,
-                queue,
-                now,
-                (&owner, terms.limit, terms.permits),
-                kind,
-            ) {
+            match self.grantable(entry, queue, now, &owner, terms.share, kind) {
                 Grantable::Now => {}
                 Grantable::Withheld => {
                     self.held_back = true;
@@ -370,15 +365,12 @@ impl Engine {
             place: Some(part.place),
         });
         let at: Vec<NamedLock> = at.collect();
-        let (grants, promises) = self.grant_all(keys, now, (&owner, &terms), &at, false);
+        let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at, Answered::Later);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-        let pending = Pending {
-            promises,
-            until,
-            ..Pending::default()
-        };
-        let whom = (request.channel, request.owner);
-        self.outbox.tell(id, whom, &first, outcome, pending);
+        let pending = Pending::new(promises, until);
+        let channel = request.channel;
+        self.outbox
+            .tell(id, channel, owner, &first, outcome, pending);
         self.settle_all(keys, now, &at);
     }
 

@@ -1,6 +1,6 @@
 //! Keeping locks and giving them back, and what happens to them from outside.
 
-use super::{Answer, Hold, Model, Place, Tie, Value, Wait};
+use super::{Answer, Hold, Lock, Model, Place, Tie, Value, Wait};
 use dlock_commands::error::Error;
 use dlock_engine::Millis;
 use dlock_engine::Policy;
@@ -229,8 +229,8 @@ impl Model {
         }
         self.renew_by_itself();
         self.settle();
-        self.give_back();
         self.remove_expired_keys();
+        self.give_back();
     }
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
@@ -320,12 +320,19 @@ impl Model {
         self.settle();
     }
 
+    /// A lock gets another name, and takes the TTL of its key with it. Where somebody is queued, or several
+    /// hold it, the module writes to it at once.
     pub fn rename(&mut self, from: &str, to: &str) {
         if from == to {
             return;
         }
+        let Lock { ttl, written, .. } = self.lock(from).clone();
         if let Some(value) = self.take_value(from, "renamed") {
             self.put_value(to, value.untied());
+            let lock = self.lock(to);
+            if lock.in_order().next().is_none() && lock.holds.len() < 2 {
+                (lock.ttl, lock.written) = (ttl, written);
+            }
         }
         self.settle();
     }

@@ -20,7 +20,7 @@ impl Model {
     }
 
     /// Whatever writes to a lock gives its key the TTL that it is to have.
-    fn note_writes(&mut self) {
+    pub(super) fn note_writes(&mut self) {
         for lock in self.locks.values_mut() {
             let written = lock.value_written();
             if lock.written != written {

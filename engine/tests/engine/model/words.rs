@@ -22,6 +22,7 @@ impl Model {
                 // What a script does no connection does.
                 self.current_client = command.may_wait.then_some(command.client);
                 let answer = self.run(command, tokens);
+                self.note_writes();
                 self.current_client = None;
                 if command.pipelined {
                     return Ok(answer);

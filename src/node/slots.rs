@@ -1,10 +1,8 @@
-//! Which slots are this node's.
+//! Slots of a cluster: which are this node's, which part of a key makes one, and names in the same slot.
 
-use super::slot::probe_key_in_slot;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::probe::Passage;
-use crate::node::gate;
-use dlock_commands::words::hash_slot::{of, SLOTS};
+use crate::ffi::probe::{self, Passage};
+use dlock_commands::words::hash_slot::{of, tag, SLOTS};
 use dlock_engine::NameRef;
 use std::collections::HashMap;
 
@@ -116,16 +114,16 @@ impl Answers {
     pub(crate) fn can_grant(&mut self, ctx: Ctx, name: NameRef) -> bool {
         // Where no other name can be made in the slot, the answer is this key's alone.
         if probe_key_in_slot(name.key).is_none() {
-            return gate::accepts_key(ctx, name);
+            return accepts_key(ctx, name);
         }
-        let ask = || gate::accepts_key(ctx, name);
+        let ask = || accepts_key(ctx, name);
         *self.accepted.entry(of(name.key)).or_insert_with(ask)
     }
 
     /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the
     /// slot is on its way to another node, or from one. In that case it accepts only who says ASKING.
     pub(crate) fn can_write(&mut self, ctx: Ctx, name: NameRef) -> bool {
-        match gate::probe_write(ctx, name) {
+        match probe::write_of(ctx, name.key) {
             Passage::Open => true,
             Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
             Passage::Barred => false,
@@ -215,4 +213,28 @@ impl Own {
         let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
         self.ranges.iter().any(has)
     }
+}
+
+/// Returns true if the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
+pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
+    // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
+    // that is not there.
+    let key = probe_key_in_slot(name.key);
+    probe::write_of(ctx, key.as_deref().unwrap_or(name.key)) == Passage::Open
+}
+
+/// Returns true if braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
+/// other names in its slot that could be made of it.
+pub(crate) fn can_be_braced(key: &[u8]) -> bool {
+    tag(key).is_none() && !key.contains(&b'}')
+}
+
+/// A name in the key's slot that nobody uses, if one can be made.
+pub(crate) fn probe_key_in_slot(key: &[u8]) -> Option<Vec<u8>> {
+    let tag = match tag(key) {
+        Some(tag) => tag,
+        None if can_be_braced(key) => key,
+        None => return None,
+    };
+    Some([b"{", tag, b"}\0dlock\0nobody"].concat())
 }

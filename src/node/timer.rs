@@ -1,12 +1,25 @@
-//! One timer of the server, for the earliest thing that is due.
+//! One timer of the server, for the earliest thing that is due; and whether the server's event loop sleeps.
 
 use crate::ffi::callbacks::timer::{wake_the_loop, Timer, Work};
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
-use crate::node::time::clock;
-use crate::node::time::event_loop;
+use crate::node::clock;
 use crate::servers::quirks;
 use dlock_engine::{Millis, SteadyMs};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set from the event before the event loop sleeps until the one after.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Returns true if the event loop sleeps, or is about to: it works off the last of an iteration.
+pub(crate) fn asleep() -> bool {
+    ASLEEP.load(Ordering::Relaxed)
+}
+
+/// Notes whether the event loop sleeps, or is about to.
+pub(crate) fn set_asleep(asleep: bool) {
+    ASLEEP.store(asleep, Ordering::Relaxed);
+}
 
 /// The armed timer: its id, and when it goes off.
 struct Armed {
@@ -57,7 +70,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     armed.timer = Some((Timer::start(own, wait, elapsed), at));
     // The server has decided for how long it sleeps before it works off the last of an iteration: commands behind a wait that
     // ended, and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
-    if quirks::before_sleep_precedes_unblocking() && event_loop::asleep() {
+    if quirks::before_sleep_precedes_unblocking() && asleep() {
         wake_the_loop();
     }
 }

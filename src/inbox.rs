@@ -2,7 +2,7 @@
 //! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
 
 use crate::ffi::cell::MainThread;
-use crate::node::time::timer;
+use crate::node::timer;
 use dlock_engine::{ClientId, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -74,9 +74,13 @@ pub(crate) fn ignores_unlinks() -> bool {
     IGNORE_UNLINKS.load(Ordering::Relaxed)
 }
 
-/// Has unlinked values noted no more, or again.
-pub(crate) fn ignore_unlinks(ignore: bool) {
-    IGNORE_UNLINKS.store(ignore, Ordering::Relaxed);
+/// Deletes a key of the module's own: nothing is noted of its value.
+#[inline(always)]
+pub(crate) fn without_notice<T>(delete: impl FnOnce() -> T) -> T {
+    IGNORE_UNLINKS.store(true, Ordering::Relaxed);
+    let deleted = delete();
+    IGNORE_UNLINKS.store(false, Ordering::Relaxed);
+    deleted
 }
 
 /// The highest token, or ticket's number, in values that were loaded, until an event tells the engine.
@@ -89,7 +93,7 @@ pub(crate) fn post_number(number: u64) {
 }
 
 /// Takes out the highest number that was noted.
-pub(crate) fn highest_number() -> u64 {
+pub(crate) fn take_highest_number() -> u64 {
     HIGHEST_NUMBER.swap(0, Ordering::Relaxed)
 }
 

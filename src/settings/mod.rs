@@ -1,9 +1,9 @@
-//! Turns the operator's settings into the engine's policy and the channel for observers.
+//! The operator's settings (`config`), and what follows from them: the engine's policy and the channel for observers.
 
-use super::config::{self, Notify, Number};
-use crate::node::replicas;
-use crate::node::time::clock;
-use dlock_commands::Defaults;
+pub(crate) mod config;
+
+use config::{Notify, Number};
+use dlock_commands::{Defaults, Replicas};
 use dlock_engine::{Policy, SteadyMs};
 use std::sync::atomic::Ordering;
 
@@ -31,8 +31,18 @@ pub(crate) struct Settings {
     pub cluster: bool,
     /// How many databases the server has.
     pub databases: u32,
-    // How many replicas are to confirm answers.
-    replicas: usize,
+}
+
+/// What the policy depends on beside the settings.
+pub(crate) struct Situation {
+    /// Since when this server decides.
+    pub since: SteadyMs,
+    /// When the quarantine ends by the policy until now.
+    pub quarantine_until: SteadyMs,
+    /// Until when this server confirms nothing.
+    pub confirm_blackout_until: SteadyMs,
+    /// The replicas that confirm answers.
+    pub replicas: Replicas,
 }
 
 impl Default for Settings {
@@ -43,7 +53,6 @@ impl Default for Settings {
             channel: Channel::Plain,
             cluster: false,
             databases: 16,
-            replicas: 0,
         }
     }
 }
@@ -54,21 +63,15 @@ impl Settings {
         self.epoch = 0;
     }
 
-    /// Brings itself and the engine's policy up to date; returns whether anything had changed. `since` is when this server began to
-    /// decide.
-    pub(crate) fn refresh(&mut self, policy: &mut Policy, since: SteadyMs) -> bool {
-        let epoch = config::EPOCH.load(Ordering::Relaxed);
-        if self.epoch == epoch {
-            return false;
-        }
-        self.read(policy, since, epoch);
-        true
+    /// Returns true if a setting has changed since they were read.
+    pub(crate) fn are_outdated(&self) -> bool {
+        self.epoch != config::EPOCH.load(Ordering::Relaxed)
     }
 
-    #[cold]
-    fn read(&mut self, policy: &mut Policy, since: SteadyMs, epoch: u64) {
+    /// Brings itself up to date; returns the engine's policy.
+    pub(crate) fn read(&mut self, now: Situation) -> Policy {
         let begins = self.epoch == 0;
-        self.epoch = epoch;
+        self.epoch = config::EPOCH.load(Ordering::Relaxed);
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
         self.defaults = Defaults {
             lease_ms: value(&config::DEFAULT_LEASE_MS),
@@ -80,21 +83,15 @@ impl Settings {
             (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
         };
         let quarantine = value(&config::QUARANTINE_MS);
-        let confirms = replicas::on();
-        let before = std::mem::replace(&mut self.replicas, config::REPLICAS.amount());
-        if before != self.replicas {
-            replicas::on_setting_changed(before);
-        }
-        let standing = replicas::snapshot_for_policy(clock::read().steady());
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
-            _ if confirms => replicas::confirm_blackout_until(),
+            _ if now.replicas.needed > 0 => now.confirm_blackout_until,
             0 => SteadyMs(0),
-            _ if begins => since.after(quarantine),
-            _ => policy.quarantine_until.min(since.after(quarantine)),
+            _ if begins => now.since.after(quarantine),
+            _ => now.quarantine_until.min(now.since.after(quarantine)),
         };
         let max_lease = value(&config::MAX_LEASE_MS);
-        *policy = Policy {
+        Policy {
             max_lease_ms: match quarantine {
                 0 => max_lease,
                 _ => max_lease.min(quarantine),
@@ -111,11 +108,8 @@ impl Settings {
             deadlock_max_steps: config::DEADLOCK_MAX_STEPS.amount(),
             grants: config::GRANTS.load(Ordering::Relaxed),
             quarantine_until: until,
-            replicas_needed: standing.needed,
-            replicas_counting: match confirms {
-                true => standing.counting,
-                false => 0,
-            },
-        };
+            replicas_needed: now.replicas.needed,
+            replicas_counting: now.replicas.counting,
+        }
     }
 }

@@ -109,27 +109,26 @@ pub(crate) fn on_before_sleep() {
 #[derive(Default)]
 pub(crate) struct StepDetector {
     last: Option<Now>,
-    /// How many have been seen.
-    pub count: u64,
 }
 
 /// A wall clock that drifts from the steady one by less than this between two comparisons has only been slewed (1 s).
 const STEP_US: i64 = 1_000_000;
 
 impl StepDetector {
-    /// Compares the clocks once more, and logs a step.
-    pub(crate) fn observe(&mut self, now: Now) {
+    /// Compares the clocks once more, and logs a step. Returns true if there was one.
+    pub(crate) fn observe(&mut self, now: Now) -> bool {
         let Some(last) = self.last.replace(now) else {
-            return;
+            return false;
         };
         let passed = now.steady_us.wrapping_sub(last.steady_us) as i64;
         let step = (now.us.wrapping_sub(last.us) as i64).wrapping_sub(passed);
-        if step.abs() >= STEP_US {
-            self.count += 1;
+        let stepped = step.abs() >= STEP_US;
+        if stepped {
             log::warning(&format!(
                 "the wall clock stepped by {} ms; leases follow it",
                 step / 1000
             ));
         }
+        stepped
     }
 }

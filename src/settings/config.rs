@@ -1,8 +1,8 @@
 //! What the operator configures: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
 
-use super::time::timer;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
+use crate::node::timer;
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
