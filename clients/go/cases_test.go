@@ -345,11 +345,21 @@ func (r *run) judge(s step, work func() (*Hold, error)) {
 	}
 }
 
+func (s step) options() (options []Option) {
+	if limit, ok := s["limit"].(float64); ok {
+		options = append(options, Limit(int(limit)))
+	}
+	if permits, ok := s["permits"].(float64); ok {
+		options = append(options, Permits(int(permits)))
+	}
+	return options
+}
+
 func (r *run) take(s step, locks *Locks) (*Hold, error) {
 	if timeout := s.timeout(); timeout != forever {
-		return locks.TryLock(ctx, r.keyOf(s), timeout)
+		return locks.TryLock(ctx, r.keyOf(s), timeout, s.options()...)
 	}
-	return locks.Lock(ctx, r.keyOf(s))
+	return locks.Lock(ctx, r.keyOf(s), s.options()...)
 }
 
 func (r *run) Do_lock(s step) {
@@ -472,16 +482,13 @@ func (r *run) Do_logged(s step) {
 
 // What is no time at all is none in Go, either: it does not compile, so a negative one stands for it.
 func (r *run) Do_bad(s step) {
-	key, timeout, options := r.named("lock"), time.Duration(0), []Option{}
+	key, timeout := r.named("lock"), time.Duration(0)
 	if s["key"] == "" {
 		key = ""
 	}
 	if s["timeout"] != nil {
 		timeout = -time.Second
 	}
-	if limit, ok := s["limit"].(float64); ok {
-		options = append(options, Limit(int(limit)))
-	}
-	_, err := r.client(s).TryLock(ctx, key, timeout, options...)
+	_, err := r.client(s).TryLock(ctx, key, timeout, s.options()...)
 	r.check(errors.Is(err, ErrArgument) && strings.Contains(err.Error(), s.text("names", "-")), "%v", err)
 }

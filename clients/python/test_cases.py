@@ -182,10 +182,11 @@ class Case:
                 one = f"{{{random.getrandbits(48):x}}}lock"
                 if self.server.client.get_node_from_key(one).name not in taken:
                     self.spread[key] = one
-        self.judge(gives, lambda: self.clients[client].try_lock(self.named(key), timeout), name, **how)
+        locks, options = self.clients[client], {one: how.pop(one) for one in ("limit", "permits") if one in how}
+        self.judge(gives, lambda: locks.try_lock(self.named(key), timeout, **options), name, **how)
 
-    def do_start(self, name, client="client", key="lock", timeout=PATIENCE):
-        self.starts[name] = self.clients[client].start(self.named(key), timeout)
+    def do_start(self, name, client="client", key="lock", timeout=PATIENCE, **options):
+        self.starts[name] = self.clients[client].start(self.named(key), timeout, **options)
 
     def do_joined(self, start, gives, **how):
         self.judge(gives, lambda: self.starts[start].result(PATIENCE), **how)
@@ -245,10 +246,10 @@ class Case:
         until(lambda: seen() >= at_least, f"it says {text!r}")
         assert at_most is None or seen() <= at_most
 
-    def do_bad(self, names, key="lock", timeout=0, limit=None):
+    def do_bad(self, names, key="lock", timeout=0, **options):
         timeout = float(timeout) if timeout == "NaN" else timeout
         with pytest.raises((TypeError, ValueError), match=names):
-            self.clients["client"].try_lock(key and self.named(key), timeout, limit=limit)
+            self.clients["client"].try_lock(key and self.named(key), timeout, **options)
 
 
 # What concerns more than the case's own client, or needs this process for itself.

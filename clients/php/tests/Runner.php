@@ -256,6 +256,8 @@ final class Runner
         string $key = 'lock',
         int|float|null $timeout = -1,
         bool $slots = false,
+        ?int $limit = null,
+        ?int $permits = null,
         mixed ...$how,
     ): void {
         if ($slots) { // a key of another node for each
@@ -267,7 +269,7 @@ final class Runner
         }
         $worker = $this->clients[$client];
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
-        $this->judge($worker, $worker->lock($this->named($key), $timeout), $gives, ...$how);
+        $this->judge($worker, $worker->lock($this->named($key), $timeout, limit: $limit, permits: $permits), $gives, ...$how);
     }
 
     private function do_start(
@@ -275,10 +277,11 @@ final class Runner
         string $client = 'client',
         string $key = 'lock',
         int|float|null $timeout = -1,
+        mixed ...$options,
     ): void {
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
         $worker = $this->clients[$client];
-        $this->starts[$name] = [$worker, $worker->start('lock', key: $this->named($key), timeout: $timeout)];
+        $this->starts[$name] = [$worker, $worker->start('lock', ...['key' => $this->named($key), 'timeout' => $timeout, ...$options])];
     }
 
     private function do_joined(string $start, string $gives): void
@@ -354,10 +357,9 @@ final class Runner
         Stage::until(static fn () => $worker->seen('log', $seen) >= $at_least, "it says $text");
     }
 
-    private function do_bad(string $names, string $key = 'lock', int|string $timeout = 0, ?int $limit = null): void
+    private function do_bad(string $names, string $key = 'lock', int|string $timeout = 0, mixed ...$options): void
     {
-        $how = ['timeout' => $timeout] + ($limit === null ? [] : ['limit' => $limit]);
-        $answer = $this->clients['client']->lock($key === '' ? '' : $this->named($key), ...$how);
+        $answer = $this->clients['client']->lock($key === '' ? '' : $this->named($key), ...['timeout' => $timeout, ...$options]);
         Assert::assertSame('bad', $answer['got'], $answer['text'] ?? '');
         Assert::assertStringContainsString($names, $answer['text']);
     }

@@ -78,7 +78,7 @@ impl AcquireRequest {
     fn limits(&self, command: &mut Cmd) {
         command.arg("HOLDS").arg(1);
         match self.mode {
-            Mode::Exclusive => command,
+            Mode::Exclusive => &mut *command,
             Mode::Limit { limit, .. } => command.arg("LIMIT").arg(limit),
             Mode::Shared => command.arg("SHARED"),
         };

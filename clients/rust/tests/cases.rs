@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dlock_redis::{Error, Hold, Locks, Settings};
+use dlock_redis::{Error, Hold, Locks, Request, Settings};
 use serde_json::Value as Json;
 use stage::{control, int, until, Cluster, Pair, Server, Single, PATIENCE};
 use tokio::task::JoinHandle;
@@ -118,7 +118,7 @@ impl Case {
     /// A try, or a wait.
     fn wanted(&self, step: &Json) -> JoinHandle<Took> {
         let locks = &self.clients[word(step, "client", "client")];
-        let request = locks.on(self.named(word(step, "key", "lock")));
+        let request = limited(locks.on(self.named(word(step, "key", "lock"))), step);
         let timeout = match step.get("timeout") {
             Some(Json::Null) => None,
             Some(timeout) => Some(Duration::from_secs_f64(timeout.as_f64().expect("seconds"))),
@@ -326,15 +326,23 @@ impl Case {
             "bad" if step.get("timeout").is_some() => {}
             "bad" => {
                 let key = if step["key"].as_str() == Some("") { String::new() } else { key };
-                let mut request = self.clients["client"].on(key);
-                if let Some(limit) = step["limit"].as_u64() {
-                    request = request.limit(limit);
-                }
+                let request = limited(self.clients["client"].on(key), step);
                 let error = request.try_lock().await.expect_err("a bad argument");
                 assert!(matches!(error, Error::Invalid { argument, .. } if argument == word(step, "names", "")));
             }
             other => panic!("no such step: {other}"),
         }
+    }
+}
+
+/// Gives a request the limit and the permits that a step names.
+fn limited(mut request: Request, step: &Json) -> Request {
+    if let Some(limit) = step["limit"].as_u64() {
+        request = request.limit(limit);
+    }
+    match step["permits"].as_u64() {
+        Some(permits) => request.permits(permits),
+        None => request,
     }
 }
 

@@ -701,9 +701,7 @@ class Locks:
         - session: it ends at once when the connection does
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """
-        options = Options(
-            owner=owner, shared=shared, limit=limit, permits=permits, session=session, on_lost=on_lost
-        )
+        options = Options(owner=owner, shared=shared, limit=limit, permits=permits, session=session, on_lost=on_lost)
         return Lock(self, key, timeout, options)
 
     def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:

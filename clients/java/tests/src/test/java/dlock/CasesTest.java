@@ -245,11 +245,11 @@ class CasesTest {
                     String name = key(step);
                     Double timeout = step.has("timeout") ? number(step, "timeout") : Double.valueOf(Stage.PATIENCE);
                     judge(step, () -> {
-                        Asking asking = client(step).ask(name);
+                        Asking asking = limited(client(step).ask(name), step);
                         return timeout == null ? asking.hold() : asking.tryHold(seconds(timeout));
                     });
                 }
-                case "start" -> starts.put(step.get("as").asText(), start(client(step), key, step.has("timeout")
+                case "start" -> starts.put(step.get("as").asText(), start(limited(client(step).ask(key), step), step.has("timeout")
                         ? number(step, "timeout") : Double.valueOf(Stage.PATIENCE)));
                 case "joined" -> judge(step, () -> Stage.result(starts.get(step.get("start").asText())));
                 case "release" -> {
@@ -306,11 +306,10 @@ class CasesTest {
                     var error = assertThrows(IllegalArgumentException.class, () -> {
                         String name = step.path("key").asText("lock");
                         Asking asking = client(step).ask(name.isEmpty() ? name : named(name));
-                        if (step.has("limit")) {
-                            asking.limit(step.get("limit").asInt());
-                        }
+                        limited(asking, step);
                         // A Duration has neither of what other languages can say wrong.
-                        asking.tryHold(step.path("timeout").asText().equals("NaN") ? null : Duration.ofSeconds(-5));
+                        asking.tryHold(step.path("timeout").asText().equals("NaN") ? null : step.has("timeout")
+                                ? Duration.ofSeconds(-5) : Duration.ZERO);
                     });
                     assertTrue(error.getMessage().contains(step.get("names").asText()), error.getMessage());
                 }
@@ -329,8 +328,14 @@ class CasesTest {
             return Duration.ofMillis((long) (1000 * seconds));
         }
 
-        private static CompletableFuture<Hold> start(DLocks locks, String key, Double timeout) {
-            Asking asking = locks.ask(key);
+        private static Asking limited(Asking asking, JsonNode step) {
+            if (step.has("limit")) {
+                asking.limit(step.get("limit").asInt());
+            }
+            return step.has("permits") ? asking.permits(step.get("permits").asInt()) : asking;
+        }
+
+        private static CompletableFuture<Hold> start(Asking asking, Double timeout) {
             return timeout == null ? asking.holdAsync() : asking.tryHoldAsync(seconds(timeout));
         }
 
