@@ -346,6 +346,9 @@ func (r *run) judge(s step, work func() (*Hold, error)) {
 }
 
 func (s step) options() (options []Option) {
+	if owner := s.text("owner", ""); owner != "" {
+		options = append(options, Owner(owner))
+	}
 	if limit, ok := s["limit"].(float64); ok {
 		options = append(options, Limit(int(limit)))
 	}

@@ -145,7 +145,7 @@ export class Case {
     assert.ok(performance.now() - began < 1000 * within + limits.late, `it took ${performance.now() - began} ms`);
   }
 
-  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, limit, permits, ...rest }) {
+  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, owner, limit, permits, ...rest }) {
     while (slots && !this.keys[key]) { // of another node than the ones before
       const server = new Server(this.place);
       const node = await server.node();
@@ -153,7 +153,7 @@ export class Case {
       this.nodes.push(node);
       this.keys[key] = server.key;
     }
-    await this.judge(gives, () => this.clients[client].tryLock(this.key(key), { timeout: time(timeout), limit, permits }), rest);
+    await this.judge(gives, () => this.clients[client].tryLock(this.key(key), { timeout: time(timeout), owner, limit, permits }), rest);
   }
 
   start({ name, client = 'client', key, timeout = limits.patience / 1000, limit, permits }) {
@@ -209,9 +209,9 @@ export class Case {
     assert.ok(seen() <= atMost, this.log.join('\n'));
   }
 
-  bad({ names, key = 'lock', timeout = 0, limit, permits }) {
-    const options = { timeout: timeout === 'NaN' ? NaN : timeout, limit, permits };
-    return assert.rejects(soon(this.clients.client.tryLock(key && this.key(key), options), 1000, 'an error'), (error) => {
+  bad({ names, key = 'lock', timeout = 0, ...options }) {
+    const bad = { ...options, timeout: timeout === 'NaN' ? NaN : timeout };
+    return assert.rejects(soon(this.clients.client.tryLock(key && this.key(key), bad), 1000, 'an error'), (error) => {
       assert.ok(error instanceof TypeError || error instanceof RangeError, error.message);
       assert.match(error.message, new RegExp(names));
       return true;

@@ -256,6 +256,7 @@ final class Runner
         string $key = 'lock',
         int|float|null $timeout = -1,
         bool $slots = false,
+        ?string $owner = null,
         ?int $limit = null,
         ?int $permits = null,
         mixed ...$how,
@@ -269,7 +270,7 @@ final class Runner
         }
         $worker = $this->clients[$client];
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
-        $this->judge($worker, $worker->lock($this->named($key), $timeout, limit: $limit, permits: $permits), $gives, ...$how);
+        $this->judge($worker, $worker->lock($this->named($key), $timeout, ...compact('owner', 'limit', 'permits')), $gives, ...$how);
     }
 
     private function do_start(

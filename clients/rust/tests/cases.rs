@@ -335,8 +335,11 @@ impl Case {
     }
 }
 
-/// Gives a request the limit and the permits that a step names.
+/// Gives a request the owner, the limit and the permits that a step names.
 fn limited(mut request: Request, step: &Json) -> Request {
+    if let Some(owner) = step["owner"].as_str() {
+        request = request.owner(owner);
+    }
     if let Some(limit) = step["limit"].as_u64() {
         request = request.limit(limit);
     }

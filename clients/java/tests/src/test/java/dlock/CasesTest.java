@@ -58,6 +58,8 @@ class CasesTest {
     static Stream<DynamicTest> tests(boolean alone) throws IOException {
         String only = System.getProperty("case", "");
         List<JsonNode> some = cases().stream()
+                // A thread is an owner here: DLocksTest.permitsOfAThread is this case.
+                .filter(one -> !one.get("name").asText().equals("permits_of_an_owner"))
                 .filter(one -> alone(one) == alone && one.get("name").asText().contains(only)).toList();
         return Stream.of("lettuce", "jedis").flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
                 one.get("name").asText() + " by " + library, () -> run(library, one))));

@@ -629,6 +629,33 @@ class DLocksTest {
         s.awaitGone();
     }
 
+    /** A thread takes its permits at once, is counted when it asks again, and gives them back with its last release. */
+    @Everywhere
+    void permitsOfAThread(Stage s) throws Exception {
+        DSemaphore budget = s.locks(LONG).semaphore(s.key, 4);
+        Actor other = s.actor();
+        budget.acquire(3);
+        assertTrue(budget.tryAcquire(2), "it is counted");
+        assertThrows(IllegalArgumentException.class, () -> budget.tryAcquire(4));
+        assertThrows(IllegalArgumentException.class, () -> budget.acquire(0));
+        assertThrows(IllegalArgumentException.class, () -> other.run(() -> budget.tryAcquire(5)));
+        assertTrue(other.run(() -> budget.tryAcquire()), "the fourth");
+        other.run(budget::release);
+        assertFalse(other.run(() -> budget.tryAcquire(2)));
+        budget.release();
+        assertFalse(other.run(() -> budget.tryAcquire(2)), "until the last release");
+        Future<Boolean> waits = other.start(() -> budget.tryAcquire(2, Duration.ofSeconds(PATIENCE)));
+        s.awaitQueued(1);
+        budget.release();
+        assertTrue(result(waits));
+        assertFalse(budget.tryAcquire(3));
+        assertTrue(budget.tryAcquire(2, 1, SECONDS));
+        budget.release();
+        other.run(budget::release);
+        assertThrows(NotHeld.class, budget::release);
+        s.awaitGone();
+    }
+
     /** As with ReentrantReadWriteLock: a writer may become a reader. And, as there not: the only reader the writer. */
     @Everywhere
     void downgradeAndUpgrade(Stage s) throws Exception {
