@@ -64,7 +64,7 @@ export interface LockOptions {
   signal?: AbortSignal;
   /** Readers that share. */
   shared?: boolean;
-  /** At most so many holders. */
+  /** At most this many holders. */
   limit?: number;
   /** The hold takes this many of `limit`, all at once. 1 unless set. */
   permits?: number;

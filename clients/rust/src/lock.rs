@@ -124,7 +124,7 @@ impl Request {
         Request { shared: true, ..self }
     }
 
-    /// One of so many: a semaphore.
+    /// Lets this many hold the lock at once: a semaphore.
     pub fn limit(self, limit: u64) -> Request {
         Request { limit: Some(limit), ..self }
     }

@@ -696,7 +696,7 @@ class Locks:
           Nested locks of one thread should have one: only then can the server see that two wait for each other
           (`Deadlock`)
         - shared: with any number of others who share
-        - limit: so many may hold it at once: a semaphore
+        - limit: this many may hold it at once: a semaphore
         - permits: the hold takes this many of the limit, all at once; 1 unless set
         - session: it ends at once when the connection does
         - on_lost: is called with the hold, by a thread of its own, when it is lost
