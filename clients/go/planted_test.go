@@ -42,6 +42,8 @@ var faults = []struct{ cases, file, old, new string }{
 	{"a_hold_that_may_not_last", "keep.go", "l.short = least <", "l.short = l.short && least <"},
 	{"a_time_out_leaves_no_place", "acquire.go", "(err != nil || r.queued)", "err != nil"},
 	{"TestAMapThatNobodyTellsStopsNoKeeper", "routes.go", "c.cluster.ReloadState(", "_, _ = c.cluster.Options().ClusterSlots("},
+	{"several_permits,a_large_request_is_not_overtaken,permits_outlast_a_cut", "request.go", "if r.permits > 1 {", "if r.permits < 1 {"},
+	{"permits_of_an_owner", "core.go", "if r.permits > t.request.permits {", "if r.permits > t.request.permits+9 {"},
 	{"bad_arguments", "request.go", `if key == "" {`, `if key == "-" {`},
 }
 

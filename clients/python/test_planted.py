@@ -115,6 +115,26 @@ def ties_nothing_anew(plant):
     plant(_keep.Keeping, "renew", none)
 
 
+def one_permit(plant):
+    begin = _request.Request.__init__
+
+    def never_more(self, *about, **how):
+        begin(self, *about, **how)
+        self.limit = self.limit[:2]
+
+    plant(_request.Request, "__init__", never_more)
+
+
+def re_enters_anything(plant):
+    begin = _request.Request.__init__
+
+    def asks_for_one(self, *about, **how):
+        begin(self, *about, **how)
+        self.permits = 1
+
+    plant(_request.Request, "__init__", asks_for_one)
+
+
 def waits_for_ever(plant):
     notified = _link.Node.notified
 
@@ -211,6 +231,10 @@ FAULTS = [
     ("the_replica_frozen", knows_no_noack),
     ("a_time_out_leaves_no_place", leaves_nothing),
     ("a_hold_that_may_not_last", one_end_for_all),
+    ("several_permits", one_permit),
+    ("a_large_request_is_not_overtaken", one_permit),
+    ("permits_outlast_a_cut", one_permit),
+    ("permits_of_an_owner", re_enters_anything),
     ("bad_arguments", takes_anything),
 ]
 

@@ -46,6 +46,8 @@ plant cases after_close core.rs 'state.lose_all\("closed", \|_\| true\)' '0' # e
 plant cases a_thousand_cycles core.rs 'state.node\(name\).link = Some\(link.clone\(\)\);' 'std::mem::forget(link.clone());' # a link a lock
 plant cases a_time_out_leaves_no_place take.rs 'self.core.abandon\(&self.request, &link\);' 'drop(link);' # queue_grace keeps the place
 plant cases dropped lock.rs 'self.core.drop_hold\(&self.shared\);' ''
+plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_cut' request.rs 'if self.mode.permits\(\) > 1' 'if self.mode.permits() < 1'
+plant cases permits_of_an_owner renewals.rs 'if permits > has \{' 'if permits > has + 9 {'
 plant cases bad_arguments lock.rs 'invalid\("limit", "must be at least' 'invalid("number", "must be at least'
 plant faults locks_that_are_dropped link.rs 'oldest.is_none\(\) && wire.left' 'false && wire.left'
 plant faults a_grant_that_is_read_late renewals.rs 'self.node\(at.node\).ensure_running\(\);' ''

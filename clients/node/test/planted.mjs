@@ -83,6 +83,14 @@ const forgets = () => plant(Core, 'dropForgotten', () => nothing);
 const leavesNothing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
   return old.call(this, words[0] === 'DLOCK.CANCEL' ? ['PING'] : words, ...rest);
 });
+const onePermit = () => plant(Core, 'take', (old) => function take(request, ...rest) {
+  request.limit = request.limit.slice(0, 2);
+  return old.call(this, request, ...rest);
+});
+const reEntersAnything = () => plant(Core, 'take', (old) => function take(request, ...rest) {
+  request.permits = 1;
+  return old.call(this, request, ...rest);
+});
 const takesAnything = () => ({
   at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
 });
@@ -96,6 +104,8 @@ const FAULTS = {
   after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken,
   a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aLinkALock, dropped: forgets,
   a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,
+  several_permits: onePermit, a_large_request_is_not_overtaken: onePermit, permits_outlast_a_cut: onePermit,
+  permits_of_an_owner: reEntersAnything,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept'];
 

@@ -11,6 +11,7 @@ final class PlantedTest extends TestCase
 {
     private const NO_BOUND = ['Locks.php', "Settings::renamed('bound', \$bound, 'replyTimeout', \$replyTimeout)", '20.0'];
     private const ALL_PASSES = ['Exception/Refused.php', 'return in_array(', 'return true || in_array('];
+    private const ONE_PERMIT = ['Request.php', "\$this->permits > 1 ? ['PERMITS'", "false ? ['PERMITS'"];
     private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = count($known); foreach ([] as'];
 
     /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
@@ -45,6 +46,10 @@ final class PlantedTest extends TestCase
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
             'a_hold_that_may_not_last' => ['Core.php', '$left / 1000 < $this->settings->lease / 2', 'false'],
             'a_time_out_leaves_no_place' => ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"],
+            'several_permits' => self::ONE_PERMIT,
+            'a_large_request_is_not_overtaken' => self::ONE_PERMIT,
+            'permits_outlast_a_cut' => self::ONE_PERMIT,
+            'permits_of_an_owner' => ['Core.php', '$request->permits > $held->permits', 'false'],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {

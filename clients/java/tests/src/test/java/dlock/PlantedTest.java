@@ -62,6 +62,8 @@ class PlantedTest {
             new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
             new Fault("a_hold_that_may_not_last", "Keeper", "if (current.brief) {", "if (current == null) {"),
             new Fault("a_time_out_leaves_no_place", "Take", "(why != null || timeout != 0)", "why != null"),
+            new Fault("several_permits a_large_request_is_not_overtaken permits_outlast_a_cut", "Request", "return permits == 1 ?",
+                    "return permits > 0 ?"),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
     @Test
