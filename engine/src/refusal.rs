@@ -82,7 +82,7 @@ impl fmt::Display for NoAck {
         match self {
             NoAck::TooFew { counting, needed } => write!(
                 f,
-                "{needed} replicas must confirm it, and {counting} can; nothing has changed"
+                "{counting} of {needed} replicas can confirm it; nothing has changed"
             ),
             NoAck::Quarantine(left_ms) => write!(
                 f,

@@ -108,15 +108,15 @@ impl Report {
         match self.count {
             after if after == before => {}
             Count::More => log::warning(&format!(
-                "{connected} replicas are connected, and dlock.replicas is {configured}: dlock uses {connected} until there \
+                "connected replicas: {connected}, with dlock.replicas {configured}. dlock uses {connected} until there \
                  are fewer. A replica that does not count can be promoted without the grants that others have confirmed"
             )),
             Count::FewerReported => log::warning(&format!(
-                "{connected} replicas are connected, and dlock.replicas is {configured}. Look for those that are missing: they may be \
+                "connected replicas: {connected}, with dlock.replicas {configured}. Look for those that are missing: they may be \
                  down, or follow a replica of this server, which serves none"
             )),
             Count::AsConfigured if before == Count::FewerReported && connected == configured => log::notice(&format!(
-                "{connected} replicas are connected, as dlock.replicas says"
+                "connected replicas: {connected}, as dlock.replicas says"
             )),
             _ => {}
         }

@@ -117,7 +117,7 @@ fn refused(wire: &mut Wire, line: &str) -> String {
 }
 
 const LATE: &str = "replicas have confirmed it in time; it may have taken effect";
-const TOO_FEW: &str = " can; nothing has changed";
+const TOO_FEW: &str = " can confirm it; nothing has changed";
 
 #[track_caller]
 fn assert_late(error: &str) {
@@ -346,7 +346,7 @@ fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     ] {
         let error = refused(&mut wire, line);
         assert!(
-            error.starts_with("NOACK 1 ") && error.ends_with(TOO_FEW),
+            error.starts_with("NOACK 0 of 1 ") && error.ends_with(TOO_FEW),
             "{line}: {error}"
         );
     }
@@ -858,12 +858,12 @@ fn a_replica_that_stays_with_a_replica_is_refused_and_missed() {
     assert_eq!(stat(old, "replicas_too_few"), 0);
     await_until("the log of the new primary says so", PATIENCE, || {
         let log = new.log();
-        log.contains("1 replicas are connected, and dlock.replicas is 2")
+        log.contains("connected replicas: 1, with dlock.replicas 2")
     });
     other.replica_of(new);
     await_until("it is missed no more", PATIENCE, || {
         stat(new, "replicas_too_few") == 0
-            && (new.log()).contains("2 replicas are connected, as dlock.replicas says")
+            && (new.log()).contains("connected replicas: 2, as dlock.replicas says")
     });
     group.end();
 }
@@ -901,7 +901,7 @@ fn more_replicas_than_configured_are_counted_and_warned_of() {
         group
             .primary
             .log()
-            .contains("2 replicas are connected, and dlock.replicas is 1")
+            .contains("connected replicas: 2, with dlock.replicas 1")
     });
     group.end();
 }
