@@ -182,7 +182,8 @@ class Case:
                 one = f"{{{random.getrandbits(48):x}}}lock"
                 if self.server.client.get_node_from_key(one).name not in taken:
                     self.spread[key] = one
-        locks, options = self.clients[client], {one: how.pop(one) for one in ("owner", "limit", "permits") if one in how}
+        locks = self.clients[client]
+        options = {one: how.pop(one) for one in ("owner", "limit", "permits") if one in how}
         self.judge(gives, lambda: locks.try_lock(self.named(key), timeout, **options), name, **how)
 
     def do_start(self, name, client="client", key="lock", timeout=PATIENCE, **options):
