@@ -18,7 +18,7 @@ const OWNERS: [&str; 3] = ["a", "b", "c"];
 const KEYS: [&str; 2] = ["x", "y"];
 
 /// What an owner may ask of one lock. Leases, windows and quarantines are short, so that every moment can be looked at.
-const REQUESTS: [&str; 10] = [
+const REQUESTS: [&str; 11] = [
     "ACQUIRE k o 10",
     "ACQUIRE k o 10 BLOCK 0 SESSION",
     "ACQUIRE k o 10 BLOCK 4 SHARED",
@@ -29,7 +29,14 @@ const REQUESTS: [&str; 10] = [
     "RENEW k o 25",
     "DOWNGRADE k o SHARED",
     "CANCEL k o",
+    OF_PERMITS,
 ];
+
+/// What only the deep exploration asks: it adds half as many steps again.
+const OF_PERMITS: &str = "ACQUIRE k o 10 BLOCK 0 LIMIT 2 PERMITS 2";
+
+/// The depth of `make test`. Beyond it is the deep exploration.
+const DEPTH: usize = 4;
 
 /// What it may ask of both.
 const OF_BOTH: [&str; 2] = [
@@ -52,7 +59,7 @@ const EVENTS: [&str; 10] = [
 ];
 
 /// All that may happen next, as lines of a script.
-fn lines(pair: &Pair) -> Vec<String> {
+fn lines(pair: &Pair, deep: bool) -> Vec<String> {
     let mut lines = Vec::new();
     for (at, owner) in OWNERS.iter().enumerate() {
         // An owner has a connection, and others for as long as that is blocked.
@@ -68,7 +75,10 @@ fn lines(pair: &Pair) -> Vec<String> {
             client.map(|client| format!("{client}: {}", words.join(" ")))
         };
         for key in KEYS {
-            lines.extend(REQUESTS.iter().filter_map(|words| say(words, key)));
+            let requests = REQUESTS
+                .iter()
+                .filter(|words| deep || **words != OF_PERMITS);
+            lines.extend(requests.filter_map(|words| say(words, key)));
         }
         lines.extend(OF_BOTH.iter().filter_map(|words| say(words, "")));
         lines.push(format!("{} dies", 1 + at));
@@ -270,6 +280,7 @@ struct Step {
 /// All states that were found.
 struct Exploration {
     fault: Option<Fault>,
+    deep: bool,
     steps: Vec<Step>,
     known: HashSet<u64>,
     /// Those that are to be gone on from.
@@ -284,10 +295,11 @@ pub struct Difference {
 }
 
 impl Exploration {
-    fn new(fault: Option<Fault>) -> Exploration {
+    fn new(fault: Option<Fault>, deep: bool) -> Exploration {
         let line = String::new();
         Exploration {
             fault,
+            deep,
             steps: vec![Step { from: 0, line }],
             known: HashSet::new(),
             frontier: vec![0],
@@ -335,7 +347,7 @@ impl Exploration {
         for &from in states {
             let path = self.path(from);
             let before = self.replay(&path);
-            for line in lines(&before) {
+            for line in lines(&before, self.deep) {
                 tried += 1;
                 let mut pair = before.clone();
                 if let Err(what) = go(&mut pair, &line) {
@@ -369,14 +381,14 @@ fn go(pair: &mut Pair, line: &str) -> Result<(), String> {
 pub fn says(said: &[&str]) -> bool {
     let mut pair = Pair::new(policy());
     said.iter().all(|said| {
-        let known = lines(&pair).iter().any(|line| line == said);
+        let known = lines(&pair, said.len() > DEPTH).iter().any(|line| line == said);
         known && go(&mut pair, said).is_ok()
     })
 }
 
 /// Explores to this depth, or to a difference. Prints how far it is.
 pub fn explore(depth: usize, fault: Option<Fault>) -> Result<(), Difference> {
-    let mut exploration = Exploration::new(fault);
+    let mut exploration = Exploration::new(fault, depth > DEPTH);
     for step in 1..=depth {
         let tried = exploration.deepen()?;
         let (fresh, all) = (exploration.frontier.len(), exploration.steps.len());
@@ -387,7 +399,8 @@ pub fn explore(depth: usize, fault: Option<Fault>) -> Result<(), Difference> {
 
 #[test]
 fn every_sequence_does_what_the_model_does() {
-    let depth = std::env::var("DLOCK_DEPTH").map_or(4, |depth| depth.parse().expect("a number"));
+    let depth =
+        std::env::var("DLOCK_DEPTH").map_or(DEPTH, |depth| depth.parse().expect("a number"));
     if let Err(Difference { lines, what }) = explore(depth, None) {
         panic!("{}\n\n{what}", lines.join("\n"));
     }
