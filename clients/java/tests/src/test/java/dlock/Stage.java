@@ -174,6 +174,16 @@ final class Stage implements AutoCloseable {
         }
     }
 
+    /** Waits until this is seen; where it is not, the failure shows what was. */
+    static void untilSeen(String what, Object expected, Callable<?> seen) throws Exception {
+        Object[] last = new Object[1];
+        try {
+            until(what, () -> expected.equals(last[0] = seen.call()));
+        } catch (TimeoutException late) {
+            throw new TimeoutException(late.getMessage() + ", not " + last[0]);
+        }
+    }
+
     static <T> T until(String what, Callable<T> condition) throws Exception {
         long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(PATIENCE);
         while (true) {
