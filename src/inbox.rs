@@ -175,7 +175,6 @@ pub(crate) fn just_unlinked(name: NameRef) -> bool {
 }
 
 /// Returns true if anything is written down.
-#[inline]
 pub(crate) fn has_something() -> bool {
     ANY.load(Ordering::Relaxed)
 }

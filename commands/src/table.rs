@@ -863,7 +863,6 @@ impl<'a> Args<'a> {
     }
 
     /// How many may hold at once, if that is said.
-    #[inline]
     pub fn sharing(&self) -> Option<Limit> {
         match self.limit {
             _ if self.shared => Some(Limit::SHARED),

@@ -126,7 +126,6 @@ impl<V: Value> Entry<V> {
     }
 
     /// Makes an owner's hold exactly this one.
-    #[inline]
     pub fn set_hold(&mut self, hold: Hold) {
         self.commit(&Change::Hold(hold));
     }
@@ -146,14 +145,12 @@ impl<V: Value> Entry<V> {
     }
 
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
-    #[inline]
     pub fn commit(&mut self, change: &Change) {
         self.lock.get_or_insert_with(V::default);
         self.amend(change);
     }
 
     /// Commits a change to a lock that is there; does nothing if there is none.
-    #[inline]
     pub fn amend(&mut self, change: &Change) {
         let Some(lock) = &mut self.lock else { return };
         lock.apply(change);

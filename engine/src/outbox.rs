@@ -138,7 +138,6 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// Returns true if nothing is to be told.
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.outputs.is_empty()
     }

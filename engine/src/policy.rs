@@ -75,7 +75,6 @@ impl Policy {
     }
 
     /// Returns true if replicas must confirm what gives or prolongs a hold before the server sends it.
-    #[inline]
     pub fn confirms(&self) -> bool {
         self.replicas_needed > 0
     }
@@ -89,7 +88,6 @@ impl Policy {
     }
 
     /// Why replicas cannot confirm anything now.
-    #[cold]
     fn unconfirmable(&self, now: Now) -> Refusal {
         Refusal::NoAck(match self.quarantine_left(now) {
             0 => NoAck::TooFew {

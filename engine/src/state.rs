@@ -121,7 +121,6 @@ impl Engine {
     }
 
     /// Returns true if answers or messages are to be sent.
-    #[inline]
     pub fn has_outputs(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -132,7 +131,6 @@ impl Engine {
     }
 
     /// Returns true if any hold is tied to a connection.
-    #[inline]
     pub fn has_ties(&self) -> bool {
         !self.holds.ties.is_empty()
     }
@@ -191,7 +189,6 @@ impl Engine {
     }
 
     /// Returns true if no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
-    #[inline]
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
             && self.holds.ties.is_empty()

@@ -192,7 +192,6 @@ pub struct Terms {
 
 impl Terms {
     /// Returns true if the hold is to be tied to the connection.
-    #[inline]
     pub fn ties(&self) -> bool {
         self.session || self.auto.is_some()
     }

@@ -69,14 +69,12 @@ impl<'event> Ctx<'event> {
     }
 
     /// The client id of the context's connection.
-    #[inline]
     pub(crate) fn client(self) -> u64 {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_GetClientId(self.0)) }
     }
 
     /// The database that the context works in.
-    #[inline]
     pub(crate) fn selected(self) -> u32 {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_GetSelectedDb(self.0)) as u32 }

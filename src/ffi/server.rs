@@ -71,7 +71,6 @@ pub(crate) fn tells_time() -> bool {
 }
 
 /// The server's own time, which stands still within MULTI and scripts: microseconds of the wall clock.
-#[inline]
 pub(crate) fn cached_time_us() -> Option<u64> {
     // SAFETY: as above; the function takes nothing.
     unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }

@@ -43,7 +43,6 @@ impl<'a> Str<'a> {
     }
 
     /// Its bytes.
-    #[inline]
     pub(crate) fn bytes(self) -> &'a [u8] {
         let mut len = 0;
         // SAFETY: the string is alive; the bytes are its own, as many as it says.

@@ -104,7 +104,6 @@ impl Left {
 
 impl Answers {
     /// Forgets them: another event begins.
-    #[cold]
     pub(crate) fn forget(&mut self) {
         self.accepted.clear();
         self.own = None;

@@ -97,7 +97,6 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
 
 impl State {
     /// Sees to it that the module's event comes when something is due.
-    #[inline]
     fn arm(&mut self, now: Now) {
         if !self.engine.is_idle() {
             self.arm_timer(now);

@@ -99,7 +99,6 @@ pub(super) fn event(ctx: Ctx) {
 }
 
 /// What is to be told to replicas, and noticed of them by itself.
-#[cold]
 fn look_after_replicas(ctx: Ctx) {
     let now = clock::read().steady();
     heed_replicas(now);

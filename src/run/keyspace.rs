@@ -182,7 +182,6 @@ impl OpenKeys {
     }
 
     /// Notes the hash of the key that was opened last, and of those before it if they were few until then.
-    #[cold]
     fn note_hashes(&mut self) {
         let noted = self.by_hash.len();
         for at in noted..self.used {

@@ -125,7 +125,6 @@ impl State {
 
     /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there
     /// any more. Where a slot may have left and come back, all queues are: no callback tells what has become of its keys.
-    #[cold]
     pub(super) fn refresh_slots(&mut self, now: Now) {
         if !gate::primary() {
             return;

@@ -41,7 +41,6 @@ pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Re
 
 /// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [SESSION] [AUTO ms]`,
 /// in the fair family also `[CLAIM ms]`.
-#[inline(never)]
 pub(crate) fn run<K: Keyspace>(
     call: &mut Call<K>,
     given: &Args,
@@ -138,7 +137,6 @@ pub(crate) fn ask<'a, K: Keyspace>(
 }
 
 /// Checks the number of permits that are asked for against the limit that is.
-#[cold]
 fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
     let Some(limit) = given.limit else {
         return Err(Error::Argument("PERMITS", "given with LIMIT".to_string()));
@@ -152,7 +150,6 @@ fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
 
 /// An owner that the server is to name learns its name from the grant, and from nothing before: it has no holds yet, a message
 /// would not tell it its name, and it could not claim a ticket that outlives its wait.
-#[cold]
 fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
     let excluded = [
         (given.holds.is_some(), "HOLDS"),
@@ -171,7 +168,6 @@ fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
 
 /// Who has the module publish needs a connection, and must be allowed to. A message can be lost: who waits for one ties its hold
 /// by a renewal.
-#[cold]
 fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if given.auto.is_some() {
         return Err(Error::Conflict("AUTO", "NOTIFY"));

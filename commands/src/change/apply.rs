@@ -11,7 +11,6 @@ use std::borrow::Cow;
 const APPLY: &str = "DLOCK.APPLY";
 
 /// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
-#[inline(never)]
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal(APPLY));
@@ -32,7 +31,6 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
 
 /// A server has begun to take over another's data, or the primary was started: for as long as the quarantine, whoever joins may
 /// have confirmed what nobody knows any more. The caller notes when. Refused from clients.
-#[inline(never)]
 pub(crate) fn full_sync_notice<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
     match call.caller.is_followed() {
         true => Ok(Reply::FullSyncNotice),

@@ -10,7 +10,6 @@ use dlock_engine::{
 };
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
-#[inline(never)]
 pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
@@ -51,13 +50,11 @@ pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(),
 }
 
 /// What AUTO may be where no lease may be long enough for it.
-#[cold]
 fn no_auto(most: Millis) -> String {
     format!("left out: it needs leases of {SHORTEST_AUTO_LEASE_MS} ms, and the longest that is allowed is {most} ms")
 }
 
 /// Errors if replicas are to confirm an answer and the caller cannot be kept waiting for that.
-#[inline]
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     match call.engine.policy().confirms() {
         true => check_patience(call),
@@ -74,7 +71,6 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
 }
 
 /// Errors if as many answers wait for replicas as may.
-#[inline]
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     let waiting = || call.caller.unconfirmed();
     match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
@@ -101,7 +97,6 @@ pub(crate) fn renewed<K: Keyspace>(
 }
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
-#[inline(never)]
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
@@ -115,7 +110,6 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
 }
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
-#[inline(never)]
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
@@ -141,7 +135,6 @@ pub(crate) fn release_plain<K: Keyspace>(
 }
 
 /// Ends holds by force: `key [owner]`.
-#[inline(never)]
 pub(crate) fn force<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let ended = call.engine.force(call.keys, call.now, name, given.owner)?;

@@ -13,7 +13,6 @@ use dlock_engine::{ClientId, KeepReply, Keyspace, LostHold, Now};
 /// kept).
 ///
 /// Errors if the caller has no connection of its own, or if replicas are to confirm it and cannot.
-#[inline(never)]
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.own_connection() {
         return Err(Error::NoConnection("DLOCK.KEEP"));

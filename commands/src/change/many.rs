@@ -9,7 +9,6 @@ use dlock_engine::{Answer, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
 /// [SESSION] [AUTO ms]`.
-#[inline(never)]
 pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     if owner == acquire::AUTO_OWNER {
@@ -35,7 +34,6 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
 }
 
 /// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
-#[inline(never)]
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     hold::check_confirmable(call)?;
@@ -47,7 +45,6 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
 }
 
 /// Gives many locks back: `numkeys key [key …] owner`.
-#[inline(never)]
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     let left = call

@@ -9,7 +9,6 @@ use dlock_engine::{Edge, Keyspace};
 const SHOWN: u64 = 1_000;
 
 /// Who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
-#[inline(never)]
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let caller = call.caller;

@@ -9,7 +9,6 @@ use dlock_engine::{HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
 const SHOWN: u64 = 100;
 
 /// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
-#[inline(never)]
 pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, now) = (call.name(given.key()), call.now);
     let (engine, lock) = call.lock(name)?;
@@ -32,13 +31,11 @@ pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
 }
 
 /// Answers OK while the lock is held under a token: `key token`.
-#[inline(never)]
 pub(crate) fn check<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Ok)
 }
 
 /// Lets a command run while the lock is held under a token: `key token command [arg ...]`.
-#[inline(never)]
 pub(crate) fn guard<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Run)
 }
@@ -52,7 +49,6 @@ fn live<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
 }
 
 /// How many stand before an owner: `key owner`.
-#[inline(never)]
 pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (engine, lock) = call.lock(name)?;
@@ -62,7 +58,6 @@ pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<
 }
 
 /// What there is to see of a lock: `key [COUNT n]`.
-#[inline(never)]
 pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
@@ -161,7 +156,6 @@ fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Repl
 }
 
 /// The commands: a line for what each takes, and one for what it does.
-#[inline(never)]
 pub(crate) fn help() -> Reply {
     let lines = COMMANDS.iter().filter(|spec| !spec.internal());
     Reply::Array(

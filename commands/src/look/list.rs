@@ -35,7 +35,6 @@ impl Source {
 }
 
 /// What page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
-#[inline(never)]
 pub fn run(given: &Args) -> Result<Reply, Error> {
     let source = match given.cursor.unwrap_or(0) {
         0 if given.contended => Source::Queues(0),

@@ -176,7 +176,6 @@ fn percentiles(
 }
 
 /// Every number: `[RESET]`, which begins them anew once they have been read.
-#[inline(never)]
 pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if given.reset && !call.caller.may_reset() {
         return Err(Error::NoPermission("dlock.stats reset".into()));
@@ -194,7 +193,6 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
 }
 
 /// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
-#[inline(never)]
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     if call.primary {

@@ -92,7 +92,6 @@ pub struct Refusals {
 
 impl Refusals {
     /// Counts a request that was refused, or a wait that ended so.
-    #[cold]
     pub fn count(&mut self, error: &Refusal) {
         *match error {
             Refusal::Deadlock(_) => &mut self.deadlock,
@@ -119,14 +118,12 @@ impl Counters {
     }
 
     /// A hold was ended.
-    #[inline]
     pub fn ended(&mut self, end: End, token: Token, now: Now) {
         self.held -= 1;
         self.gone(end, token, now);
     }
 
     /// A hold went with its value. The token tells when it was granted.
-    #[inline]
     pub fn gone(&mut self, end: End, token: Token, now: Now) {
         match end {
             End::Released => self.released += 1,

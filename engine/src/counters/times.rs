@@ -19,7 +19,6 @@ pub struct Times {
 
 impl Times {
     /// Adds one. Runs in every release.
-    #[inline]
     pub fn record(&mut self, us: u64) {
         self.counts.saturating_record(us);
         self.sum_us = self.sum_us.saturating_add(us);

@@ -103,7 +103,7 @@ impl HoldTable {
         let hold = Hold { owner, ..hold };
         let holds = match terms.holds {
             Some(least) => hold.holds.max(least.get()),
-            None => hold.holds.checked_add(1).ok_or_else(overflow)?,
+            None => hold.holds.checked_add(1).ok_or(Refusal::Overflow)?,
         };
         let (token, limit, permits) = if hold.limit <= terms.share.limit {
             self.counters.reentries += 1;
@@ -212,8 +212,3 @@ impl HoldTable {
     }
 }
 
-/// The error for a hold count that cannot be raised.
-#[cold]
-pub(crate) fn overflow() -> Refusal {
-    Refusal::Overflow
-}

@@ -294,7 +294,6 @@ impl Connection {
 
     /// Forgets the signs of life that no hold goes by. Takes time by the number of holds, of which there have been as many signs of
     /// life since it was last done.
-    #[cold]
     fn forget_bounds(&mut self, ties: &BTreeMap<Token, Box<Tie>>) {
         let autos = self.holds.iter();
         let autos = autos.filter_map(|hold| ties.get(&hold.token)?.auto);
@@ -361,7 +360,6 @@ pub struct Ties {
 
 impl Ties {
     /// Returns true if nothing is tied: then nothing of this costs anything.
-    #[inline]
     pub fn is_empty(&self) -> bool {
         self.by_token.is_empty()
     }
@@ -393,7 +391,6 @@ impl Ties {
     }
 
     /// Returns true if something is tied to this connection, or was.
-    #[inline]
     pub fn has_connection(&self, client: ClientId) -> bool {
         self.by_client.contains_key(&client)
     }
@@ -404,7 +401,6 @@ impl Ties {
     }
 
     /// Ties a hold. It is tied by nothing. Returns what [`Ties::untimed`] would.
-    #[inline]
     pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> Option<TimerToArm<'_>> {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
@@ -420,7 +416,6 @@ impl Ties {
     }
 
     /// Unties a hold.
-    #[inline]
     pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
         let tie = self.by_token.remove(&token)?;
         self.sessions -= usize::from(tie.session);

@@ -75,7 +75,6 @@ impl HoldTable {
 
     /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
     /// stays. A renewal that ties nothing ends the server's own.
-    #[cold]
     pub fn tie_renewed(
         &mut self,
         whose: HoldRef,
@@ -163,7 +162,6 @@ impl HoldTable {
     }
 
     /// Unties the hold of this lock, as if it never had been tied.
-    #[cold]
     pub fn untie_at(&mut self, name: NameRef, token: Token) {
         if self.ties.at(name, token).is_some() {
             self.ties.untie(token);
@@ -208,7 +206,6 @@ impl HoldTable {
     }
 
     /// The hold of this lock is to be tied to this connection: another one loses it, under the token that it knows.
-    #[cold]
     pub fn lose_to(&mut self, name: NameRef, token: Token, client: ClientId) {
         let tie = self.ties.at(name, token);
         if tie.is_some_and(|tie| tie.client != client) {

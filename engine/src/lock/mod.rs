@@ -453,7 +453,6 @@ impl Lock {
     /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
     /// that end at once ([`Lock::split_off`], with the same result and effect). What the usual lock
     /// needs is at hand; the rest stands apart, out of the way of every grant and release.
-    #[inline]
     pub fn apply(&mut self, change: &Change) {
         if let Lock::Sole(sole) = self {
             if sole.apply(change) {

@@ -56,7 +56,6 @@ struct Db {
 
 impl WaitQueues {
     /// Returns true if no lock has a queue.
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -146,7 +146,6 @@ impl Engine {
     }
 
     /// Works off what settlements have made possible elsewhere, to a fixed point.
-    #[inline]
     pub(super) fn settle_next(&mut self, keys: &mut impl Keyspace, now: Now) {
         if !self.next.is_empty() {
             self.settle_all_next(keys, now);
@@ -217,7 +216,6 @@ impl Engine {
     }
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
-    #[inline]
     pub(super) fn settle_changed(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -235,7 +233,6 @@ impl Engine {
     }
 
     /// Ends the holds whose lease has run out.
-    #[inline]
     fn expire(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
         if entry.value().ended(now.wall()).is_some() {
             self.expire_all(entry, now, name);

@@ -23,7 +23,6 @@ impl Engine {
     }
 
     /// Returns true if there may be holds that are to be given back.
-    #[inline]
     pub fn has_unheard(&self) -> bool {
         !self.unheard.is_empty()
     }

@@ -93,7 +93,6 @@ impl Engine {
     }
 
     /// Makes a renewal that is due in the very moment in which the lease ends. Returns true if the hold goes on.
-    #[cold]
     pub(in crate::rules) fn renew_in_time(
         &mut self,
         entry: &mut Entry<impl Value>,

@@ -1,7 +1,7 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use crate::deadlock::{two_upgrades, Asked, Wanted};
-use crate::holds::{overflow, Due};
+use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::outbox::{Outcome, Promise};
@@ -240,7 +240,6 @@ impl Engine {
     }
 
     /// A request that does not wait and cannot be granted. A ticket keeps its place as long as it asks again in time.
-    #[cold]
     fn poll(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -279,13 +278,11 @@ impl Engine {
     }
 
     /// Why nothing is granted now.
-    #[cold]
     pub(in crate::rules) fn withheld(&self, now: Now) -> Refusal {
         self.policy.withheld(now)
     }
 
     /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.
-    #[cold]
     fn refuse_second_upgrade(&mut self, lock: Option<LockId>, owner: &[u8]) -> Result<(), Refusal> {
         match self.queues.at(lock).upgrade() {
             Some(place) if *place.owner != *owner => Err(two_upgrades(owner, &place.owner)),
@@ -295,7 +292,6 @@ impl Engine {
 
     /// Checks that the caps allow one more place (unless the owner has it already) and one more waiting request (unless it
     /// takes the place of an older one of its kind). A cap refuses only what makes its own number grow.
-    #[cold]
     fn room(
         &self,
         lock: Option<LockId>,
@@ -338,7 +334,6 @@ impl Engine {
 
     /// Answers the request that waits at this place with `REPLACED`, and removes it from the other queues that it stands in. The
     /// place stays, with nobody there.
-    #[cold]
     pub(in crate::rules) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {
         let place = self.queues.at(lock).place(number);
         let Some(id) = place.and_then(Place::request) else {
@@ -349,7 +344,6 @@ impl Engine {
     }
 
     /// Finds or makes the owner's place for this request; returns its number. Nobody waits at it.
-    #[cold]
     fn enqueue(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -430,7 +424,6 @@ impl Engine {
     }
 
     /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
-    #[cold]
     fn wait(
         &mut self,
         keys: &mut impl Keyspace,
@@ -460,7 +453,6 @@ impl Engine {
 }
 
 /// Errors if the request would raise the owner's hold count beyond what it can be.
-#[inline]
 pub(in crate::rules) fn refuse_overflow(
     entry: &Entry<impl Value>,
     owner: &[u8],
@@ -468,7 +460,7 @@ pub(in crate::rules) fn refuse_overflow(
 ) -> Result<(), Refusal> {
     let full = || entry.hold(owner).is_some_and(|hold| hold.holds == u32::MAX);
     match terms.holds.is_none() && full() {
-        true => Err(overflow()),
+        true => Err(Refusal::Overflow),
         false => Ok(()),
     }
 }

@@ -223,7 +223,6 @@ impl Engine {
 }
 
 /// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.
-#[inline]
 pub(in crate::rules) fn held(
     entry: &Entry<impl Value>,
     owner: &[u8],
