@@ -70,12 +70,8 @@ impl Place {
     }
 
     /// Makes it a ticket that is kept so long, until then while nobody is there.
-    pub fn keep(&mut self, claim: Millis, until: SteadyMs, due: DueKey<SteadyMs>) {
-        self.ticket = Some(Box::new(Window {
-            claim,
-            until,
-            due: Some(due),
-        }));
+    pub fn keep(&mut self, claim: Millis, until: SteadyMs, due: Option<DueKey<SteadyMs>>) {
+        self.ticket = Some(Box::new(Window { claim, until, due }));
     }
 
     /// Has a request for this lock alone wait at it.

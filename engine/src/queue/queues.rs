@@ -142,20 +142,6 @@ impl WaitQueues {
         inserted
     }
 
-    /// Puts a place that came with a value into a queue, as [`WaitQueue::insert_brought`] does.
-    pub(crate) fn insert_brought(
-        &mut self,
-        id: LockId,
-        number: Arrival,
-        owner: &[u8],
-        place: impl FnOnce(Rc<[u8]>) -> Place,
-    ) -> bool {
-        let queue = self.get_mut(id);
-        let inserted = queue.is_some_and(|queue| queue.insert_brought(number, owner, place));
-        self.places += usize::from(inserted);
-        inserted
-    }
-
     /// Takes a place out of its queue.
     pub(crate) fn remove_place(&mut self, id: LockId, number: Arrival) -> Option<Box<Place>> {
         let place = self.get_mut(id)?.remove(number)?;

@@ -112,10 +112,21 @@ impl WaitQueue {
     /// is there.
     pub(crate) fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
-        let free = self.number_of(&owner).is_none();
-        let inserted = free && self.put(number, place);
-        if inserted {
-            self.index(owner, number);
+        let Some(index) = &mut self.by_owner else {
+            let inserted = self.number_of(&owner).is_none() && self.put(number, place);
+            if inserted && self.len() > LONGEST_SEARCH {
+                self.by_owner = Some(self.index_all());
+            }
+            return inserted;
+        };
+        // An older place is found as the new one is entered: to look first would be to hash twice.
+        if let Some(its) = index.insert(owner.clone(), number) {
+            index.insert(owner, its);
+            return false;
+        }
+        let inserted = self.put(number, place);
+        if let Some(index) = self.by_owner.as_mut().filter(|_| !inserted) {
+            index.remove(&owner);
         }
         inserted
     }
@@ -166,27 +177,6 @@ impl WaitQueue {
         }
     }
 
-    /// Puts a place at a number that is free, if its owner has none yet. Returns true if it is there.
-    pub(crate) fn insert_brought(
-        &mut self,
-        number: Arrival,
-        owner: &[u8],
-        place: impl FnOnce(Rc<[u8]>) -> Place,
-    ) -> bool {
-        let owner = Rc::<[u8]>::from(owner);
-        match &mut self.by_owner {
-            None => self.number_of(&owner).is_none() && self.insert(number, place(owner)),
-            Some(index) => {
-                // It is found that the owner has one as the new one is entered: to look first would be to hash twice.
-                if let Some(its) = index.insert(owner.clone(), number) {
-                    index.insert(owner, its);
-                    return false;
-                }
-                self.put(number, place(owner))
-            }
-        }
-    }
-
     /// Takes out all places that this is true of, without looking for each of them.
     pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Departed {
         let (places, left) = std::mem::take(&mut self.places)
@@ -215,15 +205,6 @@ impl WaitQueue {
             index.insert(place.owner.clone(), number);
         }
         index
-    }
-
-    /// Has the place of this owner found.
-    fn index(&mut self, owner: Rc<[u8]>, number: Arrival) {
-        if let Some(index) = &mut self.by_owner {
-            index.insert(owner, number);
-        } else if self.len() > LONGEST_SEARCH {
-            self.by_owner = Some(self.index_all());
-        }
     }
 
     /// The place with this number.

@@ -122,19 +122,18 @@ impl Engine {
                 };
                 let usual = ticket.claim <= self.policy.max_claim_ms
                     && (value.holders() == 0 || value.hold(&ticket.owner).is_none());
-                let entered = free
-                    && usual
-                    && self
-                        .queues
-                        .insert_brought(lock, number, &ticket.owner, |owner| {
-                            let mut place = Place::brought(owner, ticket.share, number, now);
-                            let window = ticket.claim.max(self.policy.claim_window_ms);
-                            let until = now.steady().after(window);
-                            let due = self.holds.timers.add(until, Due::Window(lock, number));
-                            place.keep(ticket.claim, until, due);
-                            place
-                        });
+                let mut due = None;
+                let entered = free && usual && {
+                    let owner = Rc::from(&*ticket.owner);
+                    let mut place = Place::brought(owner, ticket.share, number, now);
+                    let window = ticket.claim.max(self.policy.claim_window_ms);
+                    let until = now.steady().after(window);
+                    due = Some(self.holds.timers.add(until, Due::Window(lock, number)));
+                    place.keep(ticket.claim, until, due);
+                    self.queues.insert(lock, number, place)
+                };
                 if !entered {
+                    self.holds.timers.clear(&mut due);
                     others.push((number, ticket.clone()));
                 }
             }
