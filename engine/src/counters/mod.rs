@@ -140,9 +140,4 @@ impl Counters {
         self.waits.record(us);
         self.top.waited(name, us);
     }
-
-    /// Counts a wait that ended without a grant, and its microseconds.
-    pub fn waited_in_vain(&mut self, name: NameRef, us: u64) {
-        self.top.waited(name, us);
-    }
 }

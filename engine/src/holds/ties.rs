@@ -336,9 +336,10 @@ impl LossLog {
         }
     }
 
-    fn tell(&mut self) -> Option<Vec<LostHold>> {
-        let told = std::mem::take(self);
-        (!told.more).then_some(told.ties)
+    /// Takes out what has been lost; none if there was more than is kept.
+    fn take(&mut self) -> Option<Vec<LostHold>> {
+        let log = std::mem::take(self);
+        (!log.more).then_some(log.ties)
     }
 }
 
@@ -479,20 +480,6 @@ impl Ties {
         timers
     }
 
-    /// Notes when the server renews a hold next.
-    pub fn renew(&mut self, token: Token, next: Renewal) {
-        let Some(tie) = self.by_token.get_mut(&token) else {
-            return broken!("a hold that is renewed is tied");
-        };
-        self.autos -= usize::from(tie.renews());
-        let Some(auto) = &mut tie.auto else { return };
-        let before = std::mem::replace(&mut auto.next, next);
-        self.autos += usize::from(tie.renews());
-        let connection = self.by_client.entry(tie.client).or_default();
-        connection.take_out(token, before);
-        connection.enter(token, next);
-    }
-
     /// When a connection's first renewal is due, where that is before its timer comes; and the timer, to be set to it.
     pub fn untimed(&mut self, client: ClientId) -> Option<TimerToArm<'_>> {
         self.by_client.get_mut(&client)?.untimed()
@@ -525,7 +512,7 @@ impl Ties {
         }
     }
 
-    /// A hold that was due was renewed: its lease ends then, and this comes next.
+    /// Notes when the lease of a hold that was due ends now, and when the server renews it next.
     pub fn renewed(&mut self, token: Token, end: WallMs, next: Renewal) {
         let Some(tie) = self.by_token.get_mut(&token) else {
             return broken!("a hold that is renewed is tied");
@@ -603,17 +590,13 @@ impl Ties {
     /// Returns what a connection is to be told, and forgets what it has lost.
     pub fn kept(&mut self, client: ClientId) -> KeepReply {
         let first_end = self.first_end(client);
-        let Some(its) = self.by_client.get_mut(&client) else {
-            return KeepReply {
-                ties: 0,
-                first_end: None,
-                lost: Some(Vec::new()),
-            };
-        };
+        let its = self.by_client.get_mut(&client);
+        let its = its.map(|its| (its.holds.len(), its.lost.take()));
+        let (ties, lost) = its.unwrap_or((0, Some(Vec::new())));
         KeepReply {
-            ties: its.holds.len(),
+            ties,
             first_end,
-            lost: its.lost.tell(),
+            lost,
         }
     }
 

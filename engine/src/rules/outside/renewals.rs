@@ -26,7 +26,7 @@ impl Engine {
                 continue;
             }
             if !self.may_renew(&tie, now) {
-                self.holds.ties.renew(token, Renewal::Paused);
+                self.holds.ties.renewed(token, tie.end, Renewal::Paused);
             } else if keys.can_write(tie.name()) {
                 self.close_if_leaving(keys, tie.name());
                 self.renew_for(keys, now, token, &tie);

@@ -129,7 +129,7 @@ impl Engine {
             None => drop(self.queues.remove_place(lock, number)),
         }
         let name = self.queues.at(lock).name.as_ref();
-        self.holds.counters.waited_in_vain(name, waited);
+        self.holds.counters.top.waited(name, waited);
     }
 
     /// The claim window of an absent ticket begins: its own, or the default where it has none.
@@ -252,7 +252,7 @@ impl Engine {
         }
         if let Some(place) = self.remove_from_queue(entry, lock, number) {
             let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));
-            self.holds.counters.waited_in_vain(name.as_ref(), waited);
+            self.holds.counters.top.waited(name.as_ref(), waited);
         }
     }
 }
