@@ -124,76 +124,30 @@ pub struct Message {
 }
 
 impl Output {
-    /// Returns true if replicas are to confirm it first, where they are to confirm anything.
-    pub fn waits_for_replicas(&self) -> bool {
-        self.outcome.promises() && !self.pending.confirmed
-    }
-}
-
-/// What is to be told, in the order in which it was decided.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Outbox {
-    outputs: Vec<Output>,
-}
-
-impl Outbox {
-    /// Returns true if nothing is to be told.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.outputs.is_empty()
-    }
-
-    /// Returns how much is to be told.
-    pub(crate) fn len(&self) -> usize {
-        self.outputs.len()
-    }
-
-    /// Takes out all of it, in order.
-    pub(crate) fn take(&mut self) -> Vec<Output> {
-        std::mem::take(&mut self.outputs)
-    }
-
-    /// Adds what was held back.
-    pub(crate) fn put(&mut self, output: Output) {
-        self.outputs.push(output);
-    }
-
-    /// Adds how a request ended, for its connection or for the channel that it waits by.
-    pub(crate) fn tell(
-        &mut self,
+    /// Returns how a request ended, for its connection or for the channel that it waits by.
+    pub(crate) fn new(
         id: RequestId,
         channel: Option<Rc<[u8]>>,
         owner: Rc<[u8]>,
         name: &Name,
         outcome: Outcome,
         pending: Pending,
-    ) {
+    ) -> Output {
         let message = channel.map(|channel| Message {
             channel,
             name: name.clone(),
             owner,
         });
-        self.outputs.push(Output {
+        Output {
             id,
             outcome,
             pending,
             message,
-        });
+        }
     }
 
-    /// Returns true if this event grants a request.
-    pub(crate) fn gives(&self, id: RequestId) -> bool {
-        let mut its = self.outputs.iter().rev().filter(|output| output.id == id);
-        its.next().is_some_and(|output| output.outcome.promises())
-    }
-
-    /// Drops what was to be told to connections.
-    pub(crate) fn forget_wakes(&mut self) {
-        self.outputs.retain(|output| output.message.is_some());
-    }
-
-    /// Takes back what a request was told in the event in which it began to wait.
-    pub(crate) fn take_back(&mut self, id: RequestId) -> Option<Outcome> {
-        let at = self.outputs.iter().rposition(|output| output.id == id)?;
-        Some(self.outputs.remove(at).outcome)
+    /// Returns true if replicas are to confirm it first, where they are to confirm anything.
+    pub fn waits_for_replicas(&self) -> bool {
+        self.outcome.promises() && !self.pending.confirmed
     }
 }

@@ -3,7 +3,7 @@
 use super::counters::Counters;
 use super::holds::HoldTable;
 use super::lock::Lock;
-use super::outbox::{Outbox, Outcome, Output, Promise};
+use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Requests, WaitQueues};
 use super::refusal::Refusal;
@@ -18,8 +18,8 @@ pub struct Engine {
     pub(super) policy: Policy,
     /// The holds' side of all decisions: tokens, ties, counters, timers.
     pub(super) holds: HoldTable,
-    /// The answers and messages that this event has put out.
-    pub(super) outbox: Outbox,
+    /// The answers and messages that this event has put out, in the order in which they were decided.
+    pub(super) outbox: Vec<Output>,
     pub(super) queues: WaitQueues,
     pub(super) requests: Requests,
     /// Locks that are to be settled, in order.
@@ -111,7 +111,7 @@ impl Engine {
     /// Takes out the answers and messages that are to be sent, in order, and counts the refusals among them. The caller works them
     /// off after each event.
     pub fn take_outputs(&mut self) -> Vec<Output> {
-        let outputs = self.outbox.take();
+        let outputs = std::mem::take(&mut self.outbox);
         for output in &outputs {
             if let Outcome::Refused(refusal) = &output.outcome {
                 self.count_refusal(refusal);
@@ -127,7 +127,7 @@ impl Engine {
 
     /// Puts out an answer that the caller has held back.
     pub fn put_out(&mut self, output: Output) {
-        self.outbox.put(output);
+        self.outbox.push(output);
     }
 
     /// Returns true if any hold is tied to a connection.

@@ -35,7 +35,7 @@ use dlock_commands::change::keep;
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
-use dlock_engine::collections::by_number::ByNumber;
+use dlock_engine::collections::ByNumber;
 use dlock_engine::{ClientId, Grant, NoAck, Now, Outcome, Output, Promise, Refusal, RequestId};
 use redis_module::raw;
 use std::collections::VecDeque;

@@ -16,7 +16,7 @@ use crate::ffi::cell::MainThread;
 use crate::node::timer;
 use crate::replicas;
 use crate::settings::config;
-use dlock_engine::collections::by_number::ByNumber;
+use dlock_engine::collections::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

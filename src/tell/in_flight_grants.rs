@@ -13,7 +13,7 @@ use crate::ffi::ctx::Ctx;
 use crate::inbox::{self, Notice};
 use crate::node::timer;
 use crate::servers::quirks;
-use dlock_engine::collections::by_number::ByNumber;
+use dlock_engine::collections::ByNumber;
 use dlock_engine::{ClientId, Promise};
 
 /// A grant that is written and may not be sent.

@@ -2,8 +2,7 @@
 
 use super::deadlines::DueKey;
 use super::LockId;
-use crate::collections::by_number::ByNumber;
-use crate::collections::shrink_if_empty;
+use crate::collections::{shrink_if_empty, ByNumber};
 use crate::invariants::broken;
 use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
 use std::collections::hash_map::{Entry as Slot, RandomState};

@@ -5,7 +5,7 @@ use super::grantable::{Grantable, RequestKind};
 use super::requests::acquire::{Answered, Award};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
-use crate::outbox::{Outcome, Pending};
+use crate::outbox::{Outcome, Output, Pending};
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
@@ -143,7 +143,7 @@ impl Engine {
         };
         let pending = Pending::new(promise.into_iter().collect(), until);
         let (channel, owner) = (request.channel, request.owner);
-        self.outbox
-            .tell(id, channel, owner, &name, outcome, pending);
+        let output = Output::new(id, channel, owner, &name, outcome, pending);
+        self.outbox.push(output);
     }
 }

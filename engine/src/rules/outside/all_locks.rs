@@ -94,7 +94,7 @@ impl Engine {
         for client in std::mem::take(&mut self.disconnected).into_keys() {
             self.holds.forget(client);
         }
-        self.outbox.forget_wakes();
+        self.outbox.retain(|output| output.message.is_some());
         self.unheard.clear();
         self.next.clear();
         self.scan = ScanCursor::Over;

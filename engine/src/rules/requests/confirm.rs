@@ -4,7 +4,7 @@
 use super::acquire::{Ask, Wait};
 use super::hold::held;
 use crate::keyspace::Keyspace;
-use crate::outbox::{Outcome, Pending, Promise};
+use crate::outbox::{Outcome, Output, Pending, Promise};
 use crate::state::Engine;
 use crate::types::{ClientId, Millis, Name, NameRef, Now, RequestId};
 use std::rc::Rc;
@@ -28,8 +28,9 @@ impl Engine {
         let channel = ask.channel;
         let channel = channel.map(|channel| self.requests.channel(ask.terms.client, channel));
         let pending = Pending::new(promises, until);
+        let owner = Rc::from(ask.owner);
         self.outbox
-            .tell(id, channel, Rc::from(ask.owner), name, outcome, pending);
+            .push(Output::new(id, channel, owner, name, outcome, pending));
         id
     }
 
@@ -65,7 +66,8 @@ impl Engine {
         let id = self.requests.fresh(now);
         let pending = Pending::new(promises, Some(now.steady()));
         let (nobody, name) = (Rc::from([]), Name::default());
-        self.outbox.tell(id, None, nobody, &name, outcome, pending);
+        let output = Output::new(id, None, nobody, &name, outcome, pending);
+        self.outbox.push(output);
         id
     }
 

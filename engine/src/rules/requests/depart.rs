@@ -4,7 +4,7 @@ use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::Change;
-use crate::outbox::{Outcome, Pending};
+use crate::outbox::{Outcome, Output, Pending};
 use crate::queue::{LockId, Part, Place, Request};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
@@ -58,18 +58,17 @@ impl Engine {
     /// Tells a request that has left how its wait ended. One that waits by a channel is for one lock.
     pub(in crate::rules) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
-        let name = &self.queues.at(lock).name;
-        let pending = Pending::default();
-        self.outbox
-            .tell(id, left.channel, left.owner, name, outcome, pending);
+        let (name, pending) = (&self.queues.at(lock).name, Pending::default());
+        let output = Output::new(id, left.channel, left.owner, name, outcome, pending);
+        self.outbox.push(output);
     }
 
     /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
     pub(in crate::rules) fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
-        if self.policy.confirms() && self.outbox.gives(id) {
-            return None;
-        }
-        self.outbox.take_back(id)
+        let at = self.outbox.iter().rposition(|output| output.id == id)?;
+        let promises = |output: &Output| output.outcome.promises();
+        let waits = self.policy.confirms() && self.outbox.get(at).is_some_and(promises);
+        (!waits).then(|| self.outbox.remove(at).outcome)
     }
 
     /// Ends a wait with an outcome. The request's places go, except in those queues where another request inherits them.

@@ -12,7 +12,7 @@ use super::acquire::{refuse_overflow, Answer, Answered, Ask, Award};
 use crate::deadlock::{Asked, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::outbox::{Outcome, Pending, Promise};
+use crate::outbox::{Outcome, Output, Pending, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
@@ -368,9 +368,8 @@ impl Engine {
         let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at, Answered::Later);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
         let pending = Pending::new(promises, until);
-        let channel = request.channel;
-        self.outbox
-            .tell(id, channel, owner, &first, outcome, pending);
+        let output = Output::new(id, request.channel, owner, &first, outcome, pending);
+        self.outbox.push(output);
         self.settle_all(keys, now, &at);
     }
 
