@@ -9,7 +9,7 @@
 use crate::number;
 use dlock_engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
-/// Which command.
+/// A command's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// `DLOCK.ACQUIRE`
@@ -62,27 +62,26 @@ pub enum Verb {
     Sync,
 }
 
-/// What a command does to its key.
+/// The access of a command to its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It decides: runs on the primary only, and may change locks.
+    /// It may change locks, and runs on the primary only.
     Write,
     /// It reads.
     Read,
     /// It reads, and runs another command, which may write.
     Guard,
-    /// It takes over what a primary decided.
+    /// It applies a primary's effect.
     Follow,
-    /// It has no key: it hears what a primary says.
+    /// It has no key, and is accepted from the primary only.
     Replica,
-    /// It has no key: it concerns what is tied to the caller's connection, on the primary only.
+    /// It has no key, and concerns the ties of the caller's connection, on the primary only.
     Connection,
     /// It has no key.
     None,
 }
 
-/// What the words of one command give: a value for each argument of the table that is given. A command reads those of its own
-/// arguments; the others are none.
+/// The arguments of one call: a value for each argument of the table that is given. The others are none.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Args<'a> {
     /// The key, or the keys of a command that takes many.
@@ -95,7 +94,7 @@ pub struct Args<'a> {
     pub lease: Option<Millis>,
     /// How long to wait.
     pub block: Option<Millis>,
-    /// The channel to wait by.
+    /// The channel for the outcome of a wait.
     pub notify: Option<&'a [u8]>,
     /// A hold count.
     pub holds: Option<u64>,
@@ -103,44 +102,44 @@ pub struct Args<'a> {
     pub shared: bool,
     /// The largest number of permits that may be held at once.
     pub limit: Option<u64>,
-    /// How many of them are asked for.
+    /// How many permits are asked for.
     pub permits: Option<u64>,
     /// Whether the hold is tied to the connection.
     pub session: bool,
-    /// For how long the server renews a hold by itself.
+    /// How long the server renews a hold by itself.
     pub auto: Option<Millis>,
-    /// For how long all that is tied to the connection goes on.
+    /// How long the server goes on renewing the holds of the connection.
     pub keep: Option<Millis>,
-    /// How long to keep a place while nobody is there for it.
+    /// How long to keep a place while no connection waits on it.
     pub claim: Option<Millis>,
     /// A fencing token.
     pub token: Option<u64>,
-    /// How many are to be shown or looked at.
+    /// How many to show or to read.
     pub count: Option<u64>,
-    /// Where a list goes on.
+    /// The cursor of a list.
     pub cursor: Option<u64>,
-    /// What keys have to match.
+    /// The pattern that keys must match.
     pub pattern: Option<&'a [u8]>,
-    /// Only locks that somebody is queued for.
+    /// Whether only contended locks are listed.
     pub contended: bool,
-    /// As a drawing.
+    /// Whether the reply is a drawing.
     pub dot: bool,
-    /// Begin anew.
+    /// Whether counts are reset.
     pub reset: bool,
-    /// A primary's decision.
+    /// A primary's effect.
     pub effect: Option<&'a [u8]>,
 }
 
-/// Where a number is kept once it is read.
+/// The field that keeps a number.
 type NumberOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut Option<u64>;
 
-/// Where bytes are kept.
+/// The field that keeps bytes.
 type TextOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut Option<&'a [u8]>;
 
-/// Where it is kept that a word is there.
+/// The field that keeps whether a word is given.
 type FlagOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut bool;
 
-/// What an argument is, and where its value is kept.
+/// The type of an argument, and the field that keeps its value.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     /// The lock's key.
@@ -161,7 +160,7 @@ pub enum Kind {
     OneOf(&'static [Arg]),
 }
 
-/// What an integer may be.
+/// The range of an integer.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     /// The smallest.
@@ -181,10 +180,10 @@ pub enum Most {
     Claim,
 }
 
-/// How many bytes there may be.
+/// The allowed number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
-    /// What they are, where an error says more than how many.
+    /// Their name in errors that say more than the number of bytes.
     pub called: Option<&'static str>,
     /// The fewest.
     pub least: usize,
@@ -197,9 +196,9 @@ pub struct Length {
 pub struct Arg {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// The word that goes before it: then it is an option, and may stand anywhere after those that have none.
+    /// The word before it: then it is an option, and may stand anywhere after the positional arguments.
     pub token: Option<&'static str>,
     /// Whether it may be left out.
     pub optional: bool,
@@ -208,7 +207,7 @@ pub struct Arg {
 /// One command.
 #[derive(Debug)]
 pub struct Spec {
-    /// Which one.
+    /// Its identity.
     pub verb: Verb,
     /// Its name, in lower case as the server keeps it.
     pub name: &'static str,
@@ -216,13 +215,11 @@ pub struct Spec {
     pub summary: &'static str,
     /// How its cost grows.
     pub complexity: &'static str,
-    /// What it does to its key.
+    /// Its access to its key.
     pub access: Access,
     /// The server's flags for it, beside `write` or `readonly`.
     pub flags: &'static str,
-    /// The ACL categories, where the server has them for modules.
-    pub categories: &'static str,
-    /// What it takes: what goes by its place first, then the options.
+    /// Its arguments: the positional ones first, then the options.
     pub args: &'static [Arg],
 }
 
@@ -276,12 +273,30 @@ const fn configured(most: Most, field: NumberOf) -> Kind {
     Kind::Integer(Range { least: 1, most }, field)
 }
 
+/// Makes an option with an integer: its token and name, what it may be, and the field of [`Args`] that keeps it.
+macro_rules! number {
+    ($token:literal $name:literal in $least:expr, $most:expr => $field:ident) => {
+        option(
+            $token,
+            $name,
+            integer($least, $most, |given| &mut given.$field),
+        )
+    };
+}
+
+/// Makes an option that is one word: its token, and the field of [`Args`] that keeps it, whose name is the option's.
+macro_rules! flag {
+    ($token:literal => $field:ident) => {
+        option(
+            $token,
+            stringify!($field),
+            Kind::Flag(|given| &mut given.$field),
+        )
+    };
+}
+
 const fn count(least: u64, most: u64) -> Arg {
-    option(
-        "COUNT",
-        "count",
-        integer(least, most, |given| &mut given.count),
-    )
+    number!("COUNT" "count" in least, most => count)
 }
 
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
@@ -296,14 +311,14 @@ const MAX_HOLDS: u64 = u32::MAX as u64;
 /// The most keys that one command may name.
 pub const MAX_KEYS: u64 = 1024;
 
-/// The most holders and places of a lock, or pairs of a graph, that one reply shows. A row takes 4 µs: so many hold others up
-/// for some tens of milliseconds at most.
+/// The most holders and places of a lock, or pairs of a graph, that one reply shows. A row takes 4 µs: this many delay others by
+/// some tens of milliseconds at most.
 pub const MAX_ROWS: u64 = 5_000;
 
 /// The largest integer of the server's protocol.
 const MAX_INTEGER: u64 = i64::MAX as u64;
 
-// What goes by its place.
+// Positional arguments.
 const KEY: Arg = arg("key", Kind::Key);
 const NUMKEYS: Arg = arg("numkeys", integer(1, MAX_KEYS, |given| &mut given.numkeys));
 const KEYS: Arg = arg("key", Kind::Keys);
@@ -327,80 +342,40 @@ const EFFECT: Arg = maybe(arg(
 ));
 
 // Options.
-const BLOCK: Arg = option(
-    "BLOCK",
-    "block-ms",
-    integer(0, MAX_BLOCK_MS, |given| &mut given.block),
-);
+const BLOCK: Arg = number!("BLOCK" "block-ms" in 0, MAX_BLOCK_MS => block);
 const NOTIFY: Arg = option(
     "NOTIFY",
     "channel",
     text(Some("a channel"), 1, MAX_CHANNEL, |given| &mut given.notify),
 );
-const HOLDS: Arg = option(
-    "HOLDS",
-    "holds",
-    integer(1, MAX_HOLDS, |given| &mut given.holds),
-);
-const HOLDS_LEFT: Arg = option(
-    "HOLDS",
-    "holds",
-    integer(0, MAX_HOLDS, |given| &mut given.holds),
-);
-const SESSION: Arg = option("SESSION", "session", Kind::Flag(|given| &mut given.session));
-const AUTO: Arg = option(
-    "AUTO",
-    "auto-ms",
-    integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
-);
-/// As a request keeps it while it waits: some weeks.
-pub(crate) const AUTO_FROM_GRANT: Arg = option(
-    "AUTO",
-    "auto-ms",
-    integer(1, u32::MAX as u64, |given| &mut given.auto),
-);
+const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
+const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
+const SESSION: Arg = flag!("SESSION" => session);
+const AUTO: Arg = number!("AUTO" "auto-ms" in 0, MAX_BLOCK_MS => auto);
+/// A waiting request keeps it in 32 bits: up to some weeks.
+pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
 const CLAIM: Arg = option(
     "CLAIM",
     "claim-ms",
     configured(Most::Claim, |given| &mut given.claim),
 );
-const TOKEN: Arg = option(
-    "TOKEN",
-    "token",
-    integer(1, Token::END.0 - 1, |given| &mut given.token),
-);
+const TOKEN: Arg = number!("TOKEN" "token" in 1, Token::END.0 - 1 => token);
 const MATCH: Arg = option(
     "MATCH",
     "pattern",
     text(Some("a pattern"), 0, usize::MAX, |given| &mut given.pattern),
 );
 const OF_OWNER: Arg = option("OWNER", "owner", OWNER.kind);
-const CONTENDED: Arg = option(
-    "CONTENDED",
-    "contended",
-    Kind::Flag(|given| &mut given.contended),
-);
-const DOT: Arg = option("DOT", "dot", Kind::Flag(|given| &mut given.dot));
-const RESET: Arg = option("RESET", "reset", Kind::Flag(|given| &mut given.reset));
+const CONTENDED: Arg = flag!("CONTENDED" => contended);
+const DOT: Arg = flag!("DOT" => dot);
+const RESET: Arg = flag!("RESET" => reset);
 
 /// How many may hold at once.
 const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
-const SHARED: Arg = needed(option(
-    "SHARED",
-    "shared",
-    Kind::Flag(|given| &mut given.shared),
-));
-const LIMIT: Arg = needed(option(
-    "LIMIT",
-    "limit",
-    integer(1, MAX_LIMIT, |given| &mut given.limit),
-));
+const SHARED: Arg = needed(flag!("SHARED" => shared));
+const LIMIT: Arg = needed(number!("LIMIT" "limit" in 1, MAX_LIMIT => limit));
 /// How many of the permits of `LIMIT` are taken. `acquire::ask` checks it against that.
-const PERMITS: Arg = option(
-    "PERMITS",
-    "permits",
-    integer(1, MAX_LIMIT, |given| &mut given.permits),
-);
+const PERMITS: Arg = number!("PERMITS" "permits" in 1, MAX_LIMIT => permits);
 
 /// Every command of the module.
 pub static COMMANDS: &[Spec] = &[
@@ -411,7 +386,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1) uncontended; O(log N) with N places in the queue",
         access: Access::Write,
         flags: "deny-oom blocking",
-        categories: "write blocking",
         args: &[
             KEY,
             OWNER,
@@ -432,7 +406,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1) uncontended; O(log N) with N places in the queue",
         access: Access::Write,
         flags: "deny-oom blocking",
-        categories: "write blocking",
         args: &[
             KEY,
             OWNER,
@@ -454,7 +427,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M places in their queues",
         access: Access::Write,
         flags: "deny-oom blocking",
-        categories: "write blocking",
         args: &[
             NUMKEYS,
             KEYS,
@@ -475,7 +447,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
-        categories: "write",
         args: &[NUMKEYS, KEYS, OWNER, LEASE, SESSION, AUTO],
     },
     Spec {
@@ -485,7 +456,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M holders or places in their queues",
         access: Access::Write,
         flags: "",
-        categories: "write",
         args: &[NUMKEYS, KEYS, OWNER],
     },
     Spec {
@@ -495,7 +465,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER, SHARING],
     },
     Spec {
@@ -505,7 +474,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
     },
     Spec {
@@ -515,7 +483,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1), and O(N) with N ties that were lost or whose renewals had stopped",
         access: Access::Connection,
         flags: "fast",
-        categories: "write fast",
         args: &[KEEP_FOR],
     },
     Spec {
@@ -525,7 +492,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER, HOLDS_LEFT, TOKEN],
     },
     Spec {
@@ -535,7 +501,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N holders that are ended",
         access: Access::Write,
         flags: "",
-        categories: "write admin dangerous",
         args: &[KEY, maybe(OWNER)],
     },
     Spec {
@@ -545,7 +510,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N places in the queue",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER],
     },
     Spec {
@@ -555,7 +519,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N places in the queue; O(N) on a replica",
         access: Access::Read,
         flags: "fast",
-        categories: "read fast",
         args: &[KEY, OWNER],
     },
     Spec {
@@ -565,7 +528,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders",
         access: Access::Read,
         flags: "fast",
-        categories: "read fast",
         args: &[KEY, maybe(OWNER)],
     },
     Spec {
@@ -575,7 +537,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N holders",
         access: Access::Read,
         flags: "fast",
-        categories: "read fast",
         args: &[KEY, HELD_TOKEN],
     },
     Spec {
@@ -585,7 +546,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N holders, and the command's own",
         access: Access::Guard,
         flags: "getkeys-api",
-        categories: "write",
         args: &[
             KEY,
             HELD_TOKEN,
@@ -600,7 +560,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log N) with N holders, O(M) with M places shown",
         access: Access::Read,
         flags: "",
-        categories: "read",
         args: &[KEY, count(0, MAX_ROWS)],
     },
     Spec {
@@ -610,7 +569,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N keys looked at, which COUNT says",
         access: Access::None,
         flags: "readonly",
-        categories: "read",
         args: &[
             CURSOR,
             MATCH,
@@ -626,7 +584,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N pairs that are shown; at most 100,000 contended locks are looked at",
         access: Access::None,
         flags: "readonly",
-        categories: "read",
         args: &[DOT, count(1, MAX_ROWS)],
     },
     Spec {
@@ -636,7 +593,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1), as at most 1,000 locks are counted",
         access: Access::None,
         flags: "readonly",
-        categories: "read",
         args: &[count(1, MAX_INTEGER)],
     },
     Spec {
@@ -646,7 +602,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::None,
         flags: "readonly allow-loading allow-stale",
-        categories: "read",
         args: &[RESET],
     },
     Spec {
@@ -656,7 +611,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::None,
         flags: "fast allow-loading allow-stale",
-        categories: "read fast",
         args: &[],
     },
     Spec {
@@ -666,7 +620,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N changes and M holders",
         access: Access::Follow,
         flags: "",
-        categories: "write admin dangerous",
         args: &[KEY, EFFECT],
     },
     Spec {
@@ -676,7 +629,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::Replica,
         flags: "",
-        categories: "write admin dangerous",
         args: &[],
     },
     Spec {
@@ -687,13 +639,12 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         // Whoever may ask for PSYNC gets this answer: by another error the asker would forget that it may join partially.
         flags: "no-auth fast allow-loading allow-stale",
-        categories: "connection fast",
         args: &[maybe(arg("arg", Kind::Words))],
     },
 ];
 
 impl Spec {
-    /// How a client of a cluster is to ask all nodes, in the server's words: these speak for one node only.
+    /// Returns how a client of a cluster asks all nodes, in the server's words: these commands speak for one node only.
     pub fn tips(&self) -> Option<&'static str> {
         match self.verb {
             // As SCAN: each node has cursors of its own.
@@ -710,6 +661,19 @@ impl Spec {
         }
     }
 
+    /// Returns the ACL categories, where the server has them for modules.
+    pub fn categories(&self) -> String {
+        let access = match (self.verb, self.access) {
+            (Verb::Sync, _) => "connection",
+            (Verb::ForceRelease | Verb::Apply | Verb::FullSyncNotice, _) => "write admin dangerous",
+            (_, Access::Read | Access::None) => "read",
+            _ => "write",
+        };
+        let flags = self.flags.split(' ');
+        let flags = flags.filter(|flag| ["blocking", "fast"].contains(flag));
+        flags.fold(access.to_string(), |all, flag| all + " " + flag)
+    }
+
     /// Returns true if the command is not for clients.
     pub fn internal(&self) -> bool {
         matches!(self.access, Access::Follow | Access::Replica) || self.verb == Verb::Sync
@@ -723,7 +687,7 @@ impl Spec {
         )
     }
 
-    /// Returns true if the command names any number of keys. Asked for each command, so not of its arguments.
+    /// Returns true if the command names any number of keys. It is called for each command, and so does not search the arguments.
     pub fn many_keys(&self) -> bool {
         matches!(
             self.verb,
@@ -731,7 +695,7 @@ impl Spec {
         )
     }
 
-    /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.
+    /// Returns the positions of keys among a command's words; an empty range if the words are wrong.
     pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
         let keys = match words.first() {
             Some(_) if self.keyless() => 0..0,
@@ -746,7 +710,7 @@ impl Spec {
         }
     }
 
-    /// The arity as the server counts it: the command's name included, negative for "at least".
+    /// Returns the arity as the server counts it: the command's name included, negative for "at least".
     pub fn arity(&self) -> i32 {
         let needed = self.args.iter().filter(|arg| !arg.optional).count();
         // One of several may take more words than another.
@@ -755,7 +719,7 @@ impl Spec {
         sign * (1 + needed as i32)
     }
 
-    /// The command and its arguments as the reference writes them.
+    /// Returns the command and its arguments as the reference writes them.
     pub fn syntax(&self) -> String {
         let word = |arg: &Arg| {
             if arg.optional {
@@ -769,7 +733,7 @@ impl Spec {
 }
 
 impl Arg {
-    /// Returns true if it may stand anywhere after what goes by its place.
+    /// Returns true if it may stand anywhere after the positional arguments.
     pub fn is_option(&self) -> bool {
         self.token.is_some() || matches!(self.kind, Kind::OneOf(_))
     }
@@ -781,12 +745,12 @@ impl Arg {
         token == word || token.eq_ignore_ascii_case(word)
     }
 
-    /// What errors call it.
+    /// Returns its name in errors.
     pub fn called(&self) -> &'static str {
         self.token.unwrap_or(self.name)
     }
 
-    /// What it may be, as errors say it; nothing where it may be anything.
+    /// Returns what it must be, as errors say it; none if it may be anything.
     pub fn must(&self, policy: &Policy) -> Option<String> {
         match self.kind {
             Kind::Text(length, _) => Some(length.text()),
@@ -811,7 +775,7 @@ impl Arg {
         }
     }
 
-    /// The argument as the reference writes it, without the brackets of an optional one.
+    /// Returns the argument as the reference writes it, without the brackets of an optional one.
     fn plain(&self) -> String {
         match (self.kind, self.token) {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
@@ -825,7 +789,7 @@ impl Arg {
 }
 
 impl Range {
-    /// The smallest and the largest integer.
+    /// Returns the smallest and the largest integer.
     pub fn bounds(self, policy: &Policy) -> (u64, u64) {
         let most = match self.most {
             Most::Is(most) => most,
@@ -837,7 +801,7 @@ impl Range {
 }
 
 impl Length {
-    /// Returns true if so many bytes may be.
+    /// Returns true if these bytes are neither too few nor too many.
     pub fn fits(self, bytes: &[u8]) -> bool {
         (self.least..=self.most).contains(&bytes.len())
     }
@@ -852,18 +816,22 @@ impl Length {
 }
 
 impl<'a> Args<'a> {
-    /// The key of a command that names one.
+    /// Returns the key of a command that names one.
     pub fn key(&self) -> &'a [u8] {
         self.keys.first().copied().unwrap_or_default()
     }
 
-    /// The owner of a command that must name one.
+    /// Returns the owner of a command that must name one.
     pub fn owner(&self) -> &'a [u8] {
         self.owner.unwrap_or_default()
     }
 
-    /// How many may hold at once, if that is said.
-    #[inline]
+    /// Returns how many to show, `usual` without `COUNT`.
+    pub fn count(&self, usual: u64) -> usize {
+        usize::try_from(self.count.unwrap_or(usual)).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the limit, if one is given.
     pub fn sharing(&self) -> Option<Limit> {
         match self.limit {
             _ if self.shared => Some(Limit::SHARED),
@@ -873,7 +841,7 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A count of keys as it stands before them; 0 if it is none.
+/// Reads the number of keys that stands before them; 0 if it is wrong.
 fn key_count(word: &[u8]) -> usize {
     number::integer(word)
         .filter(|count| *count <= MAX_KEYS)

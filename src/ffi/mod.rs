@@ -1,16 +1,14 @@
-//! All that the compiler cannot watch: every raw call of the server behind a safe signature, and what memory the server and the
-//! module share. One file more has raw calls, the keyspace (`run::keyspace`), which keeps keys open from one call to the next.
+//! All code that the compiler cannot check: every raw call of the server behind a safe signature, and the memory that the server
+//! and the module share. One more file has raw calls, the keyspace (`run::keyspace`), which keeps keys open from one call to the
+//! next.
 
 pub(crate) mod api;
 pub(crate) mod call;
 pub(crate) mod callbacks;
-pub(crate) mod cell;
 pub(crate) mod ctx;
 pub(crate) mod log;
-pub(crate) mod machine;
-pub(crate) mod maybe_owned;
+pub(crate) mod memory;
 pub(crate) mod panic;
-pub(crate) mod probe;
 pub(crate) mod server;
 pub(crate) mod text;
 pub(crate) mod user;

@@ -9,12 +9,11 @@ use crate::ffi::callbacks::command::{access, Handler};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use crate::ffi::panic::poisoned;
-use crate::ffi::probe;
 use crate::ffi::text::Str;
 use crate::inbox;
 use crate::node::{clock, gate, slots};
 use crate::replicas;
-use crate::servers::{iteration_end, wait_key};
+use crate::servers;
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
 use dlock_commands::look::list::Listing;
@@ -24,110 +23,99 @@ use dlock_engine::{NameRef, Now, Refusal, RequestId};
 use redis_module::raw;
 use std::ffi::c_int;
 
-/// Words after its name that a command may have without a list being made for them: key, owner, lease and `AUTO ms` are all that
-/// most have.
+/// The most words after its name that a command may have without a list on the heap. Most commands have key, owner, lease and
+/// `AUTO ms` at most.
 const FEW_WORDS: usize = 5;
 
-/// The commands of the table.
+/// Runs the commands of the table.
 pub(super) struct Commands;
 
 impl Handler for Commands {
     fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
-        command(ctx, spec, argv);
+        if poisoned() {
+            if spec.access == Access::Follow {
+                replicas::abort_diverged_replica();
+            }
+            return reply::refuse(ctx, Error::Poisoned);
+        }
+        let given = argv.get(1..).unwrap_or_default();
+        let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
+        let words = if given.len() <= FEW_WORDS {
+            few = [&[]; FEW_WORDS];
+            for (word, given) in few.iter_mut().zip(given) {
+                *word = given.bytes();
+            }
+            few.get(..given.len()).unwrap_or_default()
+        } else {
+            many = given.iter().map(|word| word.bytes()).collect();
+            &many
+        };
+        let key = given.first().copied().zip(words.first().copied());
+        let mode = if matches!(
+            spec.access,
+            Access::Write | Access::Follow | Access::Connection
+        ) {
+            Mode::Write
+        } else {
+            Mode::Read
+        };
+        if spec.access == Access::Follow && gate::probing() {
+            return reply::pass(ctx);
+        }
+        if spec.access == Access::None && servers::is_own_call() {
+            return servers::block_own_call(ctx);
+        }
+        let now = if mode == Mode::Read {
+            let looks = matches!(spec.access, Access::Read | Access::Guard | Access::None);
+            if looks && gate::primary() {
+                catch_up(ctx, key.map(|(_, key)| key));
+            }
+            clock::of_read(ctx)
+        } else {
+            clock::of_command()
+        };
+        let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
+            let decides = matches!(spec.access, Access::Write | Access::Connection);
+            if decides && state.engine.has_undelivered() {
+                state.give_back(now);
+            }
+            let caller = Client(ctx);
+            let mut call = state.call(&caller, now);
+            if call.keys.in_cluster() {
+                close_queues(ctx, &mut call, spec, words);
+            }
+            let answer = dlock_commands::execute(spec, &mut call, words);
+            if state.keys.in_cluster() {
+                state.note_slots(spec, words);
+            }
+            // Written from here, where it is: the server does not call back for a reply.
+            match reply::write_usual(ctx, answer) {
+                None => Next::Done,
+                Some(answer) => state.finish(ctx, spec, words, answer, now),
+            }
+        });
+        match next {
+            Some(Next::Done) => {}
+            Some(next) => go_on(ctx, argv, next),
+            // Another module's callback has called from within an event of this module, which has the state borrowed.
+            None => reply::refuse(ctx, Error::Busy),
+        }
     }
 
     fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
-        match spec.many_keys() {
-            true => give_keys(ctx, spec, argv),
-            false => guard::give_keys(ctx, argv),
+        if !spec.many_keys() {
+            return guard::give_keys(ctx, argv);
+        }
+        let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
+        for at in spec.keys(&words) {
+            ctx.give_key(at as c_int + 1, access(spec) as c_int);
         }
     }
 }
 
-/// Hands out the keys of a command that a number tells of.
-fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
-    let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
-    for at in spec.keys(&words) {
-        ctx.give_key(at as c_int + 1, access(spec) as c_int);
-    }
-}
-
-/// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
-#[inline(always)]
-fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
-    if poisoned() {
-        if spec.access == Access::Follow {
-            replicas::abort_diverged_replica();
-        }
-        return reply::refuse(ctx, Error::Poisoned);
-    }
-    let given = argv.get(1..).unwrap_or_default();
-    let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
-    let words = if given.len() <= FEW_WORDS {
-        few = [&[]; FEW_WORDS];
-        for (word, given) in few.iter_mut().zip(given) {
-            *word = given.bytes();
-        }
-        few.get(..given.len()).unwrap_or_default()
-    } else {
-        many = given.iter().map(|word| word.bytes()).collect();
-        &many
-    };
-    let key = given.first().copied().zip(words.first().copied());
-    let mode = if matches!(
-        spec.access,
-        Access::Write | Access::Follow | Access::Connection
-    ) {
-        Mode::Write
-    } else {
-        Mode::Read
-    };
-    if spec.access == Access::Follow && probe::probing() {
-        return reply::pass(ctx);
-    }
-    if spec.access == Access::None && iteration_end::calling() {
-        return iteration_end::block(ctx);
-    }
-    let now = if mode == Mode::Read {
-        let looks = matches!(spec.access, Access::Read | Access::Guard | Access::None);
-        if looks && gate::primary() {
-            catch_up(ctx, key.map(|(_, key)| key));
-        }
-        clock::of_read(ctx)
-    } else {
-        clock::of_command()
-    };
-    let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
-        let decides = matches!(spec.access, Access::Write | Access::Connection);
-        if decides && state.engine.has_unheard() {
-            state.give_back(now);
-        }
-        let caller = Client(ctx);
-        let mut call = state.call(&caller, now);
-        if call.keys.in_cluster() {
-            close_queues(ctx, &mut call, spec, words);
-        }
-        let answer = dlock_commands::execute(spec, &mut call, words);
-        if state.keys.in_cluster() {
-            state.note_slots(spec, words);
-        }
-        // Written from here, where it is: the server does not call back for a reply.
-        match reply::write_usual(ctx, answer) {
-            None => Next::Done,
-            Some(answer) => state.finish(ctx, spec, words, answer, now),
-        }
-    });
-    match next {
-        Some(Next::Done) => {}
-        Some(next) => go_on(ctx, argv, next),
-        // Another module's callback has called from within an event of this module, which has the state borrowed.
-        None => reply::refuse(ctx, Error::Busy),
-    }
-}
-
-/// Settles, before a command that only looks, what the module's own event would settle in a moment: a client that knows of the end of
-/// a connection finds neither its place nor its session's hold, and a lock whose lease has ended belongs to the next in the queue. A
-/// script sees what was there when it began.
+/// Settles, before a read-only command, what the module's own event would settle in a moment: a client that knows of the end of a
+/// connection finds neither its place nor its session's hold, and a lock whose lease has ended belongs to the next in the queue. A
+/// script sees the state from its beginning.
 fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     let db = ctx.selected();
     let name = key.map(|key| NameRef { db, key });
@@ -143,7 +131,7 @@ fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     });
 }
 
-/// Does what is left to do for a command once its event has been worked off.
+/// Does the rest of a command after its event.
 #[cold]
 fn go_on(ctx: Ctx, argv: &[Str], next: Next) {
     match next {
@@ -153,7 +141,7 @@ fn go_on(ctx: Ctx, argv: &[Str], next: Next) {
     }
 }
 
-/// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
+/// Stops the queues of a command's keys in a slot that is migrating away: the lock's next holder is found at the other node.
 #[cold]
 fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]]) {
     let changed = match spec.access {
@@ -169,26 +157,26 @@ fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]
 }
 
 /// A request that has to wait.
-struct Wait<'w> {
+struct WaitingRequest<'w> {
     id: RequestId,
     // Its first key, if it has any.
     key: Option<&'w [u8]>,
-    // The owner, where the server named it.
+    // The owner, if the server named it.
     named: Option<String>,
 }
 
-/// What is left to do for a command once its event has been worked off.
+/// The rest of a command after its event.
 enum Next {
     /// Nothing: it is answered, or its connection waits.
     Done,
-    /// To run the command that it guards.
+    /// Run the command that it guards.
     Run,
-    /// To make the page that it asks for.
+    /// Make the page that it asks for.
     List(Box<Listing>),
 }
 
 impl State {
-    /// Gives back what nobody has heard of: a command that decides finds the locks as if it had not been granted.
+    /// Gives back undelivered holds: a command that may change locks finds them as if they had not been granted.
     #[cold]
     fn give_back(&mut self, now: Now) {
         if gate::primary() {
@@ -196,7 +184,7 @@ impl State {
         }
     }
 
-    /// Notes the slots of a command's keys that are waited for now, or whose holds it may have tied to its connection.
+    /// Notes the slots of a command's keys that somebody waits for now, or whose holds the command may have tied.
     #[cold]
     fn note_slots(&mut self, spec: &Spec, words: &[&[u8]]) {
         if self.engine.is_idle() {
@@ -214,7 +202,7 @@ impl State {
         }
     }
 
-    /// Returns an unusual answer to a command, or has its connection wait for one.
+    /// Writes an unusual reply to a command, or blocks its connection; returns the rest.
     #[cold]
     fn finish(
         &mut self,
@@ -228,13 +216,13 @@ impl State {
             Ok(Reply::Run) => return Next::Run,
             Ok(Reply::List(listing)) => return Next::List(listing),
             Ok(Reply::FullSyncNotice) => {
-                replicas::close_confirmations();
+                replicas::on_full_sync();
                 reply::pass(ctx);
             }
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
                 let key = words.get(keys.start).copied();
-                let wait = Wait { id, key, named };
+                let wait = WaitingRequest { id, key, named };
                 self.block(ctx, wait, now);
             }
             answer => {
@@ -254,25 +242,26 @@ impl State {
         Next::Done
     }
 
-    /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    fn block(&mut self, ctx: Ctx, wait: Wait, now: Now) {
-        let Wait { id, key, named } = wait;
+    /// Blocks the calling connection until its request is answered, or answers it if the server does not block it.
+    fn block(&mut self, ctx: Ctx, wait: WaitingRequest, now: Now) {
+        let WaitingRequest { id, key, named } = wait;
         self.keys.restore_db();
-        let key = key.map(|key| wait_key::blocking_key(key, self.keys.in_cluster()));
-        // Only that tells of the end of a connection whose grant is written.
+        let key = key.map(|key| slots::blocking_key(key, self.keys.in_cluster()));
+        // The only report of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, key.as_ref(), id, named) {
-            // The server has another reason than those that `may_wait` knows of.
+            // The server has a reason that `may_wait` does not know.
             self.engine.abandon(&mut self.keys, now, id);
             reply::refuse(ctx, Error::MayNotWait);
         }
     }
 }
 
-/// A decision of a primary, or in the AOF. Passing it over would leave this server with other locks than those it follows, and
-/// its own files would keep the difference. A server that ends instead resumes at this very decision once it has been updated.
+/// Reports an effect in a newer format, of a primary or in the AOF, and ends the process. Ignoring the effect would leave this
+/// server with other locks than its primary's, and its own files would keep the difference. A server that ends resumes at this
+/// very effect once it has been updated.
 ///
-/// A server that decides itself gets such decisions with a slot that moves here from a newer one; it only refuses them.
+/// A primary gets such effects with a slot that moves here from a newer node; it only refuses them.
 fn report_newer_effect(ctx: Ctx, refusal: &Refusal) {
     log::warning(&refusal.to_string());
     if ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {

@@ -10,7 +10,6 @@ use dlock_engine::{
 };
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
-#[inline(never)]
 pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
@@ -20,7 +19,7 @@ pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
+/// Returns how `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieRequest, Error> {
@@ -35,8 +34,7 @@ pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieReques
     })
 }
 
-/// Errors if what is tied to a connection is asked for by a caller that has none, or renewals that no lease may be long enough
-/// for.
+/// Errors if a caller without a connection asks for a tie, or if no lease may be long enough for renewals by the server.
 #[cold]
 pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if !call.own_connection() {
@@ -50,14 +48,12 @@ pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(),
     }
 }
 
-/// What AUTO may be where no lease may be long enough for it.
-#[cold]
+/// Returns what AUTO must be where no lease may be long enough for it.
 fn no_auto(most: Millis) -> String {
     format!("left out: it needs leases of {SHORTEST_AUTO_LEASE_MS} ms, and the longest that is allowed is {most} ms")
 }
 
-/// Errors if replicas are to confirm an answer and the caller cannot be kept waiting for that.
-#[inline]
+/// Errors if replicas must confirm the answer and the caller cannot wait for that.
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     match call.engine.policy().confirms() {
         true => check_patience(call),
@@ -73,8 +69,7 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     check_room_to_confirm(call)
 }
 
-/// Errors if as many answers wait for replicas as may.
-#[inline]
+/// Errors if `dlock.max-waiters` answers already wait for replicas.
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     let waiting = || call.caller.unconfirmed();
     match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
@@ -83,7 +78,7 @@ pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), E
     }
 }
 
-/// The answer to a renewal of the owner's holds of these locks.
+/// Makes the reply to a renewal of the owner's holds of these locks.
 pub(crate) fn renewed<K: Keyspace>(
     call: &mut Call<K>,
     names: &[NameRef],
@@ -101,7 +96,6 @@ pub(crate) fn renewed<K: Keyspace>(
 }
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
-#[inline(never)]
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
@@ -114,8 +108,7 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(renewed(call, &[name], owner, left))
 }
 
-/// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
-#[inline(never)]
+/// Releases holds: `key owner [HOLDS n] [TOKEN t]`.
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
@@ -123,10 +116,10 @@ pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
     let left = call
         .engine
         .release(call.keys, call.now, whose, token, leave)?;
-    Ok(Reply::Integer(u64::from(left)))
+    Ok(Reply::number(left))
 }
 
-/// The same without options: one hold.
+/// Releases one hold: `key owner`.
 #[inline(never)]
 pub(crate) fn release_plain<K: Keyspace>(
     call: &mut Call<K>,
@@ -137,11 +130,10 @@ pub(crate) fn release_plain<K: Keyspace>(
     let left = call
         .engine
         .release(call.keys, call.now, whose, None, None)?;
-    Ok(Reply::Integer(u64::from(left)))
+    Ok(Reply::number(left))
 }
 
 /// Ends holds by force: `key [owner]`.
-#[inline(never)]
 pub(crate) fn force<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let ended = call.engine.force(call.keys, call.now, name, given.owner)?;

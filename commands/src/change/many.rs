@@ -5,11 +5,10 @@ use super::hold;
 use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use dlock_engine::{Answer, Keyspace};
+use dlock_engine::{Answer, Grant, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
 /// [SESSION] [AUTO ms]`.
-#[inline(never)]
 pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     if owner == acquire::AUTO_OWNER {
@@ -23,19 +22,18 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
         .engine
         .acquire_many(call.keys, call.now, &names, &ask)?;
     Ok(match answer {
-        Answer::Granted(grants) => Reply::Array(
-            grants
-                .iter()
-                .map(|grant| Reply::Integer(grant.token.0))
-                .collect(),
-        ),
+        Answer::Granted(grants) => tokens(&grants),
         Answer::Null => Reply::NullArray,
         Answer::Waiting(id) => Reply::Wait(id, None),
     })
 }
 
+/// Makes the reply to a grant of many locks: their tokens.
+pub fn tokens(grants: &[Grant]) -> Reply {
+    Reply::array(grants.iter().map(|grant| Reply::Integer(grant.token.0)))
+}
+
 /// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
-#[inline(never)]
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     hold::check_confirmable(call)?;
@@ -46,13 +44,12 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(hold::renewed(call, &names, owner, left))
 }
 
-/// Gives many locks back: `numkeys key [key …] owner`.
-#[inline(never)]
+/// Releases one hold of each of many locks: `numkeys key [key …] owner`.
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     let left = call
         .engine
         .release_many(call.keys, call.now, &names, owner)?;
-    let reply = |left: Option<u32>| left.map_or(Reply::Null, |n| Reply::Integer(u64::from(n)));
-    Ok(Reply::Array(left.into_iter().map(reply).collect()))
+    let reply = |left: Option<u32>| left.map_or(Reply::Null, Reply::number);
+    Ok(Reply::array(left.into_iter().map(reply)))
 }

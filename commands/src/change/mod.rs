@@ -1,8 +1,7 @@
-//! Commands that take, keep, give back or wait for locks.
+//! Commands that take, keep, release or wait for locks.
 
 pub(crate) mod acquire;
 pub(crate) mod apply;
-pub(crate) mod cancel;
 pub(crate) mod hold;
 pub mod keep;
-pub(crate) mod many;
+pub mod many;

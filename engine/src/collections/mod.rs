@@ -1,10 +1,15 @@
 //! Containers that know nothing of locks.
 
-pub mod by_number;
 pub mod scan_order;
 
+use rustc_hash::FxBuildHasher;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
+
+/// Maps a number to a value. The numbers are the module's own (requests), or hashes with a secret key (owners), so that no client
+/// can choose them to collide, and a fast hash without a secret is safe. A search along a chain of waits spends much of its time on
+/// hashes.
+pub type ByNumber<K, V> = HashMap<K, V, FxBuildHasher>;
 
 /// The capacity that an empty map may keep.
 const KEPT: usize = 16_384;

@@ -1,7 +1,6 @@
 //! How long something took, over all its instances.
 
 use hdrhistogram::Histogram;
-use std::fmt;
 
 /// Longer times count as this long (2^42 µs are 50 days, more than the longest default lease).
 const LONGEST_US: u64 = 1 << 42;
@@ -10,7 +9,7 @@ const LONGEST_US: u64 = 1 << 42;
 const DIGITS: u8 = 2;
 
 /// Times in microseconds, kept as counts in buckets whose width grows with the time.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Times {
     counts: Histogram<u64>,
     sum_us: u64,
@@ -19,24 +18,23 @@ pub struct Times {
 
 impl Times {
     /// Adds one. Runs in every release.
-    #[inline]
     pub fn record(&mut self, us: u64) {
         self.counts.saturating_record(us);
         self.sum_us = self.sum_us.saturating_add(us);
         self.longest_us = self.longest_us.max(us);
     }
 
-    /// How many there were.
+    /// Returns how many times were added.
     pub fn count(&self) -> u64 {
         self.counts.len()
     }
 
-    /// All of them together.
+    /// Returns their sum.
     pub fn sum_us(&self) -> u64 {
         self.sum_us
     }
 
-    /// The longest.
+    /// Returns the longest of them.
     pub fn longest_us(&self) -> u64 {
         self.longest_us
     }
@@ -57,15 +55,5 @@ impl Default for Times {
             sum_us: 0,
             longest_us: 0,
         }
-    }
-}
-
-impl fmt::Debug for Times {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Times")
-            .field("count", &self.count())
-            .field("sum_us", &self.sum_us)
-            .field("longest_us", &self.longest_us)
-            .finish()
     }
 }

@@ -9,20 +9,17 @@ use rustc_hash::FxBuildHasher;
 use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;
 
-/// The error of a search that has used up its steps: it has no answer.
-#[derive(Debug)]
-pub(crate) struct OutOfSteps;
-
 /// Why a search ends before it has followed everything.
-enum Stop<'w> {
-    /// It has used up its steps.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It has used up its steps, and has no answer.
     OutOfSteps,
-    /// This edge leads back to the request that is asked for.
-    Circle(Edge<'w>),
+    /// The request would close this circle.
+    Circle(Circle),
 }
 
 /// What a search finds where it goes on.
-type Bounded<'w, T> = Result<T, Stop<'w>>;
+type Bounded<T> = Result<T, Stop>;
 
 /// A place in a queue that a request waits at, or would.
 #[derive(Debug, Clone, Copy)]
@@ -40,9 +37,9 @@ pub(crate) struct Wanted<'a> {
 /// A request that would wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
-    /// Who asks.
+    /// The owner that asks.
     pub owner: &'a [u8],
-    /// The places that it would wait at.
+    /// The places that the request would wait at.
     pub wanted: &'a [Wanted<'a>],
     /// The older requests of the same owner that it takes over from: they count as gone.
     pub replaced: &'a BTreeSet<RequestId>,
@@ -138,22 +135,10 @@ impl<'w> Search<'w> {
         }
     }
 
-    /// Returns a shortest circle that the request would close; none if it would close none.
-    ///
-    /// Errors if the steps do not suffice to say so.
-    pub(crate) fn circle(
-        &mut self,
-        keys: &mut impl Keyspace,
-    ) -> Result<Option<Circle>, OutOfSteps> {
-        match self.follow_all(keys) {
-            Ok(()) => Ok(None),
-            Err(Stop::Circle(last)) => Ok(Some(self.named(last))),
-            Err(Stop::OutOfSteps) => Err(OutOfSteps),
-        }
-    }
-
     /// Follows the request that is asked for, and what is found by that, in the order in which it is found.
-    fn follow_all(&mut self, keys: &mut impl Keyspace) -> Bounded<'w, ()> {
+    ///
+    /// Errors with a shortest circle that the request would close, or if the steps do not suffice to say that it closes none.
+    pub(crate) fn run(&mut self, keys: &mut impl Keyspace) -> Bounded<()> {
         let waiter = Waiter {
             at: None,
             owner: self.asker,
@@ -177,7 +162,7 @@ impl<'w> Search<'w> {
         Ok(())
     }
 
-    fn spend(&mut self, steps: usize) -> Bounded<'w, ()> {
+    fn spend(&mut self, steps: usize) -> Bounded<()> {
         let left = self.steps_left.checked_sub(steps);
         self.steps_left = left.ok_or(Stop::OutOfSteps)?;
         Ok(())
@@ -189,7 +174,7 @@ impl<'w> Search<'w> {
         keys: &mut impl Keyspace,
         at: usize,
         id: RequestId,
-    ) -> Bounded<'w, ()> {
+    ) -> Bounded<()> {
         let (queues, requests) = (self.queues, self.requests);
         let Some(request) = requests.get(id) else {
             return Ok(());
@@ -210,13 +195,13 @@ impl<'w> Search<'w> {
         Ok(())
     }
 
-    /// Follows a request at one place: what is in its way there is found.
+    /// Follows a request at one place: notes what is in its way there.
     fn follow(
         &mut self,
         keys: &mut impl Keyspace,
         waiter: Waiter,
         wanted: &Wanted<'w>,
-    ) -> Bounded<'w, ()> {
+    ) -> Bounded<()> {
         let edge = |queued| Edge {
             waiter: waiter.at,
             name: wanted.name,
@@ -240,9 +225,9 @@ impl<'w> Search<'w> {
     }
 
     /// Notes a blocker, and how the search has come to it.
-    fn find(&mut self, blocker: Blocker, by: Edge<'w>) -> Bounded<'w, ()> {
+    fn find(&mut self, blocker: Blocker, by: Edge<'w>) -> Bounded<()> {
         if blocker == Blocker::Asked {
-            return Err(Stop::Circle(by));
+            return Err(Stop::Circle(self.named(by)));
         }
         if self.seen.insert(blocker) {
             self.found.push(Found { blocker, by });
@@ -257,7 +242,7 @@ impl<'w> Search<'w> {
         keys: &mut impl Keyspace,
         waiter: OwnerHash,
         wanted: &Wanted,
-    ) -> Bounded<'w, Vec<OwnerHash>> {
+    ) -> Bounded<Vec<OwnerHash>> {
         self.spend(1)?;
         let (requests, steps_left) = (self.requests, self.steps_left);
         let (asks, asker) = (self.asked.owner, self.asker);
@@ -295,41 +280,44 @@ impl<'w> Search<'w> {
     }
 
     /// Returns the nearest request for many locks before a place.
-    fn nearest_part(&mut self, wanted: &Wanted) -> Bounded<'w, Option<Blocker>> {
+    fn nearest_part(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
         let queue = self.queues.at(wanted.lock);
-        if queue.multi_places == 0 {
-            return Ok(None);
+        match queue.multi_places {
+            0 => Ok(None),
+            _ => self.first_of(queue.before(wanted.number()), Place::is_part),
         }
-        for (_, place) in queue.before(wanted.number()) {
-            self.spend(1)?;
-            let blocker = self.waits_at(place).filter(|_| place.is_part());
-            if blocker.is_some() {
-                return Ok(blocker);
-            }
-        }
-        Ok(None)
     }
 
     /// Returns the first request before a place whose limit is 1, unless the limit asked for is 1 itself.
-    fn first_exclusive(&mut self, wanted: &Wanted) -> Bounded<'w, Option<Blocker>> {
+    fn first_exclusive(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
         if wanted.limit == Limit::EXCLUSIVE {
             return Ok(None);
         }
         let asked = self.standing_before(wanted);
         let asked = asked.filter(|asked| asked.limit == Limit::EXCLUSIVE);
-        let queue = self.queues.at(wanted.lock);
+        let (queue, mut found) = (self.queues.at(wanted.lock), None);
         if queue.exclusive_places() > 0 {
             let end = asked.map_or(wanted.number(), |asked| asked.number);
-            for (_, place) in queue.in_order().take_while(|(at, _)| *at < end) {
-                self.spend(1)?;
-                let blocker = self.waits_at(place);
-                let blocker = blocker.filter(|_| place.share.limit == Limit::EXCLUSIVE);
-                if blocker.is_some() {
-                    return Ok(blocker);
-                }
+            let before = queue.in_order().take_while(|(at, _)| *at < end);
+            found = self.first_of(before, |place| place.share.limit == Limit::EXCLUSIVE)?;
+        }
+        Ok(found.or(asked.map(|_| Blocker::Asked)))
+    }
+
+    /// Returns the first request that waits at a chosen one of these places and does not count as gone.
+    fn first_of<'q>(
+        &mut self,
+        places: impl Iterator<Item = (Arrival, &'q Place)>,
+        chosen: impl Fn(&Place) -> bool,
+    ) -> Bounded<Option<Blocker>> {
+        for (_, place) in places {
+            self.spend(1)?;
+            let request = place.request().filter(|_| chosen(place));
+            if let Some(id) = request.filter(|id| !self.asked.replaced.contains(id)) {
+                return Ok(Some(Blocker::Request(id)));
             }
         }
-        Ok(asked.map(|_| Blocker::Asked))
+        Ok(None)
     }
 
     /// Returns the place that the request that is asked for has before this one, if it has one.
@@ -337,13 +325,6 @@ impl<'w> Search<'w> {
         self.standing
             .filter(|standing| wanted.lock == Some(standing.lock))
             .filter(|standing| standing.number < wanted.number())
-    }
-
-    /// Returns the request that waits at a place, unless it counts as gone.
-    fn waits_at(&self, place: &Place) -> Option<Blocker> {
-        let id = place.request();
-        let id = id.filter(|id| !self.asked.replaced.contains(id));
-        id.map(Blocker::Request)
     }
 
     /// Returns the circle that this edge closes.

@@ -1,6 +1,6 @@
 //! Refusing waits that could never end.
 
-use crate::deadlock::{deadlock, Asked, OutOfSteps, Search};
+use crate::deadlock::{deadlock, Asked, Search, Stop};
 use crate::keyspace::Keyspace;
 use crate::refusal::Refusal;
 use crate::state::Engine;
@@ -21,10 +21,12 @@ impl Engine {
         }
         let max_steps = self.policy.deadlock_max_steps;
         let mut search = Search::new(&self.queues, &self.requests, now, max_steps, asked);
-        match search.circle(keys) {
-            Ok(None) => Ok(()),
-            Ok(Some(circle)) => Err(deadlock(&circle, |name| keys.readable(name.as_ref()))),
-            Err(OutOfSteps) => {
+        match search.run(keys) {
+            Ok(()) => Ok(()),
+            Err(Stop::Circle(circle)) => {
+                Err(deadlock(&circle, |name| keys.readable(name.as_ref())))
+            }
+            Err(Stop::OutOfSteps) => {
                 self.holds.counters.deadlocks_deferred += 1;
                 Ok(())
             }
