@@ -8,7 +8,7 @@ use std::{fs, io, thread};
 
 use crate::belief::{Nanos, Seen, MS};
 use crate::contestant::{
-    Contestant, Driver, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS,
+    Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS,
 };
 use crate::scene::{AFTER, DOWN_AFTER_MS, QUARANTINE_MS, REPL_TIMEOUT};
 
@@ -186,6 +186,7 @@ fn said(program: &str, arguments: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contestant::Driver;
 
     fn row(contestant: Contestant, twice: usize) -> Row {
         Row {
