@@ -9,6 +9,9 @@ pub type Nanos = i64;
 
 pub const MS: Nanos = 1_000_000;
 
+/// How many groups of clients there are.
+pub const GROUPS: usize = 2;
+
 /// Returns the time of the clock that all clients read.
 pub fn now() -> Nanos {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux and macOS has it");
@@ -31,6 +34,8 @@ pub enum End {
 #[derive(Clone, Debug)]
 pub struct Belief {
     pub lock: usize,
+    /// Which of the two groups the client belongs to.
+    pub group: usize,
     pub client: String,
     pub from: Nanos,
     pub until: Nanos,
@@ -56,10 +61,8 @@ pub struct Seen {
     pub together: Nanos,
     pub lost: usize,
     pub unknown: usize,
-    /// For each round: the longest time in which no client was granted any lock.
+    /// For each round: the longest time in which a group of clients was granted nothing.
     pub gaps: Vec<Nanos>,
-    /// Rounds in which nobody was granted anything in the second before the fault.
-    pub idle_before: usize,
 }
 
 impl Seen {
@@ -93,21 +96,25 @@ impl Seen {
                 }
             }
         }
-        let mut grants: Vec<Nanos> = beliefs.iter().map(|belief| belief.from).collect();
-        grants.sort_unstable();
         for round in rounds {
-            let within = |from: Nanos, until: Nanos| {
-                let all = grants.iter().copied();
-                all.filter(move |at| (from..until).contains(at))
+            let of_group = |group: usize| {
+                let of_it = beliefs.iter().filter(move |belief| belief.group == group);
+                let mut grants: Vec<Nanos> = of_it
+                    .map(|belief| belief.from)
+                    .filter(|at| (round.from..round.until).contains(at))
+                    .collect();
+                grants.sort_unstable();
+                grants.extend([round.until]);
+                let mut last = round.from;
+                let gaps = grants.into_iter().map(|at| {
+                    let gap = at - last;
+                    last = at;
+                    gap
+                });
+                gaps.max().unwrap_or_default()
             };
-            let (mut last, mut gap) = (round.from, 0);
-            for at in within(round.from, round.until).chain([round.until]) {
-                gap = gap.max(at - last);
-                last = at;
-            }
-            seen.gaps.push(gap);
-            let before = within(round.from - 1_000 * MS, round.from).count();
-            seen.idle_before += usize::from(before == 0);
+            seen.gaps
+                .push((0..GROUPS).map(of_group).max().unwrap_or_default());
         }
         seen
     }
@@ -131,6 +138,7 @@ mod tests {
     fn belief(client: &str, from: Nanos, until: Nanos) -> Belief {
         Belief {
             lock: 0,
+            group: 0,
             client: client.into(),
             from: from * MS,
             until: until * MS,
@@ -178,16 +186,28 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_time_without_a_grant_includes_both_ends() {
+    fn the_longest_time_of_a_group_without_a_grant_includes_both_ends() {
         let round = |from: Nanos, until: Nanos| Round {
             from: from * MS,
             until: until * MS,
             took_effect: true,
         };
-        let beliefs = [belief("a", 90, 91), belief("b", 150, 151), belief("c", 160, 161)];
-        let seen = Seen::of(&beliefs, &[round(100, 200), round(155, 170), round(2_000, 2_009)]);
+        let mut beliefs = vec![
+            belief("a", 90, 91),
+            belief("b", 150, 151),
+            belief("c", 160, 161),
+        ];
+        let rounds = [round(100, 200), round(155, 170), round(2_000, 2_009)];
+        // The other group has nothing at all.
+        assert_eq!(
+            Seen::of(&beliefs, &rounds).gaps,
+            [100 * MS, 15 * MS, 9 * MS]
+        );
+        let mut others = beliefs.clone();
+        others.iter_mut().for_each(|belief| belief.group = 1);
+        beliefs.extend(others);
+        let seen = Seen::of(&beliefs, &rounds);
         assert_eq!(seen.gaps, [50 * MS, 10 * MS, 9 * MS]);
         assert_eq!((seen.longest_gap(), seen.median_gap()), (50 * MS, 10 * MS));
-        assert_eq!(seen.idle_before, 1);
     }
 }

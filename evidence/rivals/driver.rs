@@ -5,15 +5,15 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_integration::spawn;
 
-use crate::belief::{Belief, End, Nanos};
-use crate::contestant::{
-    Contestant, Driver, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS,
-};
+use crate::belief::{Belief, End, Nanos, GROUPS};
+use crate::contestant::{Contestant, Driver, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::Group;
 
 /// So long a driver may take to end after it was told.
@@ -60,7 +60,13 @@ pub struct Playing {
 
 impl Playing {
     /// Starts a driver with clients for each group. What it complains of goes to a file.
-    pub fn start(drivers: &Drivers, contestant: Contestant, groups: &[Group], log: &Path) -> Playing {
+    pub fn start(
+        drivers: &Drivers,
+        contestant: Contestant,
+        groups: &[Group],
+        granted: &Arc<[AtomicUsize; GROUPS]>,
+        log: &Path,
+    ) -> Playing {
         let mut command = drivers.command(contestant.driver());
         command.arg(contestant.word());
         for number in [
@@ -81,10 +87,13 @@ impl Playing {
             .stderr(log);
         let mut child = spawn(command).expect("the driver was built");
         let output = child.stdout.take().expect("it is a pipe");
+        let granted = Arc::clone(granted);
         let reader = thread::spawn(move || {
             let mut notes = Notes::default();
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                notes.add(&line);
+                if let Some(group) = notes.add(&line) {
+                    granted[group].fetch_add(1, Ordering::Relaxed);
+                }
             }
             notes.end()
         });
@@ -94,7 +103,7 @@ impl Playing {
     /// Tells it to end; what its clients believed.
     pub fn end(mut self) -> Vec<Belief> {
         drop(self.child.stdin.take());
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
                 break;
@@ -131,22 +140,30 @@ struct Notes {
 }
 
 impl Notes {
-    /// `grant CLIENT LOCK FROM LEASE-END`, `over CLIENT UNTIL released|lost|unknown`, in nanoseconds.
-    fn add(&mut self, line: &str) {
+    /// `grant GROUP-NUMBER LOCK FROM LEASE-END`, `over GROUP-NUMBER UNTIL released|lost|unknown`, in nanoseconds. Returns the group
+    /// if a lock was granted.
+    fn add(&mut self, line: &str) -> Option<usize> {
         let words: Vec<&str> = line.split(' ').collect();
         let time = |word: &str| word.parse::<Nanos>().expect("a time in nanoseconds");
         match words[..] {
             ["grant", client, lock, from, end] => {
                 let (from, end) = (time(from), time(end));
+                let group = client
+                    .split('-')
+                    .next()
+                    .and_then(|group| group.parse().ok());
+                let group = group.expect("a group and a number");
                 self.open
                     .insert(client.to_owned(), (self.beliefs.len(), end));
                 self.beliefs.push(Belief {
                     lock: lock.parse().expect("a number of a lock"),
+                    group,
                     client: client.to_owned(),
                     from,
                     until: end.max(from),
                     end: End::Unknown,
                 });
+                Some(group)
             }
             ["over", client, at, how] => {
                 let (belief, end) = self.open.remove(client).expect("it was granted before");
@@ -157,6 +174,7 @@ impl Notes {
                     "lost" if time(at) < end => End::Lost,
                     _ => End::Unknown,
                 };
+                None
             }
             _ => panic!("a driver said: {line}"),
         }
@@ -181,16 +199,20 @@ mod tests {
     fn the_lines_of_a_driver_are_beliefs() {
         let mut notes = Notes::default();
         for line in [
-            "grant a 3 10 100",
-            "grant b 3 20 90",
-            "over a 40 released",
-            "over b 95 lost",
-            "grant a 1 50 200",
-            "over a 60 lost",
+            "grant 0-a 3 10 100",
+            "grant 1-b 3 20 90",
+            "over 0-a 40 released",
+            "over 1-b 95 lost",
+            "grant 0-a 1 50 200",
+            "over 0-a 60 lost",
         ] {
             notes.add(line);
         }
-        let seen: Vec<_> = notes.end().iter().map(|b| (b.lock, b.from, b.until, b.end)).collect();
+        let seen: Vec<_> = notes
+            .end()
+            .iter()
+            .map(|b| (b.lock, b.from, b.until, b.end))
+            .collect();
         assert_eq!(
             seen,
             [

@@ -1,6 +1,6 @@
 //! Clients that are threads of this program: `SET NX PX` with `WAIT`, dlock, and no lock.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use dlock_integration::redis::Value;
 use dlock_integration::{command, reply_of, rivals, Wire};
 use fastrand::Rng;
 
-use crate::belief::{now, Belief, End, Nanos, MS};
+use crate::belief::{now, Belief, End, Nanos, GROUPS, MS};
 use crate::contestant::{Contestant, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::{ask_sentinel, Group};
 
@@ -39,31 +39,15 @@ const ELSEWHERE: [&str; 6] = [
 /// A client.
 pub struct Client<'a> {
     pub contestant: Contestant,
+    pub group: (usize, &'a Group),
     pub name: String,
-    pub group: &'a Group,
     pub over: &'a AtomicBool,
+    pub granted: &'a [AtomicUsize; GROUPS],
     pub random: Rng,
-    link: Option<Wire>,
+    pub link: Option<Wire>,
 }
 
-impl<'a> Client<'a> {
-    pub fn new(
-        contestant: Contestant,
-        name: String,
-        group: &'a Group,
-        over: &'a AtomicBool,
-        random: Rng,
-    ) -> Client<'a> {
-        Client {
-            contestant,
-            name,
-            group,
-            over,
-            random,
-            link: None,
-        }
-    }
-
+impl Client<'_> {
     /// Takes locks and gives them back until all is over. What it believed.
     pub fn work(mut self) -> Vec<Belief> {
         let mut beliefs = Vec::new();
@@ -78,6 +62,7 @@ impl<'a> Client<'a> {
                 continue;
             };
             let (from, end) = (now(), asked + LEASE_MS as Nanos * MS - ALLOWANCE);
+            self.granted[self.group.0].fetch_add(1, Ordering::Relaxed);
             sleep(Duration::from_millis(hold_ms));
             let given_back = now();
             let end_of_hold = match self.give_back(lock, &owner) {
@@ -87,6 +72,7 @@ impl<'a> Client<'a> {
             };
             beliefs.push(Belief {
                 lock,
+                group: self.group.0,
                 client: self.name.clone(),
                 from,
                 until: given_back.min(end).max(from),
@@ -105,8 +91,7 @@ impl<'a> Client<'a> {
             Contestant::Nothing(_) => Some(now()),
             _ => {
                 let asked = now();
-                let line =
-                    format!("DLOCK.ACQUIRE lock:{lock} {owner} {LEASE_MS} BLOCK {WAIT_MS}");
+                let line = format!("DLOCK.ACQUIRE lock:{lock} {owner} {LEASE_MS} BLOCK {WAIT_MS}");
                 let reply = self.ask(&line, BOUND + Duration::from_millis(WAIT_MS));
                 matches!(reply, Some(Value::Array(_))).then_some(asked)
             }
@@ -174,9 +159,9 @@ impl<'a> Client<'a> {
     /// next call asks the Sentinels again.
     fn call(&mut self, bytes: &[u8], bound: Duration) -> Option<Result<Value, String>> {
         if self.link.is_none() {
-            let sentinels = self.group.sentinels.iter();
+            let sentinels = self.group.1.sentinels.iter();
             let primary = sentinels.copied().find_map(ask_sentinel)?;
-            let way = self.group.ways.get(&primary)?;
+            let way = self.group.1.ways.get(&primary)?;
             self.link = Wire::open(*way, CONNECTING).ok();
         }
         let mut link = self.link.take()?;

@@ -20,30 +20,31 @@ mod here;
 mod page;
 mod scene;
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, panic};
 
 use clap::Parser;
 use fastrand::Rng;
 
-use crate::belief::{now, Belief, Round, Seen};
+use crate::belief::{now, Belief, Round, Seen, GROUPS};
 use crate::contestant::{Contestant, Driver, Fault, CLIENTS};
 use crate::driver::{Drivers, Playing};
 use crate::here::Client;
 use crate::page::{Page, Row};
 use crate::scene::Scene;
 
-/// The clients of a new cell work for so long before the first fault, and for so long between two.
-const START: Duration = Duration::from_secs(6);
-const CALM: Duration = Duration::from_secs(4);
+/// Before a fault each group of clients is granted so many locks, and they work for so long.
+const GRANTS: usize = 10;
+const CALM: Duration = Duration::from_secs(3);
 
-/// Clients without a lock work for so long.
-const PLANTED: Duration = Duration::from_secs(2);
+/// So long clients may take until they are granted that.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command line.
 #[derive(Parser)]
@@ -54,7 +55,7 @@ struct Options {
     /// Where the page goes
     #[arg(long, default_value = "target/rivals")]
     results: PathBuf,
-    /// One fault of each kind for each lock, instead of five
+    /// One fault of each kind for each lock, instead of six
     #[arg(long)]
     quick: bool,
     /// Faults of each kind for each lock
@@ -75,7 +76,7 @@ struct Options {
 
 impl Options {
     fn rounds(&self) -> usize {
-        self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
+        self.rounds.unwrap_or(if self.quick { 1 } else { 6 })
     }
 
     fn cells(&self) -> Vec<(Contestant, Fault)> {
@@ -94,37 +95,67 @@ impl Options {
     }
 }
 
-/// The clients of a cell, at work.
+/// The clients of a cell, at work while something happens.
 fn play(
     contestant: Contestant,
     scene: &mut Scene,
     drivers: &Drivers,
     log: &Path,
     seed: u64,
-    happen: impl FnOnce(&mut Scene) -> Vec<Round>,
+    happen: impl FnOnce(&mut Scene, &dyn Fn()) -> Vec<Round>,
 ) -> (Vec<Belief>, Vec<Round>) {
     let groups = scene.groups.clone();
+    let granted: Arc<[AtomicUsize; GROUPS]> = Arc::default();
+    let await_work = || {
+        let counts = || {
+            (*granted)
+                .each_ref()
+                .map(|count| count.load(Ordering::Relaxed))
+        };
+        let (before, begun) = (counts(), Instant::now());
+        let work = |now: [usize; GROUPS]| {
+            let mut pairs = now.iter().zip(before);
+            pairs.all(|(now, before)| *now >= before + GRANTS)
+        };
+        while !work(counts()) {
+            assert!(begun.elapsed() < PATIENCE, "a group gets no locks");
+            sleep(Duration::from_millis(20));
+        }
+        sleep(CALM);
+    };
     if contestant.driver() != Driver::Here {
-        let playing = Playing::start(drivers, contestant, &groups, log);
-        let rounds = happen(scene);
+        let playing = Playing::start(drivers, contestant, &groups, &granted, log);
+        let rounds = happen(scene, &await_work);
         return (playing.end(), rounds);
     }
     let (over, mut random) = (AtomicBool::new(false), Rng::with_seed(seed));
-    thread::scope(|scope| {
+    thread::scope(|threads_of| {
         let mut threads = Vec::new();
         for (at, group) in groups.iter().enumerate() {
             for number in 0..CLIENTS {
-                let name = format!("{at}-{number}");
-                let client = Client::new(contestant, name, group, &over, random.fork());
-                threads.push(scope.spawn(move || client.work()));
+                let client = Client {
+                    contestant,
+                    group: (at, group),
+                    name: format!("{at}-{number}"),
+                    over: &over,
+                    granted: &granted,
+                    random: random.fork(),
+                    link: None,
+                };
+                threads.push(threads_of.spawn(move || client.work()));
             }
         }
-        let rounds = happen(scene);
+        // The scope waits for the clients even if this panics.
+        let rounds = panic::catch_unwind(AssertUnwindSafe(|| happen(scene, &await_work)));
         over.store(true, Ordering::Relaxed);
         let beliefs = threads
             .into_iter()
             .flat_map(|thread| thread.join().expect("a client does not panic"));
-        (beliefs.collect(), rounds)
+        let beliefs = beliefs.collect();
+        match rounds {
+            Ok(rounds) => (beliefs, rounds),
+            Err(panicked) => panic::resume_unwind(panicked),
+        }
     })
 }
 
@@ -134,15 +165,25 @@ fn planted(options: &Options, drivers: &Drivers, logs: &Path) -> Result<usize, S
     for contestant in Contestant::PLANTED {
         let mut scene = Scene::start(contestant);
         let log = logs.join(format!("nothing-{:?}.log", contestant.driver()));
-        let (beliefs, _) = play(contestant, &mut scene, drivers, &log, options.seed, |_| {
-            sleep(PLANTED);
-            Vec::new()
-        });
+        let (beliefs, _) = play(
+            contestant,
+            &mut scene,
+            drivers,
+            &log,
+            options.seed,
+            |_, await_work| {
+                await_work();
+                Vec::new()
+            },
+        );
         let seen = Seen::of(&beliefs, &[]);
         if seen.twice == 0 {
             return Err(format!("{contestant}: two that believed were not seen"));
         }
-        println!("{contestant}: believed by two {} times, as it must be", seen.twice);
+        println!(
+            "{contestant}: believed by two {} times, as it must be",
+            seen.twice
+        );
         reported += seen.twice;
     }
     Ok(reported)
@@ -157,7 +198,7 @@ fn cell(
 ) -> Row {
     let mut scene = Scene::start(contestant);
     let versions = scene.versions();
-    let mut random = Rng::with_seed(options.seed ^ fault.word().len() as u64);
+    let mut random = Rng::with_seed(options.seed);
     let log = logs.join(format!("{}-{}.log", contestant.word(), fault.word()));
     let count = options.rounds();
     let (beliefs, rounds) = play(
@@ -166,13 +207,14 @@ fn cell(
         drivers,
         &log,
         options.seed,
-        |scene| {
-            sleep(START);
+        |scene, await_work| {
+            await_work();
             let mut rounds: Vec<Round> = Vec::new();
             for _ in 0..count {
                 sleep(Duration::from_millis(random.u64(..500)));
                 let mut round = scene.inflict(fault, &mut random);
-                sleep(CALM + scene.settling());
+                sleep(scene.settling());
+                await_work();
                 round.until = now();
                 rounds.push(round);
             }
@@ -180,8 +222,17 @@ fn cell(
         },
     );
     let record: String = (beliefs.iter())
-        .map(|b| format!("{} {} {} {} {:?}\n", b.lock, b.client, b.from, b.until, b.end))
-        .chain(rounds.iter().map(|r| format!("fault {} {}\n", r.from, r.until)))
+        .map(|b| {
+            format!(
+                "{} {} {} {} {:?}\n",
+                b.lock, b.client, b.from, b.until, b.end
+            )
+        })
+        .chain(
+            rounds
+                .iter()
+                .map(|r| format!("fault {} {}\n", r.from, r.until)),
+        )
         .collect();
     fs::write(log.with_extension("beliefs"), record).expect("the directory can be written to");
     Row {

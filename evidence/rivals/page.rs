@@ -7,9 +7,7 @@ use std::process::Command;
 use std::{fs, io, thread};
 
 use crate::belief::{Nanos, Seen, MS};
-use crate::contestant::{
-    Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS,
-};
+use crate::contestant::{Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::{AFTER, DOWN_AFTER_MS, QUARANTINE_MS, REPL_TIMEOUT};
 
 /// What was seen of a lock under a fault.
@@ -110,7 +108,10 @@ impl Page {
             add(format_args!("{row}"));
         }
         add(format_args!("\n## How to read it\n\n{}", self.meaning()));
-        add(format_args!("\n## Configuration\n\n{}", self.configuration()));
+        add(format_args!(
+            "\n## Configuration\n\n{}",
+            self.configuration()
+        ));
         text
     }
 
@@ -120,7 +121,7 @@ impl Page {
              - **believed by two**: grants of a lock in which another client still believed. A client believes from the answer that grants \
              the lock until it begins to give it back, or until its lease ends by its own clock. *Longest* is the longest such time together.\n\
              - **lost**: the lock was gone when its holder gave it back, although its lease had not ended.\n\
-             - **no grants**: the longest time between two grants of any lock to any client, from a fault to the next. *Median* and *at most* \
+             - **no grants**: the longest time in which one of the two groups of clients was granted nothing, from a fault to the next. *Median* and *at most* \
              are over the faults.",
             self.rounds
         )
