@@ -43,7 +43,7 @@ use crate::scene::Scene;
 const GRANTS: usize = 10;
 const CALM: Duration = Duration::from_secs(3);
 
-/// So long clients may take until they are granted that.
+/// So long clients may take until they are granted that. What they have not got then shows as a time without grants.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command line.
@@ -117,8 +117,7 @@ fn play(
             let mut pairs = now.iter().zip(before);
             pairs.all(|(now, before)| *now >= before + GRANTS)
         };
-        while !work(counts()) {
-            assert!(begun.elapsed() < PATIENCE, "a group gets no locks");
+        while !work(counts()) && begun.elapsed() < PATIENCE {
             sleep(Duration::from_millis(20));
         }
         sleep(CALM);
