@@ -55,7 +55,7 @@ struct Options {
     /// Where the page goes
     #[arg(long, default_value = "target/rivals")]
     results: PathBuf,
-    /// One fault of each kind for each lock, instead of six
+    /// One fault of each kind for each lock, instead of five
     #[arg(long)]
     quick: bool,
     /// Faults of each kind for each lock
@@ -76,7 +76,7 @@ struct Options {
 
 impl Options {
     fn rounds(&self) -> usize {
-        self.rounds.unwrap_or(if self.quick { 1 } else { 6 })
+        self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
     }
 
     fn cells(&self) -> Vec<(Contestant, Fault)> {
@@ -238,6 +238,7 @@ fn cell(
         contestant,
         fault,
         seen: Seen::of(&beliefs, &rounds),
+        tilted: rounds.iter().filter(|round| round.tilted).count(),
         without_effect: rounds.iter().filter(|round| !round.took_effect).count(),
         versions,
     }
@@ -260,19 +261,17 @@ fn main() -> ExitCode {
     let failed = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..options.lanes {
-            scope.spawn(|| loop {
-                let Some(of) = cells.get(next.fetch_add(1, Ordering::Relaxed)) else {
-                    break;
-                };
-                let played = panic::catch_unwind(|| cell(*of, &options, &drivers, &logs));
-                match played {
-                    Ok(row) => {
-                        println!("{row}");
-                        rows.lock().expect("no lane panics with it").push(row);
-                    }
-                    Err(_) => {
-                        println!("{}, {}: not played to its end", of.0, of.1);
-                        failed.store(true, Ordering::Relaxed);
+            scope.spawn(|| {
+                while let Some(of) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match panic::catch_unwind(|| cell(*of, &options, &drivers, &logs)) {
+                        Ok(row) => {
+                            println!("{row}");
+                            rows.lock().expect("no lane panics with it").push(row);
+                        }
+                        Err(_) => {
+                            println!("{}, {}: not played to its end", of.0, of.1);
+                            failed.store(true, Ordering::Relaxed);
+                        }
                     }
                 }
             });

@@ -15,6 +15,8 @@ pub struct Row {
     pub contestant: Contestant,
     pub fault: Fault,
     pub seen: Seen,
+    /// Faults whose time does not count.
+    pub tilted: usize,
     /// Faults after which no replica was promoted.
     pub without_effect: usize,
     /// The server's, and the module's.
@@ -28,8 +30,9 @@ impl Row {
         if self.without_effect > 0 {
             failed.push(format!("{} faults had no effect", self.without_effect));
         }
-        if self.seen.gaps.len() != rounds {
-            failed.push(format!("{} faults, not {rounds}", self.seen.gaps.len()));
+        let played = self.seen.gaps.len() + self.tilted;
+        if played != rounds {
+            failed.push(format!("{played} faults, not {rounds}"));
         }
         if self.seen.grants < 10 {
             failed.push(format!("only {} grants", self.seen.grants));
@@ -49,15 +52,23 @@ impl fmt::Display for Row {
             0 => "none | –".to_owned(),
             twice => format!("**{twice}** | {:.1} s", seconds(seen.longest)),
         };
+        let timed = seen.gaps.len();
+        let gap = match timed {
+            0 => "– | –".to_owned(),
+            _ => format!(
+                "{:.1} s | {:.1} s",
+                seconds(seen.median_gap()),
+                seconds(seen.longest_gap())
+            ),
+        };
         write!(
             f,
-            "| {} | {} | {} | {twice} | {} | {:.1} s | {:.1} s |",
+            "| {} | {} | {} | {twice} | {} | {gap} | {timed} of {} |",
             self.contestant,
             self.fault,
             seen.grants,
             seen.lost,
-            seconds(seen.median_gap()),
-            seconds(seen.longest_gap()),
+            timed + self.tilted,
         )
     }
 }
@@ -101,8 +112,8 @@ impl Page {
             ));
         }
         add(format_args!(
-            "| lock | the primary is | grants | believed by two | longest | lost | no grants, median | at most |\n\
-             |---|---|---:|---:|---:|---:|---:|---:|"
+            "| lock | the primary is | grants | believed by two | longest | lost | no grants, median | at most | timed |\n\
+             |---|---|---:|---:|---:|---:|---:|---:|---:|"
         ));
         for row in &self.rows {
             add(format_args!("{row}"));
@@ -122,7 +133,8 @@ impl Page {
              the lock until it begins to give it back, or until its lease ends by its own clock. *Longest* is the longest such time together.\n\
              - **lost**: the lock was gone when its holder gave it back, although its lease had not ended.\n\
              - **no grants**: the longest time in which one of the two groups of clients was granted nothing, from a fault to the next. *Median* and *at most* \
-             are over the faults.",
+             are over the faults that are *timed*: in the others a Sentinel was in TILT, its answer to a machine too busy to run its \
+             timer, in which it promotes nobody.",
             self.rounds
         )
     }
@@ -200,6 +212,7 @@ mod tests {
                 gaps: vec![MS],
                 ..Seen::default()
             },
+            tilted: 0,
             without_effect: 0,
             versions: ("Redis 7".into(), None),
         }

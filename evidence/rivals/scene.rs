@@ -218,7 +218,7 @@ impl Scene {
             true => random.usize(..self.nodes.len()),
             false => self.primary().expect("all were together before"),
         };
-        let from = now();
+        let (from, tilts) = (now(), self.tilts());
         let took_effect = match self.sentinels.is_empty() {
             true => self.inflict_on_master(fault, number),
             false => self.inflict_on_primary(fault, number, random),
@@ -229,7 +229,16 @@ impl Scene {
             from,
             until: now(),
             took_effect,
+            // Who was in it before has not left it, or has in this round.
+            tilted: self.tilts() != tilts || tilts.0 != tilts.1,
         }
+    }
+
+    /// Returns how often Sentinels have seen their timers stand still, and how often that was over.
+    fn tilts(&self) -> (usize, usize) {
+        let logs: String = self.sentinels.iter().map(Sentinel::log).collect();
+        let count = |mark: &str| logs.matches(mark).count();
+        (count(" +tilt "), count(" -tilt "))
     }
 
     fn inflict_on_primary(&mut self, fault: Fault, number: usize, random: &mut Rng) -> bool {
