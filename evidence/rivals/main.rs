@@ -239,7 +239,9 @@ fn cell(
         fault,
         seen: Seen::of(&beliefs, &rounds),
         tilted: rounds.iter().filter(|round| round.tilted).count(),
-        without_effect: rounds.iter().filter(|round| !round.took_effect).count(),
+        without_effect: (rounds.iter())
+            .filter(|round| !round.took_effect && !round.tilted)
+            .count(),
         versions,
     }
 }

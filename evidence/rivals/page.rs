@@ -17,7 +17,7 @@ pub struct Row {
     pub seen: Seen,
     /// Faults whose time does not count.
     pub tilted: usize,
-    /// Faults after which no replica was promoted.
+    /// Faults after which no replica was promoted, although no Sentinel was in TILT.
     pub without_effect: usize,
     /// The server's, and the module's.
     pub versions: (String, Option<String>),
