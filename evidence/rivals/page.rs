@@ -52,6 +52,11 @@ impl fmt::Display for Row {
             0 => "none | –".to_owned(),
             twice => format!("**{twice}** | {:.1} s", seconds(seen.longest)),
         };
+        let fault = match (self.contestant, self.fault) {
+            (Contestant::Redlock, Fault::Cut) => "cut off (one master)".to_owned(),
+            (Contestant::Redlock, fault) => format!("{fault} (one master)"),
+            (_, fault) => fault.to_string(),
+        };
         let timed = seen.gaps.len();
         let gap = match timed {
             0 => "– | –".to_owned(),
@@ -63,9 +68,8 @@ impl fmt::Display for Row {
         };
         write!(
             f,
-            "| {} | {} | {} | {twice} | {} | {gap} | {timed} of {} |",
+            "| {} | {fault} | {} | {twice} | {} | {gap} | {timed} of {} |",
             self.contestant,
-            self.fault,
             seen.grants,
             seen.lost,
             timed + self.tilted,
