@@ -102,7 +102,7 @@ clocks: build ## Step the wall clocks of a primary and its replicas under load: 
 disks: build ## Cut the AOF at any byte, and lose the newest of it under load: what is left, how often two owners (two minutes)
 	@cargo run --quiet --release --bin disks -- --results '$(TARGET)/disks' $(ARGS)
 
-rivals: build ## Kill, stop, stall and cut off the primary of Redisson, redlock, SET NX with WAIT and dlock, in 25 minutes (QUICK=1: five)
+rivals: build ## Kill, stop, stall and cut off the primary of Redisson, redlock, SET NX with WAIT and dlock, in 15 minutes (QUICK=1: four)
 	@evidence/rivals/install.sh '$(TARGET)/rivals'
 	@cargo run --quiet --release --bin rivals -- --drivers '$(TARGET)/rivals' --results '$(TARGET)/rivals' $(if $(QUICK),--quick) $(ARGS)
 
