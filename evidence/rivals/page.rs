@@ -178,15 +178,17 @@ impl Page {
 
     fn place(&self) -> String {
         let servers = self.rows.first().map(|row| row.versions.0.clone());
+        let load = fs::read_to_string("/proc/loadavg").unwrap_or_else(|_| "unknown".into());
         let module = self.rows.iter().find_map(|row| row.versions.1.clone());
         format!(
-            "{}, {}, {}, dlock {}, {} cores, {}",
+            "{}, {}, {}, dlock {}, {} cores, {}, load at the end {}",
             said("date", &["-u", "+%F"]),
             servers.unwrap_or_default(),
             self.drivers,
             module.unwrap_or_else(|| "not played".into()),
             thread::available_parallelism().map_or(1, usize::from),
-            said("uname", &["-srm"])
+            said("uname", &["-srm"]),
+            load.split(' ').next().unwrap_or("unknown")
         )
     }
 }
