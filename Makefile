@@ -41,7 +41,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 .PHONY: help run test test-engine demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny
-.PHONY: check check-long explore fuzz memcheck chaos judge clocks disks clients bench-clients packages cli observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos judge clocks disks rivals clients bench-clients packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
 
@@ -101,6 +101,10 @@ clocks: build ## Step the wall clocks of a primary and its replicas under load: 
 
 disks: build ## Cut the AOF at any byte, and lose the newest of it under load: what is left, how often two owners (two minutes)
 	@cargo run --quiet --release --bin disks -- --results '$(TARGET)/disks' $(ARGS)
+
+rivals: build ## Kill, stop, stall and cut off the primary of Redisson, redlock, SET NX with WAIT and dlock, in 15 minutes (QUICK=1: four)
+	@evidence/rivals/install.sh '$(TARGET)/rivals'
+	@cargo run --quiet --release --bin rivals -- --drivers '$(TARGET)/rivals' --results '$(TARGET)/rivals' $(if $(QUICK),--quick) $(ARGS)
 
 check: built ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check

@@ -53,12 +53,25 @@ impl Network {
     /// # Panics
     /// When no port can be had.
     pub fn door(&self, party: Party) -> Door {
+        self.door_for(party, None)
+    }
+
+    /// A door to a server of that party whose guests are all of one party, whatever their address: for programs that cannot
+    /// choose the address from which they connect.
+    ///
+    /// # Panics
+    /// When no port can be had.
+    pub fn entrance(&self, party: Party, guests: Party) -> Door {
+        self.door_for(party, Some(guests))
+    }
+
+    fn door_for(&self, party: Party, guests: Option<Party>) -> Door {
         let port = crate::machine::port::free();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
         listener.set_nonblocking(true).expect("a socket option");
         let target = Arc::new(AtomicU16::new(0));
         let (state, to) = (self.state.clone(), target.clone());
-        thread::spawn(move || open(&listener, &state, &to, party));
+        thread::spawn(move || open(&listener, &state, &to, party, guests));
         Door { port, target }
     }
 
@@ -134,7 +147,13 @@ impl State {
     }
 }
 
-fn open(listener: &TcpListener, state: &Arc<State>, target: &AtomicU16, party: Party) {
+fn open(
+    listener: &TcpListener,
+    state: &Arc<State>,
+    target: &AtomicU16,
+    party: Party,
+    guests: Option<Party>,
+) {
     while !state.has_ended() {
         let Ok((guest, address)) = listener.accept() else {
             thread::sleep(INTERVAL);
@@ -143,6 +162,7 @@ fn open(listener: &TcpListener, state: &Arc<State>, target: &AtomicU16, party: P
         let IpAddr::V4(from) = address.ip() else {
             continue;
         };
+        let from = guests.unwrap_or(from);
         let (state, port) = (state.clone(), target.load(Ordering::Relaxed));
         thread::spawn(move || lead(guest, from, &state, party, port));
     }
