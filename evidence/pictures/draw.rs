@@ -25,16 +25,21 @@ text{font:14px system-ui,sans-serif;fill:#1f2328}\
 .box.busy{fill:#ddf4ff;stroke:#0969da}.box.free{fill:none;stroke:#818b98;stroke-dasharray:4 3}\
 .line{stroke:#818b98;fill:none}.arrow{stroke:#59636e;stroke-width:1.5;fill:none}.arrow.good{stroke:#1a7f37}\
 .arrow.bad{stroke:#cf222e}.arrow.dashed{stroke-dasharray:5 4}\
-.curve{fill:none!important;stroke-width:1.5}.curve.c0{stroke:#0969da;stroke-width:3}.curve.c1{stroke:#9a6700}.curve.c2{stroke:#1a7f37}\
-.curve.c3{stroke:#bf3989}.curve.c4{stroke:#1b7c83}.curve.c5{stroke:#59636e}\
-.c0{fill:#0969da;font-weight:600}.c1{fill:#9a6700}.c2{fill:#1a7f37}.c3{fill:#bf3989}.c4{fill:#1b7c83}.c5{fill:#59636e}\
 .head{fill:#59636e}.head.good{fill:#1a7f37}.head.bad{fill:#cf222e}\
 @media(prefers-color-scheme:dark){text{fill:#f0f6fc}.soft{fill:#9198a1}\
 .box{fill:#151b23;stroke:#656c76}.box.good{fill:#12261e;stroke:#3fb950}.box.bad{fill:#25171c;stroke:#f85149}\
-.box.busy{fill:#121d2f;stroke:#4493f8}.line{stroke:#656c76}\
-.curve.c0{stroke:#4493f8}.curve.c1{stroke:#d29922}.curve.c2{stroke:#3fb950}.curve.c3{stroke:#db61a2}.curve.c4{stroke:#39c5cf}\
-.curve.c5{stroke:#9198a1}.c0{fill:#4493f8}.c1{fill:#d29922}.c2{fill:#3fb950}.c3{fill:#db61a2}.c4{fill:#39c5cf}.c5{fill:#9198a1}.arrow{stroke:#9198a1}.arrow.good{stroke:#3fb950}\
+.box.busy{fill:#121d2f;stroke:#4493f8}.line{stroke:#656c76}.arrow{stroke:#9198a1}.arrow.good{stroke:#3fb950}\
 .arrow.bad{stroke:#f85149}.head{fill:#9198a1}.head.good{fill:#3fb950}.head.bad{fill:#f85149}}";
+
+/// The colours of curves and of their names, in both colour schemes, for the pictures that have some.
+const CURVES: &str = "\
+path.curve{fill:none;stroke-width:1.5}path.c0{stroke:#0969da;stroke-width:3}path.c1{stroke:#9a6700}path.c2{stroke:#1a7f37}\
+path.c3{stroke:#bf3989}path.c4{stroke:#1b7c83}path.c5{stroke:#59636e}\
+text.c0{fill:#0969da;font-weight:600}text.c1{fill:#9a6700}text.c2{fill:#1a7f37}text.c3{fill:#bf3989}text.c4{fill:#1b7c83}\
+text.c5{fill:#59636e}\
+@media(prefers-color-scheme:dark){path.c0{stroke:#4493f8}path.c1{stroke:#d29922}path.c2{stroke:#3fb950}path.c3{stroke:#db61a2}\
+path.c4{stroke:#39c5cf}path.c5{stroke:#9198a1}text.c0{fill:#4493f8}text.c1{fill:#d29922}text.c2{fill:#3fb950}text.c3{fill:#db61a2}\
+text.c4{fill:#39c5cf}text.c5{fill:#9198a1}}";
 
 /// Returns the picture as SVG.
 ///
@@ -66,9 +71,13 @@ pub fn picture(text: &str, project: &Path) -> Result<String, String> {
     }
     let [width, height] = size.ok_or("no size")?;
     let title = escaped(title);
+    let curves = match body.contains("class=\"curve") {
+        true => CURVES,
+        false => "",
+    };
     Ok(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" role=\"img\">\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n{body}</svg>\n"
+         <title>{title}</title>\n<style>{STYLE}{curves}</style>\n{body}</svg>\n"
     ))
 }
 
@@ -245,25 +254,46 @@ fn curves(line: &str, project: &Path) -> Option<String> {
     for (value, words) in &ticks {
         let at = place(*value);
         let right = x + width;
-        let _ = writeln!(drawn, "<path class=\"line\" opacity=\".4\" d=\"M{x} {at:.1}H{right}\"/>");
+        let _ = writeln!(
+            drawn,
+            "<path class=\"line\" opacity=\".4\" d=\"M{x} {at:.1}H{right}\"/>"
+        );
         drawn += &label(x - 8.0, (at + 5.0).round(), "soft right", words);
     }
     for (at, words) in across.iter().enumerate() {
-        drawn += &label((x + step * at as f64).round(), y + height + 20.0, "soft middle", words);
+        drawn += &label(
+            (x + step * at as f64).round(),
+            y + height + 20.0,
+            "soft middle",
+            words,
+        );
     }
     let mut ends = Vec::new();
     for (number, row) in rows.iter().enumerate() {
         let points = row[1..].iter().enumerate();
-        let points = points.filter_map(|(at, cell)| Some((x + step * at as f64, place(largest(cell)?))));
+        let points =
+            points.filter_map(|(at, cell)| Some((x + step * at as f64, place(largest(cell)?))));
         let points: Vec<(f64, f64)> = points.collect();
-        let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
-        let _ = writeln!(drawn, "<path class=\"curve c{number}\" d=\"M{}\"/>", path.join("L"));
+        let path: Vec<String> = points
+            .iter()
+            .map(|(x, y)| format!("{x:.1} {y:.1}"))
+            .collect();
+        let _ = writeln!(
+            drawn,
+            "<path class=\"curve c{number}\" d=\"M{}\"/>",
+            path.join("L")
+        );
         ends.push((points.last()?.1, number, &row[0]));
     }
     ends.sort_by(|one, other| one.0.total_cmp(&other.0));
     let wanted: Vec<f64> = ends.iter().map(|end| end.0).collect();
     for (at, (_, number, words)) in apart(&wanted, y + height).into_iter().zip(ends) {
-        drawn += &label(x + width + 10.0, (at + 5.0).round(), &format!("c{number}"), words);
+        drawn += &label(
+            x + width + 10.0,
+            (at + 5.0).round(),
+            &format!("c{number}"),
+            words,
+        );
     }
     Some(drawn)
 }

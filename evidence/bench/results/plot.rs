@@ -207,7 +207,11 @@ fn a_way_without_figures_has_no_row() {
         vec![("2".to_owned(), value), ("10".to_owned(), None)]
     };
     assert_eq!(
-        table("waits", &[("known", "dlock"), ("unknown", "another")], figures),
+        table(
+            "waits",
+            &[("known", "dlock"), ("unknown", "another")],
+            figures
+        ),
         "| waits | 2 | 10 |\n|---|---|---|\n| dlock | 7 | |\n"
     );
 }
