@@ -10,8 +10,7 @@ show() {
 target=$1
 directory=$2
 show bench/full/bench.json bench.json
-show bench/full/pair.svg pair.svg
-show bench/full/hot-lock.svg hot-lock.svg
+show bench/full/plots.md plots.md
 show bench/servers/servers.md servers.md
 show bench-peers/full/peers.md peers.md
 show chaos/table.md chaos-table.md

@@ -33,7 +33,14 @@ page() {
         /^```$/ { if (on && match(text, /public class [A-Za-z]+/))
             printf "%s", text >(dir "/" substr(text, RSTART + 13, RLENGTH - 13) ".java"); on = 0 }
         on { text = text $0 "\n" }' README.md
-    [ "$(find "$dir" -name '*.java' | wc -l)" -ge 3 ]
+    mkdir "$dir/spring"
+    mv "$dir/Orders.java" "$dir/spring"
+    [ "$(find "$dir" -maxdepth 1 -name '*.java' | wc -l)" -ge 3 ]
+    strictly "$(cat "$dir/classpath")" "$dir"/*.java
+}
+# A reader's build may refuse every warning.
+strictly() { # CLASSPATH FILE…
+    javac -Xlint:all -Werror -parameters -proc:none -d "$target/page/classes" -cp "$@"
 }
 # A program of Spring Boot that has the starter and nothing else.
 boot() { # VERSION
@@ -60,6 +67,7 @@ case ${1:-} in
     page
     for version in "${boots[@]}"; do
         boot "$version"
+        strictly "$(cat "$target/boot-$version/classpath")" "$target/page/spring/Orders.java"
     done
     exit
     ;;

@@ -295,7 +295,7 @@ fn holder_is_killed(scene: &mut Scene) -> Seen {
     }
     let text = match stuck {
         0 => format!(
-            "stuck: 0 of {rounds}\nthe next has it within {}",
+            "stuck: 0 of {rounds}\nthe next holds it within {}",
             millis(longest)
         ),
         stuck => format!("stuck for ever: {stuck} of {rounds}"),
@@ -348,7 +348,7 @@ fn slow_work(scene: &mut Scene) -> Seen {
     Seen {
         wrong: stolen,
         arose: slow > 0 && lost + stolen >= slow,
-        text: stolen_and_told(scene, stolen, lost, &format!("{slow} slow works")),
+        text: stolen_and_noticed(scene, stolen, lost, &format!("{slow} slow works")),
     }
 }
 
@@ -393,14 +393,14 @@ fn stopped_at_any_moment(scene: &mut Scene) -> Seen {
     Seen {
         wrong: stolen,
         arose: stolen + lost > 0,
-        text: stolen_and_told(scene, stolen, lost, &format!("{stops} stops")),
+        text: stolen_and_noticed(scene, stolen, lost, &format!("{stops} stops")),
     }
 }
 
-fn stolen_and_told(scene: &Scene, stolen: u64, lost: u64, of: &str) -> String {
+fn stolen_and_noticed(scene: &Scene, stolen: u64, lost: u64, of: &str) -> String {
     match scene.way {
         Way::Dlock(_) | Way::Misused(_) => {
-            format!("locks stolen: {stolen} in {of}\ntold NOTHELD: {lost}")
+            format!("locks stolen: {stolen} in {of}\nNOTHELD replies: {lost}")
         }
         _ => format!("locks stolen: {stolen} in {of}"),
     }
@@ -471,14 +471,14 @@ fn late_write(scene: &mut Scene) -> Seen {
             other => panic!("it says {other:?}"),
         }
     }
-    let told = match fenced {
+    let refused = match fenced {
         0 => String::new(),
         fenced => format!("\nFENCED: {fenced}"),
     };
     Seen {
         wrong: landed,
         arose: landed + fenced == rounds,
-        text: format!("late writes landed: {landed} of {rounds}{told}"),
+        text: format!("late writes landed: {landed} of {rounds}{refused}"),
     }
 }
 
@@ -552,7 +552,7 @@ fn next_is_killed(scene: &mut Scene) -> Seen {
         .said_within("held", given, PATIENCE)
         .expect("the next has it in the end");
     let text = match stands_free {
-        true => format!("the lock stands free for {}", millis(waited)),
+        true => format!("the lock is free for {}", millis(waited)),
         false => format!(
             "handed over at once\nthe next knows within {}",
             millis(waited)

@@ -9,6 +9,8 @@
 //! | `arrow X Y X Y STYLE WORDS` | an arrow with words above its middle; `plain`, `good`, `bad`, or `dashed` |
 //! | `line X Y X Y` | a thin line |
 //! | `bars X Y W FILE HEADING` | a bar for each row of the table of FILE that begins with HEADING: its second column; a line to its third |
+//! | `column X Y W NUMBER FILE HEADING` | words and a bar for each row of such a table: the column of this number, on one scale with the others |
+//! | `curves X Y W H SCALE FILE HEADING` | a curve for each row of such a table, over the numbers in its heading; the scale is `linear` or `powers` of ten |
 
 use std::fmt::Write;
 use std::fs;
@@ -28,6 +30,16 @@ text{font:14px system-ui,sans-serif;fill:#1f2328}\
 .box{fill:#151b23;stroke:#656c76}.box.good{fill:#12261e;stroke:#3fb950}.box.bad{fill:#25171c;stroke:#f85149}\
 .box.busy{fill:#121d2f;stroke:#4493f8}.line{stroke:#656c76}.arrow{stroke:#9198a1}.arrow.good{stroke:#3fb950}\
 .arrow.bad{stroke:#f85149}.head{fill:#9198a1}.head.good{fill:#3fb950}.head.bad{fill:#f85149}}";
+
+/// The colours of curves and of their names, in both colour schemes, for the pictures that have some.
+const CURVES: &str = "\
+path.curve{fill:none;stroke-width:1.5}path.c0{stroke:#0969da;stroke-width:3}path.c1{stroke:#9a6700}path.c2{stroke:#1a7f37}\
+path.c3{stroke:#bf3989}path.c4{stroke:#1b7c83}path.c5{stroke:#59636e}\
+text.c0{fill:#0969da;font-weight:600}text.c1{fill:#9a6700}text.c2{fill:#1a7f37}text.c3{fill:#bf3989}text.c4{fill:#1b7c83}\
+text.c5{fill:#59636e}\
+@media(prefers-color-scheme:dark){path.c0{stroke:#4493f8}path.c1{stroke:#d29922}path.c2{stroke:#3fb950}path.c3{stroke:#db61a2}\
+path.c4{stroke:#39c5cf}path.c5{stroke:#9198a1}text.c0{fill:#4493f8}text.c1{fill:#d29922}text.c2{fill:#3fb950}text.c3{fill:#db61a2}\
+text.c4{fill:#39c5cf}text.c5{fill:#9198a1}}";
 
 /// Returns the picture as SVG.
 ///
@@ -52,14 +64,20 @@ pub fn picture(text: &str, project: &Path) -> Result<String, String> {
                 let _ = writeln!(body, r#"<path class="line" d="M{x1} {y1}L{x2} {y2}"/>"#);
             }
             "bars" => body += &bars(rest, project).ok_or_else(wrong)?,
+            "column" => body += &column(rest, project).ok_or_else(wrong)?,
+            "curves" => body += &curves(rest, project).ok_or_else(wrong)?,
             _ => return Err(wrong()),
         }
     }
     let [width, height] = size.ok_or("no size")?;
     let title = escaped(title);
+    let curves = match body.contains("class=\"curve") {
+        true => CURVES,
+        false => "",
+    };
     Ok(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" role=\"img\">\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n{body}</svg>\n"
+         <title>{title}</title>\n<style>{STYLE}{curves}</style>\n{body}</svg>\n"
     ))
 }
 
@@ -137,17 +155,15 @@ fn largest(cell: &str) -> Option<f64> {
 fn bars(line: &str, project: &Path) -> Option<String> {
     let ([x, y, width], rest) = numbers(line)?;
     let (file, heading) = rest.split_once(' ')?;
-    let page = fs::read_to_string(project.join(file)).ok()?;
-    let rows = page.lines().skip_while(|line| !line.starts_with(heading));
-    let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
-    let rows: Vec<(String, f64, f64)> = rows
+    let rows: Vec<(String, f64, f64)> = table(project, file, heading)?
+        .iter()
+        .skip(1)
         .map(|row| {
-            let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
-            let [what, median, most] = cells[..] else {
+            let [what, median, most] = &row[..] else {
                 return None;
             };
             let median = largest(median)?;
-            Some((what.replace('`', ""), median, largest(most)?.max(median)))
+            Some((what.clone(), median, largest(most)?.max(median)))
         })
         .collect::<Option<_>>()?;
     let most = rows.iter().map(|row| row.2).reduce(f64::max)?;
@@ -175,4 +191,167 @@ fn bars(line: &str, project: &Path) -> Option<String> {
         );
     }
     Some(drawn)
+}
+
+/// The cells of the first table of a page that begins with this heading, which is the first row.
+fn table(project: &Path, file: &str, heading: &str) -> Option<Vec<Vec<String>>> {
+    let page = fs::read_to_string(project.join(file)).ok()?;
+    let lines = page.lines().skip_while(|line| !line.starts_with(heading));
+    let rows: Vec<Vec<String>> = lines
+        .take_while(|line| line.starts_with('|'))
+        .filter(|line| !line.starts_with("|--"))
+        .map(|line| {
+            let cells = line.trim_matches(['|', ' ']).split('|');
+            cells.map(|cell| cell.trim().replace('`', "")).collect()
+        })
+        .collect();
+    (rows.len() > 1).then_some(rows)
+}
+
+fn column(line: &str, project: &Path) -> Option<String> {
+    const LABEL: f64 = 270.0;
+    const ROW: f64 = 26.0;
+    let ([x, y, width, number], rest) = numbers(line)?;
+    let (file, heading) = rest.split_once(' ')?;
+    let rows = table(project, file, heading)?.split_off(1);
+    let most = rows.iter().flat_map(|row| &row[1..]);
+    let most = most.filter_map(|cell| largest(cell)).reduce(f64::max)?;
+    let mut drawn = String::new();
+    for (at, row) in rows.iter().enumerate() {
+        let value = row.get(number as usize)?;
+        let (top, long) = (y + ROW * at as f64, largest(value)? / most * width);
+        let (style, left) = (if at == 0 { "busy" } else { "plain" }, x + LABEL);
+        drawn += &label(left - 10.0, top + 13.0, "right", &row[0]);
+        let _ = writeln!(
+            drawn,
+            "<rect class=\"box {style}\" x=\"{left}\" y=\"{top}\" width=\"{long:.1}\" height=\"18\"/>"
+        );
+        drawn += &label((left + long + 8.0).round(), top + 13.0, "left", value);
+    }
+    Some(drawn)
+}
+
+/// A value on the scale, and how it is written.
+type Tick = (f64, String);
+
+fn curves(line: &str, project: &Path) -> Option<String> {
+    let ([x, y, width, height], rest) = numbers(line)?;
+    let (scale, rest) = rest.split_once(' ')?;
+    let (file, heading) = rest.split_once(' ')?;
+    let table = table(project, file, heading)?;
+    let (across, rows) = (&table[0][1..], &table[1..]);
+    let values = rows.iter().flat_map(|row| &row[1..]);
+    let values: Vec<f64> = values.filter_map(|cell| largest(cell)).collect();
+    let (ticks, scaled): (Vec<Tick>, fn(f64) -> f64) = match scale {
+        "linear" => (quarters(&values), |value| value),
+        "powers" => (powers(&values), f64::log10),
+        _ => return None,
+    };
+    let (bottom, top) = (scaled(ticks.first()?.0), scaled(ticks.last()?.0));
+    let place = |value: f64| y + height - (scaled(value) - bottom) / (top - bottom) * height;
+    let step = width / across.len().saturating_sub(1).max(1) as f64;
+    let mut drawn = String::new();
+    for (value, words) in &ticks {
+        let at = place(*value);
+        let right = x + width;
+        let _ = writeln!(
+            drawn,
+            "<path class=\"line\" opacity=\".4\" d=\"M{x} {at:.1}H{right}\"/>"
+        );
+        drawn += &label(x - 8.0, (at + 5.0).round(), "soft right", words);
+    }
+    for (at, words) in across.iter().enumerate() {
+        drawn += &label(
+            (x + step * at as f64).round(),
+            y + height + 20.0,
+            "soft middle",
+            words,
+        );
+    }
+    let mut ends = Vec::new();
+    for (number, row) in rows.iter().enumerate() {
+        let points = row[1..].iter().enumerate();
+        let points =
+            points.filter_map(|(at, cell)| Some((x + step * at as f64, place(largest(cell)?))));
+        let points: Vec<(f64, f64)> = points.collect();
+        let path: Vec<String> = points
+            .iter()
+            .map(|(x, y)| format!("{x:.1} {y:.1}"))
+            .collect();
+        let _ = writeln!(
+            drawn,
+            "<path class=\"curve c{number}\" d=\"M{}\"/>",
+            path.join("L")
+        );
+        ends.push((points.last()?.1, number, &row[0]));
+    }
+    ends.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let wanted: Vec<f64> = ends.iter().map(|end| end.0).collect();
+    for (at, (_, number, words)) in apart(&wanted, y + height).into_iter().zip(ends) {
+        drawn += &label(
+            x + width + 10.0,
+            (at + 5.0).round(),
+            &format!("c{number}"),
+            words,
+        );
+    }
+    Some(drawn)
+}
+
+/// From zero to a round number that no value exceeds.
+fn quarters(values: &[f64]) -> Vec<Tick> {
+    let least = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max) / 4.0;
+    let unit = 10f64.powf(least.log10().floor());
+    let rounds = [1.0, 2.5, 5.0, 10.0].map(|round| round * unit);
+    let step = rounds.into_iter().find(|step| *step >= least);
+    let values = (0..=4).map(|number| f64::from(number) * step.unwrap_or(least));
+    values.map(|value| (value, format!("{value:.0}"))).collect()
+}
+
+/// Powers of ten of a millisecond, so that all values lie between them.
+fn powers(values: &[f64]) -> Vec<Tick> {
+    let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let least = values.iter().copied().fold(most, f64::min);
+    let exponents = least.log10().floor() as i32..=most.log10().ceil() as i32;
+    let words = |value: f64| match value {
+        value if value > 999.0 => format!("{:.0} s", value / 1e3),
+        value if value > 0.999 => format!("{value:.0} ms"),
+        value => format!("{:.0} µs", value * 1e3),
+    };
+    let values = exponents.map(|exponent| 10f64.powi(exponent));
+    values.map(|value| (value, words(value))).collect()
+}
+
+/// Moves labels, from the top down, so that none covers another or stands below the floor.
+fn apart(wanted: &[f64], floor: f64) -> Vec<f64> {
+    const LINE: f64 = 18.0;
+    let mut places = wanted.to_vec();
+    for at in 1..places.len() {
+        places[at] = places[at].max(places[at - 1] + LINE);
+    }
+    let mut lowest = floor;
+    for place in places.iter_mut().rev() {
+        *place = place.min(lowest);
+        lowest = *place - LINE;
+    }
+    places
+}
+
+#[test]
+fn labels_do_not_cover_each_other() {
+    assert_eq!(apart(&[10.0, 100.0], 400.0), [10.0, 100.0]);
+    assert_eq!(apart(&[10.0, 12.0, 14.0], 400.0), [10.0, 28.0, 46.0]);
+    assert_eq!(apart(&[395.0, 398.0, 400.0], 400.0), [364.0, 382.0, 400.0]);
+}
+
+#[test]
+fn scales_contain_all_values() {
+    let ends = |ticks: Vec<Tick>| {
+        let texts: Vec<String> = ticks.into_iter().map(|tick| tick.1).collect();
+        format!("{} to {}", texts[0], texts[texts.len() - 1])
+    };
+    assert_eq!(ends(quarters(&[42.0, 810.0])), "0 to 1000");
+    assert_eq!(ends(quarters(&[1.0, 1001.0])), "0 to 2000");
+    assert_eq!(ends(powers(&[0.67, 8800.0])), "100 µs to 10 s");
+    assert_eq!(ends(powers(&[2.0, 700.0])), "1 ms to 1 s");
 }

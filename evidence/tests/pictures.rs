@@ -43,7 +43,7 @@ fn every_picture_is_legible() {
             }
         }
     }
-    assert!(seen >= 6, "{seen} pictures");
+    assert!(seen >= 9, "{seen} pictures");
 }
 
 #[test]
@@ -53,6 +53,9 @@ fn a_line_that_cannot_be_read_is_named() {
         "circle 1 2 3",
         "text a 2 left x",
         "bars 1 2 3 README.md | none",
+        "column 1 2 3 9 docs/results/plots.md | server CPU",
+        "column 1 2 3 1 README.md | none",
+        "curves 1 2 3 4 round docs/results/plots.md | wait p99",
     ] {
         let text = format!("size 800 100\ntitle A picture\n{wrong}\n");
         let error = draw::picture(&text, &project()).expect_err(wrong);

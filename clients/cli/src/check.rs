@@ -665,7 +665,10 @@ fn sentinels(place: &Place, report: &mut Report) -> Vec<Address> {
         report.want(
             all >= 3,
             &format!("{all} Sentinels"),
-            &format!("{all} Sentinels: three or more outlive the loss of one"),
+            &match all {
+                1 => "1 Sentinel: three or more outlive the loss of one".to_owned(),
+                _ => format!("{all} Sentinels: three or more outlive the loss of one"),
+            },
         );
         report.want(
             quorum > all / 2,

@@ -12,13 +12,15 @@ const TABLE: &str = include_str!("../../../commands/src/table.rs");
 const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 
 /// The pages that are held to the rules as every page of `docs/` itself is.
-const PAGES: [&str; 7] = [
+const PAGES: [&str; 9] = [
     "README.md",
     "clients/cli/README.md",
     "clients/go/README.md",
     "clients/java/README.md",
+    "clients/node/README.md",
     "clients/php/README.md",
     "clients/python/README.md",
+    "clients/rust/README.md",
     "docs/results/chaos.md",
 ];
 

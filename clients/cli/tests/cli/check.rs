@@ -97,7 +97,7 @@ fn check_reads_a_group() {
     let at = format!("127.0.0.1:{}", sentinel.port());
     let (code, said, _) = checked(&["--sentinel", &at, "--primary", PRIMARY, "check"]);
     assert!(
-        code == 1 && said.contains("1 Sentinels: three or more"),
+        code == 1 && said.contains("1 Sentinel: three or more"),
         "{said}"
     );
 }

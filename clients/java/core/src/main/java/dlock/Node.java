@@ -171,7 +171,8 @@ final class Node {
                 return;
             }
             if (BootClock.now() >= until) {
-                done.completeExceptionally(new Unavailable("the server does not answer", null));
+                long bound = core.settings.replyTimeout().toMillis();
+                done.completeExceptionally(new Unavailable("the server does not answer: no connection within " + bound + " ms", null));
                 return;
             }
             core.routes.refreshAfterError();

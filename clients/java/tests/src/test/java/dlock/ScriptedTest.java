@@ -133,6 +133,24 @@ class ScriptedTest {
         }
     }
 
+    /** A cold start can take longer than the bound: the error says that it was the connection, not a reply. */
+    @Test
+    void anErrorSaysThatThereWasNoConnection() {
+        CountDownLatch over = new CountDownLatch(1);
+        Server server = new Server((node, words) -> {
+            if (words.equals("OPEN")) {
+                await(over);
+            }
+            return usual(words);
+        });
+        try (DLocks locks = new DLocks(server, Settings.DEFAULT.replyTimeout(Duration.ofMillis(1_500)))) {
+            Unavailable error = assertThrows(Unavailable.class, () -> locks.ask("cold").tryHold(Duration.ZERO));
+            assertTrue(error.getMessage().endsWith("no connection within 1500 ms"), error.getMessage());
+        } finally {
+            over.countDown();
+        }
+    }
+
     private static void await(CountDownLatch latch) {
         try {
             latch.await();
