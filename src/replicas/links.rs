@@ -2,6 +2,7 @@
 
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, timer};
+use crate::settings::clauses::{promoted, stands, Clause};
 use crate::settings::config;
 use dlock_commands::Replicas;
 use dlock_engine::{Millis, SteadyMs};
@@ -15,7 +16,10 @@ pub(crate) fn on() -> bool {
 /// How many of so many replicas must confirm an answer: with the primary more than half of all servers hold it, and whoever is
 /// promoted needs as many.
 fn needed_of(replicas: u32) -> u32 {
-    replicas.div_ceil(2)
+    match stands(Clause::HalfConfirm) {
+        true => replicas.div_ceil(2),
+        false => replicas.div_ceil(2).saturating_sub(1),
+    }
 }
 
 /// How long a server that has lost its data waits.
@@ -83,12 +87,18 @@ impl Links {
     };
 
     pub(super) fn close(&mut self) {
+        if !stands(Clause::ClosedAfterStart) && gate::primary() {
+            return;
+        }
         self.confirm_blackout_until = self
             .confirm_blackout_until
             .max(self.since.after(quarantine()));
     }
 
     pub(super) fn close_confirmations(&mut self, now: SteadyMs) {
+        if !stands(Clause::FullAnnounced) {
+            return;
+        }
         self.heeded_until = self.heeded_until.max(now.after(quarantine()));
         if gate::primary() {
             self.to_tell = true;
@@ -98,7 +108,10 @@ impl Links {
 
     pub(super) fn counting(&self, now: SteadyMs) -> impl Iterator<Item = &Link> + '_ {
         let alone = self.configured() == 1 && now >= self.single_replica_counts_from;
-        let counts = move |link: &Link| link.online && (alone || link.counts_from <= now);
+        let judged =
+            stands(Clause::FullCountsLate) && (stands(Clause::WhoeverServes) || promoted());
+        let at_once = alone || !judged;
+        let counts = move |link: &Link| link.online && (at_once || link.counts_from <= now);
         // A replica that has come again while its former connection is not closed yet confirms once.
         let last = |at: usize, link: &Link| {
             let mut later = self.links.iter().skip(at + 1);

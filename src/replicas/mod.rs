@@ -27,6 +27,7 @@ use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use crate::node::{clock, gate};
+use crate::settings::clauses::{stands, Clause};
 use crate::settings::config;
 use dlock_commands::Replicas;
 use dlock_engine::SteadyMs;
@@ -41,7 +42,7 @@ static CHANGED: AtomicBool = AtomicBool::new(true);
 /// Refuses to serve replicas, or leaves it to the server, by its role and `dlock.replicas`: whom a replica brings up to date may
 /// have confirmed for others what it forgets by that, and a replica can tell nobody.
 pub(crate) fn refuse_requests() {
-    sync::refuse(on() && !gate::primary());
+    sync::refuse(on() && !gate::primary() && stands(Clause::ServesNone));
 }
 
 /// Notes that a request for a resynchronisation was refused, or a link ended.
@@ -56,7 +57,9 @@ pub(crate) fn begin() {
     if let Some(mut replicas) = REPLICAS.borrow() {
         replicas.since = now;
         replicas.close();
-        replicas.close_confirmations(now);
+        if stands(Clause::StartAnnounced) || !gate::primary() {
+            replicas.close_confirmations(now);
+        }
     }
 }
 
@@ -171,7 +174,10 @@ pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
     };
     let mut acknowledged: Vec<u64> = replicas
         .counting(now)
-        .map(|link| link.acknowledged)
+        .map(|link| match stands(Clause::Acknowledged) {
+            true => link.acknowledged,
+            false => u64::MAX,
+        })
         .collect();
     acknowledged.sort_unstable_by(|one, other| other.cmp(one));
     let at = (needed as usize).checked_sub(1);

@@ -77,6 +77,17 @@ impl Network {
         }
     }
 
+    /// One party and another reach each other again: what was held back between them goes on.
+    pub fn mend(&self, one: Party, other: Party) {
+        let mut cuts = self
+            .state
+            .cuts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        cuts.remove(&(one, other));
+        cuts.remove(&(other, one));
+    }
+
     /// Everybody reaches everybody again, but what was held back is lost, and its connections are closed: as when the
     /// machine dies that would have had to send it again.
     pub fn lose(&self) {

@@ -1,0 +1,161 @@
+//! Clients that ask for the lock, and write down when they believed that they had it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::Value;
+use dlock_integration::{Wire, PATIENCE};
+
+/// The lock.
+pub const LOCK: &str = "lock";
+
+/// How long after a refusal a client asks again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What clients have believed, and the tokens that they know.
+#[derive(Clone, Default)]
+pub struct Beliefs {
+    all: Arc<Mutex<Vec<Belief>>>,
+    tokens: [Arc<AtomicU64>; 2],
+}
+
+/// A client believes that it has the lock, from the answer until its lease, counted from when it asked, ends.
+#[derive(Clone, Copy, Debug)]
+struct Belief {
+    client: usize,
+    from: Instant,
+    until: Instant,
+}
+
+impl Beliefs {
+    fn all(&self) -> Vec<Belief> {
+        self.all.lock().expect("no client panics with it").clone()
+    }
+
+    fn begin(&self, belief: Belief) {
+        let mut all = self.all.lock().expect("no client panics with it");
+        all.push(belief);
+    }
+
+    /// An operator has taken the lock away from a client.
+    pub fn end(&self, client: usize) {
+        let (now, mut all) = (
+            Instant::now(),
+            self.all.lock().expect("no client panics with it"),
+        );
+        for belief in all.iter_mut().filter(|belief| belief.client == client) {
+            belief.until = belief.until.min(now);
+        }
+    }
+
+    pub fn token(&self, client: usize) -> u64 {
+        self.tokens[client].load(Ordering::Relaxed)
+    }
+
+    /// When the last of them ends.
+    pub fn last_end(&self) -> Option<Instant> {
+        self.all().iter().map(|belief| belief.until).max()
+    }
+
+    /// For how long both have believed at one time, if they have.
+    pub fn together(&self) -> Option<Duration> {
+        let all = self.all();
+        let of = |client: usize| all.iter().filter(move |belief| belief.client == client);
+        let pairs = of(0).flat_map(|one| of(1).map(move |other| (one, other)));
+        let together = pairs.map(|(one, other)| {
+            let (from, until) = (one.from.max(other.from), one.until.min(other.until));
+            until.saturating_duration_since(from)
+        });
+        together.max().filter(|together| !together.is_zero())
+    }
+}
+
+/// What a client asks for, again and again until it is answered.
+pub struct Request {
+    pub client: usize,
+    pub port: u16,
+    pub line: String,
+    /// It then waits for so many replicas, by WAIT.
+    pub wait: u8,
+    /// For how long it believes in the answer.
+    pub length: Duration,
+}
+
+/// A request that was begun.
+#[derive(Default)]
+pub struct Asked {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicBool>,
+}
+
+impl Asked {
+    /// Has a client ask. It goes on in the background.
+    pub fn begin(request: Request, beliefs: &Beliefs) -> Asked {
+        let asked = Asked::default();
+        let (stop, answered) = (asked.stop.clone(), asked.answered.clone());
+        let beliefs = beliefs.clone();
+        thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let sent = Instant::now();
+                match request.once() {
+                    Some(Ok(token)) => {
+                        if let Some(token) = token {
+                            beliefs.tokens[request.client].store(token, Ordering::Relaxed);
+                        }
+                        beliefs.begin(Belief {
+                            client: request.client,
+                            from: Instant::now(),
+                            until: sent + request.length,
+                        });
+                        answered.store(true, Ordering::Relaxed);
+                        return;
+                    }
+                    Some(Err(_)) => thread::sleep(PAUSE),
+                    // The server is gone.
+                    None => return,
+                }
+            }
+        });
+        asked
+    }
+
+    pub fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+}
+
+/// A client that asks anew no longer asks for what it asked before. What was sent is answered nevertheless.
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Request {
+    /// Asks once: the token, if there is one in the answer; or why not. None: nothing more will come.
+    fn once(&self) -> Option<Result<Option<u64>, String>> {
+        let mut wire = Wire::open(self.port, PATIENCE).ok()?;
+        // An answer that waits for replicas comes when they have confirmed it, or never.
+        wire.set_read_timeout(None);
+        wire.send(&self.line);
+        let answer = match dlock_integration::reply_of(wire.read_value().ok()?) {
+            Ok(Value::Array(words)) => match words.first() {
+                Some(Value::Int(token)) => Ok(u64::try_from(*token).ok()),
+                _ => Err("no token".to_owned()),
+            },
+            Ok(Value::Int(_)) => Ok(None),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error),
+        };
+        if self.wait == 0 || answer.is_err() {
+            return Some(answer);
+        }
+        wire.send(&format!("WAIT {} 0", self.wait));
+        match dlock_integration::reply_of(wire.read_value().ok()?) {
+            Ok(Value::Int(count)) if count >= i64::from(self.wait) => Some(answer),
+            other => Some(Err(format!("{other:?}"))),
+        }
+    }
+}

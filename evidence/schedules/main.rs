@@ -1,0 +1,200 @@
+//! The schedules of the protocol's model, played on real servers.
+//!
+//! `protocol/schedules/*.txt` are what breaks weaker rules than the one that stands. Each is played with `dlock.replicas` as released,
+//! with a module that lacks the clause that it breaks, and without the setting: no second owner in the first case, two owners in the
+//! others. Every link between two servers is held back but for the steps that let something through, so that what races in life
+//! happens in the order of the schedule.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `group.rs` | the servers, their links, joins, restarts |
+//! | `client.rs` | the clients, and what they believe |
+//! | `play.rs` | one schedule: from steps to what is done |
+//! | `table.rs` | the table |
+
+mod client;
+mod group;
+mod play;
+mod table;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use clap::Parser;
+use dlock_integration::{module_path, server_program};
+use dlock_protocol::schedule::{self, Schedule};
+
+use crate::play::{play, Play, Seen, Variant};
+use crate::table::{Row, Table};
+
+/// So often a play is repeated that shows no second owner where there must be one: others use the machine, too.
+const TRIES: usize = 3;
+
+/// The command line.
+#[derive(Parser)]
+struct Options {
+    /// Only the rule and the first clause of each schedule
+    #[arg(long)]
+    quick: bool,
+    /// The module that lacks a clause when the environment says so
+    #[arg(long)]
+    planted: PathBuf,
+    /// Only schedules in whose name this stands
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Only this clause or setting ("rule": all clauses)
+    #[arg(long)]
+    variant: Option<String>,
+    /// Plays at the same time
+    #[arg(long, default_value_t = 4)]
+    lanes: usize,
+    /// Milliseconds of a tick: a quarter of a lease
+    #[arg(long, default_value_t = 3_000)]
+    tick: u64,
+    /// Where the table goes
+    #[arg(long, default_value = "target/schedules")]
+    results: PathBuf,
+    /// Prints what the servers have logged
+    #[arg(long)]
+    logs: bool,
+    /// Servers; those that are not there are passed over
+    servers: Vec<OsString>,
+}
+
+/// A schedule in one of its variants, on a server.
+struct Case<'a> {
+    server: usize,
+    name: &'a str,
+    schedule: &'a Schedule,
+    variant: Variant,
+    /// Does the model see two owners?
+    breaks: bool,
+}
+
+impl Case<'_> {
+    /// What was seen in the last try, and how many there were.
+    fn play(&self, options: &Options, program: &OsString) -> Seen {
+        let module = match self.variant.of_module() {
+            Some(_) => options.planted.clone(),
+            None => module_path(),
+        };
+        let once = || {
+            play(&Play {
+                schedule: self.schedule,
+                variant: self.variant,
+                program,
+                module: &module,
+                tick: Duration::from_millis(options.tick),
+            })
+        };
+        let mut seen = once();
+        for _ in 1..TRIES {
+            if seen.together.is_none() && self.breaks {
+                seen = once();
+            }
+        }
+        seen
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let schedules = schedule::all().expect("the schedules can be read");
+    let programs = programs(&options);
+    let mut cases = Vec::new();
+    for server in 0..programs.len() {
+        for (name, schedule) in &schedules {
+            let all = Variant::of(schedule);
+            let most = if options.quick { 2 } else { all.len() };
+            let wanted = |variant: &Variant| {
+                let wanted = options.variant.as_deref();
+                name.contains(&options.only) && wanted.is_none_or(|wanted| wanted == variant.name())
+            };
+            cases.extend(
+                all.into_iter()
+                    .take(most)
+                    .filter(wanted)
+                    .map(|variant| Case {
+                        server,
+                        name,
+                        schedule,
+                        variant,
+                        breaks: variant.breaks(schedule),
+                    }),
+            );
+        }
+    }
+    println!("{} plays, {} at a time", cases.len(), options.lanes);
+    let (next, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..options.lanes {
+            scope.spawn(|| loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(case) = cases.get(at) else { break };
+                let found = case.play(&options, &programs[case.server]);
+                println!("{}", line(case, &found));
+                if options.logs {
+                    println!("{}", found.logs);
+                }
+                seen.lock()
+                    .expect("no lane panics with it")
+                    .push((at, found));
+            });
+        }
+    });
+    let mut seen = seen.into_inner().expect("no lane has panicked");
+    seen.sort_by_key(|(at, _)| *at);
+    let rows = seen.into_iter().map(|(at, seen)| Row {
+        schedule: cases[at].name.to_owned(),
+        variant: cases[at].variant,
+        breaks: cases[at].breaks,
+        seen,
+    });
+    let table = Table::new(rows.collect());
+    table
+        .keep(&options.results)
+        .expect("the table can be written");
+    let wrong = table.wrong();
+    if wrong.is_empty() {
+        println!("All as promised.");
+        return ExitCode::SUCCESS;
+    }
+    println!("Not as promised:\n{}", wrong.join("\n"));
+    ExitCode::FAILURE
+}
+
+fn programs(options: &Options) -> Vec<OsString> {
+    let there = |program: &&OsString| PathBuf::from(program).exists();
+    let mut programs: Vec<OsString> = options.servers.iter().filter(there).cloned().collect();
+    if programs.len() < options.servers.len() || programs.is_empty() {
+        programs.insert(0, server_program());
+    }
+    programs
+}
+
+fn line(case: &Case, seen: &Seen) -> String {
+    let found = match seen.together {
+        Some(together) => format!("two owners for {:.1} s", together.as_secs_f64()),
+        None => "one owner".to_owned(),
+    };
+    let wrong = seen.together.is_some() != case.breaks;
+    let (name, variant, version) = (case.name, case.variant.name(), &seen.version);
+    let otherwise = match seen.otherwise.is_empty() {
+        true => String::new(),
+        false => format!(
+            " (otherwise than in the model: {})",
+            seen.otherwise.join(", ")
+        ),
+    };
+    let mark = if wrong {
+        " — NOT AS THE MODEL SAYS"
+    } else {
+        ""
+    };
+    format!("{version} | {name} | {variant} | {found}{otherwise}{mark}")
+}
