@@ -243,17 +243,16 @@ impl Group {
         let (master, joiner) = (self.master(replica), &self.nodes[replica]);
         let info = joiner.server.info("replication");
         let next = info.number::<u64>("slave_repl_offset") + 1;
-        let lines = [
-            format!("REPLCONF listening-port {}", joiner.door.port()),
-            "REPLCONF ip-address 127.0.0.1".to_owned(),
-            "REPLCONF capa eof capa psync2".to_owned(),
-            format!("PSYNC {} {next}", info.text("master_replid")),
-        ];
         let mut wire = Wire::open(self.port(master), PATIENCE).expect("the server runs");
-        lines.iter().for_each(|line| wire.send(line));
-        for _ in 1..lines.len() {
+        for words in [
+            format!("listening-port {}", joiner.door.port()),
+            "ip-address 127.0.0.1".to_owned(),
+            "capa eof capa psync2".to_owned(),
+        ] {
+            wire.send(&format!("REPLCONF {words}"));
             wire.read().expect("the server knows REPLCONF");
         }
+        wire.send(&format!("PSYNC {} {next}", info.text("master_replid")));
         let accepted = wire.read_line().starts_with("+CONTINUE");
         self.unheard.push(wire);
         accepted
@@ -269,9 +268,15 @@ impl Group {
     }
 
     /// A replica's link ends; the master does not notice yet.
-    pub fn break_link(&self, replica: usize) {
+    fn break_link(&self, replica: usize) {
         // There may be none.
         let _ = self.ask(replica, "CLIENT KILL TYPE master");
+    }
+
+    /// The link of a master's only replica ends, at both of its ends.
+    pub fn end_link(&self, replica: usize) {
+        self.break_link(replica);
+        let _ = self.ask(self.master(replica), "CLIENT KILL TYPE replica");
     }
 
     pub fn promote(&mut self, number: usize) {

@@ -35,10 +35,13 @@ use crate::table::{Row, Table};
 /// So often a play is repeated that shows no second owner where there must be one: others use the machine, too.
 const TRIES: usize = 3;
 
+/// The servers that are played on beside the environment's, if they were fetched.
+const SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
+
 /// The command line.
 #[derive(Parser)]
 struct Options {
-    /// Only the rule and the first clause of each schedule
+    /// Only the environment's server, the rule and the first clause of each schedule
     #[arg(long)]
     quick: bool,
     /// The module that lacks a clause when the environment says so
@@ -62,8 +65,9 @@ struct Options {
     /// Prints what the servers have logged
     #[arg(long)]
     logs: bool,
-    /// Servers; those that are not there are passed over
-    servers: Vec<OsString>,
+    /// Where `make servers` has put other servers than the environment's
+    #[arg(long)]
+    servers: Option<PathBuf>,
 }
 
 /// A schedule in one of its variants, on a server.
@@ -169,10 +173,11 @@ fn main() -> ExitCode {
 }
 
 fn programs(options: &Options) -> Vec<OsString> {
-    let there = |program: &&OsString| PathBuf::from(program).exists();
-    let mut programs: Vec<OsString> = options.servers.iter().filter(there).cloned().collect();
-    if programs.len() < options.servers.len() || programs.is_empty() {
-        programs.insert(0, server_program());
+    let mut programs = vec![server_program()];
+    if let Some(directory) = options.servers.as_ref().filter(|_| !options.quick) {
+        let fetched = SERVERS.map(|name| directory.join(name).join("server"));
+        let fetched = fetched.into_iter().filter(|path| path.exists());
+        programs.extend(fetched.map(PathBuf::into_os_string));
     }
     programs
 }

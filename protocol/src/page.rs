@@ -97,3 +97,92 @@ pub fn with_table(page: &str, table: &str) -> Option<String> {
     let (_, after) = rest.split_once(MARKS.1)?;
     Some(format!("{before}{}{table}{}{after}", MARKS.0, MARKS.1))
 }
+
+/// The lines around the table of schedules.
+pub const SCHEDULES: (&str, &str) = (
+    "<!-- table: the last column by `make schedules`, `make results` and `cargo run -p dlock-protocol -- --servers` -->\n",
+    "<!-- end of table -->\n",
+);
+
+/// What a schedule came to on one server, as the table of `make schedules` has it.
+struct Played {
+    /// Two owners were seen with all clauses.
+    rule: bool,
+    /// The name of each clause taken away, or setting, and whether two owners were seen.
+    others: Vec<(String, bool)>,
+}
+
+fn played(results: &str, schedule: &str) -> Vec<Played> {
+    let rows = results.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, _, rule, others] = cells[..] else {
+            return None;
+        };
+        let other = |text: &str| {
+            let (name, seen) = text.trim().split_once("` ")?;
+            Some((name.trim_matches('`').to_owned(), seen != "none"))
+        };
+        (name == schedule).then(|| Played {
+            rule: rule != "none",
+            others: others.split(',').filter_map(other).collect(),
+        })
+    });
+    rows.collect()
+}
+
+/// What all servers showed of a schedule.
+#[must_use]
+pub fn on_servers(results: &str, schedule: &str) -> String {
+    let all = played(results, schedule);
+    let Some(first) = all.first() else {
+        return "not played".to_owned();
+    };
+    let rule = match all.iter().any(|played| played.rule) {
+        true => "**two owners** with all clauses",
+        false => "one owner",
+    };
+    let shown = |name: &str| {
+        let seen = all.iter().flat_map(|played| &played.others);
+        let mut seen = seen.filter(|(other, _)| other == name);
+        seen.all(|(_, two)| *two)
+    };
+    let names = |wanted: bool| {
+        let names = first.others.iter().map(|(name, _)| name.as_str());
+        let names = names.filter(|name| shown(name) == wanted);
+        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        names.join(", ")
+    };
+    let mut cell = rule.to_owned();
+    for (wanted, text) in [(true, "two with"), (false, "not with")] {
+        if !names(wanted).is_empty() {
+            cell += &format!("; {text} {}", names(wanted));
+        }
+    }
+    cell
+}
+
+/// The page with another last column of the table of schedules. None if it has no marks.
+#[must_use]
+pub fn with_servers(page: &str, results: &str) -> Option<String> {
+    let (before, rest) = page.split_once(SCHEDULES.0)?;
+    let (table, after) = rest.split_once(SCHEDULES.1)?;
+    let row = |line: &str| match line
+        .strip_prefix("| [")
+        .and_then(|rest| rest.split_once(']'))
+    {
+        Some((name, _)) => {
+            let columns: Vec<&str> = line.split(" | ").take(2).collect();
+            format!(
+                "{} | {} |\n",
+                columns.join(" | "),
+                on_servers(results, name)
+            )
+        }
+        None => format!("{line}\n"),
+    };
+    let table: String = table.lines().map(row).collect();
+    Some(format!(
+        "{before}{}{table}{}{after}",
+        SCHEDULES.0, SCHEDULES.1
+    ))
+}

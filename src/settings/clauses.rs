@@ -3,6 +3,9 @@
 //! A build with the feature `planted` lacks the one that the environment names in `DLOCK_WITHOUT`. `make schedules` plays with such
 //! builds what happens then: two owners.
 
+#[cfg(all(feature = "planted", not(debug_assertions)))]
+compile_error!("a release has all clauses");
+
 /// A clause. The name that stands for its absence is in `protocol/src/settings.rs`, and in the schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clause {
