@@ -36,8 +36,17 @@ pub enum Variant {
 /// Settings that servers and clients can have without a module that lacks a clause.
 const SETTINGS: [&str; 4] = ["nothing", "wait", "wait-all", "older"];
 
-/// The module has one clause for these: what a closed server does not renew.
+/// A setting of the model that the module has if it lacks a clause.
+const OF_MODULE: [&str; 1] = ["chains"];
+
+/// The module has one clause for this and `closed-renews`: what a closed server does not renew.
 const SAME: [&str; 1] = ["closed-renews-all"];
+
+/// What shows no second owner on servers, and why.
+///
+/// A replica without the refusal ends the link as soon as it sees it. The child that makes the copy is forked in the same turn of the
+/// event loop, and the server tells the module of that: so the link ends before the child has written anything.
+const POWERLESS: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
 
 /// The clauses that clients keep.
 const OF_CLIENTS: [&str; 1] = ["no-allowance"];
@@ -53,6 +62,9 @@ impl Variant {
             all.extend(faults.filter(named).filter(own).map(Variant::Without));
         }
         let named = |name: &&str| schedule.breaks.iter().any(|setting| setting == name);
+        if !Variant::Rule.breaks(schedule) {
+            all.extend(OF_MODULE.into_iter().filter(named).map(Variant::Without));
+        }
         all.extend(SETTINGS.into_iter().filter(named).map(Variant::Setting));
         all
     }
@@ -76,19 +88,23 @@ impl Variant {
         let rule = Rule::mended(replicas);
         match self {
             Variant::Rule => rule,
-            Variant::Without(name) => {
-                let fault = FAULTS.iter().find(|fault| fault.0 == name);
-                fault.expect("a clause of the model").3(rule)
-            }
-            Variant::Setting(name) => {
-                (setting(name).expect("a row of the table").setup)(replicas).rule
+            Variant::Without(name) | Variant::Setting(name) => {
+                match FAULTS.iter().find(|fault| fault.0 == name) {
+                    Some((.., change)) => change(rule),
+                    None => (setting(name).expect("a row of the table").setup)(replicas).rule,
+                }
             }
         }
     }
 
-    /// Does the model see two owners?
-    pub fn breaks(self, schedule: &Schedule) -> bool {
+    /// Returns true if the model sees two owners.
+    fn breaks(self, schedule: &Schedule) -> bool {
         schedule.breaks(self.rule(schedule.replicas))
+    }
+
+    /// Returns true if servers are to show two owners.
+    pub fn shows_two(self, name: &str, schedule: &Schedule) -> bool {
+        self.breaks(schedule) && !POWERLESS.contains(&(name, self.name()))
     }
 }
 
@@ -244,10 +260,10 @@ impl Stage {
                 return group.join(node.into(), bound) == Some(Joined::Partially);
             }
             Action::Partial { node, heard: false } => return group.join_unheard(node.into()),
-            Action::Full(x, Full::Begins) => {
-                return group.join(x.into(), bound) == Some(Joined::Fully);
-            }
-            Action::Break(x) => group.break_link(x.into()),
+            // The joiner has loaded the copy as soon as it is there.
+            Action::Full(_, Full::Begins) => {}
+            Action::Loaded(x) => return group.join(x.into(), bound) == Some(Joined::Fully),
+            Action::Break(x) => group.end_link(x.into()),
             Action::Restart(x, kept) => {
                 let at = match kept {
                     Kept::Less(n) | Kept::LessAnew(n) => lacking(before, x.into(), n),
@@ -258,8 +274,8 @@ impl Stage {
                     return false;
                 }
             }
-            // Links are held back anyway, and a copy is loaded as soon as it is there.
-            Action::Live(_) | Action::Cut(_) | Action::Heal | Action::Loaded(_) => {}
+            // Links are held back anyway.
+            Action::Live(_) | Action::Cut(_) | Action::Heal => {}
             _ => panic!("no schedule has had this step: {step}"),
         }
         true

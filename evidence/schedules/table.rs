@@ -11,8 +11,8 @@ use crate::play::{Seen, Variant};
 pub struct Row {
     pub schedule: String,
     pub variant: Variant,
-    /// Does the model see two owners?
-    pub breaks: bool,
+    /// There must be two owners.
+    pub shows_two: bool,
     pub seen: Seen,
 }
 
@@ -36,9 +36,9 @@ impl Table {
         Table { rows }
     }
 
-    /// What is not as it must be: two owners where the rule stands, or none where the model sees two.
+    /// What is not as it must be: two owners where the rule stands, or none where there must be two.
     pub fn wrong(&self) -> Vec<String> {
-        let wrong = |row: &&Row| row.seen.together.is_some() != row.breaks;
+        let wrong = |row: &&Row| row.seen.together.is_some() != row.shows_two;
         let text = |row: &Row| {
             let (version, variant) = (&row.seen.version, row.variant.name());
             format!("{version} | {} | {variant} | {}", row.schedule, row.cell())

@@ -42,7 +42,8 @@ static CHANGED: AtomicBool = AtomicBool::new(true);
 /// Refuses to serve replicas, or leaves it to the server, by its role and `dlock.replicas`: whom a replica brings up to date may
 /// have confirmed for others what it forgets by that, and a replica can tell nobody.
 pub(crate) fn refuse_requests() {
-    sync::refuse(on() && !gate::primary() && stands(Clause::ServesNone));
+    let refuses = stands(Clause::ServesNone) && stands(Clause::RefusesAtOnce);
+    sync::refuse(refuses && on() && !gate::primary());
 }
 
 /// Notes that a request for a resynchronisation was refused, or a link ended.
@@ -144,7 +145,7 @@ pub(crate) fn look(ctx: Ctx, now: SteadyMs) -> bool {
         return false;
     }
     replicas.asked = 0;
-    !std::mem::take(&mut replicas.links).is_empty()
+    !std::mem::take(&mut replicas.links).is_empty() && stands(Clause::ServesNone)
 }
 
 /// Reports in the log what has changed of how many replicas are connected, and what was refused to others.

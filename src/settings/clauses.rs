@@ -27,8 +27,10 @@ pub(crate) enum Clause {
     ClosedRenewsNothing,
     /// A confirmation is what a replica has acknowledged: `sent`.
     Acknowledged,
-    /// A replica serves no replicas: `chains-ended-later`.
+    /// A replica serves no replicas: `chains`.
     ServesNone,
+    /// It refuses them before it sends anything: `chains-ended-later`.
+    RefusesAtOnce,
 }
 
 /// Returns true if this clause stands.
@@ -63,7 +65,7 @@ mod planted {
     /// The environment's word for the clause that does not stand.
     const WITHOUT: &str = "DLOCK_WITHOUT";
 
-    const NAMES: [(&str, Clause); 10] = [
+    const NAMES: [(&str, Clause); 11] = [
         ("one-less", Clause::HalfConfirm),
         ("at-once", Clause::FullCountsLate),
         ("promotion-only", Clause::WhoeverServes),
@@ -73,7 +75,8 @@ mod planted {
         ("open-after-start", Clause::ClosedAfterStart),
         ("closed-renews", Clause::ClosedRenewsNothing),
         ("sent", Clause::Acknowledged),
-        ("chains-ended-later", Clause::ServesNone),
+        ("chains", Clause::ServesNone),
+        ("chains-ended-later", Clause::RefusesAtOnce),
     ];
 
     /// Returns true if this clause stands.
