@@ -87,7 +87,7 @@ results: ## Put tables and plots of the last full runs where the documents show 
 pictures: ## Draw the pictures of the documents from their texts in docs/pictures
 	@cargo run --quiet --bin pictures
 
-chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
+chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, judge, then schedules (QUICK=1: seven minutes; ARGS='--help')
 	@cargo run --quiet --release --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' \
 	    $(if $(QUICK),--quick --lanes 10 --histories '$(TARGET)/chaos/histories') $(ARGS)
