@@ -39,14 +39,11 @@ impl Beliefs {
         all.push(belief);
     }
 
-    /// An operator has taken the lock away from a client.
-    pub fn end(&self, client: usize) {
-        let (now, mut all) = (
-            Instant::now(),
-            self.all.lock().expect("no client panics with it"),
-        );
+    /// A client believes in nothing any more after that time.
+    pub fn end(&self, client: usize, at: Instant) {
+        let mut all = self.all.lock().expect("no client panics with it");
         for belief in all.iter_mut().filter(|belief| belief.client == client) {
-            belief.until = belief.until.min(now);
+            belief.until = belief.until.min(at);
         }
     }
 
@@ -81,6 +78,8 @@ pub struct Request {
     pub wait: u8,
     /// For how long it believes in the answer.
     pub length: Duration,
+    /// It counts from the answer, not from when it asked.
+    pub from_answer: bool,
 }
 
 /// A request that was begun.
@@ -104,10 +103,12 @@ impl Asked {
                         if let Some(token) = token {
                             beliefs.tokens[request.client].store(token, Ordering::Relaxed);
                         }
+                        let from = Instant::now();
+                        let counts = if request.from_answer { from } else { sent };
                         beliefs.begin(Belief {
                             client: request.client,
-                            from: Instant::now(),
-                            until: sent + request.length,
+                            from,
+                            until: counts + request.length,
                         });
                         answered.store(true, Ordering::Relaxed);
                         return;

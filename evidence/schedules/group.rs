@@ -418,9 +418,11 @@ impl Node {
     fn followed_by(&self, replica: &Node) -> Option<String> {
         let info = self.server.info("replication");
         let port = format!(",port={},", replica.door.port());
-        let lines = (0..8).filter_map(|at| info.get(&format!("slave{at}")).map(str::to_owned));
         // The last is the newest.
-        let line = lines.filter(|line| line.contains(&port)).last()?;
+        let mut lines = (0..8)
+            .rev()
+            .filter_map(|at| info.get(&format!("slave{at}")));
+        let line = lines.find(|line| line.contains(&port))?;
         let field = |name: &str| {
             let mut fields = line.split(',');
             fields.find_map(|field| field.strip_prefix(name).map(str::to_owned))

@@ -29,10 +29,10 @@ use clap::Parser;
 use dlock_integration::{module_path, server_program};
 use dlock_protocol::schedule::{self, Schedule};
 
-use crate::play::{play, Play, Seen, Variant};
+use crate::play::{play, Must, Play, Seen, Variant};
 use crate::table::{Row, Table};
 
-/// So often a play is repeated that shows no second owner where there must be one: others use the machine, too.
+/// So often a play is tried that does not show what it must, each time with ticks twice as long: others use the machine, too.
 const TRIES: usize = 3;
 
 /// The servers that are played on beside the environment's, if they were fetched.
@@ -76,8 +76,7 @@ struct Case<'a> {
     name: &'a str,
     schedule: &'a Schedule,
     variant: Variant,
-    /// There must be two owners.
-    shows_two: bool,
+    must: Must,
 }
 
 impl Case<'_> {
@@ -87,20 +86,24 @@ impl Case<'_> {
             Some(_) => options.planted.clone(),
             None => module_path(),
         };
-        let once = || {
-            play(&Play {
+        let mut tick = Duration::from_millis(options.tick);
+        let mut once = || {
+            let seen = play(&Play {
                 schedule: self.schedule,
                 variant: self.variant,
                 program,
                 module: &module,
-                tick: Duration::from_millis(options.tick),
-            })
+                tick,
+            });
+            tick *= 2;
+            seen
         };
         let mut seen = once();
         for _ in 1..TRIES {
-            if seen.together.is_none() && self.shows_two {
-                seen = once();
+            if seen.shows(self.must) {
+                break;
             }
+            seen = once();
         }
         seen
     }
@@ -128,7 +131,7 @@ fn main() -> ExitCode {
                         name,
                         schedule,
                         variant,
-                        shows_two: variant.shows_two(name, schedule),
+                        must: variant.must(name, schedule),
                     }),
             );
         }
@@ -156,7 +159,7 @@ fn main() -> ExitCode {
     let rows = seen.into_iter().map(|(at, seen)| Row {
         schedule: cases[at].name.to_owned(),
         variant: cases[at].variant,
-        shows_two: cases[at].shows_two,
+        must: cases[at].must,
         seen,
     });
     let table = Table::new(rows.collect());
@@ -187,7 +190,7 @@ fn line(case: &Case, seen: &Seen) -> String {
         Some(together) => format!("two owners for {:.1} s", together.as_secs_f64()),
         None => "one owner".to_owned(),
     };
-    let wrong = seen.together.is_some() != case.shows_two;
+    let wrong = !seen.shows(case.must);
     let (name, variant, version) = (case.name, case.variant.name(), &seen.version);
     let otherwise = match seen.otherwise.is_empty() {
         true => String::new(),

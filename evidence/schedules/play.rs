@@ -49,7 +49,7 @@ const SAME: [&str; 1] = ["closed-renews-all"];
 const POWERLESS: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
 
 /// The clauses that clients keep.
-const OF_CLIENTS: [&str; 1] = ["no-allowance"];
+const OF_CLIENTS: [&str; 3] = ["no-allowance", "counts-from-answer", "later-end"];
 
 impl Variant {
     /// All with which a schedule is to be played; the first is the rule, and two owners come of each of the others.
@@ -102,10 +102,25 @@ impl Variant {
         schedule.breaks(self.rule(schedule.replicas))
     }
 
-    /// Returns true if servers are to show two owners.
-    pub fn shows_two(self, name: &str, schedule: &Schedule) -> bool {
-        self.breaks(schedule) && !POWERLESS.contains(&(name, self.name()))
+    /// What servers must show.
+    pub fn must(self, name: &str, schedule: &Schedule) -> Must {
+        match self.breaks(schedule) {
+            false => Must::ShowOne,
+            true if POWERLESS.contains(&(name, self.name())) => Must::Differ,
+            true => Must::ShowTwo,
+        }
     }
+}
+
+/// What servers must show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Must {
+    /// One owner, though all steps are taken that the model allows.
+    ShowOne,
+    /// Two owners, as the model.
+    ShowTwo,
+    /// One owner, since they cannot take a step of the model.
+    Differ,
 }
 
 /// What was seen.
@@ -118,6 +133,17 @@ pub struct Seen {
     pub version: String,
     /// What the servers have logged.
     pub logs: String,
+}
+
+impl Seen {
+    /// Returns true if this is what must be shown, and no step was left out on the way.
+    pub fn shows(&self, must: Must) -> bool {
+        match must {
+            Must::ShowOne => self.together.is_none() && self.otherwise.is_empty(),
+            Must::ShowTwo => self.together.is_some(),
+            Must::Differ => self.together.is_none() && !self.otherwise.is_empty(),
+        }
+    }
 }
 
 /// A schedule, and what it is played on.
@@ -239,13 +265,18 @@ impl Stage {
                 if token {
                     line += &format!(" TOKEN {}", self.beliefs.token(client.into()));
                 }
+                if short && self.setup.rule.believes_earlier {
+                    let length = ms(self.tick, ticks - self.setup.rule.allowance);
+                    let end = Instant::now() + Duration::from_millis(length);
+                    self.beliefs.end(client.into(), end);
+                }
                 self.ask(client, at, line, ticks);
                 sleep(Duration::from_millis(100));
             }
             Action::Force(s) => {
                 let holder = before.entries[usize::from(before.servers[usize::from(s)].pos)].holder;
                 let ended = group.ask(s.into(), &format!("DLOCK.FORCERELEASE {LOCK}"));
-                self.beliefs.end(holder.into());
+                self.beliefs.end(holder.into(), Instant::now());
                 return ended == Ok(Value::Int(1));
             }
             Action::Answer(c) => {
@@ -295,6 +326,7 @@ impl Stage {
                     0
                 },
                 length: Duration::from_millis(length),
+                from_answer: !self.setup.rule.counts_from_sending,
             },
             &self.beliefs,
         );

@@ -5,14 +5,13 @@ use std::path::Path;
 use std::process::Command;
 use std::{fs, io, thread};
 
-use crate::play::{Seen, Variant};
+use crate::play::{Must, Seen, Variant};
 
 /// A schedule in one of its variants, and what was seen.
 pub struct Row {
     pub schedule: String,
     pub variant: Variant,
-    /// There must be two owners.
-    pub shows_two: bool,
+    pub must: Must,
     pub seen: Seen,
 }
 
@@ -38,7 +37,7 @@ impl Table {
 
     /// What is not as it must be: two owners where the rule stands, or none where there must be two.
     pub fn wrong(&self) -> Vec<String> {
-        let wrong = |row: &&Row| row.seen.together.is_some() != row.shows_two;
+        let wrong = |row: &&Row| !row.seen.shows(row.must);
         let text = |row: &Row| {
             let (version, variant) = (&row.seen.version, row.variant.name());
             format!("{version} | {} | {variant} | {}", row.schedule, row.cell())

@@ -27,6 +27,8 @@ pub(crate) enum Clause {
     ClosedRenewsNothing,
     /// A confirmation is what a replica has acknowledged: `sent`.
     Acknowledged,
+    /// A hold that has ended is not confirmed: `ended`.
+    EndedNotConfirmed,
     /// A replica serves no replicas: `chains`.
     ServesNone,
     /// It refuses them before it sends anything: `chains-ended-later`.
@@ -65,7 +67,7 @@ mod planted {
     /// The environment's word for the clause that does not stand.
     const WITHOUT: &str = "DLOCK_WITHOUT";
 
-    const NAMES: [(&str, Clause); 11] = [
+    const NAMES: [(&str, Clause); 12] = [
         ("one-less", Clause::HalfConfirm),
         ("at-once", Clause::FullCountsLate),
         ("promotion-only", Clause::WhoeverServes),
@@ -75,6 +77,7 @@ mod planted {
         ("open-after-start", Clause::ClosedAfterStart),
         ("closed-renews", Clause::ClosedRenewsNothing),
         ("sent", Clause::Acknowledged),
+        ("ended", Clause::EndedNotConfirmed),
         ("chains", Clause::ServesNone),
         ("chains-ended-later", Clause::RefusesAtOnce),
     ];
