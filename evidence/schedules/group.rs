@@ -149,10 +149,6 @@ impl Group {
         self.nodes[number].master
     }
 
-    pub fn version(&self) -> String {
-        self.nodes[0].server.version().to_string()
-    }
-
     /// What the servers have logged, one after the other.
     pub fn logs(&self) -> String {
         let logs = self.nodes.iter().enumerate();
@@ -311,7 +307,10 @@ impl Group {
                     .len(),
             ),
             false => {
-                self.say(number, "SAVE");
+                // A copy for a replica may be on its way.
+                await_until("the RDB is saved", PATIENCE, || {
+                    self.ask(number, "SAVE").is_ok()
+                });
                 let directory = self.nodes[number].server.dir();
                 let copy = directory.join(format!("at-{at}.rdb"));
                 fs::copy(directory.join("dump.rdb"), &copy).expect("an RDB");

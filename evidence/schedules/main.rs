@@ -18,6 +18,7 @@ mod play;
 mod table;
 
 use std::ffi::OsString;
+use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +27,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use dlock_integration::{module_path, server_program};
+use dlock_integration::{module_path, server_program, Server};
 use dlock_protocol::schedule::{self, Schedule};
 
 use crate::play::{play, Must, Play, Seen, Variant};
@@ -88,15 +89,22 @@ impl Case<'_> {
         };
         let mut tick = Duration::from_millis(options.tick);
         let mut once = || {
-            let seen = play(&Play {
-                schedule: self.schedule,
-                variant: self.variant,
-                program,
-                module: &module,
-                tick,
+            let seen = catch_unwind(|| {
+                play(&Play {
+                    schedule: self.schedule,
+                    variant: self.variant,
+                    program,
+                    module: &module,
+                    tick,
+                })
             });
             tick *= 2;
-            seen
+            // The panic has been printed.
+            seen.unwrap_or_else(|_| Seen {
+                together: None,
+                otherwise: vec!["nothing: it was not played to its end".to_owned()],
+                logs: String::new(),
+            })
         };
         let mut seen = once();
         for _ in 1..TRIES {
@@ -136,6 +144,7 @@ fn main() -> ExitCode {
             );
         }
     }
+    let versions: Vec<String> = programs.iter().map(version).collect();
     println!("{} plays, {} at a time", cases.len(), options.lanes);
     let (next, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
@@ -144,7 +153,7 @@ fn main() -> ExitCode {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let Some(case) = cases.get(at) else { break };
                 let found = case.play(&options, &programs[case.server]);
-                println!("{}", line(case, &found));
+                println!("{} | {}", versions[case.server], line(case, &found));
                 if options.logs {
                     println!("{}", found.logs);
                 }
@@ -158,6 +167,7 @@ fn main() -> ExitCode {
     seen.sort_by_key(|(at, _)| *at);
     let rows = seen.into_iter().map(|(at, seen)| Row {
         schedule: cases[at].name.to_owned(),
+        version: versions[cases[at].server].clone(),
         variant: cases[at].variant,
         must: cases[at].must,
         seen,
@@ -185,13 +195,17 @@ fn programs(options: &Options) -> Vec<OsString> {
     programs
 }
 
+fn version(program: &OsString) -> String {
+    Server::builder().program(program).version().to_string()
+}
+
 fn line(case: &Case, seen: &Seen) -> String {
     let found = match seen.together {
         Some(together) => format!("two owners for {:.1} s", together.as_secs_f64()),
         None => "one owner".to_owned(),
     };
     let wrong = !seen.shows(case.must);
-    let (name, variant, version) = (case.name, case.variant.name(), &seen.version);
+    let (name, variant) = (case.name, case.variant.name());
     let otherwise = match seen.otherwise.is_empty() {
         true => String::new(),
         false => format!(
@@ -200,5 +214,5 @@ fn line(case: &Case, seen: &Seen) -> String {
         ),
     };
     let mark = if wrong { " — NOT AS IT MUST BE" } else { "" };
-    format!("{version} | {name} | {variant} | {found}{otherwise}{mark}")
+    format!("{name} | {variant} | {found}{otherwise}{mark}")
 }

@@ -130,7 +130,6 @@ pub struct Seen {
     pub together: Option<Duration>,
     /// Steps that the model allows and the servers did not take, or took otherwise.
     pub otherwise: Vec<String>,
-    pub version: String,
     /// What the servers have logged.
     pub logs: String,
 }
@@ -206,7 +205,6 @@ pub fn play(play: &Play) -> Seen {
     Seen {
         together: stage.beliefs.together(),
         otherwise: stage.otherwise,
-        version: stage.group.version(),
         logs: stage.group.logs(),
     }
 }

@@ -10,6 +10,8 @@ use crate::play::{Must, Seen, Variant};
 /// A schedule in one of its variants, and what was seen.
 pub struct Row {
     pub schedule: String,
+    /// The server's version.
+    pub version: String,
     pub variant: Variant,
     pub must: Must,
     pub seen: Seen,
@@ -39,7 +41,7 @@ impl Table {
     pub fn wrong(&self) -> Vec<String> {
         let wrong = |row: &&Row| !row.seen.shows(row.must);
         let text = |row: &Row| {
-            let (version, variant) = (&row.seen.version, row.variant.name());
+            let (version, variant) = (&row.version, row.variant.name());
             format!("{version} | {} | {variant} | {}", row.schedule, row.cell())
         };
         self.rows.iter().filter(wrong).map(text).collect()
@@ -58,7 +60,7 @@ impl Table {
         );
         let mut done: Vec<(&str, &str)> = Vec::new();
         for row in &self.rows {
-            let of = (row.schedule.as_str(), row.seen.version.as_str());
+            let of = (row.schedule.as_str(), row.version.as_str());
             if done.contains(&of) {
                 continue;
             }
@@ -66,7 +68,7 @@ impl Table {
             let same = self
                 .rows
                 .iter()
-                .filter(|row| (row.schedule.as_str(), row.seen.version.as_str()) == of);
+                .filter(|row| (row.schedule.as_str(), row.version.as_str()) == of);
             let (rule, others): (Vec<&Row>, Vec<&Row>) =
                 same.partition(|row| row.variant == Variant::Rule);
             let rule = rule.first().map_or_else(String::new, |row| row.cell());
