@@ -58,7 +58,7 @@ struct Options {
     #[arg(long, default_value_t = 4)]
     lanes: usize,
     /// Milliseconds of a tick: a quarter of a lease
-    #[arg(long, default_value_t = 3_000)]
+    #[arg(long, default_value_t = 4_000)]
     tick: u64,
     /// Where the table goes
     #[arg(long, default_value = "target/schedules")]

@@ -1,4 +1,4 @@
-//! The table: a row a schedule and server.
+//! The table: a row a schedule.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -21,7 +21,7 @@ impl Row {
     /// What was seen: for how long there were two owners, or that there was one.
     fn cell(&self) -> String {
         match self.seen.together {
-            Some(together) => format!("{:.1} s", together.as_secs_f64()),
+            Some(together) => format!("{:.1}", together.as_secs_f64()),
             None => "none".to_owned(),
         }
     }
@@ -49,45 +49,52 @@ impl Table {
 
     /// Writes the table to a directory.
     pub fn keep(&self, directory: &Path) -> io::Result<()> {
+        let versions = different(self.rows.iter().map(|row| row.version.as_str()));
         let mut text = format!(
             "Made by `make schedules`, dlock {}, {}, {} cores, {}.\n\n\
-             For how long two owners believed in the lock.\n\n\
-             | schedule | server | with all clauses | without a clause, or with another setting |\n|---|---|---|---|\n",
+             For how many seconds two owners believed in the lock, on {}. With all clauses the module is the released one; each name \
+             says what was changed.\n\n\
+             | schedule | all clauses | changed |\n|---|---|---|\n",
             env!("CARGO_PKG_VERSION"),
             said("date", &["-u", "+%F"]),
             thread::available_parallelism().map_or(1, usize::from),
-            said("uname", &["-srm"])
+            said("uname", &["-srm"]),
+            versions.join(" / ")
         );
-        let mut done: Vec<(&str, &str)> = Vec::new();
-        for row in &self.rows {
-            let of = (row.schedule.as_str(), row.version.as_str());
-            if done.contains(&of) {
-                continue;
+        for schedule in different(self.rows.iter().map(|row| row.schedule.as_str())) {
+            let rows = self.rows.iter().filter(|row| row.schedule == schedule);
+            let rows: Vec<&Row> = rows.collect();
+            let seen = |variant: Variant| {
+                let rows = rows.iter().filter(|row| row.variant == variant);
+                let cells: Vec<String> = rows.map(|row| row.cell()).collect();
+                cells.join(" / ")
+            };
+            let mut others: Vec<Variant> = Vec::new();
+            for row in &rows {
+                if row.variant != Variant::Rule && !others.contains(&row.variant) {
+                    others.push(row.variant);
+                }
             }
-            done.push(of);
-            let same = self
-                .rows
-                .iter()
-                .filter(|row| (row.schedule.as_str(), row.version.as_str()) == of);
-            let (rule, others): (Vec<&Row>, Vec<&Row>) =
-                same.partition(|row| row.variant == Variant::Rule);
-            let rule = rule.first().map_or_else(String::new, |row| row.cell());
-            let others = others
-                .iter()
-                .map(|row| format!("`{}` {}", row.variant.name(), row.cell()));
+            let others = others.iter();
+            let others = others.map(|other| format!("`{}` {}", other.name(), seen(*other)));
             let others: Vec<String> = others.collect();
-            writeln!(
-                text,
-                "| {} | {} | {rule} | {} |",
-                of.0,
-                of.1,
-                others.join(", ")
-            )
-            .expect("a String takes all");
+            let (rule, others) = (seen(Variant::Rule), others.join(", "));
+            writeln!(text, "| {schedule} | {rule} | {others} |").expect("a String takes all");
         }
         fs::create_dir_all(directory)?;
         fs::write(directory.join("schedules.md"), text)
     }
+}
+
+/// Each of them once, in their order.
+fn different<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut different: Vec<&str> = Vec::new();
+    for one in all {
+        if !different.contains(&one) {
+            different.push(one);
+        }
+    }
+    different
 }
 
 /// What a program writes.

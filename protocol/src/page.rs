@@ -104,58 +104,34 @@ pub const SCHEDULES: (&str, &str) = (
     "<!-- end of table -->\n",
 );
 
-/// What a schedule came to on one server, as the table of `make schedules` has it.
-struct Played {
-    /// Two owners were seen with all clauses.
-    rule: bool,
-    /// The name of each clause taken away, or setting, and whether two owners were seen.
-    others: Vec<(String, bool)>,
-}
-
-fn played(results: &str, schedule: &str) -> Vec<Played> {
-    let rows = results.lines().filter_map(|line| {
-        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [name, _, rule, others] = cells[..] else {
-            return None;
-        };
-        let other = |text: &str| {
-            let (name, seen) = text.trim().split_once("` ")?;
-            Some((name.trim_matches('`').to_owned(), seen != "none"))
-        };
-        (name == schedule).then(|| Played {
-            rule: rule != "none",
-            others: others.split(',').filter_map(other).collect(),
-        })
-    });
-    rows.collect()
-}
-
-/// What all servers showed of a schedule.
+/// What servers showed of a schedule, as the row that `make schedules` has written says.
 #[must_use]
 pub fn on_servers(results: &str, schedule: &str) -> String {
-    let all = played(results, schedule);
-    let Some(first) = all.first() else {
+    let row = results.lines().find_map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, rule, changed] = cells[..] else {
+            return None;
+        };
+        (name == schedule).then_some((rule, changed))
+    });
+    let Some((rule, changed)) = row else {
         return "not played".to_owned();
     };
-    let rule = match all.iter().any(|played| played.rule) {
-        true => "**two owners** with all clauses",
-        false => "one owner",
+    let on_all = |cell: &str, text: &str| cell.split(" / ").all(|seen| seen == text);
+    let mut cell = match on_all(rule, "none") {
+        true => "one owner".to_owned(),
+        false => "**two owners** with all clauses".to_owned(),
     };
-    let shown = |name: &str| {
-        let seen = all.iter().flat_map(|played| &played.others);
-        let mut seen = seen.filter(|(other, _)| other == name);
-        seen.all(|(_, two)| *two)
-    };
-    let names = |wanted: bool| {
-        let names = first.others.iter().map(|(name, _)| name.as_str());
-        let names = names.filter(|name| shown(name) == wanted);
-        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
-        names.join(", ")
-    };
-    let mut cell = rule.to_owned();
-    for (wanted, text) in [(true, "two with"), (false, "not with")] {
-        if !names(wanted).is_empty() {
-            cell += &format!("; {text} {}", names(wanted));
+    let changed = changed.split(", ").filter_map(|text| {
+        let (name, seen) = text.split_once("` ")?;
+        let two = seen.split(" / ").all(|seen| seen != "none");
+        Some((format!("{name}`"), two))
+    });
+    let (two, one): (Vec<_>, Vec<_>) = changed.partition(|(_, two)| *two);
+    for (text, names) in [("two with", two), ("not with", one)] {
+        let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
+        if !names.is_empty() {
+            cell += &format!("; {text} {}", names.join(", "));
         }
     }
     cell
