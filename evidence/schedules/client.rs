@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::Value;
-use dlock_integration::{Wire, PATIENCE};
+use dlock_integration::{command, reply_of, Wire, PATIENCE};
 
 /// The lock.
 pub const LOCK: &str = "lock";
@@ -134,14 +134,19 @@ impl Drop for Asked {
     }
 }
 
+/// Sends a line. None: the server is gone.
+fn send(wire: &mut Wire, line: &str) -> Option<()> {
+    wire.send_bytes(&command(line).get_packed_command()).ok()
+}
+
 impl Request {
     /// Asks once: the token, if there is one in the answer; or why not. None: nothing more will come.
     fn once(&self) -> Option<Result<Option<u64>, String>> {
         let mut wire = Wire::open(self.port, PATIENCE).ok()?;
         // An answer that waits for replicas comes when they have confirmed it, or never.
         wire.set_read_timeout(None);
-        wire.send(&self.line);
-        let answer = match dlock_integration::reply_of(wire.read_value().ok()?) {
+        send(&mut wire, &self.line)?;
+        let answer = match reply_of(wire.read_value().ok()?) {
             Ok(Value::Array(words)) => match words.first() {
                 Some(Value::Int(token)) => Ok(u64::try_from(*token).ok()),
                 _ => Err("no token".to_owned()),
@@ -153,8 +158,8 @@ impl Request {
         if self.wait == 0 || answer.is_err() {
             return Some(answer);
         }
-        wire.send(&format!("WAIT {} 0", self.wait));
-        match dlock_integration::reply_of(wire.read_value().ok()?) {
+        send(&mut wire, &format!("WAIT {} 0", self.wait))?;
+        match reply_of(wire.read_value().ok()?) {
             Ok(Value::Int(count)) if count >= i64::from(self.wait) => Some(answer),
             other => Some(Err(format!("{other:?}"))),
         }

@@ -225,7 +225,16 @@ impl Stage {
     /// Takes a step, in the model and on the servers. What the model does not allow is tried nevertheless.
     fn take(&mut self, step: Action) {
         let before = self.model;
-        let possible = self.model.apply(&self.setup, step);
+        let applied = self.model.apply(&self.setup, step);
+        let possible = applied
+            && match step {
+                // Else the answer is that the hold has ended.
+                Action::Answer(c) => {
+                    let (before, after) = (&before.clients, &self.model.clients);
+                    after[usize::from(c)].entry == before[usize::from(c)].asked.entry
+                }
+                _ => true,
+            };
         let bound = if possible { LONG } else { SHORTLY };
         let done = self.act(step, &before, possible, bound);
         if possible && !done {
