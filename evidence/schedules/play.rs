@@ -42,11 +42,11 @@ const OF_MODULE: [&str; 1] = ["chains"];
 /// The module has one clause for this and `closed-renews`: what a closed server does not renew.
 const SAME: [&str; 1] = ["closed-renews-all"];
 
-/// What shows no second owner on servers, and why.
+/// What shows two owners on servers only now and then.
 ///
-/// A replica without the refusal ends the link as soon as it sees it. The child that makes the copy is forked in the same turn of the
-/// event loop, and the server tells the module of that: so the link ends before the child has written anything.
-const POWERLESS: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
+/// A replica without the refusal ends the link as soon as it sees it: mostly in the turn of the event loop in which it forks the child
+/// that makes the copy, and then nothing of the copy has left.
+const RACES: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
 
 /// The clauses that clients keep.
 const OF_CLIENTS: [&str; 3] = ["no-allowance", "counts-from-answer", "later-end"];
@@ -106,7 +106,7 @@ impl Variant {
     pub fn must(self, name: &str, schedule: &Schedule) -> Must {
         match self.breaks(schedule) {
             false => Must::ShowOne,
-            true if POWERLESS.contains(&(name, self.name())) => Must::Differ,
+            true if RACES.contains(&(name, self.name())) => Must::Race,
             true => Must::ShowTwo,
         }
     }
@@ -119,8 +119,8 @@ pub enum Must {
     ShowOne,
     /// Two owners, as the model.
     ShowTwo,
-    /// One owner, since they cannot take a step of the model.
-    Differ,
+    /// Two owners, or not: a race decides.
+    Race,
 }
 
 /// What was seen.
@@ -139,8 +139,7 @@ impl Seen {
     pub fn shows(&self, must: Must) -> bool {
         match must {
             Must::ShowOne => self.together.is_none() && self.otherwise.is_empty(),
-            Must::ShowTwo => self.together.is_some(),
-            Must::Differ => self.together.is_none() && !self.otherwise.is_empty(),
+            Must::ShowTwo | Must::Race => self.together.is_some(),
         }
     }
 }

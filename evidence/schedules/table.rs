@@ -30,16 +30,17 @@ impl Row {
 /// All rows of a run.
 pub struct Table {
     rows: Vec<Row>,
+    tick_ms: u64,
 }
 
 impl Table {
-    pub fn new(rows: Vec<Row>) -> Table {
-        Table { rows }
+    pub fn new(rows: Vec<Row>, tick_ms: u64) -> Table {
+        Table { rows, tick_ms }
     }
 
     /// What is not as it must be: two owners where the rule stands, or none where there must be two.
     pub fn wrong(&self) -> Vec<String> {
-        let wrong = |row: &&Row| !row.seen.shows(row.must);
+        let wrong = |row: &&Row| row.must != Must::Race && !row.seen.shows(row.must);
         let text = |row: &Row| {
             let (version, variant) = (&row.version, row.variant.name());
             format!("{version} | {} | {variant} | {}", row.schedule, row.cell())
@@ -53,13 +54,15 @@ impl Table {
         let mut text = format!(
             "Made by `make schedules`, dlock {}, {}, {} cores, {}.\n\n\
              For how many seconds two owners believed in the lock, on {}. With all clauses the module is the released one; each name \
-             says what was changed.\n\n\
+             says what was changed. A lease is four ticks of {} ms. A play in which nobody saw two owners where they must be seen, or in \
+             which a step came too late, was repeated with ticks twice as long, at most twice.\n\n\
              | schedule | all clauses | changed |\n|---|---|---|\n",
             env!("CARGO_PKG_VERSION"),
             said("date", &["-u", "+%F"]),
             thread::available_parallelism().map_or(1, usize::from),
             said("uname", &["-srm"]),
-            versions.join(" / ")
+            versions.join(" / "),
+            self.tick_ms
         );
         for schedule in different(self.rows.iter().map(|row| row.schedule.as_str())) {
             let rows = self.rows.iter().filter(|row| row.schedule == schedule);

@@ -124,12 +124,18 @@ pub fn on_servers(results: &str, schedule: &str) -> String {
     };
     let changed = changed.split(", ").filter_map(|text| {
         let (name, seen) = text.split_once("` ")?;
-        let two = seen.split(" / ").all(|seen| seen != "none");
-        Some((format!("{name}`"), two))
+        let none = seen.split(" / ").filter(|seen| *seen == "none").count();
+        let text = match none {
+            0 => "two with",
+            none if none < seen.split(" / ").count() => "two on some servers with",
+            _ => "one also with",
+        };
+        Some((format!("{name}`"), text))
     });
-    let (two, one): (Vec<_>, Vec<_>) = changed.partition(|(_, two)| *two);
-    for (text, names) in [("two with", two), ("not with", one)] {
-        let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
+    let changed: Vec<(String, &str)> = changed.collect();
+    for text in ["two with", "two on some servers with", "one also with"] {
+        let of = changed.iter().filter(|(_, what)| *what == text);
+        let names: Vec<&str> = of.map(|(name, _)| name.as_str()).collect();
         if !names.is_empty() {
             cell += &format!("; {text} {}", names.join(", "));
         }

@@ -126,8 +126,8 @@ fn the_page_has_what_was_seen_on_servers() {
 
 #[test]
 fn a_cell_says_what_all_servers_showed() {
-    let results = "| 1 | none / none | `a` 2.1 / 2.2, `b` 3.0 / none |\n| 2 | none / 0.1 | |\n";
-    let one = "one owner; two with `a`; not with `b`";
+    let results = "| 1 | none / none | `a` 2.1 / 2.2, `b` 3.0 / none, `c` none / none |\n| 2 | none / 0.1 | |\n";
+    let one = "one owner; two with `a`; two on some servers with `b`; one also with `c`";
     assert_eq!(page::on_servers(results, "1"), one);
     let two = "**two owners** with all clauses";
     assert_eq!(page::on_servers(results, "2"), two);
