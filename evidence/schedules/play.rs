@@ -69,6 +69,13 @@ impl Variant {
         all
     }
 
+    /// The rule, and the clause that the fewest schedules break.
+    pub fn most_telling(all: &[Variant]) -> Vec<Variant> {
+        let of_rule = |variant: &&Variant| matches!(variant, Variant::Without(_));
+        let clause = all.iter().rfind(of_rule).or(all.get(1));
+        all.iter().take(1).chain(clause).copied().collect()
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Variant::Rule => "rule",
