@@ -165,3 +165,31 @@ impl Request {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two owners are two clients that believe at one time.
+    #[test]
+    fn two_owners_are_seen() {
+        let begun = Instant::now();
+        let at = |second: u64| begun + Duration::from_secs(second);
+        let beliefs = Beliefs::default();
+        let believes = |client: usize, from: u64, until: u64| {
+            beliefs.begin(Belief {
+                client,
+                from: at(from),
+                until: at(until),
+            });
+        };
+        believes(0, 1, 4);
+        believes(0, 2, 5);
+        believes(1, 5, 7);
+        assert_eq!(beliefs.together(), None);
+        believes(1, 3, 6);
+        assert_eq!(beliefs.together(), Some(Duration::from_secs(2)));
+        beliefs.end(0, at(3));
+        assert_eq!(beliefs.together(), None);
+    }
+}

@@ -398,3 +398,40 @@ fn lacking(model: &System, number: usize, n: u8) -> Option<u8> {
 fn owner(client: u8) -> char {
     char::from(b'A' + client)
 }
+
+#[cfg(test)]
+mod tests {
+    use dlock_protocol::schedule;
+
+    use super::*;
+
+    /// Whatever a schedule is played with, one owner and two are both seen, on any run.
+    #[test]
+    fn every_schedule_shows_that_it_can_fail() {
+        for (name, schedule) in schedule::all().expect("the schedules can be read") {
+            let all = Variant::of(&schedule);
+            for variants in [&all, &Variant::most_telling(&all)] {
+                let must = |variant: &Variant| variant.must(&name, &schedule);
+                let (rule, others) = variants.split_first().expect("the rule");
+                let breaks = Variant::Rule.breaks(&schedule);
+                assert_eq!(must(rule) == Must::ShowTwo, breaks, "{name}");
+                assert!(others.iter().any(|it| must(it) == Must::ShowTwo), "{name}");
+                assert!(others.iter().all(|it| must(it) != Must::ShowOne), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_play_that_left_out_a_step_shows_nothing() {
+        let seen = |together: Option<u64>, otherwise: &[&str]| Seen {
+            together: together.map(Duration::from_secs),
+            otherwise: otherwise.iter().map(|step| (*step).to_owned()).collect(),
+            logs: String::new(),
+        };
+        assert!(seen(None, &[]).shows(Must::ShowOne));
+        assert!(!seen(None, &["R1 receives"]).shows(Must::ShowOne));
+        assert!(!seen(Some(1), &[]).shows(Must::ShowOne));
+        assert!(!seen(None, &[]).shows(Must::ShowTwo));
+        assert!(seen(Some(1), &["R1 receives"]).shows(Must::ShowTwo));
+    }
+}
