@@ -41,7 +41,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 .PHONY: help run test test-engine demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny
-.PHONY: check check-long explore fuzz memcheck chaos judge clocks disks rivals clients bench-clients packages cli observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
 
@@ -87,10 +87,16 @@ results: ## Put tables and plots of the last full runs where the documents show 
 pictures: ## Draw the pictures of the documents from their texts in docs/pictures
 	@cargo run --quiet --bin pictures
 
-chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
+chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, judge, then schedules (QUICK=1: seven minutes; ARGS='--help')
 	@cargo run --quiet --release --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' \
 	    $(if $(QUICK),--quick --lanes 10 --histories '$(TARGET)/chaos/histories') $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory schedules)
+
+schedules: build ## Play the schedules of docs/protocol.md on real servers, with all clauses and without those they break (QUICK=1: two minutes)
+	@cargo build --quiet --package dlock --features planted --target-dir '$(TARGET)/planted'
+	@cargo run --quiet --bin schedules -- --planted '$(TARGET)/planted/debug/$(MODULE)' \
+	    --servers '$(TARGET)/servers' --results '$(TARGET)/schedules' $(if $(QUICK),--quick --lanes 8) $(ARGS)
 
 judge: build ## Have Porcupine judge histories from real servers; planted faults must be found (QUICK=1: three minutes)
 	@evidence/judge/run.sh '$(TARGET)/judge' --module '$(BUILT)' --results '$(TARGET)/judge' --histories '$(TARGET)/chaos/histories' \

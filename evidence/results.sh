@@ -16,6 +16,7 @@ show bench-peers/full/peers.md peers.md
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md
 show judge/judge.md judge.md
+show schedules/schedules.md schedules.md
 show clocks/clocks.md clocks.md
 show disks/disks.md disks.md
 show rivals/rivals.md rivals.md

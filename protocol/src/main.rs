@@ -1,7 +1,7 @@
 //! `make check-long`: searches every setting of the table, and every clause taken out, and says what was found.
 //!
 //! Arguments: steps for each row that is to find nothing (20,000,000); `--write`: put the table into the page;
-//! `--show`: print every schedule. Ends with an error where a setting is not what the table says.
+//! `--show`: print every schedule; `--servers`: search nothing, but put what `make schedules` has seen into the page. Ends with an error where a setting is not what the table says.
 
 use dlock_protocol::page::{self, Found, How};
 use dlock_protocol::schedule::{self, Schedule};
@@ -31,6 +31,7 @@ struct Options {
     steps: u64,
     show: bool,
     write: bool,
+    servers: bool,
 }
 
 fn run() -> Result<bool, String> {
@@ -38,17 +39,24 @@ fn run() -> Result<bool, String> {
         steps: 20_000_000,
         show: false,
         write: false,
+        servers: false,
     };
     for word in std::env::args().skip(1) {
         match word.as_str() {
             "--show" => options.show = true,
             "--write" => options.write = true,
+            "--servers" => options.servers = true,
             steps => {
                 options.steps = steps
                     .parse()
                     .map_err(|_| format!("{steps}: not a number of steps"))?
             }
         }
+    }
+    if options.servers {
+        let results = read(RESULTS)?;
+        rewrite(|page| page::with_servers(page, &results))?;
+        return Ok(true);
     }
     let schedules = schedule::all()?;
     let started = Instant::now();
@@ -88,12 +96,23 @@ fn run() -> Result<bool, String> {
     if options.write && !good {
         println!("The page stays as it is: something is not as the table says.");
     } else if options.write {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
-        let page = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-        let page = page::with_table(&page, &table).ok_or("the page has no place for the table")?;
-        std::fs::write(path, page).map_err(|error| format!("{path}: {error}"))?;
+        let results = read(RESULTS)?;
+        rewrite(|page| page::with_servers(&page::with_table(page, &table)?, &results))?;
     }
     Ok(good)
+}
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
+/// What `make schedules` has seen.
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results/schedules.md");
+
+fn read(path: &str) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))
+}
+
+fn rewrite(change: impl FnOnce(&str) -> Option<String>) -> Result<(), String> {
+    let page = change(&read(PAGE)?).ok_or("the page has no place for the table")?;
+    std::fs::write(PAGE, page).map_err(|error| format!("{PAGE}: {error}"))
 }
 
 fn right(replicas: u8) -> Setup {

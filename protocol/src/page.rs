@@ -97,3 +97,74 @@ pub fn with_table(page: &str, table: &str) -> Option<String> {
     let (_, after) = rest.split_once(MARKS.1)?;
     Some(format!("{before}{}{table}{}{after}", MARKS.0, MARKS.1))
 }
+
+/// The lines around the table of schedules.
+pub const SCHEDULES: (&str, &str) = (
+    "<!-- table: the last column by `make schedules`, `make results` and `cargo run -p dlock-protocol -- --servers` -->\n",
+    "<!-- end of table -->\n",
+);
+
+/// What servers showed of a schedule, as the row that `make schedules` has written says.
+#[must_use]
+pub fn on_servers(results: &str, schedule: &str) -> String {
+    let row = results.lines().find_map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, rule, changed] = cells[..] else {
+            return None;
+        };
+        (name == schedule).then_some((rule, changed))
+    });
+    let Some((rule, changed)) = row else {
+        return "not played".to_owned();
+    };
+    let on_all = |cell: &str, text: &str| cell.split(" / ").all(|seen| seen == text);
+    let mut cell = match on_all(rule, "none") {
+        true => "one owner".to_owned(),
+        false => "**two owners** with all clauses".to_owned(),
+    };
+    let changed = changed.split(", ").filter_map(|text| {
+        let (name, seen) = text.split_once("` ")?;
+        let none = seen.split(" / ").filter(|seen| *seen == "none").count();
+        let text = match none {
+            0 => "two with",
+            none if none < seen.split(" / ").count() => "two on some servers with",
+            _ => "one also with",
+        };
+        Some((format!("{name}`"), text))
+    });
+    let changed: Vec<(String, &str)> = changed.collect();
+    for text in ["two with", "two on some servers with", "one also with"] {
+        let of = changed.iter().filter(|(_, what)| *what == text);
+        let names: Vec<&str> = of.map(|(name, _)| name.as_str()).collect();
+        if !names.is_empty() {
+            cell += &format!("; {text} {}", names.join(", "));
+        }
+    }
+    cell
+}
+
+/// The page with another last column of the table of schedules. None if it has no marks.
+#[must_use]
+pub fn with_servers(page: &str, results: &str) -> Option<String> {
+    let (before, rest) = page.split_once(SCHEDULES.0)?;
+    let (table, after) = rest.split_once(SCHEDULES.1)?;
+    let row = |line: &str| match line
+        .strip_prefix("| [")
+        .and_then(|rest| rest.split_once(']'))
+    {
+        Some((name, _)) => {
+            let columns: Vec<&str> = line.split(" | ").take(2).collect();
+            format!(
+                "{} | {} |\n",
+                columns.join(" | "),
+                on_servers(results, name)
+            )
+        }
+        None => format!("{line}\n"),
+    };
+    let table: String = table.lines().map(row).collect();
+    Some(format!(
+        "{before}{}{table}{}{after}",
+        SCHEDULES.0, SCHEDULES.1
+    ))
+}

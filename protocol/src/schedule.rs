@@ -24,9 +24,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Returns true if it gives two owners under this rule, where everything happens that the schedule needs.
+    /// This rule, where everything happens that the schedule needs.
     #[must_use]
-    pub fn breaks(&self, rule: Rule) -> bool {
+    pub fn setup(&self, rule: Rule) -> Setup {
         let mut world = World::any(self.replicas);
         if self.orderly {
             let orderly = World::orderly(self.replicas, true).orderly;
@@ -40,7 +40,13 @@ impl Schedule {
             older_replica: self.older_replica,
             ..world
         };
-        walk::breaks(&Setup { rule, world }, &self.steps)
+        Setup { rule, world }
+    }
+
+    /// Returns true if it gives two owners under this rule.
+    #[must_use]
+    pub fn breaks(&self, rule: Rule) -> bool {
+        walk::breaks(&self.setup(rule), &self.steps)
     }
 }
 

@@ -7,6 +7,7 @@ use dlock_protocol::walk::{breaks, walk};
 use dlock_protocol::{breadth, page, schedule};
 
 const PAGE: &str = include_str!("../../docs/protocol.md");
+const RESULTS: &str = include_str!("../../docs/results/schedules.md");
 
 fn setup(name: &str, replicas: u8) -> Setup {
     (setting(name).expect("a row of the table").setup)(replicas)
@@ -112,6 +113,25 @@ fn the_page_has_the_rows_of_the_table_and_the_schedules() {
             "docs/protocol.md lacks {name}"
         );
     }
+}
+
+#[test]
+fn the_page_has_what_was_seen_on_servers() {
+    let same = page::with_servers(PAGE, RESULTS).expect("the page has the table");
+    assert!(same == PAGE, "cargo run -p dlock-protocol -- --servers");
+    for (name, _) in schedule::all().expect("schedules") {
+        assert_ne!(page::on_servers(RESULTS, &name), "not played", "{name}");
+    }
+}
+
+#[test]
+fn a_cell_says_what_all_servers_showed() {
+    let results = "| 1 | none / none | `a` 2.1 / 2.2, `b` 3.0 / none, `c` none / none |\n| 2 | none / 0.1 | |\n";
+    let one = "one owner; two with `a`; two on some servers with `b`; one also with `c`";
+    assert_eq!(page::on_servers(results, "1"), one);
+    let two = "**two owners** with all clauses";
+    assert_eq!(page::on_servers(results, "2"), two);
+    assert_eq!(page::on_servers(results, "3"), "not played");
 }
 
 #[test]

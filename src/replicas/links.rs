@@ -2,6 +2,7 @@
 
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, timer};
+use crate::settings::clauses::{promoted, stands, Clause};
 use crate::settings::config;
 use dlock_commands::Replicas;
 use dlock_engine::{Millis, SteadyMs};
@@ -15,7 +16,10 @@ pub(crate) fn on() -> bool {
 /// Returns how many of these replicas must confirm an answer: with the primary more than half of all servers hold it, and a
 /// promoted server needs as many.
 fn needed_of(replicas: u32) -> u32 {
-    replicas.div_ceil(2)
+    match stands(Clause::HalfConfirm) {
+        true => replicas.div_ceil(2),
+        false => replicas.div_ceil(2).saturating_sub(1),
+    }
 }
 
 /// Returns how long a server that has lost its data waits.
@@ -70,6 +74,9 @@ pub(super) struct Links {
 impl Links {
     /// Begins the time in which this server confirms nothing, counted from when it got its data.
     pub(super) fn begin_blackout(&mut self) {
+        if !stands(Clause::ClosedAfterStart) && gate::primary() {
+            return;
+        }
         self.confirm_blackout_until = self
             .confirm_blackout_until
             .max(self.since.after(quarantine()));
@@ -78,6 +85,9 @@ impl Links {
     /// Notes that a replica joins by a full resynchronisation: those that join within the quarantine count late. A primary
     /// announces it in the stream.
     pub(super) fn on_full_sync(&mut self, now: SteadyMs) {
+        if !stands(Clause::FullAnnounced) {
+            return;
+        }
         self.joins_count_full_until = self.joins_count_full_until.max(now.after(quarantine()));
         if gate::primary() {
             self.notice_due = true;
@@ -88,7 +98,10 @@ impl Links {
     /// Returns the replicas whose confirmation counts.
     pub(super) fn counting(&self, now: SteadyMs) -> impl Iterator<Item = &Link> + '_ {
         let alone = self.configured() == 1 && now >= self.single_replica_counts_from;
-        let counts = move |link: &Link| link.online && (alone || link.counts_from <= now);
+        let judged =
+            stands(Clause::FullCountsLate) && (stands(Clause::WhoeverServes) || promoted());
+        let at_once = alone || !judged;
+        let counts = move |link: &Link| link.online && (at_once || link.counts_from <= now);
         // A replica that has reconnected while its former connection is still open confirms once.
         let last = |at: usize, link: &Link| {
             let mut later = self.links.iter().skip(at + 1);

@@ -27,6 +27,7 @@ use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use crate::ffi::memory::MainThread;
 use crate::node::{clock, gate};
+use crate::settings::clauses::{stands, Clause};
 use crate::settings::config;
 use dlock_commands::Replicas;
 use dlock_engine::SteadyMs;
@@ -43,7 +44,8 @@ static CHANGED: AtomicBool = AtomicBool::new(true);
 /// Refuses to serve replicas, or leaves it to the server, by its role and `dlock.replicas`. A server that resynchronises forgets
 /// what it has confirmed for others, and a replica can announce that to nobody.
 pub(crate) fn refuse_requests() {
-    sync::refuse(on() && !gate::primary());
+    let refuses = stands(Clause::ServesNone) && stands(Clause::RefusesAtOnce);
+    sync::refuse(refuses && on() && !gate::primary());
 }
 
 /// Notes that a request for a resynchronisation was refused, or a link ended.
@@ -58,7 +60,9 @@ pub(crate) fn begin() {
     if let Some(mut replicas) = REPLICAS.borrow() {
         replicas.since = now;
         replicas.begin_blackout();
-        replicas.on_full_sync(now);
+        if stands(Clause::StartAnnounced) || !gate::primary() {
+            replicas.on_full_sync(now);
+        }
     }
 }
 
@@ -145,7 +149,7 @@ pub(crate) fn refresh(ctx: Ctx, now: SteadyMs) -> bool {
         return false;
     }
     replicas.asked = 0;
-    !std::mem::take(&mut replicas.links).is_empty()
+    !std::mem::take(&mut replicas.links).is_empty() && stands(Clause::ServesNone)
 }
 
 /// Logs changes of the number of connected replicas, and refused requests.
@@ -175,7 +179,10 @@ pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
     };
     let mut acknowledged: Vec<u64> = replicas
         .counting(now)
-        .map(|link| link.acknowledged)
+        .map(|link| match stands(Clause::Acknowledged) {
+            true => link.acknowledged,
+            false => u64::MAX,
+        })
         .collect();
     acknowledged.sort_unstable_by(|one, other| other.cmp(one));
     let at = (needed as usize).checked_sub(1);

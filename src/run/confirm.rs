@@ -10,6 +10,7 @@ use crate::ffi::panic::poisoned;
 use crate::ffi::server;
 use crate::node::{clock, gate, timer};
 use crate::replicas;
+use crate::settings::clauses::{self, Clause};
 use crate::settings::config;
 use crate::tell::confirm::{self, PendingReply};
 use dlock_engine::{broken, NoAck, Now, Outcome, Refusal, SteadyMs};
@@ -77,9 +78,9 @@ impl State {
     fn confirmed(&mut self, held: PendingReply, now: Now) {
         let promises = &held.output.pending.promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
-        let stands = promises
-            .iter()
-            .all(|promise| engine.stands(keys, now, promise));
+        let mut promised = promises.iter();
+        let stands = promised.all(|promise| engine.stands(keys, now, promise))
+            || !clauses::stands(Clause::EndedNotConfirmed);
         if !stands {
             return self.not_confirmed(held, NoAck::Ended);
         }

@@ -1,7 +1,9 @@
 //! The operator's settings (`config`), and the engine's policy and the observers' channel, which follow from them.
 
+pub(crate) mod clauses;
 pub(crate) mod config;
 
+use clauses::{stands, Clause};
 use config::{Notify, Number};
 use dlock_commands::{Defaults, Replicas};
 use dlock_engine::{Policy, SteadyMs};
@@ -85,15 +87,21 @@ impl Settings {
         let quarantine = value(&config::QUARANTINE_MS);
         // A later setting shortens a quarantine, but begins none: the server has not just been started.
         let until = match quarantine {
-            _ if now.replicas.needed > 0 => now.confirm_blackout_until,
+            _ if config::REPLICAS.amount() > 0 => now.confirm_blackout_until,
             0 => SteadyMs(0),
             _ if begins => now.since.after(quarantine),
             _ => now.quarantine_until.min(now.since.after(quarantine)),
+        };
+        let (until, grants) = match stands(Clause::ClosedRenewsNothing) {
+            true => (until, true),
+            // It grants nothing while it is closed, and renews.
+            false => (SteadyMs(0), now.replicas.closed_ms == 0),
         };
         let max_lease = value(&config::MAX_LEASE_MS);
         Policy {
             max_lease_ms: match quarantine {
                 0 => max_lease,
+                _ if !stands(Clause::LeaseWithinQuarantine) => max_lease,
                 _ => max_lease.min(quarantine),
             },
             max_restored_ms: max_lease,
@@ -106,7 +114,7 @@ impl Settings {
             max_hold_ms: value(&config::MAX_HOLD_MS),
             deadlock_detection: config::DEADLOCK_DETECTION.load(Ordering::Relaxed),
             deadlock_max_steps: config::DEADLOCK_MAX_STEPS.amount(),
-            grants: config::GRANTS.load(Ordering::Relaxed),
+            grants: grants && config::GRANTS.load(Ordering::Relaxed),
             quarantine_until: until,
             replicas_needed: now.replicas.needed,
             replicas_counting: now.replicas.counting,

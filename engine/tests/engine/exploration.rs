@@ -381,7 +381,9 @@ fn go(pair: &mut Pair, line: &str) -> Result<(), String> {
 pub fn says(said: &[&str]) -> bool {
     let mut pair = Pair::new(policy());
     said.iter().all(|said| {
-        let known = lines(&pair, said.len() > DEPTH).iter().any(|line| line == said);
+        let known = lines(&pair, said.len() > DEPTH)
+            .iter()
+            .any(|line| line == said);
         known && go(&mut pair, said).is_ok()
     })
 }

@@ -19,6 +19,9 @@ const INTERVAL: Duration = Duration::from_millis(10);
 /// How long a door waits for a byte before it looks whether the network has ended.
 const IDLE: Duration = Duration::from_millis(500);
 
+/// How many ports a door tries.
+const PORT_TRIES: usize = 10;
+
 /// Who takes part: the address from which it connects.
 pub type Party = Ipv4Addr;
 
@@ -66,8 +69,13 @@ impl Network {
     }
 
     fn door_for(&self, party: Party, guests: Option<Party>) -> Door {
-        let port = crate::machine::port::free();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
+        // Another process may take a port that was free a moment ago.
+        let mut ports = (0..PORT_TRIES).map(|_| crate::machine::port::free());
+        let bound = ports.find_map(|port| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+            Some((port, listener.ok()?))
+        });
+        let (port, listener) = bound.expect("a free port");
         listener.set_nonblocking(true).expect("a socket option");
         let target = Arc::new(AtomicU16::new(0));
         let (state, to) = (self.state.clone(), target.clone());
@@ -88,6 +96,17 @@ impl Network {
                 cuts.insert((*other, *one));
             }
         }
+    }
+
+    /// One party and another reach each other again: what was held back between them goes on.
+    pub fn mend(&self, one: Party, other: Party) {
+        let mut cuts = self
+            .state
+            .cuts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        cuts.remove(&(one, other));
+        cuts.remove(&(other, one));
     }
 
     /// Everybody reaches everybody again, but what was held back is lost, and its connections are closed: as when the

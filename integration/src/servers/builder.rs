@@ -19,6 +19,7 @@ pub struct ServerBuilder {
     module_arguments: Vec<String>,
     settings: Vec<(String, String)>,
     cluster: bool,
+    environment: Vec<(String, String)>,
 }
 
 /// Why a server did not start.
@@ -49,6 +50,7 @@ impl ServerBuilder {
             module_arguments: Vec::new(),
             settings: Vec::new(),
             cluster: false,
+            environment: Vec::new(),
         }
     }
 
@@ -79,6 +81,12 @@ impl ServerBuilder {
     /// A line of the configuration file: `config("appendonly", "yes")`. Later ones win.
     pub fn config(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// A variable of the server's environment.
+    pub fn environment(mut self, name: &str, value: impl ToString) -> Self {
+        self.environment.push((name.to_owned(), value.to_string()));
         self
     }
 
@@ -120,6 +128,10 @@ impl ServerBuilder {
 
     pub(super) fn program_name(&self) -> &OsString {
         &self.program
+    }
+
+    pub(super) fn variables(&self) -> &[(String, String)] {
+        &self.environment
     }
 
     /// The configuration file. Settings go through a file, not the command line, so that CONFIG REWRITE works.

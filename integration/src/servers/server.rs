@@ -94,6 +94,7 @@ impl Server {
         command
             .arg(self.config_path())
             .current_dir(self.dir())
+            .envs(self.builder.variables().iter().cloned())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a spare file descriptor"))
             .stderr(log);

@@ -1,0 +1,195 @@
+//! Clients that ask for the lock, and write down when they believed that they had it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::Value;
+use dlock_integration::{command, reply_of, Wire, PATIENCE};
+
+/// The lock.
+pub const LOCK: &str = "lock";
+
+/// How long after a refusal a client asks again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What clients have believed, and the tokens that they know.
+#[derive(Clone, Default)]
+pub struct Beliefs {
+    all: Arc<Mutex<Vec<Belief>>>,
+    tokens: [Arc<AtomicU64>; 2],
+}
+
+/// A client believes that it has the lock, from the answer until its lease, counted from when it asked, ends.
+#[derive(Clone, Copy, Debug)]
+struct Belief {
+    client: usize,
+    from: Instant,
+    until: Instant,
+}
+
+impl Beliefs {
+    fn all(&self) -> Vec<Belief> {
+        self.all.lock().expect("no client panics with it").clone()
+    }
+
+    fn begin(&self, belief: Belief) {
+        let mut all = self.all.lock().expect("no client panics with it");
+        all.push(belief);
+    }
+
+    /// A client believes in nothing any more after that time.
+    pub fn end(&self, client: usize, at: Instant) {
+        let mut all = self.all.lock().expect("no client panics with it");
+        for belief in all.iter_mut().filter(|belief| belief.client == client) {
+            belief.until = belief.until.min(at);
+        }
+    }
+
+    pub fn token(&self, client: usize) -> u64 {
+        self.tokens[client].load(Ordering::Relaxed)
+    }
+
+    /// When the last of them ends.
+    pub fn last_end(&self) -> Option<Instant> {
+        self.all().iter().map(|belief| belief.until).max()
+    }
+
+    /// For how long both have believed at one time, if they have.
+    pub fn together(&self) -> Option<Duration> {
+        let all = self.all();
+        let of = |client: usize| all.iter().filter(move |belief| belief.client == client);
+        let pairs = of(0).flat_map(|one| of(1).map(move |other| (one, other)));
+        let together = pairs.map(|(one, other)| {
+            let (from, until) = (one.from.max(other.from), one.until.min(other.until));
+            until.saturating_duration_since(from)
+        });
+        together.max().filter(|together| !together.is_zero())
+    }
+}
+
+/// What a client asks for, again and again until it is answered.
+pub struct Request {
+    pub client: usize,
+    pub port: u16,
+    pub line: String,
+    /// It then waits for so many replicas, by WAIT.
+    pub wait: u8,
+    /// For how long it believes in the answer.
+    pub length: Duration,
+    /// It counts from the answer, not from when it asked.
+    pub from_answer: bool,
+}
+
+/// A request that was begun.
+#[derive(Default)]
+pub struct Asked {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicBool>,
+}
+
+impl Asked {
+    /// Has a client ask. It goes on in the background.
+    pub fn begin(request: Request, beliefs: &Beliefs) -> Asked {
+        let asked = Asked::default();
+        let (stop, answered) = (asked.stop.clone(), asked.answered.clone());
+        let beliefs = beliefs.clone();
+        thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let sent = Instant::now();
+                match request.once() {
+                    Some(Ok(token)) => {
+                        if let Some(token) = token {
+                            beliefs.tokens[request.client].store(token, Ordering::Relaxed);
+                        }
+                        let from = Instant::now();
+                        let counts = if request.from_answer { from } else { sent };
+                        beliefs.begin(Belief {
+                            client: request.client,
+                            from,
+                            until: counts + request.length,
+                        });
+                        answered.store(true, Ordering::Relaxed);
+                        return;
+                    }
+                    Some(Err(_)) => thread::sleep(PAUSE),
+                    // The server is gone.
+                    None => return,
+                }
+            }
+        });
+        asked
+    }
+
+    pub fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+}
+
+/// A client that asks anew no longer asks for what it asked before. What was sent is answered nevertheless.
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends a line. None: the server is gone.
+fn send(wire: &mut Wire, line: &str) -> Option<()> {
+    wire.send_bytes(&command(line).get_packed_command()).ok()
+}
+
+impl Request {
+    /// Asks once: the token, if there is one in the answer; or why not. None: nothing more will come.
+    fn once(&self) -> Option<Result<Option<u64>, String>> {
+        let mut wire = Wire::open(self.port, PATIENCE).ok()?;
+        // An answer that waits for replicas comes when they have confirmed it, or never.
+        wire.set_read_timeout(None);
+        send(&mut wire, &self.line)?;
+        let answer = match reply_of(wire.read_value().ok()?) {
+            Ok(Value::Array(words)) => match words.first() {
+                Some(Value::Int(token)) => Ok(u64::try_from(*token).ok()),
+                _ => Err("no token".to_owned()),
+            },
+            Ok(Value::Int(_)) => Ok(None),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error),
+        };
+        if self.wait == 0 || answer.is_err() {
+            return Some(answer);
+        }
+        send(&mut wire, &format!("WAIT {} 0", self.wait))?;
+        match reply_of(wire.read_value().ok()?) {
+            Ok(Value::Int(count)) if count >= i64::from(self.wait) => Some(answer),
+            other => Some(Err(format!("{other:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two owners are two clients that believe at one time.
+    #[test]
+    fn two_owners_are_seen() {
+        let begun = Instant::now();
+        let at = |second: u64| begun + Duration::from_secs(second);
+        let beliefs = Beliefs::default();
+        let believes = |client: usize, from: u64, until: u64| {
+            beliefs.begin(Belief {
+                client,
+                from: at(from),
+                until: at(until),
+            });
+        };
+        believes(0, 1, 4);
+        believes(0, 2, 5);
+        believes(1, 5, 7);
+        assert_eq!(beliefs.together(), None);
+        believes(1, 3, 6);
+        assert_eq!(beliefs.together(), Some(Duration::from_secs(2)));
+        beliefs.end(0, at(3));
+        assert_eq!(beliefs.together(), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! The schedules of the protocol's model, played on real servers.
+//!
+//! `protocol/schedules/*.txt` are what breaks weaker rules than the one that stands. Each is played with `dlock.replicas` as released,
+//! with a module that lacks the clause that it breaks, and without the setting: no second owner in the first case, two owners in the
+//! others. Every link between two servers is held back but for the steps that let something through, so that what races in life
+//! happens in the order of the schedule.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `group.rs` | the servers, their links, joins, restarts |
+//! | `client.rs` | the clients, and what they believe |
+//! | `play.rs` | one schedule: from steps to what is done |
+//! | `table.rs` | the table |
+
+mod client;
+mod group;
+mod play;
+mod table;
+
+use std::ffi::OsString;
+use std::panic::catch_unwind;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use clap::Parser;
+use dlock_integration::{module_path, server_program, Server};
+use dlock_protocol::schedule::{self, Schedule};
+
+use crate::play::{play, Must, Play, Seen, Variant};
+use crate::table::{Row, Table};
+
+/// So often a play is tried that does not show what it must, each time with ticks twice as long: others use the machine, too.
+const TRIES: usize = 3;
+
+/// The servers that are played on beside the environment's, if they were fetched.
+const SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
+
+/// The command line.
+#[derive(Parser)]
+struct Options {
+    /// Only the environment's server, the rule and one clause of each schedule
+    #[arg(long)]
+    quick: bool,
+    /// The module that lacks a clause when the environment says so
+    #[arg(long)]
+    planted: PathBuf,
+    /// Only schedules in whose name this stands
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Only this clause or setting ("rule": all clauses)
+    #[arg(long)]
+    variant: Option<String>,
+    /// Plays at the same time
+    #[arg(long, default_value_t = 4)]
+    lanes: usize,
+    /// Milliseconds of a tick: a quarter of a lease
+    #[arg(long, default_value_t = 4_000)]
+    tick: u64,
+    /// Where the table goes
+    #[arg(long, default_value = "target/schedules")]
+    results: PathBuf,
+    /// Prints what the servers have logged
+    #[arg(long)]
+    logs: bool,
+    /// Where `make servers` has put other servers than the environment's
+    #[arg(long)]
+    servers: Option<PathBuf>,
+}
+
+/// A schedule in one of its variants, on a server.
+struct Case<'a> {
+    server: usize,
+    name: &'a str,
+    schedule: &'a Schedule,
+    variant: Variant,
+    must: Must,
+}
+
+impl Case<'_> {
+    /// What was seen in the last try.
+    fn play(&self, options: &Options, program: &OsString) -> Seen {
+        let module = match self.variant.of_module() {
+            Some(_) => options.planted.clone(),
+            None => module_path(),
+        };
+        let mut tick = Duration::from_millis(options.tick);
+        let mut once = || {
+            let seen = catch_unwind(|| {
+                play(&Play {
+                    schedule: self.schedule,
+                    variant: self.variant,
+                    program,
+                    module: &module,
+                    tick,
+                })
+            });
+            tick *= 2;
+            // The panic has been printed.
+            seen.unwrap_or_else(|_| Seen {
+                together: None,
+                otherwise: vec!["nothing: it was not played to its end".to_owned()],
+                logs: String::new(),
+            })
+        };
+        let mut seen = once();
+        for _ in 1..TRIES {
+            // Two owners are never tried away.
+            if seen.together.is_some() || seen.shows(self.must) {
+                break;
+            }
+            seen = once();
+        }
+        seen
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let schedules = schedule::all().expect("the schedules can be read");
+    let programs = programs(&options);
+    let mut cases = Vec::new();
+    for server in 0..programs.len() {
+        for (name, schedule) in &schedules {
+            let mut all = Variant::of(schedule);
+            if options.quick {
+                all = Variant::most_telling(&all);
+            }
+            let wanted = |variant: &Variant| {
+                let wanted = options.variant.as_deref();
+                name.contains(&options.only) && wanted.is_none_or(|wanted| wanted == variant.name())
+            };
+            cases.extend(all.into_iter().filter(wanted).map(|variant| Case {
+                server,
+                name,
+                schedule,
+                variant,
+                must: variant.must(name, schedule),
+            }));
+        }
+    }
+    let versions: Vec<String> = programs.iter().map(version).collect();
+    println!("{} plays, {} at a time", cases.len(), options.lanes);
+    let (next, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..options.lanes {
+            scope.spawn(|| loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(case) = cases.get(at) else { break };
+                let found = case.play(&options, &programs[case.server]);
+                println!("{} | {}", versions[case.server], line(case, &found));
+                if options.logs {
+                    println!("{}", found.logs);
+                }
+                seen.lock()
+                    .expect("no lane panics with it")
+                    .push((at, found));
+            });
+        }
+    });
+    let mut seen = seen.into_inner().expect("no lane has panicked");
+    seen.sort_by_key(|(at, _)| *at);
+    let rows = seen.into_iter().map(|(at, seen)| Row {
+        schedule: cases[at].name.to_owned(),
+        version: versions[cases[at].server].clone(),
+        variant: cases[at].variant,
+        must: cases[at].must,
+        seen,
+    });
+    let table = Table::new(rows.collect(), options.tick);
+    table
+        .keep(&options.results)
+        .expect("the table can be written");
+    let wrong = table.wrong();
+    if wrong.is_empty() {
+        println!("All as promised.");
+        return ExitCode::SUCCESS;
+    }
+    println!("Not as promised:\n{}", wrong.join("\n"));
+    ExitCode::FAILURE
+}
+
+fn programs(options: &Options) -> Vec<OsString> {
+    let mut programs = vec![server_program()];
+    if let Some(directory) = options.servers.as_ref().filter(|_| !options.quick) {
+        let fetched = SERVERS.map(|name| directory.join(name).join("server"));
+        let fetched = fetched.into_iter().filter(|path| path.exists());
+        programs.extend(fetched.map(PathBuf::into_os_string));
+    }
+    programs
+}
+
+fn version(program: &OsString) -> String {
+    Server::builder().program(program).version().to_string()
+}
+
+fn line(case: &Case, seen: &Seen) -> String {
+    let found = match seen.together {
+        Some(together) => format!("two owners for {:.1} s", together.as_secs_f64()),
+        None => "one owner".to_owned(),
+    };
+    let wrong = case.must != Must::Race && !seen.shows(case.must);
+    let (name, variant) = (case.name, case.variant.name());
+    let otherwise = match seen.otherwise.is_empty() {
+        true => String::new(),
+        false => format!(
+            " (otherwise than in the model: {})",
+            seen.otherwise.join(", ")
+        ),
+    };
+    let mark = if wrong { " — NOT AS IT MUST BE" } else { "" };
+    format!("{name} | {variant} | {found}{otherwise}{mark}")
+}

@@ -1,0 +1,110 @@
+//! The table: a row a schedule.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::{fs, io, thread};
+
+use crate::play::{Must, Seen, Variant};
+
+/// A schedule in one of its variants, and what was seen.
+pub struct Row {
+    pub schedule: String,
+    /// The server's version.
+    pub version: String,
+    pub variant: Variant,
+    pub must: Must,
+    pub seen: Seen,
+}
+
+impl Row {
+    /// What was seen: for how long there were two owners, or that there was one.
+    fn cell(&self) -> String {
+        match self.seen.together {
+            Some(together) => format!("{:.1}", together.as_secs_f64()),
+            None => "none".to_owned(),
+        }
+    }
+}
+
+/// All rows of a run.
+pub struct Table {
+    rows: Vec<Row>,
+    tick_ms: u64,
+}
+
+impl Table {
+    pub fn new(rows: Vec<Row>, tick_ms: u64) -> Table {
+        Table { rows, tick_ms }
+    }
+
+    /// What is not as it must be: two owners where the rule stands, or none where there must be two.
+    pub fn wrong(&self) -> Vec<String> {
+        let wrong = |row: &&Row| row.must != Must::Race && !row.seen.shows(row.must);
+        let text = |row: &Row| {
+            let (version, variant) = (&row.version, row.variant.name());
+            format!("{version} | {} | {variant} | {}", row.schedule, row.cell())
+        };
+        self.rows.iter().filter(wrong).map(text).collect()
+    }
+
+    /// Writes the table to a directory.
+    pub fn keep(&self, directory: &Path) -> io::Result<()> {
+        let versions = different(self.rows.iter().map(|row| row.version.as_str()));
+        let mut text = format!(
+            "Made by `make schedules`, dlock {}, {}, {} cores, {}.\n\n\
+             For how many seconds two owners believed in the lock, on {}. With all clauses the module is the released one; each name \
+             says what was changed. A lease is four ticks of {} ms. A play in which nobody saw two owners where they must be seen, or in \
+             which a step came too late, was repeated with ticks twice as long, at most twice.\n\n\
+             | schedule | all clauses | changed |\n|---|---|---|\n",
+            env!("CARGO_PKG_VERSION"),
+            said("date", &["-u", "+%F"]),
+            thread::available_parallelism().map_or(1, usize::from),
+            said("uname", &["-srm"]),
+            versions.join(" / "),
+            self.tick_ms
+        );
+        for schedule in different(self.rows.iter().map(|row| row.schedule.as_str())) {
+            let rows = self.rows.iter().filter(|row| row.schedule == schedule);
+            let rows: Vec<&Row> = rows.collect();
+            let seen = |variant: Variant| {
+                let rows = rows.iter().filter(|row| row.variant == variant);
+                let cells: Vec<String> = rows.map(|row| row.cell()).collect();
+                cells.join(" / ")
+            };
+            let mut others: Vec<Variant> = Vec::new();
+            for row in &rows {
+                if row.variant != Variant::Rule && !others.contains(&row.variant) {
+                    others.push(row.variant);
+                }
+            }
+            let others = others.iter();
+            let others = others.map(|other| format!("`{}` {}", other.name(), seen(*other)));
+            let others: Vec<String> = others.collect();
+            let (rule, others) = (seen(Variant::Rule), others.join(", "));
+            writeln!(text, "| {schedule} | {rule} | {others} |").expect("a String takes all");
+        }
+        fs::create_dir_all(directory)?;
+        fs::write(directory.join("schedules.md"), text)
+    }
+}
+
+/// Each of them once, in their order.
+fn different<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut different: Vec<&str> = Vec::new();
+    for one in all {
+        if !different.contains(&one) {
+            different.push(one);
+        }
+    }
+    different
+}
+
+/// What a program writes.
+fn said(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    output.map_or_else(
+        |_| "unknown".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}
