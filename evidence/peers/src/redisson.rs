@@ -31,8 +31,9 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The one that `install.sh` has built in this directory.
+    /// The one that `install.sh` has built below this directory.
     pub fn find(directory: &Path) -> Result<Driver, Failure> {
+        let directory = directory.join("java");
         let classes = directory.join("classes");
         if !classes.join("Peers.class").exists() {
             return Err("the Java driver was not built (it takes a JDK and Maven)".into());
@@ -54,6 +55,19 @@ impl Driver {
 
     /// Clients that are threads of one program, all for one lock.
     pub fn contend(&self, server: &Server, kind: &str, load: Load) -> Result<Figures, Failure> {
+        let (turns, _, cpu_us) = self.turns(server, kind, load, &[])?;
+        Ok(cell::figures(&turns, load, cpu_us))
+    }
+
+    /// The same: every turn with its fencing token (0 if there is none), and the server's processor time. More words: a semaphore's
+    /// limit, and the permits of its clients in turn.
+    pub fn turns(
+        &self,
+        server: &Server,
+        kind: &str,
+        load: Load,
+        more: &[String],
+    ) -> Result<(Vec<Turn>, Vec<u64>, f64), Failure> {
         let words = [
             "contend".to_owned(),
             kind.to_owned(),
@@ -64,7 +78,7 @@ impl Driver {
         ];
         // The program asks for nothing while it warms up: what the server spends is told between its two lines.
         let mut command = self.command(&words);
-        command.stdout(Stdio::piped());
+        command.args(more).stdout(Stdio::piped());
         let mut child = spawn(command)?;
         let output = child.stdout.take().ok_or("no output")?;
         let mut lines = BufReader::new(output).lines();
@@ -72,12 +86,16 @@ impl Driver {
         let processes = [server.pid()];
         let mut before = None;
         let mut after = None;
-        let mut turns = Vec::new();
+        let (mut turns, mut tokens) = (Vec::new(), Vec::new());
         while let Some(line) = next()? {
             match line.as_str() {
                 "begin" => before = Some(tree::cpu_us(&processes)),
                 "end" => after = Some(tree::cpu_us(&processes)),
-                line => turns.push(parse(line)?),
+                line => {
+                    let (turn, token) = parse(line)?;
+                    turns.push(turn);
+                    tokens.push(token);
+                }
             }
         }
         if !child.wait()?.success() {
@@ -86,7 +104,7 @@ impl Driver {
         let (Some(before), Some(after)) = (before, after) else {
             return Err("the Java program did not begin".into());
         };
-        Ok(cell::figures(&turns, load, after - before))
+        Ok((turns, tokens, after - before))
     }
 
     /// Kills a program that holds a Redisson lock, with SIGKILL, while another waits for it. Redisson's watchdog says how long
@@ -127,14 +145,16 @@ impl Driver {
     }
 }
 
-/// A line of the program: client, asked, granted, in nanoseconds.
-fn parse(line: &str) -> Result<Turn, Failure> {
+/// A line of the program: client; asked, granted, released, in nanoseconds; token.
+fn parse(line: &str) -> Result<(Turn, u64), Failure> {
     let mut words = line.split_whitespace();
     let mut number =
         || -> Result<u64, Failure> { Ok(words.next().ok_or("a word is missing")?.parse()?) };
-    Ok(Turn {
+    let turn = Turn {
         client: usize::try_from(number()?)?,
         asked: Duration::from_nanos(number()?),
         granted: Duration::from_nanos(number()?),
-    })
+        released: Duration::from_nanos(number()?),
+    };
+    Ok((turn, number()?))
 }

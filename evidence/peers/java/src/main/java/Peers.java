@@ -27,12 +27,21 @@ public final class Peers {
         void acquire(boolean alone) throws Exception;
 
         void release() throws Exception;
+
+        /** It has warmed up: what follows is measured. */
+        default void begin() {}
+
+        /** The fencing token of the last grant, or 0. */
+        default long token() {
+            return 0;
+        }
     }
 
-    record Turn(int client, long asked, long granted) {}
+    record Turn(int client, long asked, long granted, long released, long token) {}
 
     public static void main(String[] words) throws Exception {
         int port = Integer.parseInt(words[words[0].equals("contend") ? 2 : 1]);
+        // contend KIND PORT CLIENTS WORK-US DURATION-MS [LIMIT PERMITS,…] | hold PORT WATCHDOG-MS | wait PORT WATCHDOG-MS
         switch (words[0]) {
             case "contend" -> contend(words[1], port, words);
             case "hold" -> {
@@ -68,7 +77,9 @@ public final class Peers {
         int count = Integer.parseInt(words[3]);
         long workNs = Long.parseLong(words[4]) * 1_000;
         long durationNs = Long.parseLong(words[5]) * 1_000_000;
-        List<Client> clients = kind.startsWith("r") ? redissonClients(kind, port, count) : dlockClients(kind, port, count);
+        List<Client> clients = words.length > 6
+                ? Permits.clients(kind, port, count, Integer.parseInt(words[6]), words[7].split(","))
+                : kind.startsWith("r") ? redissonClients(kind, port, count) : dlockClients(kind, port, count);
         CyclicBarrier door = new CyclicBarrier(count + 1);
         long[] start = new long[1];
         List<List<Turn>> turns = new ArrayList<>();
@@ -106,7 +117,7 @@ public final class Peers {
         PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
         for (List<Turn> own : turns) {
             for (Turn turn : own) {
-                out.println(turn.client + " " + turn.asked + " " + turn.granted);
+                out.println(turn.client + " " + turn.asked + " " + turn.granted + " " + turn.released + " " + turn.token);
             }
         }
         out.flush();
@@ -121,6 +132,7 @@ public final class Peers {
             client.acquire(warm % 4 == number % 4);
             client.release();
         }
+        client.begin();
         door.await();
         door.await();
         int turn = 0;
@@ -130,10 +142,12 @@ public final class Peers {
                 return;
             }
             client.acquire((number + turn++) % 4 == 0);
-            turns.add(new Turn(number, asked, System.nanoTime() - start[0]));
+            long granted = System.nanoTime() - start[0];
+            long token = client.token();
             if (workNs > 0) {
                 Thread.sleep(workNs / 1_000_000, (int) (workNs % 1_000_000));
             }
+            turns.add(new Turn(number, asked, granted, System.nanoTime() - start[0], token));
             client.release();
         }
     }
@@ -204,13 +218,21 @@ public final class Peers {
 
     /** A connection for each, since a blocked one does nothing else. */
     static List<Client> dlockClients(String kind, int port, int count) {
-        RedisURI uri = RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofHours(1)).build();
-        RedisClient lettuce = RedisClient.create(uri);
+        RedisClient lettuce = lettuce(port);
         List<Client> clients = new ArrayList<>();
         for (int number = 0; number < count; number++) {
-            clients.add(new Dlock(lettuce.connect(), kind, "6f9619ff-8b86-d011-b42d-00cf4fc964ff:" + number));
+            clients.add(new Dlock(lettuce.connect(), kind, owner(number)));
         }
         return clients;
+    }
+
+    static RedisClient lettuce(int port) {
+        return RedisClient.create(
+                RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofHours(1)).build());
+    }
+
+    static String owner(int number) {
+        return "6f9619ff-8b86-d011-b42d-00cf4fc964ff:" + number;
     }
 
     /** A command that Lettuce does not know. */
@@ -265,14 +287,21 @@ public final class Peers {
         }
 
         private void run(String name, String... words) {
-            CommandArgs<String, String> arguments = new CommandArgs<>(StringCodec.UTF8);
-            for (String word : words) {
-                arguments.add(word);
-            }
-            CommandOutput<String, String, List<Object>> output = new ArrayOutput<>(StringCodec.UTF8);
-            if (connection.sync().dispatch(new Word(name), output, arguments) == null) {
-                throw new IllegalStateException(name + " was answered null");
-            }
+            Peers.run(connection, name, words);
         }
+    }
+
+    /** Sends a command that Lettuce does not know, and returns its answer, which is not null. */
+    static List<Object> run(StatefulRedisConnection<String, String> connection, String name, String... words) {
+        CommandArgs<String, String> arguments = new CommandArgs<>(StringCodec.UTF8);
+        for (String word : words) {
+            arguments.add(word);
+        }
+        CommandOutput<String, String, List<Object>> output = new ArrayOutput<>(StringCodec.UTF8);
+        List<Object> answer = connection.sync().dispatch(new Word(name), output, arguments);
+        if (answer == null) {
+            throw new IllegalStateException(name + " was answered null");
+        }
+        return answer;
     }
 }
