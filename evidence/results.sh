@@ -14,6 +14,7 @@ show bench/full/pair.svg pair.svg
 show bench/full/hot-lock.svg hot-lock.svg
 show bench/servers/servers.md servers.md
 show bench-peers/full/peers.md peers.md
+show bench-peers/full/hand-overs.md hand-overs.md
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md
 show judge/judge.md judge.md

@@ -1,0 +1,93 @@
+//! What the pages say was measured is what the results say.
+
+use std::fs;
+
+use super::project;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The cells of the row that begins so; the first row of a table are its heads.
+fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
+    let mut rows = table.lines().filter_map(|line| line.strip_prefix("| "));
+    let row = rows.find(|row| row.starts_with(first));
+    let row = row.unwrap_or_else(|| panic!("no row {first:?}"));
+    row.trim_end_matches(" |").split(" | ").collect()
+}
+
+/// What the page says of a pair and the results do not: `1.08 (Redis 8.6.3)` names a figure and the server of its column.
+fn wrong_pairs(page: &str, results: &str) -> Vec<String> {
+    let servers = row(results, "|").into_iter();
+    let figures = row(results, "pair ∕ `SET` + `DEL`").into_iter().skip(1);
+    // The head of the first column is empty.
+    let servers = servers.map(|server| server.trim_start_matches(['|', ' ']));
+    let mut wrong = Vec::new();
+    let mut named = 0;
+    for (server, figure) in servers.zip(figures) {
+        let median = figure.split(' ').next().unwrap_or_default();
+        for (at, _) in page.match_indices(&format!(" ({server})")) {
+            named += 1;
+            let said = page[..at].rsplit(' ').next().unwrap_or_default();
+            if said != median {
+                wrong.push(format!("{server}: {said}, not {median}"));
+            }
+        }
+    }
+    assert!(named >= 2, "only {named} figures are found");
+    wrong
+}
+
+/// What was measured, and the day: `dlock 0.4.0, 2026-11-27`.
+fn made(results: &str) -> Option<String> {
+    let words: Vec<&str> = results.split([' ', ',', ';', '\n']).collect();
+    let is_date =
+        |word: &&&str| word.len() == 10 && word.starts_with("20") && word.matches('-').count() == 2;
+    let is_version = |word: &str| word.starts_with(|first: char| first.is_ascii_digit());
+    let module = words
+        .windows(2)
+        .find(|pair| pair[0] == "dlock" && is_version(pair[1]))?;
+    Some(format!(
+        "dlock {}, {}",
+        module[1],
+        words.iter().find(is_date)?
+    ))
+}
+
+/// Each page, and the results whose version and day it names.
+const QUOTING: [(&str, &str); 5] = [
+    ("README.md", "docs/results/servers.md"),
+    ("docs/benchmark.md", "docs/results/servers.md"),
+    ("docs/benchmark.md", "docs/results/hand-overs.md"),
+    ("docs/peers.md", "docs/results/peers.md"),
+    ("docs/peers.md", "docs/results/hand-overs.md"),
+];
+
+#[test]
+fn the_readme_says_what_a_pair_costs() {
+    let results = read("docs/results/servers.md");
+    let readme = read("README.md");
+    assert_eq!(wrong_pairs(&readme, &results), [""; 0]);
+    let other = readme.replace(" (Redis 8.6.3)", "1 (Redis 8.6.3)");
+    assert_eq!(
+        wrong_pairs(&other, &results).len(),
+        1,
+        "a wrong figure is found"
+    );
+}
+
+#[test]
+fn pages_name_version_and_day_of_their_results() {
+    for (page, results) in QUOTING {
+        let said = made(&read(results)).unwrap_or_else(|| panic!("{results}: no version or day"));
+        assert!(read(page).contains(&said), "{page}: {results} is of {said}");
+    }
+}
+
+#[test]
+fn version_and_day_are_found_in_results() {
+    let head = "# dlock and others\n\nMade by `make x`.\n\n2026-11-27, CPU, load 1.\n\ndlock 0.4.0; redis 7.0.15.\n";
+    assert_eq!(made(head).as_deref(), Some("dlock 0.4.0, 2026-11-27"));
+    assert_eq!(made(&head.replace("2026-", "")), None);
+    assert_eq!(made(&head.replace("dlock 0", "dlock v0")), None);
+}
