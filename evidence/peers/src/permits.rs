@@ -11,7 +11,7 @@ use dlock_integration::{Ask, Server};
 use crate::cell::{self, Figures, Load, Turn, CPU, RATE};
 use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::redisson::Driver;
+use crate::redisson::{Driver, Run};
 
 /// What the outcome calls it.
 pub const GROUP: &str = "permits";
@@ -48,6 +48,8 @@ pub const LARGE_P99: &str = "large p99 ms";
 pub const SMALL_P99: &str = "small p99 ms";
 /// Large requests that had their permits while all still asked.
 pub const LARGE_IN_TIME: &str = "large in time";
+/// Requests that still waited 20 s after the last was sent.
+pub const IN_VAIN: &str = "in vain";
 /// Requests whose order is known.
 pub const ORDERED: &str = "requests in order";
 /// Those that were granted after one that came later.
@@ -70,8 +72,8 @@ pub fn measure(driver: &Driver, rounds: usize, outcome: &mut Outcome) -> Result<
         for ((kind, name), samples) in KINDS.iter().zip(&mut samples) {
             eprintln!("permits, round {}: {name} …", round + 1);
             let server = Server::start();
-            let (mut turns, _, cpu_us) = driver.turns(&server, kind, load, &words())?;
-            let figures = figures(&mut turns, load, cpu_us);
+            let run = driver.run(&server, kind, load, &words())?;
+            let figures = figures(&run, load);
             samples.push(figures.map_err(|error| format!("{name}: {error}"))?);
         }
     }
@@ -95,14 +97,17 @@ fn size(turn: &Turn) -> usize {
     SIZES[turn.client % SIZES.len()]
 }
 
-fn figures(turns: &mut [Turn], load: Load, cpu_us: f64) -> Result<Figures, Failure> {
+fn figures(run: &Run, load: Load) -> Result<Figures, Failure> {
+    let turns = &run.turns;
     let most = most_at_once(turns);
     if most > LIMIT {
         return Err(format!("{most} permits were held at once").into());
     }
     let waits = |is_meant: fn(usize) -> bool| {
+        // Who has waited in vain has waited for at least so long.
         let mut waits: Vec<f64> = turns
             .iter()
+            .chain(&run.waiting)
             .filter(|turn| is_meant(size(turn)))
             .map(|turn| (turn.granted - turn.asked).as_secs_f64() * 1e3)
             .collect();
@@ -118,7 +123,7 @@ fn figures(turns: &mut [Turn], load: Load, cpu_us: f64) -> Result<Figures, Failu
         .iter()
         .filter(|turn| size(turn) == LARGE && turn.granted < load.duration);
     let in_time = in_time.count() as f64;
-    let common = cell::figures(turns, load, cpu_us);
+    let common = cell::figures(turns, load, run.cpu_us);
     let mut figures: Figures = common
         .into_iter()
         .filter(|(name, _)| [RATE, CPU].contains(name))
@@ -128,6 +133,7 @@ fn figures(turns: &mut [Turn], load: Load, cpu_us: f64) -> Result<Figures, Failu
         (LARGE_P99, at(&large, 0.99).ok_or("no large request")?),
         (SMALL_P99, at(&small, 0.99).ok_or("no small request")?),
         (LARGE_IN_TIME, in_time),
+        (IN_VAIN, run.waiting.len() as f64),
     ]);
     Ok(figures)
 }
@@ -171,11 +177,11 @@ fn order(driver: &Driver, kind: &str, load: Load) -> Result<Figures, Failure> {
         }
         Err("the server showed no end".into())
     });
-    let (turns, tokens, _) = driver.turns(&server, kind, load, &words())?;
+    let run = driver.run(&server, kind, load, &words())?;
     server.connection().run(&format!("ECHO '{END}'"));
     let arrivals = reader.join().map_err(|_| "the reader panicked")??;
     let mut by_client: HashMap<usize, Vec<u64>> = HashMap::new();
-    for (turn, token) in turns.iter().zip(tokens) {
+    for (turn, token) in run.turns.iter().zip(run.tokens) {
         by_client.entry(turn.client).or_default().push(token);
     }
     let tokens = in_order(&arrivals, &by_client)?;

@@ -25,6 +25,18 @@ pub const KINDS: [(&str, &str); 10] = [
     ("macquire", "dlock by Lettuce, MACQUIRE of 3"),
 ];
 
+/// What came of a run of the program.
+pub struct Run {
+    /// Every turn.
+    pub turns: Vec<Turn>,
+    /// The fencing token of each (0 if there is none).
+    pub tokens: Vec<u64>,
+    /// Clients that still waited 20 s after the last had asked; granted and released are when the program gave up.
+    pub waiting: Vec<Turn>,
+    /// The server's processor time.
+    pub cpu_us: f64,
+}
+
 /// The program, built.
 pub struct Driver {
     classpath: String,
@@ -55,19 +67,23 @@ impl Driver {
 
     /// Clients that are threads of one program, all for one lock.
     pub fn contend(&self, server: &Server, kind: &str, load: Load) -> Result<Figures, Failure> {
-        let (turns, _, cpu_us) = self.turns(server, kind, load, &[])?;
-        Ok(cell::figures(&turns, load, cpu_us))
+        let run = self.run(server, kind, load, &[])?;
+        match run.waiting.len() {
+            0 => Ok(cell::figures(&run.turns, load, run.cpu_us)),
+            some => {
+                Err(format!("{some} clients still waited 20 s after the last had asked").into())
+            }
+        }
     }
 
-    /// The same: every turn with its fencing token (0 if there is none), and the server's processor time. More words: a semaphore's
-    /// limit, and the permits of its clients in turn.
-    pub fn turns(
+    /// The same, with all that came of it. More words: a semaphore's limit, and the permits of its clients in turn.
+    pub fn run(
         &self,
         server: &Server,
         kind: &str,
         load: Load,
         more: &[String],
-    ) -> Result<(Vec<Turn>, Vec<u64>, f64), Failure> {
+    ) -> Result<Run, Failure> {
         let words = [
             "contend".to_owned(),
             kind.to_owned(),
@@ -86,11 +102,12 @@ impl Driver {
         let processes = [server.pid()];
         let mut before = None;
         let mut after = None;
-        let (mut turns, mut tokens) = (Vec::new(), Vec::new());
+        let (mut turns, mut tokens, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(line) = next()? {
             match line.as_str() {
                 "begin" => before = Some(tree::cpu_us(&processes)),
                 "end" => after = Some(tree::cpu_us(&processes)),
+                line if line.starts_with("waits ") => waiting.push(parse(&line[6..])?.0),
                 line => {
                     let (turn, token) = parse(line)?;
                     turns.push(turn);
@@ -104,7 +121,12 @@ impl Driver {
         let (Some(before), Some(after)) = (before, after) else {
             return Err("the Java program did not begin".into());
         };
-        Ok((turns, tokens, after - before))
+        Ok(Run {
+            turns,
+            tokens,
+            waiting,
+            cpu_us: after - before,
+        })
     }
 
     /// Kills a program that holds a Redisson lock, with SIGKILL, while another waits for it. Redisson's watchdog says how long

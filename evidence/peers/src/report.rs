@@ -185,7 +185,8 @@ fn several_permits(text: &mut String, outcome: &Outcome) {
         text,
         "## Several permits at once\n\n{} clients share a semaphore of {} permits. Of ten clients they take {sizes}, each as many every \
          time, for {} ms, and ask again at once, for {} s. Then nobody asks anew, and all that wait are served. A *large* request takes {}. \
-         All are threads of one Java program. In no round were more than {} permits held at once.\n",
+         All are threads of one Java program. A request that has not been served 20 s after that waits *in vain*, and counts as a wait \
+         until then. In no round were more than {} permits held at once.\n",
         number_of(permits::CLIENTS as f64),
         permits::LIMIT,
         permits::WORK.as_millis(),
@@ -197,6 +198,7 @@ fn several_permits(text: &mut String, outcome: &Outcome) {
         "large requests: wait p99 ms",
         "wait p50 ms",
         "served while all ask",
+        "in vain",
         "other requests: wait p99 ms",
         "grants a second",
         "server CPU each, µs",
@@ -210,10 +212,11 @@ fn several_permits(text: &mut String, outcome: &Outcome) {
         };
         line!(
             text,
-            "| {service} | {} | {} | {} | {} | {} | {} |",
+            "| {service} | {} | {} | {} | {} | {} | {} | {} |",
             cell(permits::LARGE_P99),
             cell(permits::LARGE_P50),
             cell(permits::LARGE_IN_TIME),
+            cell(permits::IN_VAIN),
             cell(permits::SMALL_P99),
             cell(RATE),
             cell(CPU),

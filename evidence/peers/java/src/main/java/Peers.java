@@ -12,6 +12,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.atomic.AtomicLongArray;
 import java.util.concurrent.locks.LockSupport;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
@@ -39,6 +40,9 @@ public final class Peers {
 
     record Turn(int client, long asked, long granted, long released, long token) {}
 
+    /** So long after the last has asked, all should have been served. */
+    static final long PATIENCE_MS = 20_000;
+
     public static void main(String[] words) throws Exception {
         int port = Integer.parseInt(words[words[0].equals("contend") ? 2 : 1]);
         // contend KIND PORT CLIENTS WORK-US DURATION-MS [LIMIT PERMITS,…] | hold PORT WATCHDOG-MS | wait PORT WATCHDOG-MS
@@ -65,6 +69,7 @@ public final class Peers {
         Config config = new Config();
         config.setLockWatchdogTimeout(watchdogMs);
         config.useSingleServer()
+                .setTimeout(30_000)
                 .setAddress("redis://127.0.0.1:" + port)
                 .setConnectionPoolSize(connections)
                 .setConnectionMinimumIdleSize(Math.min(8, connections))
@@ -82,8 +87,8 @@ public final class Peers {
                 : kind.startsWith("r") ? redissonClients(kind, port, count) : dlockClients(kind, port, count);
         CyclicBarrier door = new CyclicBarrier(count + 1);
         long[] start = new long[1];
+        AtomicLongArray asking = new AtomicLongArray(count);
         List<List<Turn>> turns = new ArrayList<>();
-        List<Throwable> failed = new ArrayList<>();
         List<Thread> threads = new ArrayList<>();
         for (int number = 0; number < count; number++) {
             int client = number;
@@ -91,32 +96,34 @@ public final class Peers {
             turns.add(own);
             Thread thread = new Thread(() -> {
                 try {
-                    run(client, clients.get(client), own, door, start, workNs, durationNs);
+                    run(client, clients.get(client), own, asking, door, start, workNs, durationNs);
                 } catch (Throwable error) {
-                    synchronized (failed) {
-                        failed.add(error);
-                    }
+                    // The others would wait for it at the door.
+                    error.printStackTrace();
+                    System.exit(1);
                 }
             });
             thread.start();
             threads.add(thread);
         }
+        limit(durationNs / 1_000_000 + 2 * PATIENCE_MS);
         // All have warmed up, and none begins before who watches has looked.
         door.await();
         System.out.println("begin");
         start[0] = System.nanoTime();
         door.await();
+        long end = start[0] + durationNs + PATIENCE_MS * 1_000_000;
         for (Thread thread : threads) {
-            thread.join();
+            thread.join(Math.max(1, (end - System.nanoTime()) / 1_000_000));
         }
         System.out.println("end");
-        if (!failed.isEmpty()) {
-            failed.get(0).printStackTrace();
-            System.exit(1);
-        }
         PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
-        for (List<Turn> own : turns) {
-            for (Turn turn : own) {
+        long now = System.nanoTime() - start[0];
+        for (int number = 0; number < count; number++) {
+            if (threads.get(number).isAlive()) {
+                out.println("waits " + number + " " + asking.get(number) + " " + now + " " + now + " 0");
+            }
+            for (Turn turn : List.copyOf(turns.get(number))) {
                 out.println(turn.client + " " + turn.asked + " " + turn.granted + " " + turn.released + " " + turn.token);
             }
         }
@@ -124,7 +131,26 @@ public final class Peers {
         System.exit(0);
     }
 
-    static void run(int number, Client client, List<Turn> turns, CyclicBarrier door, long[] start, long workNs, long durationNs)
+    /** Ends this program with an error if it has not ended by then. */
+    static void limit(long milliseconds) {
+        Thread thread = new Thread(() -> {
+            LockSupport.parkNanos(milliseconds * 1_000_000);
+            System.err.println("it did not end");
+            Runtime.getRuntime().halt(1);
+        });
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    static void run(
+            int number,
+            Client client,
+            List<Turn> turns,
+            AtomicLongArray asking,
+            CyclicBarrier door,
+            long[] start,
+            long workNs,
+            long durationNs)
             throws Exception {
         long end = System.nanoTime() + 1_000_000_000L;
         int warm = 0;
@@ -141,6 +167,7 @@ public final class Peers {
             if (asked >= durationNs) {
                 return;
             }
+            asking.set(number, asked);
             client.acquire((number + turn++) % 4 == 0);
             long granted = System.nanoTime() - start[0];
             long token = client.token();

@@ -5,9 +5,8 @@ import java.util.ArrayList;
 import java.util.List;
 import org.redisson.api.RedissonClient;
 
-/** Clients that take several permits of a semaphore: each as many every time. They warm up with another semaphore. */
+/** Clients that take several permits of a semaphore: each as many every time. Each warms up with a semaphore of its own. */
 final class Permits {
-    private static final String WARM = "warm";
     private static final String MEASURED = "permits";
 
     /** What redis-py's lock sleeps between two tries. */
@@ -22,7 +21,11 @@ final class Permits {
 
     /** Has a semaphore's name, which changes once the client has warmed up. */
     private abstract static class Named implements Peers.Client {
-        String name = WARM;
+        String name;
+
+        Named(int number) {
+            name = warm(number);
+        }
 
         @Override
         public void begin() {
@@ -30,11 +33,17 @@ final class Permits {
         }
     }
 
+    private static String warm(int number) {
+        return "warm:" + number;
+    }
+
     static List<Peers.Client> clients(String kind, int port, int count, int limit, String[] sizes) {
         RedissonClient redisson = kind.equals("rsemaphore") ? Peers.redisson(port, 30_000, Math.max(64, count)) : null;
         RedisClient lettuce = redisson == null ? Peers.lettuce(port) : null;
         if (redisson != null) {
-            redisson.getSemaphore(WARM).trySetPermits(limit);
+            for (int number = 0; number < count; number++) {
+                redisson.getSemaphore(warm(number)).trySetPermits(limit);
+            }
             redisson.getSemaphore(MEASURED).trySetPermits(limit);
         }
         String script = kind.equals("polling") ? lettuce.connect().sync().scriptLoad(TAKE) : null;
@@ -42,17 +51,17 @@ final class Permits {
         for (int number = 0; number < count; number++) {
             int permits = Integer.parseInt(sizes[number % sizes.length]);
             clients.add(switch (kind) {
-                case "rsemaphore" -> redisson(redisson, permits);
-                case "acquire" -> dlock(lettuce.connect(), Peers.owner(number), limit, permits);
-                case "polling" -> polling(lettuce.connect(), script, limit, permits);
+                case "rsemaphore" -> redisson(redisson, number, permits);
+                case "acquire" -> dlock(lettuce.connect(), number, limit, permits);
+                case "polling" -> polling(lettuce.connect(), number, script, limit, permits);
                 default -> throw new IllegalArgumentException(kind);
             });
         }
         return clients;
     }
 
-    private static Peers.Client redisson(RedissonClient redisson, int permits) {
-        return new Named() {
+    private static Peers.Client redisson(RedissonClient redisson, int number, int permits) {
+        return new Named(number) {
             @Override
             public void acquire(boolean alone) throws Exception {
                 redisson.getSemaphore(name).acquire(permits);
@@ -66,9 +75,10 @@ final class Permits {
     }
 
     private static Peers.Client dlock(
-            StatefulRedisConnection<String, String> connection, String owner, int limit, int permits) {
+            StatefulRedisConnection<String, String> connection, int number, int limit, int permits) {
+        String owner = Peers.owner(number);
         String[] options = {"BLOCK", "0", "LIMIT", Integer.toString(limit), "PERMITS", Integer.toString(permits)};
-        return new Named() {
+        return new Named(number) {
             private long token;
 
             @Override
@@ -91,9 +101,9 @@ final class Permits {
     }
 
     private static Peers.Client polling(
-            StatefulRedisConnection<String, String> connection, String script, int limit, int permits) {
+            StatefulRedisConnection<String, String> connection, int number, String script, int limit, int permits) {
         String[] arguments = {Integer.toString(permits), Integer.toString(limit)};
-        return new Named() {
+        return new Named(number) {
             @Override
             public void acquire(boolean alone) throws Exception {
                 String[] keys = {name};
