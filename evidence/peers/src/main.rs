@@ -136,15 +136,16 @@ fn run(options: &Options) -> Result<(), Failure> {
         outcome: &mut outcome,
     };
     let is_all = options.part.is_none() && options.only.is_none();
-    bench.services();
-    bench.java();
-    bench.kills();
-    let is_peers = bench.options.part.as_deref() != Some(HAND_OVER);
+    for part in [Bench::services, Bench::kills, Bench::memories, Bench::java] {
+        part(&mut bench);
+        // What comes next takes minutes.
+        if is_all {
+            Page::PEERS.keep(bench.outcome, &options.results)?;
+        }
+    }
+    let is_peers = options.part.as_deref() != Some(HAND_OVER);
     if is_peers {
         println!("{}", report::text(&outcome));
-    }
-    if is_all {
-        Page::PEERS.keep(&outcome, &options.results)?;
     }
     if (is_all || !is_peers) && options.only.is_none() {
         let mut outcome = Outcome::new(options.quick, fsync_us, service::own_versions());
@@ -227,47 +228,53 @@ impl Bench<'_> {
         self.outcome.left_out.push(format!("{what}: {error}"));
     }
 
+    fn plans(&self) -> Vec<Plan> {
+        let is_wanted = |plan: &Plan| self.wants_service(plan.name);
+        PLANS.into_iter().filter(is_wanted).collect()
+    }
+
     /// Every service in turn, each with servers of its own, round after round, so that all of them see the same weather.
     fn services(&mut self) {
-        if !self.wants("contend") && !self.wants("memory") {
+        if !self.wants("contend") {
             return;
         }
-        let can_slow = disk::can_slow();
-        let mut plans: Vec<Plan> = PLANS
-            .into_iter()
-            .filter(|plan| self.wants_service(plan.name))
-            .collect();
-        if !can_slow {
+        let mut plans = self.plans();
+        if !disk::can_slow() {
             plans.retain(|plan| plan.promise != Promise::DurableSlow);
             let reason = "strace, which adds to fsync, cannot be used here";
             self.leave_out(Promise::DurableSlow.text(), &reason.into());
         }
-        if self.wants("contend") {
-            let mut samples: Vec<Cells> = plans.iter().map(|_| Cells::new()).collect();
-            for round in 1..=rounds(self.options) {
-                for (plan, samples) in plans.iter().zip(&mut samples) {
-                    let what = format!("{}, {}, round {round}", plan.promise.text(), plan.name);
-                    eprintln!("{what} …");
-                    if let Err(error) = self.contend(plan, samples) {
-                        self.leave_out(&what, &error);
-                    }
-                }
-            }
-            for (plan, samples) in plans.iter().zip(samples) {
-                for (name, rounds) in samples {
-                    self.outcome
-                        .add(plan.promise.text(), plan.name, name, &rounds);
+        let mut samples: Vec<Cells> = plans.iter().map(|_| Cells::new()).collect();
+        for round in 1..=rounds(self.options) {
+            for (plan, samples) in plans.iter().zip(&mut samples) {
+                let what = format!("{}, {}, round {round}", plan.promise.text(), plan.name);
+                eprintln!("{what} …");
+                if let Err(error) = self.contend(plan, samples) {
+                    self.leave_out(&what, &error);
                 }
             }
         }
-        if self.wants("memory") {
-            plans.retain(|plan| plan.promise != Promise::DurableSlow);
-            for plan in plans {
-                let what = format!("{}, {}, memory", plan.promise.text(), plan.name);
-                eprintln!("{what} …");
-                if let Err(error) = self.memory(&plan) {
-                    self.leave_out(&what, &error);
-                }
+        for (plan, samples) in plans.iter().zip(samples) {
+            for (name, rounds) in samples {
+                self.outcome
+                    .add(plan.promise.text(), plan.name, name, &rounds);
+            }
+        }
+    }
+
+    /// The memory of every service.
+    fn memories(&mut self) {
+        if !self.wants("memory") {
+            return;
+        }
+        for plan in self.plans() {
+            if plan.promise == Promise::DurableSlow {
+                continue;
+            }
+            let what = format!("{}, {}, memory", plan.promise.text(), plan.name);
+            eprintln!("{what} …");
+            if let Err(error) = self.memory(&plan) {
+                self.leave_out(&what, &error);
             }
         }
     }
@@ -312,7 +319,7 @@ impl Bench<'_> {
             clients,
             hot,
             work: Duration::from_millis(work_ms),
-            duration: Duration::from_millis(if self.options.quick { 1_000 } else { 2_000 }),
+            duration: Duration::from_millis(if self.options.quick { 500 } else { 1_200 }),
         }
     }
 
@@ -345,15 +352,14 @@ impl Bench<'_> {
         let situations: &[Situation] = if self.options.quick {
             &[HOT[1]]
         } else {
-            &[HOT[0], HOT[1], HOT[2], HOT[5]]
+            &[HOT[1], HOT[2], HOT[5]]
         };
         let mut samples: Vec<Cells> = redisson::KINDS.iter().map(|_| Cells::new()).collect();
         for round in 1..=rounds(self.options) {
             for ((kind, name), samples) in redisson::KINDS.iter().zip(&mut samples) {
                 eprintln!("{name}, round {round} …");
                 for &(situation, clients, work_ms) in situations {
-                    let mut load = self.load(clients, work_ms, true);
-                    load.duration /= 2;
+                    let load = self.load(clients, work_ms, true);
                     let server = Server::start();
                     match driver.contend(&server, kind, load) {
                         Ok(figures) => {
