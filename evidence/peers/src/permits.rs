@@ -26,7 +26,7 @@ pub const LARGE: usize = 8;
 /// For how long a client keeps them.
 pub const WORK: Duration = Duration::from_millis(5);
 /// For how long they ask.
-pub const DURATION: Duration = Duration::from_secs(10);
+pub const DURATION: Duration = Duration::from_secs(8);
 
 /// The kinds: what the Java program calls them, and what the tables do. The first is dlock.
 pub const KINDS: [(&str, &str); 3] = [
@@ -48,7 +48,7 @@ pub const LARGE_P99: &str = "large p99 ms";
 pub const SMALL_P99: &str = "small p99 ms";
 /// Large requests that had their permits while all still asked.
 pub const LARGE_IN_TIME: &str = "large in time";
-/// Requests that still waited 20 s after the last was sent.
+/// Requests that still waited 10 s after the last was sent.
 pub const IN_VAIN: &str = "in vain";
 /// Requests whose order is known.
 pub const ORDERED: &str = "requests in order";
@@ -62,7 +62,7 @@ pub fn measure(driver: &Driver, rounds: usize, outcome: &mut Outcome) -> Result<
         hot: true,
         work: WORK,
         duration: if outcome.quick {
-            DURATION / 5
+            DURATION / 4
         } else {
             DURATION
         },

@@ -31,7 +31,7 @@ pub struct Run {
     pub turns: Vec<Turn>,
     /// The fencing token of each (0 if there is none).
     pub tokens: Vec<u64>,
-    /// Clients that still waited 20 s after the last had asked; granted and released are when the program gave up.
+    /// Clients that still waited 10 s after the last had asked; granted and released are when the program gave up.
     pub waiting: Vec<Turn>,
     /// The server's processor time.
     pub cpu_us: f64,
@@ -71,7 +71,7 @@ impl Driver {
         match run.waiting.len() {
             0 => Ok(cell::figures(&run.turns, load, run.cpu_us)),
             some => {
-                Err(format!("{some} clients still waited 20 s after the last had asked").into())
+                Err(format!("{some} clients still waited 10 s after the last had asked").into())
             }
         }
     }

@@ -185,12 +185,12 @@ fn several_permits(text: &mut String, outcome: &Outcome) {
         text,
         "## Several permits at once\n\n{} clients share a semaphore of {} permits. Of ten clients they take {sizes}, each as many every \
          time, for {} ms, and ask again at once, for {} s. Then nobody asks anew, and all that wait are served. A *large* request takes {}. \
-         All are threads of one Java program. A request that has not been served 20 s after that waits *in vain*, and counts as a wait \
+         All are threads of one Java program. A request that has not been served 10 s after that waits *in vain*, and counts as a wait \
          until then. In no round were more than {} permits held at once.\n",
         number_of(permits::CLIENTS as f64),
         permits::LIMIT,
         permits::WORK.as_millis(),
-        if outcome.quick { permits::DURATION / 5 } else { permits::DURATION }.as_secs(),
+        if outcome.quick { permits::DURATION / 4 } else { permits::DURATION }.as_secs(),
         permits::LARGE,
         permits::LIMIT,
     );

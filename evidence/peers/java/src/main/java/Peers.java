@@ -41,7 +41,7 @@ public final class Peers {
     record Turn(int client, long asked, long granted, long released, long token) {}
 
     /** So long after the last has asked, all should have been served. */
-    static final long PATIENCE_MS = 20_000;
+    static final long PATIENCE_MS = 10_000;
 
     public static void main(String[] words) throws Exception {
         int port = Integer.parseInt(words[words[0].equals("contend") ? 2 : 1]);
