@@ -38,31 +38,6 @@ fn wrong_pairs(page: &str, results: &str) -> Vec<String> {
     wrong
 }
 
-/// What was measured, and the day: `dlock 0.4.0, 2026-11-27`.
-fn made(results: &str) -> Option<String> {
-    let words: Vec<&str> = results.split([' ', ',', ';', '\n']).collect();
-    let is_date =
-        |word: &&&str| word.len() == 10 && word.starts_with("20") && word.matches('-').count() == 2;
-    let is_version = |word: &str| word.starts_with(|first: char| first.is_ascii_digit());
-    let module = words
-        .windows(2)
-        .find(|pair| pair[0] == "dlock" && is_version(pair[1]))?;
-    Some(format!(
-        "dlock {}, {}",
-        module[1],
-        words.iter().find(is_date)?
-    ))
-}
-
-/// Each page, and the results whose version and day it names.
-const QUOTING: [(&str, &str); 5] = [
-    ("README.md", "docs/results/servers.md"),
-    ("docs/benchmark.md", "docs/results/servers.md"),
-    ("docs/benchmark.md", "docs/results/hand-overs.md"),
-    ("docs/peers.md", "docs/results/peers.md"),
-    ("docs/peers.md", "docs/results/hand-overs.md"),
-];
-
 #[test]
 fn the_readme_says_what_a_pair_costs() {
     let results = read("docs/results/servers.md");
@@ -74,20 +49,4 @@ fn the_readme_says_what_a_pair_costs() {
         1,
         "a wrong figure is found"
     );
-}
-
-#[test]
-fn pages_name_version_and_day_of_their_results() {
-    for (page, results) in QUOTING {
-        let said = made(&read(results)).unwrap_or_else(|| panic!("{results}: no version or day"));
-        assert!(read(page).contains(&said), "{page}: {results} is of {said}");
-    }
-}
-
-#[test]
-fn version_and_day_are_found_in_results() {
-    let head = "# dlock and others\n\nMade by `make x`.\n\n2026-11-27, CPU, load 1.\n\ndlock 0.4.0; redis 7.0.15.\n";
-    assert_eq!(made(head).as_deref(), Some("dlock 0.4.0, 2026-11-27"));
-    assert_eq!(made(&head.replace("2026-", "")), None);
-    assert_eq!(made(&head.replace("dlock 0", "dlock v0")), None);
 }
