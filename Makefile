@@ -76,10 +76,12 @@ bench-servers: build ## Measure the pair, the hand-over and memory on five serve
 	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 
-bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty-five minutes (QUICK=1: under six)
-	@evidence/peers/install.sh '$(TARGET)/bench-peers/java'
+bench-peers: build ## Measure dlock and PostgreSQL, etcd, ZooKeeper, Redisson, in half an hour (QUICK=1: seven minutes; ARGS='--help')
+	@integration/servers.sh '$(TARGET)/servers' redis-8.6 valkey-9.1
+	@evidence/peers/install.sh '$(TARGET)/bench-peers/installed'
 	@cargo run --quiet --release --manifest-path evidence/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
-	    --results '$(TARGET)/bench-peers' --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
+	    --results '$(TARGET)/bench-peers' --installed '$(TARGET)/bench-peers/installed' --servers '$(TARGET)/servers' \
+	    $(if $(QUICK),--quick) $(ARGS)
 
 results: ## Put tables and plots of the last full runs where the documents show them
 	@evidence/results.sh '$(TARGET)' docs/results

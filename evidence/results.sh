@@ -13,6 +13,7 @@ show bench/full/bench.json bench.json
 show bench/full/plots.md plots.md
 show bench/servers/servers.md servers.md
 show bench-peers/full/peers.md peers.md
+show bench-peers/full/hand-overs.md hand-overs.md
 show chaos/table.md chaos-table.md
 show chaos/quorum.md quorum-table.md
 show judge/judge.md judge.md

@@ -128,8 +128,9 @@ fn table(outcomes: &[Outcome]) -> Result<String, Failure> {
     });
     writeln!(
         text,
-        "Module {}, {}, {} cores, {}{load}{}. Medians; in brackets the middle half of the rounds.\n",
+        "dlock {}, {}, {}, {} cores, shared by servers and clients, {}{load}{}. Medians; in brackets the middle half of the rounds.\n",
         first.machine.module,
+        first.machine.date,
         first.machine.cpu,
         first.machine.cores,
         first.machine.kernel,

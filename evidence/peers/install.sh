@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# install.sh DIRECTORY: what `make bench-peers` compares with. Servers come by apt-get, the Java libraries by Maven into DIRECTORY.
-# What cannot be had is said, and left out of the comparison.
+# install.sh DIRECTORY: what `make bench-peers` compares with, in the versions that this file and the files next to it name. Tools come
+# by apt-get. What is compared goes into DIRECTORY: etcd by Go, the rest by Maven. What cannot be had is said, and left out.
 set -euo pipefail
+
+# A build of PostgreSQL for embedding, by https://github.com/zonkyio/embedded-postgres-binaries.
+POSTGRES=18.4.0
 
 mkdir -p "$1"
 # Maven takes a relative one from where its project is.
@@ -13,48 +16,86 @@ has() {
 }
 
 missing() {
-    has etcd || echo etcd-server
     has protoc || echo protobuf-compiler
     # What the client of etcd imports.
     [ -e /usr/include/google/protobuf/descriptor.proto ] || echo libprotobuf-dev
     has strace || echo strace
     has javac || echo default-jdk-headless
     has mvn || echo maven
-    compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || echo postgresql
-    [ -e /usr/share/java/zookeeper.jar ] || echo zookeeper
+    has go || echo golang-go
+    has xz || echo xz-utils
+}
+
+left_out() {
+    echo "dlock: $*: left out" >&2
 }
 
 # Word splitting is wanted: the function prints names of packages.
 # shellcheck disable=SC2046
 set -- $(missing)
-if [ $# -gt 0 ] && has apt-get; then
-    as_root=()
-    [ "$(id -u)" -eq 0 ] || as_root=(sudo)
-    echo "dlock: installing $*"
-    ${as_root[@]+"${as_root[@]}"} apt-get update -qq || true
-    for package in "$@"; do
-        # Debian's packages start their servers; here they are started by the benchmark, on ports of its own.
-        ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-            apt-get install -qq -y --no-install-recommends "$package" >/dev/null ||
-            echo "dlock: $package cannot be installed: it is left out" >&2
-    done
-elif [ $# -gt 0 ]; then
-    echo "dlock: missing and left out: $*" >&2
-fi
+[ $# -eq 0 ] || "$here/../../integration/apt.sh" "$@" || left_out "what needs $*"
 
 has protoc || {
     echo 'dlock: there is no protoc, which the client of etcd is built with' >&2
     exit 1
 }
 
-mkdir -p "$directory/classes"
-if ! cmp -s "$here/java/pom.xml" "$directory/pom.xml"; then
-    if mvn -q -B -f "$here/java/pom.xml" dependency:copy-dependencies -DoutputDirectory="$directory/lib"; then
-        cp "$here/java/pom.xml" "$directory/pom.xml"
+# is_done NAME FILE…: whether NAME was installed as these files say.
+is_done() {
+    [ -e "$directory/$1.done" ] && cat "${@:2}" | cmp -s - "$directory/$1.done"
+}
+
+# Libraries of a project, without what its tests need.
+libraries() {
+    rm -rf "$directory/$1/lib" &&
+        mvn -q -B -f "$here/$1/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$directory/$1/lib"
+}
+
+install_etcd() {
+    export GOMODCACHE=$directory/go/modules GOCACHE=$directory/go/cache GOFLAGS='-modcacherw -buildvcs=false -mod=readonly'
+    cd "$here/etcd" && go build -o "$directory/etcd" .
+}
+
+install_postgres() {
+    local machine artifact
+    case $(uname -sm) in
+    'Linux x86_64') machine=linux-amd64 ;;
+    'Linux aarch64') machine=linux-arm64v8 ;;
+    *) return 1 ;;
+    esac
+    artifact=embedded-postgres-binaries-$machine
+    rm -rf "$directory/postgres"
+    mkdir -p "$directory/postgres"
+    cd "$directory/postgres" &&
+        mvn -q -B dependency:copy -Dartifact="io.zonky.test.postgres:$artifact:$POSTGRES" -DoutputDirectory="$PWD" &&
+        jar xf ./*.jar &&
+        tar xJf ./*.txz &&
+        rm -r META-INF ./*.jar ./*.txz
+}
+
+install_java() {
+    libraries java && mkdir -p "$directory/java/classes"
+}
+
+install_zookeeper() {
+    libraries zookeeper
+}
+
+# install NAME FILE…
+install() {
+    is_done "$@" && return
+    echo "dlock: installing $1" >&2
+    # In an `if` a command that fails does not end a function: those above say by `&&` that it should.
+    if ("install_$1"); then
+        cat "${@:2}" >"$directory/$1.done"
     else
-        echo 'dlock: Maven cannot fetch Redisson: it is left out' >&2
-        exit 0
+        left_out "$1"
     fi
-fi
-javac -cp "$directory/lib/*" -d "$directory/classes" "$here/java/src/main/java/Peers.java" ||
-    echo 'dlock: the Java driver cannot be built: Redisson is left out' >&2
+}
+
+install etcd "$here"/etcd/go.mod "$here"/etcd/main.go
+install postgres "$here/install.sh"
+install zookeeper "$here/zookeeper/pom.xml"
+install java "$here/java/pom.xml"
+
+javac -cp "$directory/java/lib/*" -d "$directory/java/classes" "$here"/java/src/main/java/*.java || left_out 'Redisson: the Java program'

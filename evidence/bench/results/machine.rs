@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Where it was measured, and what.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Machine {
+    /// The day, in UTC.
+    #[serde(default)]
+    pub date: String,
     /// Model of the processor.
     pub cpu: String,
     /// How many of them this process may use.
@@ -33,6 +36,7 @@ impl Machine {
     pub fn this() -> Machine {
         let server = Server::start();
         Machine {
+            date: output("date", &["-u", "+%F"]).unwrap_or_else(|| UNKNOWN.to_owned()),
             cpu: cpu().unwrap_or_else(|| UNKNOWN.to_owned()),
             cores: thread::available_parallelism().map_or(1, usize::from),
             kernel: output("uname", &["-sr"]).unwrap_or_else(|| UNKNOWN.to_owned()),

@@ -29,6 +29,8 @@ pub const MAX: &str = "wait max µs";
 pub const CPU: &str = "server cpu µs";
 /// Jain's index of the turns of each client: 1 when all had as many.
 pub const FAIRNESS: &str = "Jain index";
+/// Hand-overs, or pairs, for each second that a core of the server worked.
+pub const PER_CORE: &str = "per second of a core";
 /// From the kill of the holder until the next has the lock.
 pub const NEXT: &str = "s until the next has it";
 /// What a held lock adds to the memory of all the service's processes.
@@ -49,7 +51,7 @@ pub struct Load {
     pub duration: Duration,
 }
 
-/// One time that a client had the lock: who, when it asked and when it had it, from the start.
+/// One time that a client had the lock: who, when it asked, when it had it and when it gave it back, from the start.
 #[derive(Clone, Copy)]
 pub struct Turn {
     /// Who.
@@ -58,6 +60,8 @@ pub struct Turn {
     pub asked: Duration,
     /// When it had it.
     pub granted: Duration,
+    /// When it began to give it back.
+    pub released: Duration,
 }
 
 /// Clients with a thread each, as most programs have them.
@@ -66,12 +70,50 @@ pub fn contend(
     address: Address,
     processes: &[u32],
     load: Load,
-) -> Result<Figures, Failure> {
+) -> Result<Round, Failure> {
     let clients = handle.block_on(connect(address, load.clients))?;
     let before = tree::cpu_us(processes);
-    let turns = run(handle, clients, load)?;
+    let mut turns = run(handle, clients, load)?;
     let cpu_us = tree::cpu_us(processes) - before;
-    Ok(figures(&turns, load, cpu_us))
+    let figures = figures(&turns, load, cpu_us);
+    let hand_overs = if load.hot {
+        hand_overs(&mut turns)?
+    } else {
+        histogram()
+    };
+    Ok(Round {
+        figures,
+        hand_overs,
+    })
+}
+
+/// What came of a round.
+pub struct Round {
+    /// Its figures.
+    pub figures: Figures,
+    /// From each release until the next client had the lock, in nanoseconds.
+    pub hand_overs: Histogram<u64>,
+}
+
+/// From each release until the next client has the lock, if it was waiting by then, in nanoseconds. Fails when two had it at once.
+pub fn hand_overs(turns: &mut [Turn]) -> Result<Histogram<u64>, Failure> {
+    turns.sort_unstable_by_key(|turn| turn.granted);
+    let mut waits = histogram();
+    for pair in turns.windows(2) {
+        let [before, next] = pair else { continue };
+        let Some(wait) = next.granted.checked_sub(before.released) else {
+            return Err("two clients had the lock at once".into());
+        };
+        if next.asked < before.released {
+            waits.saturating_record(wait.as_nanos() as u64);
+        }
+    }
+    Ok(waits)
+}
+
+/// Nanoseconds, up to ten minutes.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_max(600_000_000_000, 3).expect("bounds in order")
 }
 
 async fn connect(address: Address, count: usize) -> Result<Vec<Box<dyn Client>>, Failure> {
@@ -104,14 +146,16 @@ fn run(handle: &Handle, clients: Vec<Box<dyn Client>>, load: Load) -> Result<Vec
                         return Ok(turns);
                     }
                     handle.block_on(client.acquire(lock))?;
-                    turns.push(Turn {
-                        client: number,
-                        asked,
-                        granted: start.elapsed(),
-                    });
+                    let granted = start.elapsed();
                     if !load.work.is_zero() {
                         thread::sleep(load.work);
                     }
+                    turns.push(Turn {
+                        client: number,
+                        asked,
+                        granted,
+                        released: start.elapsed(),
+                    });
                     handle.block_on(client.release(lock))?;
                 }
             })
@@ -130,7 +174,7 @@ fn run(handle: &Handle, clients: Vec<Box<dyn Client>>, load: Load) -> Result<Vec
 
 /// What the turns say.
 pub fn figures(turns: &[Turn], load: Load, cpu_us: f64) -> Figures {
-    let mut waits = Histogram::<u64>::new_with_max(600_000_000_000, 3).expect("bounds in order");
+    let mut waits = histogram();
     let mut counts = vec![0.0_f64; load.clients];
     for turn in turns {
         waits.saturating_record(turn.granted.saturating_sub(turn.asked).as_nanos() as u64);
@@ -149,6 +193,7 @@ pub fn figures(turns: &[Turn], load: Load, cpu_us: f64) -> Figures {
         (P99, at(0.99)),
         (MAX, at(1.0)),
         (CPU, cpu_us / turns.len() as f64),
+        (PER_CORE, turns.len() as f64 / cpu_us * 1e6),
         (FAIRNESS, sum * sum / (load.clients as f64 * squares)),
     ]
 }

@@ -6,14 +6,19 @@
 //! | `locks/` | a client, whatever service it is of, and each of them |
 //! | `service.rs` | the services: how each is started, what it promises, what is unequal |
 //! | `cell.rs` | what is measured |
+//! | `handover.rs` | dlock's hand-overs, by clients, hold time and server |
 //! | `redisson.rs`, `java/` | Redisson, and dlock from Java |
+//! | `permits.rs` | several permits at once: the large requests, and the order |
+//! | `install.sh`, `etcd/`, `zookeeper/` | what is compared, in which version |
 //! | `outcome.rs`, `report.rs` | what came of it |
 
 mod cell;
 mod failure;
+mod handover;
 mod locks;
 mod machine;
 mod outcome;
+mod permits;
 mod redisson;
 mod report;
 mod service;
@@ -25,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use dlock_integration::Server;
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::cell::{Figures, Load};
@@ -69,16 +75,19 @@ struct Options {
     /// Only services whose name contains this; the result is not kept
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Only this part (contend, java, kill, memory); the result is not kept
+    /// Only this part (contend, java, kill, memory, hand-over); the result is not kept, but for that of hand-over
     #[arg(long, value_name = "PART")]
     part: Option<String>,
-    /// Where the Java program was built
+    /// Where `install.sh` has put the services
     #[arg(
         long,
         value_name = "DIRECTORY",
-        default_value = "target/bench-peers/java"
+        default_value = "target/bench-peers/installed"
     )]
-    java: PathBuf,
+    installed: PathBuf,
+    /// Hand-overs on other servers too: those that `make servers` keeps in this directory
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/servers")]
+    servers: PathBuf,
     /// Measures nothing: writes the tables and the plot of the last full run anew
     #[arg(long)]
     report: bool,
@@ -108,28 +117,89 @@ fn run(options: &Options) -> Result<(), Failure> {
     if let Some(text) = &options.hold {
         return runtime.block_on(cell::hold(text));
     }
+    allow_many_connections()?;
     if options.report {
-        let outcome = Outcome::load(&options.results.join("full/peers.json"))?;
-        return keep(&outcome, &options.results);
+        let full = options.results.join("full");
+        for page in [Page::PEERS, Page::HAND_OVERS] {
+            let outcome = Outcome::load(&full.join(page.name).with_extension("json"))?;
+            page.keep(&outcome, &options.results)?;
+        }
+        return Ok(());
     }
     let start = Instant::now();
     let fsync_us = disk::sync_time()?.as_secs_f64() * 1e6;
-    let mut outcome = Outcome::new(options.quick, fsync_us, service::versions());
+    let versions = service::versions(&options.installed);
+    let mut outcome = Outcome::new(options.quick, fsync_us, versions);
     let mut bench = Bench {
         options,
         runtime: &runtime,
         outcome: &mut outcome,
     };
-    bench.services();
-    bench.java();
-    bench.kills();
-    println!("{}", report::text(&outcome));
+    let is_all = options.part.is_none() && options.only.is_none();
+    for part in [Bench::services, Bench::kills, Bench::memories, Bench::java] {
+        part(&mut bench);
+        // What comes next takes minutes.
+        if is_all {
+            Page::PEERS.keep(bench.outcome, &options.results)?;
+        }
+    }
+    let is_peers = options.part.as_deref() != Some(HAND_OVER);
+    if is_peers {
+        println!("{}", report::text(&outcome));
+    }
+    if (is_all || !is_peers) && options.only.is_none() {
+        let mut outcome = Outcome::new(options.quick, fsync_us, service::own_versions());
+        hand_overs(options, &runtime, &mut outcome)?;
+        println!("{}", report::hand_overs(&outcome));
+        Page::HAND_OVERS.keep(&outcome, &options.results)?;
+    }
     println!("Measured in {} s.", start.elapsed().as_secs());
-    if options.only.is_none() && options.part.is_none() {
-        keep(&outcome, &options.results)?;
+    Ok(())
+}
+
+/// What is measured of dlock on several servers, and of permits.
+fn hand_overs(options: &Options, runtime: &Runtime, outcome: &mut Outcome) -> Result<(), Failure> {
+    let rounds = rounds(options);
+    let own = PathBuf::from(dlock_integration::server_program());
+    let fetched = FETCHED.map(|name| options.servers.join(name).join("server"));
+    let (known, missing): (Vec<_>, Vec<_>) = fetched.into_iter().partition(|path| path.exists());
+    for path in missing {
+        let reason = format!("{}: it was not fetched", path.display());
+        outcome.left_out.push(reason);
+    }
+    let programs: Vec<PathBuf> = [own].into_iter().chain(known).collect();
+    handover::measure(runtime.handle(), &programs, rounds, outcome)?;
+    match Driver::find(&options.installed) {
+        Ok(driver) => permits::measure(&driver, rounds, outcome)?,
+        Err(error) => outcome.left_out.push(format!("Permits: {error}")),
     }
     Ok(())
 }
+
+/// Next to the environment's own server: what `integration/servers.sh` fetches.
+const FETCHED: [&str; 2] = ["redis-8.6", "valkey-9.1"];
+
+/// The part whose result is kept by itself.
+const HAND_OVER: &str = "hand-over";
+
+fn rounds(options: &Options) -> usize {
+    if options.quick {
+        1
+    } else {
+        3
+    }
+}
+
+/// Thousands of connections, here and in the servers, which inherit it.
+fn allow_many_connections() -> Result<(), Failure> {
+    const CONNECTIONS: u64 = 10_000;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let wanted = hard.min(CONNECTIONS).max(soft);
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)?)
+}
+
+/// The rounds of each situation.
+type Cells = Vec<(&'static str, Vec<Figures>)>;
 
 /// A run.
 struct Bench<'a> {
@@ -158,81 +228,90 @@ impl Bench<'_> {
         self.outcome.left_out.push(format!("{what}: {error}"));
     }
 
-    /// Every service in turn, each with servers of its own.
+    fn plans(&self) -> Vec<Plan> {
+        let is_wanted = |plan: &Plan| self.wants_service(plan.name);
+        PLANS.into_iter().filter(is_wanted).collect()
+    }
+
+    /// Every service in turn, each with servers of its own, round after round, so that all of them see the same weather.
     fn services(&mut self) {
-        if !self.wants("contend") && !self.wants("memory") {
+        if !self.wants("contend") {
             return;
         }
-        let can_slow = disk::can_slow();
-        for plan in PLANS {
-            if !self.wants_service(plan.name) {
-                continue;
+        let mut plans = self.plans();
+        if !disk::can_slow() {
+            plans.retain(|plan| plan.promise != Promise::DurableSlow);
+            let reason = "strace, which adds to fsync, cannot be used here";
+            self.leave_out(Promise::DurableSlow.text(), &reason.into());
+        }
+        let mut samples: Vec<Cells> = plans.iter().map(|_| Cells::new()).collect();
+        for round in 1..=rounds(self.options) {
+            for (plan, samples) in plans.iter().zip(&mut samples) {
+                let what = format!("{}, {}, round {round}", plan.promise.text(), plan.name);
+                eprintln!("{what} …");
+                if let Err(error) = self.contend(plan, samples) {
+                    self.leave_out(&what, &error);
+                }
             }
-            let what = format!("{}, {}", plan.promise.text(), plan.name);
-            if plan.promise == Promise::DurableSlow && !can_slow {
-                self.leave_out(
-                    &what,
-                    &"strace, which adds to fsync, cannot be used here".into(),
-                );
-                continue;
-            }
-            eprintln!("{what} …");
-            if let Err(error) = self.service(&plan) {
-                self.leave_out(
-                    &what,
-                    &format!("{error} ({} needed)", plan.program()).into(),
-                );
+        }
+        for (plan, samples) in plans.iter().zip(samples) {
+            for (name, rounds) in samples {
+                self.outcome
+                    .add(plan.promise.text(), plan.name, name, &rounds);
             }
         }
     }
 
-    fn service(&mut self, plan: &Plan) -> Result<(), Failure> {
-        let service = plan.start()?;
+    /// The memory of every service.
+    fn memories(&mut self) {
+        if !self.wants("memory") {
+            return;
+        }
+        for plan in self.plans() {
+            if plan.promise == Promise::DurableSlow {
+                continue;
+            }
+            let what = format!("{}, {}, memory", plan.promise.text(), plan.name);
+            eprintln!("{what} …");
+            if let Err(error) = self.memory(&plan) {
+                self.leave_out(&what, &error);
+            }
+        }
+    }
+
+    /// A round of a service.
+    fn contend(&mut self, plan: &Plan, samples: &mut Cells) -> Result<(), Failure> {
+        let service = plan.start(&self.options.installed)?;
         self.runtime
             .block_on(service::await_service(service.address))?;
         let processes = service.processes();
-        let group = plan.promise.text();
-        if self.wants("contend") {
-            for (name, clients, work_ms, hot) in self.situations(plan.promise) {
-                let load = self.load(clients, work_ms, hot);
-                let mut rounds: Vec<Figures> = Vec::new();
-                for _ in 0..self.rounds() {
-                    let measured =
-                        cell::contend(self.runtime.handle(), service.address, &processes, load);
-                    rounds.push(measured.map_err(|error| format!("{name}: {error}"))?);
-                }
-                self.outcome.add(group, plan.name, name, &rounds);
+        for (name, clients, work_ms, hot) in self.situations(plan.promise) {
+            let load = self.load(clients, work_ms, hot);
+            let measured = cell::contend(self.runtime.handle(), service.address, &processes, load);
+            let round = measured.map_err(|error| format!("{name}: {error}"))?;
+            match samples.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, rounds)) => rounds.push(round.figures),
+                None => samples.push((name, vec![round.figures])),
             }
-        }
-        if self.wants("memory") && plan.promise != Promise::DurableSlow {
-            // What came before leaves room that would be used again.
-            drop(service);
-            let service = plan.start()?;
-            let (locks, waiters) = if self.options.quick {
-                (2_000, 200)
-            } else {
-                (10_000, 1_000)
-            };
-            let measured = self.runtime.block_on(async {
-                service::await_service(service.address).await?;
-                cell::memory(service.address, &service.processes(), locks, waiters).await
-            });
-            self.outcome.add(
-                group,
-                plan.name,
-                MEMORY,
-                &[measured.map_err(|error| format!("memory: {error}"))?],
-            );
         }
         Ok(())
     }
 
-    fn rounds(&self) -> usize {
-        if self.options.quick {
-            1
+    /// With servers of its own: what came before leaves room that would be used again.
+    fn memory(&mut self, plan: &Plan) -> Result<(), Failure> {
+        let service = plan.start(&self.options.installed)?;
+        let (locks, waiters) = if self.options.quick {
+            (2_000, 200)
         } else {
-            3
-        }
+            (10_000, 1_000)
+        };
+        let measured = self.runtime.block_on(async {
+            service::await_service(service.address).await?;
+            cell::memory(service.address, &service.processes(), locks, waiters).await
+        });
+        self.outcome
+            .add(plan.promise.text(), plan.name, MEMORY, &[measured?]);
+        Ok(())
     }
 
     fn load(&self, clients: usize, work_ms: u64, hot: bool) -> Load {
@@ -240,7 +319,7 @@ impl Bench<'_> {
             clients,
             hot,
             work: Duration::from_millis(work_ms),
-            duration: Duration::from_millis(if self.options.quick { 1_000 } else { 3_000 }),
+            duration: Duration::from_millis(if self.options.quick { 500 } else { 1_200 }),
         }
     }
 
@@ -266,24 +345,39 @@ impl Bench<'_> {
         if !self.wants("java") || !self.wants_service("Redisson") {
             return;
         }
-        let driver = match Driver::find(&self.options.java) {
+        let driver = match Driver::find(&self.options.installed) {
             Ok(driver) => driver,
             Err(error) => return self.leave_out("Redisson", &error),
         };
         let situations: &[Situation] = if self.options.quick {
             &[HOT[1]]
         } else {
-            &[HOT[0], HOT[1], HOT[2], HOT[4], HOT[5]]
+            &[HOT[1], HOT[2], HOT[5]]
         };
-        for (kind, name) in redisson::KINDS {
-            eprintln!("{name} …");
-            for &(situation, clients, work_ms) in situations {
-                let load = self.load(clients, work_ms, true);
-                let server = Server::start();
-                match driver.contend(&server, kind, load) {
-                    Ok(figures) => self.outcome.add(JAVA, name, situation, &[figures]),
-                    Err(error) => self.leave_out(&format!("{name}, {situation}"), &error),
+        let mut samples: Vec<Cells> = redisson::KINDS.iter().map(|_| Cells::new()).collect();
+        for round in 1..=rounds(self.options) {
+            for ((kind, name), samples) in redisson::KINDS.iter().zip(&mut samples) {
+                eprintln!("{name}, round {round} …");
+                for &(situation, clients, work_ms) in situations {
+                    let load = self.load(clients, work_ms, true);
+                    let server = Server::start();
+                    match driver.contend(&server, kind, load) {
+                        Ok(figures) => {
+                            match samples.iter_mut().find(|(known, _)| *known == situation) {
+                                Some((_, rounds)) => rounds.push(figures),
+                                None => samples.push((situation, vec![figures])),
+                            }
+                        }
+                        Err(error) => {
+                            self.leave_out(&format!("{name}, {situation}, round {round}"), &error)
+                        }
+                    }
                 }
+            }
+        }
+        for ((_, name), samples) in redisson::KINDS.iter().zip(samples) {
+            for (situation, rounds) in samples {
+                self.outcome.add(JAVA, name, situation, &rounds);
             }
         }
     }
@@ -302,13 +396,13 @@ impl Bench<'_> {
                 continue;
             }
             for lifetime in [Lifetime::Default, Lifetime::Short] {
-                match plan.start() {
+                match plan.start(&self.options.installed) {
                     Ok(service) => running.push((plan, lifetime, service)),
                     Err(error) => self.leave_out(&format!("{}, killed", plan.name), &error),
                 }
             }
         }
-        let driver = Driver::find(&self.options.java)
+        let driver = Driver::find(&self.options.installed)
             .ok()
             .filter(|_| self.wants_service("Redisson"));
         let watchdogs = [(KILL_DEFAULT, 30), (KILL_SHORT, 3)];
@@ -386,17 +480,40 @@ impl Bench<'_> {
 /// Redisson's kills are no part of its table.
 const KILLED_JAVA: &str = "Redisson, killed";
 
-/// Keeps a run.
-fn keep(outcome: &Outcome, results: &Path) -> Result<(), Failure> {
-    let directory = results.join(if outcome.quick { "quick" } else { "full" });
-    fs::create_dir_all(&directory)?;
-    outcome.save(&directory.join("peers.json"))?;
-    let text = report::text(outcome);
-    fs::write(
-        directory.join("peers.md"),
-        format!("# dlock beside other lock services\n\nMade by `make bench-peers`.\n\n{text}"),
-    )?;
-    fs::write(directory.join("peers.svg"), report::plot(outcome))?;
-    println!("Kept in {}", directory.display());
-    Ok(())
+/// A page of results.
+struct Page {
+    name: &'static str,
+    title: &'static str,
+    text: fn(&Outcome) -> String,
+}
+
+impl Page {
+    const PEERS: Page = Page {
+        name: "peers",
+        title: "dlock and other lock services",
+        text: report::text,
+    };
+    const HAND_OVERS: Page = Page {
+        name: "hand-overs",
+        title: "Hand-overs",
+        text: report::hand_overs,
+    };
+
+    /// Keeps a run.
+    fn keep(&self, outcome: &Outcome, results: &Path) -> Result<(), Failure> {
+        let directory = results.join(if outcome.quick { "quick" } else { "full" });
+        fs::create_dir_all(&directory)?;
+        let path = directory.join(self.name);
+        outcome.save(&path.with_extension("json"))?;
+        let (title, text) = (self.title, (self.text)(outcome));
+        fs::write(
+            path.with_extension("md"),
+            format!("# {title}\n\nMade by `make bench-peers`.\n\n{text}"),
+        )?;
+        if self.name == Page::PEERS.name {
+            fs::write(path.with_extension("svg"), report::plot(outcome))?;
+        }
+        println!("Kept in {}", directory.display());
+        Ok(())
+    }
 }

@@ -14,6 +14,8 @@ use crate::failure::Failure;
 pub struct Outcome {
     /// Model of the processor, and how many of them.
     pub cpu: String,
+    /// The day, in UTC.
+    pub date: String,
     /// Operating system.
     pub kernel: String,
     /// The load before the run.
@@ -41,6 +43,9 @@ pub struct Cell {
     pub cell: String,
     /// Figures by name; the median of the rounds.
     pub figures: BTreeMap<String, f64>,
+    /// The lowest and the highest of the rounds, where there were several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub ranges: BTreeMap<String, (f64, f64)>,
 }
 
 impl Outcome {
@@ -55,6 +60,7 @@ impl Outcome {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Outcome {
             cpu: format!("{model}, {cores} cores"),
+            date: today(),
             kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
             load: read("/proc/loadavg")
                 .split(' ')
@@ -69,34 +75,47 @@ impl Outcome {
         }
     }
 
-    /// Adds the median of each figure over the rounds.
+    /// Adds the median of each figure over the rounds, and how far they spread.
     pub fn add(&mut self, group: &str, service: &str, cell: &str, rounds: &[Figures]) {
         let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (name, value) in rounds.iter().flatten() {
             samples.entry((*name).to_owned()).or_default().push(*value);
         }
-        let median = |mut values: Vec<f64>| {
+        let (mut figures, mut ranges) = (BTreeMap::new(), BTreeMap::new());
+        for (name, mut values) in samples {
             values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
-        let figures = samples
-            .into_iter()
-            .map(|(name, values)| (name, median(values)))
-            .collect();
+            if let [lowest, .., highest] = values[..] {
+                ranges.insert(name.clone(), (lowest, highest));
+            }
+            figures.insert(name, values[values.len() / 2]);
+        }
         self.cells.push(Cell {
             group: group.to_owned(),
             service: service.to_owned(),
             cell: cell.to_owned(),
             figures,
+            ranges,
         });
+    }
+
+    /// Adds a figure that is no median to the cell that was added last.
+    pub fn set(&mut self, figure: &str, value: f64) {
+        let last = self.cells.last_mut().expect("a cell");
+        last.figures.insert(figure.to_owned(), value);
+    }
+
+    /// A cell.
+    pub fn cell(&self, group: &str, service: &str, cell: &str) -> Option<&Cell> {
+        let is_it = |known: &&Cell| {
+            (&*known.group, &*known.service, &*known.cell) == (group, service, cell)
+        };
+        self.cells.iter().find(is_it)
     }
 
     /// A figure.
     pub fn get(&self, group: &str, service: &str, cell: &str, figure: &str) -> Option<f64> {
-        let is_it = |known: &&Cell| {
-            (&*known.group, &*known.service, &*known.cell) == (group, service, cell)
-        };
-        self.cells.iter().find(is_it)?.figures.get(figure).copied()
+        let cell = self.cell(group, service, cell)?;
+        cell.figures.get(figure).copied()
     }
 
     /// The services of a group, in the order in which they were measured.
@@ -118,7 +137,8 @@ impl Outcome {
             .map(serde_json::to_string)
             .collect::<Result<_, _>>()?;
         let text = format!(
-            "{{\"cpu\":{},\"kernel\":{},\"load\":{},\"quick\":{},\"fsync_us\":{},\n\"versions\":{},\n\"left_out\":{},\n\"cells\":[\n{}]}}\n",
+            "{{\"date\":{},\"cpu\":{},\"kernel\":{},\"load\":{},\"quick\":{},\"fsync_us\":{},\n\"versions\":{},\n\"left_out\":{},\n\"cells\":[\n{}]}}\n",
+            serde_json::to_string(&self.date)?,
             serde_json::to_string(&self.cpu)?,
             serde_json::to_string(&self.kernel)?,
             serde_json::to_string(&self.load)?,
@@ -135,4 +155,15 @@ impl Outcome {
     pub fn load(path: &Path) -> Result<Outcome, Failure> {
         Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
     }
+}
+
+/// The day, in UTC.
+fn today() -> String {
+    let output = std::process::Command::new("date")
+        .args(["-u", "+%F"])
+        .output();
+    output.map_or_else(
+        |_| "unknown".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
 }

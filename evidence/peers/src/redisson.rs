@@ -25,14 +25,27 @@ pub const KINDS: [(&str, &str); 10] = [
     ("macquire", "dlock by Lettuce, MACQUIRE of 3"),
 ];
 
+/// What came of a run of the program.
+pub struct Run {
+    /// Every turn.
+    pub turns: Vec<Turn>,
+    /// The fencing token of each (0 if there is none).
+    pub tokens: Vec<u64>,
+    /// Clients that still waited 10 s after the last had asked; granted and released are when the program gave up.
+    pub waiting: Vec<Turn>,
+    /// The server's processor time.
+    pub cpu_us: f64,
+}
+
 /// The program, built.
 pub struct Driver {
     classpath: String,
 }
 
 impl Driver {
-    /// The one that `install.sh` has built in this directory.
+    /// The one that `install.sh` has built below this directory.
     pub fn find(directory: &Path) -> Result<Driver, Failure> {
+        let directory = directory.join("java");
         let classes = directory.join("classes");
         if !classes.join("Peers.class").exists() {
             return Err("the Java driver was not built (it takes a JDK and Maven)".into());
@@ -54,6 +67,23 @@ impl Driver {
 
     /// Clients that are threads of one program, all for one lock.
     pub fn contend(&self, server: &Server, kind: &str, load: Load) -> Result<Figures, Failure> {
+        let run = self.run(server, kind, load, &[])?;
+        match run.waiting.len() {
+            0 => Ok(cell::figures(&run.turns, load, run.cpu_us)),
+            some => {
+                Err(format!("{some} clients still waited 10 s after the last had asked").into())
+            }
+        }
+    }
+
+    /// The same, with all that came of it. More words: a semaphore's limit, and the permits of its clients in turn.
+    pub fn run(
+        &self,
+        server: &Server,
+        kind: &str,
+        load: Load,
+        more: &[String],
+    ) -> Result<Run, Failure> {
         let words = [
             "contend".to_owned(),
             kind.to_owned(),
@@ -64,7 +94,7 @@ impl Driver {
         ];
         // The program asks for nothing while it warms up: what the server spends is told between its two lines.
         let mut command = self.command(&words);
-        command.stdout(Stdio::piped());
+        command.args(more).stdout(Stdio::piped());
         let mut child = spawn(command)?;
         let output = child.stdout.take().ok_or("no output")?;
         let mut lines = BufReader::new(output).lines();
@@ -72,12 +102,17 @@ impl Driver {
         let processes = [server.pid()];
         let mut before = None;
         let mut after = None;
-        let mut turns = Vec::new();
+        let (mut turns, mut tokens, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(line) = next()? {
             match line.as_str() {
                 "begin" => before = Some(tree::cpu_us(&processes)),
                 "end" => after = Some(tree::cpu_us(&processes)),
-                line => turns.push(parse(line)?),
+                line if line.starts_with("waits ") => waiting.push(parse(&line[6..])?.0),
+                line => {
+                    let (turn, token) = parse(line)?;
+                    turns.push(turn);
+                    tokens.push(token);
+                }
             }
         }
         if !child.wait()?.success() {
@@ -86,7 +121,12 @@ impl Driver {
         let (Some(before), Some(after)) = (before, after) else {
             return Err("the Java program did not begin".into());
         };
-        Ok(cell::figures(&turns, load, after - before))
+        Ok(Run {
+            turns,
+            tokens,
+            waiting,
+            cpu_us: after - before,
+        })
     }
 
     /// Kills a program that holds a Redisson lock, with SIGKILL, while another waits for it. Redisson's watchdog says how long
@@ -127,14 +167,16 @@ impl Driver {
     }
 }
 
-/// A line of the program: client, asked, granted, in nanoseconds.
-fn parse(line: &str) -> Result<Turn, Failure> {
+/// A line of the program: client; asked, granted, released, in nanoseconds; token.
+fn parse(line: &str) -> Result<(Turn, u64), Failure> {
     let mut words = line.split_whitespace();
     let mut number =
         || -> Result<u64, Failure> { Ok(words.next().ok_or("a word is missing")?.parse()?) };
-    Ok(Turn {
+    let turn = Turn {
         client: usize::try_from(number()?)?,
         asked: Duration::from_nanos(number()?),
         granted: Duration::from_nanos(number()?),
-    })
+        released: Duration::from_nanos(number()?),
+    };
+    Ok((turn, number()?))
 }

@@ -2,18 +2,31 @@
 
 use std::fmt::Write as _;
 
-use crate::cell::{CPU, HELD, MAX, NEXT, P50, P99, RATE, WAITER};
+use crate::cell::{CPU, HELD, MAX, NEXT, P50, P99, PER_CORE, RATE, WAITER};
+use crate::handover::{self, COUNT, P999};
 use crate::outcome::Outcome;
+use crate::permits;
 use crate::service::{Promise, PLANS};
 use crate::{HOT, JAVA, KILL_DEFAULT, KILL_SHORT, MEMORY, UNCONTENDED};
 
 /// So much better than dlock counts as better: less is chance.
 const CLEARLY: f64 = 1.1;
 
+macro_rules! line {
+    ($text:expr, $($words:tt)*) => {
+        writeln!($text, $($words)*).expect("a String takes all")
+    };
+}
+
 /// All tables.
 pub fn text(outcome: &Outcome) -> String {
     let mut text = String::new();
     head(&mut text, outcome);
+    line!(
+        text,
+        "Each cell: times a second (lowest – highest of the rounds) · wait p99 · server CPU each (all processes of the service, all \
+         nodes). Medians of the rounds, in which the services take turns.\n"
+    );
     for promise in Promise::ALL {
         group(&mut text, outcome, promise);
     }
@@ -24,16 +37,12 @@ pub fn text(outcome: &Outcome) -> String {
     text
 }
 
-macro_rules! line {
-    ($text:expr, $($words:tt)*) => {
-        writeln!($text, $($words)*).expect("a String takes all")
-    };
-}
-
 fn head(text: &mut String, outcome: &Outcome) {
     line!(
         text,
-        "{}, {}, load before the run {}{}. A write of 4 KiB takes {:.0} µs to reach the disk (`fdatasync`, median).\n",
+        "{}, {}, shared by servers and clients, {}, load before the run {}{}. A write of 4 KiB takes {:.0} µs to reach the disk \
+         (`fdatasync`, median).\n",
+        outcome.date,
         outcome.cpu,
         outcome.kernel,
         outcome.load,
@@ -44,10 +53,9 @@ fn head(text: &mut String, outcome: &Outcome) {
     for reason in &outcome.left_out {
         line!(text, "- Not measured: {reason}");
     }
-    line!(
-        text,
-        "Each cell: times a second · wait p99 · server CPU each (all processes of the service, all nodes).\n"
-    );
+    if !outcome.left_out.is_empty() {
+        line!(text, "");
+    }
 }
 
 fn table(text: &mut String, first: &str, heads: &[String]) {
@@ -77,15 +85,164 @@ pub fn number(value: f64) -> String {
 fn cell(outcome: &Outcome, group: &str, service: &str, name: &str) -> String {
     let get = |figure| outcome.get(group, service, name, figure);
     match (get(RATE), get(P99), get(CPU)) {
-        (Some(rate), Some(wait), Some(cpu)) => {
+        (Some(_), Some(wait), Some(cpu)) => {
+            let (rate, range) = ranged(outcome, group, service, name, RATE);
             format!(
-                "{}/s · {} ms · {} µs",
-                number(rate),
+                "{rate}/s{range} · {} ms · {} µs",
                 number(wait / 1e3),
                 number(cpu)
             )
         }
         _ => "–".to_owned(),
+    }
+}
+
+/// A figure, and between which the rounds were.
+fn ranged(
+    outcome: &Outcome,
+    group: &str,
+    service: &str,
+    name: &str,
+    figure: &str,
+) -> (String, String) {
+    let Some(cell) = outcome.cell(group, service, name) else {
+        return ("–".to_owned(), String::new());
+    };
+    let median = cell.figures.get(figure);
+    let range = cell
+        .ranges
+        .get(figure)
+        .map(|(lowest, highest)| format!(" ({} – {})", number(*lowest), number(*highest)));
+    (
+        median.map_or("–".to_owned(), |median| number(*median)),
+        range.unwrap_or_default(),
+    )
+}
+
+/// The tables of hand-overs and permits.
+pub fn hand_overs(outcome: &Outcome) -> String {
+    let mut text = String::new();
+    head(&mut text, outcome);
+    line!(
+        text,
+        "## By clients and hold time\n\nAll clients want one lock of dlock in memory, keep it for the hold time, and ask again at once. \
+         A *hand-over* lasts from the moment at which the holder sends its release until the next client has its grant. In brackets: the \
+         lowest and the highest of the rounds. p99.9 is of all rounds together.\n\n\
+         *A second of a core* is what the server would grant with a core of its own: grants, divided by the processor time of the \
+         server. The clients need the rest.\n"
+    );
+    let heads = [
+        "hold time",
+        "locks a second",
+        "a second of a core",
+        "hand-over p50 µs",
+        "p99 µs",
+        "p99.9 µs",
+        "hand-overs measured",
+    ];
+    let heads = heads.map(str::to_owned);
+    for server in outcome.services(handover::GROUP) {
+        line!(text, "### {server}\n");
+        table(&mut text, "clients", &heads);
+        for (hold_ms, _) in handover::HOLDS {
+            for clients in handover::CLIENTS {
+                let name = handover::situation(clients, hold_ms);
+                let cell = |figure| {
+                    let (median, range) = ranged(outcome, handover::GROUP, server, &name, figure);
+                    median + &range
+                };
+                let exact = |figure| {
+                    let value = outcome.get(handover::GROUP, server, &name, figure);
+                    value.map_or("–".to_owned(), number)
+                };
+                let count = outcome.get(handover::GROUP, server, &name, COUNT);
+                line!(
+                    text,
+                    "| {} | {hold_ms} ms | {} | {} | {} | {} | {} | {} |",
+                    number_of(clients as f64),
+                    cell(RATE),
+                    exact(PER_CORE),
+                    exact(handover::P50),
+                    cell(handover::P99),
+                    exact(P999),
+                    number_of(count.unwrap_or_default()),
+                );
+            }
+        }
+        line!(text, "");
+    }
+    several_permits(&mut text, outcome);
+    text
+}
+
+fn several_permits(text: &mut String, outcome: &Outcome) {
+    let services = outcome.services(permits::GROUP);
+    if services.is_empty() {
+        return;
+    }
+    let sizes = permits::SIZES.map(|size| size.to_string()).join(", ");
+    line!(
+        text,
+        "## Several permits at once\n\n{} clients share a semaphore of {} permits. Of ten clients they take {sizes}, each as many every \
+         time, for {} ms, and ask again at once, for {} s. Then nobody asks anew, and all that wait are served. A *large* request takes {}. \
+         All are threads of one Java program. A request that has not been served 10 s after that waits *in vain*, and counts as a wait \
+         until then. In no round were more than {} permits held at once.\n",
+        number_of(permits::CLIENTS as f64),
+        permits::LIMIT,
+        permits::WORK.as_millis(),
+        if outcome.quick { permits::DURATION / 4 } else { permits::DURATION }.as_secs(),
+        permits::LARGE,
+        permits::LIMIT,
+    );
+    let heads = [
+        "large requests: wait p99 ms",
+        "wait p50 ms",
+        "served while all ask",
+        "in vain",
+        "other requests: wait p99 ms",
+        "grants a second",
+        "server CPU each, µs",
+    ];
+    table(text, "semaphore", &heads.map(str::to_owned));
+    for service in &services {
+        let cell = |figure| {
+            let name = permits::SITUATION;
+            let (median, range) = ranged(outcome, permits::GROUP, service, name, figure);
+            median + &range
+        };
+        line!(
+            text,
+            "| {service} | {} | {} | {} | {} | {} | {} | {} |",
+            cell(permits::LARGE_P99),
+            cell(permits::LARGE_P50),
+            cell(permits::LARGE_IN_TIME),
+            cell(permits::IN_VAIN),
+            cell(permits::SMALL_P99),
+            cell(RATE),
+            cell(CPU),
+        );
+    }
+    line!(text, "");
+    for service in services {
+        let get = |figure| outcome.get(permits::GROUP, service, permits::CHECKED, figure);
+        if let (Some(ordered), Some(overtaken)) = (get(permits::ORDERED), get(permits::OVERTAKEN)) {
+            line!(
+                text,
+                "The order of {service}, in a run of its own: the server shows by `MONITOR` in which order {} requests came. {} of them \
+                 were granted after one that came later.",
+                number_of(ordered),
+                if overtaken > 0.0 { number_of(overtaken) } else { "None".to_owned() },
+            );
+        }
+    }
+}
+
+/// A whole number with its thousands apart.
+fn number_of(value: f64) -> String {
+    if value < 100.0 {
+        format!("{value:.0}")
+    } else {
+        number(value)
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{free_port, Server};
+use dlock_integration::{await_until, free_port, stat, Ask, Server, ServerBuilder, PATIENCE};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -72,7 +72,7 @@ const fn plan(name: &'static str, promise: Promise, kind: Kind, note: &'static s
 }
 
 /// All of them.
-pub const PLANS: [Plan; 12] = [
+pub const PLANS: [Plan; 13] = [
     plan("dlock", Promise::Memory, Kind::Dlock, "one thread serves all"),
     plan(
         "PostgreSQL advisory lock",
@@ -92,6 +92,12 @@ pub const PLANS: [Plan; 12] = [
     plan("dlock, AOF always", Promise::DurableSlow, Kind::Dlock, "as above"),
     plan("etcd, watch at the next revision", Promise::DurableSlow, Kind::EtcdWatch, "as above"),
     plan("ZooKeeper", Promise::DurableSlow, Kind::ZooKeeper, "as above"),
+    plan(
+        "dlock, dlock.replicas 1",
+        Promise::Replica,
+        Kind::DlockReplicas,
+        "two nodes; the server answers when the replica has the grant; on three conditions a failover lets nobody in while the lease may run",
+    ),
     plan(
         "dlock, a replica and WAIT 1",
         Promise::Replica,
@@ -132,31 +138,31 @@ impl Plan {
     /// What has to be installed.
     pub fn program(&self) -> &'static str {
         match self.kind {
-            Kind::Dlock | Kind::DlockWait => "redis-server",
-            Kind::Postgres => "postgresql",
+            Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait => "redis-server",
+            Kind::Postgres => "PostgreSQL",
             Kind::EtcdRecipe | Kind::EtcdWatch => "etcd",
-            Kind::ZooKeeper => "zookeeper",
+            Kind::ZooKeeper => "ZooKeeper",
         }
     }
 
-    /// Starts it.
-    pub fn start(&self) -> Result<Service, Failure> {
+    /// Starts it, from what was installed there.
+    pub fn start(&self, installed: &Path) -> Result<Service, Failure> {
         let slow = self.promise == Promise::DurableSlow;
         let (port, servers, nodes) = match self.kind {
-            Kind::Dlock | Kind::DlockWait => {
-                let servers = redis_servers(self.promise)?;
+            Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait => {
+                let servers = redis_servers(self)?;
                 (servers[0].port(), servers, Vec::new())
             }
             Kind::Postgres => {
-                let (port, node) = postgres()?;
+                let (port, node) = postgres(installed)?;
                 (port, Vec::new(), vec![node])
             }
             Kind::EtcdRecipe | Kind::EtcdWatch => {
-                let (port, nodes) = etcd(self.count(), slow)?;
+                let (port, nodes) = etcd(installed, self.count(), slow)?;
                 (port, Vec::new(), nodes)
             }
             Kind::ZooKeeper => {
-                let (port, nodes) = zookeeper(self.count(), slow)?;
+                let (port, nodes) = zookeeper(installed, self.count(), slow)?;
                 (port, Vec::new(), nodes)
             }
         };
@@ -180,8 +186,10 @@ impl Plan {
     /// How a client's death is noticed.
     pub fn lifetime(&self, lifetime: Lifetime) -> &'static str {
         match (self.kind, lifetime) {
-            (Kind::Dlock | Kind::DlockWait, Lifetime::Default) => "lease 30 s",
-            (Kind::Dlock | Kind::DlockWait, Lifetime::Short) => "SESSION",
+            (Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait, Lifetime::Default) => {
+                "lease 30 s"
+            }
+            (Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait, Lifetime::Short) => "SESSION",
             (Kind::Postgres, _) => "end of the connection",
             (Kind::EtcdRecipe | Kind::EtcdWatch, Lifetime::Default) => "lease 60 s",
             (Kind::EtcdRecipe | Kind::EtcdWatch, Lifetime::Short) => "lease 2 s",
@@ -191,13 +199,26 @@ impl Plan {
     }
 }
 
-fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
-    let mut builder = Server::builder();
-    if matches!(promise, Promise::Durable | Promise::DurableSlow) {
-        builder = builder
-            .config("appendonly", "yes")
-            .config("appendfsync", "always");
-    }
+fn redis_servers(plan: &Plan) -> Result<Vec<Server>, Failure> {
+    let promise = plan.promise;
+    let confirms = plan.kind == Kind::DlockReplicas;
+    let build = || {
+        let mut builder = Server::builder();
+        if matches!(promise, Promise::Durable | Promise::DurableSlow) {
+            builder = builder
+                .config("appendonly", "yes")
+                .config("appendfsync", "always");
+        }
+        if confirms {
+            // A server that starts is quarantined for so long.
+            let settings = ["replicas", "1", "quarantine-ms", "200"];
+            builder = settings
+                .iter()
+                .fold(builder, ServerBuilder::module_argument);
+        }
+        builder
+    };
+    let mut builder = build();
     let program = tempfile::tempdir()?;
     if promise == Promise::DurableSlow {
         builder = builder.program(slowed_server(program.path())?);
@@ -206,8 +227,17 @@ fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
     if promise != Promise::Replica {
         return Ok(vec![primary]);
     }
-    let replica = Server::start();
+    let replica = build().start();
     replica.replica_of(&primary);
+    if confirms {
+        await_until("the replica counts", PATIENCE, || {
+            stat(&primary, "replicas_counting") == 1 && stat(&primary, "closed") == 0
+        });
+        // No lease is longer: what is confirmed needs that.
+        primary
+            .connection()
+            .run("CONFIG SET dlock.quarantine-ms 600000");
+    }
     Ok(vec![primary, replica])
 }
 
@@ -226,9 +256,9 @@ fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
 }
 
 /// As it comes, but for as many connections as there are waiters.
-fn postgres() -> Result<(u16, Node), Failure> {
-    let programs = postgres_programs()?;
-    let user = node::somebody_else("postgres")?;
+fn postgres(installed: &Path) -> Result<(u16, Node), Failure> {
+    let programs = postgres_programs(installed)?;
+    let user = node::somebody_else(&["postgres", "nobody"])?;
     let directory = node::directory()?;
     node::give(directory.path(), user.as_ref())?;
     let data = directory.path().join("data").display().to_string();
@@ -269,22 +299,22 @@ fn postgres() -> Result<(u16, Node), Failure> {
     Ok((port, node))
 }
 
-/// The directory of the newest version's programs: Debian keeps them out of `PATH`.
-fn postgres_programs() -> Result<String, Failure> {
-    let versions =
-        std::fs::read_dir("/usr/lib/postgresql").map_err(|_| "PostgreSQL is not installed")?;
-    let mut found: Vec<_> = versions
-        .flatten()
-        .map(|entry| entry.path().join("bin"))
-        .filter(|path| path.join("initdb").exists())
-        .collect();
-    found.sort();
-    let last = found.pop().ok_or("PostgreSQL is not installed")?;
-    Ok(last.display().to_string())
+fn postgres_programs(installed: &Path) -> Result<String, Failure> {
+    let directory = installed.join("postgres/bin");
+    if !directory.join("initdb").exists() {
+        return Err("PostgreSQL is not installed".into());
+    }
+    Ok(directory.canonicalize()?.display().to_string())
 }
 
-fn etcd(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
-    installed("etcd", &["--version"])?;
+fn etcd_program(installed: &Path) -> Result<String, Failure> {
+    let program = installed.join("etcd").canonicalize();
+    let program = program.map_err(|_| "etcd is not installed")?;
+    Ok(program.display().to_string())
+}
+
+fn etcd(installed: &Path, count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
+    let program = etcd_program(installed)?;
     let url = |port: u16| format!("http://127.0.0.1:{port}");
     let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
     let members: Vec<String> = ports
@@ -298,7 +328,7 @@ fn etcd(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
         let data = directory.path().join("data").display().to_string();
         let (clients_url, peers_url) = (url(*clients), url(*peers));
         let words = [
-            "etcd",
+            &program,
             "--name",
             &format!("node{number}"),
             "--data-dir",
@@ -321,13 +351,10 @@ fn etcd(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
     Ok((ports[0].0, nodes))
 }
 
-/// As Debian's package has it.
-const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
-
-fn zookeeper(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
-    if !Path::new(ZOOKEEPER).exists() {
-        return Err("ZooKeeper is not installed".into());
-    }
+fn zookeeper(installed: &Path, count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
+    zookeeper_version(installed).ok_or("ZooKeeper is not installed")?;
+    let libraries = installed.join("zookeeper/lib").canonicalize()?;
+    let libraries = libraries.join("*").display().to_string();
     let ports: Vec<(u16, u16, u16)> = (0..count)
         .map(|_| (free_port(), free_port(), free_port()))
         .collect();
@@ -358,8 +385,7 @@ fn zookeeper(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
             "java",
             "-Xmx1000m",
             "-cp",
-            "/usr/share/java/*",
-            "-Dzookeeper.root.logger=WARN,CONSOLE",
+            &libraries,
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             &path.join("zoo.cfg").display().to_string(),
         ];
@@ -370,35 +396,47 @@ fn zookeeper(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
     Ok((ports[0].0, nodes))
 }
 
-/// Fails when a program is not there.
-fn installed(program: &str, arguments: &[&str]) -> Result<String, Failure> {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.map_err(|_| format!("{program} is not installed"))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+/// The first line that a program says of its version.
+fn said(program: &str) -> Result<String, Failure> {
+    let output = Command::new(program).arg("--version").output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// What was compared, with versions.
-pub fn versions() -> Vec<String> {
-    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
-    let mut versions = vec![Server::builder().version().to_string()];
-    if let Ok(programs) = postgres_programs() {
-        versions.extend(installed(&format!("{programs}/postgres"), &["--version"]).map(first_line));
-    }
-    versions.extend(installed("etcd", &["--version"]).map(first_line));
-    // Debian's package has the version in the name of the library.
-    let libraries = std::fs::read_dir("/usr/share/java")
-        .into_iter()
+/// The version is in the name of the library.
+fn zookeeper_version(installed: &Path) -> Option<String> {
+    let libraries = std::fs::read_dir(installed.join("zookeeper/lib")).ok()?;
+    let names = libraries
         .flatten()
-        .flatten();
-    let names = libraries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let version = |name: &str| {
+        .map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let version = |name: String| {
         let rest = name.strip_prefix("zookeeper-")?.strip_suffix(".jar")?;
         let is_version = rest.starts_with(|char: char| char.is_ascii_digit());
         is_version.then(|| format!("ZooKeeper {rest}"))
     };
-    versions.extend(names.filter_map(|name| version(&name)));
-    versions.push(format!("module {}", env!("CARGO_PKG_VERSION")));
-    versions.extend(java_versions());
+    names.filter_map(version).next()
+}
+
+/// The module, with its version, and the Java libraries.
+pub fn own_versions() -> Vec<String> {
+    let module = Server::start().module_version().unwrap_or_default();
+    let mut versions = java_versions();
+    versions.insert(0, format!("dlock {module}"));
+    versions
+}
+
+/// What was compared, with versions.
+pub fn versions(installed: &Path) -> Vec<String> {
+    let mut versions = own_versions();
+    versions.insert(1, Server::builder().version().to_string());
+    let programs = [
+        postgres_programs(installed).map(|directory| format!("{directory}/postgres")),
+        etcd_program(installed),
+    ];
+    for program in programs.into_iter().flatten() {
+        versions.extend(said(&program));
+    }
+    versions.extend(zookeeper_version(installed));
     versions
 }
 

@@ -41,6 +41,8 @@ pub struct Address {
 pub enum Kind {
     /// This module.
     Dlock,
+    /// The same, with a server that answers when a replica has the grant (`dlock.replicas`).
+    DlockReplicas,
     /// The same, and `WAIT 1` after each grant.
     DlockWait,
     /// Advisory locks.
@@ -53,8 +55,9 @@ pub enum Kind {
     ZooKeeper,
 }
 
-const KINDS: [(Kind, &str); 6] = [
+const KINDS: [(Kind, &str); 7] = [
     (Kind::Dlock, "dlock"),
+    (Kind::DlockReplicas, "dlock-replicas"),
     (Kind::DlockWait, "dlock-wait"),
     (Kind::Postgres, "postgres"),
     (Kind::EtcdRecipe, "etcd-recipe"),
@@ -71,7 +74,9 @@ impl Address {
     ) -> Result<Box<dyn Client>, Failure> {
         let Address { kind, port } = self;
         Ok(match kind {
-            Kind::Dlock => Box::new(dlock::Connection::open(port, number, false, lifetime).await?),
+            Kind::Dlock | Kind::DlockReplicas => {
+                Box::new(dlock::Connection::open(port, number, false, lifetime).await?)
+            }
             Kind::DlockWait => {
                 Box::new(dlock::Connection::open(port, number, true, lifetime).await?)
             }

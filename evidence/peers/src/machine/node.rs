@@ -32,15 +32,17 @@ pub fn directory() -> Result<TempDir, Failure> {
     Ok(tempfile::Builder::new().prefix("dlock-peer-").tempdir()?)
 }
 
-/// A user that is not root, for programs that refuse to be root; none if we are not root ourselves.
-pub fn somebody_else(name: &str) -> Result<Option<User>, Failure> {
+/// The first of these users that there is, for programs that refuse to be root; none if we are not root ourselves.
+pub fn somebody_else(names: &[&str]) -> Result<Option<User>, Failure> {
     if !Uid::effective().is_root() {
         return Ok(None);
     }
-    let user = User::from_name(name)?;
-    Ok(Some(
-        user.ok_or_else(|| format!("there is no user {name}"))?,
-    ))
+    for name in names {
+        if let Some(user) = User::from_name(name)? {
+            return Ok(Some(user));
+        }
+    }
+    Err(format!("there is none of these users: {}", names.join(", ")).into())
 }
 
 /// Gives a directory to that user.

@@ -12,6 +12,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.atomic.AtomicLongArray;
 import java.util.concurrent.locks.LockSupport;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
@@ -27,12 +28,24 @@ public final class Peers {
         void acquire(boolean alone) throws Exception;
 
         void release() throws Exception;
+
+        /** It has warmed up: what follows is measured. */
+        default void begin() {}
+
+        /** The fencing token of the last grant, or 0. */
+        default long token() {
+            return 0;
+        }
     }
 
-    record Turn(int client, long asked, long granted) {}
+    record Turn(int client, long asked, long granted, long released, long token) {}
+
+    /** So long after the last has asked, all should have been served. */
+    static final long PATIENCE_MS = 10_000;
 
     public static void main(String[] words) throws Exception {
         int port = Integer.parseInt(words[words[0].equals("contend") ? 2 : 1]);
+        // contend KIND PORT CLIENTS WORK-US DURATION-MS [LIMIT PERMITS,…] | hold PORT WATCHDOG-MS | wait PORT WATCHDOG-MS
         switch (words[0]) {
             case "contend" -> contend(words[1], port, words);
             case "hold" -> {
@@ -56,6 +69,7 @@ public final class Peers {
         Config config = new Config();
         config.setLockWatchdogTimeout(watchdogMs);
         config.useSingleServer()
+                .setTimeout(30_000)
                 .setAddress("redis://127.0.0.1:" + port)
                 .setConnectionPoolSize(connections)
                 .setConnectionMinimumIdleSize(Math.min(8, connections))
@@ -68,11 +82,13 @@ public final class Peers {
         int count = Integer.parseInt(words[3]);
         long workNs = Long.parseLong(words[4]) * 1_000;
         long durationNs = Long.parseLong(words[5]) * 1_000_000;
-        List<Client> clients = kind.startsWith("r") ? redissonClients(kind, port, count) : dlockClients(kind, port, count);
+        List<Client> clients = words.length > 6
+                ? Permits.clients(kind, port, count, Integer.parseInt(words[6]), words[7].split(","))
+                : kind.startsWith("r") ? redissonClients(kind, port, count) : dlockClients(kind, port, count);
         CyclicBarrier door = new CyclicBarrier(count + 1);
         long[] start = new long[1];
+        AtomicLongArray asking = new AtomicLongArray(count);
         List<List<Turn>> turns = new ArrayList<>();
-        List<Throwable> failed = new ArrayList<>();
         List<Thread> threads = new ArrayList<>();
         for (int number = 0; number < count; number++) {
             int client = number;
@@ -80,40 +96,61 @@ public final class Peers {
             turns.add(own);
             Thread thread = new Thread(() -> {
                 try {
-                    run(client, clients.get(client), own, door, start, workNs, durationNs);
+                    run(client, clients.get(client), own, asking, door, start, workNs, durationNs);
                 } catch (Throwable error) {
-                    synchronized (failed) {
-                        failed.add(error);
-                    }
+                    // The others would wait for it at the door.
+                    error.printStackTrace();
+                    System.exit(1);
                 }
             });
             thread.start();
             threads.add(thread);
         }
+        limit(durationNs / 1_000_000 + 2 * PATIENCE_MS);
         // All have warmed up, and none begins before who watches has looked.
         door.await();
         System.out.println("begin");
         start[0] = System.nanoTime();
         door.await();
+        long end = start[0] + durationNs + PATIENCE_MS * 1_000_000;
         for (Thread thread : threads) {
-            thread.join();
+            thread.join(Math.max(1, (end - System.nanoTime()) / 1_000_000));
         }
         System.out.println("end");
-        if (!failed.isEmpty()) {
-            failed.get(0).printStackTrace();
-            System.exit(1);
-        }
         PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
-        for (List<Turn> own : turns) {
-            for (Turn turn : own) {
-                out.println(turn.client + " " + turn.asked + " " + turn.granted);
+        long now = System.nanoTime() - start[0];
+        for (int number = 0; number < count; number++) {
+            if (threads.get(number).isAlive()) {
+                out.println("waits " + number + " " + asking.get(number) + " " + now + " " + now + " 0");
+            }
+            for (Turn turn : List.copyOf(turns.get(number))) {
+                out.println(turn.client + " " + turn.asked + " " + turn.granted + " " + turn.released + " " + turn.token);
             }
         }
         out.flush();
         System.exit(0);
     }
 
-    static void run(int number, Client client, List<Turn> turns, CyclicBarrier door, long[] start, long workNs, long durationNs)
+    /** Ends this program with an error if it has not ended by then. */
+    static void limit(long milliseconds) {
+        Thread thread = new Thread(() -> {
+            LockSupport.parkNanos(milliseconds * 1_000_000);
+            System.err.println("it did not end");
+            Runtime.getRuntime().halt(1);
+        });
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    static void run(
+            int number,
+            Client client,
+            List<Turn> turns,
+            AtomicLongArray asking,
+            CyclicBarrier door,
+            long[] start,
+            long workNs,
+            long durationNs)
             throws Exception {
         long end = System.nanoTime() + 1_000_000_000L;
         int warm = 0;
@@ -121,6 +158,7 @@ public final class Peers {
             client.acquire(warm % 4 == number % 4);
             client.release();
         }
+        client.begin();
         door.await();
         door.await();
         int turn = 0;
@@ -129,11 +167,14 @@ public final class Peers {
             if (asked >= durationNs) {
                 return;
             }
+            asking.set(number, asked);
             client.acquire((number + turn++) % 4 == 0);
-            turns.add(new Turn(number, asked, System.nanoTime() - start[0]));
+            long granted = System.nanoTime() - start[0];
+            long token = client.token();
             if (workNs > 0) {
                 Thread.sleep(workNs / 1_000_000, (int) (workNs % 1_000_000));
             }
+            turns.add(new Turn(number, asked, granted, System.nanoTime() - start[0], token));
             client.release();
         }
     }
@@ -204,13 +245,21 @@ public final class Peers {
 
     /** A connection for each, since a blocked one does nothing else. */
     static List<Client> dlockClients(String kind, int port, int count) {
-        RedisURI uri = RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofHours(1)).build();
-        RedisClient lettuce = RedisClient.create(uri);
+        RedisClient lettuce = lettuce(port);
         List<Client> clients = new ArrayList<>();
         for (int number = 0; number < count; number++) {
-            clients.add(new Dlock(lettuce.connect(), kind, "6f9619ff-8b86-d011-b42d-00cf4fc964ff:" + number));
+            clients.add(new Dlock(lettuce.connect(), kind, owner(number)));
         }
         return clients;
+    }
+
+    static RedisClient lettuce(int port) {
+        return RedisClient.create(
+                RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofHours(1)).build());
+    }
+
+    static String owner(int number) {
+        return "6f9619ff-8b86-d011-b42d-00cf4fc964ff:" + number;
     }
 
     /** A command that Lettuce does not know. */
@@ -265,14 +314,21 @@ public final class Peers {
         }
 
         private void run(String name, String... words) {
-            CommandArgs<String, String> arguments = new CommandArgs<>(StringCodec.UTF8);
-            for (String word : words) {
-                arguments.add(word);
-            }
-            CommandOutput<String, String, List<Object>> output = new ArrayOutput<>(StringCodec.UTF8);
-            if (connection.sync().dispatch(new Word(name), output, arguments) == null) {
-                throw new IllegalStateException(name + " was answered null");
-            }
+            Peers.run(connection, name, words);
         }
+    }
+
+    /** Sends a command that Lettuce does not know, and returns its answer, which is not null. */
+    static List<Object> run(StatefulRedisConnection<String, String> connection, String name, String... words) {
+        CommandArgs<String, String> arguments = new CommandArgs<>(StringCodec.UTF8);
+        for (String word : words) {
+            arguments.add(word);
+        }
+        CommandOutput<String, String, List<Object>> output = new ArrayOutput<>(StringCodec.UTF8);
+        List<Object> answer = connection.sync().dispatch(new Word(name), output, arguments);
+        if (answer == null) {
+            throw new IllegalStateException(name + " was answered null");
+        }
+        return answer;
     }
 }

@@ -1,0 +1,52 @@
+//! What the pages say was measured is what the results say.
+
+use std::fs;
+
+use super::project;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The cells of the row that begins so; the first row of a table are its heads.
+fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
+    let mut rows = table.lines().filter_map(|line| line.strip_prefix("| "));
+    let row = rows.find(|row| row.starts_with(first));
+    let row = row.unwrap_or_else(|| panic!("no row {first:?}"));
+    row.trim_end_matches(" |").split(" | ").collect()
+}
+
+/// What the page says of a pair and the results do not: `1.08 (Redis 8.6.3)` names a figure and the server of its column.
+fn wrong_pairs(page: &str, results: &str) -> Vec<String> {
+    let servers = row(results, "|").into_iter();
+    let figures = row(results, "pair ∕ `SET` + `DEL`").into_iter().skip(1);
+    // The head of the first column is empty.
+    let servers = servers.map(|server| server.trim_start_matches(['|', ' ']));
+    let mut wrong = Vec::new();
+    let mut named = 0;
+    for (server, figure) in servers.zip(figures) {
+        let median = figure.split(' ').next().unwrap_or_default();
+        for (at, _) in page.match_indices(&format!(" ({server})")) {
+            named += 1;
+            let said = page[..at].rsplit(' ').next().unwrap_or_default();
+            if said != median {
+                wrong.push(format!("{server}: {said}, not {median}"));
+            }
+        }
+    }
+    assert!(named >= 2, "only {named} figures are found");
+    wrong
+}
+
+#[test]
+fn the_readme_says_what_a_pair_costs() {
+    let results = read("docs/results/servers.md");
+    let readme = read("README.md");
+    assert_eq!(wrong_pairs(&readme, &results), [""; 0]);
+    let other = readme.replace(" (Redis 8.6.3)", "1 (Redis 8.6.3)");
+    assert_eq!(
+        wrong_pairs(&other, &results).len(),
+        1,
+        "a wrong figure is found"
+    );
+}
