@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math"
 	"os"
 	"reflect"
 	"runtime"
@@ -38,7 +40,10 @@ func (s step) number(name string, usual float64) float64 {
 }
 
 func (s step) seconds(name string, usual float64) time.Duration {
-	return time.Duration(s.number(name, usual) * float64(time.Second))
+	if d := s.number(name, usual) * float64(time.Second); d < math.MaxInt64 {
+		return time.Duration(d)
+	}
+	return math.MaxInt64
 }
 
 // timeout: null is none.
@@ -92,6 +97,7 @@ type run struct {
 	starts  map[string]<-chan outcome
 	marks   map[string][2]int
 	spread  map[string]string
+	user    string
 }
 
 // What stops a server, or counts what this process has, is run before all others. The others leave the pair to one at a time.
@@ -104,7 +110,12 @@ func TestCases(t *testing.T) {
 	cases(t, false)
 }
 
-func cases(t *testing.T, alone bool) {
+type oneCase struct {
+	Name, At string
+	Steps    []step
+}
+
+func readCases(t *testing.T) (cases []oneCase) {
 	data, err := os.ReadFile("../cases/cases.json")
 	if file := os.Getenv("DLOCK_CASES"); file != "" {
 		data, err = os.ReadFile(file)
@@ -112,16 +123,16 @@ func cases(t *testing.T, alone bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var cases []struct {
-		Name, At string
-		Steps    []step
-	}
 	if err := json.Unmarshal(data, &cases); err != nil {
 		t.Fatal(err)
 	}
-	for _, one := range cases {
+	return cases
+}
+
+func cases(t *testing.T, alone bool) {
+	for _, one := range readCases(t) {
 		disturbs := func(s step) bool {
-			return one.At != "pair" && slices.Contains([]string{"freeze", "connections"}, s["do"].(string))
+			return one.At != "pair" && slices.Contains([]string{"freeze", "fault", "connections"}, s["do"].(string))
 		}
 		if slices.ContainsFunc(one.Steps, disturbs) != alone {
 			continue
@@ -226,20 +237,46 @@ func (r *run) Do_commands(s step) {
 	r.marks["commands"] = [2]int{seen}
 }
 
-func (r *run) Do_ask(s step) {
+func (r *run) Do_fault(s step) {
+	if what := s.text("what", ""); what == "switch" {
+		r.control(what)
+	} else {
+		r.control(what + " " + r.keyOf(s))
+	}
+}
+
+// words are those of a step. Some stand for something of this case.
+func (r *run) words(s step) []any {
 	words := slices.Clone(s["words"].([]any))
 	for i, word := range words {
-		if word == "KEY" {
+		switch word {
+		case "KEY":
 			words[i] = r.named("lock")
+		case "DATA":
+			words[i] = r.named("data")
+		case "USER":
+			words[i] = r.user
+		case "OWNER": // of the first in the queue
+			_, queue := r.infoAt(r.named("lock"))
+			words[i] = queue[0].text("owner")
 		}
 	}
-	r.askAt(r.named("lock"), words...)
+	return words
+}
+
+func (r *run) Do_ask(s step) {
+	reply := r.askAt(r.named("lock"), r.words(s)...)
+	r.check(s["replies"] == nil || reply == s["replies"], "%v", reply)
 }
 
 func (r *run) Do_other(s step) {
 	other := r.stage
 	other.key = r.keyOf(s)
-	other.hold()
+	if s["shared"] == true {
+		other.hold("SHARED")
+	} else {
+		other.hold()
+	}
 }
 
 func (r *run) Do_hand_over(s step) {
@@ -253,7 +290,10 @@ func (r *run) Do_user(s step) {
 	server := connection(addresses("single")[0])
 	r.must(server.Do(ctx, "ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", s["rule"]).Err())
 	r.Cleanup(func() { server.Do(ctx, "ACL", "DELUSER", name) })
-	r.Do_client(step{"user": name, "password": "word"})
+	r.user = name
+	with := maps.Clone(s)
+	with["user"], with["password"] = name, "word"
+	r.Do_client(with)
 }
 
 // What the server shows.
@@ -282,6 +322,16 @@ func (r *run) Do_outlasts(s step) {
 		holders, _ := r.infoAt(key)
 		r.check(len(holders) > 0, "%s is not held any more", key)
 		return holders[0].int("held-ms") > int64(s.number("ms", 0))
+	})
+}
+
+// The server renews it for a connection.
+func (r *run) Do_renewed(s step) {
+	key := r.keyOf(s)
+	r.until("it is renewed", func() bool {
+		holders, _ := r.infoAt(key)
+		r.check(len(holders) > 0, "%s is not held any more", key)
+		return holders[0].int("auto") == 1 && holders[0].int("client") != 0
 	})
 }
 
@@ -333,6 +383,12 @@ func (r *run) judge(s step, work func() (*Hold, error)) {
 		got = "not held"
 	case errors.Is(err, ErrNoAck):
 		got = "unconfirmed"
+	case errors.Is(err, ErrFenced):
+		got = "fenced"
+	case errors.Is(err, ErrReplaced):
+		got = "replaced"
+	case errors.Is(err, ErrDeadlock):
+		got = "deadlock"
 	case errors.As(err, &said):
 		got = "refusal"
 	case !errors.Is(err, ErrUnreachable) && !errors.Is(err, ErrClosed):
@@ -354,6 +410,12 @@ func (s step) options() (options []Option) {
 	}
 	if permits, ok := s["permits"].(float64); ok {
 		options = append(options, Permits(int(permits)))
+	}
+	if s["shared"] == true {
+		options = append(options, Shared())
+	}
+	if s["session"] == true {
+		options = append(options, Session())
 	}
 	return options
 }
@@ -411,6 +473,17 @@ func (r *run) Do_release(s step) {
 	}
 }
 
+func (r *run) Do_guard(s step) {
+	for _, hold := range r.held[s.text("hold", "hold")] {
+		_, err := hold.Guard(ctx, r.words(s)...)
+		if s["gives"] == nil {
+			r.must(err)
+		} else {
+			r.judge(s, func() (*Hold, error) { return nil, err })
+		}
+	}
+}
+
 func (r *run) Do_holds(s step) {
 	locks, waits := r.client(s), []<-chan outcome{}
 	for i := range int(s.number("count", 0)) {
@@ -429,6 +502,7 @@ func (r *run) Do_lost(s step) {
 		case <-within:
 			r.Fatal("nothing is told of the loss")
 		}
+		r.check(strings.Contains(hold.Lost().Error(), s.text("text", "")), "%v", hold.Lost())
 	}
 }
 

@@ -98,20 +98,32 @@ class Case:
             self.settings.append((name, self.server.client.config_get(name)[name]))
             self.server.ask("CONFIG", "SET", name, value)
 
-    def do_ask(self, words):
-        self.server.ask(*[self.named("lock") if word == "KEY" else word for word in words])
+    def do_fault(self, what, key="lock"):
+        self.server.control(what if what == "switch" else f"{what} {self.named(key)}")
 
-    def do_other(self, key="lock"):
-        self.server.hold("other", self.named(key))
+    def word(self, word):
+        """What stands for something of this case in a plain command."""
+        if word == "OWNER":  # of the first in the queue
+            return self.server.queue(self.named("lock"))[0]
+        if word == "USER":
+            return self.users[-1]
+        return {"KEY": self.named("lock"), "DATA": self.named("data")}.get(word, word)
+
+    def do_ask(self, words, replies=None):
+        reply = self.server.ask(*map(self.word, words))
+        assert replies is None or reply.decode() == replies
+
+    def do_other(self, key="lock", shared=False):
+        self.server.hold("other", self.named(key), *["SHARED"] * shared)
 
     def do_hand_over(self, key="lock"):
         self.server.hand_over("other", self.named(key))
 
-    def do_user(self, rule):
+    def do_user(self, rule, **how):
         name = self.server.key.strip("{}") + str(len(self.users))
         self.server.ask("ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", rule)
         self.users.append(name)
-        self.do_client(user=name, password="word")
+        self.do_client(user=name, password="word", **how)
 
     # What the server shows.
 
@@ -134,6 +146,15 @@ class Case:
             return holders[0]["held-ms"] > ms
 
         until(old, f"{key} is held for {ms} ms")
+
+    def do_renewed(self, key="lock"):
+        """The server renews it for a connection."""
+        def tied():
+            holders = self.server.info(self.named(key))["holders"]
+            assert holders, f"{key} is not held any more"
+            return holders[0]["auto"] and holders[0]["client"]
+
+        until(tied, f"{key} is renewed")
 
     def do_connections(self, name=None, same=None):
         """Those of the client to the server, and the threads of this process."""
@@ -166,8 +187,8 @@ class Case:
             assert text in str(error) and (not cause or error.__cause__ is not None)
         except dlock.NotHeld:
             got = "not held"
-        except dlock.NoAck:
-            got = "unconfirmed"
+        except (dlock.NoAck, dlock.Fenced, dlock.Replaced, dlock.Deadlock) as error:
+            got = {"NoAck": "unconfirmed"}.get(type(error).__name__, type(error).__name__.lower())
         except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
             final = (redis.exceptions.AuthenticationError, redis.exceptions.ResponseError)
             got = "refusal" if isinstance(error, final) else "failure"
@@ -183,7 +204,7 @@ class Case:
                 if self.server.client.get_node_from_key(one).name not in taken:
                     self.spread[key] = one
         locks = self.clients[client]
-        options = {one: how.pop(one) for one in ("owner", "limit", "permits") if one in how}
+        options = {one: how.pop(one) for one in ("owner", "limit", "permits", "shared", "session") if one in how}
         self.judge(gives, lambda: locks.try_lock(self.named(key), timeout, **options), name, **how)
 
     def do_start(self, name, client="client", key="lock", timeout=PATIENCE, **options):
@@ -192,12 +213,19 @@ class Case:
     def do_joined(self, start, gives, **how):
         self.judge(gives, lambda: self.starts[start].result(PATIENCE), **how)
 
-    def do_release(self, hold="hold", gives=None):
+    def do_release(self, hold="hold", gives=None, text=""):
         for one in self.holds[hold]:
             if gives is None:
                 one.release()
             else:
-                self.judge(gives, one.release)
+                self.judge(gives, one.release, text=text)
+
+    def do_guard(self, hold, words, gives=None):
+        for one in self.holds[hold]:
+            if gives is None:
+                one.guard(*map(self.word, words))
+            else:
+                self.judge(gives, lambda: one.guard(*map(self.word, words)))
 
     def do_holds(self, count, name, client="client"):
         # In hundreds: a lease counts from the request, and on a busy machine this process is seconds late for thousands
@@ -208,14 +236,15 @@ class Case:
             waits = [self.clients[client].start(self.named(str(i)), None) for i in hundred]
             self.holds[name] += [wait.result(PATIENCE) for wait in waits]
 
-    def do_lost(self, hold, within):
+    def do_lost(self, hold, within, text=""):
         for one in self.holds[hold]:
             assert one.lost.wait(within + LATE), "it is told"
+            assert text in getattr(one, "hold", one).reason
 
     def do_kept(self, hold):
         assert not [one.key for one in self.holds[hold] if one.lost.is_set()]
 
-    def do_forget(self, hold):
+    def do_forget(self, hold, key="lock"):
         for one in self.holds.pop(hold):
             one.forget() if hasattr(one, "forget") else None
         del one
@@ -254,7 +283,7 @@ class Case:
 
 
 # What concerns more than the case's own client, or needs this process for itself.
-ALONE = {"freeze", "settings", "connections", "logged", "holds"}
+ALONE = {"freeze", "fault", "settings", "connections", "logged", "holds"}
 
 
 def runs():

@@ -342,6 +342,12 @@ final class Stage implements AutoCloseable {
         return holders.get(0).number("held-ms");
     }
 
+    /** The server renews it for a connection. */
+    boolean isRenewed(String key) throws Exception {
+        Row holder = rows(key, "holders").get(0);
+        return holder.number("auto") == 1 && holder.number("client") != 0;
+    }
+
     List<String> owners() throws Exception {
         return owners(key);
     }
