@@ -35,7 +35,7 @@ var faults = []struct{ cases, file, old, new string }{
 	{"TestAFencedGuardIsALoss", "dlock.go", `c.lose(h.state.renewal, "fenced")`, ""},
 	{"a_refused_keep_is_the_reason", "core.go", `reason += ": " + why.Error()`, ""},
 	{"a_refused_keep_is_the_reason", "acquire.go", "if !refused {", "if !refused || true {"},
-	{"TestATryIsOneAttempt", "acquire.go", "if r.once {\n\t\t\treturn nil, err", "if r.once && now() > r.until {\n\t\t\treturn nil, err"},
+	{"a_try_at_a_closed_port,a_try_at_a_replica,a_try_without_replicas", "acquire.go", "if r.once {\n\t\t\treturn nil, err", "if r.once && now() > r.until {\n\t\t\treturn nil, err"},
 	{"TestADeadlineIsTaken", "acquire.go", "trouble = ErrTaken", "trouble = errNoAnswer"},
 	{"a_turn_takes_three_commands", "node.go", "return n.crowd[key] > 0", "return n.crowd[key] > 1000"},
 	{"TestAPauseLosesNothingThatTheServerHolds", "core.go", "case t.asked == 0 &&", "case t.asked != 0 &&"},

@@ -165,6 +165,15 @@ def tries_by_waiting(plant):
     leaves_nothing(plant)
 
 
+def tries_for_a_second(plant):
+    take = _take.Taking._take
+
+    async def waits(self, request, timeout, began):
+        return await take(self, request, timeout or 1.0, began)
+
+    plant(_take.Taking, "_take", waits)
+
+
 def releases_all(plant):
     plant(_link.Renewal, "live", lambda self: [])
 
@@ -347,6 +356,9 @@ FAULTS = [
     ("a_re_entry_sends_nothing", never_re_enters),
     ("no_time_out_is_too_long", counts_32_bits),
     ("sixty_forgotten_at_200_ms", forgets),
+    ("a_try_at_a_closed_port", tries_for_a_second),
+    ("a_try_at_a_replica", tries_for_a_second),
+    ("a_try_without_replicas", tries_for_a_second),
 ]
 
 
@@ -354,7 +366,14 @@ def test_every_case_has_its_fault():
     assert {name for name, _ in FAULTS} == set(CASES)
 
 
-LONG = ("sixty_forgotten_at_200_ms", "a_turn_takes_three_commands", "two_thousand_holds_at_200_ms", "a_thousand_cycles", "the_replica_frozen", "a_hold_that_may_not_last")
+LONG = (
+    "sixty_forgotten_at_200_ms",
+    "a_turn_takes_three_commands",
+    "two_thousand_holds_at_200_ms",
+    "a_thousand_cycles",
+    "the_replica_frozen",
+    "a_hold_that_may_not_last",
+)
 
 
 def bounded(step):

@@ -69,7 +69,7 @@ plant cases bad_arguments lock.rs 'invalid\("limit", "must be at least' 'invalid
 plant faults locks_that_are_dropped link.rs 'oldest.is_none\(\) && wire.left' 'false && wire.left'
 plant faults a_grant_that_is_read_late renewals.rs 'self.node\(at.node\).ensure_running\(\);' ''
 plant faults after_the_close take.rs '\(\) = self.until_closed\(\) => return Err\(Error::Closed\),' '() = std::future::pending() => {}'
-plant faults 'a_try_is_one_attempt' take.rs 'Err\(error\) if once => \{' 'Err(error) if once && !error.passes() => {'
+plant cases 'a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas' take.rs 'Err\(error\) if once => \{' 'Err(error) if once && !error.passes() => {'
 plant faults a_try_finds_the_primary error.rs '"READONLY" \| "CLUSTERDOWN"' '"CLUSTERDOWN"'
 plant faults every_node_that_has_answered renewals.rs 'self.known.push\(name.to_owned\(\)\);' ''
 plant faults what_hangs_is_asked_for link.rs 'core.overdue\(&wire.node, wire.id\);' 'let _ = core;'

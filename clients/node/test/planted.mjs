@@ -110,6 +110,7 @@ function triesByWaiting() {
   plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout || 100, make); });
   leavesNothing();
 }
+const triesForASecond = () => plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout || 1000, make); });
 const counts32Bits = () => plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout | 0, make); });
 const releasesAll = () => plant(Core, 'release', (old) => function release(renewal, hold) {
   renewal.holds = [];
@@ -160,6 +161,7 @@ const FAULTS = {
   no_right_to_release: keepsWhatIsNotReleased, no_right_to_renew: allPasses, no_right_to_ping: diesWithoutPing,
   closed_without_a_channel: endsQuietly, a_turn_takes_three_commands: forgetsTheOthers, a_re_entry_sends_nothing: neverReEnters,
   no_time_out_is_too_long: counts32Bits, sixty_forgotten_at_200_ms: forgets,
+  a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
   'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms'];

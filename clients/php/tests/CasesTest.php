@@ -23,6 +23,7 @@ final class CasesTest extends TestCase
     /** By Predis too: what a library has a part in. Debian's knows no users. */
     private const BY_PREDIS = [
         'closed_try', 'silent_path', 'slow_path', 'cut_and_kept', 'cut_wait',
+        'first_come_first_served', 'a_try_takes_no_place', 'hold_over_a_slot_move', 'no_write_after_the_loss',
     ];
 
     /** @return array<string, array<string, mixed>> */

@@ -15,6 +15,7 @@ final class PlantedTest extends TestCase
     private const RENEWS_NOTHING = ['Core.php', 'array_push($lost, ...$this->renewAll($node, $until));', ''];
     private const ENDS_THE_WAIT = ['Core.php', '$again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);', 'throw $error;'];
     private const LEAVES_NOTHING = ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"];
+    private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 && !$again) {', 'if (false) {'];
     private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = count($known); foreach ([] as'];
 
     /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
@@ -46,7 +47,9 @@ final class PlantedTest extends TestCase
             'wait_over_a_failover' => self::ENDS_THE_WAIT,
             'wait_over_a_switch' => self::ENDS_THE_WAIT,
             'wait_over_a_crash' => self::ENDS_THE_WAIT,
-            'wait_over_a_slot_move' => ['Servers.php', 'if ($hops === 4) {', 'if ($hops > 0) {'],
+            'wait_over_a_slot_move' => [
+                'Servers.php', "if (\$hops === 4) {\n                    throw \$error;", "if (true) {\n                    throw new Refused('ERR it has moved');",
+            ],
             'first_come_first_served' => ['Core.php', '$request->wait($slice), min(', '$request->take(true), min('],
             'a_try_takes_no_place' => ['Core.php', '$request->take($atOnce), ', '$request->take(false), '],
             'a_time_out_in_the_queue' => self::LEAVES_NOTHING,
@@ -80,6 +83,9 @@ final class PlantedTest extends TestCase
             'a_large_request_is_not_overtaken' => self::ONE_PERMIT,
             'permits_outlast_a_cut' => self::ONE_PERMIT,
             'permits_of_an_owner' => ['Core.php', '$request->permits > $held->permits', 'false'],
+            'a_try_at_a_closed_port' => self::TRIES_FOR_LONG,
+            'a_try_at_a_replica' => self::TRIES_FOR_LONG,
+            'a_try_without_replicas' => self::TRIES_FOR_LONG,
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {

@@ -82,7 +82,7 @@ final class Runner
 
     private function do_path(string $name, string $to = 'single'): void
     {
-        $target = Stage::addresses($to === 'bare' ? 'DLOCK_BARE' : 'DLOCK_SINGLE')[0];
+        $target = $to === 'replica' ? $this->replica() : Stage::addresses('DLOCK_' . strtoupper($to))[0];
         $this->paths[$name] = Stage::control("path $target");
     }
 
@@ -113,12 +113,14 @@ final class Runner
 
     private function do_freeze(string $key = 'lock', bool $replica = false): void
     {
-        $address = $this->server->addressOf($this->named($key));
-        if ($replica) {
-            [$address] = array_values(array_diff(Stage::addresses('DLOCK_PAIR'), [$address]));
-        }
-        $this->frozen[] = $address;
+        $this->frozen[] = $address = $replica ? $this->replica() : $this->server->addressOf($this->named($key));
         Stage::control("freeze $address");
+    }
+
+    /** The other one of the pair. */
+    private function replica(): string
+    {
+        return array_values(array_diff(Stage::addresses('DLOCK_PAIR'), [$this->server->addressOf($this->server->key)]))[0];
     }
 
     private function do_settings(int|string ...$settings): void
@@ -253,7 +255,7 @@ final class Runner
     private function how(?string $path, float $lease, float $auto, ?string $user, ?string $password): array
     {
         return [
-            'place' => $this->place,
+            'place' => $path !== null ? 'single' : $this->place,
             'library' => $this->library,
             'lease' => $lease,
             'hangTimeout' => $auto,
@@ -296,6 +298,7 @@ final class Runner
         ?int $permits = null,
         bool $shared = false,
         bool $session = false,
+        bool $at_once = false,
         mixed ...$how,
     ): void {
         if ($slots) { // a key of another node for each
@@ -308,7 +311,12 @@ final class Runner
         $worker = $this->clients[$client];
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
         $options = compact('owner', 'limit', 'permits', 'shared', 'session');
-        $this->judge($worker, $worker->lock($this->named($key), $timeout, ...$options), $gives, ...$how);
+        $work = fn (): array => $worker->lock($this->named($key), $timeout, ...$options);
+        for ($i = 0; $at_once && ($took ?? 1.0) >= 0.05; ++$i) {
+            Assert::assertLessThan(20, $i, 'a busy machine is late by itself: one of twenty is enough');
+            $took = $work()['seconds'];
+        }
+        $this->judge($worker, $work(), $gives, ...$how);
     }
 
     private function do_start(
