@@ -367,6 +367,7 @@ def test_every_case_has_its_fault():
 
 
 LONG = (
+    "a_time_out_in_the_queue",
     "sixty_forgotten_at_200_ms",
     "a_turn_takes_three_commands",
     "two_thousand_holds_at_200_ms",

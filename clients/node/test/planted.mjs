@@ -164,7 +164,7 @@ const FAULTS = {
   a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
-  'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms'];
+  'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms'];
 
 after(closeConnections);
 

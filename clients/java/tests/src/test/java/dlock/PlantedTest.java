@@ -113,8 +113,8 @@ class PlantedTest {
                     there + File.pathSeparator + classes, "dlock.PlantedTest$Program", name)
                     .redirectErrorStream(true).redirectOutput(said);
             boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
-                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last", "a_turn_takes_three_commands",
-                    "sixty_forgotten_at_200_ms").contains(name);
+                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last", "a_time_out_in_the_queue",
+                    "a_turn_takes_three_commands", "sixty_forgotten_at_200_ms").contains(name);
             builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
             Process program = builder.start();
             boolean ended = program.waitFor(120, TimeUnit.SECONDS);
