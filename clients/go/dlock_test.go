@@ -114,40 +114,6 @@ func TestCountsToAThousand(t *testing.T) {
 	}, "single", "cluster")
 }
 
-func TestFirstComeFirstServed(t *testing.T) {
-	in(t, func(s stage) {
-		s.hold()
-		var waits []<-chan outcome
-		for i := range 8 {
-			waits = append(waits, s.start(ctx, s.locks))
-			s.awaitQueued(i + 1)
-		}
-		line, owner := s.queue(), "other"
-		for i, wait := range waits {
-			next := s.handOver(owner)
-			s.check(next == line[i], "%s has it, not %s", next, line[i])
-			owner = s.had(wait).Owner
-			s.check(next == owner, "%s has it, not %s", owner, next)
-		}
-		s.handOver(owner)
-	}, "single", "cluster")
-}
-
-func TestTryLockDoesNotWait(t *testing.T) {
-	in(t, func(s stage) {
-		s.hold()
-		_, err := s.locks.TryLock(ctx, s.key, 0)
-		s.isError(err, ErrTaken)
-		s.check(len(s.queue()) == 0, "it has a place")
-		s.handOver("other")
-		hold, err := s.locks.TryLock(ctx, s.key, 0)
-		s.must(err)
-		s.check(s.holder().text("owner") == hold.Owner, "another has it")
-		s.must(hold.Release(ctx))
-		s.awaitGone()
-	}, "single", "cluster")
-}
-
 func TestWaitLongerThanTheTimeOut(t *testing.T) {
 	in(t, func(s stage) {
 		s.hold()
@@ -311,29 +277,6 @@ func TestKeepsItForTenLeases(t *testing.T) {
 	}, "single")
 }
 
-func (s stage) cutHolder() (client int64) {
-	s.Helper()
-	client = s.holder().int("client")
-	s.check(s.ask("CLIENT", "KILL", "ID", client) == int64(1), "it is not there")
-	return client
-}
-
-func TestCutConnection(t *testing.T) {
-	in(t, func(s stage) {
-		hold := s.lock(s.make(long))
-		client := s.cutHolder()
-		s.until("another connection keeps it", func() bool {
-			holder := s.holder()
-			return holder.int("client") != 0 && holder.int("client") != client
-		})
-		s.awaitKept(hold, 2)
-		s.must(hold.Release(ctx))
-		hold = s.lock(s.locks, Session())
-		s.cutHolder()
-		s.isLost(hold)
-	}, "single", "cluster")
-}
-
 func TestForcedRelease(t *testing.T) {
 	in(t, func(s stage) {
 		failed := errors.New("of the work")
@@ -348,98 +291,13 @@ func TestForcedRelease(t *testing.T) {
 	}, "single", "cluster")
 }
 
-func TestDeletedKey(t *testing.T) {
-	in(t, func(s stage) {
-		hold := s.lock(s.locks)
-		s.ask("DEL", s.key)
-		s.isLost(hold)
-	}, "single", "cluster")
-}
-
-func TestNoWriteAfterTheLoss(t *testing.T) {
-	in(t, func(s stage) {
-		data, late := s.key+":data", s.lock(s.locks)
-		_, err := late.Guard(ctx, "SET", data, "late")
-		s.must(err)
-		s.ask("DLOCK.FORCERELEASE", s.key)
-		hold := s.lock(s.locks)
-		_, err = hold.Guard(ctx, "SET", data, "next")
-		s.must(err)
-		_, err = late.Guard(ctx, "SET", data, "too late")
-		s.isError(err, ErrFenced)
-		s.check(s.ask("GET", data) == "next", "%v", s.ask("GET", data))
-		s.must(hold.Release(ctx))
-	}, "single", "cluster")
-}
-
-func TestReplacedIsFinal(t *testing.T) {
-	in(t, func(s stage) {
-		s.hold()
-		wait := s.start(ctx, s.locks, Owner("one name"))
-		s.awaitQueued(1)
-		other, name := make(chan any, 1), s.queue()[0]
-		node := s.node(s.key)
-		go func() {
-			reply, _ := node.Do(ctx, "DLOCK.FAIRACQUIRE", s.key, name, 600_000, "BLOCK", 25_000).Result()
-			other <- reply
-		}()
-		s.isError((<-wait).err, ErrReplaced)
-		// The place is the other's, and stays it.
-		s.check(slices.Equal(s.queue(), []string{name}), "%v", s.queue())
-		s.check(s.handOver("other") == name, "another has it")
-		_, granted := (<-other).([]any)
-		s.check(granted, "it is not granted")
-	}, "single", "cluster")
-}
-
-func TestErrorsOfItsOwn(t *testing.T) {
-	in(t, func(s stage) {
-		a, b := s.key+":a", s.key+":b"
-		one := s.had(s.startAt(ctx, s.locks, a, Owner("one")))
-		two := s.had(s.startAt(ctx, s.locks, b, Owner("two")))
-		wait := s.startAt(ctx, s.locks, b, Owner("one"))
-		s.awaitQueuedAt(b, 1)
-		_, err := s.locks.Lock(ctx, a, Owner("two"))
-		s.isError(err, ErrDeadlock)
-		s.check(strings.Contains(err.Error(), "one"), "it does not name the circle: %v", err)
-		s.awaitQueuedAt(a, 0) // it is left in the background
-		s.must(two.Release(ctx))
-		s.must(s.had(wait).Release(ctx))
-		s.askAt(a, "DLOCK.FORCERELEASE", a)
-		_, err = one.Guard(ctx, "SET", a+":x", 1)
-		s.isError(err, ErrFenced)
-		s.isError(one.Release(ctx), ErrNotHeld)
-	}, "single", "cluster")
-}
-
-func TestGivesBackOnlyItsOwn(t *testing.T) {
-	in(t, func(s stage) {
-		s.hold("SHARED")
-		outer := s.lock(s.locks, Owner("me"), Shared())
-		// To write is to wait for the other reader.
-		_, err := s.locks.TryLock(ctx, s.key, 300*time.Millisecond, Owner("another"))
-		s.isError(err, ErrTimeout)
-		s.until("no place is left", func() bool { return len(s.queue()) == 0 })
-		held := func() []any { return s.ask("DLOCK.HELD", s.key, outer.Owner).([]any) }
-		inner := s.lock(s.locks, Owner("me"), Shared())
-		s.check(inner.Token == outer.Token && held()[1] == int64(1), "it is counted here, not there: %v", held())
-		s.must(inner.Release(ctx))
-		s.check(held()[0] == outer.Token, "%v", held())
-		s.awaitKept(outer, 2)
-		s.must(outer.Release(ctx))
-		s.handOver("other")
-	}, "single", "cluster")
-}
-
 // The name is this client's own: the same one elsewhere is another party, and no hold becomes a stricter one.
 func TestAnOwnerIsOfOneClient(t *testing.T) {
 	in(t, func(s stage) {
 		outer := s.lock(s.locks, Owner("me"), Shared())
 		host, _ := os.Hostname()
 		s.check(strings.HasPrefix(outer.Owner, fmt.Sprintf("%s/%d/me#", host, os.Getpid())), "%s", outer.Owner)
-		_, err := s.make(lease).TryLock(ctx, s.key, 0, Owner("me"))
-		s.isError(err, ErrTaken)
-		_, err = s.locks.TryLock(ctx, s.key, 0, Owner("me"))
+		_, err := s.locks.TryLock(ctx, s.key, 0, Owner("me"))
 		s.isError(err, ErrArgument)
 		s.check(outer.Lost() == nil, "%v", outer.Lost())
 		again := s.lock(s.locks, Owner("me"), Shared())
@@ -478,42 +336,6 @@ func TestReentryOfManyGoroutines(t *testing.T) {
 		s.must(<-failed)
 		s.awaitGone()
 	}, "single")
-}
-
-func TestSharedAndCounted(t *testing.T) {
-	in(t, func(s stage) {
-		var readers []*Hold
-		for range 3 {
-			readers = append(readers, s.lock(s.locks, Shared()))
-		}
-		writing := s.start(ctx, s.locks)
-		s.awaitQueued(1)
-		_, err := s.locks.TryLock(ctx, s.key, 0, Shared())
-		s.isError(err, ErrTaken) // not past the writer
-		for _, reader := range readers {
-			s.must(reader.Release(ctx))
-		}
-		writer := s.had(writing)
-		_, err = s.locks.TryLock(ctx, s.key, 0, Shared())
-		s.isError(err, ErrTaken)
-		s.must(writer.Release(ctx))
-		var permits []*Hold
-		for range 3 {
-			permits = append(permits, s.lock(s.locks, Limit(3)))
-		}
-		_, err = s.locks.TryLock(ctx, s.key, 0, Limit(3))
-		s.isError(err, ErrTaken)
-		fourth := s.start(ctx, s.locks, Limit(3))
-		s.awaitQueued(1)
-		s.must(permits[0].Release(ctx))
-		permits[0] = s.had(fourth)
-		holders, _ := s.info()
-		s.check(len(holders) == 3, "%v", holders)
-		for _, permit := range permits {
-			s.must(permit.Release(ctx))
-		}
-		s.awaitGone()
-	}, "single", "cluster")
 }
 
 func TestManyOverSeveralSlots(t *testing.T) {
@@ -637,61 +459,6 @@ func TestHeldLocksCostTheSameWhateverTheirNumber(t *testing.T) {
 	}
 }
 
-func (s stage) holdsOver(what string) {
-	hold := s.lock(s.make(long))
-	s.fault(what)
-	// The new server knows nothing of connections: until the client has said it again nobody renews.
-	s.awaitKept(hold, 0)
-	s.check(s.holder().int("client") != 0, "%v", s.holder())
-	_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
-	s.must(err)
-	s.must(hold.Release(ctx))
-	s.awaitGone()
-}
-
-func (s stage) waitsOver(what string) {
-	s.hold()
-	first := s.start(ctx, s.locks)
-	s.awaitQueued(1)
-	second := s.start(ctx, s.make(lease))
-	s.awaitQueued(2)
-	line := s.queue()
-	s.fault(what)
-	s.until("both are back", func() bool {
-		_, queue := s.info()
-		return len(queue) == 2 && queue[0].int("client") != 0 && queue[1].int("client") != 0
-	})
-	s.check(slices.Equal(s.queue(), line), "%v, not %v", s.queue(), line)
-	next := s.handOver("other")
-	s.check(next == line[0], "%s has it, not %s", next, line[0])
-	for i, wait := range []<-chan outcome{first, second} {
-		hold := s.had(wait)
-		s.check(hold.Owner == line[i], "%s has it, not %s", hold.Owner, line[i])
-		s.must(hold.Release(ctx))
-	}
-	s.awaitGone()
-}
-
-func TestHoldOverAFailover(t *testing.T) {
-	alone(t, func(s stage) { s.holdsOver("failover") }, "cluster", "pair")
-}
-
-func TestWaitOverAFailover(t *testing.T) {
-	alone(t, func(s stage) { s.waitsOver("failover") }, "cluster", "pair")
-}
-
-func TestWaitOverACrash(t *testing.T) {
-	alone(t, func(s stage) { s.waitsOver("crash") }, "cluster")
-}
-
-func TestHoldOverASlotMove(t *testing.T) {
-	alone(t, func(s stage) { s.holdsOver("move") }, "cluster")
-}
-
-func TestWaitOverASlotMove(t *testing.T) {
-	alone(t, func(s stage) { s.waitsOver("move") }, "cluster")
-}
-
 func TestLockOverASlotOnItsWay(t *testing.T) {
 	alone(t, func(s stage) {
 		s.whileTheSlotMoves(func(askThere func(words ...any) any) {
@@ -705,30 +472,6 @@ func TestLockOverASlotOnItsWay(t *testing.T) {
 		})
 		s.awaitGone()
 	}, "cluster")
-}
-
-func TestWaitOverACutConnection(t *testing.T) {
-	alone(t, func(s stage) {
-		s.hold()
-		first := s.start(ctx, s.locks)
-		s.awaitQueued(1)
-		second := s.start(ctx, s.make(lease))
-		s.awaitQueued(2)
-		_, before := s.info()
-		client := before[0].int("client")
-		s.check(s.ask("CLIENT", "KILL", "ID", client) == int64(1), "it is not there")
-		s.until("it waits by another connection", func() bool {
-			_, queue := s.info()
-			return len(queue) == 2 && queue[0].int("client") != 0 && queue[0].int("client") != client
-		})
-		line := s.queue()
-		s.check(slices.Equal(line, owners(before)), "%v, not %v", line, owners(before))
-		next := s.handOver("other")
-		s.check(next == line[0], "%s has it, not %s", next, line[0])
-		s.must(s.had(first).Release(ctx))
-		s.must(s.had(second).Release(ctx))
-		s.awaitGone()
-	}, "single", "cluster")
 }
 
 func TestWaitOverALostMessage(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"runtime"
 	"strings"
@@ -17,46 +16,6 @@ import (
 )
 
 // What seldom happens, and must go well all the same.
-
-// Nobody listens any more: the hold has ended with the connection, and not with the lease.
-func TestASessionIsToldLostWithItsConnection(t *testing.T) {
-	in(t, func(s stage) {
-		path := s.path(addresses("single")[0])
-		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: 10 * patience})
-		hold := s.lock(locks, Session())
-		s.control("close " + path)
-		s.isLost(hold)
-		s.awaitGone()
-	}, "single")
-}
-
-func TestATimeOutThatNeverEnds(t *testing.T) {
-	in(t, func(s stage) {
-		for _, long := range []time.Duration{math.MaxInt64, 100 * 365 * 24 * time.Hour} {
-			hold, err := s.locks.TryLock(ctx, s.key, long)
-			s.must(err)
-			s.must(hold.Release(ctx))
-			s.hold()
-			waits := make(chan outcome, 2)
-			inner, cancel := context.WithTimeout(ctx, long)
-			defer cancel()
-			go func() {
-				hold, err := s.locks.TryLock(ctx, s.key, long)
-				waits <- outcome{hold, err}
-			}()
-			s.awaitQueued(1)
-			go func() {
-				hold, err := s.locks.Lock(inner, s.key)
-				waits <- outcome{hold, err}
-			}()
-			s.awaitQueued(2)
-			s.handOver("other")
-			s.must(s.had(waits).Release(ctx))
-			s.must(s.had(waits).Release(ctx))
-			s.awaitGone()
-		}
-	}, "single")
-}
 
 func TestInnerHoldsLeaveNothing(t *testing.T) {
 	in(t, func(s stage) {
@@ -162,26 +121,6 @@ func TestNoRightToTheChannelIsSaidOnce(t *testing.T) {
 			s.must(s.had(waits).Release(ctx))
 		}
 		s.check(log.count("cannot be heard") == 1, "%d times", log.count("cannot be heard"))
-		s.awaitGone()
-	}, "single")
-}
-
-// Messages are heard where a PING is refused.
-func TestAWaitWithoutTheRightToPing(t *testing.T) {
-	in(t, func(s stage) {
-		name, _ := s.user("-ping")
-		log := &logged{}
-		locks := s.with(client("single", "", name, "word"), Settings{Logger: slog.New(log)})
-		s.hold()
-		wait := s.start(ctx, locks)
-		s.awaitQueued(1)
-		s.until("it was asked for a PING three times", func() bool {
-			_, queue := s.info()
-			return queue[0].int("waited-ms") > 4000
-		})
-		s.check(log.count("still waiting") == 0, "the wait has begun again")
-		s.handOver("other")
-		s.must(s.had(wait).Release(ctx))
 		s.awaitGone()
 	}, "single")
 }
@@ -298,36 +237,6 @@ func calls(server *redis.Client, command string) (calls int) {
 	return calls
 }
 
-// The one that is no primary any more has its link ended, and the others go on.
-func TestAFailoverElsewhereEndsNoSession(t *testing.T) {
-	alone(t, func(s stage) {
-		there := s.key
-		for s.node(there) == s.node(s.key) {
-			there = "{" + randomKey() + "}lock"
-		}
-		hold, session := s.lock(s.locks), s.had(s.startAt(ctx, s.locks, there, Session()))
-		s.control("failover " + s.key)
-		s.awaitKept(hold, 1)
-		s.check(session.Lost() == nil, "%v", session.Lost())
-		s.must(session.Release(ctx))
-		s.must(hold.Release(ctx))
-		s.awaitGone()
-	}, "cluster")
-}
-
-func TestWhatMayNotBeGivenBackIsKeptNoLonger(t *testing.T) {
-	in(t, func(s stage) {
-		name, _ := s.user("-dlock.release")
-		locks := s.with(client("single", "", name, "word"), Settings{Lease: lease, HangTimeout: 10 * patience})
-		hold, other := s.lock(locks), s.had(s.startAt(ctx, locks, s.key+":other"))
-		err := hold.Release(ctx)
-		s.check(err != nil && strings.Contains(err.Error(), "NOPERM"), "%v", err)
-		s.awaitGone()
-		s.check(other.Lost() == nil, "%v", other.Lost())
-		s.ask("DLOCK.FORCERELEASE", other.Key)
-	}, "single")
-}
-
 // Others may publish what they like.
 func TestWhatOthersPublishIsIgnored(t *testing.T) {
 	in(t, func(s stage) {
@@ -348,20 +257,6 @@ func TestWhatOthersPublishIsIgnored(t *testing.T) {
 		case <-time.After(time.Second):
 		}
 		s.handOverTo(wait)
-	}, "single")
-}
-
-func TestAWaitWithoutMessagesEndsWithTheClose(t *testing.T) {
-	in(t, func(s stage) {
-		name, _ := s.user("resetchannels")
-		locks := s.with(client("single", "", name, "word"), Settings{ReplyTimeout: 4 * patience})
-		s.hold()
-		wait := s.start(ctx, locks)
-		s.awaitTickets(1)
-		locks.Close()
-		s.isError(s.ended(wait), ErrClosed)
-		s.handOver("other")
-		s.awaitGone()
 	}, "single")
 }
 

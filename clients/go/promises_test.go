@@ -205,90 +205,6 @@ func TestAFencedGuardIsALoss(t *testing.T) {
 	}, "single")
 }
 
-// The program may not keep locks any more: the reason is in the loss and in the log, and nothing new is taken.
-func TestARefusedKeepIsTheReason(t *testing.T) {
-	in(t, func(s stage) {
-		name, set := s.user()
-		log := &logged{}
-		locks := s.with(client("single", "", name, "word"), Settings{Lease: lease, Logger: slog.New(log)})
-		hold := s.lock(locks)
-		set("-dlock.keep")
-		<-hold.Done()
-		s.check(strings.Contains(hold.Lost().Error(), "NOPERM"), "%v", hold.Lost())
-		s.check(log.count("refuses to keep") == 1, "%d times", log.count("refuses to keep"))
-		_, err := locks.TryLock(ctx, s.key+":other", 0)
-		s.check(err != nil && strings.Contains(err.Error(), "NOPERM"), "%v", err)
-		set("+dlock.keep")
-		s.must(s.had(s.startAt(ctx, locks, s.key+":other")).Release(ctx))
-
-		hold = s.had(s.startAt(ctx, locks, s.key+":third"))
-		set("resetpass", ">other")
-		s.ask("CLIENT", "KILL", "USER", name)
-		<-hold.Done()
-		s.check(strings.Contains(hold.Lost().Error(), "WRONGPASS"), "%v", hold.Lost())
-	}, "single")
-}
-
-// tried returns how long a try took, and its error.
-func (s stage) tried(locks *Locks) (time.Duration, error) {
-	began := time.Now()
-	_, err := locks.TryLock(ctx, s.key, 0)
-	return time.Since(began), err
-}
-
-// An outage of the server is none of the program's.
-func TestATryIsOneAttempt(t *testing.T) {
-	alone(t, func(s stage) {
-		refused := s.with(redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + freePort(s)}), Settings{})
-		var replica string
-		for _, one := range addresses("pair") {
-			if one != primary() {
-				replica = one
-			}
-		}
-		readonly := s.with(redis.NewClient(&redis.Options{Addr: replica}), Settings{})
-		busy := s.with(client("single", "", "", ""), Settings{})
-		s.must(s.lock(busy).Release(ctx))
-		own := connection(addresses("single")[0])
-		before := own.ConfigGet(ctx, "busy-reply-threshold").Val()["busy-reply-threshold"]
-		s.must(own.ConfigSet(ctx, "busy-reply-threshold", "1").Err())
-		defer own.ConfigSet(ctx, "busy-reply-threshold", before)
-		done := make(chan struct{})
-		for _, one := range []struct {
-			name, text string
-			locks      *Locks
-			begin, end func()
-		}{
-			{"refused", "refused", refused, nil, nil},
-			{"replica", "READONLY", readonly, nil, nil},
-			{"busy", "BUSY", busy, func() {
-				go func() { own.Eval(ctx, "while true do end", nil); close(done) }()
-				s.until("it is busy", func() bool {
-					return strings.HasPrefix(fmt.Sprint(connection(addresses("single")[0]).Get(ctx, "x").Err()), "BUSY")
-				})
-			}, func() { own.ScriptKill(ctx); <-done }},
-			{"noreplicas", "NOREPLICAS", busy, func() { s.must(own.ConfigSet(ctx, "min-replicas-to-write", "1").Err()) },
-				func() { s.must(own.ConfigSet(ctx, "min-replicas-to-write", "0").Err()) }},
-		} {
-			if one.begin != nil {
-				one.begin()
-			}
-			var took time.Duration
-			var err error
-			for range 50 { // a busy machine is late by itself: one in time is enough
-				if took, err = s.tried(one.locks); took < 50*time.Millisecond {
-					break
-				}
-			}
-			if one.end != nil {
-				one.end()
-			}
-			s.check(err != nil && strings.Contains(err.Error(), one.text), "%s: %v", one.name, err)
-			s.check(took < 50*time.Millisecond, "%s: %v", one.name, took)
-		}
-	}, "single")
-}
-
 func TestADeadlineIsTaken(t *testing.T) {
 	in(t, func(s stage) {
 		s.hold()
@@ -343,33 +259,6 @@ func TestReleaseAfter(t *testing.T) {
 			return holder.int("held-ms") > lease.Milliseconds()
 		})
 		s.awaitGone()
-	}, "single")
-}
-
-// Where others of the program wait, each turn is a request, a confirmation and a release.
-func TestAContendedTurnTakesThreeCommands(t *testing.T) {
-	in(t, func(s stage) {
-		path := s.path(addresses("single")[0])
-		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{})
-		asked := func() (seen int64) {
-			_, err := fmt.Sscan(s.control("commands "+path), &seen)
-			s.must(err)
-			return seen
-		}
-		var all group
-		for range 8 {
-			all.Go(func() {
-				for range 50 {
-					if hold, err := locks.Lock(ctx, s.key); err == nil {
-						err = hold.Release(ctx)
-						s.check(err == nil, "%v", err)
-					}
-				}
-			})
-		}
-		all.Wait()
-		seen := asked()
-		s.check(seen < 400*3+60, "%d commands in 400 turns", seen)
 	}, "single")
 }
 

@@ -81,7 +81,7 @@ export DLOCK_CASES=$PWD/../cases/cases.json
 case ${DLOCK_SERVER:-} in
 Redis*)
     "$built/oldest" -test.timeout=5m -test.parallel=16 -test.run \
-        'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel)$|TestCounts|TestHoldOver|TestWaitOver|TestQuorumAMinority|Example'
+        'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|Example'
     "$built/gocron" -test.timeout=3m
     "$built/project-outside"
     for page in "$projects"/page*; do

@@ -108,7 +108,7 @@ if [ -n "$once" ]; then
 fi
 await
 if [ -n "$once" ]; then
-    start oldest-nodes run oldest nodes --test-name-pattern hold_over test/named.test.mjs
+    start oldest-nodes run oldest nodes --test-name-pattern hold_over test/cases.test.mjs
     # That each case fails on a client with a fault takes two minutes more.
     [ -z "${DLOCK_PLANTED:-}" ] || start planted run newest planted test/planted.mjs
     await

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from stage import KEPT, LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, close, command, frozen, until
+from stage import KEPT, LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, close, frozen, until
 from test_dlock import alone, everywhere, in_cluster
 
 LATE = 10.0  # no call that keeps its time takes so long, however busy the machine; one that does not takes longer
@@ -22,18 +22,6 @@ def raises(error, call, *arguments, within=LATE, **options):
         call(*arguments, **options)
     assert time.monotonic() - began < within
     return told.value
-
-
-def at_once(error, call, *arguments, **options):
-    """In under a second, where the machine lets it."""
-    def quick():
-        began = time.monotonic()
-        with pytest.raises(error) as told:
-            call(*arguments, **options)
-        assert not isinstance(told.value, dlock.LockTimeout)
-        return told.value if time.monotonic() - began < 1 else None
-
-    return until(quick, "it is told at once")
 
 
 @in_cluster
@@ -91,25 +79,6 @@ def test_a_map_that_nobody_tells_stops_no_keeper(server, make, monkeypatch):
     hold.release()
 
 
-@alone
-def test_many_that_are_left_stop_no_keeper(server, make):
-    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
-    command(f"delay {path} 200")
-    host, port = path.split(":")
-    locks = make(host=host, port=int(port), hang_timeout=3 * KEPT)
-    hold, core = locks.lock(server.key), locks.locks._core
-    waits = [locks.start(f"{server.key}:{i}") for i in range(40)]
-    others = [wait.result(PATIENCE) for wait in waits]
-    for other in others:
-        core.forgotten.append(getattr(other, "hold", other))
-    until(lambda: server.info()["holders"][0]["held-ms"] > 2 * KEPT * 1000, "two leases have passed")
-    assert not hold.lost.is_set()
-    for other in others:
-        server.await_gone(other.key)
-    hold.release()
-    command(f"close {path}")
-
-
 @everywhere
 @pytest.mark.stops("single")
 def test_the_end_is_told_by_the_clock(server, make):
@@ -125,23 +94,6 @@ def test_the_end_is_told_by_the_clock(server, make):
         until(lambda: told, "the callback has come")
     stuck.set()
     assert len(told) == 1
-
-
-@everywhere
-@pytest.mark.stops("single")
-@pytest.mark.parametrize("before", ["first", "later"])
-def test_a_hung_server_costs_no_more_than_the_time_out(server, locks, before):
-    if before == "later":
-        if not isinstance(locks, Tasks):
-            pytest.skip("each lock of a thread has a connection of its own")
-        locks.lock(server.key).release()
-    elif server.place == "cluster" and isinstance(locks, Tasks):
-        locks.run(locks.locks.client.initialize())  # to ask a cluster who serves what may take the library longer
-    with frozen(server.node(server.key)):
-        raises(dlock.LockTimeout, locks.lock, server.key, 1.0)
-        raises(dlock.LockTimeout, locks.lock, server.key, 1.0, owner="named")
-        raises(redis.RedisError, locks.try_lock, server.key)
-    server.await_gone()
 
 
 @alone
@@ -163,15 +115,6 @@ def test_silent_messages_cost_no_more_than_the_time_out(server, make):
     server.await_gone()
 
 
-@alone
-def test_a_wrong_password_is_told_at_once(server, make):
-    locks = make(username="nobody", password="wrong")
-    for timeout in (None, 5.0, 0):
-        error = at_once(redis.exceptions.AuthenticationError, locks.try_lock, server.key, timeout)
-        assert "invalid username-password pair" in str(error)
-    at_once(redis.exceptions.AuthenticationError, locks.lock, server.key, owner="named")
-
-
 @in_cluster
 def test_a_wrong_password_in_a_cluster_is_told_at_once(server, make):
     user = server.key.strip("{}")
@@ -182,7 +125,7 @@ def test_a_wrong_password_in_a_cluster_is_told_at_once(server, make):
     for node in nodes:
         node.execute_command("ACL", "SETUSER", user, "resetpass", ">other")
         node.execute_command("ACL", "DELUSER", user)
-    error = at_once(redis.exceptions.AuthenticationError, locks.lock, server.key)
+    error = raises(redis.exceptions.AuthenticationError, locks.lock, server.key)
     assert "invalid username-password pair" in str(error)
 
 
@@ -202,45 +145,6 @@ def user(server):
     yield make
     for node in nodes:
         node.execute_command("ACL", "DELUSER", name)
-
-
-@everywhere
-@pytest.mark.parametrize("rule", ["-dlock.fairacquire", "resetkeys"])
-def test_a_missing_permission_is_told_at_once(server, make, user, rule):
-    locks = make(**user(rule))
-    error = at_once(redis.exceptions.NoPermissionError, locks.lock, server.key)
-    assert "permission" in str(error)
-    server.await_gone()
-
-
-@everywhere
-def test_a_grant_that_may_not_be_confirmed_is_given_back(server, make, user):
-    locks = make(**user("-dlock.renew"))
-    server.hold()
-    wait = locks.start(server.key)
-    server.await_queued(1)
-    server.hand_over()
-    raises(redis.exceptions.NoPermissionError, wait.result, PATIENCE)
-    server.await_gone()
-
-
-@everywhere
-@pytest.mark.parametrize("rule", ["-subscribe", "resetchannels"])
-def test_without_a_channel_it_waits_all_the_same(server, make, user, rule, caplog):
-    locks = make(**user(rule))
-    for _ in range(2):
-        server.hold()
-        wait = locks.start(server.key)
-        server.await_tickets(1)
-        [first] = server.queue()
-        assert locks.try_lock(server.key, 3) is None
-        server.await_tickets(1)
-        assert server.hand_over() in (first, None)  # it has its place, and takes it when it asks again
-        with wait.result(PATIENCE) as hold:
-            assert hold.owner == first
-            until(lambda: server.info()["holders"][0]["auto"], "it is kept")
-        server.await_gone()
-    assert sum("messages cannot be heard" in record.getMessage() for record in caplog.records) == 1
 
 
 @alone
@@ -274,23 +178,6 @@ def test_what_others_tie_is_tied_again(server, make):
     assert hold.lost.wait(PATIENCE)
     assert server.owners(f"{server.key}:new") == [hold.owner]
     server.ask("DLOCK.FORCERELEASE", f"{server.key}:new")
-
-
-@everywhere
-def test_nothing_is_taken_after_the_close(server, make):
-    locks, told = make(), []
-    hold = locks.lock(server.key, on_lost=told.append)
-    wait = locks.start(server.key)
-    server.await_queued(1)
-    locks.end()
-    assert hold.lost.wait(PATIENCE)
-    until(lambda: told, "the callback has come")
-    raises(dlock.DLockError, wait.result, PATIENCE)
-    for timeout in (None, 0):
-        raises(dlock.DLockError, locks.try_lock, f"{server.key}:2", timeout)
-    raises(dlock.DLockError, hold.release)
-    server.await_gone()
-    assert server.ask("DLOCK.INFO", f"{server.key}:2") is None
 
 
 def in_child(work):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stage import PATIENCE, Server, addresses, command, primary_of_the_pair, until
+from stage import PATIENCE, Server, addresses, command, until
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("DLOCK_ALONE", sys.executable)
@@ -274,87 +274,6 @@ def test_the_hold_of_a_task_that_has_ended_is_lost(server):
     """
     said, log = Program(server, text).end()
     assert said == [False] and "forgotten" in log
-
-
-@KINDS
-def test_a_refused_keep_is_the_reason(server, kind):
-    user = server.key.strip("{}")
-    server.ask("ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", "-dlock.keep")
-    text = {
-        "threads": """
-            locks = Locks(redis.Redis(host, port, username=USER, password="word"), lease=2)
-            hold = locks.acquire(key)
-            say([hold.lost.wait(10), hold.reason])
-            for timeout in (0, None):
-                try:
-                    locks.try_lock(key + ":other", timeout)
-                except redis.RedisError as error:
-                    say(str(error))
-            locks.close()
-        """,
-        "asyncio": """
-            async def work():
-                locks = AsyncLocks(redis.asyncio.Redis(host=host, port=port, username=USER, password="word"), lease=2)
-                hold = await locks.acquire(key)
-                await asyncio.wait_for(hold.lost.wait(), 10)
-                say([True, hold.reason])
-                for timeout in (0, None):
-                    try:
-                        await locks.try_lock(key + ":other", timeout)
-                    except redis.RedisError as error:
-                        say(str(error))
-                await locks.aclose()
-            asyncio.run(work())
-        """,
-    }[kind].replace("USER", repr(user))
-    said, log = Program(server, text).end()
-    server.ask("ACL", "DELUSER", user)
-    assert said[0][0] and "permission" in said[0][1]
-    assert len(said) == 3 and all("permission" in one for one in said[1:])
-    assert log.count("cannot be kept") == 1
-    server.await_gone()
-
-
-@KINDS
-@pytest.mark.parametrize("where", ["refused", "replica"])
-def test_a_try_is_one_attempt(server, kind, where):
-    """A refusal comes at once, in the words of the server. A busy machine is late by itself: one of fifty is enough."""
-    address = ("127.0.0.1", 1)
-    if where == "replica":
-        address = next(one for one in addresses("DLOCK_PAIR") if one != primary_of_the_pair())
-    text = {
-        "threads": """
-            locks, least = Locks(client), 1e9
-            for _ in range(50):
-                if least < 0.05:
-                    break
-                began = time.perf_counter()
-                try:
-                    locks.try_lock(key)
-                except redis.RedisError as error:
-                    least, text = min(least, time.perf_counter() - began), str(error)
-            say([least < 0.05, least, text])
-            locks.close()
-        """,
-        "asyncio": """
-            async def work():
-                locks, least = AsyncLocks(tasks), 1e9
-                for _ in range(50):
-                    if least < 0.05:
-                        break
-                    began = time.perf_counter()
-                    try:
-                        await locks.try_lock(key)
-                    except redis.RedisError as error:
-                        least, text = min(least, time.perf_counter() - began), str(error)
-                say([least < 0.05, least, text])
-                await locks.aclose()
-            asyncio.run(work())
-        """,
-    }[kind]
-    [[soon, least, text]], _ = Program(server, text, address).end()
-    assert soon, least
-    assert re.search("refused|connect call failed" if where == "refused" else "read.only", text.lower())
 
 
 @KINDS

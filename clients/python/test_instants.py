@@ -195,13 +195,3 @@ def test_a_slot_that_moves_for_longer_than_a_lease_ends_no_hold(server, make):
             one.execute_command("CLUSTER", "SETSLOT", slot, "NODE", there)
     assert server.info()["holders"][0]["token"] == hold.token
     hold.release()
-
-
-@alone
-def test_what_may_not_be_given_back_is_kept_no_longer(server, make, user):  # noqa: F811
-    locks = make(lease=KEPT, hang_timeout=600.0, **user("-dlock.release"))
-    hold, other = locks.lock(server.key), locks.lock(f"{server.key}:other")
-    raises(redis.exceptions.NoPermissionError, hold.release)
-    server.await_gone()
-    assert not other.lost.is_set() and server.owners(other.key) == [other.owner]
-    server.ask("DLOCK.FORCERELEASE", other.key)

@@ -53,15 +53,6 @@ def only_node(locks):
 
 
 @alone
-def test_a_session_ends_with_its_connection(server, make):
-    path, locks = path_to(make, lease=NEVER, hang_timeout=NEVER)
-    hold = locks.lock(server.key, session=True)
-    command(f"close {path}")
-    assert hold.lost.wait(LATE)
-    assert getattr(hold, "hold", hold).reason == "session"
-
-
-@alone
 def test_what_else_was_on_it_is_tied_anew_at_once(server, make):
     path, locks = path_to(make, lease=NEVER, hang_timeout=NEVER)
     locks.locks._core.settings.interval = NEVER
@@ -181,20 +172,6 @@ def test_the_lack_of_the_channel_is_told_once(server, make, user, caplog):  # no
 
 
 @alone
-def test_an_ear_without_the_right_to_ping_lives(server, make, user, subscribers):  # noqa: F811
-    locks = make(**user("-ping"))
-    server.hold()
-    wait = locks.start(server.key)
-    server.await_queued(1)
-    [subscriber] = subscribers
-    heard = subscriber.heard_at
-    until(lambda: subscriber.heard_at > heard + 3 or subscriber.error, "it has answered twice at least")
-    assert subscriber.error is None
-    server.hand_over()
-    wait.result(PATIENCE).release()
-
-
-@alone
 def test_what_others_publish_is_ignored(server, make, subscribers):
     locks = make()
     server.hold()
@@ -206,18 +183,6 @@ def test_what_others_publish_is_ignored(server, make, subscribers):
     server.hand_over()
     wait.result(PATIENCE).release()
     assert len(subscribers) == 1 and subscribers[0].error is None
-
-
-@alone
-def test_a_wait_that_asks_again_ends_with_the_close(server, make, user):  # noqa: F811
-    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
-        locks = make(host=path.address[0], port=path.address[1], **user("-subscribe"))
-        server.hold()
-        wait = locks.start(server.key, None)
-        server.await_tickets(1)
-        locks.end()
-        raises(dlock.DLockError, wait.result, LATE)
-        path.await_quiet()
 
 
 @alone
@@ -249,15 +214,3 @@ def test_moved_without_a_host_is_the_host_that_answered():
     core = _threads.ThreadCore(redis.Redis(), dlock.Locks(redis.Redis())._core.settings)
     assert core.redirected(error, "a", core.node("10.0.0.1:6380")).name == "10.0.0.1:6381"
     assert core.redirected(_errors.from_server("ASK 123 ::1:6381"), "a", core.node("10.0.0.1:6380")).name == "::1:6381"
-
-
-@alone
-@pytest.mark.parametrize("timeout", [1e300, 1.7e308, 10**400], ids=["long", "longest", "longer"])
-def test_the_longest_time_out(server, locks, timeout):
-    server.hold()
-    wait = locks.start(server.key, timeout)
-    server.await_queued(1)
-    server.hand_over()
-    wait.result(PATIENCE).release()
-    with locks.many([server.key], timeout=timeout):
-        pass

@@ -115,24 +115,116 @@ def ties_nothing_anew(plant):
     plant(_keep.Keeping, "renew", none)
 
 
-def one_permit(plant):
-    begin = _request.Request.__init__
+def asks(change):
+    """Whatever a program asks for, this is asked for."""
+    def fault(plant):
+        begin = _request.Request.__init__
 
-    def never_more(self, *about, **how):
-        begin(self, *about, **how)
-        self.limit = self.limit[:2]
+        def other(self, *about, **how):
+            begin(self, *about, **how)
+            change(self)
 
-    plant(_request.Request, "__init__", never_more)
+        plant(_request.Request, "__init__", other)
+
+    return fault
 
 
-def re_enters_anything(plant):
-    begin = _request.Request.__init__
+def its(**attributes):
+    return asks(lambda request: vars(request).update(attributes))
 
-    def asks_for_one(self, *about, **how):
-        begin(self, *about, **how)
-        self.permits = 1
 
-    plant(_request.Request, "__init__", asks_for_one)
+one_permit = asks(lambda request: setattr(request, "limit", request.limit[:2]))
+re_enters_anything = its(permits=1)
+always_alone = its(limit=())
+no_session = asks(lambda request: vars(request).update(session=False, renewed=request.renewed[-2:]))
+no_suffix = asks(lambda request: setattr(request, "owner", request.owner.split("#")[0]))
+
+
+def never_re_enters(plant):
+    plant(_take.Taking, "_held_already", nothing)
+
+
+def asks_again_and_again(plant):
+    take = _take.Taking._take
+
+    async def tries(self, request, timeout, began):
+        while (token := await take(self, request, 0, began)) is None:
+            await self.sleep(0.05)
+        return token
+
+    plant(_take.Taking, "_take", tries)
+
+
+def tries_by_waiting(plant):
+    take = _take.Taking._take
+
+    async def waits(self, request, timeout, began):
+        return await take(self, request, timeout or 0.1, began)
+
+    plant(_take.Taking, "_take", waits)
+    leaves_nothing(plant)
+
+
+def tries_for_a_second(plant):
+    take = _take.Taking._take
+
+    async def waits(self, request, timeout, began):
+        return await take(self, request, timeout or 1.0, began)
+
+    plant(_take.Taking, "_take", waits)
+
+
+def releases_all(plant):
+    plant(_link.Renewal, "live", lambda self: [])
+
+
+def guards_nothing(plant):
+    call = _core.Core.call
+
+    async def unguarded(self, key, words, *how):
+        return await call(self, key, words[3:] if words[0] == "DLOCK.GUARD" else words, *how)
+
+    plant(_core.Core, "call", unguarded)
+
+
+def hides_why(plant):
+    plant(_keep.Keeping, "_refused", nothing)
+
+
+def keeps_what_nobody_has(plant):
+    async def stays(self, node, link):
+        return link
+
+    plant(_keep.Keeping, "_replace", stays)
+
+
+def dies_without_ping(plant):
+    came = _link.Subscriber.came
+
+    def dies(self, reply):
+        came(self, reply)
+        if isinstance(reply, Exception):
+            self.die(reply)
+
+    plant(_link.Subscriber, "came", dies)
+
+
+def forgets_the_others(plant):
+    attempt = _take.Taking._attempt
+
+    async def asks_twice(self, request, *how):
+        waits, route = {}, self.route(request.key)
+        real, route.waits = route.waits, waits
+        try:
+            return await attempt(self, request, *how)
+        finally:
+            route.waits = real
+
+    plant(_take.Taking, "_attempt", asks_twice)
+
+
+def counts_32_bits(plant):
+    plant(_threads, "seconds", lambda name, value: value and int(value * 1000) % 2**31 / 1000)
 
 
 def waits_for_ever(plant):
@@ -236,10 +328,53 @@ FAULTS = [
     ("permits_outlast_a_cut", one_permit),
     ("permits_of_an_owner", re_enters_anything),
     ("bad_arguments", takes_anything),
+    ("hold_over_a_failover", ties_nothing_anew),
+    ("hold_over_a_switch", ties_nothing_anew),
+    ("hold_over_a_slot_move", ties_nothing_anew),
+    ("wait_over_a_failover", waits_for_ever),
+    ("wait_over_a_switch", waits_for_ever),
+    ("wait_over_a_crash", waits_for_ever),
+    ("wait_over_a_slot_move", waits_for_ever),
+    ("a_session_over_a_failover_elsewhere", ties_nothing_anew),
+    ("first_come_first_served", asks_again_and_again),
+    ("a_try_takes_no_place", tries_by_waiting),
+    ("a_time_out_in_the_queue", leaves_nothing),
+    ("a_session_ends_with_its_connection", no_session),
+    ("readers_and_a_writer", always_alone),
+    ("a_semaphore_of_three", always_alone),
+    ("an_inner_hold_ends_no_outer_one", releases_all),
+    ("two_that_wait_for_each_other", all_passes),
+    ("replaced", all_passes),
+    ("a_name_is_of_one_client", no_suffix),
+    ("no_write_after_the_loss", guards_nothing),
+    ("a_refused_keep_is_the_reason", hides_why),
+    ("no_right_to_release", keeps_what_nobody_has),
+    ("no_right_to_renew", all_passes),
+    ("no_right_to_ping", dies_without_ping),
+    ("closed_without_a_channel", ends_quietly),
+    ("a_turn_takes_three_commands", forgets_the_others),
+    ("a_re_entry_sends_nothing", never_re_enters),
+    ("no_time_out_is_too_long", counts_32_bits),
+    ("sixty_forgotten_at_200_ms", forgets),
+    ("a_try_at_a_closed_port", tries_for_a_second),
+    ("a_try_at_a_replica", tries_for_a_second),
+    ("a_try_without_replicas", tries_for_a_second),
 ]
 
 
-LONG = ("two_thousand_holds_at_200_ms", "a_thousand_cycles", "the_replica_frozen", "a_hold_that_may_not_last")
+def test_every_case_has_its_fault():
+    assert {name for name, _ in FAULTS} == set(CASES)
+
+
+LONG = (
+    "a_time_out_in_the_queue",
+    "sixty_forgotten_at_200_ms",
+    "a_turn_takes_three_commands",
+    "two_thousand_holds_at_200_ms",
+    "a_thousand_cycles",
+    "the_replica_frozen",
+    "a_hold_that_may_not_last",
+)
 
 
 def bounded(step):

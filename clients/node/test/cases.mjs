@@ -5,8 +5,8 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
-import { Closed, LockTimeout, NoAck, NotHeld, Refused, Unreachable } from 'dlock-redis';
-import { Server, addresses, control, limits, makeLocks, makeLocksAt, until } from './stage.mjs';
+import { Closed, Deadlock, Fenced, LockTimeout, NoAck, NotHeld, Refused, Replaced, Unreachable } from 'dlock-redis';
+import { Server, addresses, control, limits, makeLocks, makeLocksAt, primary, until } from './stage.mjs';
 
 setFlagsFromString('--expose-gc');
 const collect = runInNewContext('gc');
@@ -35,7 +35,13 @@ export class Case {
   // What is done to the servers and on the way to them.
 
   async path({ name, to = 'single' }) {
-    this.paths[name] = await control(`path ${addresses(`DLOCK_${to.toUpperCase()}`)[0].join(':')}`);
+    const target = to === 'replica' ? await this.#replica() : addresses(`DLOCK_${to.toUpperCase()}`)[0].join(':');
+    this.paths[name] = await control(`path ${target}`);
+  }
+
+  async #replica() {
+    const serving = (await primary()).join(':');
+    return process.env.DLOCK_PAIR.split(',').find((one) => one !== serving);
   }
 
   close({ path }) { return control(`close ${this.paths[path]}`); }
@@ -50,8 +56,7 @@ export class Case {
 
   async freeze({ key, replica }) {
     const { host, port } = (await this.server.node(this.key(key))).options.socket;
-    const serving = `${host}:${port}`;
-    this.frozen.push(replica ? process.env.DLOCK_PAIR.split(',').find((one) => one !== serving) : serving);
+    this.frozen.push(replica ? await this.#replica() : `${host}:${port}`);
     await control(`freeze ${this.frozen.at(-1)}`);
   }
 
@@ -73,17 +78,29 @@ export class Case {
     this.marks.commands = seen;
   }
 
-  ask({ words }) { return this.server.ask(...words.map((word) => (word === 'KEY' ? this.key() : word))); }
+  fault({ what, key }) { return control(what === 'switch' ? what : `${what} ${this.key(key)}`); }
 
-  other({ key }) { return this.server.hold(this.key(key)); }
+  /** What stands for something of this case in a plain command. */
+  async words(words) {
+    const meant = { KEY: this.key(), DATA: this.key('data'), USER: this.users.at(-1) };
+    if (words.includes('OWNER')) [meant.OWNER] = await this.server.queue(this.key()); // of the first in the queue
+    return words.map((word) => meant[word] ?? word);
+  }
+
+  async ask({ words, replies }) {
+    const reply = await this.server.ask(...await this.words(words));
+    if (replies !== undefined) assert.equal(reply, replies);
+  }
+
+  other({ key, shared }) { return this.server.hold(this.key(key), 'other', ...(shared ? ['SHARED'] : [])); }
 
   hand_over({ key }) { return this.server.handOver('other', this.key(key)); }
 
-  async user({ rule }) {
+  async user({ rule, ...rest }) {
     const user = this.server.key.slice(1, 9) + this.users.length;
     await this.server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all', rule);
     this.users.push(user);
-    await this.client({ user, password: 'word' });
+    await this.client({ user, password: 'word', ...rest });
   }
 
   // What the server shows.
@@ -103,6 +120,15 @@ export class Case {
     }, `it is held for ${ms} ms`);
   }
 
+  /** The server renews it for a connection. */
+  renewed({ key }) {
+    return until(async () => {
+      const { holders: [holder] } = await this.server.info(this.key(key));
+      assert.ok(holder, `${this.key(key)} is still held`);
+      return holder.auto && holder.client;
+    }, 'it is renewed');
+  }
+
   async connections({ name, same }) {
     const list = await this.server.ask('CLIENT', 'LIST');
     const seen = [list.split(`name=${this.names.client} `).length - 1, process.getActiveResourcesInfo().length];
@@ -120,11 +146,18 @@ export class Case {
     const settings = { lease: 1000 * lease, hangTimeout: 1000 * auto, queueGrace: 1000 * claim, logger: { debug: say, warn: say } };
     this.names[name] = `${this.server.key.slice(1, 13)}-${name}`;
     const address = path ? this.paths[path].split(':') : addresses('DLOCK_SINGLE')[0];
-    this.clients[name] = this.place !== 'single' ? this.make.locks(this.library, this.place, settings)
+    this.clients[name] = this.place !== 'single' && !path ? this.make.locks(this.library, this.place, settings)
       : this.make.at(this.library, address, { user, password, name: this.names[name] }, settings);
   }
 
-  async judge(gives, work, { name = 'hold', text = '', cause, within = Infinity }) {
+  async judge(gives, work, { name = 'hold', text = '', cause, within = Infinity, at_once: atOnce }) {
+    let took = atOnce ? Infinity : 0;
+    for (let i = 0; i < 20 && took >= 50; i++) { // a busy machine is late by itself: one of twenty is enough
+      const asked = performance.now();
+      await work().catch(() => {});
+      took = performance.now() - asked;
+    }
+    assert.ok(took < 50, `it took ${took} ms`);
     const began = performance.now();
     let got;
     try {
@@ -135,6 +168,9 @@ export class Case {
       if (error instanceof LockTimeout) got = error.cause ? 'timeout' : 'none';
       else if (error instanceof NotHeld) got = 'not held';
       else if (error instanceof NoAck) got = 'unconfirmed';
+      else if (error instanceof Fenced) got = 'fenced';
+      else if (error instanceof Replaced) got = 'replaced';
+      else if (error instanceof Deadlock) got = 'deadlock';
       else if (error instanceof Refused) got = 'refusal';
       else if (error instanceof Unreachable || error instanceof Closed) got = 'failure';
       else throw error;
@@ -145,7 +181,7 @@ export class Case {
     assert.ok(performance.now() - began < 1000 * within + limits.late, `it took ${performance.now() - began} ms`);
   }
 
-  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, owner, limit, permits, ...rest }) {
+  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, owner, limit, permits, shared, session, ...rest }) {
     while (slots && !this.keys[key]) { // of another node than the ones before
       const server = new Server(this.place);
       const node = await server.node();
@@ -153,11 +189,12 @@ export class Case {
       this.nodes.push(node);
       this.keys[key] = server.key;
     }
-    await this.judge(gives, () => this.clients[client].tryLock(this.key(key), { timeout: time(timeout), owner, limit, permits }), rest);
+    const options = { timeout: time(timeout), owner, limit, permits, shared, session };
+    await this.judge(gives, () => this.clients[client].tryLock(this.key(key), options), rest);
   }
 
-  start({ name, client = 'client', key, timeout = limits.patience / 1000, limit, permits }) {
-    this.starts[name] = this.clients[client].lock(this.key(key), { timeout: time(timeout), limit, permits });
+  start({ name, client = 'client', key, timeout = limits.patience / 1000, owner, limit, permits }) {
+    this.starts[name] = this.clients[client].lock(this.key(key), { timeout: time(timeout), owner, limit, permits });
     this.starts[name].catch(() => {});
   }
 
@@ -165,9 +202,16 @@ export class Case {
     return this.judge(gives, () => soon(this.starts[start], limits.patience, 'it ends'), rest);
   }
 
-  async release({ hold = 'hold', gives }) {
+  async release({ hold = 'hold', gives, text }) {
     for (const one of this.holds[hold]) {
-      await (gives ? this.judge(gives, () => one.release(), {}) : one.release());
+      await (gives ? this.judge(gives, () => one.release(), { text }) : one.release());
+    }
+  }
+
+  async guard({ hold, words, gives }) {
+    for (const one of this.holds[hold]) {
+      const work = async () => one.guard(...await this.words(words));
+      await (gives ? this.judge(gives, work, {}) : work());
     }
   }
 
@@ -176,9 +220,10 @@ export class Case {
     this.holds[name] = await soon(Promise.all(taken), limits.patience, 'all are held');
   }
 
-  async lost({ hold, within }) {
+  async lost({ hold, within, text = '' }) {
     for (const { signal } of this.holds[hold]) {
       if (!signal.aborted) await soon(once(signal, 'abort'), 1000 * within + limits.late, 'it is told');
+      assert.ok(signal.reason.message.includes(text), signal.reason.message);
     }
   }
 

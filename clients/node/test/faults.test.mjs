@@ -6,7 +6,7 @@ import { createInterface } from 'node:readline';
 import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Closed, Locks, Refused, Unreachable } from 'dlock-redis';
+import { Locks, Unreachable } from 'dlock-redis';
 import {
   LONG, Master, PATIENCE, Server, addresses, closeConnections, control, libraries, makeLocksAt, makeLocksBy, proxy, until,
 } from './stage.mjs';
@@ -33,44 +33,6 @@ test('what_is_said_last_does_not_meet_the_next_request', async ({ server, make, 
   }, 'it is not given back');
   await hold.release();
   await server.awaitGone();
-});
-
-test('a_grant_that_may_not_be_confirmed_is_given_back', async ({ server, make }) => {
-  const user = server.key.slice(1, 9);
-  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all', '-dlock.renew');
-  await server.hold();
-  const wait = make(undefined, { user, password: 'word' }).lock(server.key);
-  wait.catch(() => {});
-  await server.awaitQueued(1);
-  await server.handOver();
-  await assert.rejects(wait, (error) => error instanceof Refused && error.code === 'NOPERM');
-  await server.awaitGone();
-  await server.ask('ACL', 'DELUSER', user);
-});
-
-test('what_may_not_be_given_back_is_kept_no_longer', async ({ server, make }) => {
-  const user = server.key.slice(1, 9);
-  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all', '-dlock.release');
-  const locks = make(undefined, { user, password: 'word' }, { lease: LONG });
-  const kept = await locks.lock(`${server.key}:kept`);
-  const hold = await locks.lock(server.key);
-  await assert.rejects(hold.release(), (error) => error instanceof Refused && error.code === 'NOPERM');
-  await until(async () => {
-    const holder = await server.holder();
-    return !holder || holder.auto === 0;
-  }, 'the server does not renew it any more');
-  assert.ok(!kept.lost);
-  await server.ask('ACL', 'DELUSER', user);
-  for (const key of [server.key, kept.key]) await server.ask('DLOCK.FORCERELEASE', key);
-});
-
-test('a_time_out_may_be_of_any_length', async ({ server, make }) => {
-  await server.hold();
-  const wait = make().lock(server.key, { timeout: Number.MAX_VALUE });
-  wait.catch(() => {});
-  await server.awaitQueued(1);
-  await server.handOver();
-  await (await wait).release();
 });
 
 /** The name by which a test sees its client's connections. */
@@ -214,52 +176,7 @@ test('what_others_publish_is_ignored', async () => {
   for (const message of ['', 'granted', 'granted 1 what', 'granted 1 3:key 5:owner 7']) new Node('').notify(Buffer.from(message));
 });
 
-test('a_wait_without_a_channel_ends_with_the_close', async ({ server, make }) => {
-  const user = server.key.slice(1, 9);
-  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', 'resetchannels', '+@all');
-  await server.hold();
-  const locks = make(undefined, { user, password: 'word' }, { replyTimeout: 120_000, logger: { warn() {} } });
-  const wait = locks.lock(server.key);
-  wait.catch(() => {});
-  await server.awaitAbsent();
-  await locks.close();
-  await assert.rejects(Promise.race([wait, sleep(10_000, 'nothing', { ref: false })]), Closed);
-  await server.ask('ACL', 'DELUSER', user);
-});
-
-/** How many commands of ours come that way while the work is done. */
-async function commandsOf(path, work) {
-  const before = Number(await control(`commands ${path}`));
-  await work();
-  return Number(await control(`commands ${path}`)) - before;
-}
-
-test('a_re_entry_sends_nothing', async ({ server, make }) => {
-  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
-  const locks = make(path.split(':'), {}, { lease: LONG });
-  const outer = await locks.lock(server.key, { owner: 'me' });
-  const commands = await commandsOf(path, async () => {
-    for (let i = 0; i < 100; i++) await (await locks.lock(server.key, { owner: 'me' })).release();
-  });
-  assert.ok(commands < 20, `${commands} commands`); // KEEP is among them
-  await outer.release();
-  await server.awaitGone();
-  await control(`close ${path}`);
-});
-
-test('a_turn_takes_three_commands', async ({ server, make }) => {
-  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
-  const locks = make(path.split(':'), {}, { lease: LONG });
-  const work = (turns) => Promise.all(Array.from({ length: 8 }, async () => {
-    for (let i = 0; i < turns; i++) await locks.using(server.key, () => {});
-  }));
-  await work(3); // all is connected, and the first ones are through
-  const commands = await commandsOf(path, () => work(50));
-  assert.ok(commands < 8 * 50 * 3 + 60, `${commands} commands`);
-  await control(`close ${path}`);
-});
-
-test('a_try_is_one_attempt', async ({ server, make }) => {
+test('a_try_at_a_busy_server_is_one_attempt', async ({ server, make }) => {
   const refused = async (locks, text) => {
     const times = [];
     // A busy machine is late by itself.
@@ -270,12 +187,7 @@ test('a_try_is_one_attempt', async ({ server, make }) => {
     }
     assert.ok(Math.min(...times) < 50, `${text}: ${times}`);
   };
-  const closed = createServer().listen(0, '127.0.0.1');
-  await once(closed, 'listening');
-  const { port } = closed.address();
-  await new Promise((done) => { closed.close(done); });
-  await refused(make(['127.0.0.1', port]), 'ECONNREFUSED');
-  for (const words of ['READONLY it is a replica', 'BUSY a script runs', 'NOREPLICAS too few', 'LOADING it begins', 'MASTERDOWN it is away']) {
+  for (const words of ['BUSY a script runs', 'LOADING it begins', 'MASTERDOWN it is away']) {
     const answers = createServer((socket) => {
       socket.on('error', () => {});
       let [left, lines] = [0, ''];
@@ -328,24 +240,6 @@ test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
   await until(() => hold.lost || hold.left() > 0, 'it is asked for');
   assert.ok(!hold.lost);
   await hold.release();
-});
-
-test('a_refused_keep_is_the_reason', async ({ server, make }) => {
-  const user = server.key.slice(1, 9);
-  const warned = [];
-  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all');
-  const locks = make(undefined, { user, password: 'word' }, { lease: LEASE, logger: { warn: (message) => warned.push(message) } });
-  const hold = await locks.lock(server.key);
-  await server.ask('ACL', 'SETUSER', user, '-dlock.keep', '-dlock.renew');
-  const other = `${server.key}:other`;
-  await until(() => warned.length, 'it is logged');
-  await assert.rejects(locks.tryLock(other), (error) => error instanceof Refused && error.code === 'NOPERM');
-  await until(() => hold.lost, 'it is reported');
-  assert.match(hold.signal.reason.message, /NOPERM/);
-  assert.equal(warned.filter((message) => message.includes('refuses to keep locks')).length, 1);
-  await server.ask('ACL', 'SETUSER', user, '+dlock.keep', '+dlock.renew');
-  await (await locks.lock(other)).release();
-  await server.ask('ACL', 'DELUSER', user);
 });
 
 test('eleven_waits_on_one_signal_warn_of_nothing', async ({ server, make }) => {

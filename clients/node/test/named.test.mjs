@@ -7,7 +7,7 @@ import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-import { Deadlock, Fenced, LockTimeout, NotHeld, Replaced } from 'dlock-redis';
+import { Deadlock, LockTimeout } from 'dlock-redis';
 import { Keeper } from '../node_modules/dlock-redis/src/keep.mjs';
 import { LEASE, LONG, PATIENCE, Server, closeConnections, isOf, libraries, makeLocks, until } from './stage.mjs';
 
@@ -72,33 +72,6 @@ test('counts_to_a_thousand', everywhere, async ({ server, make }) => {
   await server.awaitGone();
 });
 
-test('first_come_first_served', everywhere, async ({ server, locks }) => {
-  await server.hold();
-  const waits = [];
-  for (let i = 0; i < 8; i++) {
-    waits.push(start(locks, server.key));
-    await server.awaitQueued(i + 1);
-  }
-  const line = await server.queue();
-  const served = [await server.handOver()];
-  for (const wait of waits) {
-    const hold = await wait;
-    if (served.length < line.length) served.push(await server.handOver(hold.owner));
-  }
-  assert.deepEqual(served, line);
-});
-
-test('try_lock_does_not_wait', everywhere, async ({ server, locks }) => {
-  await server.hold();
-  assert.equal(await locks.tryLock(server.key), null);
-  assert.deepEqual(await server.queue(), []);
-  await server.handOver();
-  const hold = await locks.tryLock(server.key);
-  assert.deepEqual(await server.owners(), [hold.owner]);
-  await hold.release();
-  await server.awaitGone();
-});
-
 test('wait_longer_than_the_time_out', everywhere, async ({ server, make }) => {
   await server.hold();
   const first = start(make(), server.key);
@@ -133,20 +106,6 @@ test('cancelled_wait', everywhere, async ({ server, locks, make }) => {
   await handOverTo(server, second);
   await assert.rejects(locks.lock(server.key, { signal: AbortSignal.abort(reason) }), reason);
   await server.awaitGone();
-});
-
-test('deadline_passes', everywhere, async ({ server, locks, make }) => {
-  await server.hold();
-  const first = locks.tryLock(server.key, { timeout: 8_000 });
-  await server.awaitQueued(1);
-  const second = start(make(), server.key);
-  await until(async () => (await server.queue()).length === 2 || (await first) === null, 'both have asked');
-  assert.equal(await first, null);
-  await server.awaitQueued(1);
-  await handOverTo(server, second);
-  await server.hold();
-  await assert.rejects(locks.lock(server.key, { timeout: 100 }), LockTimeout);
-  await server.awaitQueued(0);
 });
 
 test('cancel_at_the_grant', everywhere, async ({ server, locks }) => {
@@ -222,98 +181,10 @@ test('killed_holder', everywhere, async ({ server, locks, child }) => {
   }
 });
 
-test('cut_connection', everywhere, async ({ server, locks, make }) => {
-  const hold = await make({ lease: LONG }).lock(server.key);
-  const { client } = await server.holder();
-  await (await server.node()).sendCommand(['CLIENT', 'KILL', 'ID', String(client)]);
-  const another = await until(async () => {
-    const holder = await server.holder();
-    return holder.client !== 0 && holder.client !== client && holder;
-  }, 'another connection keeps it');
-  assert.deepEqual([another.token, another.auto], [hold.token, 1]);
-  await awaitKept(server, hold, 1.5);
-  await hold.release();
-  const told = await locks.lock(server.key, { session: true });
-  await (await server.node()).sendCommand(['CLIENT', 'KILL', 'ID', String((await server.holder()).client)]);
-  await assertLost(told);
-});
-
-async function assertLost(hold) {
-  if (!hold.signal.aborted) await once(hold.signal, 'abort', { signal: AbortSignal.timeout(PATIENCE) });
-  assert.ok(hold.signal.reason instanceof NotHeld);
-  await assert.rejects(hold.release(), NotHeld);
-}
-
-test('forced_release', everywhere, async ({ server, locks }) => {
-  const hold = await locks.lock(server.key);
-  await server.ask('DLOCK.FORCERELEASE', server.key);
-  await assertLost(hold);
-});
-
-test('no_write_after_the_loss', everywhere, async ({ server, locks }) => {
-  const data = `${server.key}:data`;
-  const late = await locks.lock(server.key);
-  assert.equal(await late.guard('SET', data, 'late'), 'OK');
-  await server.ask('DLOCK.FORCERELEASE', server.key);
-  await locks.using(server.key, {}, async (hold) => {
-    await hold.guard('SET', data, 'next');
-    await assert.rejects(late.guard('SET', data, 'too late'), Fenced);
-    assert.equal(await server.ask('GET', data), 'next');
-  });
-});
-
-test('replaced_is_final', everywhere, async ({ server, locks }) => {
-  await server.hold();
-  const wait = start(locks, server.key, { owner: 'one name' });
-  await server.awaitQueued(1);
-  const node = (await server.node()).duplicate();
-  await node.connect();
-  try {
-    const [owner] = await server.queue();
-    const other = node.sendCommand(['DLOCK.FAIRACQUIRE', server.key, owner, '600000', 'BLOCK', '0']);
-    await assert.rejects(wait, Replaced);
-    // The place is the other's, and stays it.
-    assert.deepEqual(await server.queue(), [owner]);
-    assert.equal(await server.handOver(), owner);
-    assert.equal((await other).length, 2);
-  } finally {
-    node.destroy();
-  }
-});
-
-test('errors_of_its_own', everywhere, async ({ server, locks }) => {
-  const [a, b] = ['a', 'b'].map((name) => `${server.key}:${name}`);
-  const one = await locks.lock(a, { owner: 'one' });
-  const two = await locks.lock(b, { owner: 'two' });
-  const wait = start(locks, b, { owner: 'one' });
-  await server.awaitQueued(1, b);
-  await assert.rejects(locks.lock(a, { owner: 'two' }), (error) => error instanceof Deadlock && /one/.test(error.message));
-  assert.deepEqual(await server.queue(a), []);
-  await two.release();
-  await (await wait).release();
-  await server.ask('DLOCK.FORCERELEASE', a);
-  await assert.rejects(one.guard('SET', `${a}:x`, 1), Fenced);
-  await assert.rejects(one.release(), NotHeld);
-});
-
-test('gives_back_only_its_own', everywhere, async ({ server, locks }) => {
-  await server.hold(server.key, 'another reader', 'SHARED');
-  const me = { owner: 'me', shared: true };
-  const outer = await locks.lock(server.key, me);
-  assert.equal(await locks.tryLock(server.key, { timeout: 3_000 }), null);
-  await server.awaitQueued(0);
-  assert.deepEqual((await server.owners()).sort(), ['another reader', outer.owner].sort());
-  // Counted here: the server knows of one hold.
-  const inner = await locks.lock(server.key, me);
-  assert.equal(inner.token, outer.token);
-  assert.equal((await server.ask('DLOCK.HELD', server.key, outer.owner))[1], 1);
-  await inner.release();
-  await assert.rejects(inner.release(), NotHeld);
-  await awaitKept(server, outer, 1.5);
-  await outer.release();
-  // The error of the work comes through, not that of giving back.
-  const lost = locks.using(`${server.key}:2`, {}, async () => {
-    await server.ask('DLOCK.FORCERELEASE', `${server.key}:2`);
+test('an_error_of_the_work_comes_through', everywhere, async ({ server, locks }) => {
+  // And not that of giving back.
+  const lost = locks.using(server.key, {}, async () => {
+    await server.ask('DLOCK.FORCERELEASE', server.key);
     throw new RangeError('of the work');
   });
   await assert.rejects(lost, RangeError);
@@ -327,10 +198,9 @@ test('an_upgrade_is_refused_at_once', ['single'], async ({ server, locks }) => {
   await server.awaitGone();
 });
 
-test('a_name_is_nobody_elses', ['single'], async ({ server, locks, make }) => {
+test('an_owner_begins_with_host_and_process', ['single'], async ({ server, locks }) => {
   const begin = `${hostname()}/${process.pid}/`;
   const hold = await locks.lock(server.key, { owner: 'me' });
-  assert.equal(await make().tryLock(server.key, { owner: 'me' }), null);
   assert.deepEqual(await server.owners(), [hold.owner]);
   assert.ok(hold.owner.startsWith(`${begin}me#`), hold.owner);
   await hold.release();
@@ -354,28 +224,6 @@ test('a_named_owner_asks_in_turn', ['single'], async ({ server, locks }) => {
   await released;
   await awaitKept(server, three, 1);
   await three.release();
-  await server.awaitGone();
-});
-
-test('shared_and_counted', everywhere, async ({ server, locks }) => {
-  const readers = [];
-  for (let i = 0; i < 3; i++) readers.push(await locks.lock(server.key, { shared: true }));
-  const writing = start(locks, server.key);
-  await server.awaitQueued(1);
-  assert.equal(await locks.tryLock(server.key, { shared: true }), null, 'not past the writer');
-  for (const reader of readers) await reader.release();
-  const writer = await writing;
-  assert.equal(await locks.tryLock(server.key, { shared: true }), null);
-  await writer.release();
-  const permits = [];
-  for (let i = 0; i < 3; i++) permits.push(await locks.lock(server.key, { limit: 3 }));
-  assert.equal(await locks.tryLock(server.key, { limit: 3 }), null);
-  const fourth = start(locks, server.key, { limit: 3 });
-  await server.awaitQueued(1);
-  await permits.pop().release();
-  permits.push(await fourth);
-  assert.equal((await server.owners()).length, 3);
-  for (const permit of permits) await permit.release();
   await server.awaitGone();
 });
 
@@ -406,59 +254,6 @@ test('a_thousand_waits_on_one_connection', everywhere, async ({ server, make }) 
   await server.handOver();
   await Promise.all(works);
   assert.deepEqual(served.join('\n'), queue.map((place) => place.owner).join('\n'));
-  await server.awaitGone();
-});
-
-/** A key that another node of the cluster serves. */
-const keyElsewhere = (server) => until(async () => {
-  const another = new Server('cluster');
-  return await another.node() !== await server.node() && another.key;
-}, 'there is one');
-
-async function holdsOver(what, { server, make }) {
-  const locks = make({ lease: LONG });
-  const hold = await locks.lock(server.key);
-  const elsewhere = server.place === 'cluster' && await locks.lock(await keyElsewhere(server), { session: true });
-  await server.fault(what);
-  // The new server knows nothing of connections: until the client has said it again nobody renews.
-  await awaitKept(server, hold, 0);
-  assert.ok((await server.holder()).client);
-  // The connections to the others have not ended.
-  if (elsewhere) await elsewhere.release();
-  assert.equal(await hold.guard('SET', `${server.key}:x`, 1), 'OK');
-  await hold.release();
-  await server.awaitGone();
-}
-
-async function waitsOver(what, { server, locks, make }) {
-  await server.hold();
-  const waits = [];
-  for (const one of [locks, make()]) {
-    waits.push(start(one, server.key, { timeout: 4 * PATIENCE }));
-    await server.awaitQueued(waits.length);
-  }
-  const line = await server.queue();
-  await server.fault(what);
-  await until(async () => (await server.info()).queue.filter((place) => place.client).length === 2, 'both are back');
-  assert.deepEqual(await server.queue(), line);
-  assert.equal(await server.handOver(), line[0]);
-  for (const [i, wait] of waits.entries()) {
-    const hold = await wait;
-    assert.equal(hold.owner, line[i]);
-    await hold.release();
-  }
-  await server.awaitGone();
-}
-
-test('lock_over_a_slot_on_its_way', ['cluster'], async ({ server, locks }) => {
-  await server.whileTheSlotMoves(async (askThere) => {
-    const hold = await locks.lock(server.key);
-    const there = () => askThere('DLOCK.HELD', server.key, hold.owner);
-    assert.equal((await there())[0], hold.token);
-    assert.equal(await hold.guard('EXISTS', server.key), 1);
-    await hold.release();
-    assert.equal(await there(), null);
-  });
   await server.awaitGone();
 });
 
@@ -497,8 +292,7 @@ test('reentry_over_a_slot_move', ['cluster'], async ({ server, make }) => {
   assert.equal(inner.token, outer.token);
   await awaitKept(server, inner, 1);
   await server.ask('DLOCK.FORCERELEASE', server.key);
-  await assertLost(outer);
-  await assertLost(inner);
+  await until(() => outer.lost && inner.lost, 'both are reported');
 });
 
 test('wait_over_a_lost_message', ['single'], async ({ server, locks }) => {
@@ -532,11 +326,6 @@ test('wait_over_a_pause', ['single'], async ({ server, locks }) => {
   await server.awaitGone();
 });
 
-test('hold_over_a_failover', ['cluster', 'pair'], (stage) => holdsOver('failover', stage));
-test('wait_over_a_failover', ['cluster', 'pair'], (stage) => waitsOver('failover', stage));
-test('wait_over_a_crash', ['cluster'], (stage) => waitsOver('crash', stage));
-test('hold_over_a_slot_move', ['cluster'], (stage) => holdsOver('move', stage));
-test('wait_over_a_slot_move', ['cluster'], (stage) => waitsOver('move', stage));
 
 // A thousand that wait need this process for themselves: when it stands still for longer than a claim or a first lease they
 // are not served in order.

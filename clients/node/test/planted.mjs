@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { LockTimeout, NoAck, Refused } from 'dlock-redis';
+import { Deadlock, LockTimeout, NoAck, Refused, Replaced, Unreachable } from 'dlock-redis';
 import { Case, steps } from './cases.mjs';
 import { closeConnections, limits, makeLocks, makeLocksAt } from './stage.mjs';
 
@@ -38,12 +38,13 @@ const unconfirmedIsTaken = () => plant(Core, 'take', (old) => function take(...a
   return old.apply(this, about).catch((error) => { if (error instanceof NoAck) return null; throw error; });
 });
 const noClock = () => plant(Core, 'expire', () => nothing);
+const FINAL = [Refused, Replaced, Deadlock];
 const allPasses = () => plant(Core, 'take', (old) => async function take(request, timeout, ...rest) {
   for (const end = Date.now() + (timeout || 3_000); ;) {
     try {
       return await old.call(this, request, timeout, ...rest);
     } catch (error) {
-      if (!(error instanceof Refused) || Date.now() > end) throw new LockTimeout('not in time', { cause: error });
+      if (!FINAL.some((type) => error instanceof type) || Date.now() > end) throw new LockTimeout('not in time', { cause: error });
       request.ended = false;
       await sleep(50);
     }
@@ -73,7 +74,10 @@ const believesTheLeast = () => plant(Keeper, 'kept', (old) => function kept(link
   link.short = false;
 });
 const renewsNothingAnew = () => plant(Keeper, 'renew', () => none);
-const waitsForEver = () => plant(Node, 'notifyAll', () => nothing);
+function waitsForEver() {
+  plant(Node, 'notifyAll', () => nothing);
+  plant(Node, 'notify', (old) => function notify(message) { if (String(message).startsWith('granted')) old.call(this, message); });
+}
 const endsQuietly = () => plant(Core, 'end', () => nothing);
 const aLinkALock = () => plant(Core, 'call', (old) => function call(...about) {
   for (const node of this.nodes.values()) if (node.link?.renewals === 0) node.link = null;
@@ -83,13 +87,54 @@ const forgets = () => plant(Core, 'dropForgotten', () => nothing);
 const leavesNothing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
   return old.call(this, words[0] === 'DLOCK.CANCEL' ? ['PING'] : words, ...rest);
 });
-const onePermit = () => plant(Core, 'take', (old) => function take(request, ...rest) {
-  request.limit = request.limit.slice(0, 2);
+/** Whatever a program asks for, this is asked for. */
+const asks = (change) => () => plant(Core, 'take', (old) => function take(request, ...rest) {
+  change(request);
   return old.call(this, request, ...rest);
 });
-const reEntersAnything = () => plant(Core, 'take', (old) => function take(request, ...rest) {
-  request.permits = 1;
-  return old.call(this, request, ...rest);
+const onePermit = asks((request) => { request.limit = request.limit.slice(0, 2); });
+const reEntersAnything = asks((request) => { request.permits = 1; });
+const alwaysAlone = asks((request) => { request.limit = []; });
+const noSession = asks((request) => { request.session = []; });
+const noSuffix = asks((request) => { if (request.name) request.owner = request.owner.split('#')[0]; });
+const neverReEnters = asks((request) => { request.name = null; });
+const asksAgainAndAgain = () => plant(Core, 'take', (old) => async function take(request, ...rest) {
+  for (;;) {
+    const hold = await old.call(this, request, 0, ...rest.slice(1));
+    if (hold) return hold;
+    request.ended = false;
+    await sleep(50);
+  }
+});
+function triesByWaiting() {
+  plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout || 100, make); });
+  leavesNothing();
+}
+const triesForASecond = () => plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout || 1000, make); });
+const counts32Bits = () => plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout | 0, make); });
+const releasesAll = () => plant(Core, 'release', (old) => function release(renewal, hold) {
+  renewal.holds = [];
+  return old.call(this, renewal, hold);
+});
+const guardsNothing = () => plant(Core, 'call', (old) => function call(request, words, ...rest) {
+  return old.call(this, request, words[0] === 'DLOCK.GUARD' ? words.slice(words.indexOf('SET')) : words, ...rest);
+});
+const hidesWhy = () => plant(Keeper, 'round', (old) => function round() {
+  return old.call(this).catch(() => { throw new Unreachable('it failed'); });
+});
+/** And so it is kept for as long as the client lives. */
+const keepsWhatIsNotReleased = () => plant(Core, 'lose', (old) => function lose(renewal, reason) {
+  if (reason !== 'it cannot be given back') old.call(this, renewal, reason);
+});
+const diesWithoutPing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
+  const reply = old.call(this, words, ...rest);
+  if (words[0] === 'PING') reply.catch((error) => this.die(error));
+  return reply;
+});
+const forgetsTheOthers = () => plant(Node, 'await', (old) => function waits(request) {
+  const box = old.call(this, request);
+  this.awaited.clear();
+  return box;
 });
 const takesAnything = () => ({
   at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
@@ -106,10 +151,24 @@ const FAULTS = {
   a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,
   several_permits: onePermit, a_large_request_is_not_overtaken: onePermit, permits_outlast_a_cut: onePermit,
   permits_of_an_owner: reEntersAnything,
+  hold_over_a_failover: renewsNothingAnew, hold_over_a_switch: renewsNothingAnew, hold_over_a_slot_move: renewsNothingAnew,
+  wait_over_a_failover: waitsForEver, wait_over_a_switch: waitsForEver, wait_over_a_crash: waitsForEver,
+  wait_over_a_slot_move: waitsForEver, a_session_over_a_failover_elsewhere: renewsNothingAnew,
+  first_come_first_served: asksAgainAndAgain, a_try_takes_no_place: triesByWaiting, a_time_out_in_the_queue: leavesNothing,
+  a_session_ends_with_its_connection: noSession, readers_and_a_writer: alwaysAlone, a_semaphore_of_three: alwaysAlone,
+  an_inner_hold_ends_no_outer_one: releasesAll, two_that_wait_for_each_other: allPasses, replaced: allPasses,
+  a_name_is_of_one_client: noSuffix, no_write_after_the_loss: guardsNothing, a_refused_keep_is_the_reason: hidesWhy,
+  no_right_to_release: keepsWhatIsNotReleased, no_right_to_renew: allPasses, no_right_to_ping: diesWithoutPing,
+  closed_without_a_channel: endsQuietly, a_turn_takes_three_commands: forgetsTheOthers, a_re_entry_sends_nothing: neverReEnters,
+  no_time_out_is_too_long: counts32Bits, sixty_forgotten_at_200_ms: forgets,
+  a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
 };
-const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept'];
+const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
+  'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms'];
 
 after(closeConnections);
+
+test('every_case_has_its_fault', () => assert.deepEqual(Object.keys(FAULTS).sort(), [...cases.keys()].sort()));
 
 for (const [name, fault] of Object.entries(FAULTS)) {
   test(name, { timeout: 120_000 }, async (t) => {

@@ -82,7 +82,7 @@ final class Runner
 
     private function do_path(string $name, string $to = 'single'): void
     {
-        $target = Stage::addresses($to === 'bare' ? 'DLOCK_BARE' : 'DLOCK_SINGLE')[0];
+        $target = $to === 'replica' ? $this->replica() : Stage::addresses('DLOCK_' . strtoupper($to))[0];
         $this->paths[$name] = Stage::control("path $target");
     }
 
@@ -113,12 +113,14 @@ final class Runner
 
     private function do_freeze(string $key = 'lock', bool $replica = false): void
     {
-        $address = $this->server->addressOf($this->named($key));
-        if ($replica) {
-            [$address] = array_values(array_diff(Stage::addresses('DLOCK_PAIR'), [$address]));
-        }
-        $this->frozen[] = $address;
+        $this->frozen[] = $address = $replica ? $this->replica() : $this->server->addressOf($this->named($key));
         Stage::control("freeze $address");
+    }
+
+    /** The other one of the pair. */
+    private function replica(): string
+    {
+        return array_values(array_diff(Stage::addresses('DLOCK_PAIR'), [$this->server->addressOf($this->server->key)]))[0];
     }
 
     private function do_settings(int|string ...$settings): void
@@ -143,15 +145,39 @@ final class Runner
         $this->marks['commands'] = $seen;
     }
 
-    /** @param list<string> $words */
-    private function do_ask(array $words): void
+    private function do_fault(string $what, string $key = 'lock'): void
     {
-        $this->server->ask(...array_map(fn (string $word) => $word === 'KEY' ? $this->named('lock') : $word, $words));
+        Stage::control($what === 'switch' ? $what : "$what {$this->named($key)}");
     }
 
-    private function do_other(string $key = 'lock'): void
+    /**
+     * Some stand for something of this case.
+     *
+     * @param list<string> $words
+     *
+     * @return list<string>
+     */
+    private function words(array $words): array
     {
-        $this->server->hold('other', $this->named($key));
+        return array_map(fn (string $word): string => match ($word) {
+            'KEY' => $this->named('lock'),
+            'DATA' => $this->named('data'),
+            'USER' => end($this->users),
+            'OWNER' => $this->server->queue($this->named('lock'))[0], // of the first in the queue
+            default => $word,
+        }, $words);
+    }
+
+    /** @param list<string> $words */
+    private function do_ask(array $words, ?string $replies = null): void
+    {
+        $reply = $this->server->ask(...$this->words($words));
+        $replies === null || Assert::assertSame($replies, $reply);
+    }
+
+    private function do_other(string $key = 'lock', bool $shared = false): void
+    {
+        $this->server->hold('other', $this->named($key), ...($shared ? ['SHARED'] : []));
     }
 
     private function do_hand_over(string $key = 'lock'): void
@@ -159,12 +185,12 @@ final class Runner
         $this->server->handOver('other', $this->named($key));
     }
 
-    private function do_user(string $rule): void
+    private function do_user(string $rule, mixed ...$how): void
     {
         $name = trim($this->server->key, '{}') . count($this->users);
         $this->server->ask('ACL', 'SETUSER', $name, 'on', '>word', '~*', '&*', '+@all', $rule);
         $this->users[] = $name;
-        $this->do_client(user: $name, password: 'word');
+        $this->do_client(...['user' => $name, 'password' => 'word', ...$how]);
     }
 
     // What the server shows.
@@ -187,6 +213,17 @@ final class Runner
 
             return $holders[0]['held-ms'] > $ms;
         }, "$key is held for $ms ms");
+    }
+
+    /** The server renews it for a connection. */
+    private function do_renewed(string $key = 'lock'): void
+    {
+        Stage::until(function () use ($key) {
+            $holders = $this->server->info($this->named($key))['holders'];
+            Assert::assertNotEmpty($holders, "$key is not held any more");
+
+            return $holders[0]['auto'] === 1 && $holders[0]['client'] !== 0;
+        }, "$key is renewed");
     }
 
     private function do_connections(?string $name = null, ?string $same = null): void
@@ -218,7 +255,7 @@ final class Runner
     private function how(?string $path, float $lease, float $auto, ?string $user, ?string $password): array
     {
         return [
-            'place' => $this->place,
+            'place' => $path !== null ? 'single' : $this->place,
             'library' => $this->library,
             'lease' => $lease,
             'hangTimeout' => $auto,
@@ -259,6 +296,9 @@ final class Runner
         ?string $owner = null,
         ?int $limit = null,
         ?int $permits = null,
+        bool $shared = false,
+        bool $session = false,
+        bool $at_once = false,
         mixed ...$how,
     ): void {
         if ($slots) { // a key of another node for each
@@ -270,7 +310,13 @@ final class Runner
         }
         $worker = $this->clients[$client];
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
-        $this->judge($worker, $worker->lock($this->named($key), $timeout, ...compact('owner', 'limit', 'permits')), $gives, ...$how);
+        $options = compact('owner', 'limit', 'permits', 'shared', 'session');
+        $work = fn (): array => $worker->lock($this->named($key), $timeout, ...$options);
+        for ($i = 0; $at_once && ($took ?? 1.0) >= 0.05; ++$i) {
+            Assert::assertLessThan(20, $i, 'a busy machine is late by itself: one of twenty is enough');
+            $took = $work()['seconds'];
+        }
+        $this->judge($worker, $work(), $gives, ...$how);
     }
 
     private function do_start(
@@ -285,16 +331,24 @@ final class Runner
         $this->starts[$name] = [$worker, $worker->start('lock', ...['key' => $this->named($key), 'timeout' => $timeout, ...$options])];
     }
 
-    private function do_joined(string $start, string $gives): void
+    private function do_joined(string $start, string $gives, mixed ...$how): void
     {
         [$worker, $number] = $this->starts[$start];
-        $this->judge($worker, $worker->answer($number), $gives);
+        $this->judge($worker, $worker->answer($number), $gives, ...$how);
     }
 
-    private function do_release(string $hold = 'hold', ?string $gives = null): void
+    private function do_release(string $hold = 'hold', ?string $gives = null, string $text = ''): void
     {
         foreach ($this->holds[$hold] as [$worker, $id]) {
-            $this->judge($worker, $worker->do('release', id: $id), $gives ?? 'none');
+            $this->judge($worker, $worker->do('release', id: $id), $gives ?? 'none', text: $text);
+        }
+    }
+
+    /** @param list<string> $words */
+    private function do_guard(string $hold, array $words, ?string $gives = null): void
+    {
+        foreach ($this->holds[$hold] as [$worker, $id]) {
+            $this->judge($worker, $worker->do('guard', id: $id, words: $this->words($words)), $gives ?? 'none');
         }
     }
 
@@ -307,10 +361,12 @@ final class Runner
         }
     }
 
-    private function do_lost(string $hold, float $within): void
+    private function do_lost(string $hold, float $within, string $text = ''): void
     {
         foreach ($this->holds[$hold] as [$worker, $id]) {
             $worker->awaitLost($id, $within + Stage::late());
+            $told = array_filter($worker->events, static fn (array $one) => $one['event'] === 'lost' && $one['id'] === $id);
+            Assert::assertStringContainsString($text, end($told)['text']);
         }
     }
 
@@ -321,7 +377,7 @@ final class Runner
         }
     }
 
-    private function do_forget(string $hold): void
+    private function do_forget(string $hold, string $key = 'lock'): void
     {
         foreach ($this->holds[$hold] as [$worker, $id]) {
             $worker->do('forget', id: $id);
@@ -351,11 +407,12 @@ final class Runner
         }
     }
 
-    private function do_logged(string $text, int $at_least, string $client = 'client'): void
+    private function do_logged(string $text, int $at_least, ?int $at_most = null, string $client = 'client'): void
     {
         $worker = $this->clients[$client];
         $seen = static fn (array $one) => str_contains($one['text'], $text);
         Stage::until(static fn () => $worker->seen('log', $seen) >= $at_least, "it says $text");
+        $at_most === null || Assert::assertLessThanOrEqual($at_most, $worker->seen('log', $seen));
     }
 
     private function do_bad(string $names, string $key = 'lock', int|string $timeout = 0, mixed ...$options): void

@@ -7,15 +7,12 @@ namespace Dlock\Tests;
 use Dlock\Connect;
 use Dlock\Exception\Closed;
 use Dlock\Exception\LockTimeout;
-use Dlock\Exception\NotHeld;
 use Dlock\Exception\Redirected;
-use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Dlock\Hold;
 use Dlock\Locks;
 use Dlock\Observer;
 use Dlock\Servers;
-use Dlock\Settings;
 use Dlock\Symfony\DlockStore;
 use PHPUnit\Framework\TestCase;
 use Psr\Log\AbstractLogger;
@@ -241,29 +238,6 @@ final class TroubleTest extends TestCase
         }
     }
 
-    /** It goes on by its lease, and no longer: nobody has it. */
-    public function testWhatMayNotBeGivenBackIsKeptNoMore(): void
-    {
-        $name = trim($this->key, '{}');
-        $this->server->ask('ACL', 'SETUSER', $name, 'on', '>word', '~*', '&*', '+@all', '-dlock.release');
-        $locks = Kinds::locks(auth: [$name, 'word'], lease: 1.5);
-        $other = $locks->lock($this->key . ':other');
-        $hold = $locks->lock($this->key);
-        try {
-            $hold->release();
-            self::fail('it may not');
-        } catch (Refused $error) {
-            self::assertSame('NOPERM', $error->code());
-        }
-        Stage::until(function () use ($locks): bool {
-            self::assertSame([], $locks->keep());
-
-            return $this->server->owners() === [];
-        }, 'its lease has ended it', 10.0);
-        self::assertFalse($other->lost());
-        $this->server->ask('ACL', 'DELUSER', $name);
-    }
-
     /** Whatever is thrown between the grant and the hold, a signal's handler's exception too, leaves no hold that nobody has. */
     public function testNothingIsHeldByNobodyAfterAGrant(): void
     {
@@ -340,13 +314,5 @@ final class TroubleTest extends TestCase
         $locks->keep(true);
         self::assertTrue($outer->lost());
         self::assertTrue($inner->lost());
-    }
-
-    /** The longest time is long, not none. */
-    public function testTheLongestTimes(): void
-    {
-        foreach ([1e18, 1e300, PHP_INT_MAX] as $long) {
-            self::assertGreaterThan(1e15, Settings::ms($long));
-        }
     }
 }

@@ -6,11 +6,14 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
+use Dlock\Exception\Deadlock;
 use Dlock\Exception\DlockException;
+use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\NoAck;
 use Dlock\Exception\NotHeld;
 use Dlock\Exception\Refused;
+use Dlock\Exception\Replaced;
 use Dlock\Hold;
 use Dlock\Locks;
 
@@ -50,6 +53,8 @@ $judge = static function (callable $work) use ($my): array {
         $got = ['got' => 'not held'];
     } catch (NoAck $error) {
         $got = ['got' => 'unconfirmed'];
+    } catch (Fenced | Replaced | Deadlock $error) {
+        $got = ['got' => strtolower((new \ReflectionClass($error))->getShortName())];
     } catch (Refused $error) {
         $got = ['got' => 'refusal'];
     } catch (DlockException $error) {
@@ -63,8 +68,8 @@ $judge = static function (callable $work) use ($my): array {
     return $got + (isset($error) ? ['text' => $error->getMessage(), 'type' => $error::class] : [])
         + ['seconds' => microtime(true) - $began];
 };
-$lost = static fn (int $id) => static function () use ($say, $id): void {
-    $say(['event' => 'lost', 'id' => $id]);
+$lost = static fn (int $id) => static function (Hold $hold) use ($say, $id): void {
+    $say(['event' => 'lost', 'id' => $id, 'text' => $hold->reason()]);
 };
 $does = [
     'client' => static function (array $how) use ($my, $logger): array {

@@ -115,13 +115,32 @@ impl Case {
         self.clients.insert(name, Locks::with(clients, settings).expect("good settings"));
     }
 
+    /// Those of a step. Some stand for something of this case.
+    async fn words(&self, step: &Json) -> Vec<String> {
+        let mut words = Vec::new();
+        for word in step["words"].as_array().expect("words").iter().filter_map(Json::as_str) {
+            words.push(match word {
+                "KEY" => self.named("lock"),
+                "DATA" => self.named("data"),
+                "USER" => self.users.last().expect("a user").clone(),
+                // Of the first in the queue.
+                "OWNER" => stage::text(&self.server.info_at(&self.named("lock")).await.queue[0], "owner"),
+                _ => word.to_owned(),
+            });
+        }
+        words
+    }
+
     /// A try, or a wait.
     fn wanted(&self, step: &Json) -> JoinHandle<Took> {
         let locks = &self.clients[word(step, "client", "client")];
         let request = limited(locks.on(self.named(word(step, "key", "lock"))), step);
         let timeout = match step.get("timeout") {
             Some(Json::Null) => None,
-            Some(timeout) => Some(Duration::from_secs_f64(timeout.as_f64().expect("seconds"))),
+            Some(timeout) => {
+                let seconds = timeout.as_f64().expect("seconds");
+                Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+            }
             None => Some(PATIENCE),
         };
         tokio::spawn(async move {
@@ -156,8 +175,11 @@ impl Case {
         let key = self.named(word(step, "key", "lock"));
         match word(step, "do", "") {
             "path" => {
-                let to = if word(step, "to", "single") == "bare" { "DLOCK_BARE" } else { "DLOCK_SINGLE" };
-                let path = control(format!("path {}", std::env::var(to).expect("it is set"))).await;
+                let to = match word(step, "to", "single") {
+                    "replica" => self.server.replica().await,
+                    to => std::env::var(format!("DLOCK_{}", to.to_uppercase())).expect("it is set"),
+                };
+                let path = control(format!("path {to}")).await;
                 self.paths.insert(word(step, "as", "").to_owned(), path);
             }
             what @ ("close" | "silence" | "sound" | "cut") => {
@@ -211,6 +233,17 @@ impl Case {
                     self.taken.push(address);
                     self.spread.insert(word(step, "key", "").to_owned(), key);
                 }
+                let mut took = None;
+                // A busy machine is late by itself: one of twenty is enough.
+                for _ in 0..if step["at_once"].as_bool() == Some(true) { 20 } else { 0 } {
+                    let began = Instant::now();
+                    drop(self.wanted(step).await);
+                    took = Some(began.elapsed());
+                    if began.elapsed() < Duration::from_millis(50) {
+                        break;
+                    }
+                }
+                assert!(took.is_none_or(|took| took < Duration::from_millis(50)), "{step}: {took:?}");
                 let began = Instant::now();
                 let took = self.wanted(step).await.expect("no panic");
                 self.judge(step, began, took).await;
@@ -240,19 +273,24 @@ impl Case {
                     let released = hold.release().await;
                     match step["gives"].as_str() {
                         None => released.expect("it was held"),
-                        Some(gives) => assert_eq!(verdict(&released.expect_err("an error")), gives),
+                        Some(gives) => {
+                            let error = released.expect_err("an error");
+                            assert_eq!(verdict(&error), gives);
+                            assert!(error.to_string().contains(word(step, "text", "")), "{error}");
+                        }
                     }
                 }
             }
             "lost" => {
                 for hold in &self.holds[word(step, "hold", "")] {
                     let within = seconds(step, "within", 0.0) + late();
-                    tokio::time::timeout(within, hold.lost()).await.expect("it is told");
+                    let reason = tokio::time::timeout(within, hold.lost()).await.expect("it is told");
+                    assert!(reason.contains(word(step, "text", "")), "{reason}");
                 }
             }
             "kept" => assert!(!self.holds[word(step, "hold", "")].iter().any(Hold::is_lost)),
             "forget" => drop(self.holds.remove(word(step, "hold", ""))),
-            "end" => self.clients["client"].close(),
+            "end" => self.clients[word(step, "client", "client")].close(),
             "cycles" => {
                 let count = step["count"].as_u64().expect("a count");
                 let work = |_| {
@@ -274,12 +312,41 @@ impl Case {
                     request.lock().await.expect("the lock").release().await.expect("it was held");
                 }
             }
-            "other" => self.server.hold_at(&key, "").await,
+            "other" => {
+                let shared = step["shared"].as_bool() == Some(true);
+                self.server.hold_at(&key, if shared { " SHARED" } else { "" }).await;
+            }
             "hand_over" => drop(self.server.hand_over_at(&key, "other").await),
             "ask" => {
-                let words: Vec<&str> =
-                    step["words"].as_array().expect("words").iter().filter_map(Json::as_str).collect();
-                let _: redis::Value = self.server.ask_at(&key, &words.join(" ")).await;
+                let words = self.words(step).await;
+                let reply: redis::Value = self.server.ask_at(&key, &words.join(" ")).await;
+                if let Some(text) = step["replies"].as_str() {
+                    assert_eq!(reply, redis::Value::BulkString(text.into()));
+                }
+            }
+            "fault" => {
+                let what = word(step, "what", "");
+                control(if what == "switch" { what.to_owned() } else { format!("{what} {key}") }).await;
+            }
+            "renewed" => {
+                until("it is renewed", || async {
+                    let holders = self.server.info_at(&key).await.holders;
+                    let holder = holders.first().expect("it is held");
+                    int(holder, "auto") == 1 && int(holder, "client") != 0
+                })
+                .await;
+            }
+            "guard" => {
+                let words = self.words(step).await;
+                let mut command = redis::cmd(&words[0]);
+                command.arg(&words[1..]);
+                for hold in &self.holds[word(step, "hold", "")] {
+                    let guarded = hold.guard(&command).await;
+                    match step["gives"].as_str() {
+                        None => drop(guarded.expect("it was held")),
+                        Some(gives) => assert_eq!(verdict(&guarded.expect_err("an error")), gives),
+                    }
+                }
             }
             "queued" => {
                 let count = step["count"].as_u64().expect("a count");
@@ -335,13 +402,19 @@ impl Case {
     }
 }
 
-/// Gives a request the owner, the limit and the permits that a step names.
+/// Gives a request what a step names.
 fn limited(mut request: Request, step: &Json) -> Request {
     if let Some(owner) = step["owner"].as_str() {
         request = request.owner(owner);
     }
     if let Some(limit) = step["limit"].as_u64() {
         request = request.limit(limit);
+    }
+    if step["shared"].as_bool() == Some(true) {
+        request = request.shared();
+    }
+    if step["session"].as_bool() == Some(true) {
+        request = request.session();
     }
     match step["permits"].as_u64() {
         Some(permits) => request.permits(permits),
@@ -353,6 +426,9 @@ fn verdict(error: &Error) -> &'static str {
     match error {
         Error::NotHeld(_) => "not held",
         Error::NoAck(_) => "unconfirmed",
+        Error::Fenced(_) => "fenced",
+        Error::Replaced(_) => "replaced",
+        Error::Deadlock(_) => "deadlock",
         Error::Closed => "failure",
         Error::Redis(error) if error.is_io_error() => "failure",
         _ => "refusal",
@@ -423,11 +499,13 @@ fn main() {
         }
     };
     alone.into_iter().for_each(&play);
-    // What one does to the pair all others there would feel.
+    // What one does to the pair, or to the cluster, all others there would feel.
     let (pair, others): (Vec<&Json>, Vec<&Json>) = others.into_iter().partition(|case| case["at"] == "pair");
+    let (cluster, others): (Vec<&Json>, Vec<&Json>) = others.into_iter().partition(|case| case["at"] == "cluster");
     let play = &play;
     std::thread::scope(|scope| {
         scope.spawn(move || pair.into_iter().for_each(play));
+        scope.spawn(move || cluster.into_iter().for_each(play));
         others.into_iter().for_each(|case| drop(scope.spawn(move || play(case))));
     });
     let failed = failed.into_inner().expect("no panic");

@@ -15,35 +15,19 @@ use tokio::task::JoinHandle;
 
 tests! {
     counts_to_a_thousand in Single, Cluster;
-    first_come_first_served in Single, Cluster;
-    try_lock_does_not_wait in Single, Cluster;
     wait_longer_than_the_time_out in Single, Cluster;
     cancelled_wait in Single, Cluster;
-    deadline_passes in Single, Cluster;
     cancel_at_the_grant in Single, Cluster;
     killed_waiter in Single, Cluster;
     killed_at_the_grant in Single, Cluster;
     killed_holder in Single, Cluster;
     keeps_it_for_ten_leases in Single;
-    cut_connection in Single, Cluster;
-    forced_release in Single, Cluster;
-    deleted_key in Single, Cluster;
-    no_write_after_the_loss in Single, Cluster;
-    replaced_is_final in Single, Cluster;
     replaced_at_the_end_of_a_slice in Single;
     an_upgrade_is_refused_at_once in Single;
-    a_name_is_nobody_elses in Single;
+    an_owner_begins_with_host_and_process in Single;
     a_named_owner_asks_in_turn in Single;
     a_dropped_hold_is_taken_again in Single;
-    errors_of_its_own in Single, Cluster;
-    gives_back_only_its_own in Single, Cluster;
-    shared_and_counted in Single, Cluster;
     many_over_several_slots in Single, Cluster;
-    hold_over_a_failover in Cluster, Pair;
-    wait_over_a_failover in Cluster, Pair;
-    wait_over_a_crash in Cluster;
-    hold_over_a_slot_move in Cluster;
-    wait_over_a_slot_move in Cluster;
     a_thousand_waits_on_one_connection in Single, Cluster;
     no_two_lead in Single;
 }
@@ -115,37 +99,6 @@ mod scenes {
         server.await_gone().await;
     }
 
-    pub async fn first_come_first_served(server: Server) {
-        let locks = server.locks();
-        server.hold("").await;
-        let mut waits = Vec::new();
-        for i in 0..8 {
-            waits.push(start(&locks, &server.key));
-            server.await_queued(i + 1).await;
-        }
-        let in_line = server.queue().await;
-        let mut owner = "other".to_owned();
-        for (wait, next) in waits.into_iter().zip(in_line) {
-            assert_eq!(server.hand_over(&owner).await.as_ref(), Some(&next));
-            // Its owner has it in hand; who gives it back for it is the test.
-            std::mem::forget(end(wait).await);
-            owner = next;
-        }
-        server.hand_over(&owner).await;
-    }
-
-    pub async fn try_lock_does_not_wait(server: Server) {
-        let locks = server.locks();
-        server.hold("").await;
-        assert!(locks.on(&server.key).try_lock().await.expect("an answer").is_none());
-        assert!(server.queue().await.is_empty());
-        server.hand_over("other").await;
-        let hold = locks.on(&server.key).try_lock().await.expect("an answer").expect("the lock");
-        assert_eq!(server.owners(&server.key).await.len(), 1);
-        hold.release().await.expect("it was held");
-        server.await_gone().await;
-    }
-
     pub async fn wait_longer_than_the_time_out(server: Server) {
         let (locks, others) = (server.locks(), server.locks());
         server.hold("").await;
@@ -176,21 +129,6 @@ mod scenes {
         server.await_queued(2).await;
         first.abort();
         assert!(first.await.is_err_and(|error| error.is_cancelled()));
-        server.await_queued(1).await;
-        let next = server.queue().await;
-        assert_eq!(server.hand_over("other").await.as_ref(), next.first());
-        end(second).await.release().await.expect("it was held");
-        server.await_gone().await;
-    }
-
-    pub async fn deadline_passes(server: Server) {
-        let locks = server.locks();
-        server.hold("").await;
-        let first = tokio::spawn(locks.on(&server.key).timeout(Duration::from_secs(5)).lock());
-        server.await_queued(1).await;
-        let second = start(&locks, &server.key);
-        server.await_queued(2).await;
-        assert!(matches!(first.await.expect("no panic"), Err(Error::Timeout { .. })));
         server.await_queued(1).await;
         let next = server.queue().await;
         assert_eq!(server.hand_over("other").await.as_ref(), next.first());
@@ -301,74 +239,6 @@ mod scenes {
         server.await_gone().await;
     }
 
-    pub async fn cut_connection(server: Server) {
-        let hold = server.locks_for(LONG).on(&server.key).lock().await.expect("the lock");
-        let client = int(&server.info().await.holders[0], "client");
-        let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
-        until("another connection keeps it", || async {
-            let now = int(&server.info().await.holders[0], "client");
-            now != 0 && now != client
-        })
-        .await;
-        await_kept(&server, &hold, 0).await;
-        hold.release().await.expect("it was held");
-        let locks = server.locks();
-        let hold = locks.on(&server.key).session().lock().await.expect("the lock");
-        let client = int(&server.info().await.holders[0], "client");
-        let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
-        assert_lost(hold).await;
-    }
-
-    async fn assert_lost(hold: Hold) {
-        drop(tokio::time::timeout(PATIENCE, hold.lost()).await.expect("it is told"));
-        assert!(matches!(hold.release().await, Err(Error::NotHeld(_))));
-    }
-
-    pub async fn forced_release(server: Server) {
-        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
-        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
-        assert_lost(hold).await;
-    }
-
-    pub async fn deleted_key(server: Server) {
-        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
-        let _: u64 = server.ask("DEL KEY").await;
-        assert_lost(hold).await;
-    }
-
-    pub async fn no_write_after_the_loss(server: Server) {
-        let (locks, data) = (server.locks(), format!("{}:data", server.key));
-        let late = locks.on(&server.key).lock().await.expect("the lock");
-        late.guard(cmd("SET").arg(&data).arg("late")).await.expect("it is held");
-        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
-        let hold = locks.on(&server.key).lock().await.expect("the lock");
-        hold.guard(cmd("SET").arg(&data).arg("next")).await.expect("it is held");
-        let refused = late.guard(cmd("SET").arg(&data).arg("too late")).await;
-        assert!(matches!(refused, Err(Error::Fenced(_))), "{refused:?}");
-        assert_eq!(server.ask_at::<String>(&data, "GET KEY").await, "next");
-        hold.release().await.expect("it was held");
-    }
-
-    pub async fn replaced_is_final(server: Server) {
-        let locks = server.locks();
-        server.hold("").await;
-        let wait = tokio::spawn(locks.on(&server.key).owner("one-name").lock());
-        server.await_queued(1).await;
-        let owner = server.queue().await.remove(0);
-        let words = format!("DLOCK.FAIRACQUIRE KEY {owner} 600000 BLOCK 20000");
-        let other = server.ask::<Value>(&words);
-        let watch = async {
-            assert!(matches!(wait.await.expect("no panic"), Err(Error::Replaced(_))));
-            // The place is the other's, and stays it.
-            assert_eq!(server.queue().await, [&*owner]);
-            server.hand_over("other").await
-        };
-        let (granted, next) = tokio::join!(other, watch);
-        assert!(matches!(granted, Value::Array(_)), "{granted:?}");
-        assert_eq!(next.as_deref(), Some(&*owner));
-        server.hand_over(&owner).await;
-    }
-
     pub async fn replaced_at_the_end_of_a_slice(server: Server) {
         server.hold("").await;
         // A program with one thread, which is busy from before the other asks until after the slice.
@@ -421,11 +291,10 @@ mod scenes {
         server.await_gone().await;
     }
 
-    /// The server shows host and process, and another client of the same name is another owner.
-    pub async fn a_name_is_nobody_elses(server: Server) {
-        let (locks, others) = (server.locks(), server.locks());
+    /// The server shows host and process.
+    pub async fn an_owner_begins_with_host_and_process(server: Server) {
+        let locks = server.locks();
         let hold = locks.on(&server.key).owner("me").lock().await.expect("the lock");
-        assert!(others.on(&server.key).owner("me").try_lock().await.expect("an answer").is_none());
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
         let begin = format!("{}/{}/", host.trim(), std::process::id());
         let owner = String::from_utf8(hold.owner().to_vec()).expect("a text");
@@ -466,72 +335,6 @@ mod scenes {
         hold.release().await.expect("it was held");
     }
 
-    pub async fn errors_of_its_own(server: Server) {
-        let locks = server.locks();
-        let (a, b) = (format!("{}:a", server.key), format!("{}:b", server.key));
-        let one = locks.on(&a).owner("one").lock().await.expect("the lock");
-        let two = locks.on(&b).owner("two").lock().await.expect("the lock");
-        let wait = tokio::spawn(locks.on(&b).owner("one").lock());
-        server.await_queued_at(&b, 1).await;
-        let refused = locks.on(&a).owner("two").timeout(2 * PATIENCE).lock().await;
-        assert!(matches!(&refused, Err(Error::Deadlock(circle)) if circle.contains("one")));
-        assert!(server.info_at(&a).await.queue.is_empty());
-        two.release().await.expect("it was held");
-        end(wait).await.release().await.expect("it was held");
-        let _: u64 = server.ask_at(&a, "DLOCK.FORCERELEASE KEY").await;
-        let refused = one.guard(cmd("SET").arg(format!("{a}:x")).arg(1)).await;
-        assert!(matches!(refused, Err(Error::Fenced(_))));
-        assert!(matches!(one.release().await, Err(Error::NotHeld(_))));
-    }
-
-    pub async fn gives_back_only_its_own(server: Server) {
-        let locks = server.locks();
-        server.hold(" SHARED").await;
-        let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        let writing = locks.on(&server.key).owner("another").timeout(Duration::from_millis(300));
-        assert!(matches!(writing.lock().await, Err(Error::Timeout { .. })));
-        until("the try has left", || async { server.queue().await.is_empty() }).await;
-        let owners = server.owners(&server.key).await;
-        assert_eq!(owners.len(), 2, "{owners:?}");
-        // Counted here: the server knows of one hold.
-        let inner = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        assert_eq!(inner.token(), outer.token());
-        let held = format!("DLOCK.HELD KEY {}", String::from_utf8_lossy(outer.owner()));
-        assert_eq!(server.ask::<Vec<Value>>(&held).await[1], Value::Int(1));
-        inner.release().await.expect("it was held");
-        await_kept(&server, &outer, 2).await;
-        outer.release().await.expect("it was held");
-        server.hand_over("other").await;
-    }
-
-    pub async fn shared_and_counted(server: Server) {
-        let locks = server.locks();
-        let mut readers = Vec::new();
-        for _ in 0..3 {
-            readers.push(locks.on(&server.key).shared().lock().await.expect("the lock"));
-        }
-        let writer = start(&locks, &server.key);
-        server.await_queued(1).await;
-        let try_shared = || async { locks.on(&server.key).shared().try_lock().await.expect("an answer") };
-        assert!(try_shared().await.is_none(), "not past the writer");
-        release_all(readers).await.expect("they were held");
-        let writer = end(writer).await;
-        assert!(try_shared().await.is_none());
-        writer.release().await.expect("it was held");
-        let mut permits = Vec::new();
-        for _ in 0..3 {
-            permits.push(locks.on(&server.key).limit(3).lock().await.expect("the lock"));
-        }
-        assert!(locks.on(&server.key).limit(3).try_lock().await.expect("an answer").is_none());
-        let fourth = tokio::spawn(locks.on(&server.key).limit(3).lock());
-        server.await_queued(1).await;
-        permits.pop().expect("three").release().await.expect("it was held");
-        permits.push(end(fourth).await);
-        assert_eq!(server.info().await.holders.len(), 3);
-        release_all(permits).await.expect("they were held");
-        server.await_gone().await;
-    }
-
     pub async fn many_over_several_slots(server: Server) {
         let locks = server.locks();
         let keys: Vec<String> = (0..4).map(|i| format!("{{{i}{}}}", server.key.trim_start_matches('{'))).collect();
@@ -556,63 +359,6 @@ mod scenes {
         for (key, owners) in keys.iter().zip([vec![], vec![], vec!["other"], vec![]]) {
             until("the others are given back", || async { server.owners(key).await == owners }).await;
         }
-    }
-
-    async fn fault(server: &Server, cluster: &str) {
-        match server.place {
-            Pair => drop(control("switch".into()).await),
-            _ => drop(control(format!("{cluster} {}", server.key)).await),
-        }
-    }
-
-    async fn holds_over(server: &Server, what: &str) {
-        let hold = server.locks_for(LONG).on(&server.key).lock().await.expect("the lock");
-        fault(server, what).await;
-        // The new server knows nothing of connections: until the client has said it again nobody renews.
-        await_kept(server, &hold, 0).await;
-        hold.guard(cmd("SET").arg(format!("{}:x", server.key)).arg(1)).await.expect("it is held");
-        hold.release().await.expect("it was held");
-        server.await_gone().await;
-    }
-
-    async fn waits_over(server: &Server, what: &str) {
-        let (locks, others) = (server.locks(), server.locks());
-        server.hold("").await;
-        let first = start(&locks, &server.key);
-        server.await_queued(1).await;
-        let second = start(&others, &server.key);
-        server.await_queued(2).await;
-        let in_line = server.queue().await;
-        fault(server, what).await;
-        until("both are back", || async {
-            server.info().await.queue.iter().filter(|place| text(place, "kind") == "ticket").count() == 2
-        })
-        .await;
-        assert_eq!(server.queue().await, in_line);
-        assert_eq!(server.hand_over("other").await.as_ref(), Some(&in_line[0]));
-        end(first).await.release().await.expect("it was held");
-        end(second).await.release().await.expect("it was held");
-        server.await_gone().await;
-    }
-
-    pub async fn hold_over_a_failover(server: Server) {
-        holds_over(&server, "failover").await;
-    }
-
-    pub async fn wait_over_a_failover(server: Server) {
-        waits_over(&server, "failover").await;
-    }
-
-    pub async fn wait_over_a_crash(server: Server) {
-        waits_over(&server, "crash").await;
-    }
-
-    pub async fn hold_over_a_slot_move(server: Server) {
-        holds_over(&server, "move").await;
-    }
-
-    pub async fn wait_over_a_slot_move(server: Server) {
-        waits_over(&server, "move").await;
     }
 
     pub async fn a_thousand_waits_on_one_connection(server: Server) {

@@ -7,7 +7,6 @@ import static dlock.Stage.PATIENCE;
 import static dlock.Stage.result;
 import static dlock.Stage.text;
 import static dlock.Stage.until;
-import static dlock.Stage.untilSeen;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
 import static java.util.concurrent.TimeUnit.SECONDS;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -33,7 +32,6 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.BlockingQueue;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -66,33 +64,12 @@ class DLocksTest {
     @Retention(RetentionPolicy.RUNTIME)
     @interface Alone {}
 
-    /** Moves a slot, or a role: nobody else's locks are to go along. */
-    @ParameterizedTest
-    @MethodSource("inCluster")
-    @ResourceLock("the servers")
-    @Retention(RetentionPolicy.RUNTIME)
-    @interface MovesInCluster {}
-
-    @ParameterizedTest
-    @MethodSource("replicated")
-    @ResourceLock("the servers")
-    @Retention(RetentionPolicy.RUNTIME)
-    @interface MovesReplicated {}
-
     static Stream<Stage> everywhere() {
         return in("single", "cluster");
     }
 
     static Stream<Stage> alone() {
         return in("single");
-    }
-
-    static Stream<Stage> inCluster() {
-        return in("cluster");
-    }
-
-    static Stream<Stage> replicated() {
-        return in("cluster", "pair");
     }
 
     private static Stream<Stage> in(String... places) {
@@ -190,26 +167,6 @@ class DLocksTest {
     }
 
     @Everywhere
-    void firstComeFirstServed(Stage s) throws Exception {
-        DLocks locks = s.locks(LONG);
-        s.hold();
-        List<Future<String>> waits = new ArrayList<>();
-        for (int i = 0; i < 8; i++) {
-            waits.add(lock(s.actor(), locks, s.key));
-            s.awaitQueued(i + 1);
-        }
-        List<String> inLine = s.queue();
-        List<String> served = new ArrayList<>(List.of(s.handOver()));
-        for (Future<String> wait : waits) {
-            String owner = result(wait);
-            if (served.size() < inLine.size()) {
-                served.add(s.handOver(owner));
-            }
-        }
-        assertEquals(inLine, served);
-    }
-
-    @Everywhere
     void tryLockDoesNotWait(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -301,22 +258,6 @@ class DLocksTest {
         until("it goes on", () -> s.places(s.key).get(0).number("waited-ms") > waited + 1500);
         assertEquals(place, s.handOver());
         assertTrue(result(wait));
-        s.awaitGone();
-    }
-
-    @Everywhere
-    void deadlinePasses(Stage s) throws Exception {
-        DLocks locks = s.locks();
-        s.hold();
-        Future<Boolean> first = s.actor().start(() -> locks.lock(s.key).tryLock(3, SECONDS));
-        s.awaitQueued(1);
-        Future<String> second = lock(s.actor(), locks, s.key);
-        s.awaitQueued(2);
-        assertFalse(result(first));
-        s.awaitQueued(1);
-        String next = s.handOver();
-        assertEquals(next, result(second));
-        s.handOver(next);
         s.awaitGone();
     }
 
@@ -444,33 +385,8 @@ class DLocksTest {
     }
 
     @Everywhere
-    void cutConnection(Stage s) throws Exception {
-        DLock lock = s.locks(LONG).lock(s.key);
-        try (var hold = lock.hold()) {
-            long before = s.holder().number("client");
-            s.ask(s.key, "CLIENT", "KILL", "ID", before);
-            until("it is taken up again", () -> !Set.of(0L, before).contains(s.holder().number("client")));
-            assertEquals(hold.token(), s.holder().number("token"));
-            assertEquals(1, s.holder().number("auto"));
-            assertFalse(lock.isLost());
-        }
-        s.awaitGone();
-        BlockingQueue<Long> told = new LinkedBlockingQueue<>();
-        DLock tied = s.locks().lock(s.key).session().onLost(hold -> told.add(hold.token()));
-        tied.lock();
-        s.ask(s.key, "CLIENT", "KILL", "ID", s.holder().number("client"));
-        assertEquals(tied.token(), told.poll(PATIENCE, SECONDS));
-        assertThrows(NotHeld.class, tied::unlock);
-    }
-
-    @Everywhere
     void forcedRelease(Stage s) throws Exception {
         isToldOf(s, "DLOCK.FORCERELEASE");
-    }
-
-    @Everywhere
-    void deletedKey(Stage s) throws Exception {
-        isToldOf(s, "DEL");
     }
 
     private static void isToldOf(Stage s, String loss) throws Exception {
@@ -487,45 +403,6 @@ class DLocksTest {
         lock.lock();
         lock.unlock();
         s.awaitGone();
-    }
-
-    @Everywhere
-    void noWriteAfterTheLoss(Stage s) throws Exception {
-        DLocks locks = s.locks();
-        String data = s.key + ":data";
-        Actor late = s.actor();
-        late.run(() -> {
-            locks.lock(s.key).lock();
-            locks.lock(s.key).guard("SET", data, "late");
-        });
-        s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
-        try (var hold = locks.lock(s.key).hold()) {
-            hold.guard("SET", data, "next");
-            assertThrows(DLockException.Fenced.class, () -> late.run(() -> locks.lock(s.key).guard("SET", data, "too late")));
-            assertEquals("next", text(s.ask(data, "GET", data)));
-        }
-    }
-
-    @Everywhere
-    void replacedIsFinal(Stage s) throws Exception {
-        DLocks locks = s.locks(LONG);
-        s.hold();
-        Actor actor = s.actor();
-        Actor otherActor = s.actor();
-        HostAndPort node = s.node(s.key).getHostAndPort();
-        Connection connection = otherActor.run(() -> Stage.connect(node));
-        Future<String> wait = lock(actor, locks, s.key);
-        s.awaitQueued(1);
-        String owner = s.queue().get(0);
-        // It has just asked, so it will not ask again before it hears of this.
-        Future<Object> other = otherActor.start(() ->
-                Stage.send(connection, "DLOCK.FAIRACQUIRE", s.key, owner, 600_000, "BLOCK", 60_000));
-        assertThrows(DLockException.Replaced.class, () -> result(wait));
-        // The place is the other's, and stays it.
-        assertEquals(List.of(owner), s.queue());
-        assertEquals(owner, s.handOver());
-        assertTrue(result(other) instanceof List<?>);
-        connection.disconnect();
     }
 
     @Everywhere
@@ -591,43 +468,6 @@ class DLocksTest {
             }
         });
         assertTrue(real.getSuppressed()[0] instanceof NotHeld);
-    }
-
-    @Everywhere
-    void sharedAndCounted(Stage s) throws Exception {
-        DLocks locks = s.locks(LONG);
-        DLocks.ReadWrite lock = locks.readWrite(s.key);
-        List<Actor> readers = List.of(s.actor(), s.actor(), s.actor());
-        for (Actor reader : readers) {
-            reader.run(() -> lock.readLock().lock());
-        }
-        Actor writer = s.actor();
-        Future<?> writing = writer.start(() -> lock.writeLock().lock());
-        s.awaitQueued(1);
-        assertFalse(lock.readLock().tryLock(), "not past the writer");
-        for (Actor reader : readers) {
-            reader.run(() -> lock.readLock().unlock());
-        }
-        result(writing);
-        assertEquals(1, s.owners().size());
-        assertFalse(lock.readLock().tryLock());
-        writer.run(() -> lock.writeLock().unlock());
-
-        DLock permits = locks.semaphore(s.key, 3);
-        for (Actor one : readers) {
-            one.run(() -> permits.lock());
-        }
-        assertFalse(permits.tryLock());
-        Actor fourth = s.actor();
-        Future<?> waits = fourth.start(() -> permits.lock());
-        s.awaitQueued(1);
-        readers.get(0).run(permits::unlock);
-        result(waits);
-        assertEquals(3, s.owners().size());
-        for (Actor one : List.of(readers.get(1), readers.get(2), fourth)) {
-            one.run(permits::unlock);
-        }
-        s.awaitGone();
     }
 
     /** A thread takes its permits at once, is counted when it asks again, and gives them back with its last release. */
@@ -769,74 +609,6 @@ class DLocksTest {
             }
             s.awaitGone();
         }
-    }
-
-    @MovesReplicated
-    void holdOverAFailover(Stage s) throws Exception {
-        holdOver(s, failover(s));
-    }
-
-    @MovesInCluster
-    void holdOverASlotMove(Stage s) throws Exception {
-        holdOver(s, "move " + s.key);
-    }
-
-    private static String failover(Stage s) {
-        return s.place.equals("pair") ? "switch" : "failover " + s.key;
-    }
-
-    private static void holdOver(Stage s, String fault) throws Exception {
-        DLock lock = s.locks(LONG).lock(s.key);
-        try (var hold = lock.hold()) {
-            assertEquals(1, s.holder().number("auto"));
-            s.control(fault);
-            // The new server knows nothing of connections: until the client has said it again nobody renews.
-            until("it is taken up again", () -> s.holder().number("auto") == 1);
-            assertEquals(hold.token(), s.holder().number("token"));
-            assertNotEquals(0, s.holder().number("client"));
-            assertFalse(lock.isLost());
-            assertEquals("OK", text(hold.guard("SET", s.key + ":x", 1)));
-        }
-        s.awaitGone();
-    }
-
-    @MovesReplicated
-    void waitOverAFailover(Stage s) throws Exception {
-        waitOver(s, failover(s));
-    }
-
-    @MovesInCluster
-    void waitOverACrash(Stage s) throws Exception {
-        waitOver(s, "crash " + s.key);
-    }
-
-    @MovesInCluster
-    void waitOverASlotMove(Stage s) throws Exception {
-        waitOver(s, "move " + s.key);
-    }
-
-    private static void waitOver(Stage s, String fault) throws Exception {
-        DLocks locks = new DLocks(Stage.connector(s.library, s.place),
-                Settings.DEFAULT.lease(LONG).queueGrace(Duration.ofSeconds(30)));
-        s.hold();
-        List<Actor> actors = List.of(s.actor(), s.actor());
-        List<Future<String>> waits = new ArrayList<>();
-        for (Actor actor : actors) {
-            waits.add(lock(actor, locks, s.key));
-            s.awaitQueued(waits.size());
-        }
-        List<String> inLine = s.queue();
-        s.control(fault);
-        List<String> back = List.of("other holds", "ticket of " + inLine.get(0), "ticket of " + inLine.get(1));
-        untilSeen("both are back", back, () -> Stream.concat(s.owners().stream().map(owner -> owner + " holds"),
-                s.places(s.key).stream().map(row -> row.word("kind") + " of " + row.word("owner"))).toList());
-        assertEquals(inLine.get(0), s.handOver());
-        for (int i = 0; i < 2; i++) {
-            assertEquals(inLine.get(i), result(waits.get(i)));
-            actors.get(i).run(() -> locks.lock(s.key).unlock());
-        }
-        s.awaitGone();
-        locks.close();
     }
 
     @ParameterizedTest

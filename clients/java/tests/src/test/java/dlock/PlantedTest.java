@@ -45,7 +45,7 @@ class PlantedTest {
             new Fault("hung_try hung_later", "Core", "replyNanos = settings.replyTimeout().toNanos()", "replyNanos = 20_000_000_000L"),
             new Fault("silent_path", "Core", "BootClock.look();\n        long now", "if (!closed) return;\n long now"),
             new Fault("slow_path", "Core", "replyNanos = settings.replyTimeout().toNanos()", "replyNanos = 150_000_000L"),
-            new Fault("wrong_password no_right_to_the_command no_module", "DLockException",
+            new Fault("wrong_password no_right_to_the_command no_module replaced no_right_to_renew", "DLockException",
                     "return PASSING.contains(refused.code())", "return refused != null"),
             new Fault("no_channel", "Wait", "if (denied) {\n            take.poll()", "if (!denied) {\n take.poll()"),
             new Fault("two_dead_links_of_five one_hung_node_of_three", "Keeper", "{\n                    round();",
@@ -54,16 +54,32 @@ class PlantedTest {
                     "renewal -> true"),
             new Fault("forced deleted expired", "Keeper", "List<?> lost = (List<?>) reply.get(2);",
                     "List<?> lost = List.of(); link.renewals = (int) Math.min(link.renewals, count);"),
-            new Fault("cut_and_kept", "Keeper", "if (!loose.isEmpty()) {", "if (loose == null) {"),
-            new Fault("cut_wait", "Subscriber", "all.forEach(one -> one.told(word, 0, 0));", ""),
-            new Fault("after_close", "Core", "if (closed) {\n            return;", "if (!closed) {\n return;"),
+            new Fault("cut_and_kept hold_over_a_failover hold_over_a_switch hold_over_a_slot_move a_session_over_a_failover_elsewhere", "Keeper",
+                     "if (!loose.isEmpty()) {", "if (loose == null) {"),
+            new Fault("cut_wait wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move", "Subscriber",
+                     "all.forEach(one -> one.told(word, 0, 0));", ""),
+            new Fault("after_close closed_without_a_channel", "Core", "if (closed) {\n            return;", "if (!closed) {\n return;"),
             new Fault("a_thousand_cycles", "Routes", "node.link(request.slot).whenComplete", "node.open().whenComplete"),
-            new Fault("dropped", "Keeper", "if (renewal.hold == one) {", "if (renewal.hold == null) {"),
+            new Fault("dropped sixty_forgotten_at_200_ms", "Keeper", "if (renewal.hold == one) {", "if (renewal.hold == null) {"),
             new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
             new Fault("a_hold_that_may_not_last", "Keeper", "if (current.brief) {", "if (current == null) {"),
-            new Fault("a_time_out_leaves_no_place", "Take", "(why != null || timeout != 0)", "why != null"),
+            new Fault("a_time_out_leaves_no_place a_time_out_in_the_queue", "Take", "(why != null || timeout != 0)", "why != null"),
             new Fault("several_permits a_large_request_is_not_overtaken permits_outlast_a_cut", "Request", "return permits == 1 ?",
                     "return permits > 0 ?"),
+            new Fault("first_come_first_served", "Take", "placed();\n                    begin(node);\n                    wait.begin();",
+                    "core.later(50_000_000, () -> step(this::askNow));"),
+            new Fault("a_try_takes_no_place", "Take", "request.take(timeout == 0)", "request.take(false)"),
+            new Fault("a_session_ends_with_its_connection", "Request", "return session ?", "return session && upgrade ?"),
+            new Fault("readers_and_a_writer a_semaphore_of_three an_inner_hold_ends_no_outer_one", "Request", "return limit == 1 ?",
+                    "return limit > 0 ?"),
+            new Fault("no_write_after_the_loss", "Hold", "Request.words(guarded)", "Request.words(words)"),
+            new Fault("a_refused_keep_is_the_reason", "Core", "(why == null ? \"\" : \": \" + why.getMessage())", "\"\""),
+            new Fault("no_right_to_release", "Keeper", "if (link.surplus > 1) {", "if (link.surplus > 1000) {"),
+            new Fault("no_right_to_ping", "Subscriber", "now.join().ping();", "end(\"it may not ping\");"),
+            new Fault("a_turn_takes_three_commands", "Take", "node.subscriber.hasWaits(request.key)", "timeout == 42"),
+            new Fault("no_time_out_is_too_long", "Asking", "return Long.MAX_VALUE / 4;", "return 1;"),
+            new Fault("a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas", "Take",
+                    "if (timeout == 0 || core.closed) {\n                finish(null, why);", "if (core.closed) {\n finish(null, why);"),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
     @Test
@@ -97,7 +113,8 @@ class PlantedTest {
                     there + File.pathSeparator + classes, "dlock.PlantedTest$Program", name)
                     .redirectErrorStream(true).redirectOutput(said);
             boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
-                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last").contains(name);
+                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last", "a_time_out_in_the_queue",
+                    "a_turn_takes_three_commands", "sixty_forgotten_at_200_ms").contains(name);
             builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
             Process program = builder.start();
             boolean ended = program.waitFor(120, TimeUnit.SECONDS);

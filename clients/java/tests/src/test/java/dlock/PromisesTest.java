@@ -4,12 +4,10 @@ package dlock;
 import static java.util.concurrent.TimeUnit.SECONDS;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLockException.Fenced;
-import dlock.DLockException.Refused;
 import dlock.DLockException.Unavailable;
 import java.io.IOException;
 import java.net.ServerSocket;
@@ -195,60 +193,6 @@ class PromisesTest {
         }
     }
 
-    /** The program may not keep locks any more: that is the reason of the loss, and nothing new is taken. */
-    @Test
-    void aRefusedKeepIsTheReason() throws Exception {
-        for (String library : LIBRARIES) {
-            try (Stage s = new Stage(library, "single")) {
-                String user = s.key.replaceAll("[{}]", "");
-                s.ask(s.key, "ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all");
-                s.closing(() -> s.ask(s.key, "ACL", "DELUSER", user));
-                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", null, user, "word"), Stage.settings(Stage.LEASE)));
-                Hold hold = locks.ask(s.key).hold();
-                s.ask(s.key, "ACL", "SETUSER", user, "-dlock.keep");
-                String why = Stage.result(hold.lost().toCompletableFuture());
-                assertTrue(why.contains("NOPERM"), why);
-                var refused = assertThrows(Refused.class, () -> locks.ask(s.key + ":other").tryHold(Duration.ZERO));
-                assertTrue(refused.getMessage().contains("NOPERM"), refused.getMessage());
-                s.ask(s.key, "ACL", "SETUSER", user, "+dlock.keep");
-                assertNotNull(locks.ask(s.key + ":other").tryHold(Duration.ofSeconds(30)));
-            }
-        }
-    }
-
-    /** An outage of the server is none of the program's threads. */
-    @Test
-    void aTryIsOneAttempt() throws Exception {
-        int free;
-        try (ServerSocket socket = new ServerSocket(0)) {
-            free = socket.getLocalPort();
-        }
-        for (String library : LIBRARIES) {
-            try (Stage s = new Stage(library, "pair")) {
-                String primary = s.node(s.key).getHostAndPort().toString();
-                String replica = java.util.stream.Stream.of(Stage.addresses("pair")).map(Object::toString)
-                        .filter(one -> !one.equals(primary)).findFirst().orElseThrow();
-                for (String[] one : List.of(new String[] {"127.0.0.1:" + free, "refused"}, new String[] {replica, "READONLY"})) {
-                    DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", one[0], null, null)));
-                    long least = Long.MAX_VALUE;
-                    String said = "";
-                    // The first one loads classes, and a busy machine is late by itself.
-                    for (int i = 0; i < 50 && least >= 50_000_000; i++) {
-                        long began = System.nanoTime();
-                        var error = assertThrows(DLockException.class, () -> locks.ask(s.key).tryHold(Duration.ZERO));
-                        long took = System.nanoTime() - began;
-                        if (took < least) {
-                            least = took;
-                            said = error.getMessage();
-                        }
-                    }
-                    assertTrue(least < 50_000_000, one[1] + " by " + library + ": " + least / 1_000_000 + " ms");
-                    assertTrue(one[1].equals("refused") || said.contains(one[1]), said);
-                }
-            }
-        }
-    }
-
     /** As in Redisson: with a lease nobody renews it. */
     @Test
     void aLockWithALeaseEndsByItself() throws Exception {
@@ -307,32 +251,6 @@ class PromisesTest {
             lock.lock();
             assertTrue(s.owners().get(0).matches("[^/]+" + process + "thread-.+"), s.owners().toString());
             lock.unlock();
-        }
-    }
-
-    /** Where others of the program wait, each turn is a request, a confirmation and a release. */
-    @Test
-    void aContendedTurnTakesThreeCommands() throws Exception {
-        for (String library : LIBRARIES) {
-            try (Stage s = new Stage(library, "single")) {
-                String path = Stage.control("path " + Stage.addresses("single")[0]);
-                s.closing(() -> Stage.control("close " + path));
-                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", path, null, null)));
-                List<Stage.Actor> all = java.util.stream.Stream.generate(s::actor).limit(8).toList();
-                List<java.util.concurrent.Future<?>> done = new java.util.ArrayList<>();
-                for (Stage.Actor one : all) {
-                    done.add(one.start(() -> {
-                        for (int i = 0; i < 50; i++) {
-                            locks.ask(s.key).hold().release();
-                        }
-                    }));
-                }
-                for (var one : done) {
-                    Stage.result(one);
-                }
-                long seen = Long.parseLong(Stage.control("commands " + path));
-                assertTrue(seen < 400 * 3 + 60, seen + " commands in 400 turns by " + library);
-            }
         }
     }
 

@@ -372,20 +372,6 @@ class ScriptedTest {
         }
     }
 
-    /** A hold with SESSION ends with its connection, whether or not there is another one. */
-    @Test
-    void aSessionEndsWithItsConnection() throws Exception {
-        AtomicInteger down = new AtomicInteger();
-        Server server = new Server((node, words) -> words.equals("OPEN") && down.get() > 0 ? new IOException("refused")
-                : usual(words));
-        try (DLocks locks = new DLocks(server, Settings.DEFAULT.lease(Duration.ofSeconds(600)))) {
-            Hold hold = locks.ask("key").session().hold();
-            down.set(1);
-            server.ends.get("").accept(new IOException("cut"));
-            assertEquals("session", Stage.result(hold.lost().toCompletableFuture()));
-        }
-    }
-
     @Test
     void aThreadsHoldThatWasGivenBackOtherwiseIsNotEntered() throws Exception {
         try (Stage s = new Stage("lettuce", "single")) {
@@ -535,25 +521,6 @@ class ScriptedTest {
         }
     }
 
-    /** No right to give back: the lease ends it, and the others on the connection live. */
-    @Test
-    void whatMayNotBeGivenBackIsKeptByNobody() throws Exception {
-        for (String library : List.of("lettuce", "jedis")) {
-            try (Stage s = new Stage(library, "single")) {
-                String user = s.key.replaceAll("[{}]", "");
-                s.ask(s.key, "ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", "-dlock.release");
-                s.closing(() -> s.ask(s.key, "ACL", "DELUSER", user));
-                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", null, user, "word"),
-                        Stage.settings(Stage.LEASE)));
-                Hold kept = locks.ask(s.key + ":2").session().hold();
-                Hold hold = locks.ask(s.key).hold();
-                assertThrows(DLockException.Refused.class, hold::release);
-                s.awaitGone();
-                assertTrue(kept.isHeld(), library);
-            }
-        }
-    }
-
     /** The other languages' candidates, too. */
     @Test
     void whoLeadsIsKnownWhateverItsLanguage() throws Exception {
@@ -565,32 +532,6 @@ class ScriptedTest {
             Stage.result(leader.campaign());
             assertTrue(s.owners().get(0).matches("[^/]+/[0-9]+/me#[-0-9a-f]+"), s.owners().toString());
             leader.resign();
-        }
-    }
-
-    /** Holds are forgotten on a slow path, so many that to leave one after the other would take more than a lease. */
-    @Test
-    void manyThatAreLeftStopNoKeeper() throws Exception {
-        for (String library : List.of("lettuce", "jedis")) {
-            try (Stage s = new Stage(library, "single")) {
-                String path = Stage.control("path " + Stage.addresses("single")[0]);
-                s.closing(() -> Stage.control("close " + path));
-                Connector slow = Stage.connector(library, "single", path, null, null);
-                DLocks locks = s.closing(new DLocks(slow, Stage.settings(Stage.LONG)));
-                Hold kept = locks.ask(s.key).hold();
-                List<Hold> forgotten = new ArrayList<>();
-                for (int i = 0; i < 120; i++) {
-                    forgotten.add(locks.ask(s.key + ":" + i).hold());
-                }
-                Stage.control("delay " + path + " 200");
-                forgotten.clear();
-                s.awaitCollected(s.key + ":0");
-                for (int i = 1; i < 120; i++) {
-                    s.awaitGone(s.key + ":" + i);
-                }
-                assertTrue(kept.isHeld(), "it was kept");
-                kept.release();
-            }
         }
     }
 

@@ -174,16 +174,6 @@ final class Stage implements AutoCloseable {
         }
     }
 
-    /** Waits until this is seen; where it is not, the failure shows what was. */
-    static void untilSeen(String what, Object expected, Callable<?> seen) throws Exception {
-        Object[] last = new Object[1];
-        try {
-            until(what, () -> expected.equals(last[0] = seen.call()));
-        } catch (TimeoutException late) {
-            throw new TimeoutException(late.getMessage() + ", not " + last[0]);
-        }
-    }
-
     static <T> T until(String what, Callable<T> condition) throws Exception {
         long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(PATIENCE);
         while (true) {
@@ -350,6 +340,12 @@ final class Stage implements AutoCloseable {
             throw new AssertionError(key + " is not held any more");
         }
         return holders.get(0).number("held-ms");
+    }
+
+    /** The server renews it for a connection. */
+    boolean isRenewed(String key) throws Exception {
+        Row holder = rows(key, "holders").get(0);
+        return holder.number("auto") == 1 && holder.number("client") != 0;
     }
 
     List<String> owners() throws Exception {
