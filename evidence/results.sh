@@ -19,4 +19,4 @@ show chaos/quorum.md quorum-table.md
 show judge/judge.md judge.md
 show clocks/clocks.md clocks.md
 show disks/disks.md disks.md
-show rivals/rivals.md rivals.md
+show rivals/full/rivals.md rivals.md
