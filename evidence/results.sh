@@ -20,4 +20,4 @@ show judge/judge.md judge.md
 show schedules/schedules.md schedules.md
 show clocks/clocks.md clocks.md
 show disks/disks.md disks.md
-show rivals/rivals.md rivals.md
+show rivals/full/rivals.md rivals.md

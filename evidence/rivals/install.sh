@@ -20,6 +20,14 @@ missing() {
 set -- $(missing)
 [ $# -eq 0 ] || "$here/../../integration/apt.sh" "$@"
 
+version=$(go env GOVERSION)
+minor=$(sed -n 's/^go1\.\([0-9]*\).*/\1/p' <<<"$version")
+# From 1.21 on Go fetches the newer one that go.mod names.
+[ "${minor:-0}" -ge 21 ] || {
+    echo "dlock: Go ${version#go} is too old: the driver of redlock needs 1.21 or later (https://go.dev/dl)" >&2
+    exit 1
+}
+
 if ! cmp -s "$here/java/pom.xml" "$directory/pom.xml"; then
     rm -rf "$directory/lib"
     mvn -q -B -f "$here/java/pom.xml" dependency:copy-dependencies -DoutputDirectory="$directory/lib"

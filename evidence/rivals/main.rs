@@ -52,7 +52,7 @@ struct Options {
     /// Where the drivers are
     #[arg(long, default_value = "target/rivals")]
     drivers: PathBuf,
-    /// Where the page goes
+    /// Where the page goes, in `full` or `quick`
     #[arg(long, default_value = "target/rivals")]
     results: PathBuf,
     /// One fault of each kind for each lock, instead of five
@@ -249,7 +249,8 @@ fn cell(
 fn main() -> ExitCode {
     let options = Options::parse();
     let drivers = Drivers::new(&options.drivers);
-    let logs = options.results.join("logs");
+    let results = (options.results).join(if options.quick { "quick" } else { "full" });
+    let logs = results.join("logs");
     fs::create_dir_all(&logs).expect("the results can be written");
     let reported = match planted(&options, &drivers, &logs) {
         Ok(reported) => reported,
@@ -292,7 +293,7 @@ fn main() -> ExitCode {
         drivers: drivers.versions(),
         rows,
     };
-    let kept = page.keep(&options.results);
+    let kept = page.keep(&results);
     kept.expect("the results can be written");
     match failed.into_inner() {
         false => ExitCode::SUCCESS,
