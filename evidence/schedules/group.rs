@@ -149,11 +149,17 @@ impl Group {
         self.nodes[number].master
     }
 
-    /// What the servers have logged, one after the other.
+    /// What the servers have logged, one after the other, and whom they know.
     pub fn logs(&self) -> String {
         let logs = self.nodes.iter().enumerate();
-        logs.map(|(number, node)| format!("--- server {number}\n{}", node.server.log()))
-            .collect()
+        let logs = logs.map(|(number, node)| {
+            let known = match self.ask(number, "INFO replication") {
+                Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
+                other => format!("{other:?}"),
+            };
+            format!("--- server {number}\n{}{known}", node.server.log())
+        });
+        logs.collect()
     }
 
     /// Says a line to a server; its answer, or the error's text.
@@ -185,12 +191,13 @@ impl Group {
         came_true
     }
 
+    /// Returns true if a replica follows its master, and has acknowledged what it has.
     fn is_up(&self, replica: usize) -> bool {
         let master = &self.nodes[self.master(replica)];
         let info = self.nodes[replica].server.info("replication");
         info.get("master_link_status") == Some("up")
             && info.get("master_port") == Some(&master.door.port().to_string())
-            && master.followed_by(&self.nodes[replica]).is_some()
+            && master.followed_by(&self.nodes[replica]).as_deref() == info.get("slave_repl_offset")
     }
 
     /// Returns true if a replica has all that its master has, and the master knows.
