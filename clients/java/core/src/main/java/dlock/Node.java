@@ -171,8 +171,7 @@ final class Node {
                 return;
             }
             if (BootClock.now() >= until) {
-                long bound = core.settings.replyTimeout().toMillis();
-                done.completeExceptionally(new Unavailable("the server does not answer: no connection within " + bound + " ms", null));
+                done.completeExceptionally(new Unavailable("the server does not answer: no connection yet", null));
                 return;
             }
             core.routes.refreshAfterError();

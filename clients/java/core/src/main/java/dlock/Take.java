@@ -228,7 +228,10 @@ final class Take {
     void expire() {
         RuntimeException why = failure;
         if (why == null && !placed) {
-            why = new Unavailable("the server does not answer", null);
+            Node node = core.routes.of(request.slot);
+            Link link = node == null ? null : node.live;
+            boolean connected = link != null && link.error == null;
+            why = new Unavailable("the server does not answer" + (connected ? "" : ": no connection yet"), null);
         }
         if (why == null) {
             finish(null, null);
