@@ -239,7 +239,8 @@ impl State {
             )));
         }
         if permits > has {
-            let problem = format!("must be at most {has}, which the owner's hold has, not {permits}: release it, and ask again");
+            let problem =
+                format!("must be at most {has}, which the owner's hold has, not {permits}: release it, and ask again");
             return Reentry::Refused(Error::invalid("permits", problem));
         }
         let hold = Shared::new(&renewal.request.clone(), token.unwrap_or_default());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dlock_redis::{release_all, Election, Error, Hold, Locks};
 use redis::{cmd, Value};
-use stage::{control, int, text, until, Cluster, Pair, Server, Single, LEASE, LONG, PATIENCE};
+use stage::{control, int, text, until, Cluster, Server, Single, LEASE, LONG, PATIENCE};
 use tokio::task::JoinHandle;
 
 tests! {
