@@ -220,8 +220,6 @@ pub struct Spec {
     pub access: Access,
     /// The server's flags for it, beside `write` or `readonly`.
     pub flags: &'static str,
-    /// The ACL categories, where the server has them for modules.
-    pub categories: &'static str,
     /// What it takes: what goes by its place first, then the options.
     pub args: &'static [Arg],
 }
@@ -276,12 +274,30 @@ const fn configured(most: Most, field: NumberOf) -> Kind {
     Kind::Integer(Range { least: 1, most }, field)
 }
 
+/// Makes an option with an integer: its token and name, what it may be, and the field of [`Args`] that keeps it.
+macro_rules! number {
+    ($token:literal $name:literal in $least:expr, $most:expr => $field:ident) => {
+        option(
+            $token,
+            $name,
+            integer($least, $most, |given| &mut given.$field),
+        )
+    };
+}
+
+/// Makes an option that is one word: its token, and the field of [`Args`] that keeps it, whose name is the option's.
+macro_rules! flag {
+    ($token:literal => $field:ident) => {
+        option(
+            $token,
+            stringify!($field),
+            Kind::Flag(|given| &mut given.$field),
+        )
+    };
+}
+
 const fn count(least: u64, most: u64) -> Arg {
-    option(
-        "COUNT",
-        "count",
-        integer(least, most, |given| &mut given.count),
-    )
+    number!("COUNT" "count" in least, most => count)
 }
 
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
@@ -327,80 +343,40 @@ const EFFECT: Arg = maybe(arg(
 ));
 
 // Options.
-const BLOCK: Arg = option(
-    "BLOCK",
-    "block-ms",
-    integer(0, MAX_BLOCK_MS, |given| &mut given.block),
-);
+const BLOCK: Arg = number!("BLOCK" "block-ms" in 0, MAX_BLOCK_MS => block);
 const NOTIFY: Arg = option(
     "NOTIFY",
     "channel",
     text(Some("a channel"), 1, MAX_CHANNEL, |given| &mut given.notify),
 );
-const HOLDS: Arg = option(
-    "HOLDS",
-    "holds",
-    integer(1, MAX_HOLDS, |given| &mut given.holds),
-);
-const HOLDS_LEFT: Arg = option(
-    "HOLDS",
-    "holds",
-    integer(0, MAX_HOLDS, |given| &mut given.holds),
-);
-const SESSION: Arg = option("SESSION", "session", Kind::Flag(|given| &mut given.session));
-const AUTO: Arg = option(
-    "AUTO",
-    "auto-ms",
-    integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
-);
+const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
+const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
+const SESSION: Arg = flag!("SESSION" => session);
+const AUTO: Arg = number!("AUTO" "auto-ms" in 0, MAX_BLOCK_MS => auto);
 /// As a request keeps it while it waits: some weeks.
-pub(crate) const AUTO_FROM_GRANT: Arg = option(
-    "AUTO",
-    "auto-ms",
-    integer(1, u32::MAX as u64, |given| &mut given.auto),
-);
+pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
 const CLAIM: Arg = option(
     "CLAIM",
     "claim-ms",
     configured(Most::Claim, |given| &mut given.claim),
 );
-const TOKEN: Arg = option(
-    "TOKEN",
-    "token",
-    integer(1, Token::END.0 - 1, |given| &mut given.token),
-);
+const TOKEN: Arg = number!("TOKEN" "token" in 1, Token::END.0 - 1 => token);
 const MATCH: Arg = option(
     "MATCH",
     "pattern",
     text(Some("a pattern"), 0, usize::MAX, |given| &mut given.pattern),
 );
 const OF_OWNER: Arg = option("OWNER", "owner", OWNER.kind);
-const CONTENDED: Arg = option(
-    "CONTENDED",
-    "contended",
-    Kind::Flag(|given| &mut given.contended),
-);
-const DOT: Arg = option("DOT", "dot", Kind::Flag(|given| &mut given.dot));
-const RESET: Arg = option("RESET", "reset", Kind::Flag(|given| &mut given.reset));
+const CONTENDED: Arg = flag!("CONTENDED" => contended);
+const DOT: Arg = flag!("DOT" => dot);
+const RESET: Arg = flag!("RESET" => reset);
 
 /// How many may hold at once.
 const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
-const SHARED: Arg = needed(option(
-    "SHARED",
-    "shared",
-    Kind::Flag(|given| &mut given.shared),
-));
-const LIMIT: Arg = needed(option(
-    "LIMIT",
-    "limit",
-    integer(1, MAX_LIMIT, |given| &mut given.limit),
-));
+const SHARED: Arg = needed(flag!("SHARED" => shared));
+const LIMIT: Arg = needed(number!("LIMIT" "limit" in 1, MAX_LIMIT => limit));
 /// How many of the permits of `LIMIT` are taken. `acquire::ask` checks it against that.
-const PERMITS: Arg = option(
-    "PERMITS",
-    "permits",
-    integer(1, MAX_LIMIT, |given| &mut given.permits),
-);
+const PERMITS: Arg = number!("PERMITS" "permits" in 1, MAX_LIMIT => permits);
 
 /// Every command of the module.
 pub static COMMANDS: &[Spec] = &[
@@ -411,7 +387,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1) uncontended; O(log N) with N places in the queue",
         access: Access::Write,
         flags: "deny-oom blocking",
-        categories: "write blocking",
         args: &[
             KEY,
             OWNER,
@@ -432,7 +407,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1) uncontended; O(log N) with N places in the queue",
         access: Access::Write,
         flags: "deny-oom blocking",
-        categories: "write blocking",
         args: &[
             KEY,
             OWNER,
@@ -454,7 +428,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M places in their queues",
         access: Access::Write,
         flags: "deny-oom blocking",
-        categories: "write blocking",
         args: &[
             NUMKEYS,
             KEYS,
@@ -475,7 +448,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
-        categories: "write",
         args: &[NUMKEYS, KEYS, OWNER, LEASE, SESSION, AUTO],
     },
     Spec {
@@ -485,7 +457,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M holders or places in their queues",
         access: Access::Write,
         flags: "",
-        categories: "write",
         args: &[NUMKEYS, KEYS, OWNER],
     },
     Spec {
@@ -495,7 +466,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER, SHARING],
     },
     Spec {
@@ -505,7 +475,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
     },
     Spec {
@@ -515,7 +484,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1), and O(N) with N ties that were lost or whose renewals had stopped",
         access: Access::Connection,
         flags: "fast",
-        categories: "write fast",
         args: &[KEEP_FOR],
     },
     Spec {
@@ -525,7 +493,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER, HOLDS_LEFT, TOKEN],
     },
     Spec {
@@ -535,7 +502,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N holders that are ended",
         access: Access::Write,
         flags: "",
-        categories: "write admin dangerous",
         args: &[KEY, maybe(OWNER)],
     },
     Spec {
@@ -545,7 +511,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N places in the queue",
         access: Access::Write,
         flags: "fast",
-        categories: "write fast",
         args: &[KEY, OWNER],
     },
     Spec {
@@ -555,7 +520,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N places in the queue; O(N) on a replica",
         access: Access::Read,
         flags: "fast",
-        categories: "read fast",
         args: &[KEY, OWNER],
     },
     Spec {
@@ -565,7 +529,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders",
         access: Access::Read,
         flags: "fast",
-        categories: "read fast",
         args: &[KEY, maybe(OWNER)],
     },
     Spec {
@@ -575,7 +538,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N holders",
         access: Access::Read,
         flags: "fast",
-        categories: "read fast",
         args: &[KEY, HELD_TOKEN],
     },
     Spec {
@@ -585,7 +547,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N holders, and the command's own",
         access: Access::Guard,
         flags: "getkeys-api",
-        categories: "write",
         args: &[
             KEY,
             HELD_TOKEN,
@@ -600,7 +561,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log N) with N holders, O(M) with M places shown",
         access: Access::Read,
         flags: "",
-        categories: "read",
         args: &[KEY, count(0, MAX_ROWS)],
     },
     Spec {
@@ -610,7 +570,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N keys looked at, which COUNT says",
         access: Access::None,
         flags: "readonly",
-        categories: "read",
         args: &[
             CURSOR,
             MATCH,
@@ -626,7 +585,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N pairs that are shown; at most 100,000 contended locks are looked at",
         access: Access::None,
         flags: "readonly",
-        categories: "read",
         args: &[DOT, count(1, MAX_ROWS)],
     },
     Spec {
@@ -636,7 +594,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1), as at most 1,000 locks are counted",
         access: Access::None,
         flags: "readonly",
-        categories: "read",
         args: &[count(1, MAX_INTEGER)],
     },
     Spec {
@@ -646,7 +603,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::None,
         flags: "readonly allow-loading allow-stale",
-        categories: "read",
         args: &[RESET],
     },
     Spec {
@@ -656,7 +612,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::None,
         flags: "fast allow-loading allow-stale",
-        categories: "read fast",
         args: &[],
     },
     Spec {
@@ -666,7 +621,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N changes and M holders",
         access: Access::Follow,
         flags: "",
-        categories: "write admin dangerous",
         args: &[KEY, EFFECT],
     },
     Spec {
@@ -676,7 +630,6 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::Replica,
         flags: "",
-        categories: "write admin dangerous",
         args: &[],
     },
     Spec {
@@ -687,7 +640,6 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         // Whoever may ask for PSYNC gets this answer: by another error the asker would forget that it may join partially.
         flags: "no-auth fast allow-loading allow-stale",
-        categories: "connection fast",
         args: &[maybe(arg("arg", Kind::Words))],
     },
 ];
@@ -708,6 +660,19 @@ impl Spec {
             }
             _ => None,
         }
+    }
+
+    /// Returns the ACL categories, where the server has them for modules.
+    pub fn categories(&self) -> String {
+        let access = match (self.verb, self.access) {
+            (Verb::Sync, _) => "connection",
+            (Verb::ForceRelease | Verb::Apply | Verb::FullSyncNotice, _) => "write admin dangerous",
+            (_, Access::Read | Access::None) => "read",
+            _ => "write",
+        };
+        let flags = self.flags.split(' ');
+        let flags = flags.filter(|flag| ["blocking", "fast"].contains(flag));
+        flags.fold(access.to_string(), |all, flag| all + " " + flag)
     }
 
     /// Returns true if the command is not for clients.
@@ -860,6 +825,11 @@ impl<'a> Args<'a> {
     /// The owner of a command that must name one.
     pub fn owner(&self) -> &'a [u8] {
         self.owner.unwrap_or_default()
+    }
+
+    /// How many are to be shown, `usual` if it is not said.
+    pub fn count(&self, usual: u64) -> usize {
+        usize::try_from(self.count.unwrap_or(usual)).unwrap_or(usize::MAX)
     }
 
     /// How many may hold at once, if that is said.

@@ -61,7 +61,7 @@ pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), 
         }
         // Redis 7.0 lets modules have none (`servers::quirks`).
         let categories = raw::RedisModule_SetCommandACLCategories;
-        if categories.is_some_and(|set| set(command, text(spec.categories)) != OK) {
+        if categories.is_some_and(|set| set(command, text(&spec.categories())) != OK) {
             return Err("the ACL categories");
         }
     }
