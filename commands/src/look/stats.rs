@@ -3,7 +3,7 @@
 use crate::call::{Call, Census, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use dlock_engine::counters::{Hot, Times};
+use dlock_engine::counters::Hot;
 use dlock_engine::{invariants, Engine, Keyspace, Now};
 
 /// Locks that TOP shows where the request does not say.
@@ -36,6 +36,18 @@ pub struct Section {
     pub name: &'static str,
     /// Its numbers, in order.
     pub fields: Vec<Field>,
+}
+
+/// Makes the percentiles of some times: their names with this before them, and their values.
+macro_rules! percentiles {
+    ($name:literal, $times:expr) => {
+        [
+            (concat!($name, "_p50_us"), $times.per_mille(500)),
+            (concat!($name, "_p99_us"), $times.per_mille(990)),
+            (concat!($name, "_p999_us"), $times.per_mille(999)),
+            (concat!($name, "_max_us"), $times.longest_us()),
+        ]
+    };
 }
 
 /// Every number there is. Names are stable: exporters and dashboards rely on them.
@@ -89,35 +101,26 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("refused_wrongtype_total", refusals.wrong_type),
         ("clock_steps_total", counters.clock_steps),
     ];
-    let all = |kind, fields: &[(&'static str, u64)]| {
-        let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };
-        fields.iter().map(field).collect::<Vec<_>>()
-    };
     let (waits, holds) = (&counters.waits, &counters.holds);
-    let mut times = all(FieldKind::Gauge, &percentiles(WAIT_US, waits));
-    times.extend(all(
-        FieldKind::Counter,
-        &[
+    let times = [
+        gauges(&percentiles!("wait", waits)),
+        counters_of(&[
             ("waits_total", waits.count()),
             ("wait_us_total", waits.sum_us()),
-        ],
-    ));
-    times.extend(all(FieldKind::Gauge, &percentiles(HOLD_US, holds)));
-    times.extend(all(
-        FieldKind::Counter,
-        &[
+        ]),
+        gauges(&percentiles!("hold", holds)),
+        counters_of(&[
             ("holds_total", holds.count()),
             ("hold_us_total", holds.sum_us()),
-        ],
-    ));
+        ]),
+    ];
     let replicas = &census.replicas;
     let closed = replicas.needed > 0 && census.primary;
     let too_few = closed && replicas.counting < replicas.needed;
     let closed_ms = if closed { replicas.closed_ms } else { 0 };
     let confirmed = &counters.confirmations;
-    let mut confirmations = all(
-        FieldKind::Gauge,
-        &[
+    let confirmations = [
+        gauges(&[
             ("replicas_needed", replicas.needed.into()),
             ("replicas_counting", replicas.counting.into()),
             ("replicas_connected", replicas.connected.into()),
@@ -131,48 +134,34 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
             ("joins_count_late_ms", replicas.late_ms),
             ("confirmations_waiting", replicas.waiting),
             ("clock_lead_ms", counters.clock_lead.ms()),
-        ],
-    );
-    let percentiles = percentiles(CONFIRMATION_US, confirmed);
-    confirmations.extend(all(FieldKind::Gauge, &percentiles));
-    confirmations.extend(all(
-        FieldKind::Counter,
-        &[
+        ]),
+        gauges(&percentiles!("confirmation", confirmed)),
+        counters_of(&[
             ("confirmed_total", confirmed.count()),
             ("confirmation_us_total", confirmed.sum_us()),
             ("unconfirmed_total", counters.unconfirmed),
-        ],
-    ));
+        ]),
+    ];
     let section = |name, fields| Section { name, fields };
     vec![
-        section("locks", all(FieldKind::Gauge, &now)),
-        section("totals", all(FieldKind::Counter, &totals)),
-        section("times", times),
-        section("confirmations", confirmations),
+        section("locks", gauges(&now)),
+        section("totals", counters_of(&totals)),
+        section("times", times.concat()),
+        section("confirmations", confirmations.concat()),
     ]
 }
 
-/// The names of the percentiles of waits, holds and confirmations.
-const WAIT_US: [&str; 4] = ["wait_p50_us", "wait_p99_us", "wait_p999_us", "wait_max_us"];
-const HOLD_US: [&str; 4] = ["hold_p50_us", "hold_p99_us", "hold_p999_us", "hold_max_us"];
-const CONFIRMATION_US: [&str; 4] = [
-    "confirmation_p50_us",
-    "confirmation_p99_us",
-    "confirmation_p999_us",
-    "confirmation_max_us",
-];
+fn gauges(fields: &[(&'static str, u64)]) -> Vec<Field> {
+    fields_of(FieldKind::Gauge, fields)
+}
 
-/// Returns the percentiles of these times under these names.
-fn percentiles(
-    [p50, p99, p999, max]: [&'static str; 4],
-    times: &Times,
-) -> [(&'static str, u64); 4] {
-    [
-        (p50, times.per_mille(500)),
-        (p99, times.per_mille(990)),
-        (p999, times.per_mille(999)),
-        (max, times.longest_us()),
-    ]
+fn counters_of(fields: &[(&'static str, u64)]) -> Vec<Field> {
+    fields_of(FieldKind::Counter, fields)
+}
+
+fn fields_of(kind: FieldKind, fields: &[(&'static str, u64)]) -> Vec<Field> {
+    let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };
+    fields.iter().map(field).collect()
 }
 
 /// Every number: `[RESET]`, which begins them anew once they have been read.
@@ -185,16 +174,13 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
         call.engine.reset_counters();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
-    Ok(Reply::Map(
-        fields
-            .map(|field| (field.name, Reply::Integer(field.value)))
-            .collect(),
-    ))
+    let fields = fields.map(|field| (field.name, Reply::Integer(field.value)));
+    Ok(Reply::Map(fields.collect()))
 }
 
 /// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let most = given.count(SHOWN);
     if call.primary {
         call.engine.forget_moved(call.keys);
     }
@@ -202,9 +188,7 @@ pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);
     let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);
-    Ok(Reply::Array(
-        shown.take(most).map(|(hot, _)| row(hot)).collect(),
-    ))
+    Ok(Reply::array(shown.take(most).map(|(hot, _)| row(hot))))
 }
 
 fn row(hot: &Hot) -> Reply {
@@ -214,6 +198,6 @@ fn row(hot: &Hot) -> Reply {
         Reply::Integer(hot.total_us / 1000),
         Reply::Integer(hot.longest_us / 1000),
         Reply::Integer(hot.error),
-        Reply::Integer(u64::from(hot.name.db)),
+        Reply::number(hot.name.db),
     ])
 }
