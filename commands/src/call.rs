@@ -144,6 +144,18 @@ pub enum Reply {
     Map(Vec<(&'static str, Reply)>),
 }
 
+impl Reply {
+    /// Makes a list.
+    pub(crate) fn array(items: impl IntoIterator<Item = Reply>) -> Reply {
+        Reply::Array(items.into_iter().collect())
+    }
+
+    /// Makes an integer.
+    pub(crate) fn number(number: impl Into<u64>) -> Reply {
+        Reply::Integer(number.into())
+    }
+}
+
 /// One request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {

@@ -31,7 +31,7 @@ use crate::inbox::{self, Notice};
 use crate::node::{clock, timer};
 use crate::servers::iteration_end;
 use crate::servers::quirks::{self, Unblocks};
-use dlock_commands::change::keep;
+use dlock_commands::change::{keep, many};
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
@@ -221,10 +221,7 @@ impl Waits for Connections {
             State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
                 Ok(Reply::Grant(token, holds, named))
             }
-            State::Answered(Outcome::GrantedAll(grants)) => {
-                let tokens = grants.iter().map(|grant| Reply::Integer(grant.token.0));
-                Ok(Reply::Array(tokens.collect()))
-            }
+            State::Answered(Outcome::GrantedAll(grants)) => Ok(many::tokens(&grants)),
             State::Answered(Outcome::Refused(refusal)) => Err(refusal.into()),
             State::Answered(Outcome::Replaced) => Err(Error::Replaced),
             State::Answered(

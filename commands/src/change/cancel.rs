@@ -9,5 +9,5 @@ use dlock_engine::Keyspace;
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let removed = call.engine.cancel(call.keys, call.now, name, owner)?;
-    Ok(Reply::Integer(u64::from(removed)))
+    Ok(Reply::number(removed))
 }

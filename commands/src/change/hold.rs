@@ -117,7 +117,7 @@ pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
     let left = call
         .engine
         .release(call.keys, call.now, whose, token, leave)?;
-    Ok(Reply::Integer(u64::from(left)))
+    Ok(Reply::number(left))
 }
 
 /// The same without options: one hold.
@@ -131,7 +131,7 @@ pub(crate) fn release_plain<K: Keyspace>(
     let left = call
         .engine
         .release(call.keys, call.now, whose, None, None)?;
-    Ok(Reply::Integer(u64::from(left)))
+    Ok(Reply::number(left))
 }
 
 /// Ends holds by force: `key [owner]`.

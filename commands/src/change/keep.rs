@@ -33,13 +33,13 @@ pub fn reply(kept: KeepReply, now: Now) -> Reply {
         Reply::Integer(kept.ties as u64),
         left.map_or(Reply::Null, Reply::Integer),
         match kept.lost {
-            Some(lost) => Reply::Array(lost.iter().map(told).collect()),
+            Some(lost) => Reply::array(lost.iter().map(loss)),
             None => Reply::NullArray,
         },
     ])
 }
 
-fn told(lost: &LostHold) -> Reply {
+fn loss(lost: &LostHold) -> Reply {
     Reply::Array(vec![
         Reply::Bulk(lost.name.key.to_vec()),
         Reply::Integer(lost.token.0),

@@ -5,7 +5,7 @@ use super::hold;
 use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use dlock_engine::{Answer, Keyspace};
+use dlock_engine::{Answer, Grant, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
 /// [SESSION] [AUTO ms]`.
@@ -22,15 +22,15 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
         .engine
         .acquire_many(call.keys, call.now, &names, &ask)?;
     Ok(match answer {
-        Answer::Granted(grants) => Reply::Array(
-            grants
-                .iter()
-                .map(|grant| Reply::Integer(grant.token.0))
-                .collect(),
-        ),
+        Answer::Granted(grants) => tokens(&grants),
         Answer::Null => Reply::NullArray,
         Answer::Waiting(id) => Reply::Wait(id, None),
     })
+}
+
+/// What a grant of many locks is answered.
+pub fn tokens(grants: &[Grant]) -> Reply {
+    Reply::array(grants.iter().map(|grant| Reply::Integer(grant.token.0)))
 }
 
 /// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
@@ -50,6 +50,6 @@ pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
     let left = call
         .engine
         .release_many(call.keys, call.now, &names, owner)?;
-    let reply = |left: Option<u32>| left.map_or(Reply::Null, |n| Reply::Integer(u64::from(n)));
-    Ok(Reply::Array(left.into_iter().map(reply).collect()))
+    let reply = |left: Option<u32>| left.map_or(Reply::Null, Reply::number);
+    Ok(Reply::array(left.into_iter().map(reply)))
 }

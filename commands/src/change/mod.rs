@@ -5,4 +5,4 @@ pub(crate) mod apply;
 pub(crate) mod cancel;
 pub(crate) mod hold;
 pub mod keep;
-pub(crate) mod many;
+pub mod many;

@@ -10,7 +10,7 @@ const SHOWN: u64 = 1_000;
 
 /// Who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let most = given.count(SHOWN);
     let caller = call.caller;
     let readable = |keys: &[&[u8]]| caller.may_read(keys);
     let edges = call
@@ -18,7 +18,7 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         .graph(call.keys, call.now, call.db, most, &readable);
     Ok(match given.dot {
         true => Reply::Bulk(drawing(&edges).into_bytes()),
-        false => Reply::Array(edges.iter().map(row).collect()),
+        false => Reply::array(edges.iter().map(row)),
     })
 }
 

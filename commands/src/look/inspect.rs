@@ -3,7 +3,7 @@
 use crate::call::{Call, Caller, Reply};
 use crate::error::Error;
 use crate::table::{Args, COMMANDS};
-use dlock_engine::{HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
+use dlock_engine::{ClientId, HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
 
 /// Holders and places that INFO shows where the request does not say.
 const SHOWN: u64 = 100;
@@ -21,7 +21,7 @@ pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
     };
     let mut fields = vec![
         Reply::Integer(hold.token.0),
-        Reply::Integer(u64::from(hold.holds)),
+        Reply::number(hold.holds),
         Reply::Integer(hold.deadline.since(now.wall())),
     ];
     if given.owner.is_none() {
@@ -60,7 +60,7 @@ pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<
 /// What there is to see of a lock: `key [COUNT n]`.
 pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
-    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let most = given.count(SHOWN);
     let (now, caller) = (call.now, call.caller);
     let (engine, lock) = call.lock(name)?;
     let Some(view) = engine.view(lock, now, name, most) else {
@@ -71,50 +71,34 @@ pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
         LockState::Reserved => "reserved",
         LockState::Quarantined => "quarantined",
     };
+    let (holders, queue) = (view.holders.into_iter(), view.queue.into_iter());
+    let holders = Reply::array(holders.map(|hold| holder(hold, caller)));
+    let queue = Reply::array(queue.map(|place| queued(place, caller)));
     Ok(Reply::Map(vec![
         ("state", Reply::Text(state)),
-        ("limit", Reply::Integer(u64::from(view.limit.to_wire()))),
+        ("limit", Reply::number(view.limit.to_wire())),
         ("held", Reply::Integer(view.held as u64)),
         ("permits", Reply::Integer(view.permits)),
         ("queued", Reply::Integer(view.queued as u64)),
-        (
-            "holders",
-            Reply::Array(
-                view.holders
-                    .into_iter()
-                    .map(|hold| holder(hold, caller))
-                    .collect(),
-            ),
-        ),
-        (
-            "queue",
-            Reply::Array(
-                view.queue
-                    .into_iter()
-                    .map(|place| queued(place, caller))
-                    .collect(),
-            ),
-        ),
+        ("holders", holders),
+        ("queue", queue),
     ]))
 }
 
 fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
-    let (client, described) = connection(hold.client.0, caller);
-    let mut fields = vec![
+    let fields = vec![
         ("owner", Reply::Bulk(hold.owner)),
         ("token", Reply::Integer(hold.token.0)),
-        ("holds", Reply::Integer(u64::from(hold.holds))),
-        ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
-        ("permits", Reply::Integer(u64::from(hold.permits.get()))),
+        ("holds", Reply::number(hold.holds)),
+        ("limit", Reply::number(hold.limit.to_wire())),
+        ("permits", Reply::number(hold.permits.get())),
         ("lease-ms", Reply::Integer(hold.lease_ms)),
         ("held-ms", Reply::Integer(hold.held_ms)),
-        ("session", Reply::Integer(u64::from(hold.session))),
-        ("auto", Reply::Integer(u64::from(hold.auto))),
-        ("acked", Reply::Integer(u64::from(hold.acked))),
-        ("client", Reply::Integer(client)),
+        ("session", Reply::number(hold.session)),
+        ("auto", Reply::number(hold.auto)),
+        ("acked", Reply::number(hold.acked)),
     ];
-    fields.extend(described);
-    Reply::Map(fields)
+    with_connection(fields, hold.client, caller)
 }
 
 fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
@@ -124,44 +108,35 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
         PlaceKind::Ticket => "ticket",
         PlaceKind::Absent => "absent",
     };
-    let (client, described) = connection(place.client.0, caller);
-    let mut fields = vec![
+    let fields = vec![
         ("owner", Reply::Bulk(place.owner)),
         ("kind", Reply::Text(kind)),
-        (
-            "limit",
-            Reply::Integer(u64::from(place.share.limit.to_wire())),
-        ),
-        (
-            "permits",
-            Reply::Integer(u64::from(place.share.permits.get())),
-        ),
+        ("limit", Reply::number(place.share.limit.to_wire())),
+        ("permits", Reply::number(place.share.permits.get())),
         ("waited-ms", Reply::Integer(place.waited_ms)),
         ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
-        ("client", Reply::Integer(client)),
     ];
-    fields.extend(described);
-    Reply::Map(fields)
+    with_connection(fields, place.client, caller)
 }
 
-/// A connection as far as the caller may know it: its id, 0 if it is gone, and its address and name.
-fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Reply)>) {
-    if client == 0 || !caller.connected(client) {
-        return (0, Vec::new());
+/// Adds a connection as far as the caller may know it: its id, 0 if it is gone, and its address and name.
+fn with_connection(
+    mut fields: Vec<(&'static str, Reply)>,
+    client: ClientId,
+    caller: &dyn Caller,
+) -> Reply {
+    let there = client != ClientId::NONE && caller.connected(client.0);
+    let id = if there { client.0 } else { 0 };
+    fields.push(("client", Reply::Integer(id)));
+    if let Some((addr, name)) = there.then(|| caller.describe(client.0)).flatten() {
+        fields.extend([("addr", Reply::Bulk(addr)), ("name", Reply::Bulk(name))]);
     }
-    let described = caller
-        .describe(client)
-        .map(|(addr, name)| vec![("addr", Reply::Bulk(addr)), ("name", Reply::Bulk(name))]);
-    (client, described.unwrap_or_default())
+    Reply::Map(fields)
 }
 
 /// The commands: a line for what each takes, and one for what it does.
 pub(crate) fn help() -> Reply {
-    let lines = COMMANDS.iter().filter(|spec| !spec.internal());
-    Reply::Array(
-        lines
-            .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
-            .map(|line| Reply::Bulk(line.into()))
-            .collect(),
-    )
+    let specs = COMMANDS.iter().filter(|spec| !spec.internal());
+    let lines = specs.flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)]);
+    Reply::array(lines.map(|line| Reply::Bulk(line.into())))
 }
