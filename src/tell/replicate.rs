@@ -33,9 +33,12 @@ pub(crate) fn refresh(ctx: Ctx) {
         | raw::REDISMODULE_CTX_FLAGS_CLUSTER
         | raw::REDISMODULE_CTX_FLAGS_SLAVE;
     let forked = flags & raw::REDISMODULE_CTX_FLAGS_ACTIVE_CHILD != 0;
-    let none = |field: &CStr| ctx.server_info(c"replication", field).as_deref() == Some("0");
-    let nobody =
-        flags & may == 0 && !forked && none(c"connected_slaves") && none(c"repl_backlog_active");
+    let nobody = flags & may == 0
+        && !forked
+        && ctx.server_fields(c"replication", |field| {
+            let none = |name: &CStr| field(name) == Some("0");
+            none(c"connected_slaves") && none(c"repl_backlog_active")
+        });
     LISTENING.store(!nobody, Ordering::Relaxed);
 }
 

@@ -100,17 +100,19 @@ impl LoadContext<'_> {
     }
 }
 
-/// A value of this type.
+/// Works on a value of this type, in a callback of the server's.
 ///
 /// # Safety
-/// `value` is null, or one of this type that nobody changes or frees for `'a`.
-unsafe fn at<'a, T>(value: *const c_void) -> Option<&'a T> {
-    // SAFETY: made by `give` or `load`, and the caller's promise.
-    let value = unsafe { value.cast::<T>().as_ref() };
-    if value.is_none() {
-        broken!("a key of the module's type has a value");
-    }
-    value
+/// `value` is null, or one of this type that nobody changes or frees for the length of the call.
+unsafe fn with<T: ModuleValue, R: Default>(value: *const c_void, work: impl FnOnce(&T) -> R) -> R {
+    // SAFETY: made by `into_raw` or `load`, and the caller's promise.
+    catch_panic(|| match unsafe { value.cast::<T>().as_ref() } {
+        Some(value) => work(value),
+        None => {
+            broken!("a key of the module's type has a value");
+            R::default()
+        }
+    })
 }
 
 unsafe extern "C" fn load<T: ModuleValue>(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
@@ -119,21 +121,14 @@ unsafe extern "C" fn load<T: ModuleValue>(io: *mut RedisModuleIO, version: c_int
 }
 
 unsafe extern "C" fn save<T: ModuleValue>(io: *mut RedisModuleIO, value: *mut c_void) {
-    catch_panic(|| {
-        // SAFETY: the server's own value, for the length of this call.
-        let Some(value) = (unsafe { at::<T>(value) }) else {
-            return;
-        };
+    let save = |value: &T| {
         let bytes = value.save();
+        let (start, len) = (bytes.as_ptr().cast(), bytes.len());
         // SAFETY: the server writes to `io` and copies the bytes.
-        unsafe {
-            api!(RedisModule_SaveStringBuffer(
-                io,
-                bytes.as_ptr().cast(),
-                bytes.len()
-            ));
-        }
-    });
+        unsafe { api!(RedisModule_SaveStringBuffer(io, start, len)) };
+    };
+    // SAFETY: the server's own value, for the length of this call.
+    unsafe { with(value, save) };
 }
 
 /// Writes the value as one effect; the server itself adds the key's TTL.
@@ -142,11 +137,7 @@ unsafe extern "C" fn rewrite<T: ModuleValue>(
     key: *mut RedisModuleString,
     value: *mut c_void,
 ) {
-    catch_panic(|| {
-        // SAFETY: the server's own value, for the length of this call.
-        let Some(value) = (unsafe { at::<T>(value) }) else {
-            return;
-        };
+    let rewrite = |value: &T| {
         let bytes = value.rewrite();
         // SAFETY: the server writes to `io`; the format takes the key, and the bytes and their number.
         unsafe {
@@ -159,33 +150,30 @@ unsafe extern "C" fn rewrite<T: ModuleValue>(
                 bytes.len()
             ));
         }
-    });
+    };
+    // SAFETY: the server's own value, for the length of this call.
+    unsafe { with(value, rewrite) };
 }
 
 unsafe extern "C" fn digest<T: ModuleValue>(digest: *mut RedisModuleDigest, value: *mut c_void) {
-    catch_panic(|| {
-        // SAFETY: the server's own value, for the length of this call.
-        let Some(value) = (unsafe { at::<T>(value) }) else {
-            return;
-        };
+    let add = |value: &T| {
         let bytes = value.digest();
+        let (start, len) = (bytes.as_ptr().cast(), bytes.len());
         // SAFETY: the server's own digest; the bytes go into it.
         unsafe {
-            api!(RedisModule_DigestAddStringBuffer(
-                digest,
-                bytes.as_ptr().cast(),
-                bytes.len()
-            ));
+            api!(RedisModule_DigestAddStringBuffer(digest, start, len));
             api!(RedisModule_DigestEndSequence(digest));
         }
-    });
+    };
+    // SAFETY: the server's own value, for the length of this call.
+    unsafe { with(value, add) };
 }
 
 unsafe extern "C" fn free<T: ModuleValue>(value: *mut c_void) {
     if value.is_null() {
         return;
     }
-    // SAFETY: made by `give` or `load`; the server frees it once, and has it no more.
+    // SAFETY: made by `into_raw` or `load`; the server frees it once, and has it no more.
     catch_panic(|| T::freed(unsafe { Box::from_raw(value.cast::<T>()) }));
 }
 
@@ -195,10 +183,10 @@ unsafe extern "C" fn memory<T: ModuleValue>(
     _: usize,
 ) -> usize {
     // SAFETY: the server's own value, for the length of this call.
-    catch_panic(|| unsafe { at::<T>(value) }.map_or(0, T::bytes))
+    unsafe { with(value, T::bytes) }
 }
 
-/// Always cheap to free, since what is large goes in steps (`callbacks::remains`). The server would free it in another thread if it
+/// Always cheap to free, since what is large goes in steps (`callbacks::data_type`). The server would free it in another thread if it
 /// were told more, and only at once if it were told nothing: but the inbox tells a removal from a rename by the value being freed
 /// right after it was unlinked. Cannot panic.
 unsafe extern "C" fn effort(_: *mut RedisModuleKeyOptCtx, _: *const c_void) -> usize {
@@ -212,14 +200,16 @@ unsafe extern "C" fn unlinked<T: ModuleValue>(
     if T::ignores_unlinks() {
         return;
     }
-    catch_panic(|| {
-        // SAFETY: the server's own context and value, for the length of this call.
+    let unlinked = |value: &T| {
+        // SAFETY: the server's own context, for the length of this call.
         unsafe {
             let key = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
             let db = u32::try_from(api!(RedisModule_GetDbIdFromOptCtx(ctx)));
-            if let (Some(value), Ok(db), false) = (at::<T>(value), db, key.is_null()) {
+            if let (Ok(db), false) = (db, key.is_null()) {
                 value.unlinked(db, Str::of(key.cast_mut()).bytes());
             }
         }
-    });
+    };
+    // SAFETY: the server's own value, for the length of this call.
+    unsafe { with(value, unlinked) };
 }

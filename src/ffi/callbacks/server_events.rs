@@ -38,43 +38,32 @@ pub(crate) trait Listener: 'static {
 /// A callback of the server's for an event.
 type Callback = unsafe extern "C" fn(*mut RedisModuleCtx, RedisModuleEvent, u64, *mut c_void);
 
+/// The events that concern locks, except connections that end, and their names in the server's API.
+const WANTED: [(u64, &str); 10] = [
+    (raw::REDISMODULE_EVENT_FLUSHDB, "FlushDB"),
+    (raw::REDISMODULE_EVENT_SWAPDB, "SwapDB"),
+    (
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        "ReplicationRoleChanged",
+    ),
+    (raw::REDISMODULE_EVENT_LOADING, "Loading"),
+    (raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD, "ReplAsyncLoad"),
+    (raw::REDISMODULE_EVENT_FORK_CHILD, "ForkChild"),
+    (raw::REDISMODULE_EVENT_CONFIG, "Config"),
+    (raw::REDISMODULE_EVENT_REPLICA_CHANGE, "ReplicaChange"),
+    (raw::REDISMODULE_EVENT_EVENTLOOP, "EventLoop"),
+    (raw::REDISMODULE_EVENT_CRON_LOOP, "CronLoop"),
+];
+
 /// Subscribes `L` to everything except connections that end.
 ///
-/// Errors with what the server refuses; then it tells nothing.
+/// Errors with what the server refuses; then it reports nothing.
 pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
-    let wanted: [(u64, Callback, &'static str); 10] = [
-        (raw::REDISMODULE_EVENT_FLUSHDB, flush::<L>, "FlushDB"),
-        (raw::REDISMODULE_EVENT_SWAPDB, swap::<L>, "SwapDB"),
-        (
-            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-            role::<L>,
-            "ReplicationRoleChanged",
-        ),
-        (raw::REDISMODULE_EVENT_LOADING, loading::<L>, "Loading"),
-        (
-            raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD,
-            async_loading::<L>,
-            "ReplAsyncLoad",
-        ),
-        (raw::REDISMODULE_EVENT_FORK_CHILD, fork::<L>, "ForkChild"),
-        (raw::REDISMODULE_EVENT_CONFIG, config::<L>, "Config"),
-        (
-            raw::REDISMODULE_EVENT_REPLICA_CHANGE,
-            fork::<L>,
-            "ReplicaChange",
-        ),
-        (
-            raw::REDISMODULE_EVENT_EVENTLOOP,
-            event_loop::<L>,
-            "EventLoop",
-        ),
-        (raw::REDISMODULE_EVENT_CRON_LOOP, cron::<L>, "CronLoop"),
-    ];
-    for (at, (id, callback, name)) in wanted.into_iter().enumerate() {
-        if !hear(ctx, id, Some(callback)) {
+    for (at, (id, name)) in WANTED.into_iter().enumerate() {
+        if !set_callback(ctx, id, Some(event::<L>)) {
             // Not every server takes them back when a load fails.
-            for (id, ..) in wanted.into_iter().take(at) {
-                hear(ctx, id, None);
+            for (id, _) in WANTED.into_iter().take(at) {
+                set_callback(ctx, id, None);
             }
             return Err(name);
         }
@@ -90,13 +79,13 @@ pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
     (heard == OK).then_some(()).ok_or("keyspace events")
 }
 
-/// Has `L` told of connections that end. Returns true if the server does.
+/// Subscribes `L` to connections that end. Returns true if the server reports them.
 pub(crate) fn subscribe_disconnects<L: Listener>(ctx: Ctx) -> bool {
-    hear(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(client::<L>))
+    set_callback(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(event::<L>))
 }
 
 /// Subscribes to an event; without a callback the server takes the subscription back.
-fn hear(ctx: Ctx, id: u64, callback: Option<Callback>) -> bool {
+fn set_callback(ctx: Ctx, id: u64, callback: Option<Callback>) -> bool {
     let event = RedisModuleEvent { id, dataver: 1 };
     // SAFETY: a live context, and a callback that lives as long as the module.
     unsafe {
@@ -108,138 +97,82 @@ fn hear(ctx: Ctx, id: u64, callback: Option<Callback>) -> bool {
     }
 }
 
-unsafe extern "C" fn client<L: Listener>(
+/// Receives every event that is subscribed to.
+unsafe extern "C" fn event<L: Listener>(
     ctx: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
+    event: RedisModuleEvent,
     sub: u64,
     data: *mut c_void,
 ) {
-    // SAFETY: the context of this callback; this event comes with this structure.
-    let (ctx, info) = unsafe {
-        (
-            Ctx::of(ctx),
-            data.cast::<raw::RedisModuleClientInfo>().as_ref(),
-        )
-    };
-    let ended = sub == raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED;
-    if let Some(info) = info.filter(|_| ended) {
-        catch_panic(|| L::disconnected(ctx, info.id));
-    }
+    // SAFETY: the context of this callback, and its data.
+    catch_panic(|| unsafe { report::<L>(Ctx::of(ctx), event.id, sub, data) });
 }
 
-unsafe extern "C" fn flush<L: Listener>(
-    ctx: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    sub: u64,
-    data: *mut c_void,
-) {
-    // SAFETY: the context of this callback; this event comes with this structure.
-    let (ctx, info) = unsafe {
-        (
-            Ctx::of(ctx),
-            data.cast::<raw::RedisModuleFlushInfo>().as_ref(),
-        )
-    };
-    let db = info.and_then(|info| u32::try_from(info.dbnum).ok());
-    catch_panic(|| match sub {
-        raw::REDISMODULE_SUBEVENT_FLUSHDB_END => L::flushed(db),
-        _ => L::flushing(ctx, db),
-    });
-}
-
-unsafe extern "C" fn swap<L: Listener>(
-    _: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    _: u64,
-    data: *mut c_void,
-) {
-    // SAFETY: this event comes with this structure.
-    if let Some(info) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
-        catch_panic(|| L::swapped(info.dbnum_first as u32, info.dbnum_second as u32));
-    }
-}
-
-extern "C" fn role<L: Listener>(
-    _: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    sub: u64,
-    _: *mut c_void,
-) {
-    catch_panic(|| L::role_changed(sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER));
-}
-
-extern "C" fn loading<L: Listener>(
-    _: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    sub: u64,
-    _: *mut c_void,
-) {
-    match sub {
-        raw::REDISMODULE_SUBEVENT_LOADING_ENDED => catch_panic(L::loaded),
-        raw::REDISMODULE_SUBEVENT_LOADING_RDB_START
-        | raw::REDISMODULE_SUBEVENT_LOADING_AOF_START
-        | raw::REDISMODULE_SUBEVENT_LOADING_REPL_START => catch_panic(L::loading),
+/// Reports an event to `L`.
+///
+/// # Safety
+/// The data is of the structure that comes with the event.
+unsafe fn report<L: Listener>(ctx: Ctx, id: u64, sub: u64, data: *mut c_void) {
+    match id {
+        raw::REDISMODULE_EVENT_FLUSHDB => {
+            // SAFETY: this event comes with this structure.
+            let info = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() };
+            let db = info.and_then(|info| u32::try_from(info.dbnum).ok());
+            match sub {
+                raw::REDISMODULE_SUBEVENT_FLUSHDB_END => L::flushed(db),
+                _ => L::flushing(ctx, db),
+            }
+        }
+        raw::REDISMODULE_EVENT_SWAPDB => {
+            // SAFETY: this event comes with this structure.
+            if let Some(info) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
+                L::swapped(info.dbnum_first as u32, info.dbnum_second as u32);
+            }
+        }
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED => {
+            L::role_changed(sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        }
+        raw::REDISMODULE_EVENT_LOADING => match sub {
+            raw::REDISMODULE_SUBEVENT_LOADING_ENDED => L::loaded(),
+            raw::REDISMODULE_SUBEVENT_LOADING_RDB_START
+            | raw::REDISMODULE_SUBEVENT_LOADING_AOF_START
+            | raw::REDISMODULE_SUBEVENT_LOADING_REPL_START => L::loading(),
+            _ => {}
+        },
+        // During such a load the server goes on with the data that it has.
+        raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD => {
+            if sub == raw::REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_STARTED {
+                L::loading();
+            }
+        }
+        raw::REDISMODULE_EVENT_CONFIG => {
+            // SAFETY: this event comes with this structure, whose names are C strings.
+            let changed = |name: &CStr| unsafe {
+                let change = data.cast::<raw::RedisModuleConfigChangeV1>().as_ref();
+                change.is_some_and(|change| {
+                    let mut names = 0..change.num_changes as usize;
+                    names.any(|at| CStr::from_ptr(*change.config_names.add(at)) == name)
+                })
+            };
+            L::configured(ctx, &changed);
+        }
+        raw::REDISMODULE_EVENT_FORK_CHILD | raw::REDISMODULE_EVENT_REPLICA_CHANGE => {
+            L::forked_or_followed();
+        }
+        raw::REDISMODULE_EVENT_EVENTLOOP => {
+            L::sleeps(ctx, sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP);
+        }
+        raw::REDISMODULE_EVENT_CRON_LOOP => L::cron(),
+        raw::REDISMODULE_EVENT_CLIENT_CHANGE => {
+            // SAFETY: this event comes with this structure.
+            let info = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() };
+            let ended = sub == raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED;
+            if let Some(info) = info.filter(|_| ended) {
+                L::disconnected(ctx, info.id);
+            }
+        }
         _ => {}
     }
-}
-
-/// Reports a load during which the server goes on with the data that it has.
-extern "C" fn async_loading<L: Listener>(
-    _: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    sub: u64,
-    _: *mut c_void,
-) {
-    if sub == raw::REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_STARTED {
-        catch_panic(L::loading);
-    }
-}
-
-unsafe extern "C" fn config<L: Listener>(
-    ctx: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    _: u64,
-    data: *mut c_void,
-) {
-    // SAFETY: this event comes with this structure, whose names are C strings.
-    let changed = |name: &CStr| unsafe {
-        let change = data.cast::<raw::RedisModuleConfigChangeV1>().as_ref();
-        change.is_some_and(|change| {
-            let mut names = 0..change.num_changes as usize;
-            names.any(|at| CStr::from_ptr(*change.config_names.add(at)) == name)
-        })
-    };
-    // SAFETY: the context of this callback.
-    catch_panic(|| L::configured(unsafe { Ctx::of(ctx) }, &changed));
-}
-
-extern "C" fn fork<L: Listener>(
-    _: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    _: u64,
-    _: *mut c_void,
-) {
-    catch_panic(L::forked_or_followed);
-}
-
-unsafe extern "C" fn event_loop<L: Listener>(
-    ctx: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    sub: u64,
-    _: *mut c_void,
-) {
-    let asleep = sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
-    // SAFETY: the context of this callback.
-    catch_panic(|| L::sleeps(unsafe { Ctx::of(ctx) }, asleep));
-}
-
-extern "C" fn cron<L: Listener>(
-    _: *mut RedisModuleCtx,
-    _: RedisModuleEvent,
-    _: u64,
-    _: *mut c_void,
-) {
-    catch_panic(L::cron);
 }
 
 unsafe extern "C" fn keyspace<L: Listener>(

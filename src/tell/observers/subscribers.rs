@@ -46,12 +46,11 @@ pub(crate) fn on_before_sleep() {
 
 /// Forgets the subscriber that was seen, unless the server counts subscriptions.
 pub(crate) fn heartbeat(ctx: Ctx) {
-    let none = |field: &CStr| {
-        let count = ctx.server_info(c"stats", field);
-        count.is_none_or(|count| count == "0")
-    };
-    let fields = [c"pubsub_channels", c"pubsub_patterns"];
-    SEEN.store(!fields.into_iter().all(none), Ordering::Relaxed);
+    let seen = ctx.server_fields(c"stats", |field| {
+        let some = |name: &CStr| field(name).is_some_and(|count| count != "0");
+        some(c"pubsub_channels") || some(c"pubsub_patterns")
+    });
+    SEEN.store(seen, Ordering::Relaxed);
 }
 
 /// Skips a message, and counts it, if an earlier one of this iteration has shown that nobody subscribes. Asks the server nothing.
