@@ -16,7 +16,7 @@ pub mod words;
 pub use call::{Call, Caller, Census, Defaults, MayWait, Replicas, Reply};
 
 use change::acquire::{self, Family};
-use change::{apply, cancel, hold, keep, many};
+use change::{apply, hold, keep, many};
 use dlock_engine::{ClientId, Keyspace};
 use error::Error;
 use look::{graph, inspect, list, stats};
@@ -96,7 +96,7 @@ fn execute_any<K: Keyspace>(
         Verb::Release => hold::release(call, given),
         Verb::Keep => keep::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
-        Verb::Cancel => cancel::run(call, given),
+        Verb::Cancel => acquire::cancel(call, given),
         Verb::Position => inspect::position(call, given),
         Verb::Held => inspect::held(call, given),
         Verb::Check => inspect::check(call, given),

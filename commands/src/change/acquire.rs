@@ -1,4 +1,4 @@
-//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and what `DLOCK.MACQUIRE` asks for as they do.
+//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, what `DLOCK.MACQUIRE` asks for as they do, and `DLOCK.CANCEL`, which ends a wait for it.
 
 use super::hold;
 use crate::call::{Call, MayWait, Reply};
@@ -188,4 +188,11 @@ fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
         MayWait::Ignored => Ok(false),
         MayWait::Refused => Err(Error::MayNotWait),
     }
+}
+
+/// Takes an owner out of the queue: `key owner`.
+pub(crate) fn cancel<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let removed = call.engine.cancel(call.keys, call.now, name, owner)?;
+    Ok(Reply::number(removed))
 }

@@ -2,7 +2,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod apply;
-pub(crate) mod cancel;
 pub(crate) mod hold;
 pub mod keep;
 pub mod many;

@@ -140,8 +140,8 @@ impl HoldTable {
             lock.mark(owner, terms.client);
         }
         if !self.ties.is_empty() {
-            self.ties.lengthen(name, token, terms.lease);
-            self.ties.set_end(name, token, entered.deadline);
+            let (lease, end) = (terms.lease, entered.deadline);
+            self.ties.reentered(name, token, lease, end);
         }
         if terms.ties() {
             self.tie_granted(whose, token, entered.deadline, terms, now);

@@ -273,9 +273,11 @@ impl Connection {
 
     /// Puts a hold of it in its place by the end of its lease.
     fn set_end(&mut self, tie: &mut Tie, token: Token, end: WallMs) {
-        self.holds.remove(&tie.ranked(token));
-        tie.end = end;
-        self.holds.insert(tie.ranked(token));
+        if tie.end != end {
+            self.holds.remove(&tie.ranked(token));
+            tie.end = end;
+            self.holds.insert(tie.ranked(token));
+        }
     }
 
     /// Takes that out again.
@@ -501,17 +503,6 @@ impl Ties {
         }
     }
 
-    /// The lease of a tied hold ends then.
-    pub fn set_end(&mut self, name: NameRef, token: Token, end: WallMs) {
-        let tie = self.by_token.get_mut(&token);
-        let Some(tie) = tie.filter(|tie| tie.end != end && tie.name() == name) else {
-            return;
-        };
-        if let Some(connection) = self.by_client.get_mut(&tie.client) {
-            connection.set_end(tie, token, end);
-        }
-    }
-
     /// Notes when the lease of a hold that was due ends now, and when the server renews it next.
     pub fn renewed(&mut self, token: Token, end: WallMs, next: Renewal) {
         let Some(tie) = self.by_token.get_mut(&token) else {
@@ -521,9 +512,7 @@ impl Ties {
             return broken!("a hold is tied to a connection that is known");
         };
         self.autos -= usize::from(tie.renews());
-        if tie.end != end {
-            connection.set_end(tie, token, end);
-        }
+        connection.set_end(tie, token, end);
         if let Some(auto) = &mut tie.auto {
             connection.take_out(token, std::mem::replace(&mut auto.next, next));
             connection.enter(token, next);
@@ -531,13 +520,18 @@ impl Ties {
         self.autos += usize::from(tie.renews());
     }
 
-    /// Each renewal gives at least this lease from now on.
-    pub fn lengthen(&mut self, name: NameRef, token: Token, lease: Millis) {
+    /// Notes that a tied hold was entered once more: each renewal gives at least this lease from now on, and its lease ends at
+    /// `end`.
+    pub fn reentered(&mut self, name: NameRef, token: Token, lease: Millis, end: WallMs) {
         let tie = self.by_token.get_mut(&token);
-        if let Some(tie) = tie.filter(|tie| tie.name() == name) {
-            if let Some(auto) = &mut tie.auto {
-                auto.lease = auto.lease.max(lease);
-            }
+        let Some(tie) = tie.filter(|tie| tie.name() == name) else {
+            return;
+        };
+        if let Some(auto) = &mut tie.auto {
+            auto.lease = auto.lease.max(lease);
+        }
+        if let Some(connection) = self.by_client.get_mut(&tie.client) {
+            connection.set_end(tie, token, end);
         }
     }
 

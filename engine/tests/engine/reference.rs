@@ -26,7 +26,7 @@ fn every_command_is_described() {
             "{name}: {summary}"
         );
         assert!(complexity.starts_with("O("), "{name}: {complexity}");
-        assert!(!spec.categories.is_empty(), "{name}");
+        assert!(!spec.categories().is_empty(), "{name}");
     }
 }
 

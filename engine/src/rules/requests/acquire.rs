@@ -165,7 +165,9 @@ impl Engine {
                 self.settle_changed(entry, now, name, lock);
                 return Ok(answer);
             }
-            Grantable::Withheld if kind == RequestKind::Reenter => return Err(self.withheld(now)),
+            Grantable::Withheld if kind == RequestKind::Reenter => {
+                return Err(self.policy.withheld(now))
+            }
             Grantable::Full if self.policy.granting(now) => {
                 return Err(Refusal::Full("dlock.max-holders"))
             }
@@ -252,11 +254,11 @@ impl Engine {
         let RequestKind::Queue(place) = kind else {
             return match self.policy.granting(now) {
                 true => Ok(self.null()),
-                false => Err(self.withheld(now)),
+                false => Err(self.policy.withheld(now)),
             };
         };
         if place.is_none() && !self.policy.granting(now) {
-            return Err(self.withheld(now));
+            return Err(self.policy.withheld(now));
         }
         if place.is_none() && ask.ticket.is_none() {
             return Ok(self.null());
@@ -275,11 +277,6 @@ impl Engine {
     pub(in crate::rules) fn null<G>(&mut self) -> Answer<G> {
         self.holds.counters.refused += 1;
         Answer::Null
-    }
-
-    /// Why nothing is granted now.
-    pub(in crate::rules) fn withheld(&self, now: Now) -> Refusal {
-        self.policy.withheld(now)
     }
 
     /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.

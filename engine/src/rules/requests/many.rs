@@ -103,7 +103,7 @@ impl Engine {
             refuse_permits(keys.entry(*name), ask.owner, ask.terms.share)?;
         }
         if plan.holds_any() && self.policy.quarantined(now) {
-            return Err(self.withheld(now));
+            return Err(self.policy.withheld(now));
         }
         for wanted in &plan.wanted {
             if wanted.grantable == Grantable::Now {
@@ -117,7 +117,7 @@ impl Engine {
             return Ok(self.grant_now(keys, now, &plan));
         }
         if !self.policy.granting(now) && (plan.holds_any() || !ask.waits()) {
-            return Err(self.withheld(now));
+            return Err(self.policy.withheld(now));
         }
         if !ask.waits() {
             return Ok(self.null());
