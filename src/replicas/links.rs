@@ -45,7 +45,7 @@ enum Joined {
 }
 
 /// All that is known of replicas.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Links {
     pub(super) links: Vec<Link>,
     // How often the server was asked for a full resynchronisation, and granted a partial one, when it was last looked at.
@@ -68,20 +68,6 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Nothing is known yet.
-    pub(super) const NEW: Links = Links {
-        links: Vec::new(),
-        seen: None,
-        heeded_until: SteadyMs(0),
-        to_tell: false,
-        since: SteadyMs(0),
-        confirm_blackout_until: SteadyMs(0),
-        offset: 0,
-        single_replica_counts_from: SteadyMs(0),
-        asked: 0,
-        setting: 0,
-    };
-
     pub(super) fn close(&mut self) {
         self.confirm_blackout_until = self
             .confirm_blackout_until

@@ -23,9 +23,9 @@ mod report;
 pub(crate) use links::on;
 
 use crate::ffi::callbacks::sync;
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
+use crate::ffi::memory::MainThread;
 use crate::node::{clock, gate};
 use crate::settings::config;
 use dlock_commands::Replicas;
@@ -33,7 +33,9 @@ use dlock_engine::SteadyMs;
 use links::{quarantine, Links};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static REPLICAS: MainThread<Links> = MainThread::new(Links::NEW);
+lazy_static::lazy_static! {
+    static ref REPLICAS: MainThread<Links> = MainThread::new(Links::default());
+}
 
 /// Whether something may have changed since replicas were last looked at.
 static CHANGED: AtomicBool = AtomicBool::new(true);

@@ -1,8 +1,8 @@
 //! What the log says of replicas: that there are more or fewer than are configured, and that others were refused.
 
 use super::links::on;
-use crate::ffi::cell::MainThread;
 use crate::ffi::log;
+use crate::ffi::memory::MainThread;
 use crate::node::gate;
 use crate::settings::config;
 use dlock_engine::{Millis, SteadyMs};
@@ -46,9 +46,8 @@ pub(super) fn report(connected: usize, now: SteadyMs) {
 }
 
 /// How many replicas are connected to a primary, beside `dlock.replicas`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Count {
-    #[default]
     AsConfigured,
     // More; the log has said so.
     More,
@@ -63,7 +62,7 @@ const FEWER_MS: Millis = 5_000;
 
 /// When something that happens again and again is reported: at once, a second later, and after twice as long each time, up to a
 /// minute. After a minute of silence it begins anew.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Backoff {
     next: SteadyMs,
     pause: Millis,

@@ -9,12 +9,11 @@ use crate::ffi::callbacks::command::{access, Handler};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use crate::ffi::panic::poisoned;
-use crate::ffi::probe;
 use crate::ffi::text::Str;
 use crate::inbox;
 use crate::node::{clock, gate, slots};
 use crate::replicas;
-use crate::servers::{iteration_end, wait_key};
+use crate::servers;
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
 use dlock_commands::look::list::Listing;
@@ -33,95 +32,84 @@ pub(super) struct Commands;
 
 impl Handler for Commands {
     fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
-        command(ctx, spec, argv);
+        if poisoned() {
+            if spec.access == Access::Follow {
+                replicas::abort_diverged_replica();
+            }
+            return reply::refuse(ctx, Error::Poisoned);
+        }
+        let given = argv.get(1..).unwrap_or_default();
+        let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
+        let words = if given.len() <= FEW_WORDS {
+            few = [&[]; FEW_WORDS];
+            for (word, given) in few.iter_mut().zip(given) {
+                *word = given.bytes();
+            }
+            few.get(..given.len()).unwrap_or_default()
+        } else {
+            many = given.iter().map(|word| word.bytes()).collect();
+            &many
+        };
+        let key = given.first().copied().zip(words.first().copied());
+        let mode = if matches!(
+            spec.access,
+            Access::Write | Access::Follow | Access::Connection
+        ) {
+            Mode::Write
+        } else {
+            Mode::Read
+        };
+        if spec.access == Access::Follow && gate::probing() {
+            return reply::pass(ctx);
+        }
+        if spec.access == Access::None && servers::is_own_call() {
+            return servers::block_own_call(ctx);
+        }
+        let now = if mode == Mode::Read {
+            let looks = matches!(spec.access, Access::Read | Access::Guard | Access::None);
+            if looks && gate::primary() {
+                catch_up(ctx, key.map(|(_, key)| key));
+            }
+            clock::of_read(ctx)
+        } else {
+            clock::of_command()
+        };
+        let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
+            let decides = matches!(spec.access, Access::Write | Access::Connection);
+            if decides && state.engine.has_unheard() {
+                state.give_back(now);
+            }
+            let caller = Client(ctx);
+            let mut call = state.call(&caller, now);
+            if call.keys.in_cluster() {
+                close_queues(ctx, &mut call, spec, words);
+            }
+            let answer = dlock_commands::execute(spec, &mut call, words);
+            if state.keys.in_cluster() {
+                state.note_slots(spec, words);
+            }
+            // Written from here, where it is: the server does not call back for a reply.
+            match reply::write_usual(ctx, answer) {
+                None => Next::Done,
+                Some(answer) => state.finish(ctx, spec, words, answer, now),
+            }
+        });
+        match next {
+            Some(Next::Done) => {}
+            Some(next) => go_on(ctx, argv, next),
+            // Another module's callback has called from within an event of this module, which has the state borrowed.
+            None => reply::refuse(ctx, Error::Busy),
+        }
     }
 
     fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
-        match spec.many_keys() {
-            true => give_keys(ctx, spec, argv),
-            false => guard::give_keys(ctx, argv),
+        if !spec.many_keys() {
+            return guard::give_keys(ctx, argv);
         }
-    }
-}
-
-/// Hands out the keys of a command that a number tells of.
-fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
-    let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
-    for at in spec.keys(&words) {
-        ctx.give_key(at as c_int + 1, access(spec) as c_int);
-    }
-}
-
-/// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
-#[inline(always)]
-fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
-    if poisoned() {
-        if spec.access == Access::Follow {
-            replicas::abort_diverged_replica();
+        let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
+        for at in spec.keys(&words) {
+            ctx.give_key(at as c_int + 1, access(spec) as c_int);
         }
-        return reply::refuse(ctx, Error::Poisoned);
-    }
-    let given = argv.get(1..).unwrap_or_default();
-    let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
-    let words = if given.len() <= FEW_WORDS {
-        few = [&[]; FEW_WORDS];
-        for (word, given) in few.iter_mut().zip(given) {
-            *word = given.bytes();
-        }
-        few.get(..given.len()).unwrap_or_default()
-    } else {
-        many = given.iter().map(|word| word.bytes()).collect();
-        &many
-    };
-    let key = given.first().copied().zip(words.first().copied());
-    let mode = if matches!(
-        spec.access,
-        Access::Write | Access::Follow | Access::Connection
-    ) {
-        Mode::Write
-    } else {
-        Mode::Read
-    };
-    if spec.access == Access::Follow && probe::probing() {
-        return reply::pass(ctx);
-    }
-    if spec.access == Access::None && iteration_end::calling() {
-        return iteration_end::block(ctx);
-    }
-    let now = if mode == Mode::Read {
-        let looks = matches!(spec.access, Access::Read | Access::Guard | Access::None);
-        if looks && gate::primary() {
-            catch_up(ctx, key.map(|(_, key)| key));
-        }
-        clock::of_read(ctx)
-    } else {
-        clock::of_command()
-    };
-    let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
-        let decides = matches!(spec.access, Access::Write | Access::Connection);
-        if decides && state.engine.has_unheard() {
-            state.give_back(now);
-        }
-        let caller = Client(ctx);
-        let mut call = state.call(&caller, now);
-        if call.keys.in_cluster() {
-            close_queues(ctx, &mut call, spec, words);
-        }
-        let answer = dlock_commands::execute(spec, &mut call, words);
-        if state.keys.in_cluster() {
-            state.note_slots(spec, words);
-        }
-        // Written from here, where it is: the server does not call back for a reply.
-        match reply::write_usual(ctx, answer) {
-            None => Next::Done,
-            Some(answer) => state.finish(ctx, spec, words, answer, now),
-        }
-    });
-    match next {
-        Some(Next::Done) => {}
-        Some(next) => go_on(ctx, argv, next),
-        // Another module's callback has called from within an event of this module, which has the state borrowed.
-        None => reply::refuse(ctx, Error::Busy),
     }
 }
 
@@ -258,7 +246,7 @@ impl State {
     fn block(&mut self, ctx: Ctx, wait: Wait, now: Now) {
         let Wait { id, key, named } = wait;
         self.keys.restore_db();
-        let key = key.map(|key| wait_key::blocking_key(key, self.keys.in_cluster()));
+        let key = key.map(|key| slots::blocking_key(key, self.keys.in_cluster()));
         // Only that tells of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, key.as_ref(), id, named) {
