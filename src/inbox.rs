@@ -1,7 +1,7 @@
 //! What callbacks have to say. A disconnection, a removed key, a change of role may come in the middle of anything, at
 //! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
 
-use crate::ffi::cell::MainThread;
+use crate::ffi::memory::MainThread;
 use crate::node::timer;
 use dlock_engine::{ClientId, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
 use std::collections::BTreeSet;

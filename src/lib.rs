@@ -36,7 +36,7 @@
 //! | room | who lives there | so there you find |
 //! |---|---|---|
 //! | `ffi` | all raw calls behind safe types: `Ctx`, `Str`, `Answer`, `User`; `callbacks`, where callbacks come in; the log, caught panics | a function of the server's that the module does not use yet |
-//! | `servers` | what exists for one server version only, with the reason and the test that notices its end | `quirks`: every "this version does …" |
+//! | `servers` | what exists for one server version only, with the reason and the test that notices its end | every "this version does …" |
 //! | `node` | what the server is now: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
 //! | `settings` | what the operator configures (`config`), and the engine's policy that follows from it | a new setting |
 //! | `replicas` | whose confirmation counts: what the server says of replicas (`links`), what the log says of them (`report`) | why an answer waits |

@@ -2,8 +2,8 @@
 
 use super::HOOKS;
 use crate::ffi::callbacks::data_type::{self as callbacks_type, methods, LoadContext, ModuleValue};
-use crate::ffi::cell::MainThread;
 use crate::ffi::log;
+use crate::ffi::memory::MainThread;
 use crate::inbox::{self, Notice};
 use crate::node::{census, clock, gate, timer};
 use dlock_engine::lock::token;

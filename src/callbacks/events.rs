@@ -8,7 +8,7 @@ use crate::ffi::text::Str;
 use crate::inbox::{self, Notice};
 use crate::node::{census, clock, gate, timer};
 use crate::replicas;
-use crate::tell::observers::{in_order, subscribers};
+use crate::tell::observers::{self, subscribers};
 use crate::tell::{blocking, confirm, in_flight_grants, latency, replicate};
 use dlock_engine::{ClientId, NameRef};
 use std::ffi::CStr;
@@ -80,7 +80,7 @@ impl Listener for Notes {
 
     fn configured(ctx: Ctx, changed: &dyn Fn(&CStr) -> bool) {
         if changed(c"notify-keyspace-events") {
-            in_order::refresh();
+            observers::refresh();
         }
         if changed(c"latency-monitor-threshold") {
             latency::refresh(ctx);

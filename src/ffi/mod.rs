@@ -4,13 +4,10 @@
 pub(crate) mod api;
 pub(crate) mod call;
 pub(crate) mod callbacks;
-pub(crate) mod cell;
 pub(crate) mod ctx;
 pub(crate) mod log;
-pub(crate) mod machine;
-pub(crate) mod maybe_owned;
+pub(crate) mod memory;
 pub(crate) mod panic;
-pub(crate) mod probe;
 pub(crate) mod server;
 pub(crate) mod text;
 pub(crate) mod user;

@@ -6,10 +6,10 @@
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
 
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
-use crate::ffi::{machine, server};
+use crate::ffi::memory::MainThread;
+use crate::ffi::server;
 use dlock_engine::Now;
 use redis_module::raw;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -53,7 +53,7 @@ pub(crate) fn read() -> Now {
         steady_us: BEGAN.elapsed().as_micros() as u64,
     };
     // Every reading is kept, so that nothing in this iteration is decided by an earlier time than what came before it.
-    if let (Some(mut last), Some(ticks)) = (LAST.borrow(), machine::tsc()) {
+    if let (Some(mut last), Some(ticks)) = (LAST.borrow(), server::tsc()) {
         *last = Some((ticks, now));
     }
     now
@@ -62,7 +62,7 @@ pub(crate) fn read() -> Now {
 /// The time now, to a fraction of a millisecond.
 fn recent() -> Now {
     let last = LAST.borrow().and_then(|last| *last);
-    match (last, machine::tsc()) {
+    match (last, server::tsc()) {
         (Some((then, now)), Some(ticks)) if ticks.wrapping_sub(then) < CACHE_TICKS => now,
         _ => read(),
     }

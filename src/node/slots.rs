@@ -1,10 +1,13 @@
-//! Slots of a cluster: which are this node's, which part of a key makes one, and names in the same slot.
+//! Slots of a cluster: which are this node's, which part of a key makes one, and names in the same slot, for questions and for
+//! connections that wait.
 
 use crate::ffi::ctx::Ctx;
-use crate::ffi::probe::{self, Passage};
-use dlock_commands::words::hash_slot::{of, tag, SLOTS};
+use crate::ffi::text::Text;
+use crate::node::gate::{self, Passage};
+use dlock_commands::words::hash_slot::{of, short_tag, tag, SLOTS};
 use dlock_engine::NameRef;
 use std::collections::HashMap;
+use uuid::Uuid;
 
 /// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on
 /// its way may be many, and each answer costs as much as a command.
@@ -122,7 +125,7 @@ impl Answers {
     /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the
     /// slot is on its way to another node, or from one. In that case it accepts only who says ASKING.
     pub(crate) fn can_write(&mut self, ctx: Ctx, name: NameRef) -> bool {
-        match probe::write_of(ctx, name.key) {
+        match gate::write_of(ctx, name.key) {
             Passage::Open => true,
             Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
             Passage::Barred => false,
@@ -219,7 +222,7 @@ pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
     // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
     // that is not there.
     let key = probe_key_in_slot(name.key);
-    probe::write_of(ctx, key.as_deref().unwrap_or(name.key)) == Passage::Open
+    gate::write_of(ctx, key.as_deref().unwrap_or(name.key)) == Passage::Open
 }
 
 /// Returns true if braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
@@ -236,4 +239,24 @@ pub(crate) fn probe_key_in_slot(key: &[u8]) -> Option<Vec<u8>> {
         None => return None,
     };
     Some([b"{", tag, b"}\0dlock\0nobody"].concat())
+}
+
+lazy_static::lazy_static! {
+    // Told to nobody: no command shows what keys connections are blocked on.
+    static ref SECRET: Uuid = Uuid::new_v4();
+}
+
+/// Returns the key that a connection which waits for this lock is blocked on: one for each slot, outside of a cluster the same for
+/// all.
+///
+/// The server wants one: by its slot it redirects the connection when that moves, and ends its wait when the cluster is
+/// down. But a key that *appears* makes the server call back everybody who is blocked on it: a millisecond for each ten thousand
+/// of them, for nothing, and worse on some servers (`servers`). So nobody is blocked on a lock's own key, but on a name in the
+/// lock's slot that no client can create, since none can know it.
+pub(crate) fn blocking_key(key: &[u8], in_cluster: bool) -> Text {
+    let name = [b"}\0dlock\0".as_slice(), SECRET.as_bytes()].concat();
+    match in_cluster {
+        true => Text::new(&[b"{", short_tag(of(key)).as_slice(), &name].concat()),
+        false => Text::new(&name),
+    }
 }

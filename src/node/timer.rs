@@ -1,10 +1,10 @@
 //! One timer of the server, for the earliest thing that is due; and whether the server's event loop sleeps.
 
 use crate::ffi::callbacks::timer::{wake_the_loop, Timer, Work};
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::node::clock;
-use crate::servers::quirks;
+use crate::servers;
 use dlock_engine::{Millis, SteadyMs};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -70,7 +70,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     armed.timer = Some((Timer::start(own, wait, elapsed), at));
     // The server has decided for how long it sleeps before it works off the last of an iteration: commands behind a wait that
     // ended, and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
-    if quirks::before_sleep_precedes_unblocking() && asleep() {
+    if servers::before_sleep_precedes_unblocking() && asleep() {
         wake_the_loop();
     }
 }

@@ -6,7 +6,7 @@
 //! 3. with no borrow of the state held any more, answer the waiters (`blocking`): the server may call back from within. What
 //!    replicas are to confirm first is held back (`confirm`), and comes here again;
 //! 4. tell observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`;
-//! 5. publish to those who wait by a channel (`notify`): last, since whoever hears it may rely on all of that.
+//! 5. publish to those who wait by a channel (`reply`): last, since whoever hears it may rely on all of that.
 //!
 //! What the engine puts out comes from two places: the entries of the keys that were opened (1 and 4), and its outbox (3 and
 //! 5). `engine/src/outbox.rs` says why these are two.
@@ -16,7 +16,7 @@ use super::state::{State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::inbox;
 use crate::node::{gate, timer};
-use crate::tell::{blocking, notify, observers};
+use crate::tell::{blocking, observers, reply};
 use dlock_engine::Now;
 use std::cell::RefMut;
 
@@ -88,7 +88,7 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     }
     observers::tell(ctx, home, channel, &mut notifications, &mut texts);
     for (id, outcome, message) in &messages {
-        notify::publish(ctx, *id, outcome, message);
+        reply::publish(ctx, *id, outcome, message);
     }
     if let Some(mut state) = STATE.borrow() {
         (state.notifications, state.texts) = (notifications, texts);

@@ -5,11 +5,11 @@
 //! command is checked here, before it runs by the rules that scripts are held to.
 
 use crate::ffi::call::{Answer, Rules};
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::ffi::text::Str;
 use crate::ffi::user::User;
-use crate::servers::quirks;
+use crate::servers;
 use crate::tell::reply;
 use dlock_commands::error::Error;
 use dlock_engine::refusal::escaped;
@@ -51,7 +51,7 @@ fn checked_and_run(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
 
 /// Passes a reply on as it is.
 ///
-/// Errors when nothing was written, since the server has lost the reply (`quirks`); with whether it was a value of another
+/// Errors when nothing was written, since the server has lost the reply (`servers`); with whether it was a value of another
 /// type. GETSET and GETDEL are such. The server still counts the error, when the reply is passed on.
 fn pass_on(ctx: Ctx, answer: &Answer) -> Result<(), bool> {
     if answer.has_text() && ctx.pass_on(answer) {
@@ -82,7 +82,7 @@ fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
 
 /// Commands that are never run, whatever the server says of them.
 fn is_refused(lower: &[u8]) -> bool {
-    lower.starts_with(b"dlock.") || lower == b"select" || quirks::WAITS_UNFLAGGED.contains(&lower)
+    lower.starts_with(b"dlock.") || lower == b"select" || servers::WAITS_UNFLAGGED.contains(&lower)
 }
 
 /// What has to be known of an inner command.

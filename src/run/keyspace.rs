@@ -6,13 +6,13 @@
 use crate::callbacks::data_type;
 use crate::ffi::api::hot;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::maybe_owned::MaybeOwned;
+use crate::ffi::memory::MaybeOwned;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
 use crate::inbox;
 use crate::node::slots;
-use crate::servers::quirks;
-use crate::tell::observers::in_order::{self, Notifications};
+use crate::servers;
+use crate::tell::observers::{self, Notifications};
 use crate::tell::replicate;
 use dlock_engine::{Entry, Keyspace, Lock, NameRef};
 use redis_module::raw::{self, RedisModuleKey};
@@ -127,9 +127,14 @@ impl OpenKeys {
 
     /// Selects the database again that the event began in: a connection must be blocked in its own.
     pub(super) fn restore_db(&mut self) {
-        if self.selected != self.home {
-            self.ctx.select(self.home);
-            self.selected = self.home;
+        self.select(self.home);
+    }
+
+    /// Selects a database, unless the context works in it already.
+    fn select(&mut self, db: u32) {
+        if self.selected != db {
+            self.ctx.select(db);
+            self.selected = db;
         }
     }
 
@@ -197,6 +202,7 @@ impl OpenKeys {
     /// Opens a lock's key; returns its place among the open ones.
     #[inline(never)]
     fn open(&mut self, name: NameRef) -> usize {
+        self.select(name.db);
         let at = self.used;
         if at == self.open.len() {
             self.open.push(Open::default());
@@ -216,16 +222,10 @@ impl OpenKeys {
                     open.bytes = open.name.bytes();
                 }
             }
-            if self.selected != name.db {
-                self.ctx.select(name.db);
-                self.selected = name.db;
-            }
-            let read = raw::REDISMODULE_READ as i32;
-            let mode = if self.mode == Mode::Write {
-                read | raw::REDISMODULE_WRITE as i32
-            } else {
-                read
-            };
+            let mode = match self.mode {
+                Mode::Write => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
+                Mode::Read => raw::REDISMODULE_READ,
+            } as i32;
             open.key = hot!(RedisModule_OpenKey(self.ctx.raw(), open.name.raw(), mode));
             open.stored = false;
             if open.key.is_null()
@@ -265,10 +265,7 @@ impl OpenKeys {
         }
         self.used = 0;
         self.named = None;
-        if self.selected != self.home {
-            self.ctx.select(self.home);
-            self.selected = self.home;
-        }
+        self.restore_db();
     }
 }
 
@@ -343,7 +340,7 @@ impl Open {
         if !self.entry.events.is_empty() {
             let key = match self.made.take() {
                 Some(made) => notifications.own_key(made),
-                None => in_order::Key::Argument(self.name),
+                None => observers::Key::Argument(self.name),
             };
             for event in &self.entry.events {
                 notifications.add(self.db, key, event);
@@ -395,14 +392,11 @@ impl Keyspace for OpenKeys {
             }
             return open.entry.foreign || !open.entry.value().is_empty();
         }
-        if self.selected != name.db {
-            self.ctx.select(name.db);
-            self.selected = name.db;
-        }
+        self.select(name.db);
         let key = Text::new(name.key);
         let mode = match self.mode {
-            Mode::Write => quirks::TRACELESS_IF_ABSENT,
-            Mode::Read => quirks::TRACELESS,
+            Mode::Write => servers::TRACELESS_IF_ABSENT,
+            Mode::Read => servers::TRACELESS,
         };
         // SAFETY: the context is the one of the event that is being worked off; the value is read while the key is
         // open, and nothing is called meanwhile that could change it.

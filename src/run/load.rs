@@ -5,26 +5,28 @@ use super::{caller, confirm, event, state};
 use crate::callbacks::data_type;
 use crate::callbacks::events;
 use crate::callbacks::{self, Hooks};
+use crate::ffi::call::Rules;
 use crate::ffi::callbacks::command::register;
 use crate::ffi::callbacks::info::{self, Report};
 use crate::ffi::callbacks::sync;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::{api, log};
+use crate::ffi::{api, log, server};
 use crate::node::{census, clock, gate, timer};
 use crate::replicas;
-use crate::servers::{dry_run, quirks};
+use crate::servers;
 use crate::settings::config;
 use crate::tell::latency;
-use crate::tell::observers::in_order;
+use crate::tell::observers;
 use dlock_commands::look::stats;
 use dlock_commands::table::COMMANDS;
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Prepares the module, or takes back what it has done and says why in the log.
 pub(crate) fn init(context: &Context, args: &[RedisString]) -> Status {
-    if dry_run::under_way() {
+    if DRY_RUN.load(Ordering::Relaxed) {
         return Status::Ok;
     }
     let ctx = Ctx::of_load(context);
@@ -59,7 +61,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
         confirm: confirm::look,
     });
     config::register(context, args)?;
-    dry_run::run(ctx)?;
+    dry_run(ctx)?;
     data_type::LOCK_TYPE
         .create_data_type(context.ctx)
         .map_err(|_| format!("the server refuses the data type {}", data_type::NAME))?;
@@ -75,18 +77,18 @@ fn begin(ctx: Ctx) {
     let flags = ctx.flags();
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
     replicas::begin();
-    quirks::detect(ctx);
+    servers::detect(ctx);
     let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
     gate::set_cluster(cluster);
     if let Some(mut state) = state::STATE.borrow() {
         state.settings.cluster = cluster;
         state.keys.set_cluster(cluster);
-        state.settings.databases = quirks::databases(ctx, cluster);
+        state.settings.databases = servers::databases(ctx, cluster);
     }
     let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
         | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
         | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
-        | quirks::ATOMIC_SLOT_MIGRATION;
+        | servers::ATOMIC_SLOT_MIGRATION;
     ctx.set_options(options);
     info::register(ctx, report);
     let own = ctx.detached();
@@ -96,7 +98,7 @@ fn begin(ctx: Ctx) {
     replicas::refuse_requests();
     census::refresh_eviction(ctx);
     latency::refresh(ctx);
-    in_order::refresh();
+    observers::refresh();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
     timer::init(own, event::event);
     // The first event is the first heartbeat.
@@ -117,4 +119,44 @@ fn report(mut report: Report) {
             }
         }
     }
+}
+
+/// Set while the server loads the module once more, with nothing in it.
+static DRY_RUN: AtomicBool = AtomicBool::new(false);
+
+/// Finds settings that the module does not have: `MODULE LOADEX … CONFIG dlock.nosuch 1`.
+///
+/// The server looks for them when the module has loaded, and would then unload it, which no server can do with a module that has
+/// a data type: they keep it, or crash (`servers`). No server reports the settings that are left over. So, before it has a type,
+/// the module lets the server load it once more with nothing in it. Unknown settings are still pending in the nested load, so the
+/// server unloads that empty module and says so.
+///
+/// Errors when settings are left over. To be called once the module's own have been taken, and before it has a type.
+fn dry_run(ctx: Ctx) -> Result<(), String> {
+    // A server that starts has no clients yet. It reads all modules' settings from its file and refuses by itself to start
+    // with one that no module has.
+    let clients = ctx.server_info(c"clients", c"connected_clients");
+    let Some(path) = server::own_path().filter(|_| clients.is_some_and(|clients| clients != "0"))
+    else {
+        return Ok(());
+    };
+    log::notice("dlock loads and unloads an empty module to see whether CONFIG names a setting that dlock does not have");
+    DRY_RUN.store(true, Ordering::Relaxed);
+    let passed = module_command(ctx, b"LOADEX", path.to_bytes());
+    DRY_RUN.store(false, Ordering::Relaxed);
+    match passed {
+        // Without a command of this name there is no other way to give settings than the file.
+        None => Ok(()),
+        Some(false) => Err("CONFIG names a setting that dlock does not have".to_string()),
+        Some(true) => match module_command(ctx, b"UNLOAD", b"dlock") {
+            Some(true) => Ok(()),
+            _ => Err("the server keeps an empty module of this name".to_string()),
+        },
+    }
+}
+
+/// Whether the server does this; none if it has no such command.
+fn module_command(ctx: Ctx, verb: &[u8], argument: &[u8]) -> Option<bool> {
+    let answer = ctx.call(c"MODULE", Rules::NONE, [verb, argument])?;
+    Some(!answer.value().is_error())
 }

@@ -2,12 +2,11 @@
 
 use super::caller::Client;
 use super::keyspace::OpenKeys;
-use crate::ffi::cell::MainThread;
+use crate::ffi::memory::MainThread;
 use crate::node::{census, clock, gate, slots};
 use crate::replicas;
 use crate::settings::{config, Settings, Situation};
-use crate::tell::observers;
-use crate::tell::observers::in_order::Notifications;
+use crate::tell::observers::{self, Notifications};
 use dlock_commands::Call;
 use dlock_engine::{Engine, Lock, Now, SteadyMs};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,9 +1,9 @@
 //! Connections that wait.
 //!
 //! A waiting connection is blocked on a key, so that the server itself redirects it when the slot moves, ends its wait
-//! on CLIENT UNBLOCK and tells of its death; but it is never woken through that key (see `wait_key`). A grant unblocks the
+//! on CLIENT UNBLOCK and tells of its death; but it is never woken through that key (see `slots::blocking_key`). A grant unblocks the
 //! one connection directly; the server then has its answer written by the *timeout* callback. No timeout is given to the
-//! server: it would be late by up to 1000/hz ms, and may lose the reply of a grant (`quirks`).
+//! server: it would be late by up to 1000/hz ms, and may lose the reply of a grant (`servers`).
 //!
 //! | state | grant or null decided | unblocked | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
 //! |---|---|---|---|---|
@@ -23,14 +23,13 @@
 
 use super::{confirm, in_flight_grants, reply};
 use crate::ffi::callbacks::blocked::{Handle, Waits};
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::ffi::server;
 use crate::ffi::text::Text;
 use crate::inbox::{self, Notice};
 use crate::node::{clock, timer};
-use crate::servers::iteration_end;
-use crate::servers::quirks::{self, Unblocks};
+use crate::servers::{self, Unblocks};
 use dlock_commands::change::{keep, many};
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
@@ -144,10 +143,10 @@ fn is_to_be_told(id: RequestId) -> bool {
 /// Sees to it that the connections that are answered are unblocked by the end of this iteration of the event loop. To be called
 /// with no borrow held: the server may call back from within.
 pub(crate) fn deliver(ctx: Ctx) {
-    match quirks::unblocks() {
+    match servers::unblocks() {
         Unblocks::AtOnce => unblock_answered(),
         Unblocks::EndOfIteration => {
-            if !iteration_end::call_back(ctx, unblock_answered) {
+            if !servers::call_at_iteration_end(ctx, unblock_answered) {
                 unblock_answered();
             }
         }
@@ -162,7 +161,7 @@ pub(crate) fn deliver(ctx: Ctx) {
 
 /// The event loop is about to sleep.
 pub(crate) fn on_before_sleep() {
-    if quirks::unblocks() == Unblocks::BeforeSleep {
+    if servers::unblocks() == Unblocks::BeforeSleep {
         unblock_answered();
     }
 }
@@ -296,7 +295,7 @@ pub(crate) fn may_wait(ctx: Ctx) -> MayWait {
     }
     // In RESP2 a connection with subscriptions gets no further than the server.
     let resp3 = flags & raw::REDISMODULE_CTX_FLAGS_RESP3 != 0;
-    match resp3 && quirks::bars_subscribers() && server::subscribes(ctx.client()) {
+    match resp3 && servers::bars_subscribers() && server::subscribes(ctx.client()) {
         true => MayWait::Refused,
         false => MayWait::Yes,
     }

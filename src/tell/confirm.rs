@@ -12,7 +12,7 @@
 //!
 //! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
-use crate::ffi::cell::MainThread;
+use crate::ffi::memory::MainThread;
 use crate::node::timer;
 use crate::replicas;
 use crate::settings::config;

@@ -8,11 +8,11 @@
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later iteration. By then a
 //! reply that is left may be another one's, and the grant stands.
 
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::inbox::{self, Notice};
 use crate::node::timer;
-use crate::servers::quirks;
+use crate::servers;
 use dlock_engine::collections::ByNumber;
 use dlock_engine::{ClientId, Promise};
 
@@ -97,7 +97,7 @@ impl Output {
         // Nothing more is written to a connection whose user was deleted.
         let deleted = self.nothing_behind && self.user != user;
         // What is pending may be the replies to later commands alone, unless nothing is sent yet.
-        let sending = quirks::before_sleep_precedes_unblocking() || timer::asleep();
+        let sending = servers::before_sleep_precedes_unblocking() || timer::asleep();
         let in_flight_grants = self.pending && (self.nothing_behind || !sending);
         !in_flight_grants && !deleted
     }

@@ -2,7 +2,6 @@
 //! its monitor is off.
 
 use crate::ffi::ctx::Ctx;
-use crate::ffi::machine;
 use crate::ffi::server;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +23,7 @@ pub(crate) fn processor_time() -> Option<Duration> {
     if THRESHOLD_MS.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    machine::thread_time()
+    server::thread_time()
 }
 
 /// Tells how much processor time something took that began then.

@@ -2,9 +2,8 @@
 //!
 //! | file | whom it tells what |
 //! |---|---|
-//! | `reply` | a caller: the reply to its command |
+//! | `reply` | a caller: the reply to its command; the channel that a request waits by (`NOTIFY`): its outcome |
 //! | `blocking`, `in_flight_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
-//! | `notify` | the channel that a request waits by (`NOTIFY`) |
 //! | `confirm` | nobody yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
 //! | `observers/` | observers: what happened in an event, in order, as unlock messages and keyspace events; if somebody would hear them |
 //! | `replicate` | replicas and the AOF |
@@ -14,7 +13,6 @@ pub(crate) mod blocking;
 pub(crate) mod confirm;
 pub(crate) mod in_flight_grants;
 pub(crate) mod latency;
-pub(crate) mod notify;
 pub(crate) mod observers;
 pub(crate) mod replicate;
 pub(crate) mod reply;

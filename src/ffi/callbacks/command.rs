@@ -59,7 +59,7 @@ pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), 
         if command.is_null() || api!(RedisModule_SetCommandInfo(command, description(spec))) != OK {
             return Err("the description");
         }
-        // Redis 7.0 lets modules have none (`servers::quirks`).
+        // Redis 7.0 lets modules have none (`servers`).
         let categories = raw::RedisModule_SetCommandACLCategories;
         if categories.is_some_and(|set| set(command, text(&spec.categories())) != OK) {
             return Err("the ACL categories");

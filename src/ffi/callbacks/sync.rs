@@ -4,8 +4,8 @@
 //! which connection, and when. The server calls a filter for every command: it is registered only while it is needed.
 
 use crate::ffi::api::{api, OK};
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::ffi::panic::catch_panic;
 use crate::ffi::text::{Str, Text};
 use dlock_engine::broken;

@@ -1,5 +1,5 @@
 //! Calls back later: by a timer of the server's, or where the server works off the connections that modules have unblocked. What a
-//! blocked call of the module's own leaves behind is freed there, and its free callback runs (`servers::iteration_end`).
+//! blocked call of the module's own leaves behind is freed there, and its free callback runs (`servers`).
 
 use crate::ffi::api::{api, OK};
 use crate::ffi::ctx::Ctx;

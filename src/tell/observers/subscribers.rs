@@ -7,8 +7,8 @@
 //! its first message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
 
 use crate::ffi::call::Rules;
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 

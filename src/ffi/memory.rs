@@ -1,12 +1,47 @@
-//! A value that somebody else owns, or one's own.
-//!
-//! The engine works on locks that the keyspace owns, and makes new ones. What it takes for that is the keyspace's own type
-//! (`Keyspace::Value`), so that it contains no `unsafe` itself.
+//! Memory that the compiler cannot watch: state of the main thread, where every callback of the server runs, and values that the
+//! server owns.
 
+use dlock_engine::broken;
+use std::cell::{RefCell, RefMut};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+/// A value that only the server's main thread touches.
+pub(crate) struct MainThread<T>(RefCell<T>);
+
+// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`callbacks::data_type`), which
+// touches no `MainThread`.
+unsafe impl<T> Sync for MainThread<T> {}
+// SAFETY: as above; nothing moves it between threads.
+unsafe impl<T> Send for MainThread<T> {}
+
+impl<T> MainThread<T> {
+    /// Wraps a value.
+    pub(crate) const fn new(value: T) -> Self {
+        MainThread(RefCell::new(value))
+    }
+
+    /// Borrows a value of which no borrow is held across a call of the server. Panics in debug builds, and reports and returns None
+    /// otherwise, if it is already borrowed.
+    pub(crate) fn borrow(&self) -> Option<RefMut<'_, T>> {
+        let value = self.try_borrow_mut();
+        if value.is_none() {
+            broken!("what no call of the server is made with is not borrowed");
+        }
+        value
+    }
+
+    /// Borrows the value, unless it is borrowed already: then a callback has come while a caller further up the stack works
+    /// with it, and must leave its message elsewhere.
+    pub(crate) fn try_borrow_mut(&self) -> Option<RefMut<'_, T>> {
+        self.0.try_borrow_mut().ok()
+    }
+}
+
 /// A value that is worked on through a pointer to where its owner has it, or a value of one's own.
+///
+/// The engine works on locks that the keyspace owns, and makes new ones. It takes the keyspace's own type for both
+/// (`Keyspace::Value`), and so contains no `unsafe` itself.
 ///
 /// There is no reference to the owner's value but for the length of a borrow of this, and it is never freed by this.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! Where one server version differs from another, the module asks here, and nowhere else.
+//! What exists for some servers only, each with its version, its reason, and the test that notices its end. Where one server version
+//! differs from another, the module asks here, and nowhere else.
 //!
 //! A caller asks a question by its name. The answer comes from what the server offers, or from trying it out, so that it needs no
 //! care when servers change; from the version only where neither shows it. Each question says which versions it is about, why,
@@ -9,17 +10,19 @@
 //!
 //! | measure | needed by | reason | test |
 //! |---|---|---|---|
-//! | `wait_key`: nobody is blocked on a lock's own key | Redis 7.0 | when the key appears, `serveClientsBlockedOnKeyByModule` leaves `server.current_client` at a connection that may be freed before it is read. Elsewhere it saves calling everybody back: 1 ms for 10,000 | `blocked`: `a_key_appears_under_those_who_wait_for_it` under `make memcheck`, `no_lock_s_key_is_blocked_on` |
+//! | `node::slots`: nobody is blocked on a lock's own key | Redis 7.0 | when the key appears, `serveClientsBlockedOnKeyByModule` leaves `server.current_client` at a connection that may be freed before it is read. Elsewhere it saves calling everybody back: 1 ms for 10,000 | `blocked`: `a_key_appears_under_those_who_wait_for_it` under `make memcheck`, `no_lock_s_key_is_blocked_on` |
 //! | `tell::blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
 //! | `callbacks::events`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
-//! | `dry_run`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
+//! | `run::load`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
 //! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
 //! | `run::caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::callbacks::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
 //! | `node::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
 
+use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::ffi::server;
 use redis_module::raw;
 use std::ffi::c_int;
@@ -123,4 +126,53 @@ pub(crate) fn databases(ctx: Ctx, cluster: bool) -> u32 {
     };
     let value = ctx.setting(setting).and_then(|value| value.parse().ok());
     value.unwrap_or(usual)
+}
+
+/// Set while the module makes its call.
+static CALLING: AtomicBool = AtomicBool::new(false);
+
+/// Set when the module's call will be freed at the end of this iteration.
+static AWAITED: AtomicBool = AtomicBool::new(false);
+
+/// What is called then.
+static WORK: MainThread<Option<fn()>> = MainThread::new(None);
+
+/// Calls `work` once at the end of this iteration of the event loop, from where the server works off the connections that modules
+/// have unblocked: before it sends anything, and after every command of the iteration. Returns true if the server will.
+///
+/// The server that needs this ([`Unblocks::EndOfIteration`]) reports that moment to nobody. But it can block a call of the module's
+/// own, and unblock it at once, as it does with a connection. It frees the call when its turn comes among those that were
+/// unblocked, and the free callback of the call is the hook.
+pub(crate) fn call_at_iteration_end(ctx: Ctx, work: fn()) -> bool {
+    if AWAITED.load(Ordering::Relaxed) {
+        return true;
+    }
+    if let Some(mut kept) = WORK.borrow() {
+        *kept = Some(work);
+    }
+    CALLING.store(true, Ordering::Relaxed);
+    drop(ctx.call(c"DLOCK.HELP", Rules::MAY_BLOCK, []));
+    CALLING.store(false, Ordering::Relaxed);
+    AWAITED.load(Ordering::Relaxed)
+}
+
+/// Returns true if a call is the module's own of [`call_at_iteration_end`].
+pub(crate) fn is_own_call() -> bool {
+    CALLING.load(Ordering::Relaxed)
+}
+
+/// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an
+/// error; what is freed is so all the same.
+pub(crate) fn block_own_call(ctx: Ctx) {
+    if ctx.block_once(freed) {
+        AWAITED.store(true, Ordering::Relaxed);
+    }
+}
+
+fn freed() {
+    AWAITED.store(false, Ordering::Relaxed);
+    let work = WORK.borrow().and_then(|mut kept| kept.take());
+    if let Some(work) = work {
+        work();
+    }
 }
