@@ -1,5 +1,5 @@
-//! What callbacks have to say. A disconnection, a removed key, a change of role may come in the middle of anything, at
-//! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
+//! Notes of callbacks. A disconnection, a removed key or a change of role may come in the middle of anything, at a moment when
+//! nothing may be changed. A callback only posts a notice here, and the module's next event reads it.
 
 use crate::ffi::memory::MainThread;
 use crate::node::timer;
@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 pub(crate) enum Notice {
     /// The connection of a waiting request has ended, or waits no longer.
     Gone(RequestId),
-    /// This connection has ended: what was tied to it ends too.
+    /// This connection has ended, and its ties with it.
     Ended(ClientId),
-    /// An answer that promised these holds did not reach its connection, or that has ended before replicas have confirmed it.
-    Unheard(Vec<Promise>),
+    /// The answer that promised these holds was not delivered: its connection has ended before it got it, or before replicas had
+    /// confirmed it.
+    Undelivered(Vec<Promise>),
     /// A key that held a lock is gone from its name.
     Unlinked(Unlinked),
-    /// A lock has come to this name.
+    /// A lock has arrived at this name.
     Brought(Name),
     /// A database was emptied, or all.
     Flushed(Option<u32>),
@@ -26,7 +27,7 @@ pub(crate) enum Notice {
     Swapped(u32, u32),
     /// This server became a primary (or a replica).
     Role {
-        /// Whether it decides now.
+        /// Whether it is a primary now.
         primary: bool,
     },
     /// Loading has ended.
@@ -38,35 +39,35 @@ pub(crate) enum Notice {
 /// A key that held a lock is gone from its name.
 #[derive(Debug)]
 pub(crate) struct Unlinked {
-    /// Which.
+    /// The key.
     pub name: Name,
     /// Its holds: token and deadline.
     pub holds: Vec<(Token, WallMs)>,
     /// Whether the lock lives on under another name.
     pub moved: bool,
-    /// Whether its value was written out right before, as a command does that carries it to another server.
+    /// Whether its value was serialized right before, as MIGRATE does.
     pub carried: bool,
 }
 
-/// What has happened, in order.
+/// The notices, in order.
 static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
 
-/// Whether anything is written down: asked twice in every event.
+/// Whether there is any notice. Every event reads it twice.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// The last value that was unlinked and not yet seen freed. A rename unlinks a value and keeps it; a removal frees it
 /// right after, in the same thread and before the next.
 static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Values that have been written out by this process since the event loop's last iteration, by their addresses. DUMP and MIGRATE
-/// do that, and SAVE, of which no more are kept than this.
+/// Values that this process has serialized since the event loop's last iteration, by their addresses. DUMP and MIGRATE do that, and
+/// SAVE, of which no more than `WRITTEN_MOST` are kept.
 static WRITTEN: MainThread<BTreeSet<usize>> = MainThread::new(BTreeSet::new());
 const WRITTEN_MOST: usize = 65_536;
 
 /// Whether there are any.
 static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Set while the module itself deletes a key, which it needs no notice of.
+/// Set while the module itself deletes a key, for which it needs no notice.
 static IGNORE_UNLINKS: AtomicBool = AtomicBool::new(false);
 
 /// Returns true while the module itself deletes a key.
@@ -74,7 +75,7 @@ pub(crate) fn ignores_unlinks() -> bool {
     IGNORE_UNLINKS.load(Ordering::Relaxed)
 }
 
-/// Deletes a key of the module's own: nothing is noted of its value.
+/// Deletes a key of the module's own, without a notice.
 #[inline(always)]
 pub(crate) fn without_notice<T>(delete: impl FnOnce() -> T) -> T {
     IGNORE_UNLINKS.store(true, Ordering::Relaxed);
@@ -101,8 +102,8 @@ fn address(lock: &Lock) -> usize {
     std::ptr::from_ref(lock) as usize
 }
 
-/// A value is written out. In a cluster a MIGRATE does that to each of its keys, and removes them right after: nothing else
-/// tells that from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor what is replicated.
+/// Notes that a value is serialized. In a cluster MIGRATE does that to each of its keys, and removes them right after: nothing else
+/// distinguishes it from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor the replicated command.
 pub(crate) fn written(lock: &Lock) {
     let Some(mut written) = WRITTEN.borrow() else {
         return;
@@ -113,7 +114,7 @@ pub(crate) fn written(lock: &Lock) {
     }
 }
 
-/// The event loop has made an iteration: what was written out before, and is still there, was not carried away.
+/// Forgets the serialized values at the end of an iteration of the event loop: those that are still there were not migrated.
 pub(crate) fn on_before_sleep() {
     if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
         if let Some(mut written) = WRITTEN.borrow() {
@@ -135,7 +136,7 @@ pub(crate) fn post(notice: Notice) {
     timer::soon();
 }
 
-/// Writes down that a value was unlinked from its name.
+/// Posts that a value was unlinked from its name.
 pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
@@ -151,8 +152,8 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
 }
 
-/// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
-/// the usual case: an exchange costs as much as the rest of the freeing.
+/// Notes that a value is freed, on any thread. It touches only the one atomic, and only reads it in the usual case: an exchange
+/// costs as much as the rest of the freeing.
 pub(crate) fn freed(lock: &Lock) {
     let value = std::ptr::from_ref(lock).cast_mut();
     if UNLINKED.load(Ordering::Relaxed) != value {
@@ -166,7 +167,7 @@ pub(crate) fn freed(lock: &Lock) {
     );
 }
 
-/// Returns true if the last thing written down is that a lock has left this name.
+/// Returns true if the last notice is that a lock has left this name.
 pub(crate) fn just_unlinked(name: NameRef) -> bool {
     let inbox = INBOX.borrow();
     inbox.is_some_and(
@@ -174,12 +175,12 @@ pub(crate) fn just_unlinked(name: NameRef) -> bool {
     )
 }
 
-/// Returns true if anything is written down.
+/// Returns true if there is any notice.
 pub(crate) fn has_something() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Takes out all that was written down, in order.
+/// Takes out all notices, in order.
 pub(crate) fn take() -> Vec<Notice> {
     let Some(mut inbox) = INBOX.borrow() else {
         return Vec::new();
@@ -189,14 +190,14 @@ pub(crate) fn take() -> Vec<Notice> {
     std::mem::take(&mut inbox)
 }
 
-/// A database is about to be emptied: what it frees has not been removed one by one before.
+/// Settles the last unlinked value before a database is emptied, which frees values that were not unlinked one by one.
 pub(crate) fn before_flush() {
     if let Some(mut inbox) = INBOX.borrow() {
         settle_unlinked(&mut inbox);
     }
 }
 
-/// If the last unlinked value has not been freed by now, it has only moved.
+/// Notes that the last unlinked value has only moved, if it has not been freed by now.
 fn settle_unlinked(inbox: &mut [Notice]) {
     if UNLINKED
         .swap(std::ptr::null_mut(), Ordering::Relaxed)

@@ -13,18 +13,18 @@
 //!
 //! What holds throughout:
 //!
-//! 1. What may change a lock comes in by `run::enter::run`, and goes one way: args → engine → effects → perform → reply.
-//! 2. Durable state moves by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.
+//! 1. Everything that may change a lock comes in by `run::enter::run`, and goes one way: args → engine → effects → perform → reply.
+//! 2. Durable state changes by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.
 //! 3. The engine gets the time as an argument, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`node::gate`).
 //! 6. A callback of the server changes no lock: it notes what has happened (`inbox`), and the module's next event acts.
-//! 7. Answering connections and telling observers can call the module back. So they come last, with no state borrowed.
+//! 7. Answers to connections and notifications of observers can call the module back. So they come last, with no state borrowed.
 //! 8. The module answers a request once.
 //! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. Broken
 //!    invariants are reported by `broken!`.
 //! 10. All `unsafe` is in `ffi` and in `run::keyspace`, each block with its reason. A context is made once, where a callback comes
-//!     in (`ffi::callbacks`), and whoever has one may use it. Engine and commands forbid `unsafe`.
+//!     in (`ffi::callbacks`), and code that has one may use it. Engine and commands forbid `unsafe`.
 //!
 //! | crate | what it is |
 //! |---|---|
@@ -33,19 +33,20 @@
 //!
 //! This crate is the only part that knows of a server. A room uses those above it, a file in it none that uses it:
 //!
-//! | room | who lives there | so there you find |
+//! | room | contents | look here for |
 //! |---|---|---|
 //! | `ffi` | all raw calls behind safe types: `Ctx`, `Str`, `Answer`, `User`; `callbacks`, where callbacks come in; the log, caught panics | a function of the server's that the module does not use yet |
 //! | `servers` | what exists for one server version only, with the reason and the test that notices its end | every "this version does …" |
-//! | `node` | what the server is now: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
+//! | `node` | the server's state: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
 //! | `settings` | what the operator configures (`config`), and the engine's policy that follows from it | a new setting |
-//! | `replicas` | whose confirmation counts: what the server says of replicas (`links`), what the log says of them (`report`) | why an answer waits |
-//! | `inbox` | what callbacks have noted, until the module's next event reads it | what RENAME, MOVE, DEL and a flush leave |
-//! | `tell` | what the outside is told: replies, replicas and the AOF (`replicate`), connections that wait (`blocking`), answers that wait for replicas (`confirm`), observers | how an answer reaches a waiter |
-//! | `callbacks` | what the server calls: `data_type`, `events`; each only notes, and returns | what the server reports |
-//! | `run` | the one way in: `state`, `enter`, `command`, `event`, `notices` (inbox → engine), `confirm` (what replicas have), `keyspace`, `load` | what happens next, whatever happened |
+//! | `replicas` | whose confirmation counts: the connected replicas (`links`), log lines about them (`report`) | why an answer waits |
+//! | `inbox` | notices of callbacks, until the module's next event reads them | what RENAME, MOVE, DEL and a flush leave |
+//! | `tell` | all output: replies, effects for replicas and the AOF (`replicate`), connections that wait (`blocking`), answers that wait for replicas (`confirm`), observers | how an answer reaches a waiter |
+//! | `callbacks` | callbacks of the server: `data_type`, `events`; each only notes, and returns | what the server reports |
+//! | `run` | the one way in: `state`, `enter`, `command`, `event`, `notices` (inbox → engine), `confirm` (confirmations of replicas), `keyspace`, `load` | the order of everything |
 //!
-//! Where a lease ends, where RENAME is handled, and which files a new option of a command touches: CONTRIBUTING.md.
+//! CONTRIBUTING.md says where a lease ends, where RENAME is handled, where a confirmed answer waits, what builds a KEEP reply,
+//! and which files a new option of a command touches.
 
 #![deny(unsafe_code)]
 // The two functions that the macro below makes have no documentation, and nothing else can be reached from outside.

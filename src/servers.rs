@@ -1,9 +1,9 @@
-//! What exists for some servers only, each with its version, its reason, and the test that notices its end. Where one server version
-//! differs from another, the module asks here, and nowhere else.
+//! What exists for some servers only, each with its version, its reason, and the test that notices its end. Where one server
+//! version differs from another, the module asks here, and nowhere else.
 //!
-//! A caller asks a question by its name. The answer comes from what the server offers, or from trying it out, so that it needs no
-//! care when servers change; from the version only where neither shows it. Each question says which versions it is about, why,
-//! and which test (of `integration/tests`) would notice a server of which that is no longer true.
+//! A caller asks a question by its name. The answer comes from the functions that the server offers, or from a trial, so that it
+//! stays right when servers change; from the version only where neither shows it. Each question names its versions, the reason,
+//! and the test (of `integration/tests`) that would notice a server of which that is no longer true.
 //!
 //! Other measures cost so little that they are taken on every server, though only some need them. Nothing asks for the version
 //! there. When the last server that needs one is no longer supported it can go, if its test stays green without it:
@@ -14,7 +14,7 @@
 //! | `tell::blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
 //! | `callbacks::events`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
 //! | `run::load`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
-//! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
+//! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have received the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
 //! | `run::caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::callbacks::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static IS_REDIS_7_2: AtomicBool = AtomicBool::new(false);
 static BARS_SUBSCRIBERS: AtomicBool = AtomicBool::new(false);
 
-/// Finds out what server this is. To be called at load, before any question.
+/// Detects the server. Call it at load, before any question.
 pub(crate) fn detect(ctx: Ctx) {
     let version = |field| ctx.server_info(c"server", field);
     match version(c"valkey_version") {
@@ -43,8 +43,8 @@ pub(crate) fn detect(ctx: Ctx) {
     }
 }
 
-/// When an answered connection is unblocked, so that whatever ends it in the same iteration of the event loop is told of as the end
-/// of one that has no answer yet.
+/// When an answered connection is unblocked, so that the server reports its end within the same iteration of the event loop as
+/// that of a connection without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unblocks {
     /// Redis 7.0 writes the answer at once, but takes the connection for a blocked one until it goes to sleep: CLIENT UNBLOCK
@@ -57,7 +57,7 @@ pub(crate) enum Unblocks {
     AtOnce,
 }
 
-/// When this server's connections are unblocked.
+/// Returns when this server's connections are unblocked.
 ///
 /// Test: `undelivered`, all of it, and `waiting`: `unblocked_by_error_just_after_the_grant`. A new server for which `AtOnce` is
 /// too early fails them.
@@ -91,7 +91,7 @@ pub(crate) fn bars_subscribers() -> bool {
     BARS_SUBSCRIBERS.load(Ordering::Relaxed)
 }
 
-/// How a key is opened so that it leaves no trace: no change of its age, no event, no count, no removal of a key that has
+/// Opens a key without a trace: no change of its age, no event, no count, no removal of a key that has
 /// expired. Redis 7.0 knows only the first, and takes the others for nothing.
 ///
 /// Test: `appearing`: `to_look_for_a_key_leaves_no_trace`.
@@ -115,8 +115,8 @@ pub(crate) const WAITS_UNFLAGGED: [&[u8]; 2] = [b"wait", b"waitaof"];
 /// Test: `cluster`: `a_slot_that_moves_at_once_takes_its_locks_along`.
 pub(crate) const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 
-/// How many databases the server has. A node of a cluster has one, whatever `databases` says, but Valkey since 9.0 has a setting
-/// for it.
+/// Returns how many databases the server has. A node of a cluster has one, whatever `databases` says, but Valkey since 9.0 has a
+/// setting for it.
 ///
 /// Test: `conversations`: `tests/servers/events.txt`, its flushes.
 pub(crate) fn databases(ctx: Ctx, cluster: bool) -> u32 {
@@ -134,7 +134,7 @@ static CALLING: AtomicBool = AtomicBool::new(false);
 /// Set when the module's call will be freed at the end of this iteration.
 static AWAITED: AtomicBool = AtomicBool::new(false);
 
-/// What is called then.
+/// The function that is called then.
 static WORK: MainThread<Option<fn()>> = MainThread::new(None);
 
 /// Calls `work` once at the end of this iteration of the event loop, from where the server works off the connections that modules
@@ -156,7 +156,7 @@ pub(crate) fn call_at_iteration_end(ctx: Ctx, work: fn()) -> bool {
     AWAITED.load(Ordering::Relaxed)
 }
 
-/// Returns true if a call is the module's own of [`call_at_iteration_end`].
+/// Returns true if a call of `DLOCK.HELP` is the module's own in [`call_at_iteration_end`].
 pub(crate) fn is_own_call() -> bool {
     CALLING.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! A call of a command: who calls, what is there, and what is answered.
+//! A call of a command: its caller, its input, and its reply.
 
 use crate::error::Error;
 use crate::table::Args;
@@ -6,64 +6,63 @@ use dlock_engine::{
     ClientId, Engine, Keyspace, Lock, Millis, NameRef, Now, Refusal, RequestId, Token,
 };
 
-/// Who calls, and what can be found out about clients.
+/// The caller of a command, and what it may know about clients.
 pub trait Caller {
-    /// The connection's client id; 0 if the caller has no connection of its own.
+    /// Returns the connection's client id; 0 if the caller has no connection of its own.
     fn client(&self) -> u64;
     /// Returns whether this caller may be kept waiting.
     fn may_wait(&self) -> MayWait;
-    /// How many answers wait for their confirmation by replicas.
+    /// Returns how many answers wait for their confirmation by replicas.
     fn unconfirmed(&self) -> usize;
-    /// Returns true if this is a primary's stream or the AOF, whose decisions are followed.
+    /// Returns true if this is a primary's stream or the AOF, whose effects are applied.
     fn is_followed(&self) -> bool;
-    /// Returns true if the caller has a connection of its own, whose end the server will tell of: not a script, not another
-    /// module.
+    /// Returns true if the caller has a connection of its own, whose end the server reports: not a script, not another module.
     fn own_connection(&self) -> bool;
     /// Returns true if the caller may publish on this channel.
     fn may_publish(&self, channel: &[u8]) -> bool;
-    /// A fresh owner's name: a version-4 UUID.
+    /// Makes an owner's name: a version-4 UUID.
     fn fresh_owner(&self) -> String;
-    /// Returns true if this connection is there.
+    /// Returns true if this connection exists.
     fn connected(&self, client: u64) -> bool;
-    /// Address and name of a connection, if it is there and the caller may list connections.
+    /// Returns address and name of a connection, if it exists and the caller may list connections.
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
-    /// Which of these keys the calling user may read.
+    /// Returns which of these keys the calling user may read.
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool>;
     /// Returns true if the calling user may reset the server's own statistics.
     fn may_reset(&self) -> bool;
-    /// What the server counts.
+    /// Returns the numbers that the engine does not have.
     fn census(&self) -> Census;
 }
 
 /// Whether a caller may be kept waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MayWait {
-    /// It may.
+    /// It may wait.
     Yes,
-    /// In MULTI, in a script, or in another module's call: it is as if it had not asked to.
+    /// It may not, in MULTI, in a script, or in another module's call: `BLOCK` is ignored.
     Ignored,
-    /// The server lets this connection wait for nothing. A null would look like a time-out to it.
+    /// The server does not block this connection, and `BLOCK` is an error: a null would look like a time-out.
     Refused,
 }
 
-/// What there is now, where it is not the engine that knows.
+/// Numbers for `DLOCK.STATS` and INFO that the engine does not have.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Census {
-    /// Keys that are locks.
+    /// How many keys are locks.
     pub locks: u64,
     /// Holds that came with loaded values, less those that went with removed ones.
     pub stored_holds: i64,
     /// Blocked connections.
     pub connections_waiting: u64,
-    /// Whether the server's policy can take a lock.
+    /// Whether the server's eviction policy can remove a lock.
     pub eviction_possible: bool,
-    /// Whether this server decides: on one that follows there is no quarantine.
+    /// Whether this server is a primary: a replica has no quarantine.
     pub primary: bool,
     /// The replicas that confirm answers.
     pub replicas: Replicas,
 }
 
-/// What there is to say of the replicas that confirm answers (`dlock.replicas`).
+/// The state of the replicas that confirm answers (`dlock.replicas`).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Replicas {
     /// How many must confirm an answer; 0 where none needs to.
@@ -80,15 +79,15 @@ pub struct Replicas {
     pub too_many: bool,
     /// Whether this server is a primary and they are fewer.
     pub too_few: bool,
-    /// For how many milliseconds this server confirms nothing yet, since it was started or has taken over another's data.
+    /// For how many milliseconds this server confirms nothing yet, after a start or a full resynchronisation.
     pub closed_ms: Millis,
-    /// For how many milliseconds whoever joins counts late.
+    /// For how many milliseconds a replica that joins counts late.
     pub late_ms: Millis,
     /// How many answers wait for a confirmation.
     pub waiting: u64,
 }
 
-/// What is taken where a request leaves something out.
+/// The values of what a request leaves out.
 #[derive(Debug, Clone)]
 pub struct Defaults {
     /// The lease.
@@ -97,7 +96,7 @@ pub struct Defaults {
 
 /// One call of a command.
 pub struct Call<'c, K: Keyspace> {
-    /// The locks' queues.
+    /// The engine.
     pub engine: &'c mut Engine,
     /// The locks.
     pub keys: &'c mut K,
@@ -105,30 +104,30 @@ pub struct Call<'c, K: Keyspace> {
     pub now: Now,
     /// The caller's database.
     pub db: u32,
-    /// Who calls.
+    /// The caller.
     pub caller: &'c dyn Caller,
-    /// What is taken where the request leaves something out.
+    /// The values of what the request leaves out.
     pub defaults: &'c Defaults,
-    /// Whether this server decides, or follows another one.
+    /// Whether this server is a primary.
     pub primary: bool,
 }
 
-/// What a command answers.
+/// The reply to a command.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// Token and hold count, and the owner if the server named it.
     Grant(Token, u32, Option<String>),
-    /// No answer yet: the request waits under this number, for its turn or for replicas; the owner if the server named it.
+    /// No reply yet: the request waits under this number, for its turn or for replicas; the owner if the server named it.
     Wait(RequestId, Option<String>),
-    /// The inner command may run: its reply is the answer.
+    /// The inner command may run, and its reply is the reply.
     Run,
-    /// Heard: replicas that join count late for a while.
+    /// `OK`: replicas that join count late for a while. The caller notes it.
     FullSyncNotice,
-    /// The page of a list that this asks for is the answer.
+    /// The reply is the page of a list that this asks for.
     List(Box<Listing>),
-    /// Nothing, where an array or a map is the other answer.
+    /// Null, where the other reply is an array or a map.
     NullArray,
-    /// Nothing.
+    /// Null.
     Null,
     /// `OK`.
     Ok,
@@ -160,7 +159,7 @@ impl Reply {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     pub(crate) source: Source,
-    /// What keys have to match.
+    /// The pattern that keys must match.
     pub pattern: Option<Vec<u8>>,
     /// How many keys to read.
     pub count: usize,
@@ -178,24 +177,24 @@ pub enum Source {
 }
 
 impl<K: Keyspace> Call<'_, K> {
-    /// Returns true if the caller has a connection of its own, whose end the server will tell of. A connection that something is
-    /// tied to is one, and the server need not be asked: it would be 500 instructions.
+    /// Returns true if the caller has a connection of its own, whose end the server reports. A connection with ties is one, which
+    /// spares a question to the server of 500 instructions.
     pub(crate) fn own_connection(&self) -> bool {
         let client = ClientId(self.caller.client());
         self.engine.has_connection(client) || self.caller.own_connection()
     }
 
-    /// The lock at a key of the caller's database.
+    /// Names the lock at a key of the caller's database.
     pub(crate) fn name<'a>(&self, key: &'a [u8]) -> NameRef<'a> {
         NameRef { db: self.db, key }
     }
 
-    /// The locks that a command names.
+    /// Names the locks of a command.
     pub(crate) fn names<'a>(&self, given: &Args<'a>) -> Vec<NameRef<'a>> {
         given.keys.iter().map(|key| self.name(key)).collect()
     }
 
-    /// The lock at a name as it is, for commands that only read.
+    /// Returns the lock at a name as it is, for read-only commands.
     ///
     /// Errors if the key holds something else.
     pub(crate) fn lock(&mut self, name: NameRef) -> Result<(&Engine, Option<&Lock>), Error> {
@@ -206,7 +205,7 @@ impl<K: Keyspace> Call<'_, K> {
         Ok((self.engine, entry.lock.as_deref()))
     }
 
-    /// The lease that was given, or the default.
+    /// Returns the given lease, or the default.
     pub(crate) fn lease(&self, given: Option<Millis>) -> Millis {
         match given {
             Some(lease) => lease,

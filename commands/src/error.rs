@@ -16,9 +16,9 @@ pub enum Error {
     ReadOnly,
     /// This internal command came from a client.
     Internal(&'static str),
-    /// A replica serves no replicas while replicas confirm answers. The server that asks knows the code, and asks again later.
+    /// A replica serves no replicas while replicas confirm answers. The requesting server knows the code, and tries again later.
     ServesNone,
-    /// The command was called from within an event of the module itself (by another module's callback).
+    /// Another module's callback called the command while this module handles an event.
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
     Poisoned,
@@ -36,7 +36,7 @@ pub enum Error {
     NoScan(String),
     /// Wrong arity, as the server words it.
     Arity(&'static str),
-    /// An argument is not what it may be: its name, and what it may be.
+    /// An argument is wrong: its name, and what it must be.
     Argument(&'static str, String),
     /// An option that the command does not know.
     UnknownOption(String),
@@ -46,7 +46,7 @@ pub enum Error {
     NoConnection(&'static str),
     /// The calling user may not publish on this channel.
     NoChannel(String),
-    /// The server lets this connection wait for nothing.
+    /// The server does not block this connection.
     MayNotWait,
 }
 

@@ -1,5 +1,4 @@
-//! The commands: one table, by which their words are read, and for each family the way from there to an engine call to a
-//! reply.
+//! The commands: one table, by which their words are read, and for each family a file: words → engine call → reply.
 //!
 //! Nothing here knows of Redis either: words are byte slices, the keyspace is the engine's trait, a reply is a value.
 
@@ -23,8 +22,7 @@ use look::{graph, inspect, list, stats};
 use table::{Access, Spec, Verb};
 use words::args;
 
-/// Runs a command. Takes its words after the command's name. The commands are not inlined here: the short ones would pay
-/// for the stack of the long ones.
+/// Runs a command. Takes its words after the command's name.
 ///
 /// Errors: every one of [`Error`]; nothing has changed then.
 pub fn execute<K: Keyspace>(
@@ -60,8 +58,8 @@ fn decide<K: Keyspace>(
     if decides && !call.primary {
         return Err(Error::ReadOnly);
     }
-    // Most requests say no more than this. To read them by the table would be 500 of the 14,900 instructions that the server takes
-    // for an uncontended pair, and 900 with AUTO; of the others none is worth a second way.
+    // Most requests have only these words. Reading them by the table would be 500 of the 14,900 instructions that the server takes
+    // for an uncontended pair, and 900 with AUTO; no other request is worth a second path.
     let plain = match spec.verb {
         Verb::Acquire | Verb::Release => args::plain(words, call.engine.policy()),
         _ => None,
@@ -77,7 +75,7 @@ fn decide<K: Keyspace>(
     }
 }
 
-/// The same for any words.
+/// Runs a command with any words. It is not inlined: the short commands would pay for the stack of the long ones.
 #[inline(never)]
 fn execute_any<K: Keyspace>(
     spec: &'static Spec,

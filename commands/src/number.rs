@@ -1,9 +1,9 @@
 //! Numbers among words.
 
-/// A decimal integer as the server itself reads them: no plus, no leading zero, no blanks. No number that a command takes is
-/// negative, so one with a minus is none.
+/// Reads a decimal integer as the server does: no plus, no leading zero, no blanks. No command takes a negative number, so a
+/// minus is refused, too.
 pub(crate) fn integer(word: &[u8]) -> Option<u64> {
-    // Nineteen digits cannot overflow 64 bits, and more are no number that is wanted.
+    // Nineteen digits cannot overflow 64 bits, and no argument needs more.
     if word.is_empty() || word.len() > 19 || (word.len() > 1 && word.first() == Some(&b'0')) {
         return None;
     }

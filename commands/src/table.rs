@@ -9,7 +9,7 @@
 use crate::number;
 use dlock_engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
-/// Which command.
+/// A command's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// `DLOCK.ACQUIRE`
@@ -62,27 +62,26 @@ pub enum Verb {
     Sync,
 }
 
-/// What a command does to its key.
+/// The access of a command to its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It decides: runs on the primary only, and may change locks.
+    /// It may change locks, and runs on the primary only.
     Write,
     /// It reads.
     Read,
     /// It reads, and runs another command, which may write.
     Guard,
-    /// It takes over what a primary decided.
+    /// It applies a primary's effect.
     Follow,
-    /// It has no key: it hears what a primary says.
+    /// It has no key, and is accepted from the primary only.
     Replica,
-    /// It has no key: it concerns what is tied to the caller's connection, on the primary only.
+    /// It has no key, and concerns the ties of the caller's connection, on the primary only.
     Connection,
     /// It has no key.
     None,
 }
 
-/// What the words of one command give: a value for each argument of the table that is given. A command reads those of its own
-/// arguments; the others are none.
+/// The arguments of one call: a value for each argument of the table that is given. The others are none.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Args<'a> {
     /// The key, or the keys of a command that takes many.
@@ -95,7 +94,7 @@ pub struct Args<'a> {
     pub lease: Option<Millis>,
     /// How long to wait.
     pub block: Option<Millis>,
-    /// The channel to wait by.
+    /// The channel for the outcome of a wait.
     pub notify: Option<&'a [u8]>,
     /// A hold count.
     pub holds: Option<u64>,
@@ -103,44 +102,44 @@ pub struct Args<'a> {
     pub shared: bool,
     /// The largest number of permits that may be held at once.
     pub limit: Option<u64>,
-    /// How many of them are asked for.
+    /// How many permits are asked for.
     pub permits: Option<u64>,
     /// Whether the hold is tied to the connection.
     pub session: bool,
-    /// For how long the server renews a hold by itself.
+    /// How long the server renews a hold by itself.
     pub auto: Option<Millis>,
-    /// For how long all that is tied to the connection goes on.
+    /// How long the server goes on renewing the holds of the connection.
     pub keep: Option<Millis>,
-    /// How long to keep a place while nobody is there for it.
+    /// How long to keep a place while no connection waits on it.
     pub claim: Option<Millis>,
     /// A fencing token.
     pub token: Option<u64>,
-    /// How many are to be shown or looked at.
+    /// How many to show or to read.
     pub count: Option<u64>,
-    /// Where a list goes on.
+    /// The cursor of a list.
     pub cursor: Option<u64>,
-    /// What keys have to match.
+    /// The pattern that keys must match.
     pub pattern: Option<&'a [u8]>,
-    /// Only locks that somebody is queued for.
+    /// Whether only contended locks are listed.
     pub contended: bool,
-    /// As a drawing.
+    /// Whether the reply is a drawing.
     pub dot: bool,
-    /// Begin anew.
+    /// Whether counts are reset.
     pub reset: bool,
-    /// A primary's decision.
+    /// A primary's effect.
     pub effect: Option<&'a [u8]>,
 }
 
-/// Where a number is kept once it is read.
+/// The field that keeps a number.
 type NumberOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut Option<u64>;
 
-/// Where bytes are kept.
+/// The field that keeps bytes.
 type TextOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut Option<&'a [u8]>;
 
-/// Where it is kept that a word is there.
+/// The field that keeps whether a word is given.
 type FlagOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut bool;
 
-/// What an argument is, and where its value is kept.
+/// The type of an argument, and the field that keeps its value.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     /// The lock's key.
@@ -161,7 +160,7 @@ pub enum Kind {
     OneOf(&'static [Arg]),
 }
 
-/// What an integer may be.
+/// The range of an integer.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     /// The smallest.
@@ -181,10 +180,10 @@ pub enum Most {
     Claim,
 }
 
-/// How many bytes there may be.
+/// The allowed number of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
-    /// What they are, where an error says more than how many.
+    /// Their name in errors that say more than the number of bytes.
     pub called: Option<&'static str>,
     /// The fewest.
     pub least: usize,
@@ -197,9 +196,9 @@ pub struct Length {
 pub struct Arg {
     /// Its name.
     pub name: &'static str,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// The word that goes before it: then it is an option, and may stand anywhere after those that have none.
+    /// The word before it: then it is an option, and may stand anywhere after the positional arguments.
     pub token: Option<&'static str>,
     /// Whether it may be left out.
     pub optional: bool,
@@ -208,7 +207,7 @@ pub struct Arg {
 /// One command.
 #[derive(Debug)]
 pub struct Spec {
-    /// Which one.
+    /// Its identity.
     pub verb: Verb,
     /// Its name, in lower case as the server keeps it.
     pub name: &'static str,
@@ -216,11 +215,11 @@ pub struct Spec {
     pub summary: &'static str,
     /// How its cost grows.
     pub complexity: &'static str,
-    /// What it does to its key.
+    /// Its access to its key.
     pub access: Access,
     /// The server's flags for it, beside `write` or `readonly`.
     pub flags: &'static str,
-    /// What it takes: what goes by its place first, then the options.
+    /// Its arguments: the positional ones first, then the options.
     pub args: &'static [Arg],
 }
 
@@ -312,14 +311,14 @@ const MAX_HOLDS: u64 = u32::MAX as u64;
 /// The most keys that one command may name.
 pub const MAX_KEYS: u64 = 1024;
 
-/// The most holders and places of a lock, or pairs of a graph, that one reply shows. A row takes 4 µs: so many hold others up
-/// for some tens of milliseconds at most.
+/// The most holders and places of a lock, or pairs of a graph, that one reply shows. A row takes 4 µs: this many delay others by
+/// some tens of milliseconds at most.
 pub const MAX_ROWS: u64 = 5_000;
 
 /// The largest integer of the server's protocol.
 const MAX_INTEGER: u64 = i64::MAX as u64;
 
-// What goes by its place.
+// Positional arguments.
 const KEY: Arg = arg("key", Kind::Key);
 const NUMKEYS: Arg = arg("numkeys", integer(1, MAX_KEYS, |given| &mut given.numkeys));
 const KEYS: Arg = arg("key", Kind::Keys);
@@ -353,7 +352,7 @@ const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
 const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
 const SESSION: Arg = flag!("SESSION" => session);
 const AUTO: Arg = number!("AUTO" "auto-ms" in 0, MAX_BLOCK_MS => auto);
-/// As a request keeps it while it waits: some weeks.
+/// A waiting request keeps it in 32 bits: up to some weeks.
 pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
 const CLAIM: Arg = option(
     "CLAIM",
@@ -645,7 +644,7 @@ pub static COMMANDS: &[Spec] = &[
 ];
 
 impl Spec {
-    /// How a client of a cluster is to ask all nodes, in the server's words: these speak for one node only.
+    /// Returns how a client of a cluster asks all nodes, in the server's words: these commands speak for one node only.
     pub fn tips(&self) -> Option<&'static str> {
         match self.verb {
             // As SCAN: each node has cursors of its own.
@@ -688,7 +687,7 @@ impl Spec {
         )
     }
 
-    /// Returns true if the command names any number of keys. Asked for each command, so not of its arguments.
+    /// Returns true if the command names any number of keys. It is called for each command, and so does not search the arguments.
     pub fn many_keys(&self) -> bool {
         matches!(
             self.verb,
@@ -696,7 +695,7 @@ impl Spec {
         )
     }
 
-    /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.
+    /// Returns the positions of keys among a command's words; an empty range if the words are wrong.
     pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
         let keys = match words.first() {
             Some(_) if self.keyless() => 0..0,
@@ -711,7 +710,7 @@ impl Spec {
         }
     }
 
-    /// The arity as the server counts it: the command's name included, negative for "at least".
+    /// Returns the arity as the server counts it: the command's name included, negative for "at least".
     pub fn arity(&self) -> i32 {
         let needed = self.args.iter().filter(|arg| !arg.optional).count();
         // One of several may take more words than another.
@@ -720,7 +719,7 @@ impl Spec {
         sign * (1 + needed as i32)
     }
 
-    /// The command and its arguments as the reference writes them.
+    /// Returns the command and its arguments as the reference writes them.
     pub fn syntax(&self) -> String {
         let word = |arg: &Arg| {
             if arg.optional {
@@ -734,7 +733,7 @@ impl Spec {
 }
 
 impl Arg {
-    /// Returns true if it may stand anywhere after what goes by its place.
+    /// Returns true if it may stand anywhere after the positional arguments.
     pub fn is_option(&self) -> bool {
         self.token.is_some() || matches!(self.kind, Kind::OneOf(_))
     }
@@ -746,12 +745,12 @@ impl Arg {
         token == word || token.eq_ignore_ascii_case(word)
     }
 
-    /// What errors call it.
+    /// Returns its name in errors.
     pub fn called(&self) -> &'static str {
         self.token.unwrap_or(self.name)
     }
 
-    /// What it may be, as errors say it; nothing where it may be anything.
+    /// Returns what it must be, as errors say it; none if it may be anything.
     pub fn must(&self, policy: &Policy) -> Option<String> {
         match self.kind {
             Kind::Text(length, _) => Some(length.text()),
@@ -776,7 +775,7 @@ impl Arg {
         }
     }
 
-    /// The argument as the reference writes it, without the brackets of an optional one.
+    /// Returns the argument as the reference writes it, without the brackets of an optional one.
     fn plain(&self) -> String {
         match (self.kind, self.token) {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
@@ -790,7 +789,7 @@ impl Arg {
 }
 
 impl Range {
-    /// The smallest and the largest integer.
+    /// Returns the smallest and the largest integer.
     pub fn bounds(self, policy: &Policy) -> (u64, u64) {
         let most = match self.most {
             Most::Is(most) => most,
@@ -802,7 +801,7 @@ impl Range {
 }
 
 impl Length {
-    /// Returns true if so many bytes may be.
+    /// Returns true if these bytes are neither too few nor too many.
     pub fn fits(self, bytes: &[u8]) -> bool {
         (self.least..=self.most).contains(&bytes.len())
     }
@@ -817,22 +816,22 @@ impl Length {
 }
 
 impl<'a> Args<'a> {
-    /// The key of a command that names one.
+    /// Returns the key of a command that names one.
     pub fn key(&self) -> &'a [u8] {
         self.keys.first().copied().unwrap_or_default()
     }
 
-    /// The owner of a command that must name one.
+    /// Returns the owner of a command that must name one.
     pub fn owner(&self) -> &'a [u8] {
         self.owner.unwrap_or_default()
     }
 
-    /// How many are to be shown, `usual` if it is not said.
+    /// Returns how many to show, `usual` without `COUNT`.
     pub fn count(&self, usual: u64) -> usize {
         usize::try_from(self.count.unwrap_or(usual)).unwrap_or(usize::MAX)
     }
 
-    /// How many may hold at once, if that is said.
+    /// Returns the limit, if one is given.
     pub fn sharing(&self) -> Option<Limit> {
         match self.limit {
             _ if self.shared => Some(Limit::SHARED),
@@ -842,7 +841,7 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A count of keys as it stands before them; 0 if it is none.
+/// Reads the number of keys that stands before them; 0 if it is wrong.
 fn key_count(word: &[u8]) -> usize {
     number::integer(word)
         .filter(|count| *count <= MAX_KEYS)

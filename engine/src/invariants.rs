@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 static BROKEN: AtomicU64 = AtomicU64::new(0);
 static HOOK: OnceLock<fn(&str)> = OnceLock::new();
 
-/// An invariant is broken: stops a test (a build with debug assertions). In production it is counted and told to the hook, and
-/// the code goes on as if there were nothing to do. Nothing is decided by it.
+/// Reports a broken invariant. A build with debug assertions panics, which stops a test. In production it is counted and passed to
+/// the hook, and the code goes on as if there were nothing to do.
 ///
-/// The text says what should have been.
+/// The text states the invariant.
 #[macro_export]
 macro_rules! broken {
     ($expected:literal) => {
@@ -20,18 +20,18 @@ macro_rules! broken {
 // So that a file that takes it names this one.
 pub use broken;
 
-/// Returns how many invariants were found broken.
+/// Returns how often an invariant was found broken.
 pub fn count() -> u64 {
     BROKEN.load(Ordering::Relaxed)
 }
 
-/// Has this function told of broken invariants: of the first, the second, the fourth, and so on. The first hook stays.
+/// Sets the function that receives broken invariants: the first, the second, the fourth, and so on. The first hook stays.
 pub fn set_hook(hook: fn(&str)) {
     // A module that is loaded a second time comes with the same one.
     let _ = HOOK.set(hook);
 }
 
-/// See [`broken!`].
+/// Reports a broken invariant, for [`broken!`].
 #[cold]
 #[inline(never)]
 pub fn report(expected: &'static str) {

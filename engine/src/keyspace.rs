@@ -1,4 +1,4 @@
-//! Where locks are kept: the caller's keyspace, and one lock as an event finds and leaves it.
+//! The caller's keyspace, and one lock in it as an event finds and leaves it.
 
 use super::lock::change::{self, Change, End};
 use super::lock::token::TokenClock;
@@ -7,29 +7,28 @@ use super::types::{ClientId, NameRef, Token, WallMs};
 use crate::refusal::Refusal;
 use std::ops::DerefMut;
 
-/// How a keyspace has a lock in its hands while an event works on it: a box, or a guard of where it is stored. `Default` makes
-/// the lock of a key that is not there yet.
+/// A handle to a lock while an event works on it: a box, or a pointer to where the keyspace stores it. `Default` makes the lock of
+/// a key that does not exist yet.
 pub trait Value: DerefMut<Target = Lock> + Default {}
 
 impl<V: DerefMut<Target = Lock> + Default> Value for V {}
 
-/// The place where locks are kept. The engine asks it for each lock that it has to do with.
+/// The place where locks are kept. The engine opens each lock that it needs there.
 pub trait Keyspace {
-    /// How it hands out a lock.
+    /// Its handle to a lock.
     type Value: Value;
 
-    /// The entry of this lock, opened on first use, the same one until the event is worked off.
+    /// Returns the entry of this lock. It is opened on first use, and stays the same until the event ends.
     fn entry(&mut self, name: NameRef) -> &mut Entry<Self::Value>;
 
-    /// Returns true if this lock may be granted outside of a request now. The caller has seen to all that does not depend on
-    /// the key; a node of a cluster asks whether the key's slot is its own and stays.
+    /// Returns true if this lock may be granted outside of a request now. The caller has checked what does not depend on
+    /// the key; a node of a cluster checks whether the key's slot is its own and stays.
     fn can_grant(&mut self, _name: NameRef) -> bool {
         true
     }
 
-    /// Returns true if the lock that is here may be changed outside of a request now, as a client's command might: also in a slot
-    /// that is on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
-    /// back; but nobody is granted it.
+    /// Returns true if the lock may be changed outside of a request now, as a client's command might: also in a slot that migrates,
+    /// as long as the key is here. Its holders may keep it and release it, but nobody is granted it.
     fn can_write(&mut self, name: NameRef) -> bool {
         self.can_grant(name)
     }
@@ -54,7 +53,7 @@ pub trait Keyspace {
     }
 }
 
-/// Returns true if there is a lock at this key. There may be many to ask for: none is left open.
+/// Returns true if there is a lock at this key. It leaves no key open: a caller may ask for many.
 pub(crate) fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
     let mut exists = false;
     keys.inspect(name, &mut |_| exists = true);
@@ -67,22 +66,22 @@ pub struct Entry<V> {
     /// The value at the key. The engine puts a lock here when there was none, but never takes one away: what has
     /// become empty is for the caller to delete.
     pub lock: Option<V>,
-    /// The key holds something that is not a lock.
+    /// Whether the key holds something that is not a lock.
     pub foreign: bool,
-    /// There was a lock when the event came to it, and no settlement has looked at it yet.
+    /// Whether the event found a lock here that no settlement has handled yet.
     pub unseen: bool,
-    /// Whether anything has changed, or the key's TTL is to be put right.
+    /// Whether anything has changed, or the key's TTL must be set.
     pub changed: bool,
     /// Whether an effect is written. False where nobody would read it.
     pub replicate: bool,
-    /// What replicas and the AOF must be told (see [`change`]).
+    /// The effect for replicas and the AOF (see [`change`]).
     pub effect: Vec<u8>,
-    /// What observers are to be told, in order.
+    /// The events for observers, in order.
     pub events: Vec<Event>,
 }
 
 impl<V> Default for Entry<V> {
-    /// No key.
+    /// Makes the entry of a key that does not exist.
     fn default() -> Entry<V> {
         Entry {
             lock: None,
@@ -110,41 +109,41 @@ pub enum Event {
 }
 
 impl<V: Value> Entry<V> {
-    /// The lock; one that nobody holds where there is none.
+    /// Returns the lock; a free one if there is none.
     pub fn value(&self) -> &Lock {
         self.lock.as_deref().unwrap_or(&Lock::FREE)
     }
 
-    /// The owner's hold.
+    /// Returns the owner's hold.
     pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
         self.value().hold(owner)
     }
 
-    /// How many owners hold it.
+    /// Returns how many owners hold it.
     pub fn holders(&self) -> usize {
         self.value().holders()
     }
 
-    /// Makes an owner's hold exactly this one.
+    /// Sets an owner's hold.
     pub fn set_hold(&mut self, hold: Hold) {
         self.commit(&Change::Hold(hold));
     }
 
-    /// Notes that a command of its owner has touched this hold, and has changed nothing.
+    /// Notes that a command of its owner has touched this hold without changing it.
     pub fn touch(&mut self, owner: &[u8], hold: Hold) {
         if let Some(lock) = self.lock.as_mut().filter(|_| hold.fresh) {
             lock.mark(owner, hold.client);
         }
     }
 
-    /// Makes a change, if there is one.
+    /// Commits a change, if there is one.
     pub fn commit_any(&mut self, change: Option<Change>) {
         if let Some(change) = change {
             self.commit(&change);
         }
     }
 
-    /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
+    /// Commits a change: applies it and writes the effect. Nothing else changes a lock on the primary.
     pub fn commit(&mut self, change: &Change) {
         self.lock.get_or_insert_with(V::default);
         self.amend(change);
@@ -181,7 +180,7 @@ impl<V: Value> Entry<V> {
         ended
     }
 
-    /// Has the key's TTL put right even if nothing else changes, here and on replicas.
+    /// Sets the key's TTL even if nothing else changes, here and on replicas.
     pub fn touch_ttl(&mut self) {
         self.changed = true;
         if self.replicate {
@@ -189,8 +188,8 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Bounds the leases that a user has brought: none ends later than this. Whatever else has come here was told to its owner by
-    /// a server, and stays.
+    /// Bounds the leases that a user has brought by RESTORE: none ends later than this. A server has confirmed all other leases to
+    /// their owners, so they stay.
     pub fn bound_restored(&mut self, latest: WallMs) {
         for owner in &self.value().unbounded() {
             if let Some(lock) = &mut self.lock {
@@ -208,8 +207,8 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Takes over the first of these changes as one piece if they end the first of many holders, in order: to look each of them up
-    /// would take a server as long as its primary did not. Returns how many it has taken over.
+    /// Applies the first of these changes as one piece if they end the first of many holders, in order. The primary ended them
+    /// together, too; to look up each would take longer. Returns how many it has applied.
     fn end_together(&mut self, changes: &[Change]) -> usize {
         let lock = self.lock.as_deref_mut();
         let Some(lock) = lock.filter(|lock| lock.is_indexed()) else {
@@ -227,7 +226,7 @@ impl<V: Value> Entry<V> {
                     events.push(Event::Ended(*end, *token));
                     until = Some(deadline);
                 }
-                // It would go with those before it.
+                // Its lease ends with theirs, so it would go with them.
                 _ if until == Some(deadline) => return 0,
                 _ => break,
             }
@@ -240,7 +239,7 @@ impl<V: Value> Entry<V> {
         ended
     }
 
-    /// Takes over the primary's decision: moves the state of a replica, or of a server that reads its AOF.
+    /// Applies the primary's decision on a replica, or on a server that reads its AOF.
     ///
     /// Errors with nothing changed when the effect is not well formed.
     pub fn follow(&mut self, effect: &[u8], clock: &mut TokenClock) -> Result<(), Refusal> {

@@ -4,29 +4,28 @@
 //!
 //! * **requests** (`acquire`, `acquire_many`, `renew`, `release`, `force`, `cancel`, …): what a client asks; they bring the
 //!   lock up to date, decide, and answer;
-//! * **events** (`tick`, `leave`, `on_disconnect`, `unheard`, `on_key_changed`, …): what happened outside a request;
-//!   they only note what is to be done, since they may come at a moment when nothing may be changed;
-//! * **settlement** (`settle_dirty`, `bring_up_to_date`): does what is to be done, when the caller says that changes are
-//!   possible;
+//! * **events** (`tick`, `leave`, `on_disconnect`, `on_undelivered`, `on_key_changed`, …): what happened outside a request;
+//!   they only note what must be done, since they may come at a moment when nothing may be changed;
+//! * **settlement** (`settle_dirty`, `bring_up_to_date`): does it, when the caller says that changes are possible;
 //! * **getters** (`policy`, `counters`, `held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
 //!
-//! Nothing else of the engine can be reached. After each of them the caller works through what has piled up: the changed
+//! Nothing else of the engine can be reached. After each of them the caller performs the outputs: the changed
 //! [`Entry`]s of its [`Keyspace`], and the answers and messages ([`Engine::take_outputs`]). `outbox.rs` says in which order.
 //!
 //! Each part uses those above it only:
 //!
 //! | part | what is in it |
 //! |---|---|
-//! | `invariants`, `types`, `collections` | reporting of broken invariants; the words as types; containers that know nothing of locks |
-//! | `lock` | what is durable of a lock, how it changes, its bytes; who may hold together; the token clock |
-//! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
+//! | `invariants`, `types`, `collections` | reporting of broken invariants; the terms as types; containers that know nothing of locks |
+//! | `lock` | the durable state of a lock, its changes, its bytes; the granting rule (`Lock::admits`); the token clock |
+//! | `policy`, `counters`, `keyspace`, `refusal` | settings; counts and times; access to locks; why a request is refused |
 //! | `queue` | wait queues: places, requests, deadlines; the watch over locks that have one |
 //! | `outbox` | answers and messages, in order |
-//! | `holds` | how holds begin and end, and how they are tied to connections |
-//! | `state` | [`Engine`]: all of it |
+//! | `holds` | the begin and end of holds, and their ties to connections |
+//! | `state` | [`Engine`]: its fields and getters |
 //! | `deadlock` | the search for a circle of waiting owners |
-//! | `rules` | what decides: requests, events, settlement |
-//! | `view` | what there is to see |
+//! | `rules` | the decisions: `requests`, events (`outside`), settlement; who may be granted (`grantable`) and who is next (`serve`) |
+//! | `view` | views of locks and of waits |
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! What the engine puts out: who is to be told, in order. The caller works it off after each event.
+//! The engine's outputs: answers and messages, in order. The caller performs them after each event.
 //!
 //! What happens at a key is not here but in its [`crate::Entry`]: the value that has changed, the effect that replicas read,
 //! the events for observers. There is one entry for each key that an event has opened; its buffers are reused,
 //! and its key has a name already. So an uncontended pair of commands (two effects, two events) allocates nothing, where in a
-//! list of all outputs each would need a name. One function of the caller works both off, in one order:
+//! list of all outputs each would need a name. One function of the caller performs both, in one order:
 //!
 //! 1. the entries: keys are written and replicated before any message about them;
 //! 2. outputs for connections: they are answered;
 //! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one;
-//! 4. outputs with a message, which are published: whoever hears one may rely on all of that.
+//! 4. outputs with a message, which are published: a subscriber that receives one may rely on all of that.
 
 use crate::holds::KeepReply;
 use crate::queue::Place;
@@ -19,9 +19,9 @@ use std::rc::Rc;
 /// How a wait ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The lock is the owner's.
+    /// The lock was granted.
     Granted(Grant),
-    /// All of the locks are, in the order of the request.
+    /// All of the locks were granted, in the order of the request.
     GrantedAll(Vec<Grant>),
     /// Time is up.
     TimedOut,
@@ -31,22 +31,22 @@ pub enum Outcome {
     Replaced,
     /// The connection that asked has ended.
     Gone,
-    /// The lock's slot is served elsewhere now, or all locks are: this server decides no longer. By a channel also: another value
-    /// has come to the name, with a hold or a ticket of the owner.
+    /// The lock's slot has moved, or this server was demoted. For a request by a channel also: a value with a hold or a ticket of
+    /// the owner has arrived at the name.
     Moved,
     /// It cannot be granted any more.
     Refused(Refusal),
     /// A hold is renewed, for this many milliseconds from then on.
     Renewed(Millis),
-    /// A sign of life was taken, of this connection; when the first lease ends of those that the server renews, as it was then.
-    Keeps {
+    /// A heartbeat of this connection waits for replicas.
+    KeepPending {
         /// The connection.
         client: ClientId,
-        /// None if the server renews nothing for it.
+        /// The earliest end of a lease that the server renews, at the time of the heartbeat; none if it renews none.
         first_end: Option<WallMs>,
     },
-    /// What the sign of life is answered.
-    Kept(KeepReply),
+    /// The reply to a heartbeat.
+    KeepReply(KeepReply),
 }
 
 /// A hold that an answer gives or prolongs.
@@ -54,28 +54,27 @@ pub enum Outcome {
 pub struct Promise {
     /// The lock.
     pub name: Name,
-    /// Whose hold it is.
+    /// The owner of the hold.
     pub owner: Rc<[u8]>,
-    /// Under which token.
+    /// The token of the hold.
     pub token: Token,
-    /// The ticket that a new hold has used, and its number, if its owner had it by `CLAIM`: it stands again if the hold is given
-    /// back.
+    /// The ticket with a `CLAIM` that a new hold has used, and its number: the ticket stands again if the hold is given back.
     pub ticket: Option<(Arrival, Box<Place>)>,
 }
 
-/// What an answer promises, and what it waits for that replicas are to confirm.
+/// The part of an answer that replicas confirm.
 #[derive(Debug, Clone, Default)]
 pub struct Pending {
     /// The holds that it gives or prolongs.
     pub promises: Vec<Promise>,
-    /// How long its request would wait for it; none: for ever.
+    /// Until when its request would wait; none: for ever.
     pub until: Option<SteadyMs>,
-    /// It waits no longer.
+    /// Whether it waits no longer.
     pub confirmed: bool,
 }
 
 impl Pending {
-    /// What is to be confirmed of an answer with these promises, whose request would wait until then.
+    /// Returns what is to be confirmed of an answer with these promises, whose request would wait until then.
     pub(crate) fn new(promises: Vec<Promise>, until: Option<SteadyMs>) -> Pending {
         Pending {
             promises,
@@ -93,7 +92,7 @@ impl Outcome {
             Outcome::Granted(_)
                 | Outcome::GrantedAll(_)
                 | Outcome::Renewed(_)
-                | Outcome::Keeps { .. }
+                | Outcome::KeepPending { .. }
         )
     }
 }
@@ -105,14 +104,14 @@ pub struct Output {
     pub id: RequestId,
     /// The outcome.
     pub outcome: Outcome,
-    /// What is given back if the connection does not get it, and what its confirmation needs. What is published to a channel
-    /// stands.
+    /// The holds that are given back if the connection does not get the answer, and what its confirmation needs. What is published
+    /// to a channel stands.
     pub pending: Pending,
     /// How it is published; none for a connection that is blocked.
     pub message: Option<Message>,
 }
 
-/// What the message for a request that waits by a channel needs beside the outcome.
+/// The parts of a message for a request that waits by a channel, except the outcome.
 #[derive(Debug, Clone)]
 pub struct Message {
     /// The channel.

@@ -12,15 +12,15 @@ pub struct Policy {
     pub max_restored_ms: Millis,
     /// The longest claim window.
     pub max_claim_ms: Millis,
-    /// How long a polled or re-found ticket is kept while nobody is there for it.
+    /// How long a polled or loaded ticket is kept while no connection waits on it.
     pub claim_window_ms: Millis,
-    /// Places a lock.
+    /// The most places of a lock.
     pub max_queue: usize,
-    /// Places over all locks.
+    /// The most places over all locks.
     pub max_places: usize,
-    /// Blocked connections over all locks.
+    /// The most blocked connections over all locks.
     pub max_waiters: usize,
-    /// Holders a lock.
+    /// The most holders of a lock.
     pub max_holders: usize,
     /// The age beyond which renewals and re-entry cannot carry a hold; 0: none.
     pub max_hold_ms: Millis,
@@ -28,19 +28,19 @@ pub struct Policy {
     pub deadlock_detection: bool,
     /// The most steps that the search for such a circle takes; beyond it the request waits.
     pub deadlock_max_steps: usize,
-    /// No new grants or places when false.
+    /// Whether there are new grants and places.
     pub grants: bool,
     /// Until when nothing is granted after a start or promotion; 0: no quarantine. It is a duration, which a step of the wall
     /// clock neither ends nor prolongs.
     pub quarantine_until: SteadyMs,
     /// How many replicas must have confirmed an answer that gives or prolongs a hold, before the server sends it; 0: none.
     pub replicas_needed: u32,
-    /// How many are there whose confirmation counts.
+    /// How many replicas there are whose confirmation counts.
     pub replicas_counting: u32,
 }
 
 impl Default for Policy {
-    /// The defaults of the configuration table.
+    /// Returns the defaults of the configuration table.
     fn default() -> Self {
         Policy {
             max_lease_ms: 2_592_000_000,
@@ -87,7 +87,7 @@ impl Policy {
         }
     }
 
-    /// Why replicas cannot confirm anything now.
+    /// Returns why replicas cannot confirm anything now.
     fn unconfirmable(&self, now: Now) -> Refusal {
         Refusal::NoAck(match self.quarantine_left(now) {
             0 => NoAck::TooFew {
@@ -98,7 +98,7 @@ impl Policy {
         })
     }
 
-    /// Why nothing is granted now.
+    /// Returns why nothing is granted now.
     #[cold]
     pub fn withheld(&self, now: Now) -> Refusal {
         match (self.grants, self.confirms()) {
@@ -108,12 +108,12 @@ impl Policy {
         }
     }
 
-    /// For how many milliseconds more it lasts; 0 if it does not.
+    /// Returns how many milliseconds of the quarantine are left.
     pub fn quarantine_left(&self, now: Now) -> Millis {
         self.quarantine_until.since(now.steady())
     }
 
-    /// The deadline of a new hold, no later than `max-hold-ms` after the grant. The token tells when that was.
+    /// Returns the deadline of a new hold, no later than `max-hold-ms` after the grant. The token tells when that was.
     pub fn bounded(&self, token: Token, deadline: WallMs) -> WallMs {
         match self.max_hold_ms {
             0 => deadline,
@@ -121,8 +121,8 @@ impl Policy {
         }
     }
 
-    /// The deadline that a hold is carried to which ends at `before`: no further than that. A bound that was lowered since ends
-    /// nothing earlier.
+    /// Returns the deadline that a renewal gives to a hold that ends at `before`: within `max-hold-ms` of the grant, but no earlier
+    /// than before if the bound was lowered since.
     pub fn carried(&self, token: Token, before: WallMs, wanted: WallMs) -> WallMs {
         self.bounded(token, wanted).max(before.min(wanted))
     }

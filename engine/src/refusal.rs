@@ -16,7 +16,7 @@ pub enum Refusal {
     TryAgain,
     /// Nobody holds the lock under that token now.
     Fenced,
-    /// Waiting would never end; the text names the circle.
+    /// The wait would close a circle; the text names it.
     Deadlock(String),
     /// One of the caps of the configuration is reached; the field names it.
     Full(&'static str),
@@ -38,13 +38,13 @@ pub enum Refusal {
     MorePermits(Permits),
     /// A holder of several permits asks for a stricter limit; the field says how many it has.
     NotUpgraded(Permits),
-    /// An effect makes no sense.
+    /// An effect is not well formed.
     Malformed,
     /// An effect is in a format of a later version of the module.
     NewerFormat {
-        /// Which.
+        /// Its format.
         format: u64,
-        /// The latest that is known here.
+        /// The latest format that this version reads.
         known: u64,
     },
 }
@@ -68,9 +68,9 @@ pub enum NoAck {
     Full,
     /// Not enough have confirmed it in time: what was asked may be in force.
     Late {
-        /// How many have.
+        /// How many have confirmed it.
         confirmed: u32,
-        /// How many must.
+        /// How many must confirm it.
         needed: u32,
     },
     /// The hold had ended by the time of its confirmation.
@@ -156,7 +156,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Returns what there is to say of something that a later version of the module has written.
+/// Returns the error text for a format that a later version of the module has written.
 pub fn newer_format(what: &str, format: u64, known: u64) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(

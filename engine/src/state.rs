@@ -1,4 +1,4 @@
-//! What the engine keeps, and what can be asked of it without a lock's name.
+//! The engine's state, and its getters that need no lock's name.
 
 use super::counters::Counters;
 use super::holds::HoldTable;
@@ -11,7 +11,7 @@ use super::types::{ClientId, Millis, Name, Now, RequestId, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
-/// All wait queues and what they need. See the module's documentation for its use.
+/// The lock engine: all wait queues, ties and deadlines. The crate's documentation says how to use it.
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
     /// What the operator has configured.
@@ -24,14 +24,14 @@ pub struct Engine {
     pub(super) requests: Requests,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
-    /// Names to which values have come where nobody waits. They are watched in steps: whoever uses one first finds what it needs.
+    /// Names without a queue at which values have arrived. They are watched in steps; a request that uses one first settles it.
     pub(super) arrived: VecDeque<Name>,
-    /// What a settlement has made possible elsewhere: worked off before the event ends.
+    /// Follow-ups of settlements, which run before the event ends.
     pub(super) next: BTreeSet<FollowUp>,
     /// Places and holders to be freed in steps.
     pub(super) garbage: VecDeque<Garbage>,
-    /// Holds of answers that nobody has heard.
-    pub(super) unheard: Vec<Promise>,
+    /// Holds of undelivered answers.
+    pub(super) undelivered: Vec<Promise>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
     /// had to be left, since its slot is migrating away.
     pub(super) disconnected: BTreeMap<ClientId, Option<Token>>,
@@ -41,16 +41,16 @@ pub struct Engine {
     pub(super) held_back: bool,
 }
 
-/// What a settlement has made possible elsewhere, in the order in which it is looked at.
+/// A follow-up of a settlement, in the order in which they run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FollowUp {
     /// A place in this lock's queue has gone with one elsewhere.
     Lock(LockId),
-    /// A request for many locks may be grantable: it heads a queue. They are looked at as they came.
+    /// A request for many locks may be grantable: it heads a queue. Older requests come first.
     Many(RequestId),
 }
 
-/// What has gone as one piece.
+/// Something that has gone as one piece, and is freed in steps.
 #[derive(Debug, Clone)]
 pub(crate) enum Garbage {
     /// Places with their windows.
@@ -103,13 +103,13 @@ impl Engine {
         self.holds.counters.evicted += 1;
     }
 
-    /// Notes a token, or a ticket's number, in a value that was loaded: the next numbers are above it.
+    /// Notes a token, or a ticket's number, of a loaded value: the next numbers are above it.
     pub fn observe_number(&mut self, number: u64, now: Now) {
         self.holds.tokens.observe(number, now);
     }
 
-    /// Takes out the answers and messages that are to be sent, in order, and counts the refusals among them. The caller works them
-    /// off after each event.
+    /// Takes out the answers and messages that are to be sent, in order, and counts the refusals among them. The caller sends
+    /// them after each event.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         let outputs = std::mem::take(&mut self.outbox);
         for output in &outputs {
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// Puts out an answer that the caller has held back.
-    pub fn put_out(&mut self, output: Output) {
+    pub fn push_output(&mut self, output: Output) {
         self.outbox.push(output);
     }
 
@@ -140,8 +140,8 @@ impl Engine {
         self.holds.ties.has_connection(client)
     }
 
-    /// Notes whose command runs from now on; none between commands. The losses that it brings about itself are not reported to
-    /// its connection.
+    /// Sets the connection whose command runs from now on; none between commands. Losses that the command causes are not reported
+    /// to that connection.
     pub fn set_current_client(&mut self, client: ClientId) {
         self.holds.ties.set_current_client(client);
     }
@@ -158,22 +158,22 @@ impl Engine {
         &mut self.holds
     }
 
-    /// How many holds end with a connection.
+    /// Returns how many holds end with a connection.
     pub fn sessions(&self) -> usize {
         self.holds.ties.sessions()
     }
 
-    /// How many holds the server renews.
+    /// Returns how many holds the server renews.
     pub fn autos(&self) -> usize {
         self.holds.ties.autos()
     }
 
-    /// How many requests wait by a channel.
+    /// Returns how many requests wait by a channel.
     pub fn notifies(&self) -> usize {
         self.requests.notifies()
     }
 
-    /// How many places are queued over all locks.
+    /// Returns how many places are queued over all locks.
     pub fn places(&self) -> usize {
         self.queues.places()
     }
@@ -182,22 +182,22 @@ impl Engine {
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
             && self.arrived.is_empty()
-            && self.unheard.is_empty()
+            && self.undelivered.is_empty()
             && self.disconnected.is_empty()
             && !self.holds.ties.has_due()
             && self.garbage.is_empty())
     }
 
-    /// Returns true if no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
+    /// Returns true if no lock has a queue or is watched, and no hold is tied: then nothing is due or to be settled.
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
             && self.holds.ties.is_empty()
-            && self.unheard.is_empty()
+            && self.undelivered.is_empty()
             && self.arrived.is_empty()
             && self.garbage.is_empty()
     }
 
-    /// In how many milliseconds something is due; 0 if it is already, none if nothing is.
+    /// Returns in how many milliseconds something is due; 0 if it is already, none if nothing is.
     pub fn next_wakeup(&self, now: Now) -> Option<Millis> {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
@@ -207,7 +207,7 @@ impl Engine {
         in_wall.into_iter().chain(in_steady).min()
     }
 
-    /// For how many milliseconds something has been due; 0 if nothing is.
+    /// Returns for how many milliseconds something has been due; 0 if nothing is.
     pub fn overdue(&self, now: Now) -> Millis {
         let wall = self
             .queues

@@ -1,4 +1,4 @@
-//! The words of the engine as types: points in time, names, limits, and the numbers that things go by.
+//! The engine's terms as types: points in time, names, limits, and identifying numbers.
 
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 /// A duration in milliseconds.
 pub type Millis = u64;
 
-/// A number that names one thing and is no amount.
+/// Defines a number that identifies one thing and is no amount.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -24,7 +24,7 @@ number! {
     ClientId
 }
 number! {
-    /// Names one waiting request. No number is given twice, also not by a later run of the server whose clock is right.
+    /// Identifies one waiting request. No number is used twice, even by a later run of the server whose clock is right.
     RequestId
 }
 number! {
@@ -32,7 +32,7 @@ number! {
     Arrival
 }
 number! {
-    /// What stands for an owner's name in the indexes. Clients cannot choose it, so no two owners share one.
+    /// The hash of an owner's name in the indexes. It has a secret key, so no client can make two owners share one.
     OwnerHash
 }
 
@@ -45,24 +45,24 @@ impl ClientId {
 }
 
 impl Token {
-    /// The lowest that is no token, so that every client language holds each of them exactly (2^53).
+    /// The lowest number that is not a token (2^53): every client language holds each token exactly.
     pub const END: Token = Token(1 << 53);
 
-    /// When the grant was made.
+    /// Returns when the grant was made.
     pub fn granted(self) -> WallMs {
         WallMs(self.0 / 1000)
     }
 }
 
 impl Arrival {
-    /// The place of the waiting upgrade: ahead of the queue.
+    /// The number of the waiting upgrade's place: ahead of the queue.
     pub const UPGRADE_SLOT: Arrival = Arrival(0);
 
-    /// The place that does not exist yet: behind all others.
+    /// A number behind all places.
     pub const LAST: Arrival = Arrival(u64::MAX);
 }
 
-/// A point in time: what is before what, what comes a while later, how long it is until then.
+/// Defines a point in time, with its arithmetic.
 macro_rules! point {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -70,12 +70,12 @@ macro_rules! point {
         pub struct $name(pub Millis);
 
         impl $name {
-            /// The point that comes this much later.
+            /// Returns the point that is this much later.
             pub fn after(self, ms: Millis) -> $name {
                 $name(self.0.saturating_add(ms))
             }
 
-            /// How much later this is than another point; 0 if it is not.
+            /// Returns how much later this is than another point; 0 if it is not.
             pub fn since(self, earlier: $name) -> Millis {
                 self.0.saturating_sub(earlier.0)
             }
@@ -102,12 +102,12 @@ pub struct Now {
 }
 
 impl Now {
-    /// The wall clock.
+    /// Returns the wall clock in milliseconds.
     pub fn wall(self) -> WallMs {
         WallMs(self.us / 1000)
     }
 
-    /// The clock that never steps.
+    /// Returns the clock that never steps in milliseconds.
     pub fn steady(self) -> SteadyMs {
         SteadyMs(self.steady_us / 1000)
     }
@@ -116,13 +116,13 @@ impl Now {
 /// The largest limit that is not "no bound".
 pub const MAX_LIMIT: u64 = u32::MAX as u64 - 1;
 
-/// The largest number that values and effects may contain: what both, and the server itself, can say.
+/// The largest number that values and effects may contain. Both, and the server itself, can express it.
 pub const MAX_NUMBER: u64 = i64::MAX as u64;
 
 /// The longest owner, in bytes.
 pub const MAX_OWNER: usize = 1024;
 
-/// The most permits that may be held at once as far as one owner is concerned. The strictest sorts first.
+/// The most permits that may be held at once, as one owner asks for it. The strictest sorts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Limit(u32);
 
@@ -132,7 +132,7 @@ impl Limit {
     /// No bound: the readers of a read-write lock.
     pub const SHARED: Limit = Limit(u32::MAX);
 
-    /// As it stands in values, effects and replies, where 0 is "no bound".
+    /// Reads a limit of a value, an effect or a reply, where 0 is "no bound".
     pub fn from_wire(value: u32) -> Option<Limit> {
         match value {
             0 => Some(Limit::SHARED),
@@ -141,7 +141,7 @@ impl Limit {
         }
     }
 
-    /// As it stands in values, effects and replies, where 0 is "no bound".
+    /// Returns the limit as values, effects and replies have it, where 0 is "no bound".
     pub fn to_wire(self) -> u32 {
         if self == Limit::SHARED {
             0
@@ -156,33 +156,33 @@ impl Limit {
     }
 }
 
-/// How many places a hold takes under the limits: all at once, for as long as it lasts.
+/// How many places a hold takes under the limits, all at once, as long as it lasts.
 pub type Permits = NonZeroU32;
 
-/// What nearly every hold takes: one permit.
+/// One permit, which nearly every hold takes.
 pub const ONE: Permits = Permits::MIN;
 
-/// How much of a lock is asked for.
+/// The limit and the permits of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// The most permits that may be held at once.
     pub limit: Limit,
-    /// How many of them the hold takes. The limit allows that.
+    /// How many of them the hold takes. The limit allows them.
     pub permits: Permits,
 }
 
-/// On what terms a lock is asked for.
+/// The terms of a request for a lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// How much is asked for.
+    /// The limit and the permits.
     pub share: Share,
     /// The lease, from the grant on.
     pub lease: Millis,
     /// `HOLDS n`: make the hold count at least n rather than one more.
     pub holds: Option<NonZeroU32>,
-    /// Whether the hold is to end with the connection.
+    /// Whether the hold ends with the connection.
     pub session: bool,
-    /// Whether the server is to renew the hold, and for how long. The lease is [`SHORTEST_AUTO_LEASE_MS`] at least then.
+    /// How long the server renews the hold, if it does. The lease is at least [`SHORTEST_AUTO_LEASE_MS`] then.
     ///
     /// [`SHORTEST_AUTO_LEASE_MS`]: crate::SHORTEST_AUTO_LEASE_MS
     pub auto: Option<NonZeroU32>,
@@ -191,7 +191,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Returns true if the hold is to be tied to the connection.
+    /// Returns true if the grant ties the hold to the connection.
     pub fn ties(&self) -> bool {
         self.session || self.auto.is_some()
     }
@@ -240,7 +240,7 @@ impl NameRef<'_> {
 pub struct HoldRef<'a> {
     /// The lock.
     pub name: NameRef<'a>,
-    /// Who holds it, or is to hold it.
+    /// Its holder, or its next one.
     pub owner: &'a [u8],
 }
 

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
 const ENCODING: i32 = 1;
 
-/// What TYPE says of a lock.
+/// The reply of TYPE for a lock.
 pub(crate) const NAME: &str = "dlock-obj";
 
 /// The type of a lock's value.
 pub(crate) static LOCK_TYPE: RedisType = RedisType::new(NAME, ENCODING, methods::<Lock>());
 
-/// The type as the server knows it.
+/// Returns the server's handle of the type.
 pub(crate) fn lock_type() -> *mut raw::RedisModuleType {
     *LOCK_TYPE.raw_type.borrow()
 }
@@ -31,7 +31,7 @@ pub(crate) fn lock_type() -> *mut raw::RedisModuleType {
 /// No server has ever handed out a lower number for a ticket: numbers are microseconds of the wall clock.
 const FIRST_PLACE: u64 = 1 << 40;
 
-/// Makes a lock the server's: a value that it will free.
+/// Passes a lock to the server, which will free it.
 pub(crate) fn into_raw(lock: Box<Lock>) -> *mut c_void {
     census::created(0);
     callbacks_type::into_raw(lock)
@@ -40,8 +40,8 @@ pub(crate) fn into_raw(lock: Box<Lock>) -> *mut c_void {
 impl ModuleValue for Lock {
     const REWRITTEN_BY: &'static CStr = c"DLOCK.APPLY";
 
-    /// A server that loads its own data, or its primary's, believes it; RESTORE is open to every user, so a value that no healthy
-    /// server could have written is refused there, and one that is beyond the caps of this one.
+    /// Loads a value. A server trusts its own data, and its primary's. RESTORE is open to every user: it refuses a value that no
+    /// healthy server could have written, and one that is beyond the caps of this server.
     fn load(from: &LoadContext, version: c_int) -> Option<Box<Lock>> {
         if version > ENCODING {
             report_newer_value(
@@ -82,8 +82,8 @@ impl ModuleValue for Lock {
             }
         }
         census::created(lock.holders());
-        // Its leases are bounded by the module's next event. What a server has told its owner is kept, whatever has been set
-        // since.
+        // The module's next event bounds the leases of a restored value. Leases from a file or a primary stay: their owners know
+        // them.
         Some(Box::new(match from_a_user {
             true => lock.restored(),
             false => lock,
@@ -124,7 +124,7 @@ impl ModuleValue for Lock {
     }
 }
 
-/// The lock that these bytes are; none if they are not a lock's.
+/// Decodes a value, and reports one in a newer format.
 fn decoded(value: &[u8]) -> Option<Lock> {
     if let Some(format) = codec::later(value) {
         report_newer_value(format.into(), codec::VERSION.into());
@@ -132,9 +132,8 @@ fn decoded(value: &[u8]) -> Option<Lock> {
     codec::decode(value)
 }
 
-/// A value in a file, in what a primary sends, or in RESTORE. The server is told that it cannot be read: it does not start, or
-/// does not take over its primary's data, or answers an error. RESTORE is open to every user, so the log is not written to by
-/// each of them.
+/// Logs a value in a newer format, of a file, a primary or a RESTORE. The load fails: the server does not start, does not take its
+/// primary's data, or answers an error. At most one line a second, since RESTORE is open to every user.
 fn report_newer_value(format: u64, known: u64) {
     static TOLD: AtomicU64 = AtomicU64::new(0);
     let second = clock::read().steady_us / 1_000_000 + 1;
@@ -143,14 +142,15 @@ fn report_newer_value(format: u64, known: u64) {
     }
 }
 
-/// Holders and tickets up to which a value is freed at once, and that one step frees of a larger one: less than a millisecond.
+/// The most holders and tickets of a value that is freed at once, and the most that one step frees of a larger one: less than a
+/// millisecond.
 const A_STEP: usize = 4096;
 
-/// Values that are gone, with more holders and tickets than can be freed in passing: a million take the main thread 0.2 s,
-/// whoever says DEL or UNLINK.
+/// Values that have gone, with more holders and tickets than can be freed at once: a million take the main thread 0.2 s, after
+/// DEL as after UNLINK.
 static REMAINS: MainThread<Vec<Lock>> = MainThread::new(Vec::new());
 
-/// Frees a value, or keeps it to be freed in steps. On another thread, which nobody waits for, at once.
+/// Frees a value, or keeps it to be freed in steps. Another thread frees it at once, since nobody waits for that.
 fn free_later(lock: Lock) {
     if lock.holders() + lock.queued() <= A_STEP || !census::in_main_thread() {
         return;

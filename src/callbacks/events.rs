@@ -1,4 +1,4 @@
-//! What the server tells its modules: only noted here, worked off by the module's next event.
+//! Server events. They are only noted here; the module's next event acts.
 
 use super::HOOKS;
 use crate::ffi::callbacks::server_events::{self, Listener};
@@ -19,11 +19,11 @@ pub(crate) fn subscribe(ctx: Ctx) -> Result<(), &'static str> {
     server_events::subscribe::<Notes>(ctx)
 }
 
-/// Set once the module hears of connections that end.
+/// Set once the module is subscribed to connections that end.
 static DISCONNECTS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
-/// Has the server tell of connections that end, from the first one on that waits or to which something is tied: the server
-/// asks for the address of each connection that it tells of, which those who use none of this need not pay for.
+/// Subscribes to connections that end, when the first one waits or ties a hold. The server looks up the address of each
+/// connection that it reports, a cost that a server without waits and ties is spared.
 pub(crate) fn subscribe_disconnects(ctx: Ctx) {
     if DISCONNECTS_SUBSCRIBED.swap(true, Ordering::Relaxed) {
         return;
@@ -35,7 +35,7 @@ pub(crate) fn subscribe_disconnects(ctx: Ctx) {
     }
 }
 
-/// Takes notes of what the server tells.
+/// Takes notes of server events.
 struct Notes;
 
 impl Listener for Notes {
@@ -72,7 +72,7 @@ impl Listener for Notes {
         inbox::post(Notice::Loaded);
     }
 
-    /// Somebody may listen to changes now.
+    /// Notes that an AOF or a replica may read effects now.
     fn forked_or_followed() {
         replicate::somebody_may_listen();
         replicas::changed();
@@ -121,7 +121,7 @@ impl Listener for Notes {
     }
 
     fn keyspace_event(ctx: Ctx, event: &[u8], key: Str) {
-        // The key is gone by now: that it was a lock was seen when it left its name.
+        // The key has gone by now. The last notice says whether it was a lock.
         let name = NameRef {
             db: ctx.selected(),
             key: key.bytes(),

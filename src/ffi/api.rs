@@ -1,4 +1,4 @@
-//! The server's API as it is: raw calls by their names, for this room, and for the keyspace (`run::keyspace`).
+//! Raw calls of the server's API by their names, for this room, and for the keyspace (`run::keyspace`).
 //!
 //! The crate's own wrappers cover neither blocking with callbacks nor most events, and they copy every argument, which
 //! costs a fifth of an uncontended command; so the raw calls are used throughout.
@@ -7,7 +7,7 @@ use redis_module::raw;
 use redis_module::raw::{RedisModuleCtx as Ctx, RedisModuleKey as Key, RedisModuleString as Str};
 use std::ffi::{c_char, c_int, c_long, c_longlong, c_ulonglong, c_void};
 
-/// Calls a function of the server's API by name. To be used within `unsafe`: the arguments are the caller's promise.
+/// Calls a function of the server's API by name, within `unsafe`: the caller vouches for the arguments.
 macro_rules! api {
     ($name:ident($($arg:expr),* $(,)?)) => {
         match redis_module::raw::$name {
@@ -29,9 +29,9 @@ pub(crate) use hot;
 /// Lists the functions of [`Hot`], which are then filled in at load.
 macro_rules! hot_functions {
     ($($name:ident($($arg:ty),*) -> $answer:ty;)*) => {
-        /// What an uncontended command calls. Such a command is bound by how much code it runs through, more than a first
-        /// level cache holds; a call of a pointer that is there for certain takes a third of one that has to be checked
-        /// first. Filled in before anything of the module's is called; until then each of them ends the process.
+        /// The functions that an uncontended command calls. Such a command runs through more code than a first-level cache holds;
+        /// a call of a pointer that is certainly set takes a third of one that is checked first. Filled in at load, before the
+        /// server calls anything of the module's; until then each of them ends the process.
         #[allow(non_snake_case)]
         pub(crate) struct Hot {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $answer,)*
@@ -76,17 +76,18 @@ hot_functions! {
     RedisModule_StringPtrLen(*const Str, *mut usize) -> *const c_char;
 }
 
-/// A function that was seen at load is gone: cannot happen, and if it does the callback answers it.
+/// Panics for a function that was there at load and is gone. The panic ends at the callback.
 #[cold]
 pub(crate) fn missing(name: &str) -> ! {
     panic!("the server has no {name}")
 }
 
-/// The server's word for success.
+/// The server's value for success.
 pub(crate) const OK: c_int = raw::REDISMODULE_OK as c_int;
 
-/// Errors with the name of what this server lacks and the module cannot do without. To be called at load, before anything else
-/// here.
+/// Checks that the server has every function that the module needs. Call it at load, before anything else here.
+///
+/// Errors with the name of a missing function.
 pub(crate) fn complete() -> Result<(), &'static str> {
     macro_rules! need {
         ($($name:ident)*) => {

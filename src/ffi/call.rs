@@ -1,4 +1,4 @@
-//! Commands that the module has the server run, and their replies.
+//! Calls of the server's commands, and their replies.
 
 use super::api::api;
 use super::ctx::Ctx;
@@ -7,16 +7,16 @@ use redis_module::raw::{self, RedisModuleCallReply};
 use std::ffi::{c_int, CStr};
 use std::marker::PhantomData;
 
-/// By which rules a command is run. Each is a format of the server's that ends with `v`: the arguments and their number.
+/// The rules of a call, as the server's format. It ends with `v`: the arguments and their number.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules(&'static CStr);
 
 impl Rules {
-    /// None.
+    /// No rules.
     pub(crate) const NONE: Rules = Rules(c"v");
     /// `E` gives refusals as replies.
     pub(crate) const REFUSALS: Rules = Rules(c"Ev");
-    /// `S`: those that scripts are held to.
+    /// `S`: the rules for scripts.
     pub(crate) const SCRIPT: Rules = Rules(c"SEv");
     /// `!` replicates the call as it would be by itself, `C` runs it as the caller, `M` refuses it when memory is out, `0` answers
     /// in the caller's protocol.
@@ -26,7 +26,7 @@ impl Rules {
 }
 
 impl<'event> Ctx<'event> {
-    /// Has the server run a command of these words; none if it has no such command, or lets nobody run it here.
+    /// Calls a command with these words; none if the server has no such command, or does not allow it here.
     pub(crate) fn call<const WORDS: usize>(
         self,
         command: &CStr,
@@ -57,19 +57,19 @@ impl<'event> Ctx<'event> {
         (!reply.is_null()).then_some(Answer(reply, PhantomData))
     }
 
-    /// What the server answers to a question of two words, if that is one text.
+    /// Returns the reply to a command with one word, if it is one text.
     pub(crate) fn ask(self, command: &CStr, word: &[u8]) -> Option<String> {
         self.call(command, Rules::NONE, [word])?.value().text()
     }
 
-    /// What a setting of the server is at; none if it does not have it.
+    /// Returns the value of a server setting; none if the server does not have it.
     pub(crate) fn setting(self, setting: &CStr) -> Option<String> {
         let words = [b"GET", setting.to_bytes()];
         let answer = self.call(c"CONFIG", Rules::NONE, words)?;
         answer.value().element(1).text()
     }
 
-    /// What CLIENT LIST says of a connection.
+    /// Returns the line of CLIENT LIST for a connection.
     pub(crate) fn client_line(self, client: u64) -> Option<String> {
         let id = client.to_string();
         let words = [b"LIST".as_slice(), b"ID", id.as_bytes()];
@@ -88,12 +88,12 @@ impl<'event> Ctx<'event> {
 pub(crate) struct Answer<'event>(*mut RedisModuleCallReply, PhantomData<Ctx<'event>>);
 
 impl Answer<'_> {
-    /// What it says.
+    /// Returns its value.
     pub(crate) fn value(&self) -> Value<'_> {
         Value(self.0, PhantomData)
     }
 
-    /// Returns true if it has a text to be passed on.
+    /// Returns true if it has a text to pass on.
     pub(crate) fn has_text(&self) -> bool {
         let mut len = 0;
         // SAFETY: a live reply.
@@ -109,7 +109,7 @@ impl Drop for Answer<'_> {
     }
 }
 
-/// A reply, or an element of one. One that is not there is null, and everything about it is nothing.
+/// A reply, or an element of one. A missing one is null, and reads as empty.
 #[derive(Clone, Copy)]
 pub(crate) struct Value<'a>(*mut RedisModuleCallReply, PhantomData<&'a Answer<'a>>);
 
@@ -122,7 +122,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns true if it is not there.
+    /// Returns true if it is missing.
     pub(crate) fn is_missing(self) -> bool {
         self.0.is_null()
     }
@@ -137,7 +137,7 @@ impl<'a> Value<'a> {
         self.kind() == raw::REDISMODULE_REPLY_ARRAY as c_int
     }
 
-    /// The number, 0 if it is none.
+    /// Returns its number; 0 if it is not one.
     pub(crate) fn integer(self) -> i64 {
         match self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
             // SAFETY: a live reply, of this type.
@@ -146,7 +146,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// How many elements it has, or bytes.
+    /// Returns how many elements or bytes it has.
     pub(crate) fn len(self) -> usize {
         match self.0.is_null() {
             true => 0,
@@ -155,7 +155,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// An element of an array, or of a set, which RESP3 may make of it.
+    /// Returns an element of an array, or of a set, which RESP3 may make of it.
     pub(crate) fn element(self, at: usize) -> Value<'a> {
         let kind = self.kind();
         // SAFETY: a live reply, of the type that each call is for; it owns its elements.
@@ -171,7 +171,7 @@ impl<'a> Value<'a> {
         Value(element, PhantomData)
     }
 
-    /// The bytes of a string or an error; none if it is neither.
+    /// Returns the bytes of a string or an error; none if it is neither.
     pub(crate) fn bytes(self) -> Option<&'a [u8]> {
         if self.0.is_null() {
             return None;

@@ -1,4 +1,4 @@
-//! The context of a callback: by it the module asks and tells the server.
+//! The context of a callback, by which the module calls the server.
 
 use super::api::{api, hot, OK};
 use super::text::{Str, Text};
@@ -6,8 +6,8 @@ use redis_module::{raw, Context};
 use std::ffi::{c_char, c_int, c_long, c_longlong, CStr, CString};
 use std::marker::PhantomData;
 
-/// A context, alive for the length of the event: the server's callback in which it was made. It is made once, where the callback
-/// comes in (`ffi::callbacks`), and handed on from there; so whoever has one may use it. It stays in the main thread.
+/// A context, alive for the length of the server's callback. It is made once, where the callback comes in (`ffi::callbacks`), and
+/// passed on from there; so code that has one may use it. It stays in the main thread.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Ctx<'event>(
@@ -22,7 +22,7 @@ impl<'event> Ctx<'event> {
         Ctx(ctx, PhantomData)
     }
 
-    /// No context.
+    /// Returns no context.
     ///
     /// # Safety
     /// It must not be used.
@@ -38,17 +38,17 @@ impl<'event> Ctx<'event> {
         Ctx(self.0, PhantomData)
     }
 
-    /// The context of the load.
+    /// Returns the context of the load.
     pub(crate) fn of_load(context: &'event Context) -> Ctx<'event> {
         Ctx(context.ctx.cast(), PhantomData)
     }
 
-    /// The pointer, for calls.
+    /// Returns the pointer, for calls.
     pub(crate) fn raw(self) -> *mut raw::RedisModuleCtx {
         self.0
     }
 
-    /// A context of the module's own, which lives as long as the module does.
+    /// Makes a context of the module's own, which lives as long as the module does.
     pub(crate) fn detached(self) -> Ctx<'static> {
         // SAFETY: a live context. What the call gives is never freed.
         Ctx(
@@ -57,7 +57,7 @@ impl<'event> Ctx<'event> {
         )
     }
 
-    /// What the server says of itself and of the caller (`REDISMODULE_CTX_FLAGS_*`).
+    /// Returns the flags of the server and of the caller (`REDISMODULE_CTX_FLAGS_*`).
     pub(crate) fn flags(self) -> u32 {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_GetContextFlags(self.0)) as u32 }
@@ -68,36 +68,36 @@ impl<'event> Ctx<'event> {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_LUA != 0
     }
 
-    /// The client id of the context's connection.
+    /// Returns the client id of the context's connection.
     pub(crate) fn client(self) -> u64 {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_GetClientId(self.0)) }
     }
 
-    /// The database that the context works in.
+    /// Returns the database that the context works in.
     pub(crate) fn selected(self) -> u32 {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_GetSelectedDb(self.0)) as u32 }
     }
 
-    /// Makes the context work in a database.
+    /// Selects a database.
     pub(crate) fn select(self, db: u32) {
         // SAFETY: a live context; a database out of range is refused by the server.
         unsafe { api!(RedisModule_SelectDb(self.0, db as c_int)) };
     }
 
-    /// How many keys the selected database has.
+    /// Returns how many keys the selected database has.
     pub(crate) fn db_size(self) -> u64 {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_DbSize(self.0)) }
     }
 
-    /// One field of a section of INFO, as text; none if the server does not have it.
+    /// Returns one field of a section of INFO, as text; none if the server does not have it.
     pub(crate) fn server_info(self, section: &CStr, field: &CStr) -> Option<String> {
         self.server_fields(section, |text| text(field).map(str::to_string))
     }
 
-    /// Reads fields of a section of INFO: the question gives a field's text, none if the server does not have it.
+    /// Reads fields of a section of INFO: `read` gets a function that returns a field's text, none if the server does not have it.
     pub(crate) fn server_fields<T>(
         self,
         section: &CStr,
@@ -118,7 +118,7 @@ impl<'event> Ctx<'event> {
         }
     }
 
-    /// A string that a call has given with this context, as bytes; it is freed.
+    /// Copies a string that a call has returned with this context, and frees it.
     ///
     /// # Safety
     /// The string is the caller's to free, or null.
@@ -134,14 +134,14 @@ impl<'event> Ctx<'event> {
         }
     }
 
-    /// The name of the calling user.
+    /// Returns the name of the calling user.
     pub(crate) fn user(self) -> Vec<u8> {
         // SAFETY: a live context; the string is the caller's.
         let name = unsafe { self.taken(api!(RedisModule_GetCurrentUserName(self.0))) };
         name.unwrap_or_default()
     }
 
-    /// The name that a connection has given itself.
+    /// Returns the name that a connection has given itself.
     pub(crate) fn client_name(self, client: u64) -> Option<Vec<u8>> {
         // SAFETY: as above.
         unsafe { self.taken(api!(RedisModule_GetClientNameById(self.0, client))) }
@@ -206,7 +206,7 @@ impl<'event> Ctx<'event> {
         };
     }
 
-    /// Has every replica say at once how much of the stream it has.
+    /// Asks every replica to acknowledge its offset at once.
     pub(crate) fn ask_replicas(self) {
         // SAFETY: a live context; the format takes two C strings.
         unsafe {
@@ -226,13 +226,13 @@ impl<'event> Ctx<'event> {
         unsafe { hot!(RedisModule_ReplicateVerbatim(self.0)) };
     }
 
-    /// Integer reply.
+    /// Replies with an integer.
     pub(crate) fn reply_integer(self, value: u64) {
         // SAFETY: a live context; where no reply is owed the server drops it.
         unsafe { hot!(RedisModule_ReplyWithLongLong(self.0, value as c_longlong)) };
     }
 
-    /// Bulk reply.
+    /// Replies with a bulk string.
     pub(crate) fn reply_bulk(self, value: &[u8]) {
         // SAFETY: as above; the bytes are copied.
         unsafe {
@@ -244,37 +244,37 @@ impl<'event> Ctx<'event> {
         };
     }
 
-    /// The head of an array; as many replies follow.
+    /// Begins an array; as many replies follow.
     pub(crate) fn reply_array(self, len: usize) {
         // SAFETY: as above.
         unsafe { hot!(RedisModule_ReplyWithArray(self.0, len as c_long)) };
     }
 
-    /// The head of a map; twice as many replies follow.
+    /// Begins a map; twice as many replies follow.
     pub(crate) fn reply_map(self, len: usize) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithMap(self.0, len as c_long)) };
     }
 
-    /// Null reply.
+    /// Replies with null.
     pub(crate) fn reply_null(self) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithNull(self.0)) };
     }
 
-    /// Null array reply.
+    /// Replies with a null array.
     pub(crate) fn reply_null_array(self) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithNullArray(self.0)) };
     }
 
-    /// Simple reply, a constant.
+    /// Replies with a simple string, a constant.
     pub(crate) fn reply_simple(self, text: &CStr) {
         // SAFETY: as above; the text is copied.
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.0, text.as_ptr())) };
     }
 
-    /// Error reply. The text begins with its code.
+    /// Replies with an error. The text begins with its code.
     pub(crate) fn reply_error(self, text: &str) {
         // Error texts are the module's own, with client bytes escaped; a NUL or line break would still break the protocol.
         let clean: String = text
@@ -286,19 +286,19 @@ impl<'event> Ctx<'event> {
         unsafe { api!(RedisModule_ReplyWithError(self.0, text.as_ptr())) };
     }
 
-    /// Takes what the configuration file and the load say of the settings that are registered. Returns true if all is well.
+    /// Reads the registered settings from the configuration file and the load. Returns true if all are valid.
     pub(crate) fn load_configs(self) -> bool {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_LoadConfigs(self.0)) == OK }
     }
 
-    /// Tells the server what the module can do (`REDISMODULE_OPTIONS_*`).
+    /// Sets the module's options (`REDISMODULE_OPTIONS_*`).
     pub(crate) fn set_options(self, options: c_int) {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_SetModuleOptions(self.0, options)) };
     }
 
-    /// The keys of a command, where they stand and what it does to them; none if it has none.
+    /// Returns the positions and the access flags of a command's keys.
     pub(crate) fn keys_of(self, argv: &[Str]) -> Vec<(c_int, c_int)> {
         let (mut count, mut flags) = (0, std::ptr::null_mut());
         // SAFETY: the server does not change the arguments; the lists are as long as it says, and freed.
@@ -321,7 +321,7 @@ impl<'event> Ctx<'event> {
         }
     }
 
-    /// Hands out one key of the command whose keys the server asks for.
+    /// Reports one key of a command whose keys the server asks for.
     pub(crate) fn give_key(self, at: c_int, flags: c_int) {
         // SAFETY: a live context; where no keys are asked for the server does nothing.
         unsafe { api!(RedisModule_KeyAtPosWithFlags(self.0, at, flags)) };

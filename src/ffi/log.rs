@@ -1,5 +1,5 @@
-//! The server's log. The crate's own functions hand the message over as a format, so that a `%n` in a lock's name
-//! would bring the server down; here it is always an argument.
+//! The server's log. The crate's own functions pass the message as a format, so that a `%n` in a lock's name would crash the
+//! server; here it is always an argument.
 
 use super::api::api;
 use super::ctx::Ctx;
@@ -8,10 +8,10 @@ use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A context of the module's own, by which the server knows whose message it is.
+/// A context of the module's own, by which the server knows the module of a message.
 static CONTEXT: AtomicPtr<RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes the context to log in.
+/// Sets the context for messages.
 pub(crate) fn init(own: Ctx<'static>) {
     CONTEXT.store(own.raw(), Ordering::Relaxed);
 }
@@ -30,24 +30,24 @@ pub(crate) fn during_load<T>(ctx: Ctx, load: impl FnOnce() -> T) -> T {
     loaded
 }
 
-/// Something the operator should act on.
+/// Logs something that the operator should act on.
 pub(crate) fn warning(text: &str) {
     write(c"warning", text);
 }
 
-/// Something the operator may want to know.
+/// Logs something that the operator may want to know.
 pub(crate) fn notice(text: &str) {
     write(c"notice", text);
 }
 
-/// Has panics written to the log: where the server runs as a daemon, nobody sees its standard error.
+/// Writes panics to the log from now on: where the server runs as a daemon, nobody sees its standard error.
 pub(crate) fn panics() {
     std::panic::set_hook(Box::new(|panic| {
         warning(&format!("internal fault: {panic}"))
     }));
 }
 
-/// Something that the module takes for granted is not so.
+/// Logs a broken invariant.
 pub(crate) fn broken_invariant(expected: &str) {
     warning(&format!("internal fault: this does not hold: {expected}"));
 }

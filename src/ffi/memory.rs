@@ -31,55 +31,54 @@ impl<T> MainThread<T> {
         value
     }
 
-    /// Borrows the value, unless it is borrowed already: then a callback has come while a caller further up the stack works
-    /// with it, and must leave its message elsewhere.
+    /// Borrows the value, unless a caller further up the stack works with it: then a callback must leave its message elsewhere.
     pub(crate) fn try_borrow_mut(&self) -> Option<RefMut<'_, T>> {
         self.0.try_borrow_mut().ok()
     }
 }
 
-/// A value that is worked on through a pointer to where its owner has it, or a value of one's own.
+/// A value that somebody else owns, behind a pointer, or a value of one's own.
 ///
 /// The engine works on locks that the keyspace owns, and makes new ones. It takes the keyspace's own type for both
 /// (`Keyspace::Value`), and so contains no `unsafe` itself.
 ///
-/// There is no reference to the owner's value but for the length of a borrow of this, and it is never freed by this.
+/// A reference to the owner's value lives only as long as a borrow of this, and this never frees it.
 #[derive(Debug)]
-pub(crate) struct MaybeOwned<T>(Place<T>);
+pub(crate) struct MaybeOwned<T>(Storage<T>);
 
 #[derive(Debug)]
-enum Place<T> {
+enum Storage<T> {
     Elsewhere(NonNull<T>),
     Here(Box<T>),
 }
 
 impl<T> MaybeOwned<T> {
-    /// A value that somebody else owns.
+    /// Wraps a value that somebody else owns.
     ///
     /// # Safety
     /// Until this is dropped the value stays where it is, and nobody else touches it.
     pub(crate) unsafe fn borrowed(value: NonNull<T>) -> MaybeOwned<T> {
-        MaybeOwned(Place::Elsewhere(value))
+        MaybeOwned(Storage::Elsewhere(value))
     }
 
-    /// The value if it is one's own; from here on the other is its owner's again.
+    /// Returns the value if it is one's own; a borrowed one is its owner's again.
     pub(crate) fn into_owned(self) -> Option<Box<T>> {
         match self.0 {
-            Place::Elsewhere(_) => None,
-            Place::Here(value) => Some(value),
+            Storage::Elsewhere(_) => None,
+            Storage::Here(value) => Some(value),
         }
     }
 }
 
 impl<T> From<Box<T>> for MaybeOwned<T> {
     fn from(value: Box<T>) -> MaybeOwned<T> {
-        MaybeOwned(Place::Here(value))
+        MaybeOwned(Storage::Here(value))
     }
 }
 
 impl<T: Default> Default for MaybeOwned<T> {
     fn default() -> MaybeOwned<T> {
-        MaybeOwned(Place::Here(Box::default()))
+        MaybeOwned(Storage::Here(Box::default()))
     }
 }
 
@@ -89,8 +88,8 @@ impl<T> Deref for MaybeOwned<T> {
     fn deref(&self) -> &T {
         match &self.0 {
             // SAFETY: it is there, and nobody else touches it (see `borrowed`); the borrow of `self` keeps `deref_mut` away.
-            Place::Elsewhere(value) => unsafe { value.as_ref() },
-            Place::Here(value) => value,
+            Storage::Elsewhere(value) => unsafe { value.as_ref() },
+            Storage::Here(value) => value,
         }
     }
 }
@@ -99,8 +98,8 @@ impl<T> DerefMut for MaybeOwned<T> {
     fn deref_mut(&mut self) -> &mut T {
         match &mut self.0 {
             // SAFETY: as above; the borrow of `self` is the only one.
-            Place::Elsewhere(value) => unsafe { value.as_mut() },
-            Place::Here(value) => value,
+            Storage::Elsewhere(value) => unsafe { value.as_mut() },
+            Storage::Here(value) => value,
         }
     }
 }

@@ -1,5 +1,6 @@
-//! All that the compiler cannot watch: every raw call of the server behind a safe signature, and what memory the server and the
-//! module share. One file more has raw calls, the keyspace (`run::keyspace`), which keeps keys open from one call to the next.
+//! All code that the compiler cannot check: every raw call of the server behind a safe signature, and the memory that the server
+//! and the module share. One more file has raw calls, the keyspace (`run::keyspace`), which keeps keys open from one call to the
+//! next.
 
 pub(crate) mod api;
 pub(crate) mod call;

@@ -1,16 +1,16 @@
-//! Where a panic stops: at the callback of the server in which it happens.
+//! The end of a panic, at the callback of the server in which it happens.
 
 use super::log;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// An unexpected panic left the state in doubt.
+/// Whether a panic has left the state in doubt.
 static POISONED: AtomicBool = AtomicBool::new(false);
 
-/// What is done then: `dlock.on-panic` is `abort`.
+/// Whether the process ends then: `dlock.on-panic` is `abort`.
 static ABORTS: AtomicBool = AtomicBool::new(false);
 
-/// Has the process end with the first panic from now on, or not.
+/// Sets whether the process ends with the first panic.
 pub(crate) fn set_aborts(aborts: bool) {
     ABORTS.store(aborts, Ordering::Relaxed);
 }
@@ -20,8 +20,8 @@ pub(crate) fn aborts() -> bool {
     ABORTS.load(Ordering::Relaxed)
 }
 
-/// Does the work of a callback of the server. A panic ends here: what it has left half done may have been replicated, so
-/// nothing is decided any more; the log says so, and every command.
+/// Does the work of a callback of the server. A panic ends here. Its half-done work may have been replicated, so nothing is
+/// decided any more; the log and every command say so.
 ///
 /// Returns what the work returns, or the default after a panic.
 pub(crate) fn catch_panic<T: Default>(work: impl FnOnce() -> T) -> T {

@@ -7,13 +7,13 @@ use std::ffi::{c_int, c_void, CStr};
 use std::ptr;
 use std::time::Duration;
 
-/// Returns true if anything that would reach replicas must wait: the server is paused, fails over or shuts down.
+/// Returns true if nothing may reach replicas now: the server is paused, fails over or shuts down.
 pub(crate) fn must_hold_back() -> bool {
     // SAFETY: takes nothing.
     unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
 }
 
-/// Tells the server's latency monitor.
+/// Adds a sample to the server's latency monitor.
 pub(crate) fn add_latency_sample(event: &CStr, took: Duration) {
     // SAFETY: the server copies the name.
     unsafe {
@@ -24,13 +24,13 @@ pub(crate) fn add_latency_sample(event: &CStr, took: Duration) {
     };
 }
 
-/// Returns true if the connection with this client id is there.
+/// Returns true if the connection with this client id exists.
 pub(crate) fn connected(client: u64) -> bool {
     // SAFETY: without a structure to fill in, the server only looks the id up.
     unsafe { api!(RedisModule_GetClientInfoById(ptr::null_mut(), client)) == OK }
 }
 
-/// What the server knows of the connection with this client id.
+/// Returns the server's data of the connection with this client id.
 fn info(client: u64) -> Option<raw::RedisModuleClientInfo> {
     // SAFETY: all-zero is a value of this structure, which is the server's, with the version that says which.
     unsafe {
@@ -50,7 +50,7 @@ pub(crate) fn subscribes(client: u64) -> bool {
     info(client).is_some_and(|info| info.flags & pubsub != 0)
 }
 
-/// The host and the port that a connection comes from.
+/// Returns the host and the port that a connection comes from.
 pub(crate) fn address(client: u64) -> Option<(String, u16)> {
     let info = info(client)?;
     // SAFETY: the server has written a C string there.
@@ -58,26 +58,26 @@ pub(crate) fn address(client: u64) -> Option<(String, u16)> {
     Some((host.to_string_lossy().into_owned(), info.port))
 }
 
-/// Returns true if the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
+/// Returns true if the server publishes keyspace events of the module class (`notify-keyspace-events` has a `d`).
 pub(crate) fn notifies_of_modules() -> bool {
     // SAFETY: takes nothing.
     let classes = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
     classes & raw::REDISMODULE_NOTIFY_MODULE as c_int != 0
 }
 
-/// Returns true if the server tells its own time (since Redis 7.2).
+/// Returns true if the server gives modules its own time (since Redis 7.2).
 pub(crate) fn tells_time() -> bool {
     // SAFETY: a pointer that the server has set before this and never changes.
     unsafe { raw::RedisModule_CachedMicroseconds }.is_some()
 }
 
-/// The server's own time, which stands still within MULTI and scripts: microseconds of the wall clock.
+/// Returns the server's own time, which stands still within MULTI and scripts: microseconds of the wall clock.
 pub(crate) fn cached_time_us() -> Option<u64> {
     // SAFETY: as above; the function takes nothing.
     unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }
 }
 
-/// The processor's time-stamp counter; none where it is not known how fast it runs.
+/// Returns the processor's time-stamp counter; none where its rate is not known.
 pub(crate) fn tsc() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: reads a register that every processor of this architecture has.
@@ -86,7 +86,7 @@ pub(crate) fn tsc() -> Option<u64> {
     None
 }
 
-/// How much processor time this thread has used.
+/// Returns how much processor time this thread has used.
 pub(crate) fn thread_time() -> Option<Duration> {
     let mut now = timespec {
         tv_sec: 0,
@@ -97,7 +97,7 @@ pub(crate) fn thread_time() -> Option<Duration> {
     (told == 0).then(|| Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
 }
 
-/// The file that the server has loaded the module from.
+/// Returns the file that the server has loaded the module from.
 pub(crate) fn own_path() -> Option<&'static CStr> {
     // SAFETY: all-zero is a value of this structure. The function fills it in for an address within this library, whose name
     // stays as long as the library does.

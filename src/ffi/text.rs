@@ -1,4 +1,4 @@
-//! Strings of the server's.
+//! The server's strings.
 
 use super::api::{api, hot};
 use redis_module::raw::RedisModuleString;
@@ -17,7 +17,7 @@ impl<'a> Str<'a> {
         Str(string, PhantomData)
     }
 
-    /// The server's arguments, or none where it says so.
+    /// Wraps the server's arguments, which may be none.
     ///
     /// # Safety
     /// `argc` strings, alive for `'a`.
@@ -37,12 +37,12 @@ impl<'a> Str<'a> {
         Str(self.0, PhantomData)
     }
 
-    /// The pointer, for calls.
+    /// Returns the pointer, for calls.
     pub(crate) fn raw(self) -> *mut RedisModuleString {
         self.0
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub(crate) fn bytes(self) -> &'a [u8] {
         let mut len = 0;
         // SAFETY: the string is alive; the bytes are its own, as many as it says.
@@ -60,7 +60,7 @@ impl<'a> Str<'a> {
 pub(crate) struct Text(*mut RedisModuleString);
 
 impl Text {
-    /// A copy of these bytes.
+    /// Copies these bytes.
     pub(crate) fn new(bytes: &[u8]) -> Text {
         // SAFETY: the server copies the bytes; without a context the string is the caller's to free.
         Text(unsafe {
@@ -72,12 +72,12 @@ impl Text {
         })
     }
 
-    /// The string, for the server to keep.
+    /// Passes the string to the server, which keeps it.
     pub(crate) fn into_raw(self) -> *mut RedisModuleString {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// The string, for calls.
+    /// Returns the string, for calls.
     pub(crate) fn as_str(&self) -> Str<'_> {
         Str(self.0, PhantomData)
     }

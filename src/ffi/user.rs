@@ -1,4 +1,4 @@
-//! The user that calls, and what the ACL lets it do.
+//! The calling user, and its permissions by the ACL.
 
 use super::api::{api, OK};
 use super::ctx::Ctx;
@@ -11,7 +11,7 @@ use std::io;
 pub(crate) struct User(*mut RedisModuleUser);
 
 impl User {
-    /// The user of the calling connection, or of the connection that runs the calling script. None if there is neither:
+    /// Returns the user of the calling connection, or of the connection that runs the calling script. None if there is neither:
     /// another module calls.
     pub(crate) fn calling(ctx: Ctx) -> Option<User> {
         // SAFETY: a live context; names are the server's and freed here. Only a script's client is asked for its user
@@ -45,8 +45,7 @@ impl User {
         }
     }
 
-    /// Returns true if the ACL keeps the user from running this command, on these keys. A command that there is not is not kept
-    /// from anybody.
+    /// Returns true if the ACL forbids the user this command on these keys. It forbids no unknown command.
     pub(crate) fn may_not(&self, argv: &[Str]) -> bool {
         // SAFETY: the user lives until the drop, the arguments, which the server does not change, until the call returns.
         unsafe {

@@ -1,8 +1,8 @@
 //! How many locks there are, how many holds came and went with their values, and whether the server may evict locks.
 //!
-//! A value is counted when it is made and when it is freed, which nothing can happen to it without: so the numbers cannot
+//! Values are counted on creation and on free; every value goes through both. So the numbers cannot
 //! drift, whatever loads, expires, evicts, moves or overwrites keys. Only a flush may free its values later, in the
-//! background. What it has left there to be freed is counted apart, so that the locks of an empty server are none.
+//! background. Those values are counted apart, so that an empty server has no locks.
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
@@ -37,14 +37,14 @@ static AT_KEYS: Count = Count::new();
 /// Values that a flush has left to be freed.
 static LEFT_TO_FREE: Count = Count::new();
 
-/// Set while a flush empties the databases: what is freed within is its own.
+/// Set while a flush empties the databases: values that are freed within belong to it.
 static FLUSHING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static MAIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes that this is the server's main thread: others free values only for flushes and the like.
+/// Notes that this is the server's main thread: other threads only free values, for flushes and the like.
 pub(crate) fn init() {
     MAIN.set(true);
 }
@@ -54,12 +54,12 @@ pub(crate) fn in_main_thread() -> bool {
     MAIN.get()
 }
 
-/// How many locks there are.
+/// Returns how many locks there are.
 pub(crate) fn locks() -> u64 {
     u64::try_from(AT_KEYS.locks.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
-/// Holds that came with loaded values, less those that went with freed ones. Those in between are the engine's to count.
+/// Returns the holds that came with loaded values, less those that went with freed ones. The engine counts the others.
 pub(crate) fn holds() -> i64 {
     AT_KEYS.holds.load(Ordering::Relaxed)
 }
@@ -69,7 +69,7 @@ pub(crate) fn created(holds: usize) {
     AT_KEYS.add(1, holds as i64);
 }
 
-/// A value is freed with the holds that it still has, on any thread.
+/// Counts a value that is freed with the holds that it still has, on any thread.
 pub(crate) fn freed(holds: usize) {
     let left = LEFT_TO_FREE.locks.load(Ordering::Relaxed) > 0 && !MAIN.get();
     let count = if left || FLUSHING.load(Ordering::Relaxed) {
@@ -80,8 +80,8 @@ pub(crate) fn freed(holds: usize) {
     count.add(-1, -(holds as i64));
 }
 
-/// All locks of this database (of all: none) are about to go, `held` holds in all databases. Where the server has locks
-/// in others as well it is not known how many those are: then all are counted until they are freed.
+/// Counts all locks of this database (none: of all) as gone, `held` holds in all databases. If the server has keys in other
+/// databases, nobody knows how many of the locks are there: then all are counted until they are freed.
 pub(crate) fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
     let others = (0..databases).filter(|other| db.is_some_and(|db| db != *other));
     if !empty(ctx, others) {
@@ -92,7 +92,7 @@ pub(crate) fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
     AT_KEYS.add(0, -held);
 }
 
-/// They have gone.
+/// Ends the count of a flush.
 pub(crate) fn flushed() {
     FLUSHING.store(false, Ordering::Relaxed);
 }

@@ -1,7 +1,7 @@
 //! The clocks: the wall clock, which leases follow, and one that never steps, by which waits and claim windows last. They are
 //! read once an event; within MULTI and scripts they stand still.
 //!
-//! Where the server does not tell its modules its own time, a reading costs as much as a look-up in the keyspace. So one
+//! Where the server does not give modules its own time, a reading costs as much as a look-up in the keyspace. So one
 //! reading serves the commands of one iteration of the event loop for as long as the processor's counter, which costs a
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
@@ -14,8 +14,8 @@ use dlock_engine::Now;
 use redis_module::raw;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// The time of a command that ran within MULTI or a script, for those that follow it there: where it was read (the
-/// iteration of the event loop and the client) and what it was.
+/// The time of a command that ran within MULTI or a script, for those that follow it there: the iteration of the event loop and the
+/// client for which it was read, and the time.
 struct Frozen {
     iteration: u64,
     within: (u64, u64),
@@ -31,10 +31,10 @@ static FROZEN: MainThread<Frozen> = MainThread::new(Frozen {
     },
 });
 
-/// The last reading of the clocks in this iteration of the event loop, and what the processor's counter said then.
+/// The last reading of the clocks in this iteration of the event loop, and the processor's counter at that moment.
 static LAST: MainThread<Option<(u64, Now)>> = MainThread::new(None);
 
-/// For how many ticks of the processor's counter a reading serves: 65 to 260 us at 4 to 1 GHz.
+/// How many ticks of the processor's counter a reading serves: 65 to 260 us at 4 to 1 GHz.
 const CACHE_TICKS: u64 = 1 << 18;
 
 lazy_static::lazy_static! {
@@ -42,7 +42,7 @@ lazy_static::lazy_static! {
     static ref BEGAN: Instant = Instant::now();
 }
 
-/// The time now.
+/// Reads the clocks.
 #[inline(never)]
 pub(crate) fn read() -> Now {
     let since = SystemTime::now()
@@ -59,7 +59,7 @@ pub(crate) fn read() -> Now {
     now
 }
 
-/// The time now, to a fraction of a millisecond.
+/// Returns the time, to a fraction of a millisecond.
 fn recent() -> Now {
     let last = LAST.borrow().and_then(|last| *last);
     match (last, server::tsc()) {
@@ -68,7 +68,7 @@ fn recent() -> Now {
     }
 }
 
-/// The time of a command that decides: the server's own where it tells it.
+/// Returns the time of a command that may change locks: the server's own where it gives it.
 #[inline(always)]
 pub(crate) fn of_command() -> Now {
     match server::cached_time_us() {
@@ -77,8 +77,8 @@ pub(crate) fn of_command() -> Now {
     }
 }
 
-/// The time of a command that only reads. It stands still within MULTI and scripts, so that what one check has seen there holds
-/// for what follows. Where the server does not tell its own time, the first read in such a unit reads the clock for all.
+/// Returns the time of a read-only command. It stands still within MULTI and scripts, so that the result of a check there holds for
+/// the commands that follow. Where the server does not give its own time, the first read in such a unit reads the clock for all.
 pub(crate) fn of_read(ctx: Ctx) -> Now {
     let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
     if server::cached_time_us().is_some() || ctx.flags() & within == 0 {
@@ -95,7 +95,7 @@ pub(crate) fn of_read(ctx: Ctx) -> Now {
     frozen.now
 }
 
-/// The event loop has made an iteration: no unit of execution lasts beyond it, and no reading.
+/// Drops readings at the end of an iteration of the event loop: no MULTI or script lasts beyond it.
 pub(crate) fn on_before_sleep() {
     if let Some(mut last) = LAST.borrow() {
         *last = None;
@@ -105,7 +105,7 @@ pub(crate) fn on_before_sleep() {
     }
 }
 
-/// Sees steps of the wall clock, by holding it against the one that cannot step.
+/// Detects steps of the wall clock, by comparison with the clock that never steps.
 #[derive(Default)]
 pub(crate) struct StepDetector {
     last: Option<Now>,

@@ -9,8 +9,8 @@ use dlock_engine::{Millis, SteadyMs};
 use redis_module::raw;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Whether this server decides. Kept by the role events, since asking for the flags costs more than an uncontended
-/// command can spare.
+/// Whether this server is a primary. The role events set it, since the context's flags cost more than an uncontended command can
+/// spare.
 static PRIMARY: AtomicBool = AtomicBool::new(true);
 
 /// Whether the server is a node of a cluster: that never changes.
@@ -26,27 +26,27 @@ pub(crate) fn set_cluster(cluster: bool) {
     IN_CLUSTER.store(cluster, Ordering::Relaxed);
 }
 
-/// When the process was last seen to run (before that was seen once: in the far future), and until when nothing is decided
-/// because it had stood still: milliseconds of the steady clock.
+/// When the process was last seen to run (in the far future at first), and until when nothing is decided after a stall:
+/// milliseconds of the steady clock.
 static LAST_BEAT: AtomicU64 = AtomicU64::new(u64::MAX);
 static STALE_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// A process that was not seen to run for so long has stood still. The server's own timer goes off ten times a second.
+/// The shortest stall. The server's own timer fires ten times a second.
 const STOOD_STILL_MS: Millis = 1_000;
 
-/// How long it then takes the server to find out anew which replicas are good: it counts them once a second.
+/// How long the server takes after a stall to count its replicas again: it does so once a second.
 const RECOUNT_MS: Millis = 1_100;
 
-/// Notes that the process runs, as often as the server's own timer goes off.
+/// Notes that the process runs, each time the server's own timer fires.
 pub(crate) fn note_alive(now: SteadyMs) {
     if now.0.saturating_sub(LAST_BEAT.load(Ordering::Relaxed)) < STOOD_STILL_MS {
         LAST_BEAT.store(now.0, Ordering::Relaxed);
     }
 }
 
-/// Notes that the module's event has come. After a stop of the process (SIGSTOP, a paused machine) the server still takes its
-/// replicas for good that it had then, and would pass a probe: another primary may have been made meanwhile. So where
-/// `min-replicas-to-write` is set nothing is decided before it has counted them again.
+/// Closes the gate after a stall of the process (SIGSTOP, a paused machine). The server still counts the replicas from before the
+/// stall as good, and would accept a probe, although another server may have been promoted meanwhile. So with
+/// `min-replicas-to-write` nothing is decided before it has counted them again.
 pub(crate) fn after_stall(ctx: Ctx, now: SteadyMs) {
     let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
     let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
@@ -59,13 +59,13 @@ pub(crate) fn after_stall(ctx: Ctx, now: SteadyMs) {
     }
 }
 
-/// Returns true if what the server says of its replicas may be from before a stop.
+/// Returns true if the server's count of replicas may be from before a stall.
 fn is_stale() -> bool {
     let until = STALE_UNTIL.load(Ordering::Relaxed);
     until > 0 && clock::read().steady().0 < until
 }
 
-/// Returns true if this server decides: it follows no other.
+/// Returns true if this server is a primary.
 pub(crate) fn primary() -> bool {
     PRIMARY.load(Ordering::Relaxed)
 }
@@ -86,33 +86,33 @@ pub(crate) fn open(ctx: Ctx) -> bool {
     if !primary() || flags & barred != 0 || server::must_hold_back() || is_stale() {
         return false;
     }
-    // In a cluster the question is put for each key.
+    // In a cluster each key is probed.
     flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0 || write_of(ctx, b"dlock") == Passage::Open
 }
 
-/// Set while the module asks the server about itself: then the effect command does nothing and says so.
+/// Set while the module probes the server: then the effect command does nothing and answers OK.
 static PROBING: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a call of the effect command is the module's own question.
+/// Returns true if a call of the effect command is the module's own probe.
 pub(crate) fn probing() -> bool {
     PROBING.load(Ordering::Relaxed)
 }
 
-/// What the server says to a write of a key.
+/// The server's answer to a write of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passage {
-    /// It would be done.
+    /// It would be accepted.
     Open,
-    /// The key belongs to another node, as far as the server knows that nobody has said ASKING. All else is in order.
+    /// Only ASKING is missing: the key belongs to another node.
     Elsewhere,
     /// It would be refused.
     Barred,
 }
 
-/// What every server says of a key of another node, and only then: it looks at that last.
+/// The words of every server for a key of another node. It checks that last.
 const ELSEWHERE: &str = "non local key";
 
-/// What the server says to a write of this key, under the rules that scripts are held to.
+/// Returns the server's answer to a write of this key, under the rules for scripts.
 pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
     PROBING.store(true, Ordering::Relaxed);
     let answer = ctx.call(c"DLOCK.APPLY", Rules::SCRIPT, [key, b""]);
@@ -124,7 +124,7 @@ pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
             _ => Passage::Barred,
         },
     };
-    // The reply is freed before: what that calls back is the question's, too.
+    // The reply is freed first: callbacks from there belong to the probe, too.
     drop(answer);
     PROBING.store(false, Ordering::Relaxed);
     passage

@@ -1,4 +1,4 @@
-//! What the server is now: its role and whether it would accept a write, its clocks and the one timer, its slots in a cluster,
+//! The state of this server: its role and whether it would accept a write, its clocks and the one timer, its slots in a cluster,
 //! and how many locks it has.
 
 pub(crate) mod census;

@@ -1,5 +1,4 @@
-//! Slots of a cluster: which are this node's, which part of a key makes one, and names in the same slot, for questions and for
-//! connections that wait.
+//! Slots of a cluster: which are this node's, and names in the slot of a key, for probes and for blocked connections.
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::text::Text;
@@ -9,10 +8,10 @@ use dlock_engine::NameRef;
 use std::collections::HashMap;
 use uuid::Uuid;
 
-/// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on
-/// its way may be many, and each answer costs as much as a command.
+/// The server's answers about slots within one event, in which they cannot change: a migrating slot may have many locks, and each
+/// answer costs as much as a command.
 #[derive(Default)]
-pub(crate) struct Answers {
+pub(crate) struct SlotCache {
     accepted: HashMap<u16, bool>,
     own: Option<Own>,
 }
@@ -21,28 +20,28 @@ pub(crate) struct Answers {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Own {
     ranges: Vec<(u16, u16)>,
-    /// The highest epoch of any node. Whoever takes a slot over raises it, unless its own is the highest already.
+    /// The highest epoch of any node. A node that takes a slot over raises it, unless its own is the highest already.
     epoch: u64,
-    /// Those of them that are on their way to another node.
+    /// Those of them that are migrating to another node.
     leaving: Vec<u16>,
-    /// Those that are on their way here, and still another node's.
+    /// Those that are migrating here, and are still another node's.
     coming: Vec<u16>,
 }
 
-/// The slots in which somebody waits for a lock, or a hold is tied to a connection. It names a few more: a slot stays until a
-/// look finds it gone, or nobody waits and nothing is tied anywhere.
+/// The slots in which somebody waits for a lock, or a hold is tied to a connection, and a few more: a slot stays until a check
+/// finds that it has left, or nobody waits and nothing is tied anywhere.
 #[derive(Debug)]
 pub(crate) struct Awaited {
     slots: Vec<bool>,
-    // The highest epoch at the last look.
+    // The highest epoch at the last check.
     epoch: u64,
 }
 
-/// What a look at the node's slots has found.
+/// The awaited slots that have left the node.
 pub(crate) struct Left {
-    /// The awaited slots of which nothing can be here any more.
+    /// The awaited slots whose locks cannot be here any more.
     slots: Vec<bool>,
-    /// Whether a slot may have left and come back since the last look.
+    /// Whether a slot may have left and come back since the last check.
     pub returned: bool,
 }
 
@@ -62,7 +61,7 @@ impl Awaited {
         }
     }
 
-    /// Notes every slot: locks have come that no command here has named.
+    /// Notes every slot: locks have arrived that no command here has named.
     pub(crate) fn note_all(&mut self) {
         self.slots.fill(true);
     }
@@ -72,8 +71,8 @@ impl Awaited {
         self.slots.fill(false);
     }
 
-    /// Takes out the slots that have left this node. What matters is where a slot is now, not what was so at an earlier look: a
-    /// slot can come, be waited for and leave between two looks.
+    /// Takes out the slots that have left this node. Only where a slot is now counts, not an earlier check: a slot can arrive, be
+    /// waited for and leave between two checks.
     pub(crate) fn take_left(&mut self, own: &Own) -> Left {
         let mut left = self.slots.clone();
         let coming = own.coming.iter().map(|slot| (*slot, *slot));
@@ -105,8 +104,8 @@ impl Left {
     }
 }
 
-impl Answers {
-    /// Forgets them: another event begins.
+impl SlotCache {
+    /// Drops the answers: another event begins.
     pub(crate) fn forget(&mut self) {
         self.accepted.clear();
         self.own = None;
@@ -122,8 +121,8 @@ impl Answers {
         *self.accepted.entry(of(name.key)).or_insert_with(ask)
     }
 
-    /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the
-    /// slot is on its way to another node, or from one. In that case it accepts only who says ASKING.
+    /// Returns true if the server would accept a write of this key, which is here, though the queues of its slot must not move: the
+    /// slot is migrating. If it is migrating here, the server accepts only a client that has sent ASKING.
     pub(crate) fn can_write(&mut self, ctx: Ctx, name: NameRef) -> bool {
         match gate::write_of(ctx, name.key) {
             Passage::Open => true,
@@ -132,21 +131,21 @@ impl Answers {
         }
     }
 
-    /// Returns true if this node serves the key's slot, be it that the slot is on its way to another.
+    /// Returns true if this node serves the key's slot, even if the slot is migrating to another.
     pub(crate) fn served_here(&mut self, ctx: Ctx, key: &[u8]) -> bool {
         self.own(ctx).serves(key)
     }
 
-    /// Returns true if a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value
-    /// was carried over (`carried`). How servers do it (all of them are asked the same):
+    /// Returns true if a key that was removed has left with its slot: the slot is another node's by now, or is migrating there
+    /// and the value was serialized for that (`carried`). How servers do it (the same questions suit all of them):
     ///
     /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
     /// * a slot that another node has taken, everywhere: its keys are deleted when it is the other's;
     /// * the atomic moves of Valkey 9: the same;
     /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
-    ///   to be told of each); else all go at once, and no callback tells of any.
+    ///   to be told of each); else all go at once, without a callback.
     pub(crate) fn left_with_slot(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
-        // The usual key is in a slot that is here to stay, and that is the cheaper question.
+        // The usual key is in a slot that stays, and that is the cheaper question.
         if self.can_grant(ctx, name) {
             return false;
         }
@@ -154,14 +153,14 @@ impl Answers {
         !own.serves(name.key) || (carried && own.leaving.contains(&of(name.key)))
     }
 
-    /// The node's slots.
+    /// Returns the node's slots.
     pub(crate) fn own(&mut self, ctx: Ctx) -> &Own {
         self.own.get_or_insert_with(|| Own::ask(ctx))
     }
 }
 
 impl Own {
-    /// Asks the server. No answer is no reason to turn anybody away.
+    /// Asks the server. Without an answer all slots count as this node's.
     fn ask(ctx: Ctx) -> Own {
         let nodes = ctx.ask(c"CLUSTER", b"NODES");
         nodes.map_or_else(Own::all, |nodes| Own::read(&nodes))
@@ -176,7 +175,7 @@ impl Own {
         }
     }
 
-    /// Those of the node which calls itself `myself`: the ninth word on of its line, where brackets tell of slots under way.
+    /// Reads the slots of the node with the flag `myself`: from the ninth word of its line on, with migrating slots in brackets.
     fn read(nodes: &str) -> Own {
         let myself = |line: &&str| {
             let flags = line.split(' ').nth(2).unwrap_or_default();
@@ -219,8 +218,8 @@ impl Own {
 
 /// Returns true if the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
 pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
-    // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
-    // that is not there.
+    // In a slot that is migrating away the server still serves the keys that are left, but no others: so the probe names a key
+    // that does not exist.
     let key = probe_key_in_slot(name.key);
     gate::write_of(ctx, key.as_deref().unwrap_or(name.key)) == Passage::Open
 }
@@ -231,7 +230,7 @@ pub(crate) fn can_be_braced(key: &[u8]) -> bool {
     tag(key).is_none() && !key.contains(&b'}')
 }
 
-/// A name in the key's slot that nobody uses, if one can be made.
+/// Returns a name in the key's slot that nobody uses, if one can be made.
 pub(crate) fn probe_key_in_slot(key: &[u8]) -> Option<Vec<u8>> {
     let tag = match tag(key) {
         Some(tag) => tag,
@@ -242,7 +241,7 @@ pub(crate) fn probe_key_in_slot(key: &[u8]) -> Option<Vec<u8>> {
 }
 
 lazy_static::lazy_static! {
-    // Told to nobody: no command shows what keys connections are blocked on.
+    // No client can learn it: no command shows which keys connections are blocked on.
     static ref SECRET: Uuid = Uuid::new_v4();
 }
 

@@ -1,4 +1,4 @@
-//! One timer of the server, for the earliest thing that is due; and whether the server's event loop sleeps.
+//! The module's one timer, for the earliest deadline; and whether the server's event loop sleeps.
 
 use crate::ffi::callbacks::timer::{wake_the_loop, Timer, Work};
 use crate::ffi::ctx::Ctx;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Set from the event before the event loop sleeps until the one after.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if the event loop sleeps, or is about to: it works off the last of an iteration.
+/// Returns true if the event loop sleeps, or is finishing an iteration before it sleeps.
 pub(crate) fn asleep() -> bool {
     ASLEEP.load(Ordering::Relaxed)
 }
@@ -21,18 +21,18 @@ pub(crate) fn set_asleep(asleep: bool) {
     ASLEEP.store(asleep, Ordering::Relaxed);
 }
 
-/// The armed timer: its id, and when it goes off.
+/// The armed timer: its id, and when it fires.
 struct Armed {
     own: Option<Ctx<'static>>,
     timer: Option<(Timer, SteadyMs)>,
-    // What is called when it goes off.
+    // What it calls.
     event: Option<Work>,
-    // While that is worked off: the earliest time that it has asked for, if any. One timer is made for all.
+    // During that call: the earliest time that it has asked for, if any. One timer is made for all.
     asked: Option<Option<SteadyMs>>,
 }
 
 /// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
-/// at once for ever. Going off too early does no harm: the event sets the next.
+/// at once for ever. Firing too early does no harm: the event sets the next.
 const LONGEST_MS: Millis = 86_400_000;
 
 static ARMED: MainThread<Armed> = MainThread::new(Armed {
@@ -42,7 +42,7 @@ static ARMED: MainThread<Armed> = MainThread::new(Armed {
     asked: None,
 });
 
-/// Takes the context that timers are made in: one of the module's own, since callbacks may have none; and the module's event.
+/// Sets the context for timers, one of the module's own, since callbacks may have none; and the module's event.
 pub(crate) fn init(own: Ctx<'static>, event: Work) {
     if let Some(mut armed) = ARMED.borrow() {
         armed.own = Some(own);
@@ -50,7 +50,7 @@ pub(crate) fn init(own: Ctx<'static>, event: Work) {
     }
 }
 
-/// Sees to it that the module's event comes at `at` or earlier.
+/// Arms the timer so that the module's event comes at `at` or earlier.
 pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     let Some(mut armed) = ARMED.borrow() else {
         return;
@@ -68,18 +68,18 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     }
     let wait = at.since(now).min(LONGEST_MS);
     armed.timer = Some((Timer::start(own, wait, elapsed), at));
-    // The server has decided for how long it sleeps before it works off the last of an iteration: commands behind a wait that
-    // ended, and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
+    // The server computes how long it sleeps before it finishes an iteration: commands behind a wait that ended, and connections
+    // that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
     if servers::before_sleep_precedes_unblocking() && asleep() {
         wake_the_loop();
     }
 }
 
-/// How much later than armed the timer may go off before that is put down to a step of the wall clock.
+/// How late the timer may fire before that counts as a step of the wall clock.
 const LATE_MS: Millis = 20;
 
-/// Arms a timer anew that should have gone off: the server's timers follow the wall clock, and one that stepped back has put
-/// them off by as much. To be called now and then, not from the timer's own callback.
+/// Arms a timer anew that should have fired: the server's timers follow the wall clock, and a step back has delayed them by as
+/// much. Call it now and then, not from the timer's own callback.
 pub(crate) fn catch_up() {
     let now = clock::read().steady();
     let late = ARMED.borrow().and_then(|mut armed| {
@@ -93,7 +93,7 @@ pub(crate) fn catch_up() {
     }
 }
 
-/// Sees to it that the module's event comes as soon as the server is back in its loop.
+/// Arms the timer so that the module's event comes as soon as the server is back in its loop.
 pub(crate) fn soon() {
     let now = clock::read().steady();
     arm(now, now);

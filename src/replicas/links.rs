@@ -1,4 +1,4 @@
-//! The replicas that are connected to this server: how each has joined, whether its confirmation counts, what it has acknowledged.
+//! The replicas that are connected to this server: how each has joined, whether its confirmation counts, its acknowledged offset.
 
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, timer};
@@ -7,23 +7,23 @@ use dlock_commands::Replicas;
 use dlock_engine::{Millis, SteadyMs};
 use std::collections::BTreeSet;
 
-/// Returns true if replicas are to confirm answers.
+/// Returns true if replicas must confirm answers.
 pub(crate) fn on() -> bool {
     config::REPLICAS.amount() > 0
 }
 
-/// How many of so many replicas must confirm an answer: with the primary more than half of all servers hold it, and whoever is
-/// promoted needs as many.
+/// Returns how many of these replicas must confirm an answer: with the primary more than half of all servers hold it, and a
+/// promoted server needs as many.
 fn needed_of(replicas: u32) -> u32 {
     replicas.div_ceil(2)
 }
 
-/// How long a server that has lost its data waits.
+/// Returns how long a server that has lost its data waits.
 pub(super) fn quarantine() -> Millis {
     config::QUARANTINE_MS.amount() as Millis
 }
 
-/// A replica, as far as it is connected to this server.
+/// The connection of a replica.
 #[derive(Debug, Clone)]
 pub(super) struct Link {
     // Its address, as the server shows it.
@@ -31,61 +31,65 @@ pub(super) struct Link {
     online: bool,
     joined: Joined,
     pub(super) counts_from: SteadyMs,
-    // What it has acknowledged.
+    // The offset that it has acknowledged.
     pub(super) acknowledged: u64,
 }
 
 /// How a replica has joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Joined {
-    // It is online, and the server has not said yet by what.
+    // It is online, and it is not known yet by which resynchronisation.
     Unknown,
     Partial,
     Full,
 }
 
-/// All that is known of replicas.
+/// The replicas, and the confirmation state of this server.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     pub(super) links: Vec<Link>,
-    // How often the server was asked for a full resynchronisation, and granted a partial one, when it was last looked at.
+    // How often the server was asked for a full resynchronisation, and granted a partial one, at the last reading.
     pub(super) seen: Option<(u64, u64)>,
-    // Until when whoever joins counts as one that has joined by a full resynchronisation.
-    heeded_until: SteadyMs,
-    // What is to be told in the stream: that a full joining has begun, or that this primary was started.
-    pub(super) to_tell: bool,
+    // Until when a replica that joins counts as one that has joined by a full resynchronisation.
+    joins_count_full_until: SteadyMs,
+    // Whether the stream must carry the notice that a full resynchronisation has begun, or that this primary was started.
+    pub(super) notice_due: bool,
     // Since when this server has its data, and until when it confirms nothing because of that.
     pub(super) since: SteadyMs,
     pub(super) confirm_blackout_until: SteadyMs,
-    // How much of the stream there is.
+    // The offset of the stream.
     pub(super) offset: u64,
-    // From when on a replica counts at once if it is the only one: others may have confirmed something before.
+    // From when on the only replica counts at once: others may have confirmed something before.
     pub(super) single_replica_counts_from: SteadyMs,
-    // Up to where replicas were last asked to acknowledge it.
+    // The offset that replicas were last asked to acknowledge.
     pub(super) asked: u64,
     // `dlock.replicas`, when it was last read.
     pub(super) setting: usize,
 }
 
 impl Links {
-    pub(super) fn close(&mut self) {
+    /// Begins the time in which this server confirms nothing, counted from when it got its data.
+    pub(super) fn begin_blackout(&mut self) {
         self.confirm_blackout_until = self
             .confirm_blackout_until
             .max(self.since.after(quarantine()));
     }
 
-    pub(super) fn close_confirmations(&mut self, now: SteadyMs) {
-        self.heeded_until = self.heeded_until.max(now.after(quarantine()));
+    /// Notes that a replica joins by a full resynchronisation: those that join within the quarantine count late. A primary
+    /// announces it in the stream.
+    pub(super) fn on_full_sync(&mut self, now: SteadyMs) {
+        self.joins_count_full_until = self.joins_count_full_until.max(now.after(quarantine()));
         if gate::primary() {
-            self.to_tell = true;
+            self.notice_due = true;
             timer::soon();
         }
     }
 
+    /// Returns the replicas whose confirmation counts.
     pub(super) fn counting(&self, now: SteadyMs) -> impl Iterator<Item = &Link> + '_ {
         let alone = self.configured() == 1 && now >= self.single_replica_counts_from;
         let counts = move |link: &Link| link.online && (alone || link.counts_from <= now);
-        // A replica that has come again while its former connection is not closed yet confirms once.
+        // A replica that has reconnected while its former connection is still open confirms once.
         let last = |at: usize, link: &Link| {
             let mut later = self.links.iter().skip(at + 1);
             later.all(|later| later.at != link.at)
@@ -96,17 +100,18 @@ impl Links {
             .map(|(_, link)| link)
     }
 
-    /// How many replicas there are to be, or are if they are more.
+    /// Returns how many replicas are configured, or connected if they are more.
     pub(super) fn configured(&self) -> u32 {
         config::REPLICAS.amount().max(self.connected()) as u32
     }
 
-    /// How many are connected. One that has come again while its former connection is not closed yet is one.
+    /// Returns how many are connected. One that has reconnected while its former connection is still open counts once.
     pub(super) fn connected(&self) -> usize {
         let at: BTreeSet<&str> = self.links.iter().map(|link| &*link.at).collect();
         at.len()
     }
 
+    /// Returns the numbers for the policy and for INFO.
     pub(super) fn status(&self, now: SteadyMs) -> Replicas {
         let joined = |how| {
             let links = self.links.iter().filter(|link| link.joined == how);
@@ -124,12 +129,12 @@ impl Links {
             too_many: on() && self.connected() > config::REPLICAS.amount(),
             too_few: on() && gate::primary() && self.connected() < config::REPLICAS.amount(),
             closed_ms: self.confirm_blackout_until.since(now),
-            late_ms: self.heeded_until.since(now),
+            late_ms: self.joins_count_full_until.since(now),
             waiting: 0,
         }
     }
 
-    /// How many have come of which it is not known yet how.
+    /// Returns of how many it is not known yet how they have joined.
     pub(super) fn newcomers(&self) -> u64 {
         let unknown = self
             .links
@@ -138,28 +143,28 @@ impl Links {
         unknown.count() as u64
     }
 
-    /// Asks how many have joined and by what, and decides from when on those count that are new.
-    pub(super) fn look_at_joins(&mut self, ctx: Ctx, now: SteadyMs) {
+    /// Reads how many have joined by which resynchronisation, and decides from when on the new ones count.
+    pub(super) fn read_joins(&mut self, ctx: Ctx, now: SteadyMs) {
         let (mut fulls, mut partials) = (0, 0);
         ctx.server_fields(c"stats", |field| {
             let number = |name| field(name).and_then(|text| text.parse().ok()).unwrap_or(0);
             (fulls, partials) = (number(c"sync_full"), number(c"sync_partial_ok"));
         });
         let seen = self.seen.replace((fulls, partials));
-        // A counter that was reset by an operator is as one that has moved.
+        // A counter that an operator has reset counts as changed.
         let (had_fulls, had_partials) = seen.unwrap_or((0, 0));
         if fulls != had_fulls || partials < had_partials {
-            self.close_confirmations(now);
+            self.on_full_sync(now);
         }
         let joined = partials.checked_sub(had_partials);
-        let heeded = now < self.heeded_until;
-        // One that has left and come again since the last look is none of the newcomers.
+        let late = now < self.joins_count_full_until;
+        // One that has reconnected since the last reading is not among the newcomers.
         let hidden = joined.is_none_or(|joined| joined > self.newcomers());
         let by_less = joined.is_none_or(|joined| joined < self.newcomers());
-        let late = by_less && self.newcomers() > 0;
+        let unexplained = by_less && self.newcomers() > 0;
         for link in &mut self.links {
             if link.joined == Joined::Unknown {
-                link.joined = match heeded || by_less {
+                link.joined = match late || by_less {
                     true => Joined::Full,
                     false => Joined::Partial,
                 };
@@ -167,17 +172,17 @@ impl Links {
                     Joined::Partial => now,
                     _ => now.after(quarantine()),
                 };
-            } else if heeded && hidden && link.joined == Joined::Partial {
+            } else if late && hidden && link.joined == Joined::Partial {
                 (link.joined, link.counts_from) = (Joined::Full, now.after(quarantine()));
             }
         }
-        if late {
-            self.close_confirmations(now);
+        if unexplained {
+            self.on_full_sync(now);
         }
     }
 
-    /// Asks for the replicas that are connected.
-    pub(super) fn look_at_links(&mut self, ctx: Ctx, now: SteadyMs) {
+    /// Reads the replicas that are connected.
+    pub(super) fn read_links(&mut self, ctx: Ctx, now: SteadyMs) {
         let mut known = std::mem::take(&mut self.links);
         let (links, offset) = (&mut self.links, &mut self.offset);
         ctx.server_fields(c"replication", |field| {
@@ -219,13 +224,13 @@ impl Links {
             }
         }
         if full {
-            self.close_confirmations(now);
+            self.on_full_sync(now);
         }
     }
 }
 
 impl Link {
-    /// Of a line of INFO: `ip=…,port=…,state=…,offset=…,lag=…`.
+    /// Reads a line of INFO: `ip=…,port=…,state=…,offset=…,lag=…`.
     fn read(line: &str) -> Option<Link> {
         let field = |name: &str| {
             let mut fields = line.split(',');

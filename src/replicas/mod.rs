@@ -1,21 +1,21 @@
 //! Whose confirmation counts (`dlock.replicas`), and until when this server confirms nothing.
 //!
-//! The server tells a module when a replica comes or goes, and in INFO what each has acknowledged. How one has joined is seen
-//! so: one that needs everything (a *full* resynchronisation) is counted by the server when it asks for it, and is there for a
-//! while before it is `online`; one that needs the rest of the stream only (a *partial* one) is online at once. What cannot be told
-//! apart counts as full.
+//! The server reports when a replica connects or disconnects, and in INFO what each has acknowledged. How a replica has joined
+//! shows there, too: the server counts a request for everything (a *full* resynchronisation), and the replica is listed for a
+//! while before it is `online`; one that needs only the rest of the stream (a *partial* one) is online at once. A doubtful case
+//! counts as full.
 //!
-//! | what | from when on it counts |
+//! | the replica | from when on it counts |
 //! |---|---|
-//! | a replica that has joined by a partial resynchronisation | at once: it knows nothing that this server does not know |
+//! | one that has joined by a partial resynchronisation | at once: it has confirmed nothing that this server does not know |
 //! | one that has joined by a full one | `dlock.quarantine-ms` later: what it confirmed elsewhere, and forgot, has ended by then |
-//! | any that joins within that time after a full joining was told in the stream, here or by an earlier primary | the same |
-//! | any, where there is to be one replica only | at once: nobody else can have confirmed anything |
+//! | any that joins within that time after the stream has announced a full one, here or by an earlier primary | `dlock.quarantine-ms` later |
+//! | any replica, if `dlock.replicas` is 1 | at once: no other can have confirmed anything |
 //!
-//! A replica serves none itself: it refuses whoever asks for a resynchronisation ([`refuse_requests`]).
+//! A replica serves none itself: it refuses requests for a resynchronisation ([`refuse_requests`]).
 //!
-//! A server itself confirms nothing for that time after its start, and after it began to take over another's data. The reasons, and
-//! what gives two owners where one of these is left out, are in `docs/protocol.md`.
+//! A server itself confirms nothing for that time after its start, and after the begin of its own full resynchronisation. The
+//! reasons, and the cases of two owners without these rules, are in `docs/protocol.md`.
 
 mod links;
 mod report;
@@ -37,11 +37,11 @@ lazy_static::lazy_static! {
     static ref REPLICAS: MainThread<Links> = MainThread::new(Links::default());
 }
 
-/// Whether something may have changed since replicas were last looked at.
+/// Whether something may have changed since the replicas were last read.
 static CHANGED: AtomicBool = AtomicBool::new(true);
 
-/// Refuses to serve replicas, or leaves it to the server, by its role and `dlock.replicas`: whom a replica brings up to date may
-/// have confirmed for others what it forgets by that, and a replica can tell nobody.
+/// Refuses to serve replicas, or leaves it to the server, by its role and `dlock.replicas`. A server that resynchronises forgets
+/// what it has confirmed for others, and a replica can announce that to nobody.
 pub(crate) fn refuse_requests() {
     sync::refuse(on() && !gate::primary());
 }
@@ -52,17 +52,17 @@ pub(crate) fn on_refused() {
     changed();
 }
 
-/// This server begins with new data: it was started, or it takes over another's.
+/// Notes that this server begins with new data: it was started, or it resynchronises fully.
 pub(crate) fn begin() {
     let now = clock::read().steady();
     if let Some(mut replicas) = REPLICAS.borrow() {
         replicas.since = now;
-        replicas.close();
-        replicas.close_confirmations(now);
+        replicas.begin_blackout();
+        replicas.on_full_sync(now);
     }
 }
 
-/// Reads `dlock.replicas`. Nobody was looked at while none were to confirm anything: how they have joined is not known.
+/// Reads `dlock.replicas`. While it was 0 the replicas were not read, and how they have joined is not known.
 pub(crate) fn read_setting() {
     let now = clock::read().steady();
     if let Some(mut replicas) = REPLICAS.borrow() {
@@ -71,7 +71,7 @@ pub(crate) fn read_setting() {
             return;
         }
         if before == 0 {
-            replicas.close();
+            replicas.begin_blackout();
             replicas.links.clear();
             (replicas.seen, replicas.asked) = (None, 0);
         }
@@ -83,61 +83,63 @@ pub(crate) fn read_setting() {
     changed();
 }
 
-/// A replica has come or gone, a child was forked, or the role has changed: replicas are to be looked at.
+/// Notes that a replica has connected or disconnected, a child was forked, or the role has changed: the replicas must be read
+/// again.
 pub(crate) fn changed() {
     CHANGED.store(true, Ordering::Relaxed);
 }
 
-/// Returns true if they are.
+/// Returns true if the replicas must be read again.
 pub(crate) fn has_changed() -> bool {
     CHANGED.load(Ordering::Relaxed)
 }
 
-/// The primary has told that somebody joins by a full resynchronisation, or that it was started.
-pub(crate) fn close_confirmations() {
+/// Takes the primary's notice that a replica joins by a full resynchronisation, or that it was started.
+pub(crate) fn on_full_sync() {
     let now = clock::read().steady();
     if let Some(mut replicas) = REPLICAS.borrow() {
-        replicas.close_confirmations(now);
+        replicas.on_full_sync(now);
     }
 }
 
-/// Takes what is to be told in the stream.
-pub(crate) fn take_to_tell() -> bool {
+/// Returns true if the stream must carry a notice, and takes the notice out.
+pub(crate) fn take_notice() -> bool {
     let replicas = REPLICAS.borrow();
-    replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.to_tell))
+    replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.notice_due))
 }
 
-/// Returns true if something is to be told in the stream.
-pub(crate) fn has_to_tell() -> bool {
-    REPLICAS.borrow().is_some_and(|replicas| replicas.to_tell)
+/// Returns true if the stream must carry a notice.
+pub(crate) fn has_notice() -> bool {
+    REPLICAS
+        .borrow()
+        .is_some_and(|replicas| replicas.notice_due)
 }
 
-/// Until when this server confirms nothing, since it was started or has taken over another's data.
+/// Returns until when this server confirms nothing, after its start or its own full resynchronisation.
 pub(crate) fn confirm_blackout_until() -> SteadyMs {
     REPLICAS
         .borrow()
         .map_or(SteadyMs(0), |replicas| replicas.confirm_blackout_until)
 }
 
-/// What is known now.
+/// Returns the state of the replicas.
 pub(crate) fn status(now: SteadyMs) -> Replicas {
     REPLICAS
         .borrow()
         .map_or(Replicas::default(), |replicas| replicas.status(now))
 }
 
-/// Asks the server for its replicas: no module is asked for these sections of INFO. To be called where the effects of what was
-/// decided are in the stream. Returns true if this server follows another and has replicas, from when it was a primary: their
-/// links are to be ended.
-pub(crate) fn look(ctx: Ctx, now: SteadyMs) -> bool {
+/// Reads the replicas from INFO, from sections that call no module. Call it where the effects of all decisions are in the stream.
+/// Returns true if this server is a replica and has replicas from its time as a primary, whose links must be closed.
+pub(crate) fn refresh(ctx: Ctx, now: SteadyMs) -> bool {
     let changed = CHANGED.swap(false, Ordering::Relaxed);
     let Some(mut replicas) = REPLICAS.borrow() else {
         return false;
     };
-    replicas.look_at_links(ctx, now);
-    // What was counted before a promotion is not counted after it.
+    replicas.read_links(ctx, now);
+    // The counts before a promotion say nothing about the time after it.
     if changed || gate::primary() && replicas.newcomers() > 0 {
-        replicas.look_at_joins(ctx, now);
+        replicas.read_joins(ctx, now);
     }
     if gate::primary() {
         return false;
@@ -146,7 +148,7 @@ pub(crate) fn look(ctx: Ctx, now: SteadyMs) -> bool {
     !std::mem::take(&mut replicas.links).is_empty()
 }
 
-/// Reports in the log what has changed of how many replicas are connected, and what was refused to others.
+/// Logs changes of the number of connected replicas, and refused requests.
 pub(crate) fn report(now: SteadyMs) {
     let connected = REPLICAS.borrow().map(|replicas| replicas.connected());
     if let Some(connected) = connected {
@@ -161,7 +163,7 @@ pub(crate) fn next_to_count(now: SteadyMs) -> Option<SteadyMs> {
     later.filter(|at| *at > now).min()
 }
 
-/// How much of the stream there is.
+/// Returns the offset of the stream.
 pub(crate) fn offset() -> u64 {
     REPLICAS.borrow().map_or(0, |replicas| replicas.offset)
 }
@@ -180,7 +182,7 @@ pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
     at.and_then(|at| acknowledged.get(at).copied()).unwrap_or(0)
 }
 
-/// How many replicas have acknowledged so much of the stream, of those whose confirmation counts.
+/// Returns how many counting replicas have acknowledged this offset.
 pub(crate) fn have_acknowledged(offset: u64, now: SteadyMs) -> u32 {
     let replicas = REPLICAS.borrow();
     replicas.map_or(0, |replicas| {
@@ -189,8 +191,8 @@ pub(crate) fn have_acknowledged(offset: u64, now: SteadyMs) -> u32 {
     })
 }
 
-/// Notes that replicas are asked to acknowledge the stream as it is, of which they have acknowledged so much and `most` is needed.
-/// Returns false if that is not to be done: they were asked already, or have not answered what they were asked last. One question
+/// Decides whether to ask the replicas for an acknowledgement, and notes it. They have acknowledged the offset `acknowledged`,
+/// and `most` is needed. Returns false if they were asked for that already, or have not answered the last question: one question
 /// at a time, since each is a write for replicas and save points.
 pub(crate) fn ask(acknowledged: u64, most: u64) -> bool {
     let Some(mut replicas) = REPLICAS.borrow() else {
@@ -203,11 +205,11 @@ pub(crate) fn ask(acknowledged: u64, most: u64) -> bool {
     true
 }
 
-/// What a replica has to say before its process ends.
+/// The last words of a replica in the log.
 const CANNOT_FOLLOW: &str =
     "dlock ends the server: it cannot apply what its primary says, and with dlock.replicas it must not confirm what it does not keep";
 
-/// A replica cannot apply the stream: the server would go on to confirm it. So its process ends, if it may be counted.
+/// Ends the process of a replica that cannot apply the stream, if its confirmation may count: the server would go on to confirm it.
 pub(crate) fn abort_diverged_replica() {
     if on() && !gate::primary() {
         log::warning(CANNOT_FOLLOW);

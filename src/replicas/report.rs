@@ -1,4 +1,4 @@
-//! What the log says of replicas: that there are more or fewer than are configured, and that others were refused.
+//! Log lines about replicas: more or fewer are connected than configured, and others were refused.
 
 use super::links::on;
 use crate::ffi::log;
@@ -8,19 +8,19 @@ use crate::settings::config;
 use dlock_engine::{Millis, SteadyMs};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests for a resynchronisation that were refused, and links that were ended, since the log last said so.
+/// Requests for a resynchronisation that were refused, and links that were closed, since the last log line about them.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Counts a request for a resynchronisation that was refused, or a link that was ended.
+/// Counts a request for a resynchronisation that was refused, or a link that was closed.
 pub(super) fn count_refused() {
     REFUSED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What was reported, and when more may be.
+/// The last reports, and when the next ones may follow.
 struct Report {
-    // How many are connected, beside how many are configured.
+    // The number of connected replicas, compared with the configured one.
     count: Count,
-    // When the next line of the log may say that this server serves no replicas.
+    // When the next line about refused requests may follow.
     refusals: Backoff,
 }
 
@@ -29,7 +29,7 @@ static REPORT: MainThread<Report> = MainThread::new(Report {
     refusals: Backoff::NEW,
 });
 
-/// Reports in the log what has changed of how many replicas are connected, and what was refused to others.
+/// Logs changes of the number of connected replicas, and refused requests.
 pub(super) fn report(connected: usize, now: SteadyMs) {
     let Some(mut report) = REPORT.borrow() else {
         return;
@@ -45,22 +45,22 @@ pub(super) fn report(connected: usize, now: SteadyMs) {
     report.report_count(connected, now);
 }
 
-/// How many replicas are connected to a primary, beside `dlock.replicas`.
+/// The number of replicas that are connected to a primary, compared with `dlock.replicas`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Count {
     AsConfigured,
     // More; the log has said so.
     More,
-    // Fewer, since then.
+    // Fewer, since this time.
     Fewer(SteadyMs),
     // Fewer, and the log has said so.
     FewerReported,
 }
 
-/// Fewer replicas than are configured are reported when it has been so for this long: after a failover they come one by one.
+/// How long fewer replicas must be connected before that is logged: after a failover they come one by one.
 const FEWER_MS: Millis = 5_000;
 
-/// When something that happens again and again is reported: at once, a second later, and after twice as long each time, up to a
+/// Limits log lines about a repeated event: one at once, one a second later, and then after twice as long each time, up to a
 /// minute. After a minute of silence it begins anew.
 #[derive(Debug)]
 struct Backoff {
@@ -92,7 +92,7 @@ impl Backoff {
 }
 
 impl Report {
-    /// Reports more or fewer replicas than are configured, once while it is so, and the end of it.
+    /// Logs more or fewer replicas than configured, once as long as it lasts, and the end of it.
     fn report_count(&mut self, connected: usize, now: SteadyMs) {
         let configured = config::REPLICAS.amount();
         let before = self.count;

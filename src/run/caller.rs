@@ -1,4 +1,4 @@
-//! Who calls, as the commands see it.
+//! The caller of a command.
 
 use crate::callbacks::events;
 use crate::ffi::ctx::Ctx;
@@ -11,7 +11,7 @@ use crate::tell::{blocking, confirm};
 use dlock_commands::{Caller, Census, MayWait, Replicas};
 use redis_module::raw;
 
-/// The caller of a command: its context.
+/// The caller of a command, by its context.
 pub(super) struct Client<'event>(pub Ctx<'event>);
 
 impl Caller for Client<'_> {
@@ -84,7 +84,7 @@ impl Caller for Client<'_> {
     }
 }
 
-/// What there is now.
+/// Returns the numbers that the engine does not have.
 pub(super) fn census() -> Census {
     Census {
         locks: census::locks(),

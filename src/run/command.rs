@@ -23,11 +23,11 @@ use dlock_engine::{NameRef, Now, Refusal, RequestId};
 use redis_module::raw;
 use std::ffi::c_int;
 
-/// Words after its name that a command may have without a list being made for them: key, owner, lease and `AUTO ms` are all that
-/// most have.
+/// The most words after its name that a command may have without a list on the heap. Most commands have key, owner, lease and
+/// `AUTO ms` at most.
 const FEW_WORDS: usize = 5;
 
-/// The commands of the table.
+/// Runs the commands of the table.
 pub(super) struct Commands;
 
 impl Handler for Commands {
@@ -76,7 +76,7 @@ impl Handler for Commands {
         };
         let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
             let decides = matches!(spec.access, Access::Write | Access::Connection);
-            if decides && state.engine.has_unheard() {
+            if decides && state.engine.has_undelivered() {
                 state.give_back(now);
             }
             let caller = Client(ctx);
@@ -113,9 +113,9 @@ impl Handler for Commands {
     }
 }
 
-/// Settles, before a command that only looks, what the module's own event would settle in a moment: a client that knows of the end of
-/// a connection finds neither its place nor its session's hold, and a lock whose lease has ended belongs to the next in the queue. A
-/// script sees what was there when it began.
+/// Settles, before a read-only command, what the module's own event would settle in a moment: a client that knows of the end of a
+/// connection finds neither its place nor its session's hold, and a lock whose lease has ended belongs to the next in the queue. A
+/// script sees the state from its beginning.
 fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     let db = ctx.selected();
     let name = key.map(|key| NameRef { db, key });
@@ -131,7 +131,7 @@ fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     });
 }
 
-/// Does what is left to do for a command once its event has been worked off.
+/// Does the rest of a command after its event.
 #[cold]
 fn go_on(ctx: Ctx, argv: &[Str], next: Next) {
     match next {
@@ -141,7 +141,7 @@ fn go_on(ctx: Ctx, argv: &[Str], next: Next) {
     }
 }
 
-/// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
+/// Stops the queues of a command's keys in a slot that is migrating away: the lock's next holder is found at the other node.
 #[cold]
 fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]]) {
     let changed = match spec.access {
@@ -157,26 +157,26 @@ fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]
 }
 
 /// A request that has to wait.
-struct Wait<'w> {
+struct WaitingRequest<'w> {
     id: RequestId,
     // Its first key, if it has any.
     key: Option<&'w [u8]>,
-    // The owner, where the server named it.
+    // The owner, if the server named it.
     named: Option<String>,
 }
 
-/// What is left to do for a command once its event has been worked off.
+/// The rest of a command after its event.
 enum Next {
     /// Nothing: it is answered, or its connection waits.
     Done,
-    /// To run the command that it guards.
+    /// Run the command that it guards.
     Run,
-    /// To make the page that it asks for.
+    /// Make the page that it asks for.
     List(Box<Listing>),
 }
 
 impl State {
-    /// Gives back what nobody has heard of: a command that decides finds the locks as if it had not been granted.
+    /// Gives back undelivered holds: a command that may change locks finds them as if they had not been granted.
     #[cold]
     fn give_back(&mut self, now: Now) {
         if gate::primary() {
@@ -184,7 +184,7 @@ impl State {
         }
     }
 
-    /// Notes the slots of a command's keys that are waited for now, or whose holds it may have tied to its connection.
+    /// Notes the slots of a command's keys that somebody waits for now, or whose holds the command may have tied.
     #[cold]
     fn note_slots(&mut self, spec: &Spec, words: &[&[u8]]) {
         if self.engine.is_idle() {
@@ -202,7 +202,7 @@ impl State {
         }
     }
 
-    /// Returns an unusual answer to a command, or has its connection wait for one.
+    /// Writes an unusual reply to a command, or blocks its connection; returns the rest.
     #[cold]
     fn finish(
         &mut self,
@@ -216,13 +216,13 @@ impl State {
             Ok(Reply::Run) => return Next::Run,
             Ok(Reply::List(listing)) => return Next::List(listing),
             Ok(Reply::FullSyncNotice) => {
-                replicas::close_confirmations();
+                replicas::on_full_sync();
                 reply::pass(ctx);
             }
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
                 let key = words.get(keys.start).copied();
-                let wait = Wait { id, key, named };
+                let wait = WaitingRequest { id, key, named };
                 self.block(ctx, wait, now);
             }
             answer => {
@@ -242,25 +242,26 @@ impl State {
         Next::Done
     }
 
-    /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    fn block(&mut self, ctx: Ctx, wait: Wait, now: Now) {
-        let Wait { id, key, named } = wait;
+    /// Blocks the calling connection until its request is answered, or answers it if the server does not block it.
+    fn block(&mut self, ctx: Ctx, wait: WaitingRequest, now: Now) {
+        let WaitingRequest { id, key, named } = wait;
         self.keys.restore_db();
         let key = key.map(|key| slots::blocking_key(key, self.keys.in_cluster()));
-        // Only that tells of the end of a connection whose grant is written.
+        // The only report of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, key.as_ref(), id, named) {
-            // The server has another reason than those that `may_wait` knows of.
+            // The server has a reason that `may_wait` does not know.
             self.engine.abandon(&mut self.keys, now, id);
             reply::refuse(ctx, Error::MayNotWait);
         }
     }
 }
 
-/// A decision of a primary, or in the AOF. Passing it over would leave this server with other locks than those it follows, and
-/// its own files would keep the difference. A server that ends instead resumes at this very decision once it has been updated.
+/// Reports an effect in a newer format, of a primary or in the AOF, and ends the process. Ignoring the effect would leave this
+/// server with other locks than its primary's, and its own files would keep the difference. A server that ends resumes at this
+/// very effect once it has been updated.
 ///
-/// A server that decides itself gets such decisions with a slot that moves here from a newer one; it only refuses them.
+/// A primary gets such effects with a slot that moves here from a newer node; it only refuses them.
 fn report_newer_effect(ctx: Ctx, refusal: &Refusal) {
     log::warning(&refusal.to_string());
     if ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {

@@ -1,5 +1,5 @@
-//! Looking what replicas have confirmed, and telling what waits for that (`dlock.replicas`): one look and one question to the
-//! replicas for all answers of a turn of the event loop.
+//! Reading what replicas have confirmed, and sending the answers that wait for that (`dlock.replicas`): one reading and one
+//! question to the replicas for all answers of an iteration of the event loop.
 
 use super::enter;
 use super::keyspace::{Mode, Origin};
@@ -14,21 +14,21 @@ use crate::settings::config;
 use crate::tell::confirm::{self, PendingReply};
 use dlock_engine::{broken, NoAck, Now, Outcome, Refusal, SteadyMs};
 
-/// The event loop is about to sleep: the effects of all that was decided are in the stream.
-pub(super) fn look(ctx: Ctx) {
+/// Sends the answers that replicas have confirmed. Called before the event loop sleeps: the effects of all decisions are in the
+/// stream.
+pub(super) fn check_pending(ctx: Ctx) {
     let waiting = confirm::waiting() > 0;
     if poisoned() || !(waiting || replicas::has_changed()) {
         return;
     }
     let now = clock::read();
     let steady = now.steady();
-    if replicas::look(ctx, steady) {
-        // Replicas from the time as a primary. The server writes to its clients after this hook, so nothing more leaves by their
-        // links.
+    if replicas::refresh(ctx, steady) {
+        // Replicas from the time as a primary. The server writes to its clients after this hook, so their links carry nothing more.
         replicas::on_refused();
         drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
     }
-    heed_replicas(steady);
+    apply_replica_counts(steady);
     replicas::report(steady);
     if !waiting || !gate::primary() {
         return;
@@ -40,7 +40,7 @@ pub(super) fn look(ctx: Ctx) {
     };
     let confirmed = confirm::take_confirmed(acknowledged);
     let most = confirm::most_needed();
-    // What reaches replicas while the server is paused brings it down.
+    // A write to replicas while the server is paused would crash it.
     if most.is_some_and(|most| !server::must_hold_back() && replicas::ask(acknowledged, most)) {
         ctx.ask_replicas();
     }
@@ -51,14 +51,14 @@ pub(super) fn look(ctx: Ctx) {
                 .for_each(|held| state.confirmed(held, now));
         });
         if told.is_none() {
-            broken!("nothing is worked off while the event loop is about to sleep");
+            broken!("no event runs while the event loop is about to sleep");
         }
     }
 }
 
-/// Has the settings read anew where other numbers of replicas are needed, or count, than the engine goes by. When that may change
-/// next by itself the module's event comes.
-pub(super) fn heed_replicas(now: SteadyMs) {
+/// Renews the engine's policy if other numbers of replicas are needed, or count, than it has. Arms the timer for when another
+/// replica begins to count.
+pub(super) fn apply_replica_counts(now: SteadyMs) {
     let Some(state) = STATE.try_borrow_mut() else {
         return;
     };
@@ -87,23 +87,23 @@ impl State {
         engine.confirmed(promises, took_us);
         let mut output = held.output;
         output.pending.confirmed = true;
-        if let Outcome::Keeps { client, first_end } = output.outcome {
-            // What was renewed since is not confirmed.
-            let mut kept = engine.kept(now, client);
+        if let Outcome::KeepPending { client, first_end } = output.outcome {
+            // Renewals since then are not confirmed.
+            let mut kept = engine.keep_reply(now, client);
             kept.first_end = kept.first_end.min(first_end.or(kept.first_end));
-            output.outcome = Outcome::Kept(kept);
+            output.outcome = Outcome::KeepReply(kept);
         }
-        engine.put_out(output);
+        engine.push_output(output);
     }
 
     /// Refuses an answer that was not confirmed in time.
     fn not_confirmed(&mut self, held: PendingReply, why: NoAck) {
         let (output, pending) = held.tell(Outcome::Refused(Refusal::NoAck(why)));
         self.engine.not_confirmed(pending.promises);
-        self.engine.put_out(output);
+        self.engine.push_output(output);
     }
 
-    /// The time of these answers is up.
+    /// Refuses the answers whose time is up.
     pub(super) fn time_out_unconfirmed(&mut self, now: Now) {
         for held in confirm::take_overdue(now.steady()) {
             let late = confirm::too_late(held.needs, now.steady());
@@ -111,11 +111,11 @@ impl State {
         }
     }
 
-    /// Refuses the answers that wait for a confirmation by a channel: the server decides no longer.
+    /// Publishes `moved` for the answers by a channel that wait for a confirmation: the server was demoted.
     pub(super) fn abandon_unconfirmed(&mut self) {
         for held in confirm::take_published() {
             let (output, _) = held.tell(Outcome::Moved);
-            self.engine.put_out(output);
+            self.engine.push_output(output);
         }
     }
 }

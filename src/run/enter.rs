@@ -1,15 +1,15 @@
-//! The one way in for whatever happens. [`run`] takes the state once, reads the clock once, hands the inbox to the
-//! engine, lets it decide, and then performs what was decided, in this order:
+//! The one way in for commands and events. [`run`] takes the state once, passes the inbox to the engine, lets it decide, and then
+//! performs the outputs, in this order:
 //!
-//! 1. write the keys and replicate, lock by lock (`keyspace::write`): nobody may be told of what is not yet so;
+//! 1. write the keys and replicate, lock by lock (`keyspace::write`): no client may learn of a change that has not happened yet;
 //! 2. arm the timer for what is due next, while the state is still here to ask;
-//! 3. with no borrow of the state held any more, answer the waiters (`blocking`): the server may call back from within. What
-//!    replicas are to confirm first is held back (`confirm`), and comes here again;
-//! 4. tell observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`;
-//! 5. publish to those who wait by a channel (`reply`): last, since whoever hears it may rely on all of that.
+//! 3. with no borrow of the state held, answer the waiters (`blocking`): the server may call back from within. Answers that
+//!    replicas must confirm are held back (`confirm`), and come here again;
+//! 4. notify observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`;
+//! 5. publish to those who wait by a channel (`reply`): last, since a subscriber may rely on all of that.
 //!
-//! What the engine puts out comes from two places: the entries of the keys that were opened (1 and 4), and its outbox (3 and
-//! 5). `engine/src/outbox.rs` says why these are two.
+//! The engine's outputs are in two places: the entries of the opened keys (1 and 4), and its outbox (3 and 5).
+//! `engine/src/outbox.rs` has the reason.
 
 use super::keyspace::{Mode, Origin};
 use super::state::{State, STATE};
@@ -20,11 +20,10 @@ use crate::tell::{blocking, observers, reply};
 use dlock_engine::Now;
 use std::cell::RefMut;
 
-/// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
-/// nobody).
+/// How long to wait before asking again whether changes are possible: the server does not report the begin or end of a pause.
 pub(super) const RETRY_MS: u64 = 10;
 
-/// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is borrowed already.
+/// Runs an event or a command: takes the state, lets `work` decide, performs the outputs. None if the state is borrowed already.
 pub(super) fn run<T>(
     ctx: Ctx,
     mode: Mode,
@@ -40,8 +39,7 @@ pub(super) fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
-    // A key that the event has opened may have been removed by that, since its time was over: this ended what stood there before
-    // what the event has put there began, and its message comes first (see `notifications`).
+    // Opening an expired key deletes it; that deletion is reported before what this event did (see `Notifications`).
     while inbox::has_something() {
         state.read_inbox(now);
     }
@@ -49,7 +47,7 @@ pub(super) fn run<T>(
     Some(result)
 }
 
-/// Does what was decided, in the one order in which that is done (the top of this file says why).
+/// Performs the outputs, in the one order (see the top of this file).
 #[inline(always)]
 fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
@@ -96,7 +94,7 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
 }
 
 impl State {
-    /// Sees to it that the module's event comes when something is due.
+    /// Arms the timer for what is due next.
     fn arm(&mut self, now: Now) {
         if !self.engine.is_idle() {
             self.arm_timer(now);

@@ -1,6 +1,6 @@
-//! The module's own event: time has come, or a callback has left something in the inbox.
+//! The module's own event: something is due, or a callback has posted a notice.
 
-use super::confirm::heed_replicas;
+use super::confirm::apply_replica_counts;
 use super::enter::{self, RETRY_MS};
 use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
@@ -17,22 +17,22 @@ use dlock_engine::Now;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long one step of the look over what is waited for or tied takes, and how long after it the next one comes: less than 5 ms
-/// of a second, however many names and ties there are.
-const LOOK: Duration = Duration::from_micros(75);
-const LOOK_MS: u64 = 25;
+/// How long one step of the scan takes, and how long after it the next one comes: less than 5 ms of a second, however many names
+/// and ties there are.
+const SCAN_STEP: Duration = Duration::from_micros(75);
+const SCAN_PAUSE_MS: u64 = 25;
 
-/// Names and ties that are looked at between two looks at the clock.
-const LOOKED_AT_ONCE: usize = 16;
+/// Names and ties that are scanned between two readings of the clock.
+const SCANNED_AT_ONCE: usize = 16;
 
-/// How often the module checks what nothing tells it of: a step of the clock, the end of the last replica.
-const HEARTBEAT_MS: u64 = 1000;
+/// How often the module checks what no callback reports: a step of the clock, the end of the last replica.
+const CHECK_MS: u64 = 1000;
 
-/// How often a node of a cluster asks which slots are its own, while somebody waits or is tied to a hold: not every way in which
-/// a slot leaves does anything to the keys that are waited for, and a waiter by a channel is to be told within a second.
+/// How often a node of a cluster asks which slots are its own, while somebody waits or a hold is tied: a slot can leave without a
+/// change of the awaited keys, and a waiter by a channel learns of it within a second.
 const SLOTS: Duration = Duration::from_millis(500);
 
-/// The module's own event: time has come, or a callback has left something in the inbox.
+/// Handles the module's own event.
 pub(super) fn event(ctx: Ctx) {
     if poisoned() {
         return;
@@ -41,29 +41,29 @@ pub(super) fn event(ctx: Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     if replicas::on() {
-        look_after_replicas(ctx);
+        update_replicas(ctx);
     }
     let (began, used) = (Instant::now(), latency::processor_time());
     enter::run(ctx, mode, Origin::Event, clock::read(), |state, now| {
-        // A lease or a wait whose time came while the server was busy: the next in the queue had to wait for that.
+        // A lease or a wait that ended while the server was busy: the next in the queue had to wait longer.
         let late = state.engine.overdue(now);
         if late > 0 {
             latency::sample(c"dlock-late", Duration::from_millis(late));
         }
         let due = state.engine.tick(now);
         state.time_out_unconfirmed(now);
-        let beats = now.steady() >= state.heartbeat;
+        let beats = now.steady() >= state.next_check;
         if beats {
-            state.heartbeat = now.steady().after(HEARTBEAT_MS);
+            state.next_check = now.steady().after(CHECK_MS);
             if state.steps.observe(now) {
                 state.engine.count_clock_step();
             }
             replicate::refresh(ctx);
             state.watch_clock_lead();
-            subscribers::heartbeat(ctx);
-            state.engine.begin_look();
+            subscribers::refresh(ctx);
+            state.engine.begin_scan();
         }
-        timer::arm(state.heartbeat, now.steady());
+        timer::arm(state.next_check, now.steady());
         if state.keys.in_cluster() {
             if state.slots_seen.is_none_or(|seen| seen + SLOTS <= began) {
                 state.slots_seen = Some(began);
@@ -72,10 +72,10 @@ pub(super) fn event(ctx: Ctx) {
             let next = now.steady().after(SLOTS.as_millis() as u64);
             timer::arm(next, now.steady());
         }
-        if open && now.steady() >= state.next_look {
-            state.next_look = now.steady().after(LOOK_MS);
-            if state.look(now) {
-                timer::arm(state.next_look, now.steady());
+        if open && now.steady() >= state.next_scan {
+            state.next_scan = now.steady().after(SCAN_PAUSE_MS);
+            if state.scan(now) {
+                timer::arm(state.next_scan, now.steady());
             }
         }
         let left = open
@@ -86,36 +86,36 @@ pub(super) fn event(ctx: Ctx) {
             RESTORED.store(0, Ordering::Relaxed);
         }
         let follows = state.follow_dirty(now);
-        let buried = data_type::free_step();
-        if due || left || follows || buried {
+        let frees = data_type::free_step();
+        if due || left || follows || frees {
             timer::arm(now.steady(), now.steady());
         }
     });
     if let Some(deadline) = confirm::next_deadline() {
         timer::arm(deadline, clock::read().steady());
     }
-    // Commands have their own samples; what the module does by itself nobody else could tell of.
+    // The server samples commands; only the module can sample its own event.
     latency::sample_since(c"dlock-event", used);
 }
 
-/// What is to be told to replicas, and noticed of them by itself.
-fn look_after_replicas(ctx: Ctx) {
+/// Announces a full resynchronisation to the replicas, and follows the number of those that count.
+fn update_replicas(ctx: Ctx) {
     let now = clock::read().steady();
-    heed_replicas(now);
-    // Also while the server would refuse a write, for want of replicas or because its disk fails.
+    apply_replica_counts(now);
+    // Also while the server would refuse a write, for lack of replicas or because its disk fails.
     let may_tell = gate::primary() && !server::must_hold_back();
-    if may_tell && replicas::take_to_tell() {
+    if may_tell && replicas::take_notice() {
         ctx.tell_replicas(c"DLOCK.HEED");
-    } else if replicas::has_to_tell() && gate::primary() {
+    } else if replicas::has_notice() && gate::primary() {
         timer::arm(now.after(RETRY_MS), now);
     }
 }
 
-/// A clock that is further ahead than this of its primary's ends leases too early if this server takes over.
+/// The lead of this server's clock over its primary's from which on the log warns: after a promotion it ends leases too early.
 const LEAD_MS: u64 = 50;
 
 impl State {
-    /// Warns, once while it is so, of a clock that is too far ahead of the primary's.
+    /// Warns, once as long as it lasts, of a clock that is too far ahead of the primary's.
     fn watch_clock_lead(&mut self) {
         let lead = match gate::primary() {
             true => 0,
@@ -131,11 +131,11 @@ impl State {
         self.clock_leads = leads;
     }
 
-    /// Goes on with the look over what is waited for or tied. Returns true if something is left.
-    fn look(&mut self, now: Now) -> bool {
+    /// Runs one step of the scan. Returns true if something is left.
+    fn scan(&mut self, now: Now) -> bool {
         let begun = Instant::now();
-        while self.engine.look(&mut self.keys, now, LOOKED_AT_ONCE) {
-            if begun.elapsed() > LOOK {
+        while self.engine.scan_step(&mut self.keys, now, SCANNED_AT_ONCE) {
+            if begun.elapsed() > SCAN_STEP {
                 return true;
             }
         }

@@ -1,4 +1,4 @@
-//! `DLOCK.GUARD`'s other half: the command that a live holder may run.
+//! The inner command of `DLOCK.GUARD`, which runs while the hold is alive.
 //!
 //! The server itself checks what concerns keys, since the command hands out the inner command's keys as its own
 //! (`give_keys`): the caller's key permissions, and that all of them are in the lock's slot. What concerns the inner
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const INNER: usize = 3;
 
 lazy_static::lazy_static! {
-    // By name in lower case: the server answers at some length.
+    // By name in lower case: the server's answer is long.
     static ref KNOWN: MainThread<HashMap<Vec<u8>, Inner>> = MainThread::new(HashMap::new());
 }
 
@@ -70,7 +70,7 @@ fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
         return Err(Error::Unguarded(escaped(name, 64)));
     }
     if !inner.takes(argv.len()) {
-        // Unknown, or with too many or too few words: the server's own answer is the best.
+        // Unknown, or with a wrong number of words: the server's own error is the best.
         return Ok(());
     }
     let user = User::calling(ctx).ok_or(Error::NoUser)?;
@@ -80,12 +80,12 @@ fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     }
 }
 
-/// Commands that are never run, whatever the server says of them.
+/// Returns true for commands that `DLOCK.GUARD` never runs, whatever COMMAND INFO says of them.
 fn is_refused(lower: &[u8]) -> bool {
     lower.starts_with(b"dlock.") || lower == b"select" || servers::WAITS_UNFLAGGED.contains(&lower)
 }
 
-/// What has to be known of an inner command.
+/// The properties of an inner command.
 #[derive(Debug, Clone, Copy, Default)]
 struct Inner {
     // As the server counts it: the name included, negative for "at least"; 0: there is no such command.
@@ -109,7 +109,7 @@ fn inner(ctx: Ctx, lower: &[u8]) -> Inner {
         return known;
     }
     let asked = ask(ctx, lower);
-    // A command that is not there may come with another module.
+    // An unknown command may come with another module later.
     let known = KNOWN.borrow().filter(|known| known.len() < REMEMBERED);
     if let Some(mut known) = known.filter(|_| asked.arity != 0) {
         known.insert(lower.to_vec(), asked);

@@ -1,4 +1,4 @@
-//! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
+//! The server's keyspace for the engine: locks, opened on first use, written back at the end of the event.
 
 // The places of open keys are given by `open` and `find` alone. A look-up that could fail would cost every command.
 #![allow(clippy::indexing_slicing)]
@@ -20,48 +20,48 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{self, NonNull};
 
-/// Keys that are told apart by looking through all of them: most events open one or two. From there on they are found by their
-/// hashes, or an event with many would compare each with all others.
+/// The most open keys that are searched one by one: most events open one or two. More of them are found by their hashes, or an
+/// event with many would compare each with all others.
 const FEW: usize = 16;
 
 /// Room that the hashes of open keys keep from one event to the next.
 const KEPT_HASHES: usize = 4096;
 
-/// What an event may do to keys.
+/// The access of an event to keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Read them: nothing is opened for writing, so nothing expires or is deleted by it.
+    /// It reads them: nothing is opened for writing, so nothing expires or is deleted.
     Read,
-    /// Change them.
+    /// It changes them.
     Write,
 }
 
-/// Where an event comes from.
+/// The origin of an event.
 #[derive(Clone, Copy)]
 pub(super) enum Origin<'a> {
     /// The module itself, or the server.
     Event,
-    /// A command, and its first word, if it has one: mostly the key. A key of the same bytes spares making a string.
+    /// A command, and its first word, if it has one: mostly the key, whose string can be used to open it.
     Command(Option<(Str<'a>, &'a [u8])>),
 }
 
 /// The keys that an event has opened. One value serves all events, since its buffers are reused.
 pub(super) struct OpenKeys {
-    // Of the event that is worked off.
+    // The context of the event.
     ctx: Ctx<'static>,
     mode: Mode,
     // The database of the context when the event began, and the one it works in now.
     home: u32,
     selected: u32,
-    // The server's own string of the key that a command names, and its bytes: spares making one.
+    // The server's own string of a command's first word, and its bytes.
     named: Option<(Str<'static>, *const [u8])>,
     open: Vec<Open>,
     used: usize,
-    // Where those that are open stand, by the hashes of their names, once they are more than a few.
+    // Their positions by the hashes of their names, once they are more than a few.
     by_hash: HashMap<u64, usize>,
     hash: RandomState,
     cluster: bool,
-    slots: slots::Answers,
+    slots: slots::SlotCache,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
 }
@@ -79,7 +79,7 @@ struct Open {
 }
 
 impl OpenKeys {
-    /// With no key open.
+    /// Makes a keyspace with no key open.
     pub(super) fn new() -> OpenKeys {
         OpenKeys {
             // SAFETY: `begin` puts another there before anything is opened.
@@ -93,12 +93,12 @@ impl OpenKeys {
             by_hash: HashMap::new(),
             hash: RandomState::new(),
             cluster: false,
-            slots: slots::Answers::default(),
+            slots: slots::SlotCache::default(),
             replicate: true,
         }
     }
 
-    /// Begins an event: in this context, with this freedom.
+    /// Begins an event in this context, with this access.
     pub(super) fn begin(&mut self, ctx: Ctx, mode: Mode, origin: Origin) {
         // SAFETY: used until the event is worked off, which it lives longer than.
         self.ctx = unsafe { ctx.outlive() };
@@ -120,7 +120,7 @@ impl OpenKeys {
         }
     }
 
-    /// The database that the event began in.
+    /// Returns the database that the event began in.
     pub(super) fn home(&self) -> u32 {
         self.home
     }
@@ -153,12 +153,12 @@ impl OpenKeys {
         self.cluster && self.slots.left_with_slot(self.ctx, name, carried)
     }
 
-    /// The node's slots.
+    /// Returns the node's slots.
     pub(super) fn own_slots(&mut self) -> &slots::Own {
         self.slots.own(self.ctx)
     }
 
-    /// A lock's place among the open ones; its key is opened if it is not.
+    /// Returns a lock's position among the open ones; opens its key if necessary.
     #[inline(never)]
     fn find(&mut self, name: NameRef) -> usize {
         match self.opened_at(name) {
@@ -173,7 +173,7 @@ impl OpenKeys {
         }
     }
 
-    /// A lock's place among the open ones, if its key is open.
+    /// Returns a lock's position among the open ones, if its key is open.
     fn opened_at(&self, name: NameRef) -> Option<usize> {
         let opened = self.open.get(..self.used).unwrap_or_default();
         if opened.len() > FEW {
@@ -199,7 +199,7 @@ impl OpenKeys {
         }
     }
 
-    /// Opens a lock's key; returns its place among the open ones.
+    /// Opens a lock's key; returns its position among the open ones.
     #[inline(never)]
     fn open(&mut self, name: NameRef) -> usize {
         self.select(name.db);
@@ -246,10 +246,10 @@ impl OpenKeys {
         at
     }
 
-    /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
-    /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
-    /// must not outlive a change of its value by somebody else. Observers are notified later, when no borrow is
-    /// held any more: what they do may come back here. What they are to be told is added to `notifications`.
+    /// Writes the event's changes, in one fixed order for each lock: the value before the effect, since the key's deletion or TTL
+    /// must be this server's own when replicas get it; the key is closed last, since a handle must not outlive a change of its
+    /// value by somebody else. Adds the events for observers to `notifications`; they are sent later, when no borrow is held any
+    /// more, since an observer may call the module.
     #[inline(always)]
     pub(super) fn write(&mut self, notifications: &mut Notifications) {
         for open in self.open.get_mut(..self.used).unwrap_or_default() {
@@ -270,7 +270,7 @@ impl OpenKeys {
 }
 
 impl Default for Open {
-    /// Not open.
+    /// Makes a key that is not open.
     fn default() -> Open {
         Open {
             db: 0,

@@ -1,5 +1,5 @@
-//! `DLOCK.LIST`'s other half: the server's own SCAN. It may call back (keys that have expired are removed on the way), so
-//! it runs with no borrow held; the locks that it names are inspected afterwards.
+//! The pages of `DLOCK.LIST`, by the server's own SCAN. SCAN may call back (it removes expired keys on the way), so it runs with
+//! no borrow held; the locks that it names are inspected afterwards.
 
 use super::caller::Client;
 use super::enter;
@@ -17,7 +17,7 @@ use dlock_commands::Reply;
 use dlock_engine::Now;
 use std::ops::Deref;
 
-/// Locks that are read together. Those that are open at once are told apart by looking through all of them.
+/// The locks that one event reads: as many as are searched one by one.
 const A_TIME: usize = 16;
 
 /// Answers the request.
@@ -25,7 +25,7 @@ pub(super) fn run(ctx: Ctx, listing: &Listing) {
     reply::write(ctx, page(ctx, listing));
 }
 
-/// A page. The last one of the keys goes on with the first of the queues.
+/// Makes a page. The last one of the keys goes on with the first of the queues.
 fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
     let cursor = match listing.source() {
         Source::Keys(cursor) => cursor,
@@ -40,10 +40,12 @@ fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
     }
 }
 
-/// A page of the queues, after the rows that there are already.
+/// Makes a page of the queues, after these rows.
 fn queues(ctx: Ctx, listing: &Listing, from: u64, mut before: Vec<Reply>) -> Result<Reply, Error> {
     let db = ctx.selected();
-    let found = inspect(ctx, |state, _| state.engine.scan(db, from, listing.count));
+    let found = inspect(ctx, |state, _| {
+        state.engine.queue_keys(db, from, listing.count)
+    });
     let (keys, next) = found?;
     before.extend(rows(ctx, listing, Source::Queues(from), &keys)?);
     Ok(list::page(next.map(Source::Queues), before))
@@ -69,8 +71,8 @@ fn rows<B: Deref<Target = [u8]>>(
     Ok(rows)
 }
 
-/// The slots of this node, where another's keys may be among its own: those that it is about to get, or has lost and not
-/// yet removed. They are listed by the node that answers for them. A replica answers for none, and lists all that it has.
+/// Returns the slots of this node, if keys of another may be among its own: keys that are migrating here, or that have left and
+/// are not removed yet. The other node lists those. A replica serves no slots, and lists all that it has.
 fn own_slots(ctx: Ctx) -> Result<Option<Own>, Error> {
     inspect(ctx, |state, _| {
         let asks = state.keys.in_cluster() && gate::primary();
@@ -78,12 +80,12 @@ fn own_slots(ctx: Ctx) -> Result<Option<Own>, Error> {
     })
 }
 
-/// An event that only reads.
+/// Runs a read-only event.
 fn inspect<T>(ctx: Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
     enter::run(ctx, Mode::Read, Origin::Event, clock::of_read(ctx), work).ok_or(Error::Busy)
 }
 
-/// The next cursor and the names of locks.
+/// Runs SCAN. Returns the next cursor and the names of locks.
 fn scan(ctx: Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>), Error> {
     let (cursor, count) = (cursor.to_string(), listing.count.to_string());
     let words = [
@@ -100,7 +102,7 @@ fn scan(ctx: Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>),
     read(answer.value())
 }
 
-/// Reads what SCAN answers: the next cursor, and names.
+/// Reads the reply of SCAN: the next cursor, and names.
 fn read(answer: Value) -> Result<(u64, Vec<Vec<u8>>), Error> {
     let refused = |value: Value| Error::NoScan(value.text().unwrap_or_default());
     if !answer.is_array() {

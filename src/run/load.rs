@@ -1,4 +1,4 @@
-//! The load: what the server is asked for, and what everything starts from.
+//! The load: registration with the server, and the initial state.
 
 use super::command::Commands;
 use super::{caller, confirm, event, state};
@@ -46,19 +46,19 @@ pub(crate) fn init(context: &Context, args: &[RedisString]) -> Status {
     })
 }
 
-/// All that a server may refuse. A module whose load fails is taken out of memory, so nothing may stay that leads into it.
-/// Servers take back the settings and commands of such a module, not all of them subscriptions, and none of them timers. So
-/// there are no timers yet, and subscriptions come last.
+/// Registers everything that a server may refuse. The server unmaps a module whose load fails, so nothing that leads into it may
+/// stay. Servers remove the settings and commands of such a module, some of them subscriptions, and none of them timers. So there
+/// are no timers yet, and subscriptions come last.
 fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), String> {
     api::complete().map_err(|name| {
         format!("this server has no {name}; it must be Redis 7.0 or Valkey 8.0, or later")
     })?;
     log::panics();
     dlock_engine::invariants::set_hook(log::broken_invariant);
-    callbacks::answer_by(Hooks {
+    callbacks::set_hooks(Hooks {
         has_room_for: state::has_room_for,
         databases_and_holds: state::databases_and_holds,
-        confirm: confirm::look,
+        confirm: confirm::check_pending,
     });
     config::register(context, args)?;
     dry_run(ctx)?;
@@ -72,7 +72,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
     events::subscribe(ctx).map_err(|name| format!("the server refuses a subscription to {name}"))
 }
 
-/// All that cannot fail.
+/// Does the part of the load that cannot fail.
 fn begin(ctx: Ctx) {
     let flags = ctx.flags();
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
@@ -155,7 +155,7 @@ fn dry_run(ctx: Ctx) -> Result<(), String> {
     }
 }
 
-/// Whether the server does this; none if it has no such command.
+/// Runs a MODULE command. Returns whether the server has done it; none if it has no such command.
 fn module_command(ctx: Ctx, verb: &[u8], argument: &[u8]) -> Option<bool> {
     let answer = ctx.call(c"MODULE", Rules::NONE, [verb, argument])?;
     Some(!answer.value().is_error())

@@ -1,4 +1,4 @@
-//! The one way in: state, commands, the module's own event.
+//! The one way in (`enter`): state, commands, the module's own event.
 
 mod caller;
 mod command;

@@ -1,5 +1,4 @@
-//! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
-//! finds by inspecting keys where the server tells nothing.
+//! The inbox, passed to the engine: notices of callbacks, and slots that have left the node.
 
 use super::state::State;
 use crate::inbox::{self, Notice, Unlinked};
@@ -7,11 +6,11 @@ use crate::node::gate;
 use dlock_engine::{End, Event, Loss, Name, Now};
 use std::collections::BTreeSet;
 
-/// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
+/// The most marked locks that one event settles, so that a mass of them does not stall the server.
 pub(super) const SETTLED_A_STEP: usize = 256;
 
-/// Shortens each run of equal exchanges of databases to one or two. Two bring the values back, so a third and a fourth would only mark
-/// the same locks again.
+/// Shortens each run of equal exchanges of databases to one or two. Two bring the values back, so a third and a fourth would only
+/// mark the same locks again.
 fn shorten_swaps(notices: Vec<Notice>) -> Vec<Notice> {
     let pair = |notice: &Notice| match notice {
         Notice::Swapped(one, other) => Some((*one, *other)),
@@ -31,7 +30,7 @@ fn shorten_swaps(notices: Vec<Notice>) -> Vec<Notice> {
 }
 
 impl State {
-    /// Tells the engine what callbacks have left.
+    /// Passes the notices of callbacks to the engine.
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
         self.engine
@@ -40,13 +39,13 @@ impl State {
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
-        // Marks stay until locks are settled, which nothing here does: a thousand flushes mark them once.
+        // Marks stay until the next settlement, so one flush of a database stands for all.
         let mut emptied = BTreeSet::new();
         for notice in notices {
             match notice {
                 Notice::Gone(id) => self.engine.leave(id, now),
                 Notice::Ended(client) => self.engine.on_disconnect(client),
-                Notice::Unheard(promises) => self.engine.unheard(promises),
+                Notice::Undelivered(promises) => self.engine.on_undelivered(promises),
                 Notice::Unlinked(lost) => {
                     self.engine.on_key_removed(lost.name.as_ref());
                     self.lost(&lost, now);
@@ -59,7 +58,7 @@ impl State {
                     if emptied.insert(db) {
                         self.engine.on_values_changed(db);
                     }
-                    // A server that loads its data anew empties itself first: nothing is gone for good.
+                    // A server that loads its data again empties itself first: nothing is gone for good.
                     if !reloaded {
                         self.engine.on_flush(db, now);
                         let all = 0..self.settings.databases;
@@ -90,7 +89,7 @@ impl State {
     /// Ends the holds of a lock that has left its name, unless they go on elsewhere.
     fn lost(&mut self, lost: &Unlinked, now: Now) {
         let Unlinked { name, holds, .. } = lost;
-        // A lease that has run out has ended the hold anywhere.
+        // A hold whose lease has run out has ended, wherever the lock is.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = lost.moved || lives && self.left_with_slot(name, lost.carried);
         if left {
@@ -117,14 +116,14 @@ impl State {
         self.notifications.add_named(name, events);
     }
 
-    /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in
-    /// a cluster it tells nobody either.
+    /// Returns true if a lock that was removed has left with its slot. A replica gets only a DEL, and cannot tell; in a cluster it
+    /// notifies nobody.
     fn left_with_slot(&mut self, name: &Name, carried: bool) -> bool {
         gate::primary() && self.keys.left_with_slot(name.as_ref(), carried)
     }
 
-    /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there
-    /// any more. Where a slot may have left and come back, all queues are: no callback tells what has become of its keys.
+    /// Reads which slots are this node's. Marks the queues in slots that have left, and ends their ties. If a slot may have left
+    /// and come back, it marks all queues: no callback reports what has happened to its keys.
     pub(super) fn refresh_slots(&mut self, now: Now) {
         if !gate::primary() {
             return;
@@ -143,14 +142,13 @@ impl State {
         }
     }
 
-    /// Clears away, on a server that only follows, what has been marked, in steps; one that decides settles it. Returns true if
-    /// there is more.
+    /// Clears away marked locks on a replica, in steps; a primary settles them. Returns true if there is more.
     pub(super) fn follow_dirty(&mut self, now: Now) -> bool {
         let keys = &mut self.keys;
         !gate::primary() && self.engine.follow_dirty(keys, now, SETTLED_A_STEP)
     }
 
-    /// This server decides from now on: a quarantine begins.
+    /// Begins a quarantine: this server is a primary from now on.
     fn decide_from(&mut self, now: Now) {
         self.awaited.note_all();
         self.since = now.steady();

@@ -1,4 +1,4 @@
-//! All that the module keeps between events.
+//! The module's state between events.
 
 use super::caller::Client;
 use super::keyspace::OpenKeys;
@@ -12,7 +12,7 @@ use dlock_engine::{Engine, Lock, Now, SteadyMs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// All that the module keeps between events.
+/// The module's state between events.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) keys: OpenKeys,
@@ -20,13 +20,13 @@ pub(super) struct State {
     pub(super) awaited: slots::Awaited,
     pub(super) slots_seen: Option<Instant>,
     pub(super) settings: Settings,
-    /// Since when this server decides, for the quarantine.
+    /// Since when this server is a primary, for the quarantine.
     pub(super) since: SteadyMs,
-    pub(super) heartbeat: SteadyMs,
+    pub(super) next_check: SteadyMs,
     /// Whether this server's clock is too far ahead of its primary's.
     pub(super) clock_leads: bool,
-    /// When the look over what is waited for or tied may go on.
-    pub(super) next_look: SteadyMs,
+    /// When the next step of the scan may run.
+    pub(super) next_scan: SteadyMs,
     // Reused buffers, swapped out while notifications are sent.
     pub(super) notifications: Notifications,
     pub(super) texts: observers::Texts,
@@ -41,9 +41,9 @@ lazy_static::lazy_static! {
         slots_seen: None,
         settings: Settings::default(),
         since: clock::read().steady(),
-        heartbeat: SteadyMs(0),
+        next_check: SteadyMs(0),
         clock_leads: false,
-        next_look: SteadyMs(0),
+        next_scan: SteadyMs(0),
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });
@@ -53,7 +53,7 @@ lazy_static::lazy_static! {
 pub(super) static RESTORED: AtomicUsize = AtomicUsize::new(0);
 
 impl State {
-    /// A call of a command in this event.
+    /// Makes a call of a command in this event.
     pub(super) fn call<'c>(&'c mut self, caller: &'c Client<'c>, now: Now) -> Call<'c, OpenKeys> {
         Call {
             db: self.keys.home(),
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// Brings itself up to date with what the operator has configured.
+    /// Reads the settings again if the operator has changed any.
     #[inline(always)]
     pub(super) fn refresh_settings(&mut self) {
         if self.settings.are_outdated() {
@@ -87,14 +87,14 @@ impl State {
     }
 }
 
-/// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
+/// Returns how many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
 pub(super) fn databases_and_holds() -> Option<(u32, i64)> {
     let state = STATE.try_borrow_mut()?;
     let held = census::holds() + state.engine.counters().held;
     Some((state.settings.databases, held))
 }
 
-/// Returns true if a lock that a user brings is within the caps of this server. Only asks, and counts.
+/// Returns true if a lock that a user brings by RESTORE is within the caps of this server. Counts its tickets.
 pub(super) fn has_room_for(lock: &Lock) -> bool {
     let Some(places) = STATE.try_borrow_mut().map(|state| state.engine.places()) else {
         return false;

@@ -1,4 +1,4 @@
-//! What the operator configures: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
+//! The settings: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
@@ -11,13 +11,13 @@ use redis_module::configuration::{
 use redis_module::{enum_configuration, Context, RedisError, RedisString};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 
-/// One whole-number setting: its name, where it is kept, its default and its bounds.
+/// A whole-number setting: its name, value, default and bounds.
 pub(crate) struct Number {
     /// Its name, without the module's.
     pub name: &'static str,
     /// Its value now.
     pub value: AtomicI64,
-    /// What it is until it is set.
+    /// Its default.
     pub default: i64,
     /// The least it may be.
     pub least: i64,
@@ -30,7 +30,7 @@ impl ConfigurationValue<i64> for Number {
         self.value.load(Ordering::Relaxed)
     }
 
-    /// Refuses what does not go together: confirmations rest on leases that end within the quarantine.
+    /// Sets the value. Refuses `replicas` without a quarantine: confirmations rely on leases that end within it.
     fn set(&self, _ctx: &ConfigurationContext, value: i64) -> Result<(), RedisError> {
         let after = |other: &Number| match self.name == other.name {
             true => value,
@@ -45,15 +45,15 @@ impl ConfigurationValue<i64> for Number {
     }
 }
 
-/// Set once all settings of the load are there: before that they come in any order.
+/// Set once all settings of the load are read: before that they come in any order.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// The error for replicas that are to confirm answers on a server without a quarantine.
+/// The error for `replicas` without a quarantine.
 const NO_QUARANTINE: &str =
     "dlock.replicas needs dlock.quarantine-ms above 0: it bounds leases, and is how long a server waits that has lost its data";
 
 impl Number {
-    /// The setting as an amount.
+    /// Returns the value as an amount.
     pub(crate) fn amount(&self) -> usize {
         self.value.load(Ordering::Relaxed).max(0) as usize
     }
@@ -87,25 +87,25 @@ numbers! {
     DEFAULT_LEASE_MS "default-lease-ms" = 30_000 in 1 ..= CENTURY_MS;
     /// The longest lease, in ms.
     MAX_LEASE_MS "max-lease-ms" = 2_592_000_000 in 1 ..= CENTURY_MS;
-    /// How long a polled ticket is kept while nobody is there for it, in ms.
+    /// How long a polled ticket is kept while no connection waits on it, in ms.
     CLAIM_WINDOW_MS "claim-window-ms" = 5_000 in 1 ..= CENTURY_MS;
     /// The longest claim window that may be asked for, in ms.
     MAX_CLAIM_MS "max-claim-ms" = 600_000 in 1 ..= CENTURY_MS;
-    /// Places a lock.
+    /// The most places of a lock.
     MAX_QUEUE "max-queue" = 100_000 in 1 ..= MANY;
-    /// Blocked connections over all locks.
+    /// The most blocked connections over all locks.
     MAX_WAITERS "max-waiters" = 50_000 in 0 ..= MANY;
-    /// Places over all locks.
+    /// The most places over all locks.
     MAX_PLACES "max-places" = 1_000_000 in 1 ..= MANY;
-    /// Holders a lock.
+    /// The most holders of a lock.
     MAX_HOLDERS "max-holders" = 100_000 in 1 ..= MANY;
     /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
     /// Holders and places that one search for a circle of waiting owners passes at most.
     DEADLOCK_MAX_STEPS "deadlock-max-steps" = 1_000 in 1 ..= MANY;
-    /// How many replicas this primary is meant to have: with most of them an answer waits for their confirmation; 0: none waits.
+    /// How many replicas this primary should have; an answer waits until half of them have confirmed it; 0: no answer waits.
     REPLICAS "replicas" = 0 in 0 ..= 100;
-    /// How long an answer waits for that at least, in ms.
+    /// How long an answer waits for its confirmation at least, in ms.
     ACK_TIMEOUT_MS "ack-timeout-ms" = 1_000 in 1 ..= CENTURY_MS;
     /// How long nothing is granted after a start or promotion, in ms; 0: no quarantine.
     QUARANTINE_MS "quarantine-ms" = 0 in 0 ..= CENTURY_MS;
@@ -117,7 +117,7 @@ pub(crate) static GRANTS: AtomicBool = AtomicBool::new(true);
 /// `dlock.deadlock-detection`.
 pub(crate) static DEADLOCK_DETECTION: AtomicBool = AtomicBool::new(true);
 
-/// Every setting that is yes or no, and `yes` until it is set.
+/// Every yes-or-no setting; their default is `yes`.
 pub(crate) static SWITCHES: &[(&str, &AtomicBool)] = &[
     ("grants", &GRANTS),
     ("deadlock-detection", &DEADLOCK_DETECTION),
@@ -135,7 +135,7 @@ enum_configuration! {
     }
 }
 
-/// Where `dlock.notify` is kept.
+/// The value of `dlock.notify`.
 pub(crate) struct NotifyValue(AtomicI32);
 
 /// `dlock.notify`.
@@ -158,10 +158,10 @@ impl NotifyValue {
     }
 }
 
-/// Apart, since the macro brings an import of its own.
+/// A module of its own, since the macro has an import.
 mod on_panic {
     redis_module::enum_configuration! {
-        /// `dlock.on-panic`: what is done after a fault of the module's own.
+        /// `dlock.on-panic`: the reaction to a panic of the module's.
         #[allow(non_camel_case_types)]
         #[derive(Debug, PartialEq, Eq)]
         pub enum OnPanic {
@@ -172,7 +172,7 @@ mod on_panic {
 }
 use on_panic::OnPanic;
 
-/// `dlock.on-panic`. Kept where panics are caught.
+/// The value of `dlock.on-panic`, which `ffi::panic` keeps.
 pub(crate) struct OnPanicValue;
 
 /// `dlock.on-panic`.
@@ -195,13 +195,13 @@ impl ConfigurationValue<OnPanic> for OnPanicValue {
 /// Rises with each change of a setting.
 pub(super) static EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// A setting has changed: the next event sees it, and comes soon, since more may be granted now.
+/// Notes that a setting has changed, and wakes the module's event, since more may be granted now.
 pub(crate) fn changed() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
     timer::soon();
 }
 
-/// Registers every setting with the server, and takes what its configuration file and the module's arguments say.
+/// Registers every setting with the server, and reads the configuration file and the module's arguments.
 ///
 /// Errors with what is wrong with an argument, or that the server refuses the settings.
 pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
@@ -262,8 +262,8 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
     Ok(())
 }
 
-/// Checks the module's arguments (`loadmodule … name value …`), which the crate then takes as defaults: it passes over
-/// what it does not know, and a typing error should not.
+/// Checks the module's arguments (`loadmodule … name value …`), which the crate then takes as defaults. The crate ignores unknown
+/// names, and would hide a typing error.
 fn check_arguments(args: &[RedisString]) -> Result<(), String> {
     for pair in args.chunks(2) {
         let text = |at: usize| {

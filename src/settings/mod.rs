@@ -1,4 +1,4 @@
-//! The operator's settings (`config`), and what follows from them: the engine's policy and the channel for observers.
+//! The operator's settings (`config`), and the engine's policy and the observers' channel, which follow from them.
 
 pub(crate) mod config;
 
@@ -20,10 +20,10 @@ pub(crate) enum Channel {
     Sharded,
 }
 
-/// What follows from the settings, worked out when one changes and not with each event.
+/// Values that follow from the settings, computed when one changes and not with each event.
 pub(crate) struct Settings {
     epoch: u64,
-    /// What requests that leave something out get.
+    /// The values of what a request leaves out.
     pub defaults: Defaults,
     /// How unlock messages go out.
     pub channel: Channel,
@@ -33,11 +33,11 @@ pub(crate) struct Settings {
     pub databases: u32,
 }
 
-/// What the policy depends on beside the settings.
+/// The conditions of the policy that are not settings.
 pub(crate) struct Situation {
-    /// Since when this server decides.
+    /// Since when this server is a primary.
     pub since: SteadyMs,
-    /// When the quarantine ends by the policy until now.
+    /// When the quarantine ends by the present policy.
     pub quarantine_until: SteadyMs,
     /// Until when this server confirms nothing.
     pub confirm_blackout_until: SteadyMs,
@@ -58,7 +58,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Has everything worked out anew by the next refresh, and a quarantine begun.
+    /// Makes the next refresh compute everything again, and begin a quarantine.
     pub(crate) fn begin(&mut self) {
         self.epoch = 0;
     }
@@ -68,7 +68,7 @@ impl Settings {
         self.epoch != config::EPOCH.load(Ordering::Relaxed)
     }
 
-    /// Brings itself up to date; returns the engine's policy.
+    /// Computes everything again; returns the engine's policy.
     pub(crate) fn read(&mut self, now: Situation) -> Policy {
         let begins = self.epoch == 0;
         self.epoch = config::EPOCH.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Settings {
             (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
         };
         let quarantine = value(&config::QUARANTINE_MS);
-        // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
+        // A later setting shortens a quarantine, but begins none: the server has not just been started.
         let until = match quarantine {
             _ if now.replicas.needed > 0 => now.confirm_blackout_until,
             0 => SteadyMs(0),

@@ -1,20 +1,20 @@
 //! Connections that wait.
 //!
 //! A waiting connection is blocked on a key, so that the server itself redirects it when the slot moves, ends its wait
-//! on CLIENT UNBLOCK and tells of its death; but it is never woken through that key (see `slots::blocking_key`). A grant unblocks the
+//! on CLIENT UNBLOCK and reports its end; but it is never woken through that key (see `slots::blocking_key`). A grant unblocks the
 //! one connection directly; the server then has its answer written by the *timeout* callback. No timeout is given to the
 //! server: it would be late by up to 1000/hz ms, and may lose the reply of a grant (`servers`).
 //!
 //! | state | grant or null decided | unblocked | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
 //! |---|---|---|---|---|
 //! | `Waiting` | → `Answered` | – | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
-//! | `Answered` | – | its handle is taken | the answer, → `Over` | → `Over`; posts `Unheard` |
-//! | `Unconfirmed` | → `Answered` | – | `NOACK`, → `Over`; posts `Unheard` | → `Over`; posts `Unheard` |
-//! | `Over` | nobody is there any more | – | – | posts `Unheard` of what is written and not sent |
+//! | `Answered` | – | its handle is taken | the answer, → `Over` | → `Over`; posts `Undelivered` |
+//! | `Unconfirmed` | → `Answered` | – | `NOACK`, → `Over`; posts `Undelivered` | → `Over`; posts `Undelivered` |
+//! | `Over` | the connection has its answer or has ended | – | – | posts `Undelivered` for a grant that is written and not sent |
 //!
-//! The server keeps the request's number with the connection; the waiter itself is here until the server has done with it.
+//! The server keeps the request's number with the connection; the waiter itself is here until the server frees the blocked client.
 //!
-//! A grant that is written has not been sent: `in_flight_grants` looks after it from then on, and posts `Unheard`, too, if the
+//! A grant that is written has not been sent: `in_flight_grants` tracks it from then on, and also posts `Undelivered` if the
 //! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
@@ -45,15 +45,15 @@ struct Waiter {
     client: ClientId,
     // Until it is unblocked or has ended.
     handle: Option<Handle<Connections>>,
-    state: State,
-    // Set where the server named the owner: then the reply tells it.
+    state: WaitState,
+    // The owner, if the server named it: then the reply contains it.
     named: Option<String>,
-    // The user of its connection, and the holds that its answer promises, until that is written.
+    // The user of its connection, and the holds that its answer promises, until the answer is written.
     user: Vec<u8>,
     promises: Vec<Promise>,
 }
 
-enum State {
+enum WaitState {
     Waiting,
     // The answer is in `confirm`.
     Unconfirmed,
@@ -64,7 +64,7 @@ enum State {
 /// The blocked connections.
 #[derive(Default)]
 struct Waiters {
-    // Until the server has done with them.
+    // Until the server frees them.
     by_request: ByNumber<RequestId, Box<Waiter>>,
     // How many of them have a handle.
     blocked: usize,
@@ -75,13 +75,13 @@ lazy_static::lazy_static! {
     static ref WAITERS: MainThread<Waiters> = MainThread::new(Waiters::default());
 }
 
-/// How many connections wait.
+/// Returns how many connections wait.
 pub(crate) fn waiting() -> usize {
     WAITERS.borrow().map_or(0, |waiters| waiters.blocked)
 }
 
-/// Blocks the calling connection, on a key if there is one, until its request is answered. Returns false if the server does not let
-/// it wait.
+/// Blocks the calling connection, on a key if there is one, until its request is answered. Returns false if the server does not
+/// block it.
 pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<String>) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
@@ -97,7 +97,7 @@ pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<S
     let waiter = Waiter {
         client,
         handle: Some(handle),
-        state: State::Waiting,
+        state: WaitState::Waiting,
         named,
         user,
         promises: Vec::new(),
@@ -107,41 +107,41 @@ pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<S
     true
 }
 
-/// Notes an answer that was decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
+/// Notes the answer to a request. It ignores a connection that has ended meanwhile, for which the inbox has a notice.
 pub(crate) fn answer(output: Output) {
     let Some(mut waiters) = WAITERS.borrow() else {
         return;
     };
     let waiter = waiters.by_request.get_mut(&output.id);
     if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
-        waiter.state = State::Answered(output.outcome);
+        waiter.state = WaitState::Answered(output.outcome);
         waiter.promises = output.pending.promises;
         waiters.answered.push_back(output.id);
     }
 }
 
-/// Keeps an answer until it is confirmed. Without anybody there any more who would be told, it is as not confirmed.
+/// Keeps an answer until it is confirmed. If its connection has ended, the answer counts as undelivered.
 pub(crate) fn hold(output: Output, now: Now) {
-    match output.message.is_none() && !is_to_be_told(output.id) {
-        true => inbox::post(Notice::Unheard(output.pending.promises)),
+    match output.message.is_none() && !note_unconfirmed(output.id) {
+        true => inbox::post(Notice::Undelivered(output.pending.promises)),
         false => confirm::hold(output, now),
     }
 }
 
 /// Notes that an answer waits for its confirmation. Returns false if its connection has ended meanwhile.
-fn is_to_be_told(id: RequestId) -> bool {
+fn note_unconfirmed(id: RequestId) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
     };
     let waiter = waiters.by_request.get_mut(&id);
     let waiter = waiter.filter(|waiter| waiter.handle.is_some());
     waiter
-        .map(|waiter| waiter.state = State::Unconfirmed)
+        .map(|waiter| waiter.state = WaitState::Unconfirmed)
         .is_some()
 }
 
-/// Sees to it that the connections that are answered are unblocked by the end of this iteration of the event loop. To be called
-/// with no borrow held: the server may call back from within.
+/// Unblocks the answered connections by the end of this iteration of the event loop. Call it with no borrow held: the server may
+/// call back from within.
 pub(crate) fn deliver(ctx: Ctx) {
     match servers::unblocks() {
         Unblocks::AtOnce => unblock_answered(),
@@ -159,14 +159,14 @@ pub(crate) fn deliver(ctx: Ctx) {
     }
 }
 
-/// The event loop is about to sleep.
+/// Unblocks the answered connections where the event loop is about to sleep, on the server that needs it.
 pub(crate) fn on_before_sleep() {
     if servers::unblocks() == Unblocks::BeforeSleep {
         unblock_answered();
     }
 }
 
-/// Unblocks the connections that are answered. No borrow must be held: the server may call back from within.
+/// Unblocks the answered connections. No borrow may be held: the server may call back from within.
 fn unblock_answered() {
     loop {
         let Some(mut waiters) = WAITERS.borrow() else {
@@ -185,22 +185,25 @@ fn unblock_answered() {
 }
 
 impl Waiters {
-    /// Takes the handle of a connection that is unblocked or has ended: nothing must reach it any more.
+    /// Takes the handle of a connection that is unblocked or has ended: no call may use it any more.
     fn take_handle(&mut self, id: RequestId) -> Option<Handle<Connections>> {
         let handle = self.by_request.get_mut(&id)?.handle.take()?;
         self.blocked -= 1;
         Some(handle)
     }
 
-    /// The end of a connection: what its state was, and its waiter.
-    fn end(&mut self, id: RequestId) -> Option<(State, &mut Waiter)> {
+    /// Ends a wait; returns its former state, and the waiter.
+    fn end(&mut self, id: RequestId) -> Option<(WaitState, &mut Waiter)> {
         self.take_handle(id);
         let waiter = self.by_request.get_mut(&id)?;
-        Some((std::mem::replace(&mut waiter.state, State::Over), waiter))
+        Some((
+            std::mem::replace(&mut waiter.state, WaitState::Over),
+            waiter,
+        ))
     }
 }
 
-/// What the server asks and tells of blocked connections. A reply is written with no borrow held.
+/// Handles the server's callbacks for blocked connections. A reply is written with no borrow held.
 struct Connections;
 
 impl Waits for Connections {
@@ -208,7 +211,7 @@ impl Waits for Connections {
         let id = RequestId(id);
         let answered = WAITERS.borrow().and_then(|mut waiters| {
             let (state, waiter) = waiters.end(id)?;
-            if let State::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
+            if let WaitState::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
                 waiter.written();
             }
             Some((state, waiter.named.take()))
@@ -217,24 +220,26 @@ impl Waits for Connections {
             return;
         };
         let answer = match state {
-            State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
+            WaitState::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
                 Ok(Reply::Grant(token, holds, named))
             }
-            State::Answered(Outcome::GrantedAll(grants)) => Ok(many::tokens(&grants)),
-            State::Answered(Outcome::Refused(refusal)) => Err(refusal.into()),
-            State::Answered(Outcome::Replaced) => Err(Error::Replaced),
-            State::Answered(
+            WaitState::Answered(Outcome::GrantedAll(grants)) => Ok(many::tokens(&grants)),
+            WaitState::Answered(Outcome::Refused(refusal)) => Err(refusal.into()),
+            WaitState::Answered(Outcome::Replaced) => Err(Error::Replaced),
+            WaitState::Answered(
                 Outcome::TimedOut | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
             ) => Ok(Reply::NullArray),
-            State::Answered(Outcome::Renewed(left)) => Ok(Reply::Integer(left)),
-            State::Answered(Outcome::Kept(kept)) => Ok(keep::reply(kept, clock::read())),
-            State::Answered(Outcome::Keeps { .. }) => return broken!("a sign of life is answered"),
-            State::Waiting => {
+            WaitState::Answered(Outcome::Renewed(left)) => Ok(Reply::Integer(left)),
+            WaitState::Answered(Outcome::KeepReply(kept)) => Ok(keep::reply(kept, clock::read())),
+            WaitState::Answered(Outcome::KeepPending { .. }) => {
+                return broken!("a heartbeat is answered by its reply")
+            }
+            WaitState::Waiting => {
                 inbox::post(Notice::Gone(id));
                 Ok(Reply::NullArray)
             }
-            State::Unconfirmed => Err(Refusal::NoAck(end_unconfirmed(id)).into()),
-            State::Over => return,
+            WaitState::Unconfirmed => Err(Refusal::NoAck(end_unconfirmed(id)).into()),
+            WaitState::Over => return,
         };
         reply::write(ctx, answer);
     }
@@ -248,11 +253,13 @@ impl Waits for Connections {
         });
         match ended {
             None => {}
-            Some((State::Waiting, ..)) => inbox::post(Notice::Gone(id)),
-            Some((State::Unconfirmed, ..)) => drop(end_unconfirmed(id)),
-            Some((State::Answered(_), _, promises)) if promises.is_empty() => {}
-            Some((State::Answered(_), _, promises)) => inbox::post(Notice::Unheard(promises)),
-            Some((State::Over, client, _)) => in_flight_grants::not_sent(client),
+            Some((WaitState::Waiting, ..)) => inbox::post(Notice::Gone(id)),
+            Some((WaitState::Unconfirmed, ..)) => drop(end_unconfirmed(id)),
+            Some((WaitState::Answered(_), _, promises)) if promises.is_empty() => {}
+            Some((WaitState::Answered(_), _, promises)) => {
+                inbox::post(Notice::Undelivered(promises))
+            }
+            Some((WaitState::Over, client, _)) => in_flight_grants::not_sent(client),
         }
     }
 
@@ -264,25 +271,25 @@ impl Waits for Connections {
     }
 }
 
-/// Nobody waits for a confirmation any more. Returns what there is to say of it.
+/// Ends the wait for a confirmation; returns its error.
 fn end_unconfirmed(id: RequestId) -> NoAck {
     let held = confirm::take(id);
     let needs = held.as_ref().map_or(0, |held| held.needs);
     if let Some(held) = held {
-        inbox::post(Notice::Unheard(held.output.pending.promises));
+        inbox::post(Notice::Undelivered(held.output.pending.promises));
     }
     confirm::too_late(needs, clock::read().steady())
 }
 
 impl Waiter {
-    /// Its grants are written.
+    /// Passes its written grants to `in_flight_grants`.
     fn written(&mut self) {
         let user = std::mem::take(&mut self.user);
         in_flight_grants::add(self.client, user, std::mem::take(&mut self.promises));
     }
 }
 
-/// Returns whether the server lets this caller wait.
+/// Returns whether this caller may wait.
 pub(crate) fn may_wait(ctx: Ctx) -> MayWait {
     let flags = ctx.flags();
     let barred = raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING

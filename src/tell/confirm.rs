@@ -1,16 +1,16 @@
-//! Answers that wait until replicas have confirmed what they promise (`dlock.replicas`).
+//! PendingReplies that wait until replicas have confirmed what they promise (`dlock.replicas`).
 //!
-//! An answer is here from the event that decided it until one of these:
+//! An answer is here from the event that decided it until one of these happens:
 //!
-//! | what | then |
+//! | event | result |
 //! |---|---|
-//! | replicas have confirmed all that was replicated by then | `run::confirm` checks once more, and sends it |
+//! | replicas have confirmed the stream up to its effects | `run::confirm` checks that it still holds, and sends it |
 //! | its time is up, or CLIENT UNBLOCK … TIMEOUT ends it | `NOACK` |
 //! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nothing is sent |
 //!
-//! In the last two cases the engine gives back what nobody has heard of (`rules::outside::give_back`).
+//! In the last two cases the engine gives back the undelivered new holds (`rules::outside::give_back`).
 //!
-//! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
+//! The offset that must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
 use crate::ffi::memory::MainThread;
 use crate::node::timer;
@@ -21,20 +21,20 @@ use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, Stea
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// An answer that waits.
+/// An answer that waits for its confirmation.
 #[derive(Debug)]
 pub(crate) struct PendingReply {
     /// The answer.
     pub output: Output,
     /// When it was decided: microseconds of the steady clock.
     pub since_us: u64,
-    /// Up to where the stream must be confirmed; 0 while that is not known.
+    /// The offset of the stream that must be confirmed; 0 while that is not known.
     pub needs: u64,
     deadline: Option<SteadyMs>,
 }
 
 #[derive(Default)]
-struct Answers {
+struct PendingReplies {
     by_id: ByNumber<RequestId, PendingReply>,
     // Since the event loop last slept.
     fresh: Vec<RequestId>,
@@ -44,13 +44,13 @@ struct Answers {
 }
 
 lazy_static::lazy_static! {
-    static ref ANSWERS: MainThread<Answers> = MainThread::new(Answers::default());
+    static ref PENDING: MainThread<PendingReplies> = MainThread::new(PendingReplies::default());
 }
 
-/// How many there are: asked whenever the event loop is about to sleep.
+/// How many there are, in an atomic since it is read whenever the event loop is about to sleep.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many answers wait.
+/// Returns how many answers wait.
 pub(crate) fn waiting() -> usize {
     WAITING.load(Ordering::Relaxed)
 }
@@ -67,7 +67,7 @@ pub(crate) fn hold(output: Output, now: Now) {
         needs: 0,
         deadline,
     };
-    if let Some(mut answers) = ANSWERS.borrow() {
+    if let Some(mut answers) = PENDING.borrow() {
         answers.deadlines.extend(deadline.map(|at| (at, id)));
         answers.fresh.push(id);
         answers.by_id.insert(id, held);
@@ -77,14 +77,14 @@ pub(crate) fn hold(output: Output, now: Now) {
         timer::arm(at, now.steady());
     }
     if timer::asleep() {
-        // What is decided after that event waits for the next.
+        // An answer from the end of an iteration waits for the next.
         timer::soon();
     }
 }
 
-/// So much is in the stream: what the answers that have come since need is among it.
+/// Sets the offset that the answers since the last call need: all their effects are in the stream up to there.
 pub(crate) fn stamp(offset: u64) {
-    if let Some(mut answers) = ANSWERS.borrow() {
+    if let Some(mut answers) = PENDING.borrow() {
         let answers = &mut *answers;
         for id in answers.fresh.drain(..) {
             if let Some(held) = answers.by_id.get_mut(&id) {
@@ -95,10 +95,10 @@ pub(crate) fn stamp(offset: u64) {
     }
 }
 
-/// Takes out what is confirmed, once so much of the stream is, in order.
+/// Takes out the answers that are confirmed once the stream is confirmed up to this offset, in order.
 pub(crate) fn take_confirmed(offset: u64) -> Vec<PendingReply> {
     let mut confirmed = Vec::new();
-    if let Some(mut answers) = ANSWERS.borrow() {
+    if let Some(mut answers) = PENDING.borrow() {
         while let Some(&(needs, id)) = answers.asked.front() {
             if needs > offset && answers.by_id.contains_key(&id) {
                 break;
@@ -110,11 +110,11 @@ pub(crate) fn take_confirmed(offset: u64) -> Vec<PendingReply> {
     confirmed
 }
 
-/// How much of the stream the last of them needs; none if none waits.
+/// Returns the offset that the last of them needs; none if none waits.
 pub(crate) fn most_needed() -> Option<u64> {
-    let mut answers = ANSWERS.borrow()?;
+    let mut answers = PENDING.borrow()?;
     let answers = &mut *answers;
-    // What is there no more was ended otherwise.
+    // Answers that have ended otherwise are still in this list.
     while let Some((_, id)) = answers.asked.back() {
         if answers.by_id.contains_key(id) {
             break;
@@ -124,16 +124,16 @@ pub(crate) fn most_needed() -> Option<u64> {
     answers.asked.back().map(|(needs, _)| *needs)
 }
 
-/// When the time of the next one is up.
+/// Returns when the time of the next one is up.
 pub(crate) fn next_deadline() -> Option<SteadyMs> {
-    let answers = ANSWERS.borrow()?;
+    let answers = PENDING.borrow()?;
     answers.deadlines.first().map(|(at, _)| *at)
 }
 
 /// Takes out those whose time is up.
 pub(crate) fn take_overdue(now: SteadyMs) -> Vec<PendingReply> {
     let mut overdue = Vec::new();
-    if let Some(mut answers) = ANSWERS.borrow() {
+    if let Some(mut answers) = PENDING.borrow() {
         while let Some(&(at, id)) = answers.deadlines.first() {
             if at > now {
                 break;
@@ -145,14 +145,14 @@ pub(crate) fn take_overdue(now: SteadyMs) -> Vec<PendingReply> {
     overdue
 }
 
-/// Takes out one.
+/// Takes out one answer.
 pub(crate) fn take(id: RequestId) -> Option<PendingReply> {
-    ANSWERS.borrow()?.take(id)
+    PENDING.borrow()?.take(id)
 }
 
-/// Takes out those that are to be published: the server decides no longer, and ends waits of connections by itself.
+/// Takes out those that would be published, after a demotion: the server itself ends the waits of connections.
 pub(crate) fn take_published() -> Vec<PendingReply> {
-    let Some(mut answers) = ANSWERS.borrow() else {
+    let Some(mut answers) = PENDING.borrow() else {
         return Vec::new();
     };
     let held = answers.by_id.iter();
@@ -172,14 +172,14 @@ pub(crate) fn too_late(needs: u64, now: SteadyMs) -> NoAck {
     }
 }
 
-impl Answers {
+impl PendingReplies {
     fn take(&mut self, id: RequestId) -> Option<PendingReply> {
         let held = self.by_id.remove(&id)?;
         if let Some(at) = held.deadline {
             self.deadlines.remove(&(at, id));
         }
         if self.by_id.is_empty() {
-            // What is left there is of those that have been taken out before their turn.
+            // These lists still have answers that were taken out before their turn.
             self.asked.clear();
             self.fresh.clear();
         }
@@ -193,7 +193,7 @@ impl Answers {
 }
 
 impl PendingReply {
-    /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns what it had promised, too.
+    /// Replaces the outcome, which needs no confirmation. Returns the output, and what it had promised.
     pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
         let mut output = self.output;
         let pending = std::mem::take(&mut output.pending);

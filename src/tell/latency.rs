@@ -1,5 +1,4 @@
-//! The server's latency monitor: what the module keeps others waiting for. The server would take every sample, also while
-//! its monitor is off.
+//! Samples for the server's latency monitor. The server would take every sample, even while its monitor is off.
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::server;
@@ -7,7 +6,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// From how many milliseconds on the operator wants to know; 0: not at all.
+/// The operator's threshold; 0: the monitor is off.
 static THRESHOLD_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Reads the server's setting: at load, and whenever its configuration changes.
@@ -17,8 +16,8 @@ pub(crate) fn refresh(ctx: Ctx) {
     THRESHOLD_MS.store(threshold.unwrap_or(0), Ordering::Relaxed);
 }
 
-/// How much processor time this thread has used; none while nobody wants to know. What others on the machine make it wait is
-/// not the module's doing, and looks like it on a machine that has too much to do.
+/// Returns how much processor time this thread has used; none while the monitor is off. Elapsed time would include the waits that
+/// other processes cause on a busy machine.
 pub(crate) fn processor_time() -> Option<Duration> {
     if THRESHOLD_MS.load(Ordering::Relaxed) == 0 {
         return None;
@@ -26,14 +25,14 @@ pub(crate) fn processor_time() -> Option<Duration> {
     server::thread_time()
 }
 
-/// Tells how much processor time something took that began then.
+/// Reports the processor time since `began`.
 pub(crate) fn sample_since(event: &CStr, began: Option<Duration>) {
     if let Some((began, now)) = began.zip(processor_time()) {
         sample(event, now.saturating_sub(began));
     }
 }
 
-/// Tells how long something took.
+/// Reports a duration, if it reaches the threshold.
 pub(crate) fn sample(event: &CStr, took: Duration) {
     let threshold = THRESHOLD_MS.load(Ordering::Relaxed);
     if threshold > 0 && took.as_millis() >= u128::from(threshold) {

@@ -1,11 +1,11 @@
 //! What the module sends: replies, effects to replicas and the AOF, outcomes to connections that wait, notifications to observers.
 //!
-//! | file | whom it tells what |
+//! | file | receiver and content |
 //! |---|---|
 //! | `reply` | a caller: the reply to its command; the channel that a request waits by (`NOTIFY`): its outcome |
 //! | `blocking`, `in_flight_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
-//! | `confirm` | nobody yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
-//! | `observers/` | observers: what happened in an event, in order, as unlock messages and keyspace events; if somebody would hear them |
+//! | `confirm` | no receiver yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
+//! | `observers/` | observers: the events of locks, in order, as unlock messages and keyspace events, if anybody subscribes |
 //! | `replicate` | replicas and the AOF |
 //! | `latency` | the server's latency monitor |
 

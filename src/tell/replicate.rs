@@ -1,10 +1,10 @@
 //! Replication: the one place where anything is propagated to replicas and the AOF.
 //!
 //! An effect costs the server a look-up of the command's name and several allocations, about as much as the rest of an
-//! uncontended command. A server with no AOF and no replica would throw it away, so it is not even made while it is
-//! certain that nobody listens. Certain means: the server has said so (INFO), and nothing has happened since that every new
-//! listener needs: a full synchronisation and the start of an AOF fork a child, a partial synchronisation needs a
-//! backlog (that INFO has shown not to be there), and a node of a cluster may always hand slots over.
+//! uncontended command. A server with no AOF and no replica would throw it away, so no effect is made while it is certain that
+//! nobody reads it. Certain means: INFO has shown it, and nothing has happened since that every new reader needs: a full
+//! synchronisation and the start of an AOF fork a child, a partial synchronisation needs a backlog (that INFO has shown not to be
+//! there), and a node of a cluster may always hand slots over.
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::text::Str;
@@ -13,20 +13,20 @@ use redis_module::raw;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether somebody may listen. Set at the first sign, cleared only when the server says that nobody does.
+/// Whether somebody may read effects. Set at the first sign, cleared only when INFO shows that nobody does.
 static LISTENING: AtomicBool = AtomicBool::new(true);
 
-/// Returns true if effects are to be written down.
+/// Returns true if effects must be made.
 pub(crate) fn listening() -> bool {
     LISTENING.load(Ordering::Relaxed)
 }
 
-/// Somebody may listen from now on.
+/// Notes that somebody may read effects from now on.
 pub(crate) fn somebody_may_listen() {
     LISTENING.store(true, Ordering::Relaxed);
 }
 
-/// Asks the server whether anybody listens.
+/// Reads from the server whether anybody reads effects.
 pub(crate) fn refresh(ctx: Ctx) {
     let flags = ctx.flags();
     let may = raw::REDISMODULE_CTX_FLAGS_AOF
@@ -48,9 +48,8 @@ pub(crate) fn effect(ctx: Ctx, key: Str, effect: &[u8]) {
     ctx.replicate(c"DLOCK.APPLY", key, bytes);
 }
 
-/// Counts a change that nobody listens to, so that the server's save points see it. The server offers no other way than a
-/// verbatim replication, which reaches nobody here; should it ever, the receiver refuses the command (only effects are
-/// followed), and says so in its log.
+/// Counts a change whose effect nobody reads, for the server's save points. The server offers no other way than a verbatim
+/// replication, which reaches nobody here; a receiver would refuse the command (it only applies effects), and log that.
 pub(crate) fn nothing(ctx: Ctx) {
     ctx.replicate_verbatim();
 }

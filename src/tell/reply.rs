@@ -5,7 +5,7 @@ use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::{Message, Outcome, Refusal, RequestId, Token};
 
-/// Writes the answer to a command if it is a usual one; returns it back if not.
+/// Writes the reply to a command if it is a usual one; returns it if not.
 #[inline(always)]
 pub(crate) fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply, Error>> {
     match &reply {
@@ -13,12 +13,12 @@ pub(crate) fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Resul
         Ok(Reply::Grant(token, holds, None)) => grant(ctx, *token, *holds, None),
         _ => return Some(reply),
     }
-    // The usual answers own nothing; a drop would go through all that an answer may own.
+    // The usual replies own nothing; a drop would check everything that a reply may own.
     std::mem::forget(reply);
     None
 }
 
-/// Writes the answer to a command.
+/// Writes the reply to a command.
 pub(crate) fn write(ctx: Ctx, reply: Result<Reply, Error>) {
     match reply {
         Ok(reply) => value(ctx, &reply),
@@ -26,13 +26,13 @@ pub(crate) fn write(ctx: Ctx, reply: Result<Reply, Error>) {
     }
 }
 
-/// Answers with an error.
+/// Replies with an error.
 #[cold]
 pub(crate) fn refuse(ctx: Ctx, error: Error) {
     write(ctx, Err(error));
 }
 
-/// Answers that all is well.
+/// Replies OK.
 #[cold]
 pub(crate) fn pass(ctx: Ctx) {
     write(ctx, Ok(Reply::Ok));
@@ -51,7 +51,7 @@ fn value(ctx: Ctx, reply: &Reply) {
     match reply {
         Reply::Grant(token, holds, named) => grant(ctx, *token, *holds, named.as_deref()),
         Reply::NullArray => ctx.reply_null_array(),
-        // A request that waits is answered later, one that runs another command by that.
+        // A request that waits is answered later, and an inner command or a list has its own reply.
         Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::FullSyncNotice | Reply::Null => {
             ctx.reply_null()
         }
@@ -73,10 +73,10 @@ fn value(ctx: Ctx, reply: &Reply) {
     }
 }
 
-/// Publishes the outcome of a waiting request: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's
-/// subscribers hear it, since the channel is the client's and belongs to no slot.
+/// Publishes the outcome of a waiting request: `word token keylen:key ownerlen:owner wait-id`. In a cluster it reaches the
+/// subscribers of every node, since the channel is the client's and belongs to no slot.
 pub(crate) fn publish(ctx: Ctx, id: RequestId, outcome: &Outcome, message: &Message) {
-    let (word, token) = said(outcome);
+    let (word, token) = word_of(outcome);
     let (key, owner) = (&message.name.key, &message.owner);
     let mut text = format!("{word} {token} {}:", key.len()).into_bytes();
     text.extend_from_slice(key);
@@ -86,8 +86,8 @@ pub(crate) fn publish(ctx: Ctx, id: RequestId, outcome: &Outcome, message: &Mess
     ctx.publish(&message.channel, &text);
 }
 
-/// The word for an outcome, and the token: 0 for all but a grant.
-fn said(outcome: &Outcome) -> (&'static str, u64) {
+/// Returns the word for an outcome, and the token: 0 for all but a grant.
+fn word_of(outcome: &Outcome) -> (&'static str, u64) {
     match outcome {
         Outcome::Granted(grant) => ("granted", grant.token.0),
         // A request for many locks has no channel.
@@ -95,14 +95,15 @@ fn said(outcome: &Outcome) -> (&'static str, u64) {
         Outcome::Cancelled => ("cancelled", 0),
         Outcome::Replaced => ("replaced", 0),
         Outcome::Gone => ("gone", 0),
-        // The slot has left, or another value has come: what was asked for is to be asked again.
+        // The slot has left, or another value has arrived: the client must ask again.
         Outcome::Moved => ("moved", 0),
         Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
         Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
         Outcome::Refused(Refusal::NoAck(_)) => ("noack", 0),
-        // A renewal and a sign of life have no channel.
-        Outcome::Refused(_) | Outcome::Renewed(_) | Outcome::Keeps { .. } | Outcome::Kept(_) => {
-            ("refused", 0)
-        }
+        // A renewal and a heartbeat have no channel.
+        Outcome::Refused(_)
+        | Outcome::Renewed(_)
+        | Outcome::KeepPending { .. }
+        | Outcome::KeepReply(_) => ("refused", 0),
     }
 }

@@ -1,4 +1,4 @@
-//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, what `DLOCK.MACQUIRE` asks for as they do, and `DLOCK.CANCEL`, which ends a wait for it.
+//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, what `DLOCK.MACQUIRE` has in common with them, and `DLOCK.CANCEL`.
 
 use super::hold;
 use crate::call::{Call, MayWait, Reply};
@@ -12,7 +12,7 @@ use dlock_engine::{
 };
 use std::num::NonZeroU32;
 
-/// Which command of the family is read.
+/// The command of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     /// `DLOCK.ACQUIRE`
@@ -23,7 +23,7 @@ pub(crate) enum Family {
     Many,
 }
 
-/// The owner that stands for a fresh one.
+/// The owner for which the server makes a name.
 pub(crate) const AUTO_OWNER: &[u8] = b"*";
 
 /// Takes a lock: `key owner [lease-ms] [AUTO ms]` and no other options.
@@ -82,7 +82,9 @@ fn request<K: Keyspace>(
     }
 }
 
-/// What is asked of the engine. Errors if the caller may not ask for it.
+/// Makes the request to the engine.
+///
+/// Errors if the caller may not make it.
 #[inline(always)]
 pub(crate) fn ask<'a, K: Keyspace>(
     call: &Call<K>,
@@ -136,7 +138,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
     })
 }
 
-/// Checks the number of permits that are asked for against the limit that is.
+/// Checks the permits against the limit.
 fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
     let Some(limit) = given.limit else {
         return Err(Error::Argument("PERMITS", "given with LIMIT".to_string()));
@@ -148,8 +150,8 @@ fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
     })
 }
 
-/// An owner that the server is to name learns its name from the grant, and from nothing before: it has no holds yet, a message
-/// would not tell it its name, and it could not claim a ticket that outlives its wait.
+/// Checks the options of a request for which the server makes the owner's name. The client learns the name from the grant: it has
+/// no holds yet, a message does not contain the name, and it could not claim a ticket that outlives its wait.
 fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
     let excluded = [
         (given.holds.is_some(), "HOLDS"),
@@ -166,8 +168,8 @@ fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
     }
 }
 
-/// Who has the module publish needs a connection, and must be allowed to. A message can be lost: who waits for one ties its hold
-/// by a renewal.
+/// Checks a request that waits by a channel: the caller needs a connection, and permission for the channel. A message can be
+/// lost, so the client ties the hold by a renewal, not by the request.
 fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if given.auto.is_some() {
         return Err(Error::Conflict("AUTO", "NOTIFY"));
@@ -181,7 +183,9 @@ fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error>
     }
 }
 
-/// Returns true if a caller that asks to be blocked is.
+/// Returns whether `BLOCK` takes effect here.
+///
+/// Errors if the server does not block this connection.
 fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
     match call.caller.may_wait() {
         MayWait::Yes => Ok(true),

@@ -1,5 +1,5 @@
-//! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided; and `DLOCK.HEED`,
-//! by which a replica hears whose confirmation counts.
+//! `DLOCK.APPLY`, the internal command by which a replica and the AOF apply a primary's effects; and `DLOCK.HEED`, which tells
+//! replicas that those who join count late for a while.
 
 use crate::call::{Call, Reply};
 use crate::error::Error;
@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// This command, as errors name it.
 const APPLY: &str = "DLOCK.APPLY";
 
-/// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
+/// Applies an effect: `key [effect]`, by default the release of the only hold. Refused from clients.
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal(APPLY));
@@ -29,8 +29,8 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     Ok(Reply::Ok)
 }
 
-/// A server has begun to take over another's data, or the primary was started: for as long as the quarantine, whoever joins may
-/// have confirmed what nobody knows any more. The caller notes when. Refused from clients.
+/// Takes the notice that a server has begun a full resynchronisation, or that the primary was started. Within the quarantine from
+/// then on, a replica that joins may have confirmed what nobody knows any more. The caller notes when. Refused from clients.
 pub(crate) fn full_sync_notice<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
     match call.caller.is_followed() {
         true => Ok(Reply::FullSyncNotice),

@@ -19,7 +19,7 @@ pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
+/// Returns how `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieRequest, Error> {
@@ -34,8 +34,7 @@ pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieReques
     })
 }
 
-/// Errors if what is tied to a connection is asked for by a caller that has none, or renewals that no lease may be long enough
-/// for.
+/// Errors if a caller without a connection asks for a tie, or if no lease may be long enough for renewals by the server.
 #[cold]
 pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if !call.own_connection() {
@@ -49,12 +48,12 @@ pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(),
     }
 }
 
-/// What AUTO may be where no lease may be long enough for it.
+/// Returns what AUTO must be where no lease may be long enough for it.
 fn no_auto(most: Millis) -> String {
     format!("left out: it needs leases of {SHORTEST_AUTO_LEASE_MS} ms, and the longest that is allowed is {most} ms")
 }
 
-/// Errors if replicas are to confirm an answer and the caller cannot be kept waiting for that.
+/// Errors if replicas must confirm the answer and the caller cannot wait for that.
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     match call.engine.policy().confirms() {
         true => check_patience(call),
@@ -70,7 +69,7 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     check_room_to_confirm(call)
 }
 
-/// Errors if as many answers wait for replicas as may.
+/// Errors if `dlock.max-waiters` answers already wait for replicas.
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     let waiting = || call.caller.unconfirmed();
     match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
@@ -79,7 +78,7 @@ pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), E
     }
 }
 
-/// The answer to a renewal of the owner's holds of these locks.
+/// Makes the reply to a renewal of the owner's holds of these locks.
 pub(crate) fn renewed<K: Keyspace>(
     call: &mut Call<K>,
     names: &[NameRef],
@@ -109,7 +108,7 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(renewed(call, &[name], owner, left))
 }
 
-/// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
+/// Releases holds: `key owner [HOLDS n] [TOKEN t]`.
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
@@ -120,7 +119,7 @@ pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
     Ok(Reply::number(left))
 }
 
-/// The same without options: one hold.
+/// Releases one hold: `key owner`.
 #[inline(never)]
 pub(crate) fn release_plain<K: Keyspace>(
     call: &mut Call<K>,

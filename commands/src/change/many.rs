@@ -28,7 +28,7 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
     })
 }
 
-/// What a grant of many locks is answered.
+/// Makes the reply to a grant of many locks: their tokens.
 pub fn tokens(grants: &[Grant]) -> Reply {
     Reply::array(grants.iter().map(|grant| Reply::Integer(grant.token.0)))
 }
@@ -44,7 +44,7 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(hold::renewed(call, &names, owner, left))
 }
 
-/// Gives many locks back: `numkeys key [key …] owner`.
+/// Releases one hold of each of many locks: `numkeys key [key …] owner`.
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     let left = call

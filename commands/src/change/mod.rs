@@ -1,4 +1,4 @@
-//! Commands that take, keep, give back or wait for locks.
+//! Commands that take, keep, release or wait for locks.
 
 pub(crate) mod acquire;
 pub(crate) mod apply;

@@ -5,10 +5,10 @@ use crate::error::Error;
 use crate::table::Args;
 use dlock_engine::{Edge, Keyspace};
 
-/// Pairs that are shown where the request does not say.
+/// The pairs that are shown without `COUNT`.
 const SHOWN: u64 = 1_000;
 
-/// Who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
+/// Shows who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = given.count(SHOWN);
     let caller = call.caller;
@@ -31,7 +31,7 @@ fn row(edge: &Edge) -> Reply {
     ])
 }
 
-/// The same as one text for Graphviz: owners as nodes, waits as arrows that name the lock.
+/// Draws the edges for Graphviz: owners as nodes, waits as arrows that name the lock.
 fn drawing(edges: &[Edge]) -> String {
     let arrow = |edge: &Edge| {
         let label = [
@@ -50,8 +50,7 @@ fn drawing(edges: &[Edge]) -> String {
     format!("digraph dlock {{\n  rankdir=LR;\n{arrows}}}\n")
 }
 
-/// Bytes as Graphviz shows them: in quotes, in which a backslash makes a quote or a backslash; what is not printable ASCII
-/// as `\xhh`.
+/// Quotes bytes for Graphviz: a backslash goes before a quote or a backslash, and bytes other than printable ASCII are `\xhh`.
 fn quoted(bytes: &[u8]) -> String {
     let mut text = String::from("\"");
     for &byte in bytes {

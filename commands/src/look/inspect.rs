@@ -5,10 +5,10 @@ use crate::error::Error;
 use crate::table::{Args, COMMANDS};
 use dlock_engine::{ClientId, HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
 
-/// Holders and places that INFO shows where the request does not say.
+/// The holders and places that INFO shows without `COUNT`.
 const SHOWN: u64 = 100;
 
-/// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
+/// Shows an owner's hold: `key owner`; or the hold whose lease ends last, and its owner: `key`.
 pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, now) = (call.name(given.key()), call.now);
     let (engine, lock) = call.lock(name)?;
@@ -48,7 +48,7 @@ fn live<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
     Ok(engine.check(lock, now, token)?)
 }
 
-/// How many stand before an owner: `key owner`.
+/// Shows how many places are before an owner's: `key owner`.
 pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (engine, lock) = call.lock(name)?;
@@ -57,7 +57,7 @@ pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<
         .map_or(Reply::Null, |rank| Reply::Integer(rank as u64)))
 }
 
-/// What there is to see of a lock: `key [COUNT n]`.
+/// Shows who holds a lock and who waits for it: `key [COUNT n]`.
 pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let most = given.count(SHOWN);
@@ -119,7 +119,7 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
     with_connection(fields, place.client, caller)
 }
 
-/// Adds a connection as far as the caller may know it: its id, 0 if it is gone, and its address and name.
+/// Adds the fields of a connection that the caller may know: its id, 0 if it is gone, and its address and name.
 fn with_connection(
     mut fields: Vec<(&'static str, Reply)>,
     client: ClientId,
@@ -134,7 +134,7 @@ fn with_connection(
     Reply::Map(fields)
 }
 
-/// The commands: a line for what each takes, and one for what it does.
+/// Lists the commands: a line for what each takes, and one for what it does.
 pub(crate) fn help() -> Reply {
     let specs = COMMANDS.iter().filter(|spec| !spec.internal());
     let lines = specs.flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)]);

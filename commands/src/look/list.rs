@@ -13,19 +13,18 @@ use crate::words::glob;
 use crate::call::{Call, Reply};
 use dlock_engine::{collections::scan_order, Keyspace, NameRef, Row};
 
-/// Keys that one call reads where the request does not say.
+/// The keys that one call reads without `COUNT`.
 const DEFAULT_COUNT: u64 = 100;
 
-/// The most that one call reads, whatever the request says, which is a hint as in SCAN. Another key takes 2 µs and a lock 4
-/// to 5 on a busy machine, most of it in the server's SCAN, its look-ups and the reply: a call holds others up for some
-/// milliseconds.
+/// The most keys that one call reads; `COUNT` is a hint, as in SCAN. A key takes 2 µs and a lock 4 to 5 on a busy machine, mostly
+/// in the server's SCAN, its look-ups and the reply: a call delays others by some milliseconds.
 const MOST: u64 = 1_000;
 
-/// Cursors of the queues have this bit; the server's own count the places of its tables, and have not.
+/// The bit that marks cursors of the queues. The server's own cursors count the places of its tables, and never have it.
 const OF_QUEUES: u64 = 1 << scan_order::BITS;
 
 impl Source {
-    /// As the client sees it: 0 is the beginning, and the end.
+    /// Returns the cursor for the client: 0 is the beginning, and the end.
     pub fn cursor(self) -> u64 {
         match self {
             Source::Keys(cursor) => cursor,
@@ -34,7 +33,7 @@ impl Source {
     }
 }
 
-/// What page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
+/// Reads which page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
 pub fn run(given: &Args) -> Result<Reply, Error> {
     let source = match given.cursor.unwrap_or(0) {
         0 if given.contended => Source::Queues(0),
@@ -55,19 +54,18 @@ pub fn run(given: &Args) -> Result<Reply, Error> {
 }
 
 impl Listing {
-    /// Where its page begins.
+    /// Returns where its page begins.
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// Where in the queues the list goes on after the last of the keys: with the locks that have none, if those can be
-    /// meant.
+    /// Returns where in the queues the list goes on after the last of the keys: with the locks that have no key, if they can match.
     pub fn after_keys(&self) -> Option<u64> {
         self.owner.is_none().then_some(0)
     }
 
-    /// The rows of these locks: those that are what was asked for, and that the user may read. The caller has seen to the
-    /// pattern of keys that come from the server.
+    /// Returns the rows of those of these locks that match and that the user may read. Keys from the server's SCAN match the
+    /// pattern already.
     pub fn rows<K: Keyspace>(
         &self,
         call: &mut Call<K>,
@@ -78,12 +76,12 @@ impl Listing {
         let readable = call.caller.may_read(keys);
         let shown = keys.iter().zip(readable).filter(|(_, may)| *may);
         shown
-            .filter(|(key, _)| !of_queues || self.is_meant(key))
+            .filter(|(key, _)| !of_queues || self.matches(key))
             .filter_map(|(key, _)| self.row(call, of_queues, key))
             .collect()
     }
 
-    fn is_meant(&self, key: &[u8]) -> bool {
+    fn matches(&self, key: &[u8]) -> bool {
         let pattern = self.pattern.as_ref();
         pattern.is_none_or(|pattern| glob::matches(pattern, key))
     }
@@ -93,7 +91,7 @@ impl Listing {
         let now = call.now;
         let (engine, lock) = call.lock(name).ok()?;
         if of_queues && !self.contended && lock.is_some() {
-            // It has a key, and is listed among those.
+            // It has a key, and is listed with the keys.
             return None;
         }
         let row = engine.row(lock, now, name, self.owner.as_deref())?;
@@ -118,7 +116,7 @@ fn shape(key: &[u8], row: Row) -> Reply {
     ])
 }
 
-/// The page: where to go on (nowhere: it was the last), and the rows.
+/// Makes the reply: the cursor of the next page (none: this was the last), and the rows.
 pub fn page(next: Option<Source>, rows: Vec<Reply>) -> Reply {
     let cursor = next.map_or(0, Source::cursor).to_string();
     Reply::Array(vec![Reply::Bulk(cursor.into_bytes()), Reply::Array(rows)])

@@ -1,4 +1,4 @@
-//! Commands that only look.
+//! Read-only commands.
 
 pub(crate) mod graph;
 pub(crate) mod inspect;

@@ -6,15 +6,15 @@ use crate::table::Args;
 use dlock_engine::counters::Hot;
 use dlock_engine::{invariants, Engine, Keyspace, Now};
 
-/// Locks that TOP shows where the request does not say.
+/// The locks that TOP shows without `COUNT`.
 const SHOWN: u64 = 10;
 
-/// How a number moves.
+/// The kind of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
-    /// What is now: up and down.
+    /// A current value, which rises and falls.
     Gauge,
-    /// How often, or how long altogether: up only, but for a reset or restart.
+    /// A total, which only rises, except at a reset or restart.
     Counter,
 }
 
@@ -23,13 +23,13 @@ pub enum FieldKind {
 pub struct Field {
     /// Its name. INFO puts `dlock_` before it.
     pub name: &'static str,
-    /// How it moves.
+    /// Its kind.
     pub kind: FieldKind,
-    /// What it is at.
+    /// Its value.
     pub value: u64,
 }
 
-/// The numbers that are shown together: a section of INFO.
+/// A section of INFO: numbers that are shown together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
     /// Its name. INFO puts `dlock_` before it.
@@ -50,7 +50,7 @@ macro_rules! percentiles {
     };
 }
 
-/// Every number there is. Names are stable: exporters and dashboards rely on them.
+/// Returns every number. Names are stable: exporters and dashboards rely on them.
 pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let counters = engine.counters();
     let held = census.stored_holds.saturating_add(counters.held);
@@ -164,7 +164,7 @@ fn fields_of(kind: FieldKind, fields: &[(&'static str, u64)]) -> Vec<Field> {
     fields.iter().map(field).collect()
 }
 
-/// Every number: `[RESET]`, which begins them anew once they have been read.
+/// Shows every number: `[RESET]`, which resets them after reading.
 pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if given.reset && !call.caller.may_reset() {
         return Err(Error::NoPermission("dlock.stats reset".into()));
@@ -178,7 +178,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
     Ok(Reply::Map(fields.collect()))
 }
 
-/// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
+/// Shows the most contended locks, of those that the user may read: `[COUNT n]`.
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = given.count(SHOWN);
     if call.primary {

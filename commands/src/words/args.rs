@@ -6,9 +6,9 @@ use crate::table::{self, Arg, Args, Kind, Spec};
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, MAX_OWNER};
 
-/// Reads all words of a command: what goes by its place, then the options, in any order and any case, each at most once.
+/// Reads all words of a command: the positional arguments, then the options, in any order and any case, each at most once.
 ///
-/// Errors name the argument and what it may be.
+/// Errors name the argument and what it must be.
 #[inline(always)]
 pub fn read<'a>(
     spec: &'static Spec,
@@ -41,7 +41,7 @@ pub fn read<'a>(
     Ok(given)
 }
 
-/// A key, an owner, and perhaps a lease and renewals: all that most requests say.
+/// A key, an owner, and perhaps a lease and renewals: the arguments of most requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlainArgs<'a> {
     /// The lock's key.
@@ -50,12 +50,12 @@ pub struct PlainArgs<'a> {
     pub owner: &'a [u8],
     /// A lease.
     pub lease: Option<Millis>,
-    /// `AUTO ms`, which only an acquire may say.
+    /// `AUTO ms`, which only an acquire may have.
     pub auto: Option<Millis>,
 }
 
-/// Reads words that say no more than that, without a look at the table: an uncontended command takes hardly longer than the
-/// reading of its words by it. None for any others, and if anything is wrong with these: `read` says what.
+/// Reads the words of such a request without the table, which would take as long as the rest of an uncontended command. None for
+/// any other words, and if anything is wrong with these: `read` says what.
 #[inline(always)]
 pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
     let (words, auto) = match words {
@@ -80,9 +80,8 @@ pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
     })
 }
 
-/// The words that are still to be read, and what those before them have given.
-/// Its functions are inlined into `read`, and that where it is used: a command with an option is a tenth of the module's
-/// instructions shorter by it.
+/// The words that are still to be read, and the arguments so far. Its functions are inlined into `read`, and that where it is
+/// used: this saves a command with an option a tenth of the module's instructions.
 struct Reader<'a, 'r> {
     command: &'static str,
     policy: &'r Policy,
@@ -106,7 +105,7 @@ impl<'a> Reader<'a, '_> {
         Ok(words)
     }
 
-    /// Reads an argument that goes by its place.
+    /// Reads a positional argument.
     #[inline(always)]
     fn positional(&mut self, arg: &Arg) -> Result<(), Error> {
         if arg.optional && !self.looks_like(arg) {
@@ -118,8 +117,8 @@ impl<'a> Reader<'a, '_> {
         self.value(arg)
     }
 
-    /// Returns true if the next word is meant as an optional argument that goes by its place: a number is told from an option by
-    /// what it begins with; no command takes options after any other.
+    /// Returns true if the next word looks like this optional positional argument: a number differs from an option by its first
+    /// byte; no command takes options after any other.
     fn looks_like(&self, arg: &Arg) -> bool {
         let first = self.rest.first().map(|word| word.first());
         match (arg.kind, first) {

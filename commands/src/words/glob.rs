@@ -1,10 +1,10 @@
 //! Patterns of keys, as the server reads them: `*`, `?`, `[a-c]`, `[^a-c]`, `\*`.
 
-/// Returns true if all of the text is what the pattern says. Takes time by the product of their lengths at most: only the last
-/// `*` is ever tried again.
+/// Returns true if the pattern matches the whole text. Takes time by the product of their lengths at most: only the last `*` is
+/// ever tried again.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut pattern, mut text) = (pattern, text);
-    // What follows the last `*`, and where it was tried last.
+    // The pattern after the last `*`, and the text where it was tried last.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         if let [b'*', rest @ ..] = pattern {
@@ -32,7 +32,7 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// The rest of the pattern if its first part, which stands for one byte, is this one.
+/// Returns the rest of the pattern if its first part, which stands for one byte, matches this byte.
 fn one(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     match pattern {
         [] => None,
@@ -42,7 +42,7 @@ fn one(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     }
 }
 
-/// The rest of the pattern after a class, if the byte is in it. One that is not closed ends with the pattern.
+/// Returns the rest of the pattern after a class, if the byte is in it. A class that is not closed ends with the pattern.
 fn class(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     let (not, mut pattern) = match pattern {
         [b'^', rest @ ..] => (true, rest),

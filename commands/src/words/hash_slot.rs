@@ -1,14 +1,14 @@
-//! Which slot of a cluster a key is in. Pure: nothing here asks the server.
+//! The hash slot of a key in a cluster. Pure: nothing here asks the server.
 //!
 //! The CRC is written out: it is five lines, and runs for messages on sharded channels only. A crate's table would be longer.
 
 use std::sync::OnceLock;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// The part of the key that alone decides on its slot, if it has one: what stands between the first `{` and the next `}`,
-/// unless that is nothing.
+/// Returns the key's hash tag, which alone decides on its slot, if it has one: the bytes between the first `{` and the next `}`,
+/// unless there are none.
 pub fn tag(key: &[u8]) -> Option<&[u8]> {
     let open = key.iter().position(|byte| *byte == b'{')?;
     let rest = key.get(open + 1..)?;
@@ -16,7 +16,7 @@ pub fn tag(key: &[u8]) -> Option<&[u8]> {
     rest.get(..close).filter(|tag| !tag.is_empty())
 }
 
-/// The key's slot: CRC16 (XMODEM) of what the cluster hashes of it.
+/// Returns the key's slot: CRC16 (XMODEM) of the hash tag or of the whole key.
 pub fn of(key: &[u8]) -> u16 {
     let crc = tag(key).unwrap_or(key).iter().fold(0_u16, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
@@ -26,13 +26,13 @@ pub fn of(key: &[u8]) -> u16 {
     crc % SLOTS
 }
 
-/// Two bytes that are in this slot between braces. Not every name can be put between braces itself.
+/// Returns two bytes that make a hash tag of this slot. Not every name can be a hash tag itself.
 pub fn short_tag(slot: u16) -> [u8; 2] {
     static TAGS: OnceLock<Vec<[u8; 2]>> = OnceLock::new();
     let tags = TAGS.get_or_init(|| {
         let mut tags = vec![[0; 2]; usize::from(SLOTS)];
-        // No two pairs of bytes have one CRC, so that four of them are in each slot: not all of those have a `}`, which
-        // would be the end of the tag.
+        // No two pairs of bytes have the same CRC, so that each slot has four of them: not all of those contain a `}`, which
+        // would end the tag.
         for pair in (0..=u16::MAX).map(u16::to_be_bytes) {
             if let Some(tag) = tags
                 .get_mut(usize::from(of(&pair)))

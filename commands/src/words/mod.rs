@@ -1,4 +1,4 @@
-//! What words say: a command's arguments, patterns and slots of keys.
+//! Readers of words: a command's arguments, patterns and slots of keys.
 
 pub mod args;
 pub mod glob;

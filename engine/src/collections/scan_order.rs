@@ -5,26 +5,26 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-/// Keys in the order of their hashes. A scan goes by hashes: a key that is there all the time is met once, whatever else
-/// comes and goes.
+/// Keys in the order of their hashes. A scan follows the hashes, so it meets a key that is present throughout exactly once,
+/// whatever else comes and goes.
 #[derive(Debug, Clone, Default)]
 pub struct ScanOrder(BTreeSet<(u64, Rc<[u8]>)>);
 
-/// Hashes have so many bits: the numbers of a scan leave room for a mark.
+/// The bits of a hash. A cursor has room for a mark above them.
 pub const BITS: u32 = 62;
 
 impl ScanOrder {
-    /// Puts a key in.
+    /// Adds a key.
     pub fn insert(&mut self, key: &Rc<[u8]>) {
         self.0.insert((hash(key), key.clone()));
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     pub fn remove(&mut self, key: &Rc<[u8]>) {
         self.0.remove(&(hash(key), key.clone()));
     }
 
-    /// The keys from this hash on, `most` of them (and those with the last one's hash); and the next hash, if there is one.
+    /// Returns `most` keys from this hash on (and those with the last one's hash), and the next hash, if there is one.
     pub fn from(&self, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
         let mut keys = Vec::new();
         let mut last = None;
@@ -39,7 +39,7 @@ impl ScanOrder {
     }
 }
 
-/// The same in every process.
+/// Hashes a key, with the same result in every process.
 fn hash(key: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);

@@ -1,32 +1,32 @@
-//! By how much a replica's clock is ahead of its primary's.
+//! The lead of a replica's clock over its primary's.
 
 use crate::types::{Millis, Now, SteadyMs};
 
-/// How long a window is of which the least counts.
-const WINDOW_MS: Millis = 30_000;
+/// The length of a period. The least lead within it counts.
+const PERIOD_MS: Millis = 30_000;
 
-/// Numbers that must have come before anything is said: one that was held up on its way says little.
+/// The fewest numbers that an estimate needs: one that was held up on its way says little.
 const LEAST: u32 = 5;
 
-/// What the numbers tell that a primary hands out: they are times of its clock, and come here a little later. So the least that
-/// this server's clock was ahead of them is the time of the way, and its lead.
+/// Estimates the lead from the numbers that a primary hands out. They are times of its clock and arrive a little later, so the
+/// smallest difference to this server's clock is the time of the way plus the lead.
 #[derive(Debug, Clone, Default)]
 pub struct ClockLead {
     began: SteadyMs,
-    now: Window,
-    before: Window,
+    now: Period,
+    before: Period,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Window {
+struct Period {
     least_us: u64,
     count: u32,
 }
 
 impl ClockLead {
-    /// A number that the primary has just handed out has come.
+    /// Takes in a number that the primary has just handed out.
     pub fn observe(&mut self, number: u64, now: Now) {
-        if now.steady().since(self.began) > WINDOW_MS {
+        if now.steady().since(self.began) > PERIOD_MS {
             self.before = std::mem::take(&mut self.now);
             self.began = now.steady();
         }
@@ -38,7 +38,7 @@ impl ClockLead {
         self.now.count = self.now.count.saturating_add(1);
     }
 
-    /// By how many milliseconds this server's clock is ahead at most; 0 if too little is known.
+    /// Returns by how many milliseconds this server's clock is ahead at most; 0 if too little is known.
     pub fn ms(&self) -> Millis {
         let windows = [self.now, self.before];
         let known = windows.iter().filter(|window| window.count > 0);

@@ -1,4 +1,4 @@
-//! What the engine has done: counted, and timed, in memory that does not grow.
+//! Counts and times of the engine's decisions, in memory that does not grow.
 
 mod lead;
 mod times;
@@ -12,8 +12,7 @@ use super::lock::End;
 use super::types::{NameRef, Now, Token};
 use crate::refusal::Refusal;
 
-/// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what
-/// there is now.
+/// All counts and times. They begin at 0 with the server, and again by `DLOCK.STATS RESET`; only `held` is a gauge.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Grants that were made at once.
@@ -64,7 +63,7 @@ pub struct Counters {
     pub unconfirmed: u64,
     /// The locks that were waited for most.
     pub top: Top,
-    /// Holds that were made here less those that were ended here. What values bring and take with them the caller adds.
+    /// Holds that were made here less those that were ended here. The caller adds those that come and go with values.
     pub held: i64,
 }
 
@@ -72,7 +71,7 @@ pub struct Counters {
 /// counted.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals {
-    /// They could never end otherwise.
+    /// The wait would have closed a circle.
     pub deadlock: u64,
     /// Nothing is granted after a start or promotion.
     pub quarantine: u64,
@@ -108,7 +107,7 @@ impl Refusals {
 }
 
 impl Counters {
-    /// Begins anew; what is held stays so.
+    /// Resets everything except `held`.
     pub fn reset(&mut self) {
         let held = self.held;
         *self = Counters {
@@ -117,13 +116,13 @@ impl Counters {
         };
     }
 
-    /// A hold was ended.
+    /// Counts the end of a hold.
     pub fn ended(&mut self, end: End, token: Token, now: Now) {
         self.held -= 1;
         self.gone(end, token, now);
     }
 
-    /// A hold went with its value. The token tells when it was granted.
+    /// Counts the end of a hold that `held` does not count, as it went with its value. The token tells when it was granted.
     pub fn gone(&mut self, end: End, token: Token, now: Now) {
         match end {
             End::Released => self.released += 1,

@@ -24,17 +24,17 @@ impl Times {
         self.longest_us = self.longest_us.max(us);
     }
 
-    /// How many there were.
+    /// Returns how many times were added.
     pub fn count(&self) -> u64 {
         self.counts.len()
     }
 
-    /// All of them together.
+    /// Returns their sum.
     pub fn sum_us(&self) -> u64 {
         self.sum_us
     }
 
-    /// The longest.
+    /// Returns the longest of them.
     pub fn longest_us(&self) -> u64 {
         self.longest_us
     }

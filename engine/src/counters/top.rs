@@ -1,7 +1,7 @@
 //! The locks that were waited for most, of however many there are.
 //!
-//! Space-Saving (Metwally, Agrawal, El Abbadi 2005): so many locks have a count. One that has none takes the place of the
-//! one with the lowest count, and goes on from there: its count may be too high by that much, which is kept as its error.
+//! Space-Saving (Metwally, Agrawal, El Abbadi 2005): at most `KEPT` locks have a count. A lock without one takes over the lowest
+//! count and adds to it: its count may be too high by that much, which is kept as its error.
 //! So no count is too low, none is off by more than its error, and a lock with more than one in `KEPT` of all waits is
 //! always here.
 
@@ -18,11 +18,11 @@ const LONGEST_NAME: usize = 1024;
 /// One lock that was waited for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hot {
-    /// Which.
+    /// The lock's name.
     pub name: Name,
     /// Places that were taken in its queue.
     pub waits: u64,
-    /// By how much that may be too many.
+    /// By how much `waits` may be too high.
     pub error: u64,
     /// The time of all waits that ended while it was counted.
     pub total_us: u64,
@@ -42,7 +42,7 @@ pub struct Top {
 }
 
 impl Top {
-    /// A place was taken in this lock's queue.
+    /// Counts a new place in this lock's queue.
     pub fn queued(&mut self, name: NameRef) {
         if name.key.len() > LONGEST_NAME {
             return;
@@ -60,7 +60,7 @@ impl Top {
         self.by_waits.insert((hot.waits, at));
     }
 
-    /// A wait for this lock has ended.
+    /// Adds the time of a wait for this lock that has ended.
     pub fn waited(&mut self, name: NameRef, us: u64) {
         // Looked up by a name of its own: only contended locks come here.
         let at = self.at.get(&name.to_owned());
@@ -70,7 +70,7 @@ impl Top {
         }
     }
 
-    /// All that have a count, the highest first.
+    /// Returns the locks that have a count, the highest first.
     pub fn ranked(&self) -> impl Iterator<Item = &Hot> {
         let highest_first = self.by_waits.iter().rev();
         highest_first.filter_map(|(_, at)| self.kept.get(*at))
@@ -98,7 +98,7 @@ impl Top {
         }
     }
 
-    /// Returns this lock a count: a fresh one, or the lowest one of another lock.
+    /// Gives this lock a count, a fresh one or the lowest of another lock; returns its position.
     fn make_room(&mut self, name: &Name) -> usize {
         let mut hot = Hot {
             name: name.clone(),

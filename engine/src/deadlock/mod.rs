@@ -1,7 +1,7 @@
 //! Circles of waiting owners.
 //!
-//! An owner is one actor: while it waits for anything it gives nothing back, whatever connections use its name. So a request is
-//! never granted if what it waits for leads back to it. One [`search`] forward, when the request would begin to wait, finds
+//! An owner counts as one thread: while it waits for anything it releases nothing, whatever connections use its name. So a request
+//! is never granted if what it waits for leads back to it. One [`search`] forward, when the request would begin to wait, finds
 //! that; nothing is kept for it but the waiting requests by owner. [`text`] names the circle in an error.
 //!
 //! A request waits

@@ -37,9 +37,9 @@ pub(crate) struct Wanted<'a> {
 /// A request that would wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
-    /// Who asks.
+    /// The owner that asks.
     pub owner: &'a [u8],
-    /// The places that it would wait at.
+    /// The places that the request would wait at.
     pub wanted: &'a [Wanted<'a>],
     /// The older requests of the same owner that it takes over from: they count as gone.
     pub replaced: &'a BTreeSet<RequestId>,
@@ -195,7 +195,7 @@ impl<'w> Search<'w> {
         Ok(())
     }
 
-    /// Follows a request at one place: what is in its way there is found.
+    /// Follows a request at one place: notes what is in its way there.
     fn follow(
         &mut self,
         keys: &mut impl Keyspace,
@@ -304,7 +304,7 @@ impl<'w> Search<'w> {
         Ok(found.or(asked.map(|_| Blocker::Asked)))
     }
 
-    /// Returns the request that waits at the first chosen one of these places, unless it counts as gone: then at the next.
+    /// Returns the first request that waits at a chosen one of these places and does not count as gone.
     fn first_of<'q>(
         &mut self,
         places: impl Iterator<Item = (Arrival, &'q Place)>,

@@ -13,11 +13,11 @@ const BYTES_NAMED: usize = 64;
 /// One step of a circle: somebody waits for a lock that somebody holds, or is queued for before it.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// Who waits.
+    /// The owner that waits.
     pub waiter: Rc<[u8]>,
-    /// For which lock.
+    /// The lock that it waits for.
     pub name: Name,
-    /// Who is in the way.
+    /// The owner that is in the way.
     pub blocker: Rc<[u8]>,
     /// Whether that is by a place in the queue; else by a hold.
     pub queued: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Circle {
     pub more: usize,
 }
 
-/// The error for a second holder that wants to upgrade: each would wait for the other to leave.
+/// Returns the error for a second holder that wants to upgrade: each would wait for the other to leave.
 pub(crate) fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
     Refusal::Deadlock(format!(
         "'{}' and '{}' hold the lock, and each waits for the other to release it",
@@ -41,7 +41,7 @@ pub(crate) fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
     ))
 }
 
-/// The error for a circle. Keys that the caller may not read are masked.
+/// Returns the error for a circle. Keys that the caller may not read are masked.
 pub(crate) fn deadlock(circle: &Circle, mut readable: impl FnMut(&Name) -> bool) -> Refusal {
     let named = circle.named.iter().map(|step| {
         let key = match readable(&step.name) {

@@ -23,14 +23,14 @@ pub use ties::{KeepReply, Loss, LostHold};
 pub(crate) use tying::next_renewal;
 pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 
-/// Something that happens by itself after a while.
+/// A deadline of the engine's own.
 #[derive(Debug, Clone, Copy)]
 pub enum Due {
-    /// A request has waited as long as it wanted to.
+    /// The `BLOCK` time of a request ends.
     Wait(RequestId),
     /// The claim window of an absent ticket ends.
     Window(LockId, Arrival),
-    /// The server is to renew holds of this connection, if they are still there.
+    /// The server renews holds of this connection that are still there.
     Renewals(ClientId),
 }
 
@@ -39,18 +39,18 @@ pub enum Due {
 pub struct HoldTable {
     /// Makes fencing tokens, and the numbers of places.
     pub tokens: TokenClock,
-    /// What has been done so far.
+    /// Counts and times.
     pub counters: Counters,
     /// Holds that are tied to connections.
     pub ties: Ties,
-    /// What happens by itself after a while.
+    /// The deadlines.
     pub timers: Deadlines<SteadyMs, Due>,
-    /// Holds whose grant or entry replicas have not confirmed yet, and whether it is a new hold: then nobody has had it.
+    /// Holds whose grant or entry replicas have not confirmed yet, and whether each is new: then no client knows of it.
     pub unconfirmed: BTreeMap<Token, bool>,
 }
 
 impl HoldTable {
-    /// Makes an owner a holder that is none yet. The caller has seen that the granting rule allows it.
+    /// Grants the lock to an owner that does not hold it. The caller has checked that the granting rule allows it.
     #[inline(always)]
     pub fn grant_first(
         &mut self,
@@ -83,8 +83,7 @@ impl HoldTable {
         Grant { token, holds }
     }
 
-    /// Makes the owner a holder, enters it once more, or gives it a stricter limit. The caller has seen that the granting
-    /// rule allows it.
+    /// Grants the lock to an owner, re-enters it, or upgrades its hold. The caller has checked that the granting rule allows it.
     ///
     /// Errors with nothing changed when the hold count would overflow.
     pub fn grant(

@@ -5,8 +5,8 @@
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 //!
-//! What `DLOCK.KEEP` asks must not cost more with more ties: a connection's ties stand in the order in which their leases end,
-//! a sign of life is noted once for all of them, and what it has lost without a command of its own is kept until a KEEP reports it.
+//! The cost of `DLOCK.KEEP` must not grow with the ties: a connection's ties stand in the order in which their leases end, a
+//! heartbeat is noted once for all of them, and losses that the connection did not cause are kept until a KEEP reports them.
 //!
 //! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
 //! goes before it, and lists keep their memory (an ordered map gives its last node back).
@@ -21,17 +21,17 @@ use std::ops::Bound::{Excluded, Unbounded};
 /// A lock's name and its owner's, in bytes: a short key and a UUID.
 const USUAL_WORDS: usize = 64;
 
-/// Lost ties that are kept for a connection until it asks, and the bytes of their keys. Beyond them, the reply says only that there
-/// were more.
+/// The most losses that are kept for a connection until it asks, and the most bytes of their keys. Beyond them, the reply says only
+/// that there were more.
 const MOST_LOST: usize = 1024;
 const MOST_LOST_BYTES: usize = 1 << 20;
 
-/// What ties a hold to a connection.
+/// The bond between a hold and a connection.
 #[derive(Debug, Clone)]
 pub struct Tie {
     /// The connection.
     pub client: ClientId,
-    /// The lock, and who holds it.
+    /// The lock and the owner.
     pub whose: HoldKey,
     /// Whether the hold ends with the connection.
     pub session: bool,
@@ -41,7 +41,7 @@ pub struct Tie {
     pub end: WallMs,
 }
 
-/// A lock and who holds it, in one piece.
+/// A lock and its owner, in one piece.
 #[derive(Debug, Clone)]
 pub struct HoldKey {
     db: u32,
@@ -52,7 +52,7 @@ pub struct HoldKey {
 }
 
 impl HoldKey {
-    /// The hold of this owner.
+    /// Copies the names of a hold.
     pub fn new(hold: HoldRef) -> HoldKey {
         let mut words = SmallVec::from_slice(hold.name.key);
         words.extend_from_slice(hold.owner);
@@ -63,13 +63,13 @@ impl HoldKey {
         }
     }
 
-    /// The lock.
+    /// Returns the lock.
     pub fn name(&self) -> NameRef<'_> {
         let (key, _) = self.words.split_at(self.key as usize);
         NameRef { db: self.db, key }
     }
 
-    /// Who holds it.
+    /// Returns the owner.
     pub fn owner(&self) -> &[u8] {
         let (_, owner) = self.words.split_at(self.key as usize);
         owner
@@ -81,25 +81,25 @@ impl HoldKey {
 pub struct Auto {
     /// The lease that each renewal gives.
     pub lease: Millis,
-    /// For how long it renews at least; none without bound. Later signs of life may move that.
+    /// How long the server renews at least; none without bound. Later heartbeats may extend it.
     pub bound: Option<Bound>,
-    /// How many signs of life its connection had given when it was tied: they do not count for it.
-    pub signs: u64,
+    /// How many heartbeats its connection had sent when it was tied: they do not count for it.
+    pub heartbeats: u64,
     /// When it renews next.
     pub next: Renewal,
 }
 
-/// For how long holds are renewed, as a command has said.
+/// How long holds are renewed, by the command that tied them or by a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
-    /// When it was said.
+    /// When the command ran.
     pub since: SteadyMs,
-    /// For how long from then on. It does not pass while the connection waits, and begins anew when that ends.
+    /// How long from then on. The time stands still while the connection waits, and begins anew when that ends.
     pub ms: Millis,
 }
 
 impl Bound {
-    /// When it passes, if the connection has waited until then and waits no more.
+    /// Returns when it passes, if the connection waited last at `waited`.
     fn end(self, waited: SteadyMs) -> SteadyMs {
         self.since.max(waited).after(self.ms)
     }
@@ -111,7 +111,7 @@ impl Auto {
         matches!(self.next, Renewal::At(at) if at <= now)
     }
 
-    /// Returns true if it is renewed when its connection gives a sign of life.
+    /// Returns true if it is renewed at its connection's next heartbeat.
     pub fn is_paused(&self) -> bool {
         matches!(self.next, Renewal::Paused)
     }
@@ -120,11 +120,11 @@ impl Auto {
 /// When the server renews a hold next.
 #[derive(Debug, Clone, Copy)]
 pub enum Renewal {
-    /// Then, or as soon as it can once that has passed.
+    /// At this time, or as soon after it as the server accepts the change.
     At(SteadyMs),
-    /// When its connection gives a sign of life: its bound has passed.
+    /// At its connection's next heartbeat: its bound has passed.
     Paused,
-    /// Not any more: the hold has reached the age that it may have. It is tied all the same.
+    /// Never again: the hold has reached `max-hold-ms`. It stays tied.
     Stopped,
 }
 
@@ -173,24 +173,24 @@ pub struct LostHold {
     pub why: Loss,
 }
 
-/// What a sign of life is answered.
+/// The reply to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeepReply {
     /// How many holds are tied to the connection.
     pub ties: usize,
-    /// When the first lease of those ends that the server renews, or has renewed; none if there are none.
+    /// The earliest end of a lease that the server renews, or has renewed; none if it renews none.
     pub first_end: Option<WallMs>,
-    /// What the connection has lost since it was last told; none if there was more than is kept.
+    /// The losses since the last report; none if there were more than are kept.
     pub lost: Option<Vec<LostHold>>,
 }
 
 impl Tie {
-    /// The lock.
+    /// Returns the lock.
     pub fn name(&self) -> NameRef<'_> {
         self.whose.name()
     }
 
-    /// Who holds it.
+    /// Returns the owner.
     pub fn owner(&self) -> &[u8] {
         self.whose.owner()
     }
@@ -227,7 +227,7 @@ struct ByExpiry {
 }
 
 impl ByExpiry {
-    /// What comes before all that the server renews, or before all others.
+    /// Returns the lowest rank among the holds that the server renews, or among the others.
     fn first(session_only: bool) -> ByExpiry {
         ByExpiry {
             session_only,
@@ -237,10 +237,10 @@ impl ByExpiry {
     }
 }
 
-/// When a renewal is due before a connection's timer comes, and that timer.
+/// The time of a renewal that is due before a connection's timer fires, and that timer.
 pub(crate) type TimerToArm<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
 
-/// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
+/// A connection that holds are tied to, or were. It is kept until it ends: a connection that ties one hold ties another.
 #[derive(Debug, Clone, Default)]
 struct Connection {
     holds: BTreeSet<ByExpiry>,
@@ -253,10 +253,10 @@ struct Connection {
     // Whether it is blocked by a request, and when it last was.
     waits: bool,
     waited: SteadyMs,
-    // How many signs of life it has given.
-    signs: u64,
-    // Those that still count, with their numbers, in order. Each passes before the one before it: a later sign of life does away
-    // with those that would pass no later. So what a tie goes by is the first of them that has come since it was made.
+    // How many heartbeats it has sent.
+    heartbeats: u64,
+    // The bounds of those that still count, with their numbers, in order. Each passes before the one before it: a later heartbeat
+    // replaces those that would pass no later. So the first that has come since a tie was made is the one that applies to it.
     bounds: Vec<(u64, Bound)>,
     lost: LossLog,
 }
@@ -280,7 +280,7 @@ impl Connection {
         }
     }
 
-    /// Takes that out again.
+    /// Removes when a hold is renewed next.
     fn take_out(&mut self, token: Token, next: Renewal) {
         match next {
             Renewal::At(at) => drop(self.renewals.remove(&(at, token))),
@@ -290,16 +290,19 @@ impl Connection {
     }
 
     /// Returns the position of the first KEEP after the given number of them.
-    fn first_since(&self, signs: u64) -> usize {
-        self.bounds.partition_point(|(number, _)| *number <= signs)
+    fn first_since(&self, heartbeats: u64) -> usize {
+        self.bounds
+            .partition_point(|(number, _)| *number <= heartbeats)
     }
 
-    /// Forgets the signs of life that no hold goes by. Takes time by the number of holds, of which there have been as many signs of
-    /// life since it was last done.
+    /// Drops the bounds that apply to no hold. Takes time by the number of holds; as many heartbeats have come since it was last
+    /// done.
     fn forget_bounds(&mut self, ties: &BTreeMap<Token, Box<Tie>>) {
         let autos = self.holds.iter();
         let autos = autos.filter_map(|hold| ties.get(&hold.token)?.auto);
-        let needed: BTreeSet<usize> = autos.map(|auto| self.first_since(auto.signs)).collect();
+        let needed: BTreeSet<usize> = autos
+            .map(|auto| self.first_since(auto.heartbeats))
+            .collect();
         let mut at = 0..;
         self.bounds
             .retain(|_| at.next().is_some_and(|at| needed.contains(&at)));
@@ -345,8 +348,8 @@ impl LossLog {
     }
 }
 
-/// All ties, by the token of the hold. RESTORE can bring a second hold under that token to another lock: it is not the one that
-/// is tied, so who asks for a hold of a lock names that lock.
+/// All ties, by the token of the hold. RESTORE can bring a second hold under that token to another lock, which is not the tied one:
+/// so a question about the hold of a lock names the lock.
 #[derive(Debug, Clone, Default)]
 pub struct Ties {
     by_token: BTreeMap<Token, Box<Tie>>,
@@ -355,14 +358,14 @@ pub struct Ties {
     autos: usize,
     // Holds whose renewal is due.
     due: VecDeque<Token>,
-    // Holds that were paused until a sign of life came, and are to be renewed again.
+    // Holds that were paused until a heartbeat came, and are to be renewed again.
     resumed: Vec<BTreeSet<Token>>,
-    // The connection whose command is being worked off; none while it is nobody's. What it ends itself it is not told of.
+    // The connection whose command runs; none between commands. Its own acts are not reported to it as losses.
     current_client: ClientId,
 }
 
 impl Ties {
-    /// Returns true if nothing is tied: then nothing of this costs anything.
+    /// Returns true if nothing is tied.
     pub fn is_empty(&self) -> bool {
         self.by_token.is_empty()
     }
@@ -377,12 +380,12 @@ impl Ties {
         self.autos
     }
 
-    /// Returns what is tied under this token.
+    /// Returns the tie under this token.
     pub fn get(&self, token: Token) -> Option<&Tie> {
         self.by_token.get(&token).map(|tie| &**tie)
     }
 
-    /// Returns what the hold of this lock is tied by.
+    /// Returns the tie of this lock's hold.
     pub fn at(&self, name: NameRef, token: Token) -> Option<&Tie> {
         self.get(token).filter(|tie| tie.name() == name)
     }
@@ -398,12 +401,12 @@ impl Ties {
         self.by_client.contains_key(&client)
     }
 
-    /// This connection's command is worked off from now on, or nobody's.
+    /// Sets the connection whose command runs from now on; none between commands.
     pub fn set_current_client(&mut self, client: ClientId) {
         self.current_client = client;
     }
 
-    /// Ties a hold. It is tied by nothing. Returns what [`Ties::untimed`] would.
+    /// Ties a hold that has no tie. Returns what [`Ties::untimed`] would.
     pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> Option<TimerToArm<'_>> {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
@@ -432,7 +435,7 @@ impl Ties {
         Some(tie)
     }
 
-    /// A hold is tied no more: its connection is to be told, unless its own command has done it.
+    /// Records the loss of a tie that was removed, unless its connection's own command has done it.
     pub fn lose(&mut self, token: Token, lost: &Tie, why: Loss) {
         let by_itself =
             matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.current_client;
@@ -448,7 +451,7 @@ impl Ties {
         connection.lost.add(LostHold { name, token, why });
     }
 
-    /// A hold goes on under another token: if it is to be renewed again, that is so under the new one.
+    /// Moves a hold that is to be renewed again to its new token.
     pub fn resume_as(&mut self, old: Token, new: Token) {
         let mut sets = self.resumed.iter_mut();
         if let Some(holds) = sets.find_map(|holds| holds.remove(&old).then_some(holds)) {
@@ -456,13 +459,12 @@ impl Ties {
         }
     }
 
-    /// Returns true if a hold was paused, and is to be renewed again since its connection has given a sign of life.
+    /// Returns true if a hold was paused, and is to be renewed again because its connection has sent a heartbeat.
     pub fn is_resumed(&self, token: Token) -> bool {
         self.resumed.iter().any(|holds| holds.contains(&token))
     }
 
-    /// Unties everything, since the server decides no longer. Returns the timers. Connections learn of it by `DLOCK.KEEP` once it
-    /// decides again.
+    /// Unties everything after a demotion. Returns the timers. `DLOCK.KEEP` reports the losses once the server is a primary again.
     pub fn lose_all(&mut self, now: WallMs) -> Vec<DueKey<SteadyMs>> {
         let mut timers = Vec::new();
         for (token, tie) in std::mem::take(&mut self.by_token) {
@@ -482,7 +484,7 @@ impl Ties {
         timers
     }
 
-    /// When a connection's first renewal is due, where that is before its timer comes; and the timer, to be set to it.
+    /// Returns when a connection's first renewal is due, if that is before its timer fires; and the timer, to be set to it.
     pub fn untimed(&mut self, client: ClientId) -> Option<TimerToArm<'_>> {
         self.by_client.get_mut(&client)?.untimed()
     }
@@ -535,27 +537,29 @@ impl Ties {
         }
     }
 
-    /// Returns how many signs of life a connection has given.
-    pub fn signs(&self, client: ClientId) -> u64 {
+    /// Returns how many heartbeats a connection has sent.
+    pub fn heartbeats(&self, client: ClientId) -> u64 {
         let connection = self.by_client.get(&client);
-        connection.map_or(0, |connection| connection.signs)
+        connection.map_or(0, |connection| connection.heartbeats)
     }
 
-    /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, and of the signs
-    /// of life since. It does not pass while the connection waits, and begins anew when that ends.
+    /// Returns true if a hold's bounds have passed: that of the command that tied it, and those of the heartbeats since. Their time
+    /// stands still while the connection waits, and begins anew when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
         let Some((auto, connection)) = tie.auto.zip(self.by_client.get(&tie.client)) else {
             return false;
         };
         let over = |bound: Bound| bound.end(connection.waited) <= now;
-        let kept = connection.bounds.get(connection.first_since(auto.signs));
+        let kept = connection
+            .bounds
+            .get(connection.first_since(auto.heartbeats));
         !connection.waits
             && auto.bound.is_some_and(over)
             && kept.is_none_or(|(_, bound)| over(*bound))
     }
 
-    /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, or for as long as it would
-    /// have been, whichever is later. The caller has taken out what has ended.
+    /// Takes a heartbeat of a connection: its holds are renewed for `ms` from now, or as long as before, whichever is later. The
+    /// caller has removed the ties that have ended.
     pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
         let Some(its) = self.by_client.get_mut(&client) else {
             return;
@@ -563,26 +567,26 @@ impl Ties {
         if !its.paused.is_empty() {
             self.resumed.push(std::mem::take(&mut its.paused));
         }
-        its.signs += 1;
+        its.heartbeats += 1;
         let (bound, waited) = (Bound { since: now, ms }, its.waited);
         let later = |(_, earlier): &(u64, Bound)| earlier.end(waited) > bound.end(waited);
         let stay = its.bounds.iter().rposition(later).map_or(0, |at| at + 1);
         its.bounds.truncate(stay);
-        its.bounds.push((its.signs, bound));
+        its.bounds.push((its.heartbeats, bound));
         if its.bounds.len() > 2 * its.holds.len() {
             its.forget_bounds(&self.by_token);
         }
     }
 
-    /// When the first lease of those ends that the server renews for a connection, or has renewed; none if there are none.
+    /// Returns the earliest end of a lease that the server renews for a connection, or has renewed; none if it renews none.
     pub fn first_end(&self, client: ClientId) -> Option<WallMs> {
         let first = self.by_client.get(&client)?.holds.first();
         let first = first.filter(|first| !first.session_only);
         first.map(|first| first.end)
     }
 
-    /// Returns what a connection is to be told, and forgets what it has lost.
-    pub fn kept(&mut self, client: ClientId) -> KeepReply {
+    /// Returns the reply to a heartbeat, and drops the losses that it reports.
+    pub fn keep_reply(&mut self, client: ClientId) -> KeepReply {
         let first_end = self.first_end(client);
         let its = self.by_client.get_mut(&client);
         let its = its.map(|its| (its.holds.len(), its.lost.take()));
@@ -594,7 +598,7 @@ impl Ties {
         }
     }
 
-    /// Takes out a hold that is to be renewed now: its renewal is due, or its connection has given a sign of life.
+    /// Takes out a hold that is to be renewed now: its renewal is due, or its connection has sent a heartbeat.
     pub fn next_due(&mut self) -> Option<Token> {
         if let Some(token) = self.due.pop_front() {
             return Some(token);
@@ -608,12 +612,12 @@ impl Ties {
         None
     }
 
-    /// Returns true if holds may be to be renewed now.
+    /// Returns true if holds may be due for renewal.
     pub fn has_due(&self) -> bool {
         !(self.due.is_empty() && self.resumed.is_empty())
     }
 
-    /// Puts off the renewal of holds that are due: the server accepts no change of them now.
+    /// Defers the renewal of holds that are due: the server accepts no change of them now.
     pub fn put_off(&mut self, refused: Vec<Token>) {
         self.due.extend(refused);
     }
@@ -627,7 +631,7 @@ impl Ties {
         ended.map(|hold| hold.token)
     }
 
-    /// A connection begins to wait for a request, or has waited.
+    /// Notes that a connection begins to wait for a request, or no longer waits.
     pub fn waits(&mut self, client: ClientId, waits: bool, now: SteadyMs) {
         if let Some(connection) = self.by_client.get_mut(&client) {
             connection.waits = waits;

@@ -1,4 +1,4 @@
-//! How holds are tied to connections, and untied: by commands, by what ends a hold, by what takes a grant back.
+//! Tying holds to connections, and untying them: by commands, by the end of a hold, by the return of an undelivered grant.
 
 use super::ties::{Auto, Bound, HoldKey, Loss, Renewal, Tie, Ties, TimerToArm};
 use super::{Due, HoldTable};
@@ -15,14 +15,14 @@ pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
 pub struct TieRequest {
     /// The connection.
     pub client: ClientId,
-    /// Whether the hold is to end with the connection.
+    /// Whether the hold ends with the connection.
     pub session: bool,
-    /// Whether the server is to renew the hold, and for how long at most (0: without bound).
+    /// Whether the server renews the hold, and for how long (0: without bound).
     pub auto: Option<Millis>,
 }
 
 impl TieRequest {
-    /// How the server is to renew the hold of this token with this lease, if it is.
+    /// Returns how the server renews the hold of this token with this lease, if it does.
     fn renewals(&self, ties: &Ties, token: Token, lease: Millis, now: Now) -> Option<Auto> {
         self.auto.map(|ms| Auto {
             lease,
@@ -30,15 +30,14 @@ impl TieRequest {
                 since: now.steady(),
                 ms,
             }),
-            signs: ties.signs(self.client),
+            heartbeats: ties.heartbeats(self.client),
             next: Renewal::At(next_renewal(token, lease, now)),
         })
     }
 }
 
 impl HoldTable {
-    /// Ties a hold as its grant says: to the connection that asks. What ties it to that connection already stays; to another it is
-    /// tied no more.
+    /// Ties a granted hold to the connection that asks. A tie to that connection keeps what it has; a tie to another ends.
     // Not cold, as what follows is: a grant that ties runs through it. Not within the plain grant either, which it would lengthen.
     #[inline(never)]
     pub fn tie_granted(
@@ -73,8 +72,8 @@ impl HoldTable {
         self.replace_tie(token, before, Some(tie));
     }
 
-    /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
-    /// stays. A renewal that ties nothing ends the server's own.
+    /// Ties a renewed hold: the last command that ties it decides, and only a `SESSION` of the same connection stays. A renewal
+    /// without `SESSION` and `AUTO` ends the server's own renewals.
     pub fn tie_renewed(
         &mut self,
         whose: HoldRef,
@@ -106,7 +105,7 @@ impl HoldTable {
         self.replace_tie(token, before, tie);
     }
 
-    /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
+    /// Unties a hold before it is tied anew. A tie under its token at another lock, which RESTORE can bring about, is lost.
     fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
         let tie = self.ties.untie(token)?;
         if tie.name() == name {
@@ -116,7 +115,7 @@ impl HoldTable {
         None
     }
 
-    /// Ties a hold again as it was tied before. Another connection that has lost it learns of that by `DLOCK.KEEP`.
+    /// Replaces a tie that was removed. `DLOCK.KEEP` reports the loss to another connection that had it.
     fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
         if let Some(before) = before {
             match &tie {
@@ -130,20 +129,20 @@ impl HoldTable {
         }
     }
 
-    /// Ties a hold, which is tied by nothing.
+    /// Ties a hold that has no tie.
     fn tie(&mut self, token: Token, tie: Box<Tie>) {
         let client = tie.client;
         let untimed = self.ties.tie(token, tie);
         time(&mut self.timers, client, untimed);
     }
 
-    /// Sees to it that a connection's timer comes when its first renewal is due, or before.
+    /// Arms a connection's timer for its first renewal, unless it fires before.
     pub fn time_renewals(&mut self, client: ClientId) {
         let untimed = self.ties.untimed(client);
         time(&mut self.timers, client, untimed);
     }
 
-    /// A connection has ended, and nothing is tied to it any more.
+    /// Drops a connection that has ended, and has no ties left.
     pub fn forget(&mut self, client: ClientId) {
         let mut timer = self.ties.forget(client);
         self.timers.clear(&mut timer);
@@ -155,21 +154,21 @@ impl HoldTable {
         self.time_renewals(client);
     }
 
-    /// The server has renewed a hold that is tied to this connection: its lease ends then, and this comes next.
+    /// Notes that the server has renewed a hold of this connection: when its lease ends now, and what comes next.
     pub fn renewed(&mut self, client: ClientId, token: Token, end: WallMs, next: Renewal) {
         self.ties.renewed(token, end, next);
         self.time_renewals(client);
     }
 
-    /// Unties the hold of this lock, as if it never had been tied.
+    /// Unties the hold of this lock without recording a loss.
     pub fn untie_at(&mut self, name: NameRef, token: Token) {
         if self.ties.at(name, token).is_some() {
             self.ties.untie(token);
         }
     }
 
-    /// What is tied under this token is tied no more, since its hold has ended or has gone elsewhere; its connection is to be told
-    /// why. If the lease is over, it is that, whatever has come upon the hold since.
+    /// Unties the hold of this token, which has ended or has left its name, and records the loss. If the lease is over, that is
+    /// the reason, whatever has happened to the hold since.
     pub fn lose(&mut self, token: Token, why: Loss, now: WallMs) {
         let why = self.ties.get(token).map(|tie| tie.loss(why, now));
         if let Some(why) = why {
@@ -184,8 +183,7 @@ impl HoldTable {
         }
     }
 
-    /// Records a loss whose reason is certain. A new hold whose grant replicas have not confirmed was nobody's yet: nobody loses
-    /// it.
+    /// Records a loss whose reason is certain. No client knows of a new hold that replicas have not confirmed: nobody loses it.
     pub fn lose_as(&mut self, token: Token, why: Loss) {
         let was_had = self.unconfirmed.get(&token) != Some(&true);
         if let Some(tie) = self.ties.untie(token).filter(|_| was_had) {
@@ -193,7 +191,7 @@ impl HoldTable {
         }
     }
 
-    /// The server decides no longer: nothing is tied any more.
+    /// Unties everything after a demotion.
     pub fn lose_all(&mut self, now: WallMs) {
         for (token, is_new) in std::mem::take(&mut self.unconfirmed) {
             if is_new {
@@ -205,7 +203,7 @@ impl HoldTable {
         }
     }
 
-    /// The hold of this lock is to be tied to this connection: another one loses it, under the token that it knows.
+    /// Records the loss of this lock's hold for another connection than this one, under the token that it knows.
     pub fn lose_to(&mut self, name: NameRef, token: Token, client: ClientId) {
         let tie = self.ties.at(name, token);
         if tie.is_some_and(|tie| tie.client != client) {
@@ -215,7 +213,7 @@ impl HoldTable {
         }
     }
 
-    /// The hold of this lock ends so.
+    /// Unties the hold of this lock, which ends for this reason.
     #[inline(never)]
     pub fn lose_by(&mut self, name: NameRef, token: Token, end: End) {
         let why = match end {
@@ -223,16 +221,16 @@ impl HoldTable {
             End::Expired => Loss::Expired,
             End::Forced => Loss::Forced,
             End::Removed => Loss::Removed,
-            // With its connection, which is there no more.
+            // Its connection has ended: there is nobody to report a loss to.
             End::Session => return self.untie_at(name, token),
         };
-        // As the unlock message has it.
+        // The reason that the unlock message gives.
         if self.ties.at(name, token).is_some() {
             self.lose_as(token, why);
         }
     }
 
-    /// The hold goes on under another token.
+    /// Moves a tie to the hold's new token.
     pub fn retie(&mut self, name: NameRef, old: Token, new: Token) {
         if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
@@ -253,8 +251,8 @@ fn time(timers: &mut Deadlines<SteadyMs, Due>, client: ClientId, untimed: Option
     }
 }
 
-/// When a hold is renewed next: when a quarter to a third of its lease has passed, so that holds which were taken together are
-/// not renewed together for ever.
+/// Returns when a hold is renewed next: after a quarter to a third of its lease, so that holds that were taken together are not
+/// renewed together for ever.
 pub(crate) fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
     // Tokens of one moment follow each other: the low bits spread best.
     let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -1,4 +1,4 @@
-//! How durable state moves, and how a move is written down for replicas and the AOF.
+//! Changes of durable state, and their form for replicas and the AOF.
 //!
 //! A change states the result, never the request: who, which token, which absolute deadline. Applying it needs no
 //! clock and gives the same state everywhere. On the wire the changes of one lock in one event are one line of text:
@@ -51,7 +51,7 @@ impl End {
         End::Removed,
     ];
 
-    /// Its letter in an effect, and the word that unlock messages and events use.
+    /// Returns its letter in an effect, and its word in unlock messages and events.
     fn names(self) -> (u8, &'static str) {
         match self {
             End::Released => (b'r', "released"),
@@ -66,13 +66,13 @@ impl End {
         End::ALL.into_iter().find(|end| end.names().0 == letter)
     }
 
-    /// The word that unlock messages and events use.
+    /// Returns its word in unlock messages and events.
     pub fn word(self) -> &'static str {
         self.names().1
     }
 }
 
-/// One step of durable state.
+/// One change of durable state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change<'a> {
     /// This owner's hold is now exactly this.
@@ -94,7 +94,7 @@ pub enum Change<'a> {
         owner: &'a [u8],
         /// How much is asked for.
         share: Share,
-        /// How long it is kept while nobody is there for it.
+        /// How long it is kept while no connection waits on it.
         claim: Millis,
     },
     /// No ticket stands at this number.
@@ -102,7 +102,7 @@ pub enum Change<'a> {
         /// Its place in the order of arrival.
         number: Arrival,
     },
-    /// Somebody is queued (the key has no TTL, the module watches the leases), or nobody is.
+    /// Whether somebody is queued: then the key has no TTL, and the module watches the leases.
     Watch(bool),
 }
 
@@ -112,7 +112,7 @@ const PLAIN: u8 = b'1';
 /// The format of one that has them.
 const WITH_PERMITS: u8 = b'2';
 
-/// The latest format that is read.
+/// The latest format that this version reads.
 pub const FORMAT: u64 = 2;
 
 impl Change<'_> {
@@ -124,7 +124,7 @@ impl Change<'_> {
         }
     }
 
-    /// Appends this change to an effect; an empty one is begun.
+    /// Appends this change to an effect, which may be empty.
     pub fn write(&self, effect: &mut Vec<u8>) {
         begin(effect);
         effect.push(b' ');
@@ -198,7 +198,7 @@ pub fn begin(effect: &mut Vec<u8>) {
     }
 }
 
-/// The changes that make this lock from nothing: what an AOF rewrite writes for it.
+/// Returns the effect that makes this lock from nothing, for an AOF rewrite.
 pub fn rebuild(lock: &Lock) -> Vec<u8> {
     let mut effect = Vec::new();
     begin(&mut effect);
@@ -220,8 +220,7 @@ pub fn rebuild(lock: &Lock) -> Vec<u8> {
     effect
 }
 
-/// Reads an effect that says something. All of it must be well formed before any of it is applied; none is the answer when
-/// it is not.
+/// Reads an effect that is not empty; none if any of it is not well formed.
 pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
     let (format, mut rest) = effect.split_first()?;
     let mut changes = Vec::new();
@@ -235,7 +234,7 @@ pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
     (*format == needed).then_some(changes)
 }
 
-/// The version of an effect that is later than any that is known here.
+/// Returns the format of an effect if it is later than any that this version reads.
 pub fn later(effect: &[u8]) -> Option<u64> {
     let mut rest = effect;
     let version = read_number(&mut rest)?;
@@ -292,7 +291,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
     }
 }
 
-/// Reads how much a change with this letter is about: one permit where it does not say how many. It says so only of several.
+/// Reads the limit and the permits of a change with this letter. An upper-case letter says that several permits follow.
 fn read_share(rest: &mut &[u8], letter: u8) -> Option<Share> {
     let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
     let permits = match letter.is_ascii_uppercase() {
@@ -326,7 +325,7 @@ fn letter(effect: &mut Vec<u8>, permits: Permits, [one, several]: [u8; 2]) {
     effect.push(several);
 }
 
-/// Says how many permits there are, if they are several.
+/// Appends the number of permits, if they are several.
 fn several(effect: &mut Vec<u8>, permits: Permits) {
     if permits != ONE {
         field(effect, u64::from(permits.get()));

@@ -17,7 +17,7 @@ const PLAIN: u8 = 1;
 /// The latest version: of a value that has them. Every version up to it is read.
 pub const VERSION: u8 = 2;
 
-/// The lock's bytes.
+/// Encodes a lock.
 pub fn encode(lock: &Lock) -> Vec<u8> {
     let version = version(lock);
     let mut out = vec![version, u8::from(lock.watched())];
@@ -28,7 +28,7 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
         }
     };
     number(&mut out, lock.holders() as u64);
-    // However a primary and a replica came by the same state, they are to agree on its bytes.
+    // A primary and a replica may reach the same state in different ways, and must agree on its bytes.
     let mut holds: Vec<Hold> = lock.holds().collect();
     holds.sort_unstable_by_key(|hold| hold.owner);
     for hold in holds {
@@ -48,8 +48,8 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
     out
 }
 
-/// Reads what `encode` wrote. None for anything that it could not have written: RESTORE lets any user bring bytes
-/// here, so counts are never believed before the bytes are seen.
+/// Decodes a lock; none for bytes that `encode` could not have written. RESTORE lets any user bring bytes here, so no count is
+/// trusted before its bytes are read.
 pub fn decode(bytes: &[u8]) -> Option<Lock> {
     let mut rest = bytes;
     let (version_read, flags) = (byte(&mut rest)?, byte(&mut rest)?);
@@ -107,7 +107,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     sound.then_some(lock)
 }
 
-/// The version that a lock is written in.
+/// Returns the version that a lock is written in.
 fn version(lock: &Lock) -> u8 {
     let several = lock.permits() > lock.holders() as u64
         || lock
@@ -119,7 +119,7 @@ fn version(lock: &Lock) -> u8 {
     }
 }
 
-/// The version of bytes that is later than any that is known here.
+/// Returns the version of a value if it is later than any that this version reads.
 pub fn later(bytes: &[u8]) -> Option<u8> {
     bytes.first().copied().filter(|version| *version > VERSION)
 }

@@ -1,4 +1,4 @@
-//! The holders of one lock: a short list, or, of many, found by owner at once and by deadline and limit in logarithmic time.
+//! The holders of one lock: a short list, or, of many, indexes by owner, deadline and limit.
 
 use super::Hold;
 use crate::types::{ClientId, Limit, Permits, Token, WallMs};
@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Holders that are kept in a list. Up to here a walk through them is as fast as three ordered maps, which would take
-/// seven times the room, and nearly every contended lock has one holder.
+/// The most holders in a list. Up to here a walk through it is as fast as three ordered maps, which would take seven times the
+/// memory, and nearly every contended lock has one holder.
 const LONGEST_LIST: usize = 8;
 
 /// All holders of a lock.
@@ -24,12 +24,12 @@ pub(crate) enum Holders {
 #[derive(Debug, Clone)]
 pub(crate) struct Holder {
     owner: Arc<[u8]>,
-    terms: Terms,
+    terms: HoldTerms,
 }
 
-/// What one holder holds the lock with.
+/// A hold without its owner.
 #[derive(Debug, Clone, Copy)]
-struct Terms {
+struct HoldTerms {
     token: Token,
     deadline: WallMs,
     holds: u32,
@@ -42,8 +42,8 @@ struct Terms {
 /// Many holders, found by owner, deadline and limit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Indexed {
-    by_owner: HashMap<Arc<[u8]>, Terms>,
-    // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
+    by_owner: HashMap<Arc<[u8]>, HoldTerms>,
+    // The token distinguishes leases of one millisecond: a comparison of owners would read the memory of each.
     by_deadline: BTreeSet<(WallMs, Token, Arc<[u8]>)>,
     by_limit: BTreeMap<Limit, usize>,
     permits: u64,
@@ -56,7 +56,7 @@ impl Default for Holders {
 }
 
 impl Holders {
-    /// How many there are.
+    /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
         match self {
             Holders::List(list) => list.len(),
@@ -64,7 +64,7 @@ impl Holders {
         }
     }
 
-    /// How many permits they hold.
+    /// Returns how many permits they hold.
     pub(crate) fn permits(&self) -> u64 {
         match self {
             Holders::List(list) => list.iter().map(|holder| holder.terms.permits()).sum(),
@@ -77,12 +77,12 @@ impl Holders {
         self.len() == 0
     }
 
-    /// Returns true if they are found by deadline.
+    /// Returns true if they have an index by deadline.
     pub(crate) fn is_indexed(&self) -> bool {
         matches!(self, Holders::Indexed(_))
     }
 
-    /// The hold of an owner.
+    /// Returns the hold of an owner.
     pub(crate) fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
             Holders::List(list) => list.get(find(list, owner).ok()?).map(Holder::view),
@@ -90,7 +90,7 @@ impl Holders {
         }
     }
 
-    /// All holds: of a few in the order of their owners, of many in the order in which they end.
+    /// Returns all holds: of a few in the order of their owners, of many in the order in which they end.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),
@@ -100,7 +100,7 @@ impl Holders {
         few.chain(many.into_iter().flat_map(|many| many.iter()))
     }
 
-    /// The first deadline and whose it is.
+    /// Returns the first deadline and its owner.
     pub(crate) fn earliest(&self) -> Option<(WallMs, &[u8])> {
         match self {
             Holders::List(list) => {
@@ -114,7 +114,7 @@ impl Holders {
         }
     }
 
-    /// The hold whose lease ends last.
+    /// Returns the hold whose lease ends last.
     pub(crate) fn last(&self) -> Option<Hold<'_>> {
         match self {
             Holders::List(list) => {
@@ -125,7 +125,7 @@ impl Holders {
         }
     }
 
-    /// The last deadline.
+    /// Returns the last deadline.
     pub(crate) fn latest(&self) -> Option<WallMs> {
         match self {
             Holders::List(list) => list.iter().map(|holder| holder.terms.deadline).max(),
@@ -133,7 +133,7 @@ impl Holders {
         }
     }
 
-    /// How many leases have not run out. Takes time by the number of those that have, which are soon taken out.
+    /// Returns how many leases have not run out. Takes time by the number of those that have, which are soon removed.
     pub(crate) fn live(&self, now: WallMs) -> usize {
         let ended = match self {
             Holders::List(list) => list
@@ -148,7 +148,7 @@ impl Holders {
         self.len() - ended
     }
 
-    /// The strictest limit of all.
+    /// Returns the strictest limit of all.
     pub(crate) fn strictest(&self) -> Option<Limit> {
         match self {
             Holders::List(list) => list.iter().map(|holder| holder.terms.limit).min(),
@@ -156,7 +156,7 @@ impl Holders {
         }
     }
 
-    /// The strictest limit when one holder with `mine` is left out.
+    /// Returns the strictest limit without one holder of the limit `mine`.
     pub(crate) fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
         match self {
             Holders::List(list) => {
@@ -175,9 +175,9 @@ impl Holders {
         }
     }
 
-    /// Makes this owner's hold exactly this one.
+    /// Sets an owner's hold.
     pub(crate) fn put(&mut self, hold: &Hold) {
-        let terms = Terms {
+        let terms = HoldTerms {
             token: hold.token,
             deadline: hold.deadline,
             holds: hold.holds,
@@ -207,7 +207,7 @@ impl Holders {
         }
     }
 
-    /// Takes the only hold out, if it is holder under this token.
+    /// Removes the only hold, if it has this token.
     pub(crate) fn remove_only(&mut self, token: Token) {
         if let Holders::List(list) = self {
             if matches!(list.as_slice(), [only] if only.terms.token == token) {
@@ -216,7 +216,7 @@ impl Holders {
         }
     }
 
-    /// Takes an owner's hold out.
+    /// Removes an owner's hold.
     pub(crate) fn remove(&mut self, owner: &[u8]) {
         match self {
             Holders::List(list) => {
@@ -231,8 +231,8 @@ impl Holders {
         }
     }
 
-    /// Returns owner, token and deadline of each hold, in the order of `iter`. Of many holders no other memory is read than the index
-    /// of their deadlines.
+    /// Returns owner, token and deadline of each hold, in the order of `iter`. Of many holders it reads only the index of their
+    /// deadlines.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),
@@ -244,7 +244,7 @@ impl Holders {
         few.chain(many.map(|(deadline, token, owner)| (&**owner, *token, *deadline)))
     }
 
-    /// Takes out those whose leases end until then, in the order in which they do. If these are all of many, none is moved.
+    /// Takes out the holders whose leases end by `until`, in the order in which they end. If these are all of many, none is moved.
     pub(crate) fn split_off(&mut self, until: WallMs) -> Holders {
         let ended = match self {
             Holders::Indexed(_) if self.latest() <= Some(until) => return std::mem::take(self),
@@ -262,7 +262,7 @@ impl Holders {
         Holders::List(ended)
     }
 
-    /// Takes one out, whichever. Returns true if there was one.
+    /// Removes any one holder. Returns true if there was one.
     pub(crate) fn pop(&mut self) -> bool {
         match self {
             Holders::List(list) => list.pop().is_some(),
@@ -273,17 +273,17 @@ impl Holders {
         }
     }
 
-    /// Roughly the memory that they take, in bytes.
+    /// Returns roughly the memory that they take, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let each = match self {
             Holders::List(_) => std::mem::size_of::<Holder>() + 16,
-            // In three maps, of whose nodes half is air.
+            // In three maps, whose nodes are half empty.
             Holders::Indexed(_) => 200,
         };
         self.iter().map(|hold| each + hold.owner.len()).sum()
     }
 
-    /// From a list to maps once there are too many for it.
+    /// Moves the holders from a list to indexes once there are too many for it.
     fn spread(&mut self) {
         let Holders::List(list) = self else { return };
         if list.len() <= LONGEST_LIST {
@@ -296,7 +296,8 @@ impl Holders {
         *self = Holders::Indexed(many);
     }
 
-    /// Back to a list once they are few again: half as many, so that one that comes and goes does not cost a move each time.
+    /// Moves the holders back to a list once they are few: half as many, so that one that comes and goes does not cost a move each
+    /// time.
     fn gather(&mut self) {
         let Holders::Indexed(many) = self else { return };
         if many.by_owner.len() > LONGEST_LIST / 2 {
@@ -308,7 +309,7 @@ impl Holders {
     }
 }
 
-impl Terms {
+impl HoldTerms {
     fn permits(&self) -> u64 {
         u64::from(self.permits.get())
     }
@@ -331,7 +332,7 @@ impl Indexed {
         owners.filter_map(|owner| self.get(owner))
     }
 
-    /// Takes out those whose leases end until then, in the order in which they do.
+    /// Takes out the holders whose leases end by `until`, in the order in which they end.
     fn split_off(&mut self, until: WallMs) -> Vec<Holder> {
         let next = (until.after(1), Token(0), Arc::from([].as_slice()));
         let left = self.by_deadline.split_off(&next);
@@ -346,7 +347,7 @@ impl Indexed {
         holders
     }
 
-    fn uncount(&mut self, terms: &Terms) {
+    fn uncount(&mut self, terms: &HoldTerms) {
         self.permits -= terms.permits();
         if let Some(count) = self.by_limit.get_mut(&terms.limit) {
             *count -= 1;
@@ -364,7 +365,7 @@ impl Indexed {
         })
     }
 
-    fn put(&mut self, owner: Arc<[u8]>, terms: Terms) {
+    fn put(&mut self, owner: Arc<[u8]>, terms: HoldTerms) {
         self.by_deadline
             .insert((terms.deadline, terms.token, owner.clone()));
         *self.by_limit.entry(terms.limit).or_default() += 1;
@@ -372,7 +373,7 @@ impl Indexed {
         self.by_owner.insert(owner, terms);
     }
 
-    /// Takes an owner's hold out; returns the owner back for further use.
+    /// Removes an owner's hold; returns the owner's name for further use.
     fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
         let (owner, terms) = self.by_owner.remove_entry(owner)?;
         let dated = (terms.deadline, terms.token, owner);
@@ -382,12 +383,12 @@ impl Indexed {
     }
 }
 
-/// Where an owner stands in a list, or would.
+/// Returns the position of an owner in a list, or where it would be.
 fn find(list: &[Holder], owner: &[u8]) -> Result<usize, usize> {
     list.binary_search_by(|holder| (*holder.owner).cmp(owner))
 }
 
-fn view<'a>(owner: &'a [u8], terms: &'a Terms) -> Hold<'a> {
+fn view<'a>(owner: &'a [u8], terms: &'a HoldTerms) -> Hold<'a> {
     Hold {
         owner,
         token: terms.token,

@@ -1,5 +1,4 @@
-//! What is durable of a lock: who holds it and which tickets stand in its queue. Which owners may hold it together
-//! is said here (`Lock::admits`).
+//! The durable state of a lock: its holders and the tickets of its queue. `Lock::admits` decides which owners may hold it together.
 
 pub mod change;
 pub mod codec;
@@ -13,10 +12,10 @@ use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
 
-/// One owner's ownership of a lock, as everyone sees it.
+/// One owner's hold of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hold<'a> {
-    /// Who holds.
+    /// The owner.
     pub owner: &'a [u8],
     /// The fencing token of the grant; it also tells when the grant was made.
     pub token: Token,
@@ -24,31 +23,30 @@ pub struct Hold<'a> {
     pub deadline: WallMs,
     /// The hold count: 1 for a first grant, more by re-entry.
     pub holds: u32,
-    /// The most permits that may be held as far as this owner is concerned.
+    /// The most permits that may be held at once, as this owner asked for it.
     pub limit: Limit,
     /// How many of them it holds.
     pub permits: Permits,
-    /// The client id of the connection that last took or entered it; 0 if this server does not know: then it did not grant it
-    /// since it runs. A hold that a user has brought is marked here until it is bounded (see `Lock::restored`). Not part of the
-    /// durable state.
+    /// The client id of the connection that last took or entered it; 0 if this run of the server did not grant it. A hold that a
+    /// user has brought is marked here until it is bounded (see `Lock::restored`). Not part of the durable state.
     pub client: ClientId,
-    /// Whether it is as its grant made it: a new hold that no later command of its owner has touched. What the server does by
-    /// itself, renewals included, leaves that as it is. Not part of the durable state.
+    /// Whether it is a new hold that no later command of its owner has touched. The server's own renewals do not count. Not part of
+    /// the durable state.
     pub fresh: bool,
 }
 
 /// A durable place in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
-    /// Whose place it is.
+    /// The owner of the place.
     pub owner: Box<[u8]>,
-    /// How much the owner asks for.
+    /// The limit and the permits that the owner asks for.
     pub share: Share,
-    /// How long the place is kept while nobody is there for it; 0: not at all.
+    /// The claim window: how long the place is kept while no connection waits on it; 0: not at all.
     pub claim: Millis,
 }
 
-/// The durable state of one lock: the value that stands at its key.
+/// The durable state of one lock: the value at its key.
 ///
 /// | held | queued | form | the key's TTL |
 /// |---|---|---|---|
@@ -64,7 +62,7 @@ pub struct Ticket {
 pub enum Lock {
     /// The usual lock, in one allocation of 64 bytes (a size class of every malloc).
     Sole(Sole),
-    /// Everything else.
+    /// Any other lock.
     Full(Box<Full>),
 }
 
@@ -111,8 +109,7 @@ pub struct Full {
     pub(super) watched: bool,
 }
 
-// What `Lock` says of itself, for the large form: marked as cold, since it would stand between the few lines that the
-// usual lock needs.
+// Getters of `Lock` for the large form. They are cold, so that the compiler keeps them out of the path of the usual lock.
 impl Full {
     #[cold]
     fn is_empty(&self) -> bool {
@@ -166,7 +163,7 @@ impl Sole {
         owner: [0; INLINE],
     };
 
-    /// Moves the state, if it can say what is to be. Returns true if it can; else nothing has changed.
+    /// Applies a change, if this form can express the result. Returns false, with nothing changed, if it cannot.
     #[inline(always)]
     fn apply(&mut self, change: &Change) -> bool {
         match change {
@@ -183,12 +180,12 @@ impl Sole {
         }
     }
 
-    /// Returns true if this owner's hold may stand here.
+    /// Returns true if this form has room for this owner's hold.
     fn is_for(&self, owner: &[u8]) -> bool {
         self.holds == 0 || self.owner() == owner
     }
 
-    /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Returns false,
+    /// Sets the hold, in place: a value that is made elsewhere and then moved costs as much again. Returns false,
     /// with nothing changed, if the owner is too long for it, or a number too large.
     fn put(&mut self, hold: &Hold) -> bool {
         let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
@@ -260,7 +257,7 @@ impl Sole {
 }
 
 impl Default for Lock {
-    /// The lock that nobody holds and nobody waits for.
+    /// Makes a lock that nobody holds and nobody waits for.
     fn default() -> Self {
         Lock::FREE
     }
@@ -270,7 +267,7 @@ impl Lock {
     /// Held by nobody.
     pub const FREE: Lock = Lock::Sole(Sole::FREE);
 
-    /// Returns true if nothing is left, so that the key is to go.
+    /// Returns true if nothing is left, so that the key must be deleted.
     pub fn is_empty(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.holds == 0,
@@ -278,8 +275,8 @@ impl Lock {
         }
     }
 
-    /// Returns true if the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, there are
-    /// several leases and the key's TTL is only the latest of them, or a user has brought it and it is not bounded yet.
+    /// Returns true if the module itself must watch this lock: somebody is (or was, when it was saved) queued, there are several
+    /// leases and the key's TTL is only the latest of them, or its leases came by RESTORE and are not bounded yet.
     pub fn needs_watch(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.client == RESTORED || sole.watched(),
@@ -295,7 +292,7 @@ impl Lock {
         }
     }
 
-    /// The owner's hold.
+    /// Returns the owner's hold.
     pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
             Lock::Sole(sole) => sole.hold().filter(|hold| hold.owner == owner),
@@ -303,7 +300,7 @@ impl Lock {
         }
     }
 
-    /// All holds.
+    /// Returns all holds.
     pub fn holds(&self) -> impl Iterator<Item = Hold<'_>> {
         let (sole, full) = match self {
             Lock::Sole(sole) => (sole.hold(), None),
@@ -312,7 +309,7 @@ impl Lock {
         sole.into_iter().chain(full.into_iter().flatten())
     }
 
-    /// Token and deadline of each hold. Of many holders no other memory is read than the index of their deadlines.
+    /// Returns token and deadline of each hold. Of many holders it reads only the index of their deadlines.
     pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
         self.named().map(|(_, token, deadline)| (token, deadline))
     }
@@ -328,7 +325,7 @@ impl Lock {
         sole.chain(full.into_iter().flatten())
     }
 
-    /// How many owners hold it.
+    /// Returns how many owners hold it.
     pub fn holders(&self) -> usize {
         match self {
             Lock::Sole(sole) => usize::from(sole.holds > 0),
@@ -336,7 +333,7 @@ impl Lock {
         }
     }
 
-    /// How many permits are held. A user can bring more holders by RESTORE than 32 bits count permits of.
+    /// Returns how many permits are held. A user can bring more holders by RESTORE than 32 bits count permits of.
     pub fn permits(&self) -> u64 {
         match self {
             Lock::Sole(sole) if sole.holds > 0 => u64::from(sole.permits.get()),
@@ -345,7 +342,7 @@ impl Lock {
         }
     }
 
-    /// How many hold it whose lease has not run out.
+    /// Returns how many owners hold it whose leases have not run out.
     pub fn live(&self, now: WallMs) -> usize {
         match self {
             Lock::Sole(sole) => sole
@@ -355,7 +352,7 @@ impl Lock {
         }
     }
 
-    /// The hold whose lease ends last.
+    /// Returns the hold whose lease ends last.
     pub fn last(&self) -> Option<Hold<'_>> {
         match self {
             Lock::Sole(sole) => sole.hold(),
@@ -363,12 +360,12 @@ impl Lock {
         }
     }
 
-    /// How many tickets there are.
+    /// Returns how many tickets there are.
     pub fn queued(&self) -> usize {
         self.full().map_or(0, |full| full.tickets.len())
     }
 
-    /// The strictest limit among the holders; none when nobody holds.
+    /// Returns the strictest limit among the holders; none when nobody holds it.
     pub fn strictest(&self) -> Option<Limit> {
         match self {
             Lock::Sole(sole) => sole.hold().map(|hold| hold.limit),
@@ -376,24 +373,24 @@ impl Lock {
         }
     }
 
-    /// The tickets in order, with their numbers.
+    /// Returns the tickets in order, with their numbers.
     pub fn tickets(&self) -> impl Iterator<Item = (Arrival, &Ticket)> {
         let tickets = self.full().into_iter().flat_map(|full| &full.tickets);
         tickets.map(|(number, ticket)| (*number, ticket))
     }
 
-    /// The ticket that stands last.
+    /// Returns the last ticket.
     pub fn last_ticket(&self) -> Option<(Arrival, &Ticket)> {
         let (number, ticket) = self.full()?.tickets.last_key_value()?;
         Some((*number, ticket))
     }
 
-    /// The ticket with this number.
+    /// Returns the ticket with this number.
     pub fn ticket(&self, number: Arrival) -> Option<&Ticket> {
         self.full()?.tickets.get(&number)
     }
 
-    /// When the first lease ends.
+    /// Returns when the first lease ends.
     pub fn earliest(&self) -> Option<WallMs> {
         match self {
             Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
@@ -401,7 +398,7 @@ impl Lock {
         }
     }
 
-    /// The hold whose lease ends first, if it has ended at `now`.
+    /// Returns the hold whose lease ends first, if it has ended at `now`.
     pub fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
         match self {
             Lock::Sole(sole) => sole.hold().filter(|hold| hold.deadline <= now),
@@ -409,8 +406,8 @@ impl Lock {
         }
     }
 
-    /// The TTL that the key must have: the latest lease, or none while anybody is queued. Then the module ends the leases itself
-    /// and grants in the same step; the server must not remove the key under the queue.
+    /// Returns the TTL that the key must have: the latest lease, or none while anybody is queued. Then the module ends the leases
+    /// itself and grants in the same step; the server must not remove the key under the queue.
     pub fn expires(&self) -> Option<WallMs> {
         match self {
             Lock::Sole(sole) if sole.watched() => None,
@@ -436,7 +433,7 @@ impl Lock {
         limit.allows(all) && theirs.is_none_or(|limit| limit.allows(all))
     }
 
-    /// Returns true if the holders are such as the granting rule could have let in together.
+    /// Returns true if the granting rule could have admitted all holders together.
     pub fn obeys_the_rule(&self) -> bool {
         self.strictest()
             .is_none_or(|limit| limit.allows(self.permits()))
@@ -450,9 +447,8 @@ impl Lock {
         tokens.len() == self.holders()
     }
 
-    /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
-    /// that end at once ([`Lock::split_off`], with the same result and effect). What the usual lock
-    /// needs is at hand; the rest stands apart, out of the way of every grant and release.
+    /// Applies a change. Nothing else changes the state, on the primary, on a replica and from the AOF alike, except the end of
+    /// very many holds at once ([`Lock::split_off`], with the same result and effect).
     pub fn apply(&mut self, change: &Change) {
         if let Lock::Sole(sole) = self {
             if sole.apply(change) {
@@ -465,7 +461,7 @@ impl Lock {
     #[cold]
     fn apply_fully(&mut self, change: &Change) {
         let full = match change {
-            // Where there is no ticket there is none to take away.
+            // The small form has no ticket to remove.
             Change::Unticket { .. } if self.full().is_none() => return,
             _ => self.make_full(),
         };
@@ -496,8 +492,8 @@ impl Lock {
         self.shrink();
     }
 
-    /// Marks a lock that a user brings by RESTORE: its leases have to be bounded before it is used. The mark goes where the value
-    /// goes, whatever it is renamed to before that.
+    /// Marks a lock that a user brings by RESTORE: its leases must be bounded before it is used. The mark stays with the value,
+    /// whatever it is renamed to before that.
     pub fn restored(mut self) -> Lock {
         let owners: Vec<Box<[u8]>> = self.holds().map(|hold| Box::from(hold.owner)).collect();
         for owner in &owners {
@@ -506,7 +502,7 @@ impl Lock {
         self
     }
 
-    /// The owners whose holds are marked so.
+    /// Returns the owners whose leases must be bounded.
     pub fn unbounded(&self) -> Vec<Box<[u8]>> {
         let marked = self
             .holds()
@@ -514,7 +510,7 @@ impl Lock {
         marked.map(|hold| Box::from(hold.owner)).collect()
     }
 
-    /// Notes the connection of an owner's hold, which is fresh no more. That is not durable: nobody has to be told.
+    /// Notes the connection of an owner's hold, which is no longer fresh. That is not durable, so it has no effect to replicate.
     pub fn mark(&mut self, owner: &[u8], client: ClientId) {
         if let Some(hold) = self.hold(owner) {
             let hold = Hold {
@@ -552,7 +548,7 @@ impl Lock {
         }
     }
 
-    /// Frees `most` tickets and holders of a lock that nobody needs any more. Returns true if none is left.
+    /// Frees `most` tickets and holders of a lock that has gone. Returns true if none is left.
     pub fn shed(&mut self, most: usize) -> bool {
         let Lock::Full(full) = self else { return true };
         let mut room = most;
@@ -565,7 +561,7 @@ impl Lock {
         full.is_empty()
     }
 
-    /// Roughly the memory it takes, in bytes.
+    /// Returns roughly the memory it takes, in bytes.
     pub fn bytes(&self) -> usize {
         let full = self.full().map_or(0, |full| {
             let tickets = full.tickets.values();
@@ -575,7 +571,7 @@ impl Lock {
         std::mem::size_of::<Lock>() + full
     }
 
-    /// The large form, if it is in it.
+    /// Returns the large form, if the lock has it.
     fn full(&self) -> Option<&Full> {
         match self {
             Lock::Sole(_) => None,
@@ -583,7 +579,7 @@ impl Lock {
         }
     }
 
-    /// The large form, made from the small one where need be.
+    /// Returns the large form, which is made from the small one if necessary.
     fn make_full(&mut self) -> &mut Full {
         if let Lock::Sole(sole) = self {
             let mut full = Box::new(Full {
@@ -601,7 +597,7 @@ impl Lock {
         }
     }
 
-    /// Back to the small form as soon as it can say the same, so that equal states have equal forms.
+    /// Returns to the small form if that can express the same, so that equal states have equal forms.
     fn shrink(&mut self) {
         let Lock::Full(full) = self else { return };
         if !full.tickets.is_empty() || full.holders.len() > 1 {

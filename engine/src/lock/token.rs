@@ -15,7 +15,7 @@ pub struct TokenClock {
 const TRUSTED_AHEAD_US: u64 = 86_400_000_000;
 
 impl TokenClock {
-    /// The next fencing token. Takes the current time; returns a number above all that were given or observed.
+    /// Returns the next fencing token, above all numbers that were given or observed.
     pub fn token(&mut self, now: Now) -> Token {
         Token(self.next(now))
     }
@@ -30,8 +30,8 @@ impl TokenClock {
         self.last
     }
 
-    /// Notes a number that another server handed out, or this one before its restart, so that the next is above it.
-    /// One more than a day ahead of `now` is not believed.
+    /// Notes a number of another server, or of this one before its restart, so that the next is above it. Ignores one that is
+    /// more than a day ahead of `now`.
     pub fn observe(&mut self, number: u64, now: Now) {
         if plausible(number, now) {
             self.last = self.last.max(number);
@@ -43,7 +43,7 @@ impl TokenClock {
         self.last
     }
 
-    /// Notes a number that the primary has decided on. It is believed whatever this server's own clock says.
+    /// Notes a number of the primary's. It counts whatever this server's own clock says.
     pub fn follow(&mut self, number: u64) {
         if number < Token::END.0 {
             self.last = self.last.max(number);

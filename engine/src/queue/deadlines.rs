@@ -1,4 +1,4 @@
-//! What ends when: entries in the order of a clock.
+//! Deadlines, in the order of a clock.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -38,14 +38,14 @@ impl<At: Copy + Ord, Due> Deadlines<At, Due> {
         key
     }
 
-    /// Takes an entry out, if there is one; one that has been taken already is no fault.
+    /// Removes an entry, if it is still there.
     pub fn clear(&mut self, key: &mut Option<DueKey<At>>) {
         if let Some(key) = key.take() {
             self.index.remove(&key);
         }
     }
 
-    /// The time of the earliest entry.
+    /// Returns the time of the earliest entry.
     pub fn next(&self) -> Option<At> {
         self.index.first_key_value().map(|(key, _)| key.at)
     }

@@ -1,5 +1,5 @@
-//! What queues: places, the requests that wait at them, and what ends when. None of it is durable but the tickets, of which
-//! the lock's value keeps the durable half.
+//! Wait queues: places, the requests that wait at them, and deadlines. Only tickets are durable, and the lock's value keeps that
+//! half of them.
 
 mod deadlines;
 mod place;
@@ -15,8 +15,7 @@ pub(crate) use wait_queue::{Departed, WaitQueue};
 
 use std::num::NonZeroU32;
 
-/// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;
-/// from there on it goes by this.
+/// Identifies a lock as long as it has a wait queue. An event looks up a lock's name once, and uses this from there on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockId {
     index: u32,

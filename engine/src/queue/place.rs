@@ -19,9 +19,9 @@ pub struct Place {
     pub owner: Rc<[u8]>,
     /// How much is asked for. `WaitQueue::set_share` changes it, and counts.
     pub share: Share,
-    /// Since when it is there: microseconds of the steady clock.
+    /// When it was made: microseconds of the steady clock.
     pub since_us: u64,
-    /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
+    /// The claim window of a ticket. Boxed, since most places have none, and there may be many places.
     pub ticket: Option<Box<Window>>,
     // The request that waits at it (0: nobody), with a bit that says whether that is one for many locks.
     request: u64,
@@ -30,12 +30,12 @@ pub struct Place {
 /// The bit beside a request's number that says that it is one for many locks. No clock comes to numbers that have it.
 const PART: u64 = 1 << 63;
 
-/// How long a ticket is kept while nobody is there for it.
+/// The claim window of a ticket: how long it is kept while no connection waits on it.
 #[derive(Debug, Clone, Default)]
 pub struct Window {
-    /// For how long, from the end of a wait on; 0: not at all.
+    /// Its length, from the end of a wait on; 0: the ticket is not kept.
     pub claim: Millis,
-    /// With nobody there, when it is dropped.
+    /// When the ticket is dropped if nobody waits on it by then.
     pub until: SteadyMs,
     /// The due entry that looks after that. It may come earlier than `until`, and is set anew then: a ticket that is
     /// polled again and again moves no entry.
@@ -45,11 +45,11 @@ pub struct Window {
 /// No request has this number.
 const NOBODY: u64 = 0;
 
-// Neither lies across two lines of memory: who polls a ticket in a long queue waits for each line.
+// Neither spans two cache lines: a poll of a ticket in a long queue waits for each line.
 const _: () = assert!(std::mem::size_of::<Place>() <= 48 && std::mem::size_of::<Window>() == 32);
 
 impl Place {
-    /// A place where nobody waits yet.
+    /// Makes a place where nobody waits yet.
     pub fn new(owner: Rc<[u8]>, share: Share, now: Now) -> Place {
         Place {
             owner,
@@ -60,7 +60,7 @@ impl Place {
         }
     }
 
-    /// A place that came with its lock's value: it is as old as its number says.
+    /// Makes a place for a ticket that came with its lock's value: it is as old as its number says.
     pub fn brought(owner: Rc<[u8]>, share: Share, number: Arrival, now: Now) -> Place {
         let age = now.us.saturating_sub(number.0);
         Place {
@@ -69,37 +69,37 @@ impl Place {
         }
     }
 
-    /// Makes it a ticket that is kept so long, until then while nobody is there.
+    /// Makes it an absent ticket, with this window.
     pub fn keep(&mut self, claim: Millis, until: SteadyMs, due: Option<DueKey<SteadyMs>>) {
         self.ticket = Some(Box::new(Window { claim, until, due }));
     }
 
-    /// Has a request for this lock alone wait at it.
+    /// Puts a request for this lock alone at it.
     pub fn occupy(&mut self, request: RequestId) {
         self.request = request.0;
     }
 
-    /// Has a part of a request for many locks wait at it, which is granted only together with the others.
+    /// Puts a part of a request for many locks at it, which is granted only together with the others.
     pub fn occupy_with_part(&mut self, request: RequestId) {
         self.request = request.0 | PART;
     }
 
-    /// Nobody waits at it any more.
+    /// Notes that nobody waits at it any more.
     pub fn vacate(&mut self) {
         self.request = NOBODY;
     }
 
-    /// For how many microseconds it has been there.
+    /// Returns for how many microseconds it has existed.
     pub fn waited_us(&self, now: Now) -> u64 {
         now.steady_us.saturating_sub(self.since_us)
     }
 
-    /// How long it is kept while nobody is there for it; none if it is no ticket.
+    /// Returns its claim window's length; none if it is not a ticket.
     pub fn claim(&self) -> Option<Millis> {
         self.ticket.as_deref().map(|window| window.claim)
     }
 
-    /// Its ticket, to be written into the lock's value; none if it is no ticket.
+    /// Returns the change that writes it into the lock's value; none if it is not a ticket.
     pub fn as_change(&self, number: Arrival) -> Option<Change<'_>> {
         Some(Change::Ticket {
             number,
@@ -109,7 +109,7 @@ impl Place {
         })
     }
 
-    /// Makes it a ticket, or one that is kept so long.
+    /// Makes it a ticket with a claim window of this length.
     pub fn set_claim(&mut self, claim: Millis) {
         self.ticket.get_or_insert_with(Box::default).claim = claim;
     }
@@ -119,12 +119,12 @@ impl Place {
         self.request == NOBODY
     }
 
-    /// The number of the request that waits at it.
+    /// Returns the request that waits at it.
     pub fn request(&self) -> Option<RequestId> {
         (!self.is_absent()).then_some(RequestId(self.request & !PART))
     }
 
-    /// Returns true if it is a part of a request for many locks that waits at it.
+    /// Returns true if a part of a request for many locks waits at it.
     pub fn is_part(&self) -> bool {
         self.request & PART != 0
     }

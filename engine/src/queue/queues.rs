@@ -28,7 +28,7 @@ pub(crate) struct WaitQueues {
     leases: Deadlines<WallMs, LockId>,
     // Locks that are waited for and have no value.
     awaited: BTreeSet<LockId>,
-    // What a lock without a queue has.
+    // Stands in for the queue of a lock without one.
     empty: WaitQueue,
 }
 
@@ -60,7 +60,7 @@ impl WaitQueues {
         self.len == 0
     }
 
-    /// The number of the lock with this name, if it has a queue. In a server without a contended lock none has.
+    /// Returns the number of the lock with this name, if it has a queue. In a server without a contended lock none has.
     #[inline(always)]
     pub(crate) fn id(&self, name: NameRef) -> Option<LockId> {
         match self.len {
@@ -75,7 +75,7 @@ impl WaitQueues {
         db.by_key.get(name.key).copied()
     }
 
-    /// The number of the lock with this name; its queue is made if there is none.
+    /// Returns the number of the lock with this name; makes its queue if there is none.
     pub(crate) fn id_or_new(&mut self, name: NameRef) -> LockId {
         match self.id(name) {
             Some(id) => id,
@@ -104,27 +104,27 @@ impl WaitQueues {
         id
     }
 
-    /// The queue with this number.
+    /// Returns the queue with this number.
     pub(crate) fn get(&self, id: LockId) -> Option<&WaitQueue> {
         let slot = self.slots.get(id.index as usize)?;
         let current = slot.generation == id.generation;
         slot.queue.as_deref().filter(|_| current)
     }
 
-    /// The queue with this number.
+    /// Returns the queue with this number.
     pub(crate) fn get_mut(&mut self, id: LockId) -> Option<&mut WaitQueue> {
         let slot = self.slots.get_mut(id.index as usize)?;
         let current = slot.generation == id.generation;
         slot.queue.as_deref_mut().filter(|_| current)
     }
 
-    /// The queue of a lock that may have none: then an empty one.
+    /// Returns the queue of a lock; an empty one if it has none.
     pub(crate) fn at(&self, id: impl Into<Option<LockId>>) -> &WaitQueue {
         let queue = id.into().and_then(|id| self.get(id));
         queue.unwrap_or(&self.empty)
     }
 
-    /// A place in a queue.
+    /// Returns a place in a queue.
     pub(crate) fn place_mut(&mut self, id: LockId, number: Arrival) -> Option<&mut Place> {
         self.get_mut(id)?.place_mut(number)
     }
@@ -149,7 +149,7 @@ impl WaitQueues {
         Some(place)
     }
 
-    /// Takes all places out of a queue that this is true of, without looking for each of them.
+    /// Takes all places for which `leaves` is true out of a queue, in one pass.
     pub(crate) fn split_off(
         &mut self,
         id: LockId,
@@ -160,7 +160,7 @@ impl WaitQueues {
         (places.len() > 0).then_some(places)
     }
 
-    /// Keeps watch over a lock: when its earliest lease ends, and whether it is waited for and has no value.
+    /// Sets the watch over a lock: when its earliest lease ends, and whether it has waiters and no value.
     pub(crate) fn watch(&mut self, id: LockId, earliest: Option<WallMs>, awaited: bool) {
         let slot = self.slots.get_mut(id.index as usize);
         let Some(queue) = slot.and_then(|slot| slot.queue.as_deref_mut()) else {
@@ -200,7 +200,7 @@ impl WaitQueues {
         self.awaited.range((from, Unbounded)).next().copied()
     }
 
-    /// Takes a queue out, and the watch over its lock. Its number is never given again.
+    /// Removes a queue, and the watch over its lock. Its number is never used again.
     pub(crate) fn remove(&mut self, id: LockId) {
         if self.get(id).is_none() {
             return;
@@ -219,7 +219,7 @@ impl WaitQueues {
         }
     }
 
-    /// The numbers of all locks, in the order of their slots: the same inputs give the same outputs.
+    /// Returns the numbers of all locks, in the order of their slots: the same inputs give the same outputs.
     pub(crate) fn ids(&self) -> impl Iterator<Item = LockId> + '_ {
         self.slots.iter().zip(0..).filter_map(|(slot, index)| {
             slot.queue.as_ref().map(|_| LockId {
@@ -229,8 +229,13 @@ impl WaitQueues {
         })
     }
 
-    /// About `most` keys of a database from this point of their order on, and the point to go on from.
-    pub(crate) fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+    /// Returns about `most` keys of a database from this hash on, and the hash to go on from.
+    pub(crate) fn keys_from(
+        &self,
+        db: u32,
+        from: u64,
+        most: usize,
+    ) -> (Vec<Rc<[u8]>>, Option<u64>) {
         let db = self.dbs.get(db as usize);
         db.map_or((Vec::new(), None), |db| db.order.from(from, most))
     }

@@ -13,11 +13,11 @@ use std::rc::Rc;
 /// A request that waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    /// Who asks.
+    /// The owner that asks.
     pub owner: Rc<[u8]>,
-    /// What stands for the owner in the indexes.
+    /// The owner's hash, by which the indexes find it.
     pub hash: OwnerHash,
-    /// What is asked for.
+    /// The terms of the request.
     pub terms: Terms,
     /// When its time is up; none for a wait without bound.
     pub until: Option<DueKey<SteadyMs>>,
@@ -35,21 +35,21 @@ const _: () = assert!(std::mem::size_of::<Request>() <= 112);
 pub(crate) enum WaitsAt {
     /// At one lock.
     One(Part),
-    /// At many locks at once, in the order of the request. In a box of its own, which takes no room in the other case.
+    /// At many locks at once, in the order of the request. Boxed twice, so that the other case stays small.
     Many(Box<Box<[Part]>>),
 }
 
-/// What a request is at one lock.
+/// A request's place at one lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Which lock.
+    /// The lock.
     pub lock: LockId,
     /// The number of its place there.
     pub place: Arrival,
 }
 
 impl Request {
-    /// Its parts, one for each lock.
+    /// Returns its parts, one for each lock.
     pub(crate) fn parts(&self) -> &[Part] {
         match &self.at {
             WaitsAt::One(part) => std::slice::from_ref(part),
@@ -83,7 +83,7 @@ impl Ids {
     }
 }
 
-/// The requests of one connection that wait by a channel: mostly always the same one, so its name is shared.
+/// The requests of one connection that wait by a channel: mostly the same channel, so its name is shared.
 #[derive(Debug, Clone)]
 struct Notified {
     channel: Rc<[u8]>,
@@ -104,29 +104,29 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// A number that no other request has had. It follows the wall clock, so that a client that has seen numbers of an
-    /// earlier run of the server sees no number a second time.
-    pub(crate) fn fresh(&mut self, now: Now) -> RequestId {
+    /// Returns a number that no other request has had. It follows the wall clock, so that a client sees no number of an earlier
+    /// run of the server a second time.
+    pub(crate) fn next_id(&mut self, now: Now) -> RequestId {
         self.last = (self.last + 1).max(now.us);
         RequestId(self.last)
     }
 
-    /// How many requests wait by a blocked connection.
+    /// Returns how many requests wait by a blocked connection.
     pub(crate) fn blocked(&self) -> usize {
         self.by_id.len() - self.notifies
     }
 
-    /// How many requests wait by a channel.
+    /// Returns how many requests wait by a channel.
     pub(crate) fn notifies(&self) -> usize {
         self.notifies
     }
 
-    /// A request.
+    /// Returns a request.
     pub(crate) fn get(&self, id: RequestId) -> Option<&Request> {
         self.by_id.get(&id).map(|request| &**request)
     }
 
-    /// What stands for an owner in the indexes.
+    /// Hashes an owner for the indexes.
     pub(crate) fn hash(&self, owner: &[u8]) -> OwnerHash {
         OwnerHash(self.hash.hash_one(owner))
     }
@@ -159,12 +159,12 @@ impl Requests {
         })
     }
 
-    /// The next of the requests by which this connection waits on a channel.
+    /// Returns the next of the requests by which this connection waits on a channel.
     pub(crate) fn notified(&self, client: ClientId) -> Option<RequestId> {
         self.notified.get(&client)?.ids.first().copied()
     }
 
-    /// The name of a channel that this connection is to wait by, as it is kept.
+    /// Returns the channel's name for a request of this connection, shared if it waits by that channel already.
     pub(crate) fn channel(&self, client: ClientId, channel: &[u8]) -> Rc<[u8]> {
         let known = self.notified.get(&client).map(|notified| &notified.channel);
         match known.filter(|known| ***known == *channel) {

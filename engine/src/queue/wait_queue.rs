@@ -9,8 +9,8 @@ use crate::types::{Arrival, Limit, Name, Share, WallMs};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-/// Places that are looked through for an owner's. Beyond them an index finds it, which takes as much room as the whole queue of a
-/// lock that one waits for.
+/// The longest queue that is searched for an owner's place. A longer one has an index, which takes as much memory as the whole
+/// queue of a lock with one waiter.
 const LONGEST_SEARCH: usize = 8;
 
 /// The wait queue of one lock. It exists for a lock that somebody is queued for, or that has to be watched (see
@@ -24,7 +24,7 @@ pub(crate) struct WaitQueue {
     pub name: Name,
     // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
     places: Places,
-    // Made for more places than are soon looked through.
+    // The owners' places, in a queue that is too long to be searched.
     by_owner: Option<Box<HashMap<Rc<[u8]>, Arrival>>>,
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
@@ -34,7 +34,7 @@ pub(crate) struct WaitQueue {
     exclusive: usize,
     /// Absent tickets whose window has ended.
     pub lapsed: Vec<Arrival>,
-    /// Waits that ended by time-out since the last settlement; for the events that tell of them.
+    /// Waits that ended by time-out since the last settlement, for their events.
     pub timeouts: u32,
     /// Whether the queue must not move, as its slot is migrating away.
     pub closed: bool,
@@ -49,7 +49,7 @@ pub(crate) struct WaitQueue {
 /// at most 0.8 MB of a queue of 100,000.
 pub(crate) type Places = VecDeque<(Arrival, Box<Place>)>;
 
-/// Places that have left their queue together, to be freed in steps.
+/// Places that have left their queue together, and are freed in steps.
 #[derive(Debug, Clone)]
 pub(crate) struct Departed {
     places: Places,
@@ -73,7 +73,7 @@ impl Departed {
 }
 
 impl WaitQueue {
-    /// A lock's queue, with nobody in it.
+    /// Makes an empty queue.
     pub(crate) fn new(name: Name) -> WaitQueue {
         WaitQueue {
             name,
@@ -86,7 +86,7 @@ impl WaitQueue {
         self.places.is_empty()
     }
 
-    /// How many places there are.
+    /// Returns how many places there are.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
@@ -96,7 +96,7 @@ impl WaitQueue {
         self.in_order().all(|(_, place)| place.is_absent())
     }
 
-    /// The number of this owner's place, the waiting upgrade's included.
+    /// Returns the number of this owner's place, which may be the waiting upgrade's.
     pub(crate) fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
         match &self.by_owner {
             Some(index) => index.get(owner).copied(),
@@ -167,7 +167,7 @@ impl WaitQueue {
         Some(place)
     }
 
-    /// So many places are about to come.
+    /// Prepares for `more` places that are about to come.
     pub(crate) fn expect(&mut self, more: usize) {
         if self.by_owner.is_none() && self.len() + more > LONGEST_SEARCH {
             self.by_owner = Some(self.index_all());
@@ -177,7 +177,7 @@ impl WaitQueue {
         }
     }
 
-    /// Takes out all places that this is true of, without looking for each of them.
+    /// Takes out all places for which `leaves` is true, in one pass.
     pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Departed {
         let (places, left) = std::mem::take(&mut self.places)
             .into_iter()
@@ -207,31 +207,31 @@ impl WaitQueue {
         index
     }
 
-    /// The place with this number.
+    /// Returns the place with this number.
     pub(crate) fn place(&self, number: Arrival) -> Option<&Place> {
         let at = self.search(number).ok()?;
         self.places.get(at).map(|(_, place)| &**place)
     }
 
-    /// The place with this number.
+    /// Returns the place with this number.
     pub(crate) fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
         let at = self.search(number).ok()?;
         self.places.get_mut(at).map(|(_, place)| &mut **place)
     }
 
-    /// The holder's place that waits for a stricter limit.
+    /// Returns the place of the holder that waits for a stricter limit.
     pub(crate) fn upgrade(&self) -> Option<&Place> {
         let (number, place) = self.head()?;
         (number == Arrival::UPGRADE_SLOT).then_some(place)
     }
 
-    /// The place that is served next: the waiting upgrade, or the first in order.
+    /// Returns the place that is served next: the waiting upgrade, or the first in order.
     pub(crate) fn head(&self) -> Option<(Arrival, &Place)> {
         let (number, place) = self.places.front()?;
         Some((*number, place))
     }
 
-    /// All places as they are served: the waiting upgrade first.
+    /// Returns all places as they are served: the waiting upgrade first.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
         self.places
             .iter()
@@ -259,7 +259,7 @@ impl WaitQueue {
         Some(before)
     }
 
-    /// How many places of the queue are before this one. The waiting upgrade's is none of them.
+    /// Returns how many places of the queue are before this one, without the waiting upgrade's.
     pub(crate) fn rank(&self, number: Arrival) -> Option<usize> {
         let rank = self.search(number).ok()?;
         Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))

@@ -1,6 +1,5 @@
-//! Whether a request may be granted now: whether the lock admits it (`Lock::admits`), and whether it is its turn and nothing
-//! else is in its way. Nothing else says so: not for a request that has just come, not for a place in a
-//! queue, not for one of many locks.
+//! The rule by which a request is granted now: the lock admits it (`Lock::admits`), it is its turn, and nothing else is in its way.
+//! The same rule serves a new request, a place in a queue, and one of many locks.
 
 use crate::keyspace::{Entry, Value};
 use crate::lock::Hold;
@@ -9,14 +8,14 @@ use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{Arrival, Limit, Now, Share, ONE};
 
-/// How a request comes to a lock.
+/// The kinds of requests for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// Its owner holds the lock with its limit or a stricter one: it is entered once more.
+    /// Its owner holds the lock with its limit or a stricter one, and re-enters it.
     Reenter,
     /// Its owner holds the lock with a weaker limit: it waits for the other holders only, ahead of the queue.
     Upgrade,
-    /// By the queue: from the owner's place, or without one from behind all others.
+    /// Its owner does not hold the lock. It stands at the owner's place, or without one behind all others.
     Queue(Option<Arrival>),
 }
 
@@ -53,10 +52,10 @@ impl RequestKind {
     }
 }
 
-/// Whether a request may be granted now, and else why not: the first reason in this order.
+/// Whether a request may be granted now; if not, the first reason in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grantable {
-    /// It may.
+    /// It may be granted.
     Now,
     /// Somebody is before it, or it is not compatible with the holders.
     Blocked,
@@ -69,7 +68,7 @@ pub(crate) enum Grantable {
 }
 
 impl Engine {
-    /// Returns whether a request of this owner that comes this way may be granted now.
+    /// Returns whether a request of this owner and this kind may be granted now.
     pub(super) fn grantable(
         &self,
         entry: &Entry<impl Value>,
@@ -107,7 +106,7 @@ impl Engine {
     }
 }
 
-/// Errors if a holder asks for what no hold becomes: for more permits than it has, or, holding several, for a stricter limit.
+/// Errors if a holder asks for more permits than it has, or, with several permits, for a stricter limit: no hold becomes that.
 pub(in crate::rules) fn refuse_permits(
     entry: &Entry<impl Value>,
     owner: &[u8],
@@ -123,7 +122,7 @@ pub(in crate::rules) fn refuse_permits(
     }
 }
 
-/// Returns true if a hold becomes one of this stricter limit by an upgrade.
+/// Returns true if an upgrade to this limit is possible.
 pub(in crate::rules) fn upgrades(hold: &Hold, limit: Limit) -> bool {
     limit < hold.limit && hold.permits == ONE
 }

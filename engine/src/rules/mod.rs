@@ -1,4 +1,4 @@
-//! What decides. Every file has methods of the engine; which of them move a queue: `serve` alone.
+//! The engine's decisions. Every file has methods of the engine. Only `serve` moves a queue.
 
 pub(crate) mod deadlocked;
 pub(crate) mod grantable;

@@ -11,13 +11,13 @@ use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, HoldRef, Now};
 
-/// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
-/// that the server answers others in between; those left over still come before every newcomer.
+/// The most grants of one settlement. A larger mass (readers by the ten thousand) is granted in steps, so that the server answers
+/// others in between; those left over still come before every newcomer.
 const GRANTS_A_STEP: usize = 256;
 
-/// What one step of serving a queue led to.
+/// The result of one step of serving a queue.
 enum Served {
-    /// The head was granted, or has gone: the next is to be looked at.
+    /// The head was granted, or has gone: the next one is served.
     Moved,
     /// The head has to wait, or there is none.
     Waits,
@@ -64,7 +64,7 @@ impl Engine {
         request.is_some_and(|request| self.disconnected.contains_key(&request.terms.client))
     }
 
-    /// One step of serving a queue.
+    /// Serves the head of a queue.
     fn serve_head(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> Served {
         let queue = self.queues.at(lock);
         let Some((number, head)) = queue.head() else {
@@ -95,7 +95,7 @@ impl Engine {
         Served::Moved
     }
 
-    /// Takes a place that is granted out of its queue, its ticket with it.
+    /// Takes a granted place out of its queue, and its ticket out of the value.
     pub(super) fn remove_granted(
         &mut self,
         entry: &mut Entry<impl Value>,

@@ -11,7 +11,7 @@
 //! | `settle_many`, `settle_all` | the locks of a request for many, on the way in and out |
 //! | `settle_next` | the locks where another settlement has made something possible |
 //! | `settle_dirty` | the locks that events have marked |
-//! | `bring_up_to_date` | what events have noted, before somebody looks |
+//! | `bring_up_to_date` | what events have noted, before a read-only command runs |
 
 use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
@@ -20,11 +20,11 @@ use crate::queue::LockId;
 use crate::state::{Engine, FollowUp, Garbage};
 use crate::types::{NameRef, Now};
 
-/// Outcomes after which a settlement of marked locks leaves the others to the next step.
-const TOLD_A_STEP: usize = 1024;
+/// The outputs after which a settlement of marked locks leaves the others to the next step.
+const OUTPUTS_A_STEP: usize = 1024;
 
-/// Holders that are freed together with the event in which they end.
-const BURIED_AT_ONCE: usize = 1024;
+/// The most ended holders that are freed at once, in the event in which they end.
+const FREED_AT_ONCE: usize = 1024;
 
 impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
@@ -57,7 +57,7 @@ impl Engine {
         Some(lock)
     }
 
-    /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
+    /// The part of a settlement that only a lock with a queue or a watch needs, apart from the path of all others.
     #[cold]
     pub(super) fn settle_queue(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         if self.has_appeared(entry, lock) {
@@ -89,7 +89,7 @@ impl Engine {
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
         let mut left = self.dirty.len();
-        while settled < most && left > 0 && self.outbox.len() < TOLD_A_STEP {
+        while settled < most && left > 0 && self.outbox.len() < OUTPUTS_A_STEP {
             left -= 1;
             let Some(lock) = self.dirty.pop_front() else {
                 break;
@@ -120,18 +120,18 @@ impl Engine {
         more
     }
 
-    /// Returns true if a settlement would change what a command sees that only looks: an event has noted something about this lock
-    /// (or, without a name, about any), or one of its leases has ended.
+    /// Returns true if a settlement would change what a read-only command sees: an event has noted something about this lock (or,
+    /// without a name, about any), or one of its leases has ended.
     pub fn is_behind(&self, name: Option<NameRef>, now: impl FnOnce() -> Now) -> bool {
         let queue = name.map(|name| self.queues.at(self.queues.id(name)));
         let marked = queue.is_some_and(|queue| {
             let ended = queue.lease.is_some_and(|due| due.at <= now().wall());
             queue.dirty || !queue.lapsed.is_empty() || ended
         });
-        marked || !self.unheard.is_empty() || !self.disconnected.is_empty()
+        marked || !self.undelivered.is_empty() || !self.disconnected.is_empty()
     }
 
-    /// Settles what a command would not see that only looks (see [`Engine::is_behind`]). To be called only when this server would
+    /// Settles what a read-only command would otherwise miss (see [`Engine::is_behind`]). To be called only when this server would
     /// accept a write now.
     pub fn bring_up_to_date(&mut self, keys: &mut impl Keyspace, now: Now, name: Option<NameRef>) {
         self.give_back(keys, now);
@@ -145,7 +145,7 @@ impl Engine {
         self.settle_next(keys, now);
     }
 
-    /// Works off what settlements have made possible elsewhere, to a fixed point.
+    /// Settles the locks where other settlements have made something possible, to a fixed point.
     pub(super) fn settle_next(&mut self, keys: &mut impl Keyspace, now: Now) {
         if !self.next.is_empty() {
             self.settle_all_next(keys, now);
@@ -197,7 +197,7 @@ impl Engine {
         keys.entry(name)
     }
 
-    /// Returns true if this lock has been settled since anything has happened to it, and no lease has run out.
+    /// Returns true if nothing has happened to this lock since its last settlement, and no lease has run out.
     pub(super) fn is_settled(&self, entry: &Entry<impl Value>, now: Now, lock: LockId) -> bool {
         let Some(queue) = self.queues.get(lock) else {
             return false;
@@ -210,12 +210,12 @@ impl Engine {
         !(marked || entry.foreign || entry.value().ended(now.wall()).is_some())
     }
 
-    /// Returns true if a value has come to this lock since its last settlement left it without one.
+    /// Returns true if a value has arrived at this lock since its last settlement left it without one.
     fn has_appeared(&self, entry: &Entry<impl Value>, lock: LockId) -> bool {
         entry.unseen && self.queues.is_awaited(lock)
     }
 
-    /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
+    /// Settles a lock whose holders have changed: serves its queue and renews its watch, where it has one or needs one.
     pub(super) fn settle_changed(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -260,7 +260,7 @@ impl Engine {
 
     /// Frees ended holders, in steps if they are many.
     pub(super) fn free_later(&mut self, ended: Lock) {
-        if ended.holders() > BURIED_AT_ONCE {
+        if ended.holders() > FREED_AT_ONCE {
             self.garbage.push_back(Garbage::Holders(ended));
         }
     }
@@ -283,7 +283,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the queue itself.
+    /// Updates the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the queue itself.
     fn update_watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that is settled has a queue");

@@ -1,4 +1,4 @@
-//! Who waits for whom, for people to look at.
+//! The graph of waits, for people to read.
 
 use crate::keyspace::Keyspace;
 use crate::lock::Lock;
@@ -7,27 +7,27 @@ use crate::state::Engine;
 use crate::types::{Millis, Name, NameRef, Now};
 use std::rc::Rc;
 
-/// Somebody waits for somebody.
+/// One wait of an owner for another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
-    /// Who waits.
+    /// The owner that waits.
     pub waiter: Rc<[u8]>,
-    /// For which lock.
+    /// The lock that it waits for.
     pub name: Name,
-    /// For whom: a holder that the waiter cannot hold beside, or the one right before it in the queue.
+    /// The owner that it waits for: a holder that excludes it, or the one right before it in the queue.
     pub blocker: Rc<[u8]>,
-    /// Since how many milliseconds.
+    /// Since how many milliseconds it waits.
     pub waited_ms: Millis,
 }
 
-/// Locks that are looked at together.
+/// The locks of one page.
 const PAGE: usize = 256;
 
-/// Locks that are looked at in all: those that are only watched have nobody waiting, and there may be many.
+/// The most locks that one call visits: a watched lock may have nobody waiting, and there may be many.
 const MOST_LOCKS: usize = 100_000;
 
 impl Engine {
-    /// Who waits for whom in a database, `most` pairs of them at most. A waiter has a pair with each holder in its way, or, with
+    /// Returns who waits for whom in a database, at most `most` pairs. A waiter has a pair with each holder in its way, or, with
     /// none, with the one right before it in the queue. Locks that are not `readable` are left out. Absent tickets wait for
     /// nobody, but are before others.
     pub fn graph(
@@ -41,7 +41,7 @@ impl Engine {
         let mut edges = Vec::new();
         let (mut next, mut looked) = (Some(0), 0);
         while let Some(from) = next.filter(|_| looked < MOST_LOCKS && edges.len() < most) {
-            let (page, after) = self.queues.scan(db, from, PAGE);
+            let (page, after) = self.queues.keys_from(db, from, PAGE);
             looked += page.len();
             next = after;
             let queued = |key: Rc<[u8]>| {
@@ -110,7 +110,7 @@ impl Engine {
     }
 }
 
-/// The holders that this place's owner cannot hold beside.
+/// Returns the holders that exclude this place's owner.
 fn in_the_way<'l>(
     lock: &'l Lock,
     now: Now,

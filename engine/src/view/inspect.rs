@@ -1,4 +1,4 @@
-//! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
+//! Views of a lock. They change nothing, end nothing, and are possible on a replica.
 
 use crate::lock::{Hold, Lock};
 use crate::queue::{Place, WaitQueue};
@@ -10,7 +10,7 @@ use crate::types::{
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-/// What `DLOCK.INFO` shows of a lock.
+/// The reply of `DLOCK.INFO` about a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     /// Held, reserved or quarantined.
@@ -29,7 +29,7 @@ pub struct View {
     pub queue: Vec<PlaceView>,
 }
 
-/// What a lock is at.
+/// The state of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockState {
     /// Somebody holds it.
@@ -43,7 +43,7 @@ pub enum LockState {
 /// One holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldView {
-    /// Who.
+    /// The owner.
     pub owner: Vec<u8>,
     /// The fencing token.
     pub token: Token,
@@ -61,7 +61,7 @@ pub struct HoldView {
     pub session: bool,
     /// Whether the server renews it.
     pub auto: bool,
-    /// Whether it is known to as many replicas as must confirm it, or none must.
+    /// Whether as many replicas as necessary have confirmed it.
     pub acked: bool,
     /// The connection that it is tied to, else the one that last took or entered it.
     pub client: ClientId,
@@ -72,11 +72,11 @@ pub struct HoldView {
 pub struct PlaceView {
     /// The owner.
     pub owner: Vec<u8>,
-    /// What kind of place.
+    /// The kind of place.
     pub kind: PlaceKind,
-    /// How much is asked for.
+    /// The limit and the permits that it asks for.
     pub share: Share,
-    /// Milliseconds since it is there.
+    /// Milliseconds since it was made.
     pub waited_ms: Millis,
     /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
     pub left_ms: Option<Millis>,
@@ -93,7 +93,7 @@ pub enum PlaceKind {
     Notify,
     /// A ticket with a connection waiting on it.
     Ticket,
-    /// A ticket with nobody there.
+    /// A ticket that no connection waits on.
     Absent,
 }
 
@@ -109,14 +109,14 @@ pub struct Row {
 }
 
 impl Engine {
-    /// The locks of a database that somebody is queued for or that are watched: about `most` of them from this point of
-    /// their order on, and the point to go on from; none if these were the last.
-    pub fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
-        self.queues.scan(db, from, most)
+    /// Returns the locks of a database that have a queue or a watch: about `most` of them from this hash on, and the hash to go on
+    /// from; none if these were the last.
+    pub fn queue_keys(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        self.queues.keys_from(db, from, most)
     }
 
-    /// What is listed of a lock; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a lock
-    /// with many holders or places.
+    /// Returns the row of a lock in the list; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a
+    /// lock with many holders or places.
     pub fn row(
         &self,
         lock: Option<&Lock>,
@@ -139,12 +139,12 @@ impl Engine {
         (row.holders > 0 || row.queued > 0).then_some(row)
     }
 
-    /// The owner's hold, if its lease has not run out.
+    /// Returns the owner's hold, if its lease has not run out.
     pub fn held<'l>(&self, lock: Option<&'l Lock>, now: Now, owner: &[u8]) -> Option<Hold<'l>> {
         lock?.hold(owner).filter(|hold| hold.deadline > now.wall())
     }
 
-    /// The hold whose lease ends last, if it has not run out.
+    /// Returns the hold whose lease ends last, if it has not run out.
     pub fn longest<'l>(&self, lock: Option<&'l Lock>, now: Now) -> Option<Hold<'l>> {
         lock?.last().filter(|hold| hold.deadline > now.wall())
     }
@@ -160,26 +160,26 @@ impl Engine {
         }
     }
 
-    /// How many places of the queue are before the owner's; none if it has no place.
+    /// Returns how many places of the queue are before the owner's; none if it has no place.
     pub fn position(&self, lock: Option<&Lock>, name: NameRef, owner: &[u8]) -> Option<usize> {
         let queue = self.queue(name);
         match queue.number_of(owner).and_then(|at| queue.rank(at)) {
             Some(rank) => Some(rank),
-            // As above.
+            // On a replica, and right after a load, only the value knows the tickets.
             None => lock?
                 .tickets()
                 .position(|(_, ticket)| *ticket.owner == *owner),
         }
     }
 
-    /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
+    /// Returns how many places are before a waiting request's at its lock; 0 for a waiting upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
         let part = self.requests.get(id).and_then(|at| at.parts().first());
         let rank = part.and_then(|part| self.queues.at(part.lock).rank(part.place));
         rank.unwrap_or(0)
     }
 
-    /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
+    /// Returns the view of a lock with at most `most` holders and places; none if nobody holds it and nobody waits.
     pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
         let lock = lock.unwrap_or(&Lock::FREE);
         let live = |deadline: WallMs| deadline > now.wall();

@@ -1,4 +1,4 @@
-//! What there is to see. Changes nothing, ends nothing, and may be done on a replica.
+//! Views of locks and of waits. They change nothing, end nothing, and are possible on a replica.
 
 pub(crate) mod graph;
 pub(crate) mod inspect;

@@ -413,7 +413,7 @@ impl World {
         drop(engine.cancel(keys, self.now, name, &asked.owner));
         for mut output in engine.take_outputs() {
             output.outcome = Outcome::Replaced;
-            engine.put_out(output);
+            engine.push_output(output);
         }
     }
 
@@ -716,7 +716,9 @@ fn what_is_left_behind_is_seen() {
         |world| drop(world.send(Client::connection(1), 0, &[b"FAIRACQUIRE", b"shop", b"ada"])),
         |world| world.engine().on_key_changed(name(0, "shop").as_ref()),
         |world| {
-            world.engine().unheard([promise("shop", "ada", Token(1))]);
+            world
+                .engine()
+                .on_undelivered([promise("shop", "ada", Token(1))]);
         },
     ];
     for (at, leave) in leave.into_iter().enumerate() {

@@ -101,8 +101,8 @@ fn outcome(outcome: &Outcome) -> String {
         Outcome::Gone => "gone".into(),
         Outcome::Refused(error) => error.to_string(),
         Outcome::Renewed(left) => left.to_string(),
-        Outcome::Keeps { .. } => "waits".into(),
-        Outcome::Kept(kept) => format!("{kept:?}"),
+        Outcome::KeepPending { .. } => "waits".into(),
+        Outcome::KeepReply(kept) => format!("{kept:?}"),
     }
 }
 

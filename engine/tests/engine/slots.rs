@@ -26,7 +26,9 @@ fn unheard() -> World {
         panic!("{answer:?}")
     };
     world.primary.keys.away.insert(shop.clone());
-    world.engine().unheard([promise("shop", "ada", token)]);
+    world
+        .engine()
+        .on_undelivered([promise("shop", "ada", token)]);
     world
 }
 
@@ -87,9 +89,12 @@ fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     }
     let now = world.now;
     let Server { engine, keys, .. } = &mut world.primary;
-    engine.begin_look();
-    while engine.look(keys, now, 16) {}
-    let lost = engine.kept(now, ClientId(1)).lost.expect("they are few");
+    engine.begin_scan();
+    while engine.scan_step(keys, now, 16) {}
+    let lost = engine
+        .keep_reply(now, ClientId(1))
+        .lost
+        .expect("they are few");
     let reasons = lost.iter().map(|tie| (&*tie.name.key, tie.why));
     let expected = [(&b"shop"[..], Loss::Moved), (b"till", Loss::Removed)];
     assert_eq!(reasons.collect::<Vec<_>>(), expected);

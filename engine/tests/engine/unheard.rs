@@ -42,7 +42,7 @@ fn say(server: &mut Server, client: u64, line: &str) -> Reply {
 
 /// Replicas have not confirmed these.
 fn refuse(server: &mut Server, promises: Vec<Promise>) {
-    server.engine.unheard(promises);
+    server.engine.on_undelivered(promises);
     server.engine.give_back(&mut server.keys, NOW);
     server.keys.close();
 }

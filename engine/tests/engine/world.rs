@@ -410,7 +410,7 @@ impl World {
     /// The server learns that nobody has heard of these holds.
     fn hear_nothing(&mut self, unheard: Vec<Promise>) {
         self.freshen(&unheard);
-        self.engine().unheard(unheard);
+        self.engine().on_undelivered(unheard);
     }
 
     /// A command that may write to a lock sees what stands there, if it comes to it.
@@ -690,8 +690,8 @@ impl World {
     pub fn look(&mut self) {
         if self.writable && !self.is(Fault::NoLook) {
             let Server { engine, keys, .. } = &mut self.primary;
-            engine.begin_look();
-            while engine.look(keys, self.now, 1) {}
+            engine.begin_scan();
+            while engine.scan_step(keys, self.now, 1) {}
             // Where nobody waits the next use of the lock comes upon it.
             self.unseen.retain(|name| !engine.watches(name.as_ref()));
         }

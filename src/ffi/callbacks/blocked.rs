@@ -1,6 +1,6 @@
-//! Connections that are blocked, and what the server asks and tells of them.
+//! Blocked connections, and the server's callbacks for them.
 //!
-//! The server keeps one number with each, by which `Waits` finds what it knows of it.
+//! The server keeps one number with each, by which `Waits` finds its state.
 
 use crate::ffi::api::{api, OK};
 use crate::ffi::ctx::Ctx;
@@ -12,23 +12,23 @@ use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::ptr;
 
-/// Who knows the connections that are blocked.
+/// Handles the server's callbacks for blocked connections.
 pub(crate) trait Waits: 'static {
-    /// The answer is to be written: the connection was unblocked, or CLIENT UNBLOCK TIMEOUT asks for it.
+    /// Writes the answer: the connection was unblocked, by the module or by CLIENT UNBLOCK TIMEOUT.
     fn reply(ctx: Ctx, id: u64);
-    /// The connection has ended before the server has worked off its answer, or CLIENT UNBLOCK ERROR has answered it. What is
-    /// written by then is dropped.
+    /// Notes that the connection has ended before the server has sent its answer, or that CLIENT UNBLOCK ERROR has answered it. A
+    /// reply that is written is dropped.
     fn disconnected(id: u64);
-    /// The server has done with it: nothing comes any more.
+    /// Notes that the server has freed it: no callback follows.
     fn freed(id: u64);
 }
 
-/// A connection that is blocked and has not been told to have ended (`Waits::disconnected`).
+/// A blocked connection whose end has not been reported (`Waits::disconnected`).
 #[derive(Debug)]
 pub(crate) struct Handle<W>(*mut RedisModuleBlockedClient, PhantomData<W>);
 
 impl<W: Waits> Handle<W> {
-    /// Blocks the calling connection, on a key if there is one, without a time-out. None if the server does not let it wait.
+    /// Blocks the calling connection, on a key if there is one, without a time-out. None if the server does not block it.
     pub(crate) fn block(ctx: Ctx, key: Option<Str>, id: NonZeroU64) -> Option<Handle<W>> {
         let mut keys = [key.map_or(ptr::null_mut(), Str::raw)];
         // SAFETY: a live context; the data is a number and no pointer that anybody follows.
@@ -48,20 +48,20 @@ impl<W: Waits> Handle<W> {
             return None;
         }
         let handle = Handle(handle, PhantomData);
-        handle.hear_of_end();
+        handle.set_disconnect_callback();
         Some(handle)
     }
 
-    /// Unblocks it: its answer is asked for when the server works it off, later in this iteration of its loop. It must not have
-    /// ended. The server has made it forget whom to tell when it ends before that.
+    /// Unblocks it: the server asks for its answer later in this iteration of its loop. It must not have ended. The server has
+    /// reset its disconnect callback by then, so it is set again.
     pub(crate) fn unblock(self) {
         // SAFETY: the connection is blocked, and not unblocked, since that takes the handle; the server keeps it until it has
         // worked it off.
         unsafe { api!(RedisModule_UnblockClient(self.0, ptr::null_mut())) };
-        self.hear_of_end();
+        self.set_disconnect_callback();
     }
 
-    fn hear_of_end(&self) {
+    fn set_disconnect_callback(&self) {
         // SAFETY: as above.
         unsafe {
             api!(RedisModule_SetDisconnectCallback(
@@ -72,12 +72,12 @@ impl<W: Waits> Handle<W> {
     }
 }
 
-/// Nothing is ever served through the key, which nobody creates. Cannot panic.
+/// Answers that the key serves nothing: nobody ever creates it. Cannot panic.
 extern "C" fn pass(_: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
     raw::REDISMODULE_ERR as c_int
 }
 
-/// Which one a callback is about.
+/// Returns the number of the connection that a callback is about.
 ///
 /// # Safety
 /// A context of a blocked connection.

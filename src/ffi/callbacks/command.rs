@@ -1,4 +1,4 @@
-//! Commands: the table turned into what the server keeps of them, and the way in.
+//! Commands: their registration from the table, and their callbacks.
 
 use crate::ffi::api::{api, OK};
 use crate::ffi::ctx::Ctx;
@@ -10,11 +10,11 @@ use redis_module::raw::{self, RedisModuleCtx, RedisModuleString};
 use std::ffi::{c_char, c_int, CString};
 use std::ptr;
 
-/// Who runs commands. `argv` begins with the command's name.
+/// Runs commands. `argv` begins with the command's name.
 pub(crate) trait Handler: 'static {
-    /// A command of a client, of the primary, or of the AOF.
+    /// Runs a command of a client, of the primary, or of the AOF.
     fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]);
-    /// The server asks for the keys of such a command; each is handed out by `Ctx::give_key`.
+    /// Reports the keys of a command to the server, each by `Ctx::give_key`.
     fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]);
 }
 
@@ -30,8 +30,8 @@ pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), 
         Access::Read => "readonly",
         Access::None => "",
     };
-    // Where the first key is and where the last is what a cluster goes by, on every server that there is: from keys that a
-    // number tells of it would see none, and neither redirect nor refuse. So it asks the module for them.
+    // A cluster uses the positions of the first and the last key, on every server: of a command with a number of keys it would see
+    // none, and neither redirect nor refuse it. So the server asks the module for them.
     let asks = if spec.many_keys() { "getkeys-api" } else { "" };
     let words = [access, spec.flags, asks].into_iter();
     let flags = words.filter(|word| !word.is_empty()).collect::<Vec<_>>();
@@ -68,7 +68,7 @@ pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), 
     Ok(())
 }
 
-/// The callback of a command: one for each, since the server gives it nothing to tell the command by but its name.
+/// Returns the callback of a command: one for each, since the server passes nothing that identifies the command except its name.
 fn callback<H: Handler>(
     spec: &'static Spec,
 ) -> unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int {
@@ -83,7 +83,7 @@ fn callback<H: Handler>(
     callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
 }
 
-/// Runs the command at this place of the table.
+/// Runs the command at this position of the table.
 unsafe extern "C" fn at<H: Handler, const AT: usize>(
     ctx: *mut RedisModuleCtx,
     argv: *mut *mut RedisModuleString,
@@ -105,7 +105,7 @@ unsafe extern "C" fn at<H: Handler, const AT: usize>(
     OK
 }
 
-/// What COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and the ACL's key patterns are made from.
+/// Describes a command for COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and the ACL's key patterns.
 fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
     static VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleCommandInfoVersion {
         version: 1,
@@ -127,7 +127,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
     Box::leak(Box::new(info))
 }
 
-/// What a command does to its keys.
+/// Returns the access of a command to its keys, as the server's flags.
 pub(crate) fn access(spec: &Spec) -> u32 {
     match spec.access {
         Access::None | Access::Connection | Access::Replica => 0,
@@ -168,7 +168,7 @@ fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
     Box::leak(Box::new(specs)).as_mut_ptr()
 }
 
-/// A list of arguments, none for an empty one.
+/// Describes arguments; null for none.
 fn arguments(args: &[Arg]) -> *mut raw::RedisModuleCommandArg {
     if args.is_empty() {
         return ptr::null_mut();
@@ -207,7 +207,7 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     described
 }
 
-/// A constant as the server wants it, for as long as it may want it.
+/// Returns a constant as a C string that is never freed.
 fn text(text: &str) -> *const c_char {
     CString::new(text).unwrap_or_default().into_raw()
 }

@@ -16,25 +16,25 @@ use std::ptr;
 pub(crate) trait ModuleValue: Sized + 'static {
     /// The command that a value is rewritten as in the AOF, after its key.
     const REWRITTEN_BY: &'static CStr;
-    /// Reads a value, if it can be: else the server takes it for a corrupt one.
+    /// Reads a value; none makes the server report a corrupt one.
     fn load(from: &LoadContext, version: c_int) -> Option<Box<Self>>;
-    /// The value as one string.
+    /// Returns the value as one string.
     fn save(&self) -> Vec<u8>;
-    /// The value as what follows its key in a command.
+    /// Returns the value as the argument after its key in a command.
     fn rewrite(&self) -> Vec<u8>;
-    /// What two equal values have in common.
+    /// Returns bytes that are equal for equal values.
     fn digest(&self) -> Vec<u8>;
-    /// How many bytes it takes.
+    /// Returns how many bytes it takes.
     fn bytes(&self) -> usize;
-    /// It leaves its name, in whatever way.
+    /// Notes that it leaves its name, in whatever way.
     fn unlinked(&self, db: u32, key: &[u8]);
-    /// Returns true if nobody wants to hear that values leave their names.
+    /// Returns true while values that leave their names are not reported.
     fn ignores_unlinks() -> bool;
-    /// It is freed. May come on any thread: a flush frees whole databases in the background.
+    /// Frees it, on any thread: a flush frees whole databases in the background.
     fn freed(self: Box<Self>);
 }
 
-/// What the server is given of a type. `copy` is missing on purpose: COPY would hand one token to two keys.
+/// Returns the methods of a type for the server. `copy` is missing on purpose: COPY would give one token to two keys.
 pub(crate) const fn methods<T: ModuleValue>() -> raw::RedisModuleTypeMethods {
     raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,
@@ -59,16 +59,16 @@ pub(crate) const fn methods<T: ModuleValue>() -> raw::RedisModuleTypeMethods {
     }
 }
 
-/// Makes a value the server's, which will free it: for a key of this type, and nothing else.
+/// Passes a value to the server, which will free it: for a key of this type, and nothing else.
 pub(crate) fn into_raw<T: ModuleValue>(value: Box<T>) -> *mut c_void {
     Box::into_raw(value).cast()
 }
 
-/// Where a value is read from.
+/// The source of a value that is loaded.
 pub(crate) struct LoadContext<'event>(*mut RedisModuleIO, PhantomData<&'event ()>);
 
 impl LoadContext<'_> {
-    /// What is read next, copied; none if the bytes end too early.
+    /// Reads the next string, as a copy; none if the bytes end too early.
     pub(crate) fn string(&self) -> Option<Vec<u8>> {
         let mut len = 0;
         // SAFETY: the server reads a value of this type; the string is copied for the caller, who frees it.
@@ -83,13 +83,13 @@ impl LoadContext<'_> {
         }
     }
 
-    /// The context of the load.
+    /// Returns the context of the load.
     pub(crate) fn ctx(&self) -> Ctx<'_> {
         // SAFETY: the server's own, for the length of this callback.
         unsafe { Ctx::of(api!(RedisModule_GetContextFromIO(self.0)).cast()) }
     }
 
-    /// The database and the key that is loaded to, if the server tells it.
+    /// Returns the database and the key of the value, if the server knows them.
     pub(crate) fn name(&self) -> Option<(u32, &[u8])> {
         // SAFETY: the key is the server's own, for the length of this callback.
         unsafe {
@@ -186,9 +186,9 @@ unsafe extern "C" fn memory<T: ModuleValue>(
     unsafe { with(value, T::bytes) }
 }
 
-/// Always cheap to free, since what is large goes in steps (`callbacks::data_type`). The server would free it in another thread if it
-/// were told more, and only at once if it were told nothing: but the inbox tells a removal from a rename by the value being freed
-/// right after it was unlinked. Cannot panic.
+/// Returns that a value is cheap to free: large ones are freed in steps (`callbacks::data_type`). With a higher number the server
+/// would free it in another thread, but the inbox recognises a removal, as opposed to a rename, by the free right after the
+/// unlink. Cannot panic.
 unsafe extern "C" fn effort(_: *mut RedisModuleKeyOptCtx, _: *const c_void) -> usize {
     1
 }

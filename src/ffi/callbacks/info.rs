@@ -8,7 +8,7 @@ use std::ffi::{c_int, CString};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Where sections are written to.
+/// The output of INFO.
 pub(crate) struct Report<'event>(*mut RedisModuleInfoCtx, PhantomData<&'event ()>);
 
 impl Report<'_> {
@@ -33,12 +33,12 @@ impl Report<'_> {
     }
 }
 
-/// What adds the sections.
+/// A function that adds the sections.
 pub(crate) type Write = fn(Report<'_>);
 
 static WRITE: OnceLock<Write> = OnceLock::new();
 
-/// Has `write` called whenever INFO is asked for.
+/// Calls `write` for each INFO from now on.
 pub(crate) fn register(ctx: Ctx, write: Write) {
     // A second load brings the same.
     let _ = WRITE.set(write);
@@ -46,7 +46,7 @@ pub(crate) fn register(ctx: Ctx, write: Write) {
     unsafe { api!(RedisModule_RegisterInfoFunc(ctx.raw(), Some(report))) };
 }
 
-/// For a crash report nothing is added: the state may be what crashed.
+/// Adds the sections, except to a crash report: the state may be what crashed.
 extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) {
     let write = WRITE.get().filter(|_| for_crash_report == 0);
     if let Some(write) = write {

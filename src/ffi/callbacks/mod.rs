@@ -1,5 +1,5 @@
-//! Where the server's callbacks come in. Each makes safe values of what it is given, once, and hands them to a function of the
-//! rooms above; a panic ends here (`catch_panic`).
+//! Entry points of the server's callbacks. Each makes safe values of its arguments, once, and passes them to a function of a
+//! later room; a panic ends here (`catch_panic`).
 
 pub(crate) mod blocked;
 pub(crate) mod command;

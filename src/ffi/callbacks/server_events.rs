@@ -1,4 +1,4 @@
-//! What the server tells its modules.
+//! The server's events for modules.
 
 use crate::ffi::api::{api, OK};
 use crate::ffi::ctx::Ctx;
@@ -9,25 +9,25 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 /// Receives the server's events.
 pub(crate) trait Listener: 'static {
-    /// A database (all: none) is about to be emptied.
+    /// A database (none: all of them) is about to be emptied.
     fn flushing(ctx: Ctx, db: Option<u32>);
-    /// It has been.
+    /// The database has been emptied.
     fn flushed(db: Option<u32>);
     /// Two databases were exchanged.
     fn swapped(one: u32, other: u32);
     /// This server became a primary, or a replica.
     fn role_changed(primary: bool);
-    /// Loading begins: from a file, or from a primary.
+    /// A load begins: from a file, or from a primary.
     fn loading();
-    /// It has ended.
+    /// The load has ended.
     fn loaded();
-    /// A child was forked, or a replica came or went.
+    /// A child was forked, or a replica has connected or disconnected.
     fn forked_or_followed();
-    /// Settings of the server have changed; the question tells which.
+    /// Settings of the server have changed: `changed` returns true for each of them.
     fn configured(ctx: Ctx, changed: &dyn Fn(&CStr) -> bool);
     /// The event loop is about to sleep (`true`), or has slept.
     fn sleeps(ctx: Ctx, asleep: bool);
-    /// The server's own timer has gone off.
+    /// The server's own timer has fired.
     fn cron();
     /// A connection has ended.
     fn disconnected(ctx: Ctx, client: u64);

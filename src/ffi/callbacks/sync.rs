@@ -1,7 +1,7 @@
 //! Requests for a resynchronisation (PSYNC, SYNC), which `DLOCK.SYNC` answers while this server serves no replicas.
 //!
-//! A command filter gets a request before the server does. So nothing of a copy leaves, whatever the server would have sent, by
-//! which connection, and when. The server calls a filter for every command: it is registered only while it is needed.
+//! A command filter gets a request before the server does. So no part of a copy leaves, by whatever connection the server would
+//! have sent it. The server calls a filter for every command: it is registered only while it is needed.
 
 use crate::ffi::api::{api, OK};
 use crate::ffi::ctx::Ctx;
@@ -26,7 +26,7 @@ static FILTER: MainThread<Filter> = MainThread::new(Filter {
     registered: None,
 });
 
-/// Takes a context of the module's own, by which the server knows whose filter it is.
+/// Sets a context of the module's own, by which the server identifies the filter's module.
 pub(crate) fn init(own: Ctx<'static>) {
     if let Some(mut filter) = FILTER.borrow() {
         filter.own = Some(own);
@@ -76,7 +76,7 @@ unsafe extern "C" fn answer_instead(command: *mut raw::RedisModuleCommandFilterC
         if !full && !name.eq_ignore_ascii_case(b"psync") {
             return;
         }
-        // A coordinated failover: by this very command the server becomes a primary, or refuses it.
+        // A coordinated failover: this very command promotes the server, or the server refuses it.
         let promotes = word(3).is_some_and(|word| word.eq_ignore_ascii_case(b"failover"));
         if promotes && !full {
             return;

@@ -1,5 +1,5 @@
-//! Calls back later: by a timer of the server's, or where the server works off the connections that modules have unblocked. What a
-//! blocked call of the module's own leaves behind is freed there, and its free callback runs (`servers`).
+//! Later callbacks: by a timer of the server's, or where the server processes the clients that modules have unblocked. There it
+//! frees a blocked call of the module's own, and runs its free callback (`servers`).
 
 use crate::ffi::api::{api, OK};
 use crate::ffi::ctx::Ctx;
@@ -8,10 +8,10 @@ use redis_module::raw::RedisModuleCtx;
 use std::ffi::c_void;
 use std::ptr;
 
-/// What a timer calls, once.
+/// A function that a timer calls, once.
 pub(crate) type Work = fn(Ctx<'_>);
 
-/// A timer that has not gone off, as far as its owner knows.
+/// A timer that has not fired, as far as its owner knows.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Timer(u64);
 
@@ -29,7 +29,7 @@ impl Timer {
         })
     }
 
-    /// Stops it. One that has gone off is passed over by the server.
+    /// Stops it. The server ignores one that has fired.
     pub(crate) fn stop(self, own: Ctx<'static>) {
         // SAFETY: as above; the server looks the number up.
         let _ = unsafe { api!(RedisModule_StopTimer(own.raw(), self.0, ptr::null_mut())) } == OK;
@@ -53,12 +53,12 @@ pub(crate) fn wake_the_loop() {
     };
 }
 
-/// Cannot panic.
+/// Does nothing: the event loop is awake by then. Cannot panic.
 extern "C" fn woken(_data: *mut c_void) {}
 
 impl Ctx<'_> {
-    /// Blocks the command that runs, and unblocks it; `freed` is called once the server has freed what that leaves. Returns true
-    /// if it will be.
+    /// Blocks the command that runs, and unblocks it; `freed` is called once the server has freed the blocked client. Returns
+    /// true if it will be.
     pub(crate) fn block_once(self, freed: fn()) -> bool {
         // SAFETY: a live context; the data is a function, which lives as long as the module.
         unsafe {

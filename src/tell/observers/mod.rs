@@ -1,12 +1,12 @@
-//! Telling observers: unlock messages and keyspace events. `subscribers` knows whether anybody would hear them.
+//! Notifications for observers: unlock messages and keyspace events. `subscribers` knows whether anybody would receive them.
 //!
-//! An event adds what there is to be told to a list ([`Notifications`]): of each name what happened there in the order in which it
-//! happened, so that the end of a hold always comes before the next one's beginning.
+//! An event adds its notifications to a list ([`Notifications`]): for each name in the order in which things happened, so that
+//! the end of a hold always comes before the begin of the next.
 //!
-//! One rule gives that order: what callbacks have noted comes before what the event itself has done. They note what others did
-//! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
-//! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
-//! locks that it has opened add what it did (`run::enter::run`; `observers` in `integration/tests` finds every other order).
+//! One rule gives that order: notices of callbacks come before the acts of the event itself. They report what others did to keys
+//! before the event, and what the server removed as the event opened a key; both end an old hold before the event begins a new
+//! one. So an event reads the inbox twice, before it decides and after it, and only then adds the events of the locks that it has
+//! opened (`run::enter::run`; `observers` in `integration/tests` finds every other order).
 
 pub(crate) mod subscribers;
 
@@ -20,7 +20,7 @@ use dlock_engine::{broken, End, Event, Name, Token};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How many notifications the buffers keep room for: a mass of them gives its memory back.
+/// How many notifications the buffers keep room for; the memory of a mass of them is freed.
 const KEPT_ROOM: usize = 1024;
 
 /// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
@@ -30,7 +30,7 @@ pub(crate) struct Notifications {
     owned_keys: Vec<Text>,
 }
 
-/// Whether the server passes the module's keyspace events on. Where it does not, none is noted.
+/// Whether the server publishes the module's keyspace events. Otherwise none is noted.
 static KEYSPACE_EVENTS: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if keyspace events are to be raised.
@@ -38,7 +38,7 @@ pub(crate) fn keyspace_events() -> bool {
     KEYSPACE_EVENTS.load(Ordering::Relaxed)
 }
 
-/// Asks the server whether it passes keyspace events on: at load, and whenever its configuration changes.
+/// Asks the server whether it publishes keyspace events: at load, and whenever its configuration changes.
 pub(crate) fn refresh() {
     KEYSPACE_EVENTS.store(server::notifies_of_modules(), Ordering::Relaxed);
 }
@@ -46,9 +46,9 @@ pub(crate) fn refresh() {
 /// The key that a notification names.
 #[derive(Clone, Copy)]
 pub(crate) enum Key {
-    /// The argument of the command that runs. The list is worked off before that returns.
+    /// The argument of the command that runs. The list is sent before that returns.
     Argument(Str<'static>),
-    /// One that the list keeps.
+    /// A key that the list keeps.
     Owned(usize),
 }
 
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-/// What happened to a lock; without one, a database was emptied.
+/// An event of a lock; without one, a database was emptied.
 struct Notification {
     db: u32,
     lock: Option<(Key, Event)>,
@@ -73,7 +73,7 @@ impl Notifications {
         self.items.is_empty()
     }
 
-    /// Adds what happened to a lock, if anybody may listen.
+    /// Adds an event of a lock, if anybody may listen.
     pub(crate) fn add(&mut self, db: u32, key: Key, event: &Event) {
         if is_wanted(event) {
             let lock = Some((key, *event));
@@ -81,13 +81,13 @@ impl Notifications {
         }
     }
 
-    /// Takes a key that a notification names, so that it lives until the list has been worked off.
+    /// Takes a key that a notification names, so that it lives until the list has been sent.
     pub(crate) fn own_key(&mut self, key: Text) -> Key {
         self.owned_keys.push(key);
         Key::Owned(self.owned_keys.len() - 1)
     }
 
-    /// Adds what happened to a lock by its name, if anybody may listen.
+    /// Adds events of a lock by its name, if anybody may listen.
     pub(crate) fn add_named(&mut self, name: &Name, events: impl Iterator<Item = Event>) {
         let mut events = events.filter(is_wanted).peekable();
         if events.peek().is_some() {
@@ -104,8 +104,8 @@ impl Notifications {
         self.items.push(Notification { db, lock: None });
     }
 
-    /// Hands every notification over, in order, and is empty then: the database, and the lock's key and what happened to it; none if
-    /// the database was emptied.
+    /// Passes every notification to `tell`, in order, and empties the list: the database, and the lock's key and event; none if the
+    /// database was emptied.
     pub(crate) fn drain(&mut self, mut tell: impl FnMut(u32, Option<(Str, Event)>)) {
         for Notification { db, lock } in &self.items {
             let Some((key, event)) = *lock else {
@@ -130,7 +130,7 @@ fn is_wanted(event: &Event) -> bool {
     keyspace_events() || (ended && !subscribers::skip())
 }
 
-/// Tells all of it, in order, and empties the list. `home` is the context's database.
+/// Sends all notifications, in order, and empties the list. `home` is the context's database.
 pub(crate) fn tell(
     ctx: Ctx,
     home: u32,
@@ -162,7 +162,7 @@ pub(crate) fn tell(
     }
 }
 
-/// The keyspace event of the module class that goes with something. A removal has the server's own event already.
+/// Returns the keyspace event of the module class for an event. A removal has the server's own event already.
 fn keyspace_event(event: &Event) -> Option<&'static CStr> {
     match event {
         Event::Acquired(_) => Some(c"dlock.acquired"),
@@ -176,7 +176,7 @@ fn keyspace_event(event: &Event) -> Option<&'static CStr> {
     }
 }
 
-/// One message of one lock: on `__dlock@<db>__:<key>`, or on the sharded channel of its slot.
+/// Publishes one message of one lock: on `__dlock@<db>__:<key>`, or on the sharded channel of its slot.
 fn publish(
     ctx: Ctx,
     channel: Channel,
@@ -186,27 +186,27 @@ fn publish(
     end: End,
     token: Token,
 ) {
-    // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
+    // A replica publishes to its own subscribers; in a cluster the primary's message reaches them.
     let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
     if channel == Channel::None || (to_cluster && !gate::primary()) {
         return;
     }
-    // Who subscribes at another node of a cluster is not counted here.
+    // Subscribers at other nodes of a cluster are not counted here.
     if !to_cluster && !subscribers::may_exist(ctx) {
         return;
     }
-    // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
+    // The sharded channel is in the lock's slot; where no such name can be made, the message goes out plain.
     let braced = channel == Channel::Sharded && slots::can_be_braced(key);
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
-    texts.name(db, key, braced);
-    texts.say(end, token);
+    texts.set_channel(db, key, braced);
+    texts.set_message(end, token);
     match sharded {
         true => ctx.publish_sharded(&texts.channel, &texts.message),
         false => ctx.publish(&texts.channel, &texts.message),
     }
 }
 
-/// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
+/// Publishes a flush, as one message for its database. It belongs to no slot, so it always goes out plain.
 fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
         ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed");
@@ -224,7 +224,7 @@ pub(crate) struct Texts {
 
 impl Texts {
     /// Makes the channel's name.
-    fn name(&mut self, db: u32, key: &[u8], braced: bool) {
+    fn set_channel(&mut self, db: u32, key: &[u8], braced: bool) {
         match self.prefix {
             Some((same, len)) if same == db => self.channel.truncate(len),
             _ => {
@@ -246,7 +246,7 @@ impl Texts {
     }
 
     /// Makes the message.
-    fn say(&mut self, end: End, token: Token) {
+    fn set_message(&mut self, end: End, token: Token) {
         self.message.clear();
         self.message.extend_from_slice(end.word().as_bytes());
         self.message.push(b' ');

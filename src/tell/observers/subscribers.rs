@@ -1,10 +1,10 @@
-//! Whether there are subscribers: a message that nobody receives costs a quarter of an uncontended release. That is asked of plain
-//! messages outside a cluster only, and those reach nobody who subscribes to sharded channels.
+//! Whether there are subscribers: a message that nobody receives costs a quarter of an uncontended release. This concerns only
+//! plain messages outside a cluster, which sharded channels do not carry.
 //!
-//! The server tells its modules of no subscription, and asking for them costs as much as a few messages. So the first
-//! messages of an iteration of the event loop are published without asking. Only a burst asks first, once an iteration: a client
-//! that subscribes within that same iteration has not been answered yet. An iteration that follows a burst counts as a burst from
-//! its first message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
+//! The server reports no subscriptions to modules, and asking for them costs as much as a few messages. So the first messages of an
+//! iteration of the event loop are published without asking. Only a burst asks first, once an iteration: a client that subscribes
+//! within that same iteration has not been answered yet. After a burst, the next iteration asks before its first message. Once a
+//! subscriber was seen, nothing is asked until the next check of the module's event, once a second.
 
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
@@ -12,15 +12,15 @@ use crate::ffi::memory::MainThread;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Messages that are published in one iteration before it is asked whether anybody subscribes.
+/// How many messages one iteration publishes before it asks whether anybody subscribes.
 const UNASKED: u32 = 4;
 
-/// A subscriber was seen since the last heartbeat.
+/// Whether a subscriber was seen since the last check.
 static SEEN: AtomicBool = AtomicBool::new(true);
 
 struct Iteration {
     messages: u32,
-    // How many of them are published without asking in this iteration.
+    // How many of them this iteration publishes without asking.
     unasked: u32,
     nobody: bool,
 }
@@ -31,7 +31,7 @@ static ITERATION: MainThread<Iteration> = MainThread::new(Iteration {
     nobody: false,
 });
 
-/// The event loop has made an iteration.
+/// Ends an iteration of the event loop.
 pub(crate) fn on_before_sleep() {
     if let Some(mut iteration) = ITERATION.borrow() {
         iteration.unasked = if iteration.messages > UNASKED {
@@ -45,7 +45,7 @@ pub(crate) fn on_before_sleep() {
 }
 
 /// Forgets the subscriber that was seen, unless the server counts subscriptions.
-pub(crate) fn heartbeat(ctx: Ctx) {
+pub(crate) fn refresh(ctx: Ctx) {
     let seen = ctx.server_fields(c"stats", |field| {
         let some = |name: &CStr| field(name).is_some_and(|count| count != "0");
         some(c"pubsub_channels") || some(c"pubsub_patterns")

@@ -1,8 +1,8 @@
 //! Events that concern all locks at once: databases that were emptied, filled or exchanged, a change of role or of the rules.
 //!
-//! Such an event marks every lock that it concerns, at once: a mark costs tens of nanoseconds, and no decision can be made on what
-//! was before. What the marks ask for goes in steps: settling on a server that decides ([`Engine::settle_dirty`]), clearing away on
-//! one that only follows ([`Engine::follow_dirty`]).
+//! Such an event marks every lock that it concerns, at once: a mark costs tens of nanoseconds, and no decision is made on an old
+//! state. The marked locks are worked off in steps: a primary settles them ([`Engine::settle_dirty`]), a replica clears them away
+//! ([`Engine::follow_dirty`]).
 
 use crate::holds::Loss;
 use crate::keyspace::Keyspace;
@@ -12,7 +12,7 @@ use crate::queue::LockId;
 use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
 
-/// Places, or holders, that one step frees.
+/// The most places, or holders, that one step frees.
 const FREED_A_STEP: usize = 4096;
 
 impl Engine {
@@ -30,15 +30,15 @@ impl Engine {
         self.on_locks_left(flushed, Loss::Removed, now);
     }
 
-    /// Marks the queues whose slots are no longer this node's.
+    /// Marks the queues whose slots have moved to another node.
     pub fn on_slots_changed(&mut self, own: impl Fn(&[u8]) -> bool) {
         let gone = |lock: &LockId| !own(&self.queues.at(*lock).name.key);
         let gone: Vec<LockId> = self.queues.ids().filter(gone).collect();
         gone.into_iter().for_each(|lock| self.mark_stale(lock));
     }
 
-    /// Marks the locks of two databases that were exchanged, under the names that they had, where their waiters stay. The names
-    /// that they have now are watched in steps: nobody waits there, and whoever uses one first finds what it needs.
+    /// Marks the locks of two databases that were exchanged, under their old names, where their waiters stay. Their new names are
+    /// watched in steps: nobody waits there, and a request that uses one first settles it.
     pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: NameRef| name.db == one || name.db == other;
         self.on_locks_left(swapped, Loss::Renamed, now);
@@ -55,12 +55,12 @@ impl Engine {
         }
     }
 
-    /// Watches the next names to which values have come.
+    /// Watches the next names at which values have arrived.
     pub(in crate::rules) fn watch_arrived(&mut self, most: usize) {
         let most = most.min(self.arrived.len());
         let names: Vec<Name> = self.arrived.drain(..most).collect();
         if self.arrived.is_empty() {
-            // A mass of them gives its memory back.
+            // Frees the memory of a mass of them.
             self.arrived.shrink_to_fit();
         }
         for name in names {
@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// Marks every watched lock: this server decides from now on. Every ticket starts as absent.
+    /// Marks every watched lock: this server is a primary from now on. Every ticket starts as absent.
     pub fn promote(&mut self) {
         self.on_values_changed(None);
     }
@@ -87,23 +87,23 @@ impl Engine {
         }
     }
 
-    /// Makes this server one that only follows: places and deadlines are the new primary's affair. The server itself answers
-    /// blocked connections; [`Engine::follow_dirty`] tells those that wait by a channel that the lock has moved.
+    /// Makes this server a replica: places and deadlines are the new primary's. The server itself answers blocked connections;
+    /// [`Engine::follow_dirty`] answers those that wait by a channel with `moved`.
     pub fn demote(&mut self, now: Now) {
         self.holds.lose_all(now.wall());
         for client in std::mem::take(&mut self.disconnected).into_keys() {
             self.holds.forget(client);
         }
         self.outbox.retain(|output| output.message.is_some());
-        self.unheard.clear();
+        self.undelivered.clear();
         self.next.clear();
         self.scan = ScanCursor::Over;
         self.held_back = false;
         self.mark_all();
     }
 
-    /// Goes on with the locks that have been marked on a server that only follows, about `most` of them and of their places: their
-    /// queues go, and those locks stay that have to be watched once it decides. Returns true if something is left.
+    /// Clears away the queues of marked locks on a replica, about `most` of them and of their places. Locks that must be watched
+    /// after a promotion stay. Returns true if something is left.
     pub fn follow_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_garbage();
         self.watch_arrived(most);
@@ -148,7 +148,7 @@ impl Engine {
             .collect()
     }
 
-    /// Frees one step of the places and holders that nobody needs any more.
+    /// Frees one step of the places and holders that have gone.
     pub(in crate::rules) fn free_garbage(&mut self) {
         let mut room = FREED_A_STEP;
         while let Some(remains) = self.garbage.front_mut().filter(|_| room > 0) {

@@ -1,9 +1,10 @@
-//! What is given back of an answer that nobody has heard: its connection has ended before, or replicas have not confirmed it.
+//! Undelivered answers: their connection has ended before it got them, or replicas have not confirmed them. New holds are given
+//! back.
 //!
-//! One rule for both. A *new* hold that no later command of its owner has touched (entered once more, renewed, downgraded, given
-//! back in part) ends, and the ticket that its owner had by `CLAIM` stands again. Of a request for many locks that goes for each
-//! lock by itself. A hold that was touched stands as that command answered it, since somebody was told. Nothing else is undone:
-//! a re-entry or an upgrade that nobody has heard of stands.
+//! One rule for both. A *new* hold that no later command of its owner has touched (re-entered, renewed, downgraded, partly
+//! released) ends, and the ticket that its owner had by `CLAIM` stands again. In a request for many locks this holds for each lock
+//! by itself. A hold that was touched stays as that command answered it, since its client got that answer. Nothing else is undone:
+//! an undelivered re-entry or upgrade stands.
 
 use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::lock::End;
@@ -14,35 +15,36 @@ use crate::state::Engine;
 use crate::types::{Arrival, HoldRef, Name, NameRef, Now};
 
 impl Engine {
-    /// Nobody has heard an answer that promises these holds: the new ones are to be given back as soon as changes are possible.
-    pub fn unheard(&mut self, promises: impl IntoIterator<Item = Promise>) {
+    /// Notes that the answer which promises these holds was not delivered: the new ones are given back as soon as changes are
+    /// possible.
+    pub fn on_undelivered(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
             self.holds.unconfirmed.remove(&promise.token);
-            self.unheard.push(promise);
+            self.undelivered.push(promise);
         }
     }
 
-    /// Returns true if there may be holds that are to be given back.
-    pub fn has_unheard(&self) -> bool {
-        !self.unheard.is_empty()
+    /// Returns true if there may be holds to give back.
+    pub fn has_undelivered(&self) -> bool {
+        !self.undelivered.is_empty()
     }
 
-    /// Gives back the new holds that nobody has heard of, and serves the queues as if they had not been granted. To be called
-    /// before anything else is decided, and only when this server would accept a write.
+    /// Gives back the new holds of undelivered answers, and serves the queues as if they had not been granted. Call it before
+    /// anything else is decided, and only when this server would accept a write.
     pub fn give_back(&mut self, keys: &mut impl Keyspace, now: Now) {
-        if self.unheard.is_empty() {
+        if self.undelivered.is_empty() {
             return;
         }
         let mut free = Vec::new();
-        for promise in std::mem::take(&mut self.unheard) {
+        for promise in std::mem::take(&mut self.undelivered) {
             if keys.can_write(promise.name.as_ref()) {
                 free.extend(self.give_back_one(keys, now, promise));
             } else if exists(keys, promise.name.as_ref()) {
-                self.unheard.push(promise);
+                self.undelivered.push(promise);
             }
-            // What has left with its slot is no longer to be had back from here.
+            // A lock that has left with its slot cannot be changed from here.
         }
-        // First all of them end: a request that waits for several gets them together.
+        // All of them end first: a request that waits for several gets them together.
         for name in free {
             self.close_if_leaving(keys, name.as_ref());
             match self.queues.id(name.as_ref()) {
@@ -53,7 +55,7 @@ impl Engine {
         self.settle_next(keys, now);
     }
 
-    /// Ends a hold, if it is still there and as its grant made it. Returns the lock, which is to be settled then.
+    /// Ends a hold, if it is still there and as its grant made it. Returns the lock, for settlement.
     fn give_back_one(
         &mut self,
         keys: &mut impl Keyspace,
@@ -65,7 +67,7 @@ impl Engine {
         held(entry, owner, Some(promise.token))
             .ok()
             .filter(|hold| hold.fresh)?;
-        // Nobody has had it, so nobody loses it.
+        // No client knows of it, so nobody loses it.
         self.holds.untie_at(name, promise.token);
         let whose = HoldRef { name, owner };
         self.holds
@@ -76,7 +78,7 @@ impl Engine {
         Some(promise.name)
     }
 
-    /// A ticket stands again at its number, with nobody there.
+    /// Puts a ticket back at its number, as absent.
     fn put_back(
         &mut self,
         entry: &mut Entry<impl Value>,

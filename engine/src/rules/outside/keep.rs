@@ -1,4 +1,4 @@
-//! What ties lose, and what `DLOCK.KEEP` reports of it.
+//! Losses of ties, and the heartbeat that reports them (`DLOCK.KEEP`).
 
 use crate::holds::{KeepReply, Loss};
 use crate::lock::End;
@@ -26,10 +26,10 @@ impl Engine {
     }
 
     /// Extends the bounds of a connection's ties to `ms` from now; none becomes shorter. Holds whose lease has ended count as lost,
-    /// whether or not the server has come to end them. Returns the number under which the reply waits if replicas are to confirm
-    /// what the sign of life prolongs; else [`Engine::kept`] has the reply.
+    /// even if the server has not ended them yet. Returns the number under which the reply waits if replicas must confirm what the
+    /// heartbeat prolongs; otherwise [`Engine::keep_reply`] has the reply.
     ///
-    /// Errors: `NoAck` if replicas are to confirm it and cannot.
+    /// Errors: `NoAck` if replicas must confirm it and cannot.
     pub fn keep(
         &mut self,
         now: Now,
@@ -44,9 +44,9 @@ impl Engine {
     }
 
     /// Returns the reply to `DLOCK.KEEP`, and forgets the losses that it reports.
-    pub fn kept(&mut self, now: Now, client: ClientId) -> KeepReply {
+    pub fn keep_reply(&mut self, now: Now, client: ClientId) -> KeepReply {
         self.end_ties(now, client);
-        self.holds.ties.kept(client)
+        self.holds.ties.keep_reply(client)
     }
 
     /// Records the ties of a connection whose leases have ended as lost.

@@ -1,5 +1,5 @@
-//! Keys that come and go behind the engine's back, and slots that leave. Such an event may come while nothing may be changed, so it
-//! only marks the lock; a settlement makes the changes.
+//! Keys that arrive and leave without a command of the module's, and slots that leave. Such an event may come while nothing may be
+//! changed, so it only marks the lock; a settlement makes the changes.
 
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::Outcome;
@@ -9,8 +9,8 @@ use crate::state::{Engine, Garbage};
 use crate::types::{Arrival, NameRef, Now, RequestId};
 
 impl Engine {
-    /// Marks a lock whose value may have been removed, replaced or brought. Costs one settlement where nobody is queued and
-    /// nothing has to be watched.
+    /// Marks a lock whose value may have been removed or replaced, or may have arrived. Costs one settlement where nobody is queued
+    /// and nothing has to be watched.
     pub fn on_key_changed(&mut self, name: NameRef) {
         match self.queues.id(name) {
             Some(lock) => self.mark_stale(lock),
@@ -30,7 +30,7 @@ impl Engine {
         self.mark(lock);
     }
 
-    /// Notes whether this lock's queue must not move: its slot is migrating away.
+    /// Stops this lock's queue while its slot is migrating away, or lets it move again.
     pub fn close(&mut self, name: NameRef, closed: bool) {
         let queue = self.queues.id(name);
         if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
@@ -43,11 +43,11 @@ impl Engine {
         self.queues.id(name).is_some()
     }
 
-    /// Takes over what another server has decided on a lock: the primary that this one follows, by its stream or the AOF, or the
-    /// node that a slot comes from, if this server decides itself (`primary`). The effect is passed on as it came: this server's
-    /// own AOF and replicas get the same bytes.
+    /// Applies what another server has decided on a lock: the primary of this replica, by its stream or the AOF, or, on a primary,
+    /// the node that a slot comes from (`primary`). The effect is passed on as it came: this server's own AOF and replicas get the
+    /// same bytes.
     ///
-    /// Errors: `WrongType`; `Malformed` and `NewerFormat` for what is no effect. Nothing has changed then.
+    /// Errors: `WrongType`; `Malformed` and `NewerFormat` for an effect that cannot be read. Nothing has changed then.
     pub fn follow(
         &mut self,
         keys: &mut impl Keyspace,
@@ -71,13 +71,13 @@ impl Engine {
         entry.effect.extend_from_slice(effect);
         self.watch_if_needed(name, entry);
         if primary {
-            // The locks of a slot on its way here are looked after as soon as it has come.
+            // The locks of an arriving slot are settled once it is here.
             self.on_key_removed(name);
         }
         Ok(())
     }
 
-    /// Notes, on a server that only follows, whether it has to watch this lock once it decides.
+    /// Notes, on a replica, whether it must watch this lock after a promotion.
     pub fn watch_if_needed(&mut self, name: NameRef, entry: &Entry<impl Value>) {
         let watch = entry.value().needs_watch() && !entry.value().is_empty();
         match self.queues.id(name) {
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Drops the locks that have moved to another node from those that were waited for most.
+    /// Drops the locks that have moved to another node from the most contended ones.
     pub fn forget_moved(&mut self, keys: &mut impl Keyspace) {
         self.holds.counters.top.forget(|name| keys.moved(name));
     }
@@ -114,8 +114,8 @@ impl Engine {
         self.garbage.extend(places.map(Garbage::Places));
     }
 
-    /// Tells the requests that wait by a channel that the lock's slot is served elsewhere now. The server itself answers blocked
-    /// connections.
+    /// Answers the requests that wait by a channel with `moved`: another node serves the lock's slot. The server itself answers
+    /// blocked connections.
     pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now) {
         let queue = self.queues.at(lock);
         let ids = queue.in_order().filter_map(|(_, place)| place.request());

@@ -1,8 +1,8 @@
-//! Bringing a queue and a value that came or went behind its back together again: RENAME, MOVE, RESTORE, SWAPDB, FLUSHALL, a
-//! promotion, a load.
+//! Reconciling a queue with a value that has arrived or left without a command of the module's: RENAME, MOVE, RESTORE, SWAPDB,
+//! FLUSHALL, a promotion, a load.
 //!
-//! The value keeps its holders and tickets, and every place stands by its number. An owner that waits as one who holds nothing,
-//! and to whom the value gives a hold or a ticket of another number, is answered: what it asked for is not what it would get.
+//! The value keeps its holders and tickets, and every place stands by its number. A waiting owner that holds
+//! nothing, and for whom the value has a hold or a ticket of another number, is answered: it would not get what it asked for.
 
 use crate::holds::Due;
 use crate::invariants::broken;
@@ -17,11 +17,11 @@ use crate::types::{Arrival, Now};
 use std::rc::Rc;
 
 impl Engine {
-    /// Brings the queue and its value together again.
+    /// Reconciles the queue with its value.
     ///
-    /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
-    /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. What
-    /// a user has brought is bounded.
+    /// An owner that waits and now holds the lock is answered. An owner that is present keeps its place, and its ticket is
+    /// written again; an absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a
+    /// fresh window. The leases that a user has brought are bounded.
     pub(in crate::rules) fn reconcile(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -82,8 +82,8 @@ impl Engine {
         self.remove_place(entry, now, lock, number, outcome);
     }
 
-    /// Looks after the tickets that the value does not have, or has otherwise: one that somebody waits on is written into it, and
-    /// an absent one goes (it may come anew with the value).
+    /// Handles the tickets that the value lacks, or has in another form: one that somebody waits on is written into it, and an
+    /// absent one goes (it may come again with the value).
     fn renew_tickets(&mut self, entry: &mut Entry<impl Value>, lock: LockId) {
         let value = entry.value();
         let differs = |number: Arrival, place: &Place| {
@@ -104,8 +104,7 @@ impl Engine {
         }
     }
 
-    /// Gives the tickets that came with the value their places. There may be very many, and of nearly all of them nothing more is
-    /// to be said.
+    /// Gives the tickets that came with the value their places. There may be very many; nearly all take the short path.
     fn import_tickets(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         let mut others = Vec::new();
         let value = entry.value();
@@ -180,7 +179,7 @@ impl Engine {
         self.keep_ticket(lock, number, window, now);
     }
 
-    /// The key became something else under those who wait for a lock.
+    /// Refuses all requests that wait at a key which holds another type now.
     pub(in crate::rules) fn refuse_all(&mut self, now: Now, lock: LockId) {
         self.discard(lock, |_, place| place.is_absent());
         let queue = self.queues.at(lock);

@@ -1,4 +1,4 @@
-//! The server renews the holds of connections that asked for it (`AUTO`).
+//! Renewals by the server, for connections that asked for them (`AUTO`).
 
 use crate::holds::{next_renewal, Auto, Loss, Renewal, Tie};
 use crate::keyspace::{exists, Entry, Keyspace, Value};
@@ -7,7 +7,7 @@ use crate::rules::requests::hold::held;
 use crate::state::Engine;
 use crate::types::{NameRef, Now, Token};
 
-/// Limits how many holds one settlement renews.
+/// The most holds that one settlement renews.
 pub(super) const RENEWED_A_STEP: usize = 256;
 
 impl Engine {
@@ -65,7 +65,7 @@ impl Engine {
         }
     }
 
-    /// Renews a hold for its full lease, as far as the limits of now allow.
+    /// Renews a hold for its full lease, within the current limits.
     fn prolong(&mut self, entry: &mut Entry<impl Value>, now: Now, hold: Hold, tie: &Tie) {
         let (Some(auto), token) = (tie.auto, hold.token) else {
             return;
@@ -84,7 +84,7 @@ impl Engine {
             self.holds.counters.auto_renewals += 1;
         }
         let next = if bounded < wanted {
-            // It has reached the age that it may have.
+            // It has reached `max-hold-ms`.
             Renewal::Stopped
         } else {
             Renewal::At(next_renewal(token, lease, now))
@@ -92,7 +92,7 @@ impl Engine {
         self.holds.renewed(tie.client, token, deadline, next);
     }
 
-    /// Makes a renewal that is due in the very moment in which the lease ends. Returns true if the hold goes on.
+    /// Renews a hold whose renewal is due in the very moment in which its lease ends. Returns true if the hold goes on.
     pub(in crate::rules) fn renew_in_time(
         &mut self,
         entry: &mut Entry<impl Value>,

@@ -1,4 +1,4 @@
-//! Connections end: the holds that end with them, and the requests that waited on them by a channel.
+//! The end of connections: of the holds that end with them, and of their requests by a channel.
 
 use crate::holds::Tie;
 use crate::keyspace::{exists, Keyspace};
@@ -9,7 +9,7 @@ use crate::state::Engine;
 use crate::types::{ClientId, HoldRef, Now, Token};
 use std::collections::BTreeMap;
 
-/// Limits how many holds and places of ended connections one settlement clears away.
+/// The most holds and places of ended connections that one settlement clears away.
 const CLEARED_A_STEP: usize = 1024;
 
 impl Engine {
@@ -59,7 +59,7 @@ impl Engine {
                 // The lock has left with its slot.
                 self.holds.ties.untie(token);
             } else {
-                // The server accepts no change of it now; it is asked again, after all others.
+                // The server accepts no change of it now: it is tried again, after all others.
                 self.disconnected.insert(client, Some(token));
             }
         }
@@ -81,7 +81,7 @@ impl Engine {
             let owner = tie.owner();
             self.holds
                 .end(entry, HoldRef { name, owner }, token, End::Session, now);
-            // Served when all has gone that the connection held: who waits for several of its locks gets them together.
+            // Its queue is served when all holds of the connection have ended: a request for several of them gets them together.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);
             }

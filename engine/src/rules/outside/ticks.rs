@@ -9,12 +9,12 @@ use crate::queue::Request;
 use crate::state::Engine;
 use crate::types::{Now, RequestId};
 
-/// Limits how many due entries one tick works off.
+/// The most due entries that one tick handles.
 const DUES_A_STEP: usize = 1024;
 
 impl Engine {
-    /// Works off what is due: marks the locks concerned and answers the waits whose time is up. Changes no lock.
-    /// Returns true if more is due already.
+    /// Handles what is due: marks the locks whose leases or claim windows have ended, and answers the waits whose time is up.
+    /// Changes no lock. Returns true if more is due already.
     pub fn tick(&mut self, now: Now) -> bool {
         if self.held_back && self.policy.granting(now) {
             self.held_back = false;
@@ -64,7 +64,7 @@ impl Engine {
         self.leave_queues(id, now);
     }
 
-    /// Removes a request that the server does not let wait after all, and serves the queues that it leaves.
+    /// Removes a request whose connection the server does not block after all, and serves the queues that it leaves.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
         let left = self.leave_queues(id, now);
         for part in left.iter().flat_map(Request::parts) {

@@ -15,42 +15,42 @@ use std::rc::Rc;
 /// A request for a lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// Who asks.
+    /// The owner that asks.
     pub owner: &'a [u8],
     /// What is asked for.
     pub terms: Terms,
     /// Whether and how long it waits.
     pub wait: Wait,
-    /// Whether its place in the queue is a ticket, and how long that is kept while nobody is there for it.
+    /// The claim window if its place in the queue is a ticket: how long it is kept while no connection waits on it.
     pub ticket: Option<Millis>,
-    /// The channel that is to be told of the outcome, rather than a blocked connection.
+    /// The channel that gets the outcome, instead of a blocked connection.
     pub channel: Option<&'a [u8]>,
 }
 
 /// Whether a request waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// It is answered at once.
+    /// It does not: it is answered at once.
     No,
-    /// It waits so long, or without bound.
+    /// It waits this long, or without bound.
     For(Option<Millis>),
 }
 
-/// What a request is answered: one for many locks has a grant of each, in their order.
+/// The answer to a request. A request for many locks gets a grant of each, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<G = Grant> {
-    /// It is the owner's.
+    /// It was granted.
     Granted(G),
     /// It cannot be granted now.
     Null,
-    /// It waits under this number; an [`crate::Output`] will tell how the wait ended.
+    /// It waits under this number; an [`crate::Output`] has the outcome.
     Waiting(RequestId),
 }
 
-/// What is awarded: a lock, to whom, and on which terms.
+/// A grant that is about to be made: the lock, the owner and the terms.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rules) struct Award<'a> {
-    /// The lock, and who is to hold it.
+    /// The lock and the new holder.
     pub whose: HoldRef<'a>,
     /// The request's terms.
     pub terms: &'a Terms,
@@ -67,18 +67,17 @@ pub(in crate::rules) struct Award<'a> {
 pub(in crate::rules) enum Answered {
     /// As the command's reply, which is written at once.
     AtOnce,
-    /// At the end of a wait: it may not reach the connection that waits.
+    /// At the end of a wait: it may not reach the connection.
     Later,
 }
 
 impl Ask<'_> {
-    /// Returns true if it waits if it cannot be granted at once.
+    /// Returns true if the request waits when it cannot be granted at once.
     pub(in crate::rules) fn waits(&self) -> bool {
         self.wait != Wait::No
     }
 }
 
-// What only a contended lock needs is marked as cold: it would stand between the few lines that every grant runs through.
 impl Engine {
     /// Takes the lock, or a place in its queue, or answers null.
     ///
@@ -97,8 +96,8 @@ impl Engine {
         if entry.foreign {
             return Err(Refusal::WrongType);
         }
-        // The usual lock, which nobody has and nobody is queued for: the rule below could only say yes, and would be 400 of the
-        // 14,900 instructions that the server takes for an uncontended pair.
+        // The usual lock, free and without a queue: the rule in `contend` could only say yes, and would be 400 of the 14,900
+        // instructions that the server takes for an uncontended pair.
         if entry.lock.is_none()
             && lock.is_none()
             && self.policy.granting(now)
@@ -117,8 +116,7 @@ impl Engine {
         answer
     }
 
-    /// The rest of it, for a lock that somebody has or is queued for, or while nothing is granted. It has been brought up to
-    /// date.
+    /// Handles a request for a lock that is held or queued for, or while nothing is granted. The lock has been settled.
     #[inline(never)]
     fn contend(
         &mut self,
@@ -129,7 +127,7 @@ impl Engine {
         ask: &Ask,
     ) -> Result<Answer, Refusal> {
         let entry = keys.entry(name);
-        // It may have gone as the lock was brought up to date.
+        // The settlement may have removed the queue.
         let lock = lock.filter(|lock| self.queues.get(*lock).is_some());
         let queue = self.queues.at(lock);
         let place = queue.number_of(ask.owner);
@@ -203,8 +201,8 @@ impl Engine {
         self.wait(keys, now, lock, ask, number)
     }
 
-    /// Grants a lock to a request, whose place there goes. The caller has seen that nothing is against it. Returns the grant, and
-    /// the hold as the answer promises it, if that may not be heard.
+    /// Grants a lock to a request and removes its place. The caller has checked that nothing is in its way. Returns the grant, and
+    /// the promise of the answer if the answer may not be delivered.
     ///
     /// Errors when the hold count would overflow.
     pub(in crate::rules) fn award(
@@ -241,7 +239,8 @@ impl Engine {
         Ok((grant, promise))
     }
 
-    /// A request that does not wait and cannot be granted. A ticket keeps its place as long as it asks again in time.
+    /// Answers a request that does not wait and cannot be granted. A ticket keeps its place as long as its owner asks again in
+    /// time.
     fn poll(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -273,7 +272,7 @@ impl Engine {
         Ok(self.null())
     }
 
-    /// The answer to a request that is not granted and does not wait.
+    /// Counts and returns the answer to a request that is not granted and does not wait.
     pub(in crate::rules) fn null<G>(&mut self) -> Answer<G> {
         self.holds.counters.refused += 1;
         Answer::Null
@@ -340,7 +339,7 @@ impl Engine {
         self.end_wait(id, now, Outcome::Replaced, |at| at == lock);
     }
 
-    /// Finds or makes the owner's place for this request; returns its number. Nobody waits at it.
+    /// Finds or makes the owner's place for this request, where nobody waits; returns its number.
     fn enqueue(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -376,7 +375,7 @@ impl Engine {
         number
     }
 
-    /// Makes a place at this number.
+    /// Adds a place at this number.
     pub(in crate::rules) fn add_place(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -393,7 +392,7 @@ impl Engine {
         self.holds.counters.top.queued(name);
     }
 
-    /// Makes the request that waits there.
+    /// Registers a request that waits at these places.
     pub(in crate::rules) fn begin_to_wait(
         &mut self,
         ask: &Ask,
@@ -420,7 +419,7 @@ impl Engine {
         self.register(id, Box::new(request), now);
     }
 
-    /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
+    /// Puts the request at its place and serves the queue. Returns the answer if that has granted or refused it.
     fn wait(
         &mut self,
         keys: &mut impl Keyspace,
@@ -429,7 +428,7 @@ impl Engine {
         ask: &Ask,
         number: Arrival,
     ) -> Result<Answer, Refusal> {
-        let id = self.requests.fresh(now);
+        let id = self.requests.next_id(now);
         if let Some(place) = self.queues.place_mut(lock, number) {
             place.occupy(id);
             let (owner, place) = (place.owner.clone(), number);
@@ -439,7 +438,7 @@ impl Engine {
         }
         self.settle(keys, now, lock);
         self.settle_next(keys, now);
-        // The settlement may have answered this very request: then it has not waited, unless for replicas.
+        // The settlement may have answered this very request: then it does not wait, except for replicas.
         match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
             Some(Outcome::Granted(grant)) => Ok(Answer::Granted(grant)),

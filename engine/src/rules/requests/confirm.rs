@@ -1,5 +1,5 @@
-//! Answers that replicas confirm before the server sends them (`dlock.replicas`): what they promise. When they are confirmed is the
-//! caller's to find out. What becomes of a grant that was not confirmed is decided in `rules::outside::give_back`.
+//! Answers that replicas confirm before the server sends them (`dlock.replicas`), and the holds that they promise. The caller
+//! finds out when they are confirmed. `rules::outside::give_back` decides about a grant that was not confirmed.
 
 use super::acquire::{Ask, Wait};
 use super::hold::held;
@@ -24,7 +24,7 @@ impl Engine {
             Wait::No => Some(now.steady()),
             Wait::For(ms) => ms.map(|ms| now.steady().after(ms)),
         };
-        let id = self.requests.fresh(now);
+        let id = self.requests.next_id(now);
         let channel = ask.channel;
         let channel = channel.map(|channel| self.requests.channel(ask.terms.client, channel));
         let pending = Pending::new(promises, until);
@@ -34,7 +34,8 @@ impl Engine {
         id
     }
 
-    /// Answers a renewal of the owner's holds of these locks, when replicas have confirmed it; `left` milliseconds are left.
+    /// Queues the reply to a renewal of the owner's holds of these locks until replicas confirm it; `left` milliseconds are left.
+    /// Returns the number under which it waits.
     pub fn confirm_renewal(
         &mut self,
         keys: &mut impl Keyspace,
@@ -56,14 +57,14 @@ impl Engine {
         self.confirm(now, Outcome::Renewed(left), promises)
     }
 
-    /// Answers a sign of life, when replicas have confirmed what it prolongs.
+    /// Queues the reply to a heartbeat until replicas confirm what it prolongs. Returns the number under which it waits.
     pub(in crate::rules) fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
         let first_end = self.holds.ties.first_end(client);
-        self.confirm(now, Outcome::Keeps { client, first_end }, Vec::new())
+        self.confirm(now, Outcome::KeepPending { client, first_end }, Vec::new())
     }
 
     fn confirm(&mut self, now: Now, outcome: Outcome, promises: Vec<Promise>) -> RequestId {
-        let id = self.requests.fresh(now);
+        let id = self.requests.next_id(now);
         let pending = Pending::new(promises, Some(now.steady()));
         let (nobody, name) = (Rc::from([]), Name::default());
         let output = Output::new(id, None, nobody, &name, outcome, pending);
@@ -89,6 +90,6 @@ impl Engine {
     /// Counts an answer that replicas have not confirmed. Its new holds are given back.
     pub fn not_confirmed(&mut self, promises: Vec<Promise>) {
         self.holds.counters.unconfirmed += 1;
-        self.unheard(promises);
+        self.on_undelivered(promises);
     }
 }

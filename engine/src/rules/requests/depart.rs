@@ -1,4 +1,4 @@
-//! How a request leaves the queues that it waits in, and what becomes of its places.
+//! Requests that leave their queues, and their places.
 
 use crate::holds::Due;
 use crate::invariants::broken;
@@ -17,14 +17,14 @@ impl Engine {
         self.requests.add(id, request);
     }
 
-    /// The reverse.
+    /// Removes a request from those that wait.
     pub(in crate::rules) fn unregister(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
         let request = self.requests.remove(id)?;
         self.note_waiting(&request, false, now);
         Some(request)
     }
 
-    /// A connection is blocked, or no longer.
+    /// Notes whether a request's connection is blocked.
     fn note_waiting(&mut self, request: &Request, waits: bool, now: Now) {
         if request.channel.is_none() {
             let client = request.terms.client;
@@ -32,7 +32,7 @@ impl Engine {
         }
     }
 
-    /// Takes a request out of all places where it waits; these stay, with nobody there.
+    /// Removes a request from all places where it waits. The places stay, with nobody there.
     pub(in crate::rules) fn unregister_everywhere(
         &mut self,
         id: RequestId,
@@ -55,7 +55,7 @@ impl Engine {
         Some(*request)
     }
 
-    /// Tells a request that has left how its wait ended. One that waits by a channel is for one lock.
+    /// Puts out the outcome of a request that has left. A request by a channel is for one lock.
     pub(in crate::rules) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
         let (name, pending) = (&self.queues.at(lock).name, Pending::default());
@@ -63,7 +63,8 @@ impl Engine {
         self.outbox.push(output);
     }
 
-    /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
+    /// Takes back the outcome of a request in the event in which it began to wait, so that it is answered at once. A grant that
+    /// replicas must confirm stays where it is.
     pub(in crate::rules) fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
         let at = self.outbox.iter().rposition(|output| output.id == id)?;
         let promises = |output: &Output| output.outcome.promises();
@@ -71,8 +72,8 @@ impl Engine {
         (!waits).then(|| self.outbox.remove(at).outcome)
     }
 
-    /// Ends a wait with an outcome. The request's places go, except in those queues where another request inherits them.
-    /// The locks are settled before the event ends.
+    /// Ends a wait with an outcome. The request's places go, except in those queues where a newer request takes them over. The
+    /// locks are settled before the event ends.
     pub(in crate::rules) fn end_wait(
         &mut self,
         id: RequestId,
@@ -90,8 +91,8 @@ impl Engine {
         self.tell(id, left, outcome);
     }
 
-    /// A request leaves its queues outside of a request: its time is up, or its connection waits no longer. The locks are
-    /// settled as soon as changes are possible.
+    /// Removes a request from its queues in an event: its time is up, or its connection waits no longer. The locks are settled as
+    /// soon as changes are possible.
     pub(in crate::rules) fn leave_queues(&mut self, id: RequestId, now: Now) -> Option<Request> {
         let left = self.unregister_everywhere(id, now)?;
         for part in left.parts() {
@@ -101,14 +102,14 @@ impl Engine {
         Some(left)
     }
 
-    /// Ends a wait outside of a request, with an outcome.
+    /// Ends a wait in an event, with an outcome.
     pub(in crate::rules) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
         if let Some(left) = self.leave_queues(id, now) {
             self.tell(id, left, outcome);
         }
     }
 
-    /// Nobody waits at a request's place any more: it goes, unless it is a ticket that is kept for its window.
+    /// Removes the place of a request that has left, unless it is a ticket that is kept for its window.
     fn free_place(&mut self, part: &Part, now: Now) {
         let (lock, number) = (part.lock, part.place);
         let Some(queue) = self.queues.get_mut(lock) else {
@@ -123,7 +124,7 @@ impl Engine {
         let (claim, waited) = (place.claim(), place.waited_us(now));
         match claim {
             Some(claim) if claim > 0 => return self.begin_window(lock, number, now),
-            // Its half in the value goes with the next settlement.
+            // The next settlement removes the ticket from the value.
             Some(_) => queue.lapsed.push(number),
             None => drop(self.queues.remove_place(lock, number)),
         }
@@ -131,7 +132,7 @@ impl Engine {
         self.holds.counters.top.waited(name, waited);
     }
 
-    /// The claim window of an absent ticket begins: its own, or the default where it has none.
+    /// Begins the claim window of an absent ticket: its own, or the default if it has none.
     pub(in crate::rules) fn begin_window(&mut self, lock: LockId, number: Arrival, now: Now) {
         let place = self.queues.at(lock).place(number);
         let window = match place.and_then(Place::claim) {
@@ -141,7 +142,7 @@ impl Engine {
         self.keep_ticket(lock, number, window, now);
     }
 
-    /// Keeps an absent ticket so long from now on.
+    /// Keeps an absent ticket for this long from now on.
     pub(in crate::rules) fn keep_ticket(
         &mut self,
         lock: LockId,

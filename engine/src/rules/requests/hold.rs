@@ -1,4 +1,4 @@
-//! A hold from its owner's side: renewing, downgrading, giving back, and ending it by force.
+//! Requests about a hold: renewal, downgrade, release, and its end by force.
 
 use crate::holds::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::keyspace::{Entry, Keyspace, Value};
@@ -8,8 +8,8 @@ use crate::state::Engine;
 use crate::types::{Grant, HoldRef, Limit, Millis, NameRef, Now, Token, WallMs};
 
 impl Engine {
-    /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Returns the token and
-    /// the count.
+    /// Weakens the limit of the owner's hold, so that others may hold the lock, too; token, count and deadline stay. Returns the
+    /// token and the count.
     ///
     /// Errors: `NotHeld` if the owner does not hold the lock; `NotWeaker` if the limit would not be weaker or equal;
     /// `WrongType`.
@@ -46,7 +46,7 @@ impl Engine {
 
     /// Sets the deadline of the owner's hold to now + lease, and ties it as asked; returns the milliseconds that are left.
     ///
-    /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `NoAck` if replicas are to confirm it and
+    /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `NoAck` if replicas must confirm it and
     /// cannot; `WrongType`.
     pub fn renew(
         &mut self,
@@ -85,8 +85,8 @@ impl Engine {
         Ok(deadline.since(now.wall()))
     }
 
-    /// The same for the owner's holds of all of these locks; returns the least that is left of them, where `max-hold-ms` bounds
-    /// them differently.
+    /// Renews the owner's holds of all of these locks, as [`Engine::renew`] does; returns the fewest milliseconds that are left,
+    /// since `max-hold-ms` may bound them differently.
     ///
     /// Errors: `NotHeld` if any of them is not held; `WrongType`. Nothing has changed then.
     pub fn renew_many(
@@ -110,7 +110,7 @@ impl Engine {
         Ok(least)
     }
 
-    /// Gives back one hold, or all but `leave`; returns the holds that remain. The last one hands the lock over.
+    /// Releases one hold, or all but `leave`; returns the holds that remain. The last one hands the lock over.
     ///
     /// Errors: `NotHeld` as for `renew`; `LeavesMore` if `leave` is above the count; `WrongType`.
     #[inline(always)]
@@ -141,7 +141,7 @@ impl Engine {
         Ok(left)
     }
 
-    /// Gives back one hold of each lock that the owner holds; returns what remains of each, none where nothing was held.
+    /// Releases one hold of each lock that the owner holds; returns the holds that remain of each, none where nothing was held.
     ///
     /// Errors: `WrongType`. Nothing has changed then.
     pub fn release_many(
@@ -155,7 +155,7 @@ impl Engine {
             self.settled(keys, now, *name)?;
         }
         let mut left = Vec::with_capacity(names.len());
-        // First all of them go, then the queues are served: a request that waits for several of them gets them together.
+        // All of them end before the queues are served: a request that waits for several of them gets them together.
         for name in names {
             let entry = keys.entry(*name);
             left.push(held(entry, owner, None).ok().map(|hold| {
@@ -206,7 +206,9 @@ impl Engine {
         Ok(ended)
     }
 
-    /// The lock brought up to date, unless something else is at the key.
+    /// Settles a lock; returns its entry.
+    ///
+    /// Errors: `WrongType`.
     #[inline(always)]
     pub(in crate::rules) fn settled<'k, K: Keyspace>(
         &mut self,
@@ -222,7 +224,7 @@ impl Engine {
     }
 }
 
-/// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.
+/// Returns the owner's hold, if it is held under this token. Its `owner` is empty, which would borrow the entry.
 pub(in crate::rules) fn held(
     entry: &Entry<impl Value>,
     owner: &[u8],

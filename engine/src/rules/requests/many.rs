@@ -31,7 +31,7 @@ struct NamedLock<'a> {
     place: Option<Arrival>,
 }
 
-/// How a request comes to one of its locks.
+/// A lock that a request names, and whether it could be granted by itself.
 #[derive(Debug, Clone, Copy)]
 struct WantedLock<'a> {
     at: NamedLock<'a>,
@@ -39,7 +39,7 @@ struct WantedLock<'a> {
     grantable: Grantable,
 }
 
-/// A request for many locks, and what it finds at them.
+/// A request for many locks, and the state of each.
 struct Plan<'a> {
     ask: &'a Ask<'a>,
     wanted: Vec<WantedLock<'a>>,
@@ -48,7 +48,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Returns true if all of the locks can be had now.
+    /// Returns true if all of the locks can be granted now.
     fn is_grantable(&self) -> bool {
         let mut wanted = self.wanted.iter();
         wanted.all(|wanted| wanted.grantable == Grantable::Now)
@@ -147,7 +147,7 @@ impl Engine {
         Plan { ask, wanted, older }
     }
 
-    /// Returns how the request comes to one of its locks. Its owner's place there counts as gone.
+    /// Returns the state of one of the locks for the request. Its owner's place there counts as gone.
     fn wanted_lock<'a>(
         &self,
         entry: &Entry<impl Value>,
@@ -237,8 +237,8 @@ impl Engine {
         answer
     }
 
-    /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it. Returns the
-    /// grants, and the holds as the answer promises them, if that may not be heard.
+    /// Grants all of the locks and removes the owner's places. The caller has checked that nothing is in the way. Returns the
+    /// grants, and the promises of the answer if the answer may not be delivered.
     fn grant_all(
         &mut self,
         keys: &mut impl Keyspace,
@@ -267,7 +267,7 @@ impl Engine {
         (grants, promises)
     }
 
-    /// Has all queues served on after that.
+    /// Settles all of the locks.
     fn settle_all(&mut self, keys: &mut impl Keyspace, now: Now, locks: &[NamedLock]) {
         for NamedLock { name, .. } in locks {
             match self.queues.id(*name) {
@@ -285,7 +285,7 @@ impl Engine {
         plan: &Plan,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
         let ask = plan.ask;
-        let (id, owner) = (self.requests.fresh(now), Rc::<[u8]>::from(ask.owner));
+        let (id, owner) = (self.requests.next_id(now), Rc::<[u8]>::from(ask.owner));
         let mut parts = Vec::with_capacity(plan.wanted.len());
         for at in plan.locks() {
             let entry = keys.entry(at.name);
@@ -328,7 +328,7 @@ impl Engine {
         id: RequestId,
     ) {
         if self.settle_many(keys, now, id) {
-            // Others may have their turn by that, and have asked before.
+            // The settlement may have made others grantable that have asked before.
             self.next.insert(FollowUp::Many(id));
             return;
         }
@@ -373,8 +373,8 @@ impl Engine {
         self.settle_all(keys, now, &at);
     }
 
-    /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
-    /// first. Returns true if any was brought up to date by that.
+    /// Settles those locks of a request that are not settled: its outcome must not depend on which of them was settled first.
+    /// Returns true if that has changed any.
     fn settle_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
         let (mut nth, mut moved) = (0, false);
         while let Some(part) = self.requests.get(id).and_then(|many| many.parts().get(nth)) {

@@ -1,5 +1,4 @@
-//! What clients ask for: taking locks, one or many, holding them, leaving their queues, and
-//! answers that wait for replicas.
+//! Requests of clients: for one lock or many, about holds, to leave a queue; and answers that wait for replicas.
 
 pub(crate) mod acquire;
 pub(crate) mod confirm;
