@@ -219,16 +219,16 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
         rows(&mut world, "LIST", Source::Queues(0), &["k"]),
         ["k - 0 1 -"]
     );
-    let found = world.engine().scan(0, 0, 10);
+    let found = world.engine().queue_keys(0, 0, 10);
     assert_eq!(found, (vec![Rc::from(*b"k")], None));
-    assert_eq!(world.engine().scan(1, 0, 10), (vec![], None));
+    assert_eq!(world.engine().queue_keys(1, 0, 10), (vec![], None));
     world.pass(5000);
     assert_eq!(rows(&mut world, "LIST", Source::Queues(0), &["k"]), [""; 0]);
     assert_eq!(
         rows(&mut world, "LIST", Source::Keys(0), &["k"]),
         ["k ann 1 0 5000"]
     );
-    assert_eq!(world.engine().scan(0, 0, 10), (vec![], None));
+    assert_eq!(world.engine().queue_keys(0, 0, 10), (vec![], None));
 }
 
 /// Whatever comes and goes between the pages: what is there all the time is met, and met once.
