@@ -140,10 +140,10 @@ unsafe fn report<L: Listener>(ctx: Ctx, id: u64, sub: u64, data: *mut c_void) {
             _ => {}
         },
         // During such a load the server goes on with the data that it has.
-        raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD => {
-            if sub == raw::REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_STARTED {
-                L::loading();
-            }
+        raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD
+            if sub == raw::REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_STARTED =>
+        {
+            L::loading();
         }
         raw::REDISMODULE_EVENT_CONFIG => {
             // SAFETY: this event comes with this structure, whose names are C strings.
