@@ -696,10 +696,10 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 const EMPTY: [&str; 8] = [
     "by_token: {}, by_client: {}, sessions: 0, autos: 0, due: [], resumed: []",
     "timers: Deadlines { index: {}",
-    "outputs: []",
+    "outbox: []",
     "len: 0, places: 0, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
-    "dirty: [], arrived: [], next: {}, garbage: [], unheard: [], disconnected: {}, scan: Over",
+    "dirty: [], arrived: [], next: {}, garbage: [], undelivered: [], disconnected: {}, scan: Over",
 ];
