@@ -106,13 +106,13 @@ impl LoadContext<'_> {
 /// `value` is null, or one of this type that nobody changes or frees for the length of the call.
 unsafe fn with<T: ModuleValue, R: Default>(value: *const c_void, work: impl FnOnce(&T) -> R) -> R {
     // SAFETY: made by `into_raw` or `load`, and the caller's promise.
-    catch_panic(|| match unsafe { value.cast::<T>().as_ref() } {
+    match unsafe { value.cast::<T>().as_ref() } {
         Some(value) => work(value),
         None => {
             broken!("a key of the module's type has a value");
             R::default()
         }
-    })
+    }
 }
 
 unsafe extern "C" fn load<T: ModuleValue>(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
@@ -128,7 +128,7 @@ unsafe extern "C" fn save<T: ModuleValue>(io: *mut RedisModuleIO, value: *mut c_
         unsafe { api!(RedisModule_SaveStringBuffer(io, start, len)) };
     };
     // SAFETY: the server's own value, for the length of this call.
-    unsafe { with(value, save) };
+    catch_panic(|| unsafe { with(value, save) });
 }
 
 /// Writes the value as one effect; the server itself adds the key's TTL.
@@ -152,7 +152,7 @@ unsafe extern "C" fn rewrite<T: ModuleValue>(
         }
     };
     // SAFETY: the server's own value, for the length of this call.
-    unsafe { with(value, rewrite) };
+    catch_panic(|| unsafe { with(value, rewrite) });
 }
 
 unsafe extern "C" fn digest<T: ModuleValue>(digest: *mut RedisModuleDigest, value: *mut c_void) {
@@ -166,7 +166,7 @@ unsafe extern "C" fn digest<T: ModuleValue>(digest: *mut RedisModuleDigest, valu
         }
     };
     // SAFETY: the server's own value, for the length of this call.
-    unsafe { with(value, add) };
+    catch_panic(|| unsafe { with(value, add) });
 }
 
 unsafe extern "C" fn free<T: ModuleValue>(value: *mut c_void) {
@@ -183,7 +183,7 @@ unsafe extern "C" fn memory<T: ModuleValue>(
     _: usize,
 ) -> usize {
     // SAFETY: the server's own value, for the length of this call.
-    unsafe { with(value, T::bytes) }
+    catch_panic(|| unsafe { with(value, T::bytes) })
 }
 
 /// Returns that a value is cheap to free: large ones are freed in steps (`callbacks::data_type`). With a higher number the server
@@ -211,5 +211,5 @@ unsafe extern "C" fn unlinked<T: ModuleValue>(
         }
     };
     // SAFETY: the server's own value, for the length of this call.
-    unsafe { with(value, unlinked) };
+    catch_panic(|| unsafe { with(value, unlinked) });
 }
