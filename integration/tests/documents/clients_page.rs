@@ -66,7 +66,9 @@ fn tests() -> String {
             let extension = name.rsplit('.').next().unwrap_or_default();
             if entry.path().is_dir() {
                 todo.push(name);
-            } else if ["rs", "py", "java", "js", "mjs", "ts", "go", "php"].contains(&extension) {
+            } else if ["rs", "py", "java", "js", "mjs", "ts", "go", "php", "json"]
+                .contains(&extension)
+            {
                 tests += &read(&name);
             }
         }
