@@ -89,7 +89,7 @@ results: ## Put tables and plots of the last full runs where the documents show 
 pictures: ## Draw the pictures of the documents from their texts in docs/pictures
 	@cargo run --quiet --bin pictures
 
-chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, judge, then schedules (QUICK=1: seven minutes; ARGS='--help')
+chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, judge, then schedules (QUICK=1: six minutes; ARGS='--help')
 	@cargo run --quiet --release --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' \
 	    $(if $(QUICK),--quick --lanes 10 --histories '$(TARGET)/chaos/histories') $(ARGS)
@@ -98,7 +98,7 @@ chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluste
 schedules: build ## Play the schedules of docs/protocol.md on real servers, with all clauses and without those they break (QUICK=1: two minutes)
 	@cargo build --quiet --package dlock --features planted --target-dir '$(TARGET)/planted'
 	@cargo run --quiet --bin schedules -- --planted '$(TARGET)/planted/debug/$(MODULE)' \
-	    --servers '$(TARGET)/servers' --results '$(TARGET)/schedules' $(if $(QUICK),--quick --lanes 8) $(ARGS)
+	    --servers '$(TARGET)/servers' --results '$(TARGET)/schedules$(if $(QUICK),/quick)' $(if $(QUICK),--quick --lanes 8) $(ARGS)
 
 judge: build ## Have Porcupine judge histories from real servers; planted faults must be found (QUICK=1: three minutes)
 	@evidence/judge/run.sh '$(TARGET)/judge' --module '$(BUILT)' --results '$(TARGET)/judge' --histories '$(TARGET)/chaos/histories' \
