@@ -135,16 +135,6 @@ impl Service {
 }
 
 impl Plan {
-    /// What has to be installed.
-    pub fn program(&self) -> &'static str {
-        match self.kind {
-            Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait => "redis-server",
-            Kind::Postgres => "PostgreSQL",
-            Kind::EtcdRecipe | Kind::EtcdWatch => "etcd",
-            Kind::ZooKeeper => "ZooKeeper",
-        }
-    }
-
     /// Starts it, from what was installed there.
     pub fn start(&self, installed: &Path) -> Result<Service, Failure> {
         let slow = self.promise == Promise::DurableSlow;
