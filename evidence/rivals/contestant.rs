@@ -93,7 +93,7 @@ impl fmt::Display for Contestant {
             Contestant::Redlock => "redlock (redsync), three masters",
             Contestant::SetWait => "`SET NX PX` and `WAIT 1`",
             Contestant::DlockReplicas => "dlock, `dlock.replicas 2`",
-            Contestant::Dlock => "dlock, without it",
+            Contestant::Dlock => "dlock, without `dlock.replicas`",
             Contestant::Nothing(Driver::Here) => "no lock",
             Contestant::Nothing(Driver::Java) => "no lock, from Java",
             Contestant::Nothing(Driver::Go) => "no lock, from Go",
