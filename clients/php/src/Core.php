@@ -252,6 +252,7 @@ final class Core
     {
         if ($request->asked && $request->node !== null) {
             $request->asked = false;
+            $request->isLeftLate = !$isUpgrade && $request->node->overdue;
             $this->forget($request);
             $this->servers->post($request->node, $request->words('CANCEL'), ...($isUpgrade ? [] : [$request->release()]));
         }

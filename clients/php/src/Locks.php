@@ -27,7 +27,15 @@ final class Locks
     /** @internal */
     public readonly Core $core;
     private readonly Settings $settings;
+    /** So many other names are remembered. */
+    private const MOST_RENAMED = 1000;
+
     private readonly string $name;
+    /**
+     * @var array<string, int> by key and owner, how often a request was left on a connection that ended: what is sent there may
+     *                         arrive after the owner's next request, which goes by another name so that it ends nothing of that
+     */
+    private array $renamed = [];
 
     /**
      * @param Connect|\Redis|ClientInterface|\Closure $client where to connect: a Connect; a client of phpredis or Predis, as whose
@@ -132,10 +140,18 @@ final class Locks
             throw new \InvalidArgumentException('owner must have 1 to 900 bytes');
         }
         // Nobody elsewhere has the same name by accident: it is this process's, and these Locks'.
-        $owner = $owner === null ? null : Request::owner("$owner#$this->name");
+        $named = $owner === null ? null : Request::owner("$owner#$this->name");
+        $times = $named === null ? 0 : $this->renamed["$key $named"] ?? 0;
+        $owner = $times === 0 ? $named : "$named+$times";
         $request = new Request($this->settings, $key, $owner, $shared, $limit, $permits, $session, $hangTimeout);
-
-        return $this->held($request, $timeout, $onLost);
+        try {
+            return $this->held($request, $timeout, $onLost);
+        } finally {
+            if ($named !== null && $request->isLeftLate) {
+                count($this->renamed) < self::MOST_RENAMED || array_shift($this->renamed);
+                $this->renamed["$key $named"] = $times + 1;
+            }
+        }
     }
 
     /** @internal for those whose owners have names of their own */

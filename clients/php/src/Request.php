@@ -19,6 +19,8 @@ final class Request
     /** Something may be granted, or a place kept, that nobody has. */
     public bool $asked = false;
     public bool $queued = false;
+    /** What took it back was sent on a connection that ended, and may arrive late. */
+    public bool $isLeftLate = false;
 
     /** The fencing token of what was granted. */
     public int $token = 0;

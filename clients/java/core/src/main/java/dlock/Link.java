@@ -97,10 +97,11 @@ final class Link {
                     pending.remove(entry);
                 }
                 RuntimeException no = why == null ? null : DLockException.of(why);
-                entry.tell(reply, no);
                 if (no instanceof Refused refused && refused.code().equals("READONLY")) {
-                    die(new Unavailable(no.getMessage(), no)); // a replica by now: who is primary is found by connecting
+                    // A replica by now: who is primary is found by connecting. First, since whoever hears it may ask again at once.
+                    die(new Unavailable(no.getMessage(), no));
                 }
+                entry.tell(reply, no);
             });
         } catch (RuntimeException failed) {
             die(failed);
