@@ -16,7 +16,7 @@ pub const ISLANDERS: Party = Party::new(127, 0, 2, 1);
 /// Where the others live.
 pub const MAINLANDERS: Party = Party::new(127, 0, 2, 2);
 
-/// After so many seconds without a word a replica and its primary give each other up.
+/// The seconds of silence after which a replica and its primary end their link.
 pub const REPL_TIMEOUT: u64 = 5;
 
 /// What must be nothing when everybody has gone.

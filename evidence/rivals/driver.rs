@@ -16,7 +16,7 @@ use crate::belief::{Belief, End, Nanos, GROUPS};
 use crate::contestant::{Contestant, Driver, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::Group;
 
-/// So long a driver may take to end after it was told.
+/// How long a driver may take to end after the run asked it to.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The drivers, as `install.sh` has built them.

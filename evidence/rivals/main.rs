@@ -39,11 +39,13 @@ use crate::here::Client;
 use crate::page::{Page, Row};
 use crate::scene::Scene;
 
-/// Before a fault each group of clients is granted so many locks, and they work for so long.
+/// How many locks each group of clients takes before a fault.
 const GRANTS: usize = 10;
+
+/// How long they work before a fault.
 const CALM: Duration = Duration::from_secs(3);
 
-/// So long clients may take until they are granted that. What they have not got then shows as a time without grants.
+/// How long the clients may take for that. After it the fault comes all the same, and the gap counts as a time without grants.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command line.

@@ -19,7 +19,7 @@ const QUORUM: usize = 2;
 const SENTINELS: usize = 3;
 const REPLICAS: usize = 2;
 
-/// After so many seconds without a word a replica and its primary give each other up.
+/// The seconds of silence after which a replica and its primary end their link.
 pub const REPL_TIMEOUT: u64 = 5;
 
 /// The quarantine of dlock with `dlock.replicas`: the lease, and 5 s.

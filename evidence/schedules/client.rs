@@ -74,7 +74,7 @@ pub struct Request {
     pub client: usize,
     pub port: u16,
     pub line: String,
-    /// It then waits for so many replicas, by WAIT.
+    /// The number of replicas that it then waits for, by WAIT.
     pub wait: u8,
     /// For how long it believes in the answer.
     pub length: Duration,

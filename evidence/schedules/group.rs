@@ -353,7 +353,7 @@ impl Group {
     }
 }
 
-/// So many ticks in milliseconds.
+/// Returns the length of these ticks in milliseconds.
 pub fn ms(tick: Duration, ticks: i16) -> u64 {
     tick.as_millis() as u64 * u64::try_from(ticks).unwrap_or(0)
 }

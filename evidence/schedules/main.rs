@@ -2,8 +2,8 @@
 //!
 //! `protocol/schedules/*.txt` are what breaks weaker rules than the one that stands. Each is played with `dlock.replicas` as released,
 //! with a module that lacks the clause that it breaks, and without the setting: no second owner in the first case, two owners in the
-//! others. Every link between two servers is held back but for the steps that let something through, so that what races in life
-//! happens in the order of the schedule.
+//! others. A proxy holds back every link between two servers, except in the steps that let something through. So events that race
+//! in operation happen in the order of the schedule.
 //!
 //! | file | what is in it |
 //! |---|---|

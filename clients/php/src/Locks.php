@@ -27,7 +27,7 @@ final class Locks
     /** @internal */
     public readonly Core $core;
     private readonly Settings $settings;
-    /** So many other names are remembered. */
+    /** The most renamed owners that these Locks remember. */
     private const MOST_RENAMED = 1000;
 
     private readonly string $name;

@@ -75,7 +75,7 @@ struct Options {
     /// Only services whose name contains this; the result is not kept
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Only this part (contend, java, kill, memory, hand-over); the result is not kept, but for that of hand-over
+    /// Measures only this part (contend, java, kill, memory, hand-over), and keeps only the result of hand-over
     #[arg(long, value_name = "PART")]
     part: Option<String>,
     /// Where `install.sh` has put the services

@@ -157,7 +157,7 @@ fn most_at_once(turns: &[Turn]) -> usize {
     most as usize
 }
 
-/// The server shows all that it is told by `MONITOR`, in its order. A request that came first must have the lower token.
+/// Compares the tokens with the order in which `MONITOR` shows the requests. An earlier request must have the lower token.
 fn order(driver: &Driver, kind: &str, load: Load) -> Result<Figures, Failure> {
     const END: &str = "nothing follows";
     let server = Server::start();

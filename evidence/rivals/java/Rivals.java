@@ -52,7 +52,7 @@ public final class Rivals {
         Runtime.getRuntime().halt(0);
     }
 
-    /** All settings are the defaults, but for the number of connections. */
+    /** Sets the number of connections, and leaves all else at its default. */
     private static RedissonClient redisson(String group) {
         String[] parts = group.split("/");
         Map<Integer, Integer> ways = new HashMap<>();
