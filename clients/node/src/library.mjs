@@ -29,6 +29,7 @@ const ioredis = {
     return wire.subscribe(channel);
   },
   close: (wire) => wire.disconnect(),
+  leadsTo: ({ stream }) => `${stream?.remoteAddress} ${stream?.remotePort}`,
   /** One that made itself connects by itself. */
   discard: (client) => client.disconnect(),
   nodes: (cluster) => {
@@ -61,6 +62,8 @@ const nodeRedis = {
     if (opened.has(wire)) close();
     else wire.once('connect', close);
   },
+  /** Its socket is its own secret. */
+  leadsTo: ({ options }) => `${options?.socket?.host} ${options?.socket?.port}`,
   discard: (client) => client.isOpen && client.destroy(),
   nodes: (cluster) => cluster.masters.filter((node) => node.client).map((node) => [node.address, node.client]),
   map: (cluster) => (cluster._self ?? cluster)._options?.nodeAddressMap,

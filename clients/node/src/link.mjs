@@ -104,14 +104,14 @@ export class Link {
       }
       if (age >= ANOTHER - 1 && now() - this.#told >= ANOTHER / 2) {
         this.#told = now();
-        this.overdue(oldest);
+        this.overdue();
       }
       this.#watch(Math.min(this.#bound + LAST_WORDS - age, age < ANOTHER - 1 ? ANOTHER - age : ANOTHER));
     });
   }
 
-  /** True if it still has no reply. */
-  isPending(entry) { return this.#pending.has(entry); }
+  /** True if both lead to the same server, as far as the library says where they lead. */
+  isBeside(other) { return this.#library.leadsTo(this.#wire) === other.#library.leadsTo(other.#wire); }
 
   die(why) {
     if (this.error) return;

@@ -148,7 +148,7 @@ export class Routes {
 
   linked(node, link) {
     link.used = true;
-    link.overdue = (entry) => this.#overdue(node, link, entry).catch(nothing);
+    link.overdue = () => this.#overdue(node, link).catch(nothing);
     node.link = link;
     node.subscriber?.die(new Unreachable('the link is new')); // where it goes the messages come from: it may be another server
     return link;
@@ -160,8 +160,8 @@ export class Routes {
     this.reroute(node);
   }
 
-  /** A reply is a second late: its server may be no primary any more, and hang. */
-  async #overdue(node, link, entry) {
+  /** A reply is a second late: its server may hang, or be no primary any more, or only wait for its replicas. */
+  async #overdue(node, link) {
     if (this.source.cluster) {
       await this.#lookElsewhere(node);
       return;
@@ -169,8 +169,11 @@ export class Routes {
     if (node.link !== link || this.closed) return;
     await node.once('beside', async () => {
       const other = await this.openLink(node);
-      await other.post(['PING']).catch((error) => { if (error instanceof Unreachable) throw error; }); // a refusal is an answer
-      if (node.link !== link || link.error || !link.isPending(entry)) {
+      const isNeeded = () => node.link === link && !link.error && !link.isBeside(other);
+      if (isNeeded()) {
+        await other.post(['PING']).catch((error) => { if (error instanceof Unreachable) throw error; }); // a refusal is an answer
+      }
+      if (!isNeeded()) {
         other.die(new Unreachable('it is not needed'));
         return;
       }

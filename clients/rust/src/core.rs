@@ -182,16 +182,14 @@ impl Core {
         self.spawn_keepers();
     }
 
-    /// A reply of this link is a second late. Its server may be no primary any more, and hang.
+    /// A reply of this link is a second late: its server may hang, or be no primary any more, or only wait for its replicas.
+    /// Connecting tells which, and looks elsewhere only if that hangs, too.
     pub(crate) fn overdue(self: &Arc<Self>, name: &str, link: u64) {
-        self.look_elsewhere(name);
-        if self.servers.are_named_by_sentinels() {
-            self.shelf.with(|state| {
-                if state.link(name).is_some_and(|one| one.id == link) {
-                    self.open(state, name);
-                }
-            });
-        }
+        self.shelf.with(|state| {
+            if state.link(name).is_some_and(|one| one.id == link) {
+                self.open(state, name);
+            }
+        });
     }
 
     /// The node's link from now on, unless that lives and leads to the same server; returns the one before, if it lives.

@@ -62,11 +62,6 @@ impl Servers {
         }
     }
 
-    /// Whether all nodes have one name, and only Sentinel says which one it is.
-    pub(crate) fn are_named_by_sentinels(&self) -> bool {
-        !matches!(self.0, Kind::Seeds(_))
-    }
-
     /// Returns how one connects to that node.
     pub(crate) async fn find(&self, name: &str) -> Result<ConnectionInfo> {
         let (client, named) = match &self.0 {

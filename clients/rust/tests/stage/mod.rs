@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use dlock_redis::{Locks, Settings};
 use redis::aio::MultiplexedConnection;
-use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, RedisError, Value};
+use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, Value};
+use tokio::task::JoinSet;
 
 /// Those that move servers about are alone meanwhile, and a thousand that wait; the others run side by side.
 static STAGE: RwLock<()> = RwLock::new(());
@@ -123,21 +124,31 @@ impl Server {
         Locks::with(self.clients(), settings().lease(lease)).expect("good settings")
     }
 
-    /// A connection to whoever may write this key.
-    pub async fn node(&self, key: &str) -> MultiplexedConnection {
+    /// Whoever may write this key, and a connection to it. All are asked at once: one of them may be frozen.
+    async fn primary(&self, key: &str) -> (Client, MultiplexedConnection) {
         let end = Instant::now() + PATIENCE;
         loop {
+            let mut asked = JoinSet::new();
             for client in self.clients() {
-                let Ok(mut node) = connect(&client).await else { continue };
-                let role: Result<Vec<Value>, _> = cmd("ROLE").query_async(&mut node).await;
-                let is_primary = role.is_ok_and(|role| role[0] == Value::BulkString(b"master".to_vec()));
-                let there: Result<u64, RedisError> = cmd("EXISTS").arg(key).query_async(&mut node).await;
-                if is_primary && there.is_ok() {
-                    return node;
+                let key = key.to_owned();
+                asked.spawn(async move {
+                    let mut node = connect(&client).await.ok()?;
+                    let role: Vec<Value> = cmd("ROLE").query_async(&mut node).await.ok()?;
+                    let _: u64 = cmd("EXISTS").arg(key).query_async(&mut node).await.ok()?;
+                    (role[0] == Value::BulkString(b"master".to_vec())).then_some((client, node))
+                });
+            }
+            while let Some(answered) = asked.join_next().await {
+                if let Some(primary) = answered.expect("no panic") {
+                    return primary;
                 }
             }
             assert!(Instant::now() < end, "nobody serves {key}");
         }
+    }
+
+    pub async fn node(&self, key: &str) -> MultiplexedConnection {
+        self.primary(key).await.1
     }
 
     pub async fn ask<T: FromRedisValue>(&self, words: &str) -> T {
@@ -208,19 +219,7 @@ impl Server {
 
     /// Who serves this key.
     pub async fn address(&self, key: &str) -> String {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            for client in self.clients() {
-                let Ok(mut node) = client.get_multiplexed_async_connection().await else { continue };
-                let role: Result<Vec<Value>, _> = cmd("ROLE").query_async(&mut node).await;
-                let is_primary = role.is_ok_and(|role| role[0] == Value::BulkString(b"master".to_vec()));
-                let there: Result<u64, RedisError> = cmd("EXISTS").arg(key).query_async(&mut node).await;
-                if is_primary && there.is_ok() {
-                    return client.get_connection_info().addr().to_string();
-                }
-            }
-            assert!(Instant::now() < end, "nobody serves {key}");
-        }
+        self.primary(key).await.0.get_connection_info().addr().to_string()
     }
 
     /// The other one of the pair.
@@ -259,18 +258,7 @@ impl Server {
     pub async fn messages(&self) -> tokio::sync::mpsc::UnboundedReceiver<String> {
         let (pushes, mut pushed) = tokio::sync::mpsc::unbounded_channel();
         let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
-        let node = self.node(&self.key).await;
-        let mut info = None;
-        for client in self.clients() {
-            let mut one = connect(&client).await.expect("a node");
-            let served: Result<u64, RedisError> = cmd("EXISTS").arg(&self.key).query_async(&mut one).await;
-            let role: Vec<Value> = cmd("ROLE").query_async(&mut one).await.expect("a role");
-            if served.is_ok() && role[0] == Value::BulkString(b"master".to_vec()) {
-                info = Some(client.get_connection_info().clone());
-            }
-        }
-        drop(node);
-        let mut info = info.expect("somebody serves it");
+        let mut info = self.primary(&self.key).await.0.get_connection_info().clone();
         let resp3 = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
         info = info.set_redis_settings(resp3);
         let config = AsyncConnectionConfig::new().set_push_sender(pushes);
