@@ -41,11 +41,16 @@ class Program:
         host, port = address or addresses("DLOCK_SINGLE")[0]
         words = [PYTHON, "-c", BEGINS + textwrap.dedent(text), host, str(port), server.key]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment())
+        self.process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment())
 
     def said(self):
         line = self.process.stdout.readline()
         return json.loads(line) if line else pytest.fail(self.process.stderr.read())
+
+    def go(self):
+        """It has stopped to read its input."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def end(self):
         """What it has said, and logged."""
@@ -77,6 +82,7 @@ def test_a_guarded_command_is_sent_once(server, kind):
             with Locks(client) as locks:
                 hold = locks.acquire(key)
                 say("held")
+                os.read(0, 1)
                 try:
                     hold.guard("INCR", key + ":n")
                     say("answered")
@@ -89,6 +95,7 @@ def test_a_guarded_command_is_sent_once(server, kind):
                 async with AsyncLocks(tasks) as locks:
                     hold = await locks.acquire(key)
                     say("held")
+                    os.read(0, 1)
                     try:
                         await hold.guard("INCR", key + ":n")
                         say("answered")
@@ -98,9 +105,10 @@ def test_a_guarded_command_is_sent_once(server, kind):
             asyncio.run(work())
         """,
     }[kind]
-    command(f"delay {name} 1500")  # for the way there and back
     program = Program(server, text, address)
     assert program.said() == "held"
+    command(f"delay {name} 1500")  # for the way there and back
+    program.go()
     until(lambda: server.client.get(f"{server.key}:n"), "it has run")
     command(f"cut {name}")
     command(f"delay {name} 0")
@@ -141,16 +149,10 @@ def test_a_guarded_command_takes_no_longer_than_a_reply(server, kind):
             asyncio.run(work())
         """,
     }[kind]
-    reader, writer = os.pipe()
-    saved = os.dup(0)
-    os.dup2(reader, 0)
-    try:
-        program = Program(server, text, address)
-    finally:
-        os.dup2(saved, 0)
+    program = Program(server, text, address)
     assert program.said() == "held"
     command(f"silence {name}")
-    os.write(writer, b"\n")
+    program.go()
     said, _ = program.end()
     assert said[0] < 3 + 4  # three seconds, and a busy machine
     command(f"close {name}")
