@@ -234,7 +234,7 @@ class Server:
         until(there, f"{count} are queued, and nobody is absent")
 
     def await_tickets(self, count, key=None):
-        """So many wait, and need not be there: who hears no messages asks again and again."""
+        """Waits for that many in the queue. They may be absent: a client without messages polls."""
         until(lambda: len(self.queue(key)) == count, f"{count} have tickets")
 
     def await_gone(self, key=None):

@@ -18,7 +18,7 @@ use crate::route::{Pointed, Route};
 use crate::run::{Inflicted, Plan, Scene};
 use crate::sentinel::log;
 
-/// So long it may take until a replica is in sync.
+/// How long a replica may take to be in sync.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The servers. Which of them is the primary is in `lead`, as its door's port.

@@ -20,7 +20,7 @@ use crate::setting::DOWN_AFTER_MS;
 
 const PRIMARIES: usize = 3;
 
-/// So long a failover or a move may take, and so long it may take until all have found together again.
+/// How long a failover or a move may take, and how long the nodes may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A primary votes for a replica of the same primary again after twice the time-out of the nodes. A failover that is asked for

@@ -8,7 +8,7 @@ use dlock_integration::{connect, reply_of, Party, Wire};
 /// The kind under which calls without an answer are counted.
 pub const NO_ANSWER: &str = "no answer in time";
 
-/// So long a connection may take to be made.
+/// How long a connect may take.
 const CONNECTING: Duration = Duration::from_millis(500);
 
 /// What came of a call.

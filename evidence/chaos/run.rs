@@ -23,7 +23,7 @@ use crate::setting::Setting;
 /// lock that nobody has.
 const PEACE: Duration = Duration::from_millis(UNKNOWN_MS + 10_000);
 
-/// After so many rounds there is peace in between.
+/// How many rounds pass between two pauses without faults.
 const ROUNDS_TO_PEACE: usize = 8;
 
 /// After a fault in which something can be lost there may be holds and tickets that nobody knows of: so long at most.

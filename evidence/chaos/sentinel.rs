@@ -22,7 +22,7 @@ use crate::setting::DOWN_AFTER_MS;
 const SENTINELS: usize = 3;
 const QUORUM: usize = 2;
 
-/// So long a failover may take, and so long it may take until all have found together again.
+/// How long a failover may take, and how long the servers may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The servers and who watches them.

@@ -31,7 +31,7 @@ pub struct Setting {
 pub enum Replicas {
     None,
     One,
-    /// So many that two primaries cannot have as many at the same time: floor((r + 1) / 2) of r.
+    /// As many as two primaries cannot both have at the same time: floor((r + 1) / 2) of r.
     Half,
     All,
 }
@@ -141,7 +141,7 @@ pub const ALL: [Setting; 9] = [
     },
 ];
 
-/// So many of them are measured before all else.
+/// How many of them are measured first.
 pub const MAIN_SETTINGS: usize = 4;
 
 impl Setting {

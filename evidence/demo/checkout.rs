@@ -70,7 +70,7 @@ pub const WAYS: [Way; 4] = [
 /// Who places orders.
 pub struct Customer {
     owner: String,
-    /// So long it thinks between reading the stock and writing it back.
+    /// How long it waits between reading the stock and writing it back.
     thinking: Duration,
     /// Says how long it looks around, and when it freezes.
     pub random: fastrand::Rng,

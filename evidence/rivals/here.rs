@@ -23,7 +23,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// How long a client rests after an error.
 const REST: Duration = Duration::from_millis(50);
 
-/// So much before its end a lease is believed to have ended.
+/// How long before its end a client takes a lease for ended.
 const ALLOWANCE: Nanos = 2 * MS;
 
 /// What starts the answer of a server that is no primary, or may be none any more.

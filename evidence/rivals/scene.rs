@@ -32,7 +32,7 @@ pub const AFTER: Duration = Duration::from_secs(15);
 /// One master of redlock stands still for so long: as long as Sentinel needs to promote.
 const STALL: Duration = Duration::from_millis(DOWN_AFTER_MS + 1_500);
 
-/// So long a failover may take, and so long it may take until all have found together again.
+/// How long a failover may take, and how long the servers may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Who lives where: the clients of one group are cut off together with a primary.

@@ -33,7 +33,7 @@ use dlock_protocol::schedule::{self, Schedule};
 use crate::play::{play, Must, Play, Seen, Variant};
 use crate::table::{Row, Table};
 
-/// So often a play is tried that does not show what it must, each time with ticks twice as long: others use the machine, too.
+/// How often a play is tried that does not show what it must. Each try has ticks twice as long, because the machine may be busy.
 const TRIES: usize = 3;
 
 /// The servers that are played on beside the environment's, if they were fetched.

@@ -10,13 +10,13 @@ use dlock_integration::stage::Stage;
 use crate::control;
 use crate::language::{Language, Script, Verdict};
 
-/// The whole run ends after so long, passed or not.
+/// How long the whole run may take.
 const WHOLE: Duration = Duration::from_secs(50 * 60);
 
-/// And one script after so long: who hangs is told while the others' results still count.
+/// How long one script may take: a language that hangs is reported while the results of the others still count.
 const EACH: Duration = Duration::from_secs(20 * 60);
 
-/// So many languages are installed at a time: that is work for the processor.
+/// How many languages are installed at a time: that keeps the processor busy.
 const INSTALLERS: usize = 2;
 
 /// Limits how many tests run at a time. They mostly wait, but their times are those of clients on a quiet machine.
@@ -129,7 +129,7 @@ impl Run {
         }
     }
 
-    /// So long the next script may take.
+    /// Returns how long the next script may take.
     fn left(&self) -> Duration {
         WHOLE.saturating_sub(self.began.elapsed()).min(EACH)
     }

@@ -11,14 +11,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// So much of a lease is not used, for clocks.
+/// How much of a lease stays unused, because clocks differ.
 const ALLOWANCE_MS: u64 = 100;
 
 /// A wait is asked for again after so long, and keeps its place for so long in between: a reply that does not come is noticed.
 const SLICE: Duration = Duration::from_secs(5);
 /// The first of them is shorter: then it is looked why nothing is granted.
 const FIRST_SLICE: Duration = Duration::from_secs(1);
-/// So long after the end of a wait its last replies may come.
+/// How long after the end of a wait its last replies may arrive.
 const GRACE: Duration = Duration::from_millis(300);
 const CLAIM_MS: u64 = 2_000;
 

@@ -19,7 +19,7 @@ use crate::state::{Opening, Shelf, State};
 
 /// A caller whose time is up waits this much longer for a reply that is on its way.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
-/// So often a request that waits for a link looks whether another node serves the key by now.
+/// How often a request that waits for a link checks whether another node serves the key by now.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// All that the clones of one [`Locks`](crate::Locks) and its holds share.

@@ -20,7 +20,7 @@ use crate::random::random;
 use crate::request::{AcquireRequest, Mode};
 use crate::settings::{now, Settings, FAR};
 
-/// So long a master that did not answer is asked last.
+/// How long a master that did not answer is asked last.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Locks over several masters. A clone is the same.

@@ -41,7 +41,7 @@ pub struct Settings {
     pub queue_grace: Duration,
     /// How long a connect or a reply may take. 3 s.
     pub reply_timeout: Duration,
-    /// So much before its end a lease is believed to have ended. 100 ms.
+    /// How long before its end the client takes a lease for ended. 100 ms.
     pub clock_margin: Duration,
     /// Is called with what happens.
     pub observer: Arc<dyn Observer>,

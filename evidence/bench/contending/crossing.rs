@@ -194,7 +194,7 @@ struct TimedOut {
 impl TimedOut {
     /// Between two tries for one lock.
     const SLEEP: Duration = Duration::from_millis(1);
-    /// After so long for one lock it gives up those that it has.
+    /// How long it waits for one lock before it gives up those that it has.
     const PATIENCE: Duration = Duration::from_millis(50);
 
     fn make(server: &Server, client: usize) -> Result<Box<dyn Client>, Failure> {

@@ -59,7 +59,7 @@ struct Group {
 }
 
 impl Group {
-    /// So many of them are to be counted; 0: none is asked.
+    /// Starts a group in which `wanted` replicas must confirm; 0: none is asked.
     fn start(replicas: usize, wanted: usize) -> Group {
         let quarantine = if wanted > 0 { "200" } else { "0" };
         let settings = ["replicas", &wanted.to_string(), "quarantine-ms", quarantine];

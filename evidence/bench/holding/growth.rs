@@ -105,7 +105,7 @@ fn pair_of(name: &'static str, server: &Rc<Server>) -> Result<Pipelined, Failure
 /// Another way, and the instructions that its server takes for it.
 struct Growth {
     way: Box<dyn Way>,
-    /// So often a sample does what is counted.
+    /// How often one sample repeats the counted commands.
     times: usize,
     counter: Option<Counter>,
     _cluster: Rc<Cluster>,

@@ -18,8 +18,8 @@ const BATCH: usize = 1_000;
 /// The figure.
 const BYTES: &str = "bytes";
 
-/// So many locks held at once. Each sample has a server of its own: what was there before would leave holes to
-/// be filled.
+/// How many locks are held at once. Each sample has a server of its own, because freed memory of an earlier sample would be
+/// reused.
 pub fn open(locks: usize) -> Opened {
     let lockings = LOCKINGS.iter();
     let lockings = lockings.filter(|locking| [DLOCK, SET_DEL].contains(&locking.name));

@@ -39,7 +39,7 @@ pub struct Row {
     pub bound: Option<f64>,
     /// What we would like beyond that.
     pub goal: Option<f64>,
-    /// So much more than in the committed result, as a part of it, is a change and no chance.
+    /// The largest increase over the committed result, as a part of it, that may be chance.
     pub tolerance: f64,
 }
 

@@ -184,7 +184,7 @@ impl Fair {
         command(&line).get_packed_command()
     }
 
-    /// So many turns, from the present holder on.
+    /// Runs that many turns, from the present holder on.
     fn batch(&mut self, turns: usize) -> Batch {
         let mut bytes = Vec::new();
         for _ in 0..turns {

@@ -32,7 +32,7 @@ pub fn start() -> Server {
     Server::builder().config("maxclients", 15_000).start()
 }
 
-/// So many connections, each of which waits for what it asks.
+/// Opens a connection for each line, on which a request waits.
 fn wait_all(server: &Server, line_of: impl Fn(usize) -> String) -> Result<Vec<Line>, Failure> {
     let waits = |number| {
         let mut line = Line::narrow(server.port())?;

@@ -7,7 +7,7 @@ use crate::history::{Belief, End, Micros, Write, SECOND};
 use crate::link::Reply;
 use crate::setting::Replicas;
 
-/// So long WAIT waits for a replica.
+/// How long WAIT waits for a replica.
 const WAIT_MS: u64 = 1_000;
 
 /// How long the server renews by itself at most.
@@ -16,7 +16,7 @@ const AUTO_MS: u64 = 60_000;
 /// An allowance for clocks.
 const ALLOWANCE_MS: u64 = 2;
 
-/// So long it waits before it gives back again what the server has refused to take.
+/// The pause before it repeats a release that the server has refused.
 const AGAIN_MS: u64 = 100;
 
 /// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.

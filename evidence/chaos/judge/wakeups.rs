@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::calm::{calm, without};
 use crate::history::{History, Micros, SECOND};
 
-/// So long somebody may wait for a lock in which nobody believes: the lock is handed over in microseconds, but the
-/// new owner must be heard, confirm and be scheduled on a machine that is busy.
+/// How long a client may wait for a lock that nobody believes to hold. The hand-over takes microseconds, but on a busy
+/// machine the new owner's answer, its confirmation and its process take longer.
 const ALLOWED: Micros = 3 * SECOND;
 
 /// Waits in a calm time during which nobody believed in the lock for longer than is allowed.

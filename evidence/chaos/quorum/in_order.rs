@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 use dlock_integration::Wire;
 use redis::{Cmd, FromRedisValue, Pipeline, RedisResult};
 
-/// So long a master may take to answer what it need not wait for. It is part of the time that the lease pays.
+/// How long a master may take for an answer that waits for nothing. The lease pays for that time, too.
 const BOUND: Duration = Duration::from_millis(300);
 
-/// So long a master that did not answer is asked last.
+/// How long a master that did not answer is asked last.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// The leases at the others end so much before the first's.

@@ -9,7 +9,7 @@ use crate::permits;
 use crate::service::{Promise, PLANS};
 use crate::{HOT, JAVA, KILL_DEFAULT, KILL_SHORT, MEMORY, UNCONTENDED};
 
-/// So much better than dlock counts as better: less is chance.
+/// From this factor on a result counts as better than dlock's: less may be chance.
 const CLEARLY: f64 = 1.1;
 
 macro_rules! line {

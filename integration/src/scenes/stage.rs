@@ -9,10 +9,10 @@ use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 use crate::talk::wire::Wire;
 
-/// So many masters has the cluster, and as many replicas. So many servers alone there are.
+/// How many masters the cluster has, how many replicas, and how many single servers there are.
 const MASTERS: usize = 3;
 
-/// After so long a server has given up on a failover that was asked for.
+/// How long a server tries a manual failover before it gives up.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
 /// The nodes' time-out while they vote.

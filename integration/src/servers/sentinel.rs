@@ -26,9 +26,9 @@ pub struct Sentinel {
 pub struct Watch {
     /// Where the primary is.
     pub port: u16,
-    /// So many Sentinels must find it down.
+    /// How many Sentinels must find it down.
     pub quorum: usize,
-    /// After so long without an answer it is down.
+    /// How long it may be silent before a Sentinel finds it down.
     pub down_after_ms: u64,
     /// The server's program, if it is not the environment's.
     pub program: Option<std::ffi::OsString>,

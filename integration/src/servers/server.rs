@@ -25,7 +25,7 @@ use crate::talk::wire::Wire;
 /// How often another port is tried when the one that was free a moment ago is not any more.
 const PORT_TRIES: u32 = 10;
 
-/// So many lines at the end of a log are printed when a test fails.
+/// How many of a log's last lines are printed when a test fails.
 const LOG_LINES: usize = 200;
 
 /// A server of this test alone. It is killed when this value is dropped.

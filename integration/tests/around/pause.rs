@@ -10,7 +10,7 @@ use dlock_integration::{
     position, stat, wait_as, Ask, Blocked, Grant, Server, Wire, PATIENCE,
 };
 
-/// So long nothing must come of what cannot be.
+/// How long a test watches that nothing happens.
 const WHILE: Duration = Duration::from_millis(250);
 
 #[track_caller]

@@ -12,7 +12,7 @@ use dlock_integration::{
 };
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
-/// So long nothing must come of what cannot be.
+/// How long a test watches that nothing happens.
 const WHILE: Duration = Duration::from_millis(250);
 
 /// Holds that end together.

@@ -10,7 +10,7 @@ const LONGEST_README: usize = 150;
 
 /// The tables and plots of long runs, and what is said of them.
 const RESULTS: &str = "docs/results";
-/// So much of that is committed, but for pages that somebody wrote.
+/// How many lines of results are committed at most, without the pages that somebody wrote.
 const MOST_RESULTS: usize = 750;
 const WRITTEN: [&str; 2] = ["chaos.md", "valkey-8.1.md"];
 

@@ -19,8 +19,8 @@ use dlock_integration::{
 /// Conversations that are held at the same time: each waits for its server most of the time.
 const AT_ONCE: usize = 4;
 
-/// So much of a wait's end passes millisecond by millisecond: leases end there, and conversations speak of each. What is long
-/// before it passes in steps. Each costs a round trip.
+/// How much of a wait's end passes millisecond by millisecond: leases end there, and conversations name each. The time before
+/// passes in larger steps, because each step costs a round trip.
 const EXACT_MS: i64 = 6_000;
 const FAR_STEP_MS: i64 = 10;
 

@@ -51,7 +51,7 @@ fn send_all(c: &mut Wire, lines: impl Iterator<Item = String>) {
     }
 }
 
-/// So many locks that the module watches: each has two holders.
+/// Makes that many locks that the module watches: each has two holders.
 fn fill(c: &mut Wire, locks: usize) {
     let holders = (0..locks).flat_map(|at| [(at, "ann"), (at, "ben")]);
     send_all(
@@ -208,7 +208,7 @@ fn what_concerns_all_locks_stalls_nobody() {
     }
 }
 
-/// So many tickets of one lock, behind a holder.
+/// Queues that many tickets of one lock behind a holder.
 fn queue_up(c: &mut Wire, tickets: usize) {
     c.run("DLOCK.ACQUIRE k holder 3600000");
     send_all(
@@ -217,7 +217,7 @@ fn queue_up(c: &mut Wire, tickets: usize) {
     );
 }
 
-/// So many holders of one lock.
+/// Gives one lock that many holders.
 fn crowd(c: &mut Wire, holders: usize) {
     send_all(
         c,

@@ -10,7 +10,7 @@ use dlock_integration::{
     Wire, PATIENCE,
 };
 
-/// So long nothing must come of what cannot be.
+/// How long a test watches that nothing happens.
 const WHILE: Duration = Duration::from_millis(250);
 
 /// Two nodes that know each other. The first serves all slots.

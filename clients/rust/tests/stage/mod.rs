@@ -187,7 +187,7 @@ impl Server {
         self.await_queued_at(&self.key, count).await;
     }
 
-    /// So many are queued, and none of them is absent: a wait has its place before it has asked for messages.
+    /// Waits for that many in the queue, none of them absent: a wait has its place before it has asked for messages.
     pub async fn await_queued_at(&self, key: &str, count: usize) {
         until("so many are queued", || async {
             let queue = self.info_at(key).await.queue;
