@@ -1,7 +1,6 @@
-//! The command table: the one definition by which a command's words are read (see [`args`](crate::words::args)), from which
-//! registration,
-//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
-//! `docs/` is checked.
+//! The command table: the one definition of each command. Its words are read by it (see [`args`](crate::words::args));
+//! registration, `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made from it; and a test checks the
+//! reference in `docs/` against it.
 //!
 //! A new option is a field of [`Args`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
