@@ -159,7 +159,7 @@ fn most_at_once(turns: &[Turn]) -> usize {
 
 /// Compares the tokens with the order in which `MONITOR` shows the requests. An earlier request must have the lower token.
 fn order(driver: &Driver, kind: &str, load: Load) -> Result<Figures, Failure> {
-    const END: &str = "nothing follows";
+    const END: &str = "nothing-follows";
     let server = Server::start();
     let mut monitor = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port()))?;
     monitor.write_all(b"MONITOR\r\n")?;
@@ -178,7 +178,7 @@ fn order(driver: &Driver, kind: &str, load: Load) -> Result<Figures, Failure> {
         Err("the server showed no end".into())
     });
     let run = driver.run(&server, kind, load, &words())?;
-    server.connection().run(&format!("ECHO '{END}'"));
+    server.connection().run(&format!("ECHO {END}"));
     let arrivals = reader.join().map_err(|_| "the reader panicked")??;
     let mut by_client: HashMap<usize, Vec<u64>> = HashMap::new();
     for (turn, token) in run.turns.iter().zip(run.tokens) {
