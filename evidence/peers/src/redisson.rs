@@ -61,7 +61,7 @@ impl Driver {
         command
             .args(["-Xmx1000m", "-cp", &self.classpath, "Peers"])
             .args(words);
-        command.stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null());
         command
     }
 
