@@ -329,7 +329,7 @@ func (c *core) reenter(ctx context.Context, r *acquireRequest) (*renewal, error)
 	}
 	defer c.mu.Unlock()
 	if r.limit < t.request.limit {
-		return nil, badArgument("owner", "holds the lock together with others already: release that hold first")
+		return nil, fmt.Errorf("%w: %s holds lock %q together with others: release that hold first", ErrDeadlock, r.owner, r.key)
 	}
 	if r.permits > t.request.permits {
 		return nil, badArgument("permits", fmt.Sprintf(

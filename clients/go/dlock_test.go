@@ -298,7 +298,7 @@ func TestAnOwnerIsOfOneClient(t *testing.T) {
 		host, _ := os.Hostname()
 		s.check(strings.HasPrefix(outer.Owner, fmt.Sprintf("%s/%d/me#", host, os.Getpid())), "%s", outer.Owner)
 		_, err := s.locks.TryLock(ctx, s.key, 0, Owner("me"))
-		s.isError(err, ErrArgument)
+		s.isError(err, ErrDeadlock)
 		s.check(outer.Lost() == nil, "%v", outer.Lost())
 		again := s.lock(s.locks, Owner("me"), Shared())
 		s.must(outer.Release(ctx))
