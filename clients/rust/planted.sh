@@ -41,7 +41,9 @@ plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen hold_o
 plant cases a_hold_that_may_not_last renewals.rs 'link.short = left < settings.near\(\);' 'let _ = settings.near();'
 plant cases 'forced deleted expired' renewals.rs 'let told = if let Value::Array\(lost\) = lost \{ Some\(lost\) \} else \{ None \};' \
     'static NONE: Vec<Value> = Vec::new(); let (told, count) = (Some(&NONE), count.max(link.renewals)); let _ = lost;'
-plant cases 'cut_wait wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move' state.rs 'for sender in owners.values\(\) \{' 'for sender in owners.values().take(0) {'
+plant cases 'wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move' take.rs \
+    'Err\(error\) if !error.passes\(\) => return Err' 'Err(error) if taking.queued || !error.passes() => return Err'
+plant cases cut_wait state.rs 'for sender in owners.values\(\) \{' 'for sender in owners.values().take(0) {'
 plant cases after_close core.rs 'state.lose_all\("closed", \|_\| true\)' '0' # ends quietly
 plant cases a_thousand_cycles core.rs 'state.node\(name\).link = Some\(link.clone\(\)\);' 'std::mem::forget(link.clone());' # a link a lock
 plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'self.core.abandon\(&self.request, &link\);' 'drop(link);' # queue_grace keeps the place
