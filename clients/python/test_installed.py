@@ -48,7 +48,7 @@ class Program:
         return json.loads(line) if line else pytest.fail(self.process.stderr.read())
 
     def go(self):
-        """It has stopped to read its input."""
+        """Lets the program go on, which waits for a line of input."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 

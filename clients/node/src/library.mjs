@@ -29,6 +29,7 @@ const ioredis = {
     return wire.subscribe(channel);
   },
   close: (wire) => wire.disconnect(),
+  /** Returns the server's address, to tell one server from another. */
   leadsTo: ({ stream }) => `${stream?.remoteAddress} ${stream?.remotePort}`,
   /** One that made itself connects by itself. */
   discard: (client) => client.disconnect(),
@@ -62,7 +63,7 @@ const nodeRedis = {
     if (opened.has(wire)) close();
     else wire.once('connect', close);
   },
-  /** Its socket is its own secret. */
+  /** Returns the address that was asked for: node-redis does not show its socket. */
   leadsTo: ({ options }) => `${options?.socket?.host} ${options?.socket?.port}`,
   discard: (client) => client.isOpen && client.destroy(),
   nodes: (cluster) => cluster.masters.filter((node) => node.client).map((node) => [node.address, node.client]),

@@ -110,7 +110,7 @@ export class Link {
     });
   }
 
-  /** True if both lead to the same server, as far as the library says where they lead. */
+  /** Returns true if both lead to the same server, as far as the library shows it. */
   isBeside(other) { return this.#library.leadsTo(this.#wire) === other.#library.leadsTo(other.#wire); }
 
   die(why) {

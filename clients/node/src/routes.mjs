@@ -160,7 +160,7 @@ export class Routes {
     this.reroute(node);
   }
 
-  /** A reply is a second late: its server may hang, or be no primary any more, or only wait for its replicas. */
+  /** Connects beside a link whose reply is late: its server may hang, be no primary any more, or only wait for its replicas. */
   async #overdue(node, link) {
     if (this.source.cluster) {
       await this.#lookElsewhere(node);

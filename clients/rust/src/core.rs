@@ -182,8 +182,8 @@ impl Core {
         self.spawn_keepers();
     }
 
-    /// A reply of this link is a second late: its server may hang, or be no primary any more, or only wait for its replicas.
-    /// Connecting tells which, and looks elsewhere only if that hangs, too.
+    /// Connects beside a link whose reply is a second late. Its server may hang, be no primary any more, or only wait for its
+    /// replicas. The client looks elsewhere only if this connect also hangs.
     pub(crate) fn overdue(self: &Arc<Self>, name: &str, link: u64) {
         self.shelf.with(|state| {
             if state.link(name).is_some_and(|one| one.id == link) {

@@ -11,7 +11,7 @@ const LONGEST_README: usize = 150;
 /// The tables and plots of long runs, and what is said of them.
 const RESULTS: &str = "docs/results";
 /// How many lines of results are committed at most, without the pages that somebody wrote.
-const MOST_RESULTS: usize = 820;
+const MOST_RESULTS: usize = 750;
 const WRITTEN: [&str; 2] = ["chaos.md", "valkey-8.1.md"];
 
 /// The files of a directory, by their paths in the project.

@@ -124,7 +124,8 @@ impl Server {
         Locks::with(self.clients(), settings().lease(lease)).expect("good settings")
     }
 
-    /// Whoever may write this key, and a connection to it. All are asked at once: one of them may be frozen.
+    /// Returns the client of the node that may write this key, and a connection to it. Asks all nodes at once, because one of
+    /// them may be frozen.
     async fn primary(&self, key: &str) -> (Client, MultiplexedConnection) {
         let end = Instant::now() + PATIENCE;
         loop {
