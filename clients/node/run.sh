@@ -71,7 +71,7 @@ run() { # PROJECT PART FILES AND OPTIONS…
     DLOCK_PART=$2 DLOCK_CASES=$PWD/cases.json NODE_NO_WARNINGS=1 \
         timeout 600 node --test --test-concurrency=2 --test-reporter=spec "${@:3}"
 }
-started=() status=0
+started=() failed=()
 start() { # NAME COMMAND…: beside the others
     local name=$1
     shift
@@ -85,8 +85,7 @@ await() {
         if wait "${one%% *}"; then
             echo "${one#* }: passed $(sed -n 's/^ℹ pass //p' "$seen")"
         else
-            status=1
-            sed -n '/failing tests/,$p' "$seen" | grep . || cat "$seen"
+            failed+=("$seen")
         fi
     done
     started=()
@@ -113,4 +112,8 @@ if [ -n "$once" ]; then
     [ -z "${DLOCK_PLANTED:-}" ] || start planted run newest planted test/planted.mjs
     await
 fi
-exit $status
+for seen in "${failed[@]}"; do
+    echo "${seen##*/} failed:"
+    sed -n '/failing tests/,$p' "$seen" | grep . || cat "$seen"
+done
+[ ${#failed[@]} -eq 0 ]

@@ -77,17 +77,20 @@ tests() { # NAME ARGUMENTS…: in the background
     started+=("$! $name")
 }
 await() {
-    local status=0 one
+    local failed=() one
     for one in "${started[@]}"; do
         if ! wait "${one%% *}"; then
-            status=1
-            cat "$DLOCK_CLIENT_SEEN/${one#* }"
+            failed+=("${one#* }")
         else
             echo "${one#* }: $(grep '^OK' "$DLOCK_CLIENT_SEEN/${one#* }" || tail -n 1 "$DLOCK_CLIENT_SEEN/${one#* }")"
         fi
     done
     started=()
-    [ $status -eq 0 ] || exit 1
+    for one in "${failed[@]}"; do
+        echo "$one failed:"
+        cat "$DLOCK_CLIENT_SEEN/$one"
+    done
+    [ ${#failed[@]} -eq 0 ] || exit 1
 }
 started=()
 

@@ -85,7 +85,25 @@ pub const LANGUAGES: &[Language] = &[
 pub enum Verdict {
     Passed(String),
     Skipped(String),
-    Failed(String),
+    Failed(Vec<Failure>),
+}
+
+/// Why a language has failed on one server, or could not be tested.
+#[derive(Clone)]
+pub struct Failure {
+    pub why: String,
+    pub printed: String,
+}
+
+/// How many lines of a failure's output are shown again at the end of the run. They name the tests.
+const LAST_LINES: usize = 15;
+
+impl Failure {
+    /// Returns the end of what it printed.
+    pub fn last_lines(&self) -> impl Iterator<Item = &str> {
+        let lines = self.printed.lines().filter(|line| !line.trim().is_empty());
+        lines.clone().skip(lines.count().saturating_sub(LAST_LINES))
+    }
 }
 
 impl Verdict {
@@ -99,7 +117,10 @@ impl fmt::Display for Verdict {
         match self {
             Verdict::Passed(how) => write!(f, "passed {how}"),
             Verdict::Skipped(why) => write!(f, "SKIPPED: {why}"),
-            Verdict::Failed(why) => write!(f, "FAILED: {why}"),
+            Verdict::Failed(failures) => {
+                let whys: Vec<&str> = failures.iter().map(|one| one.why.as_str()).collect();
+                write!(f, "FAILED: {}", whys.join("; "))
+            }
         }
     }
 }
@@ -125,7 +146,8 @@ impl Language {
             format!("there is no {absent}")
         };
         Some(if std::env::var_os("CI").is_some() {
-            Verdict::Failed(why)
+            let printed = String::new();
+            Verdict::Failed(vec![Failure { why, printed }])
         } else {
             Verdict::Skipped(why)
         })

@@ -66,6 +66,15 @@ fn main() -> ExitCode {
     } else {
         run.test(&chosen)
     };
+    for (language, verdict) in chosen.iter().zip(&verdicts) {
+        let Verdict::Failed(failures) = verdict else {
+            continue;
+        };
+        for failure in failures {
+            println!("=== {} {}: its last lines ===", language.name, failure.why);
+            failure.last_lines().for_each(|line| println!("{line}"));
+        }
+    }
     println!();
     for (language, verdict) in chosen.iter().zip(&verdicts) {
         println!("{:<8} {verdict}", language.name);

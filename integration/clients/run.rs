@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dlock_integration::stage::Stage;
 
 use crate::control;
-use crate::language::{Language, Script, Verdict};
+use crate::language::{Failure, Language, Script, Verdict};
 
 /// How long the whole run may take.
 const WHOLE: Duration = Duration::from_secs(50 * 60);
@@ -29,7 +29,7 @@ pub struct Run {
 }
 
 /// The version of a server on which a language has passed, or what has failed.
-type Outcome = Result<String, String>;
+type Outcome = Result<String, Failure>;
 
 impl Run {
     /// One that has just begun.
@@ -103,7 +103,7 @@ impl Run {
             .collect()
     }
 
-    fn install(&self, language: &Language) -> Result<(), String> {
+    fn install(&self, language: &Language) -> Result<(), Failure> {
         let began = Instant::now();
         let (result, printed) = language.run(Script::Install, None, self.left());
         let name = language.name;
@@ -111,7 +111,10 @@ impl Run {
             Ok(()) => println!("{name}: installed in {} s", began.elapsed().as_secs()),
             Err(_) => println!("=== {name} ===\n{printed}"),
         }
-        result.map_err(|why| format!("while it was installed: {why}"))
+        result.map_err(|why| Failure {
+            why: format!("while it was installed: {why}"),
+            printed,
+        })
     }
 
     fn on_server(&self, language: &Language, script: Script, server: &OsString) -> Outcome {
@@ -125,7 +128,10 @@ impl Run {
         println!("=== {name} on {version}, {seconds} s ===\n{printed}");
         match result {
             Ok(()) => Ok(version),
-            Err(why) => Err(format!("on {version}: {why}")),
+            Err(why) => Err(Failure {
+                why: format!("on {version}: {why}"),
+                printed,
+            }),
         }
     }
 
@@ -146,7 +152,7 @@ fn verdict(outcomes: Vec<Outcome>) -> Verdict {
     if failed.is_empty() {
         Verdict::Passed(format!("on {}", passed.join(" and ")))
     } else {
-        Verdict::Failed(failed.join("; "))
+        Verdict::Failed(failed)
     }
 }
 
