@@ -9,9 +9,11 @@
 --     maxclients                      how many connections the server takes
 --     dlock_top_waits:<db>:<lock>     of the ten locks that were waited for most: how often,
 --     dlock_top_wait_ms:<db>:<lock>   and how long altogether
+--     dlock_top_permits:<db>:<lock>   of the same locks, if they are held: how many permits the holders have,
+--     dlock_top_limit:<db>:<lock>     of how many. 0: there is no bound
 --
--- On a server without the module there are none. The exporter's user needs +eval +info +dlock.top, and read access to
--- the locks that may be named (%R~*).
+-- On a server without the module there are none. The exporter's user needs +eval +info +dlock.top +dlock.info +select,
+-- and read access to the locks that may be named (%R~*).
 
 local MOST_LOCKS = '10'
 local LONGEST_NAME = 100
@@ -32,6 +34,20 @@ local function shown(key)
     return (string.gsub(string.sub(key, 1, LONGEST_NAME), '[^!-$&-~]', escape))
 end
 
+-- Gives the fields of DLOCK.INFO, or nothing if nobody holds the lock, or the user may not see it.
+local function fields_of(key, database)
+    local selected = redis.pcall('SELECT', database)
+    local reply = not selected.err and redis.pcall('DLOCK.INFO', key, 'COUNT', '1')
+    if not reply or reply.err then
+        return {}
+    end
+    local fields = {}
+    for i = 1, #reply, 2 do
+        fields[reply[i]] = reply[i + 1]
+    end
+    return fields
+end
+
 for name, value in string.gmatch(redis.call('INFO', 'dlock'), '(dlock_[%w_]+):(%d+)\r\n') do
     add(name, value)
 end
@@ -50,6 +66,11 @@ if top and not top.err then
         local lock = string.format('%d:%s', database, shown(key))
         add('dlock_top_waits:' .. lock, waits)
         add('dlock_top_wait_ms:' .. lock, wait_ms)
+        local fields = fields_of(key, database)
+        if fields.held and fields.held > 0 then
+            add('dlock_top_permits:' .. lock, fields.permits)
+            add('dlock_top_limit:' .. lock, fields.limit)
+        end
     end
 end
 

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::process::Command;
 
 use dlock_integration::redis::{self, cmd};
-use dlock_integration::{await_until, AclRules, Ask, Blocked, Daemon, Grant, Server, PATIENCE};
+use dlock_integration::{
+    await_until, command, AclRules, Ask, Blocked, Daemon, Grant, Server, PATIENCE,
+};
 use serde_json::Value;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../observability/dlock.lua");
@@ -143,6 +145,7 @@ fn busy_server() -> Server {
         c.run(&format!("DLOCK.RELEASE {key} ann"));
         let _: Grant = bob.reply();
     }
+    half_a_semaphore(&server);
     c.refusal("DLOCK.RENEW other ann");
     c.run("DLOCK.ACQUIRE short ann 1");
     await_until("the lease has run out", PATIENCE, || {
@@ -150,6 +153,20 @@ fn busy_server() -> Server {
         server.info("dlock").number::<u64>("dlock_expired_total") == 1
     });
     server
+}
+
+/// Leaves a semaphore in another database, two of its four permits in use.
+fn half_a_semaphore(server: &Server) {
+    let (mut ann, mut bob) = (server.connection(), server.connection());
+    for c in [&mut ann, &mut bob] {
+        c.run("SELECT 1");
+    }
+    ann.run("DLOCK.ACQUIRE jobs ann 600000 LIMIT 4 PERMITS 3");
+    let line = "DLOCK.ACQUIRE jobs bob 600000 BLOCK 0 LIMIT 4 PERMITS 2";
+    let mut bob = Blocked::send_on(bob, &command(line), line);
+    bob.await_blocked(server);
+    ann.run("DLOCK.RELEASE jobs ann");
+    let _: Grant = bob.reply();
 }
 
 /// What the script returns: the exporter wants text by turns, names and numbers.
@@ -225,11 +242,19 @@ fn the_alerts_ask_for_what_the_script_offers() {
 fn the_script_tells_the_numbers_of_info() {
     let server = busy_server();
     let told = run_script(&server, "EVAL");
-    assert_eq!(told["dlock_locks"], 2.0);
+    assert_eq!(told["dlock_locks"], 3.0);
     assert_eq!(told["dlock_expired_total"], 1.0);
-    assert_eq!(told["dlock_grants_waited_total"], 2.0);
+    assert_eq!(told["dlock_grants_waited_total"], 3.0);
     assert_eq!(told["dlock_top_waits:0:stock"], 1.0);
     assert!(told.contains_key("dlock_top_wait_ms:0:{or\"der\\s},key=\"%25%c3%a9"));
+    let share = |lock| {
+        [
+            told[&format!("dlock_top_permits:{lock}")],
+            told[&format!("dlock_top_limit:{lock}")],
+        ]
+    };
+    assert_eq!(share("0:stock"), [1.0, 1.0]);
+    assert_eq!(share("1:jobs"), [2.0, 4.0]);
     let info = server.connection().ask::<String>("INFO dlock");
     let fields = info.lines().filter_map(|line| line.split_once(':'));
     for (name, _) in fields {
@@ -253,6 +278,10 @@ fn the_script_gets_by_with_less() {
     assert!(told.contains_key("dlock_locks"));
     assert!(told["maxclients"] > 0.0);
     assert!(told.keys().all(|key| !key.starts_with("dlock_top")));
+    admin.run("ACL SETUSER default +dlock.top -dlock.info");
+    let told = run_script(&server, "EVAL");
+    assert!(told.contains_key("dlock_top_waits:0:stock"));
+    assert!(!told.contains_key("dlock_top_permits:0:stock"));
 }
 
 /// The program that the environment names.
