@@ -74,7 +74,11 @@ case ${1:-} in
 esac
 
 # Without the phases before it: nothing is built beside another server's tests.
-maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "$@"
+maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "$@" || {
+    # Maven ends with hints on itself.
+    grep -rhE '<<< (FAILURE|ERROR)!' --include='*.txt' "$DLOCK_CLIENT_SEEN"
+    exit 1
+}
 for versions in newest oldest; do
     java -cp "$target/$versions/example/classes:$(cat "$target/$versions/classpath")" Example
 done

@@ -50,6 +50,10 @@ def no_clock(plant):
     plant(_keep.Keeping, "expire", nothing)
 
 
+def busy_is_final(plant):
+    plant(_errors, "_PASSING_CODES", _errors._PASSING_CODES - {"BUSY"})
+
+
 def all_passes(plant):
     plant(_take, "passes", lambda error: True)
 
@@ -359,6 +363,8 @@ FAULTS = [
     ("a_try_at_a_closed_port", tries_for_a_second),
     ("a_try_at_a_replica", tries_for_a_second),
     ("a_try_without_replicas", tries_for_a_second),
+    ("a_try_at_a_busy_server", tries_for_a_second),
+    ("a_hold_over_a_busy_server", busy_is_final),
 ]
 
 

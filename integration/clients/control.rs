@@ -123,6 +123,9 @@ fn answer(stage: &mut Stage, line: &str) -> String {
         ["failover", key] => stage.fail_over(key),
         ["crash", key] => stage.crash(key),
         ["switch"] => stage.switch(),
+        // The runners name a key with each fault.
+        ["busy", _] => stage.busy(),
+        ["idle", _] => stage.idle(),
         ["freeze", address] => stage.freeze(address),
         ["thaw", address] => stage.thaw(address),
         _ => Err(format!("unknown: {line}")),

@@ -86,6 +86,8 @@ final class PlantedTest extends TestCase
             'a_try_at_a_closed_port' => self::TRIES_FOR_LONG,
             'a_try_at_a_replica' => self::TRIES_FOR_LONG,
             'a_try_without_replicas' => self::TRIES_FOR_LONG,
+            'a_try_at_a_busy_server' => self::TRIES_FOR_LONG,
+            'a_hold_over_a_busy_server' => ['Exception/Refused.php', "'BUSY', ", ''],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {

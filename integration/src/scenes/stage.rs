@@ -15,6 +15,10 @@ const MASTERS: usize = 3;
 /// How long a server tries a manual failover before it gives up.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
+/// A script that writes nothing, so that it can be killed. By itself it ends after three to twenty seconds, since a test that
+/// fails kills nothing.
+const LONG_SCRIPT: &str = "for i = 1, 1000000000 do end";
+
 /// The nodes' time-out while they vote.
 const VOTING_MS: u64 = 2000;
 
@@ -24,6 +28,8 @@ pub struct Stage {
     /// It does not have the module.
     bare: Server,
     pair: [Server; 2],
+    /// The connection whose script keeps the pair's primary busy.
+    script: Option<Wire>,
     /// At first the masters, then a replica of each.
     pub cluster: Vec<Server>,
 }
@@ -51,6 +57,7 @@ impl Stage {
             masters: std::array::from_fn(|_| builder().start()),
             bare: builder().without_module().start(),
             pair,
+            script: None,
             cluster,
         }
     }
@@ -165,9 +172,7 @@ impl Stage {
 
     /// Makes the replica of the pair its primary, and the other way round. Gives the new primary's address.
     pub fn switch(&self) -> Result<String, String> {
-        let is_primary = |server: &Server| server.info("replication").get("role") == Some("master");
-        let [a, b] = &self.pair;
-        let (from, to) = if is_primary(a) { (a, b) } else { (b, a) };
+        let [from, to] = self.primary_and_replica();
         to.wait_in_sync(from);
         from.connection().run("FAILOVER");
         await_until("the pair has switched", PATIENCE, || {
@@ -175,6 +180,45 @@ impl Stage {
         });
         from.wait_in_sync(to);
         Ok(address(to))
+    }
+
+    /// Runs a script on the pair's primary, which answers `BUSY` from now on. Gives its address.
+    pub fn busy(&mut self) -> Result<String, String> {
+        // That of a test that has failed.
+        let _ = self.idle();
+        let [primary, _] = self.primary_and_replica();
+        let address = address(primary);
+        let mut observer = primary.connection();
+        observer.run("CONFIG SET busy-reply-threshold 1");
+        let mut script = primary.connection();
+        script.send_command(redis::cmd("EVAL").arg(LONG_SCRIPT).arg(0));
+        await_until("the script keeps the server busy", PATIENCE, || {
+            is_busy(&mut observer)
+        });
+        self.script = Some(script);
+        Ok(address)
+    }
+
+    /// Kills that script.
+    pub fn idle(&mut self) -> Result<String, String> {
+        let mut script = self.script.take().ok_or("no script runs")?;
+        let address = script.stream().peer_addr();
+        let server = address.map_err(|error| error.to_string())?.to_string();
+        let mut observer = self.server_at(&server)?.connection();
+        // Refused if the script has ended by itself.
+        let _ = observer.try_ask("SCRIPT KILL");
+        await_until("the script has ended", PATIENCE, || !is_busy(&mut observer));
+        let _ = script.read_value();
+        Ok(server)
+    }
+
+    fn primary_and_replica(&self) -> [&Server; 2] {
+        let [a, b] = &self.pair;
+        if is_primary(a) {
+            [a, b]
+        } else {
+            [b, a]
+        }
     }
 
     /// Stops the process of the server at this address.
@@ -238,6 +282,15 @@ impl Stage {
             info.get("role") == Some("slave") && info.get("master_link_status") == Some("up")
         });
     }
+}
+
+fn is_primary(server: &Server) -> bool {
+    server.info("replication").get("role") == Some("master")
+}
+
+fn is_busy(connection: &mut Wire) -> bool {
+    let refused = connection.try_ask("PING").err();
+    refused.is_some_and(|error| error.starts_with("BUSY"))
 }
 
 fn address(server: &Server) -> String {
