@@ -1,7 +1,8 @@
 //! Several languages on several servers: each language is installed once, and tested on each server.
 
 use std::ffi::OsString;
-use std::sync::{mpsc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -51,55 +52,31 @@ impl Run {
         languages.iter().map(measure).collect()
     }
 
-    /// Installs and tests them, several at a time. A verdict for each, in their order.
+    /// Installs them, and then tests them, several at a time. A verdict for each, in their order.
     pub fn test(&self, languages: &[&Language]) -> Vec<Verdict> {
-        let missing: Vec<Option<Verdict>> = languages
-            .iter()
-            .map(|language| language.missing(Script::Tests))
-            .collect();
-        let outcomes = Mutex::new(vec![Vec::new(); languages.len()]);
-        let present = languages.iter().enumerate().zip(&missing);
-        let present =
-            present.filter_map(|(language, missing)| missing.is_none().then_some(language));
-        let present = Mutex::new(present);
-        let (installed, jobs) = mpsc::channel();
-        let jobs = Mutex::new(jobs);
-        thread::scope(|scope| {
-            for _ in 0..INSTALLERS {
-                let (installed, present, outcomes) = (installed.clone(), &present, &outcomes);
-                scope.spawn(move || loop {
-                    let next = held(present).next();
-                    let Some((number, language)) = next else {
-                        return;
-                    };
-                    match self.install(language) {
-                        Ok(()) => self.servers.iter().for_each(|server| {
-                            let job = (number, language, server);
-                            installed.send(job).expect("there are testers");
-                        }),
-                        Err(why) => held(outcomes)[number].push(Err(why)),
-                    }
-                });
-            }
-            drop(installed);
-            for _ in 0..TESTERS {
-                scope.spawn(|| loop {
-                    let job = held(&jobs).recv();
-                    let Ok((number, language, server)) = job else {
-                        return;
-                    };
-                    let outcome = self.on_server(language, Script::Tests, server);
-                    held(&outcomes)[number].push(outcome);
-                });
+        // To compile beside the tests would cost them their times.
+        let installed = at_a_time(INSTALLERS, languages, |language| {
+            match language.missing(Script::Tests) {
+                Some(missing) => Err(missing),
+                None => self
+                    .install(language)
+                    .map_err(|why| verdict(vec![Err(why)])),
             }
         });
-        let outcomes = outcomes
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        missing
+        let present = languages.iter().zip(&installed);
+        let present =
+            present.filter_map(|(language, installed)| installed.is_ok().then_some(*language));
+        let jobs: Vec<(&Language, &OsString)> = present
+            .flat_map(|language| self.servers.iter().map(move |server| (language, server)))
+            .collect();
+        let outcomes = at_a_time(TESTERS, &jobs, |(language, server)| {
+            self.on_server(language, Script::Tests, server)
+        });
+        let mut outcomes = outcomes.into_iter();
+        let mut tested = || verdict(outcomes.by_ref().take(self.servers.len()).collect());
+        installed
             .into_iter()
-            .zip(outcomes)
-            .map(|(missing, outcomes)| missing.unwrap_or_else(|| verdict(outcomes)))
+            .map(|installed| installed.map_or_else(|missing| missing, |()| tested()))
             .collect()
     }
 
@@ -156,6 +133,25 @@ fn verdict(outcomes: Vec<Outcome>) -> Verdict {
     }
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Does something with each of these, so many at a time. Gives the results in their order.
+fn at_a_time<T: Sync, R: Send>(workers: usize, all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let (sender, results) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let (sender, next, work) = (sender.clone(), &next, &work);
+            scope.spawn(move || loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(one) = all.get(number) else {
+                    return;
+                };
+                let result = (number, work(one));
+                sender.send(result).expect("somebody collects them");
+            });
+        }
+    });
+    drop(sender);
+    let mut results: Vec<(usize, R)> = results.into_iter().collect();
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
 }
