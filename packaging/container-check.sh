@@ -29,7 +29,9 @@ for server in redis valkey; do
         [ "$(ask PING)" != PONG ] || break
         sleep 0.1
     done
-    reply=$(ask DLOCK.ACQUIRE stock alice 60000 | sed -n 2p)/$(ask DLOCK.ACQUIRE stock bob)/$(ask DLOCK.RELEASE stock alice)
+    reply=$(ask DLOCK.ACQUIRE stock alice 60000 | sed -n 2p)/$(ask DLOCK.ACQUIRE stock bob)
+    "$engine" exec "$container" dlock who stock | grep alice
+    reply=$reply/$(ask DLOCK.RELEASE stock alice)
     if [ "$reply" != 1//0 ]; then
         "$engine" logs "$container" >&2
         echo "dlock: the container of $server has answered $reply" >&2
