@@ -292,7 +292,8 @@ def test_a_connect_that_hangs_is_not_waited_for(server, kind):
                         self.host, self.port = hangs.getsockname()
                         self.username, self.password = "u", "p"
                     super().connect()
-            locks = Locks(redis.Redis(connection_pool=redis.ConnectionPool(Connection, host=host, port=port)), lease=60, reply_timeout=30)
+            pool = redis.ConnectionPool(Connection, host=host, port=port)
+            locks = Locks(redis.Redis(connection_pool=pool), lease=60, reply_timeout=30)
             began = time.monotonic()
             locks.try_lock(key, 60).release()
             say(time.monotonic() - began)
