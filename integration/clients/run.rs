@@ -155,3 +155,37 @@ fn at_a_time<T: Sync, R: Send>(workers: usize, all: &[T], work: impl Fn(&T) -> R
     results.sort_by_key(|(number, _)| *number);
     results.into_iter().map(|(_, result)| result).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    /// The first is done last: it waits for the third.
+    #[test]
+    fn results_are_in_the_order_of_their_jobs() {
+        let third = Barrier::new(2);
+        let done = at_a_time(2, &[1, 2, 3], |job| {
+            if job % 2 == 1 {
+                third.wait();
+            }
+            job * 10
+        });
+        assert_eq!(done, [10, 20, 30]);
+        assert_eq!(at_a_time(2, &[], |job: &u32| *job), []);
+    }
+
+    #[test]
+    fn a_failure_on_one_server_is_a_failure() {
+        let failure = || Failure {
+            why: "on Redis: exit status: 1".to_owned(),
+            printed: "a\n\nb\n".to_owned(),
+        };
+        let failed = verdict(vec![Ok("Valkey".to_owned()), Err(failure())]);
+        assert!(!failed.is_well());
+        assert_eq!(failed.to_string(), "FAILED: on Redis: exit status: 1");
+        assert!(failure().last_lines().eq(["a", "b"]));
+        let passed = verdict(vec![Ok("Redis".to_owned()), Ok("Valkey".to_owned())]);
+        assert_eq!(passed.to_string(), "passed on Redis and Valkey");
+    }
+}
