@@ -54,7 +54,7 @@ impl Core {
         let end = if once { Some(began + self.settings.reply_timeout) } else { deadline };
         let mut turn = None;
         if let Some(who) = request.who() {
-            turn = match self.turn(who, once, end).await? {
+            turn = match self.turn(who, once, end).await {
                 Some(turn) => Some(turn),
                 None => return Ok(None),
             };
@@ -85,18 +85,11 @@ impl Core {
         taken
     }
 
-    async fn turn(self: &Arc<Self>, who: Who, once: bool, end: Option<Duration>) -> Result<Option<Turn>> {
+    async fn turn(self: &Arc<Self>, who: Who, once: bool, end: Option<Duration>) -> Option<Turn> {
         let mutex = self.shelf.with(|state| state.named.entry(who.clone()).or_default().turn.clone());
         let mut turn = Turn { core: self.clone(), who, guard: None };
-        if once {
-            turn.guard = mutex.try_lock_owned().ok();
-        } else {
-            tokio::select! {
-                guard = within(end, mutex.lock_owned()) => turn.guard = guard,
-                () = self.until_closed() => return Err(Error::Closed),
-            }
-        }
-        Ok(turn.guard.is_some().then_some(turn))
+        turn.guard = if once { mutex.try_lock_owned().ok() } else { within(end, mutex.lock_owned()).await };
+        turn.guard.is_some().then_some(turn)
     }
 
     async fn take_until(
