@@ -81,7 +81,7 @@ plant faults what_others_publish link.rs '\.filter\(\|number\| \*number > 0\)' '
 plant faults an_observer_that_panics renewals.rs 'catch_unwind\(AssertUnwindSafe\(report\)\).is_err\(\)' \
     '{ report(); catch_unwind(AssertUnwindSafe(|| ())).is_err() }'
 plant faults a_server_that_ends_each keep.rs 'sleep\(PAUSE\).await;' 'let _ = (PAUSE, sleep(PAUSE));'
-plant faults new_owners_are many.rs 'party\(owner.clone\(\)\)' 'owner(&owner)'
+plant faults new_owners_are many.rs 'match request.lock' 'let _ = request.clone().try_lock().await; match request.lock'
 plant locks a_named_owner_asks_in_turn renewals.rs 'renewal.ending = !renewal.is_live\(\);' 'renewal.ending = true;'
 plant locks an_upgrade_is_refused renewals.rs 'if request.mode.limit\(\) < renewal' 'if request.mode.limit() < 0 * renewal'
 plant locks no_two_lead election.rs 'hold.clone\(\).filter\(\|hold\| !hold.left\(\).is_zero\(\)\)' 'hold.clone()'
