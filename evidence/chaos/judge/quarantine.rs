@@ -5,8 +5,11 @@ use crate::history::{Belief, Micros, Round, SECOND};
 /// A promotion is noticed so much later than it happens: Sentinels ask once a second and tell each other every two.
 const NOTICED: Micros = 5 * SECOND;
 
-/// Grants by new primaries within their quarantine.
+/// Counts grants by new primaries within their quarantine. Without one nobody is early, however late a promotion is noticed.
 pub fn early(beliefs: &[Belief], rounds: &[Round], quarantine_ms: u64) -> usize {
+    if quarantine_ms == 0 {
+        return 0;
+    }
     let of_round = |round: &Round| {
         let Some((noticed, new)) = round.new else {
             return 0;
@@ -27,18 +30,20 @@ mod tests {
 
     #[test]
     fn only_a_grant_by_the_new_primary_in_its_quarantine_is_found() {
-        let mut promotion = round(10, 40);
-        promotion.new = Some((15 * SECOND, 7));
-        let found = |at: u64, server: u16| {
+        let found = |noticed: u64, at: u64, server: u16, quarantine_ms: u64| {
+            let mut promotion = round(10, 40);
+            promotion.new = Some((noticed * SECOND, 7));
             let grant = Belief {
                 server,
                 ..belief("k", "a", 1, at, at + 1)
             };
-            early(&[grant], &[promotion.clone()], 13_000)
+            early(&[grant], &[promotion], quarantine_ms)
         };
-        assert_eq!(found(16, 7), 1);
-        assert_eq!(found(16, 8), 0);
-        assert_eq!(found(28, 7), 0);
-        assert_eq!(found(9, 7), 0);
+        assert_eq!(found(15, 16, 7, 13_000), 1);
+        assert_eq!(found(15, 16, 8, 13_000), 0);
+        assert_eq!(found(15, 28, 7, 13_000), 0);
+        assert_eq!(found(15, 9, 7, 13_000), 0);
+        assert_eq!(found(22, 16, 7, 13_000), 1);
+        assert_eq!(found(22, 16, 7, 0), 0);
     }
 }
