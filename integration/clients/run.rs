@@ -52,9 +52,9 @@ impl Run {
         languages.iter().map(measure).collect()
     }
 
-    /// Installs them, and then tests them, several at a time. A verdict for each, in their order.
+    /// Installs all languages, and then tests them, several at a time. Returns a verdict for each, in their order.
     pub fn test(&self, languages: &[&Language]) -> Vec<Verdict> {
-        // To compile beside the tests would cost them their times.
+        // A compiler beside the tests would make them late.
         let installed = at_a_time(INSTALLERS, languages, |language| {
             match language.missing(Script::Tests) {
                 Some(missing) => Err(missing),
@@ -133,7 +133,7 @@ fn verdict(outcomes: Vec<Outcome>) -> Verdict {
     }
 }
 
-/// Does something with each of these, so many at a time. Gives the results in their order.
+/// Runs `work` on every item, with at most `workers` at a time. Returns the results in the order of the items.
 fn at_a_time<T: Sync, R: Send>(workers: usize, all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let (sender, results) = mpsc::channel();
@@ -159,15 +159,20 @@ fn at_a_time<T: Sync, R: Send>(workers: usize, all: &[T], work: impl Fn(&T) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Barrier;
+    use dlock_integration::{await_until, PATIENCE};
+    use std::sync::atomic::AtomicBool;
 
-    /// The first is done last: it waits for the third.
+    /// The first job waits for the third, and still comes first.
     #[test]
     fn results_are_in_the_order_of_their_jobs() {
-        let third = Barrier::new(2);
+        let third = AtomicBool::new(false);
         let done = at_a_time(2, &[1, 2, 3], |job| {
-            if job % 2 == 1 {
-                third.wait();
+            match job {
+                1 => await_until("the third job runs", PATIENCE, || {
+                    third.load(Ordering::Acquire)
+                }),
+                3 => third.store(true, Ordering::Release),
+                _ => {}
             }
             job * 10
         });

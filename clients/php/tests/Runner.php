@@ -312,7 +312,7 @@ final class Runner
         $options = compact('owner', 'limit', 'permits', 'shared', 'session');
         $work = fn (): array => $worker->lock($this->named($key), $timeout, ...$options);
         for ($i = 0; $at_once && ($took ?? 1.0) >= 0.05; ++$i) {
-            Assert::assertLessThan(50, $i, 'a busy machine is late by itself: one of fifty is enough');
+            Assert::assertLessThan(20, $i, 'a busy machine is late by itself: one of twenty is enough');
             $took = $work()['seconds'];
         }
         $this->judge($worker, $work(), $gives, ...$how);

@@ -15,8 +15,8 @@ const MASTERS: usize = 3;
 /// How long a server tries a manual failover before it gives up.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
-/// A script that writes nothing, so that it can be killed. By itself it ends after three to twenty seconds, since a test that
-/// fails kills nothing.
+/// A script that writes nothing, so that it can be killed. A test that fails does not kill it: it ends after three to twenty
+/// seconds.
 const LONG_SCRIPT: &str = "for i = 1, 1000000000 do end";
 
 /// The nodes' time-out while they vote.
@@ -184,7 +184,7 @@ impl Stage {
 
     /// Runs a script on the pair's primary, which answers `BUSY` from now on. Gives its address.
     pub fn busy(&mut self) -> Result<String, String> {
-        // That of a test that has failed.
+        // A test that has failed may have left one.
         let _ = self.idle();
         let [primary, _] = self.primary_and_replica();
         let address = address(primary);
