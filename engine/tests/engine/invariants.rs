@@ -216,8 +216,10 @@ fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
     let live = row.holders.iter().filter(|hold| hold.deadline > after.now);
     let others: Vec<_> = live.filter(|hold| hold.owner != place.owner).collect();
     let all = permits(others.iter().copied()) + u64::from(place.permits.get());
+    let is_one_more = row.hold(&place.owner).is_none();
+    let full = is_one_more && others.len() >= after.max_holders;
     others.is_empty()
-        || allows(place.limit, all) && others.iter().all(|hold| allows(hold.limit, all))
+        || !full && allows(place.limit, all) && others.iter().all(|hold| allows(hold.limit, all))
 }
 
 fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {

@@ -24,6 +24,8 @@ pub struct Picture {
     /// How many wait by a channel, as the engine says.
     pub notifies: usize,
     pub granting: bool,
+    /// How many owners may hold one lock.
+    pub max_holders: usize,
     /// Whether a quarantine lasts, as the operator has it.
     pub quarantined: bool,
     /// Whether the server could settle all there was to settle.
@@ -153,6 +155,7 @@ impl Picture {
             waits: world.waits.clone(),
             notifies: engine.notifies(),
             granting: engine.policy().granting(now),
+            max_holders: engine.policy().max_holders,
             settled: world.writable
                 && world.primary.keys.away.is_empty()
                 && world.primary.keys.leaving.is_empty(),
