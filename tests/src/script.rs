@@ -113,14 +113,6 @@ pub struct Command {
     pub words: Vec<String>,
 }
 
-impl Command {
-    /// Whether it has a hold renewed for so long at most.
-    pub fn bounds_auto(&self) -> bool {
-        let mut pairs = self.words.windows(2);
-        pairs.any(|pair| pair[0].eq_ignore_ascii_case("AUTO") && pair[1] != "0")
-    }
-}
-
 /// Reads lines; knows the connections by their names.
 #[derive(Debug, Default)]
 pub struct Reader {

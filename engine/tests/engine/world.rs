@@ -71,7 +71,7 @@ pub struct World {
     pub refused: Vec<Waiting>,
     /// Whether nothing but time has passed since it was last read.
     pub only_time: bool,
-    /// Whether the server is to renew anything for a while only.
+    /// Whether a command has asked the server to renew a hold for a limited time.
     pub bounded_auto: bool,
     /// The owners that have renewed since it was last read: whose leases may end earlier than they did.
     pub renewed: BTreeSet<Vec<u8>>,
@@ -255,7 +255,6 @@ impl World {
         }
         match act {
             Act::Command(command) => {
-                self.bounded_auto |= command.bounds_auto();
                 let words: Vec<Vec<u8>> = command
                     .words
                     .iter()
@@ -369,7 +368,7 @@ impl World {
         None
     }
 
-    /// A connection sends a command.
+    /// Sends a command by a connection.
     pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
         // A name that is used again is a new connection.
         self.ended.remove(&client.id);
@@ -380,6 +379,7 @@ impl World {
         self.prepare();
         let late = self.primary.engine.next_wakeup(self.now) == Some(0);
         self.note_use(db, words);
+        self.bounded_auto |= bounds_auto(words);
         let distorted = self.distort(client, db, words);
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
         let mut answer = self.primary.run(self.now, db, client, &heard);
@@ -968,6 +968,12 @@ fn renews(words: &[&[u8]]) -> Option<Vec<u8>> {
     let renews = matches!(spec.verb, Verb::Renew | Verb::RenewMany);
     let owner = words[1..].get(spec.keys(&words[1..]).end)?;
     renews.then(|| owner.to_vec())
+}
+
+/// Whether a command limits how long the server renews a hold.
+fn bounds_auto(words: &[&[u8]]) -> bool {
+    let mut pairs = words.windows(2);
+    pairs.any(|pair| pair[0].eq_ignore_ascii_case(b"AUTO") && pair[1] != b"0")
 }
 
 /// The options of a command, in upper case, each with its value if it has one. What follows one that has a value is that, even

@@ -91,11 +91,13 @@ impl Story {
     /// Everyone goes home, all times run out, and nothing is left.
     pub fn end(&mut self) {
         self.tell("the end".into());
+        self.world.only_time = false;
         self.world.configure(|policy| {
             policy.grants = true;
             policy.quarantine_until = SteadyMs(0);
         });
         self.look(true);
+        self.world.only_time = false;
         for id in 1..=CONNECTIONS {
             self.world.dies(id);
         }

@@ -33,6 +33,7 @@ pub fn hold(conversation: &[u8]) {
         let Some((first, rest)) = line.split_first() else {
             continue;
         };
+        story.world.only_time &= *first == b'+';
         match first {
             b'1'..=b'9' => {
                 say(&mut story, u64::from(first - b'0'), rest, late);
