@@ -129,7 +129,7 @@ deny: ## Licences, sources and known faults of all crates (needs cargo-deny; a t
 	cargo deny --workspace check
 
 check-long: ## Hold the engine against its model for all seeds, and search the model of replication for two owners (WRITE=1: into the page)
-	DLOCK_LONG=1 cargo test --release --test engine -- what_the_model_does every_promise_holds
+	DLOCK_LONG=1 cargo test --release --test engine -- what_the_model_does every_promise_holds the_exploration_finds
 	cargo run --release --bin dlock-protocol -- $(if $(WRITE),--write)
 
 explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)

@@ -125,6 +125,7 @@ fn answer(stage: &mut Stage, line: &str) -> String {
         ["switch"] => stage.switch(),
         // The runners name a key with each fault.
         ["busy", _] => stage.busy(),
+        ["loading", _] => stage.loading(),
         ["idle", _] => stage.idle(),
         ["freeze", address] => stage.freeze(address),
         ["thaw", address] => stage.thaw(address),

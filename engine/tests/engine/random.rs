@@ -32,6 +32,11 @@ impl Random {
     }
 }
 
+/// Whether tests may take minutes: `make check-long`.
+pub fn is_long() -> bool {
+    std::env::var_os("DLOCK_LONG").is_some()
+}
+
 /// The seeds of a randomized test: the first `few`, with `DLOCK_LONG` all up to `all`, or those in `DLOCK_SEED`, one number or
 /// a range (`1..5000`).
 fn seeds(few: u64, all: u64) -> std::ops::Range<u64> {
@@ -40,8 +45,7 @@ fn seeds(few: u64, all: u64) -> std::ops::Range<u64> {
             .expect("DLOCK_SEED is a number, or two with .. between")
     };
     let Ok(asked) = std::env::var("DLOCK_SEED") else {
-        let long = std::env::var_os("DLOCK_LONG").is_some();
-        return 1..1 + if long { all } else { few };
+        return 1..1 + if is_long() { all } else { few };
     };
     match asked.split_once("..") {
         Some((from, to)) => number(from)..number(to),

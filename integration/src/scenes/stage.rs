@@ -19,6 +19,12 @@ const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 /// seconds.
 const LONG_SCRIPT: &str = "for i = 1, 1000000000 do end";
 
+/// How many keys the pair's primary loads, with a pause before each: half a minute, unless the test ends it. The keys are in a
+/// database of their own.
+const BALLAST: usize = 60_000;
+const LOAD_DELAY_US: u64 = 500;
+const BALLAST_DB: i64 = 15;
+
 /// The nodes' time-out while they vote.
 const VOTING_MS: u64 = 2000;
 
@@ -28,8 +34,8 @@ pub struct Stage {
     /// It does not have the module.
     bare: Server,
     pair: [Server; 2],
-    /// The connection whose script keeps the pair's primary busy.
-    script: Option<Wire>,
+    /// The connection whose command keeps the pair's primary from serving others: a script, or a reload.
+    occupier: Option<Wire>,
     /// At first the masters, then a replica of each.
     pub cluster: Vec<Server>,
 }
@@ -57,7 +63,7 @@ impl Stage {
             masters: std::array::from_fn(|_| builder().start()),
             bare: builder().without_module().start(),
             pair,
-            script: None,
+            occupier: None,
             cluster,
         }
     }
@@ -184,31 +190,59 @@ impl Stage {
 
     /// Runs a script on the pair's primary, which answers `BUSY` from now on. Gives its address.
     pub fn busy(&mut self) -> Result<String, String> {
+        self.occupy("BUSY", |observer, script| {
+            observer.run("CONFIG SET busy-reply-threshold 1");
+            script.send_command(redis::cmd("EVAL").arg(LONG_SCRIPT).arg(0));
+        })
+    }
+
+    /// Has the pair's primary load its data once more, slowly: it answers `LOADING` from now on. Gives its address.
+    pub fn loading(&mut self) -> Result<String, String> {
+        self.occupy("LOADING", |observer, reload| {
+            reload.run(&format!("SELECT {BALLAST_DB}"));
+            reload.run(&format!("DEBUG POPULATE {BALLAST}"));
+            observer.run(&format!("CONFIG SET key-load-delay {LOAD_DELAY_US}"));
+            // It answers others each time that it has read so much.
+            observer.run("CONFIG SET loading-process-events-interval-bytes 1024");
+            reload.send_command(redis::cmd("DEBUG").arg("RELOAD"));
+        })
+    }
+
+    /// Sends a command by which the pair's primary refuses all others with this error.
+    fn occupy(
+        &mut self,
+        error: &str,
+        send: impl FnOnce(&mut Wire, &mut Wire),
+    ) -> Result<String, String> {
         // A test that has failed may have left one.
         let _ = self.idle();
         let [primary, _] = self.primary_and_replica();
         let address = address(primary);
         let mut observer = primary.connection();
-        observer.run("CONFIG SET busy-reply-threshold 1");
-        let mut script = primary.connection();
-        script.send_command(redis::cmd("EVAL").arg(LONG_SCRIPT).arg(0));
-        await_until("the script keeps the server busy", PATIENCE, || {
-            is_busy(&mut observer)
+        let mut occupier = primary.connection();
+        send(&mut observer, &mut occupier);
+        await_until("the server refuses others", PATIENCE, || {
+            refusal(&mut observer).is_some_and(|refused| refused.starts_with(error))
         });
-        self.script = Some(script);
+        self.occupier = Some(occupier);
         Ok(address)
     }
 
-    /// Kills that script.
+    /// Ends the script, or the loading.
     pub fn idle(&mut self) -> Result<String, String> {
-        let mut script = self.script.take().ok_or("no script runs")?;
-        let address = script.stream().peer_addr();
+        let mut occupier = self.occupier.take().ok_or("nothing occupies the server")?;
+        let address = occupier.stream().peer_addr();
         let server = address.map_err(|error| error.to_string())?.to_string();
         let mut observer = self.server_at(&server)?.connection();
-        // Refused if the script has ended by itself.
+        // Each is refused if the other occupies the server.
         let _ = observer.try_ask("SCRIPT KILL");
-        await_until("the script has ended", PATIENCE, || !is_busy(&mut observer));
-        let _ = script.read_value();
+        let _ = observer.try_ask("CONFIG SET key-load-delay 0");
+        await_until("the server answers again", PATIENCE, || {
+            refusal(&mut observer).is_none()
+        });
+        let _ = occupier.read_value();
+        occupier.run(&format!("SELECT {BALLAST_DB}"));
+        occupier.run("FLUSHDB");
         Ok(server)
     }
 
@@ -288,9 +322,9 @@ fn is_primary(server: &Server) -> bool {
     server.info("replication").get("role") == Some("master")
 }
 
-fn is_busy(connection: &mut Wire) -> bool {
-    let refused = connection.try_ask("PING").err();
-    refused.is_some_and(|error| error.starts_with("BUSY"))
+/// The error that the server answers every command with while something occupies it.
+fn refusal(connection: &mut Wire) -> Option<String> {
+    connection.try_ask("PING").err()
 }
 
 fn address(server: &Server) -> String {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_integration::server_program;
 use dlock_integration::stage::Stage;
+use dlock_integration::{server_program, Ask, Wire, PATIENCE};
 
 /// What a busy machine does to a node: nobody lets it run, for longer than the others wait for it at first. One fault after the
 /// other, as the clients' tests have them: nodes refuse a second vote soon after a first.
@@ -33,4 +33,25 @@ fn faults_wait_for_nodes_that_were_not_up() {
     }
     let changes = served.windows(2).filter(|two| two[0] != two[1]);
     assert_eq!(changes.count(), 3, "{served:?}");
+}
+
+#[test]
+fn the_primary_of_the_pair_can_be_occupied() {
+    let mut stage = Stage::start(&server_program());
+    assert!(stage.idle().is_err());
+    let error = |address: &str| {
+        let port = address
+            .rsplit(':')
+            .next()
+            .and_then(|port| port.parse().ok());
+        let mut connection = Wire::open(port.expect("a port"), PATIENCE).expect("a server");
+        connection.try_ask("PING").err().unwrap_or_default()
+    };
+    let address = stage.busy().expect("a script runs");
+    assert!(error(&address).starts_with("BUSY"));
+    // What occupies the server is replaced.
+    stage.loading().expect("the server loads");
+    assert!(error(&address).starts_with("LOADING"));
+    stage.idle().expect("the server has loaded");
+    assert_eq!(error(&address), "");
 }
