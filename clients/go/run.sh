@@ -3,6 +3,7 @@
 # program that looks from outside, and each program of README.md as it is printed.
 # `run.sh --install` fetches go-redis, checks the module, and builds all of these. `run.sh --package DIR` only makes its archive.
 set -euo pipefail
+trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 oldest=v9.7.3 # that of go.mod: a program keeps its own

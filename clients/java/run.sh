@@ -3,6 +3,7 @@
 # oldest libraries. `run.sh --install` builds all that with Maven, which fetches the libraries. `run.sh --package DIR` only
 # builds the packages, and puts them there.
 set -euo pipefail
+trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 target=$DLOCK_CLIENT_TARGET

@@ -3,6 +3,7 @@
 # empty project. `run.sh --package DIR` only builds it. PHP, Composer, PHPUnit and the libraries are the distribution's: nothing
 # else is downloaded.
 set -euo pipefail
+trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 loaded() {

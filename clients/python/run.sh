@@ -2,6 +2,7 @@
 # Runs the tests against the package as it is installed. `run.sh --install` builds it, checks it, and installs it into empty
 # environments with the newest and the oldest redis-py that it names. `run.sh --package DIR` only builds it.
 set -euo pipefail
+trap "times >&2" EXIT
 cd "$(dirname "$0")"
 export PYTHONDONTWRITEBYTECODE=1
 

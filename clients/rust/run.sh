@@ -2,6 +2,7 @@
 # Runs the cases and the tests against the crate as it is packed, with the newest and the oldest redis 1.x. `run.sh --install`
 # builds it, checks it, and has empty projects use it. `run.sh --package DIR` only builds it.
 set -euo pipefail
+trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 newest=1.8.1

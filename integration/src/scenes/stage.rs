@@ -19,10 +19,10 @@ const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 /// seconds.
 const LONG_SCRIPT: &str = "for i = 1, 1000000000 do end";
 
-/// How many keys the pair's primary loads, with a pause before each: half a minute, unless the test ends it. The keys are in a
+/// How many keys the pair's primary loads, with a pause before each: 20 to 30 seconds, unless the test ends it. The keys are in a
 /// database of their own.
-const BALLAST: usize = 60_000;
-const LOAD_DELAY_US: u64 = 500;
+const BALLAST: usize = 100_000;
+const LOAD_DELAY_US: u64 = 200;
 const BALLAST_DB: i64 = 15;
 
 /// The nodes' time-out while they vote.

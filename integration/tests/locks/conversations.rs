@@ -21,7 +21,7 @@ const AT_ONCE: usize = 4;
 
 /// How much of a wait's end passes millisecond by millisecond: leases end there, and conversations name each. The time before
 /// passes in larger steps, because each step costs a round trip.
-const EXACT_MS: i64 = 6_000;
+const EXACT_MS: i64 = 1_000;
 const FAR_STEP_MS: i64 = 10;
 
 /// What a script runs: the words as they are, and errors as replies.
