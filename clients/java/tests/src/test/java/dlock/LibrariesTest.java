@@ -12,6 +12,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import dlock.lettuce.LettuceConnector;
 import dlock.lettuce.Reply;
 import io.lettuce.core.RedisFuture;
 import io.lettuce.core.RedisURI;
@@ -22,6 +23,7 @@ import io.lettuce.core.output.NestedMultiOutput;
 import io.lettuce.core.output.ObjectOutput;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
+import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.TimeoutException;
 import org.junit.jupiter.api.AfterEach;
@@ -72,6 +74,19 @@ class LibrariesTest {
 
     private static RedisFuture<Object> send(StatefulRedisConnection<byte[], byte[]> connection, Object... words) {
         return send(connection, new Reply(), words);
+    }
+
+    @Test
+    void aWrongPasswordIsNamedHoweverLettuceLosesIt() {
+        RedisURI wrong = RedisURI.builder().withHost(address.getHost()).withPort(address.getPort())
+                .withAuthentication("nobody", "wrong".toCharArray()).build();
+        for (int i = 0; i < 300; i++) {
+            try (DLocks locks = new DLocks(new LettuceConnector(Stage.LETTUCE, wrong))) {
+                Asking asking = locks.ask(s.key);
+                var refused = assertThrows(DLockException.Refused.class, () -> asking.tryHold(Duration.ZERO));
+                assertTrue(refused.getMessage().startsWith("WRONGPASS"), refused.getMessage());
+            }
+        }
     }
 
     @Test

@@ -2,6 +2,7 @@
 package dlock.lettuce;
 
 import static java.nio.charset.StandardCharsets.US_ASCII;
+import static java.util.concurrent.TimeUnit.MILLISECONDS;
 
 import dlock.Connector;
 import io.lettuce.core.AbstractRedisClient;
@@ -31,6 +32,7 @@ import java.util.Collections;
 import java.util.Map;
 import java.util.WeakHashMap;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 
@@ -39,6 +41,9 @@ import java.util.function.Consumer;
  * TLS, user, database, Sentinel.
  */
 public final class LettuceConnector implements Connector {
+    /** How often a connect is repeated whose answer was lost. One in seventy was on a busy machine. */
+    private static final int MOST_LOST = 3;
+
     private final RedisClient own;
     private final ClientOptions options;
     private final RedisURI uri;
@@ -108,6 +113,33 @@ public final class LettuceConnector implements Connector {
 
     @Override
     public Wire open(
+            String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended) {
+        for (int lost = 0;; lost++) {
+            try {
+                return connect(node, bound, channel, messages, ended);
+            } catch (RedisException error) {
+                if (lost == MOST_LOST || !isLost(error)) {
+                    throw error;
+                }
+                // Losses come in bursts, when the machine is busy.
+                LockSupport.parkNanos(MILLISECONDS.toNanos(10L << lost));
+            }
+        }
+    }
+
+    /**
+     * Whether Lettuce has lost what the server answered: if a handshake fails before Lettuce has looked at it, it reports only
+     * that. Otherwise a wrong password would look like a server that cannot be reached.
+     */
+    private static boolean isLost(RedisException error) {
+        Throwable cause = error;
+        while (cause.getCause() != null) {
+            cause = cause.getCause();
+        }
+        return cause instanceof IllegalStateException || String.valueOf(cause.getMessage()).contains("closed prematurely");
+    }
+
+    private Wire connect(
             String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended) {
         RedisURI target = target(node, bound);
         SocketOptions sockets = options.getSocketOptions().mutate().connectTimeout(bound).build();
