@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests on the packages as Maven has installed them, and an empty project that uses them, with the newest and the
-# oldest libraries. `run.sh --install` builds all that with Maven, which fetches the libraries. `run.sh --package DIR` only
-# builds the packages, and puts them there.
+# oldest libraries; `run.sh --cases` only the cases. `run.sh --install` builds all that with Maven, which fetches the libraries.
+# `run.sh --package DIR` only builds the packages, and puts them there.
 set -euo pipefail
-trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 target=$DLOCK_CLIENT_TARGET
@@ -74,12 +73,15 @@ case ${1:-} in
     ;;
 esac
 
+chosen=()
+[ "${1:-}" != --cases ] || chosen=(--projects tests '-Dtest=CasesTest*')
 # Without the phases before it: nothing is built beside another server's tests.
-maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "$@" || {
+maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "${chosen[@]}" || {
     # Maven ends with hints on itself.
     grep -rhE '<<< (FAILURE|ERROR)!' --include='*.txt' "$DLOCK_CLIENT_SEEN"
     exit 1
 }
+[ "${1:-}" != --cases ] || exit 0
 for versions in newest oldest; do
     java -cp "$target/$versions/example/classes:$(cat "$target/$versions/classpath")" Example
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests against the package as it is installed. `run.sh --install` builds it, checks it, and installs it into empty
-# projects with the newest and the oldest libraries that it names. `run.sh --package DIR` only builds it.
+# Runs the tests against the package as it is installed; `run.sh --cases` only the cases. `run.sh --install` builds it, checks
+# it, and installs it into empty projects with the newest and the oldest libraries that it names. `run.sh --package DIR` only
+# builds it.
 set -euo pipefail
-trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 target=$DLOCK_CLIENT_TARGET
@@ -62,11 +62,6 @@ case ${1:-} in
     exit
     ;;
 esac
-case ${DLOCK_SERVER:-} in
-Redis*) once=yes ;; # is enough for what does not depend on the server
-*) once= ;;
-esac
-
 run() { # PROJECT PART FILES AND OPTIONS…
     cd "$target/$1"
     DLOCK_PART=$2 DLOCK_CASES=$PWD/cases.json NODE_NO_WARNINGS=1 \
@@ -93,21 +88,22 @@ await() {
 }
 
 # What stops servers, or moves them about: see isOf in test/stage.mjs.
-parts=(test/cases.test.mjs test/connect.test.mjs test/named.test.mjs)
-start nodes run newest nodes --test-concurrency=1 "${parts[@]}" "$@"
+parts=(test/cases.test.mjs test/connect.test.mjs test/named.test.mjs) rest=(test/*.test.mjs)
+[ "${1:-}" != --cases ] || parts=(test/cases.test.mjs) rest=(test/cases.test.mjs)
+start nodes run newest nodes --test-concurrency=1 "${parts[@]}"
 beside=("${started[@]}") started=()
-start single run newest single --test-concurrency=1 "${parts[@]}" "$@"
+start single run newest single --test-concurrency=1 "${parts[@]}"
 await
-start many run newest many --test-concurrency=1 "${parts[@]}" "$@"
+start many run newest many --test-concurrency=1 "${parts[@]}"
 started+=("${beside[@]}")
 await
-start rest run newest rest test/*.test.mjs "$@"
-if [ -n "$once" ]; then
+start rest run newest rest "${rest[@]}"
+if [ "${1:-}" != --cases ]; then
     start oldest run oldest rest --test-name-pattern 'counts_to|cancelled_wait|cut_|no_write|wrong_password|slow_path' \
         "${parts[@]}"
 fi
 await
-if [ -n "$once" ]; then
+if [ "${1:-}" != --cases ]; then
     start oldest-nodes run oldest nodes --test-name-pattern hold_over test/cases.test.mjs
     # That each case fails on a client with a fault takes two minutes more.
     [ -z "${DLOCK_PLANTED:-}" ] || start planted run newest planted test/planted.mjs

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests against the package as it is installed. `run.sh --install` builds it, checks it, and installs it into empty
-# environments with the newest and the oldest redis-py that it names. `run.sh --package DIR` only builds it.
+# Runs the tests against the package as it is installed; `run.sh --cases` only the cases. `run.sh --install` builds it, checks
+# it, and installs it into empty environments with the newest and the oldest redis-py that it names. `run.sh --package DIR`
+# only builds it.
 set -euo pipefail
-trap "times >&2" EXIT
 cd "$(dirname "$0")"
 export PYTHONDONTWRITEBYTECODE=1
 
@@ -66,10 +66,8 @@ case ${1:-} in
     ;;
 esac
 export DLOCK_ALONE=$DLOCK_CLIENT_TARGET/alone/bin/python DLOCK_MYPY=$tools/bin/mypy
-case ${DLOCK_SERVER:-} in
-Redis*) once=yes ;; # is enough for what does not depend on the server
-*) once= ;;
-esac
+all=(--ignore test_planted.py .)
+[ "${1:-}" != --cases ] || all=(test_cases.py)
 
 run() { # VERSION ARGUMENTS…
     "$DLOCK_CLIENT_TARGET/redis-$1/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}" ||
@@ -96,20 +94,20 @@ await() {
 
 # Some tests need a server for themselves, or stop it. The others wait most of the time, so side by side (conftest.py).
 for part in cluster pair; do
-    DLOCK_PART=$part start $part run "$newest" --ignore test_planted.py "$@" .
+    DLOCK_PART=$part start $part run "$newest" "${all[@]}"
 done
 beside=("${started[@]}") started=()
-DLOCK_PART=single start single run "$newest" --ignore test_planted.py "$@" .
+DLOCK_PART=single start single run "$newest" "${all[@]}"
 await
-DLOCK_PART=rest start rest run "$newest" --numprocesses 5 --dist worksteal --ignore test_planted.py "$@" .
-if [ -n "$once" ]; then
+DLOCK_PART=rest start rest run "$newest" --numprocesses 5 --dist worksteal "${all[@]}"
+if [ "${1:-}" != --cases ]; then
     # What the library does by itself (test_documented.py) is the newest's.
     DLOCK_PART=rest start oldest run "$oldest" -k threads test_dlock.py
 fi
 started+=("${beside[@]}")
 await
 # That each case fails on a client with a fault takes two minutes more.
-if [ -n "$once" ] && [ -n "${DLOCK_PLANTED:-}" ]; then
+if [ "${1:-}" != --cases ] && [ -n "${DLOCK_PLANTED:-}" ]; then
     start planted run "$newest" test_planted.py
     await
 fi

@@ -54,6 +54,10 @@ def busy_is_final(plant):
     plant(_errors, "_PASSING_CODES", _errors._PASSING_CODES - {"BUSY"})
 
 
+def loading_is_final(plant):
+    plant(_errors, "_PASSING_CODES", _errors._PASSING_CODES - {"LOADING"})
+
+
 def all_passes(plant):
     plant(_take, "passes", lambda error: True)
 
@@ -365,6 +369,8 @@ FAULTS = [
     ("a_try_without_replicas", tries_for_a_second),
     ("a_try_at_a_busy_server", tries_for_a_second),
     ("a_hold_over_a_busy_server", busy_is_final),
+    ("a_try_at_a_loading_server", tries_for_a_second),
+    ("a_wait_at_a_loading_server", loading_is_final),
 ]
 
 

@@ -2,7 +2,6 @@
 # There is no package for Ruby: runs the plain commands that docs/clients.md shows. Ruby and its library are the distribution's;
 # `run.sh --install` installs them where they are missing.
 set -euo pipefail
-trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 if [ "${1:-}" = --install ]; then

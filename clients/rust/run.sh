@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Runs the cases and the tests against the crate as it is packed, with the newest and the oldest redis 1.x. `run.sh --install`
-# builds it, checks it, and has empty projects use it. `run.sh --package DIR` only builds it.
+# Runs the cases and the tests against the crate as it is packed, with the newest and the oldest redis 1.x; `run.sh --cases` only
+# the cases. `run.sh --install` builds it, checks it, and uses it in empty projects. `run.sh --package DIR` only builds it.
 set -euo pipefail
-trap "times >&2" EXIT
 cd "$(dirname "$0")"
 
 newest=1.8.1
@@ -52,16 +51,16 @@ case ${1:-} in
 esac
 
 export DLOCK_CASES=$PWD/../cases/cases.json
-inside newest cargo test --quiet --tests "$@"
-case ${DLOCK_SERVER:-} in
-Redis*) # once is enough for what does not depend on the server
-    inside newest cargo test --quiet "${servers[@]}"
-    inside oldest cargo test --quiet --test documented
-    ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate" "$DLOCK_SINGLE" >"$DLOCK_CLIENT_SEEN/programs"
-    if [ -n "${DLOCK_PLANTED:-}" ]; then
-        project planted "$newest"
-        # What is built there is nobody else's, and stays: the crates that it needs are compiled once.
-        CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET/planted-target ./planted.sh "$DLOCK_CLIENT_TARGET/planted"
-    fi
-    ;;
-esac
+if [ "${1:-}" = --cases ]; then
+    inside newest cargo test --quiet --test cases
+    exit
+fi
+inside newest cargo test --quiet --tests
+inside newest cargo test --quiet "${servers[@]}"
+inside oldest cargo test --quiet --test documented
+./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate" "$DLOCK_SINGLE" >"$DLOCK_CLIENT_SEEN/programs"
+if [ -n "${DLOCK_PLANTED:-}" ]; then
+    project planted "$newest"
+    # What is built there is nobody else's, and stays: the crates that it needs are compiled once.
+    CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET/planted-target ./planted.sh "$DLOCK_CLIENT_TARGET/planted"
+fi

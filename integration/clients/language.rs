@@ -27,6 +27,8 @@ pub enum Script {
     Install,
     /// Tests what is installed.
     Tests,
+    /// Runs the cases only.
+    Cases,
     /// Measures the package beside the language's popular locks.
     Bench,
 }
@@ -35,7 +37,7 @@ impl Script {
     /// Its file in the language's directory.
     fn file(self) -> &'static str {
         match self {
-            Script::Install | Script::Tests => "run.sh",
+            Script::Install | Script::Tests | Script::Cases => "run.sh",
             Script::Bench => "bench.sh",
         }
     }
@@ -43,6 +45,7 @@ impl Script {
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Script::Install => &["--install"],
+            Script::Cases => &["--cases"],
             Script::Tests | Script::Bench => &[],
         }
     }

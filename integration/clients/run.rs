@@ -1,6 +1,8 @@
-//! Several languages on several servers: each language is installed once, and tested on each server.
+//! Several languages on several servers: each language is installed once, tested on the first server, and its cases run on each of
+//! the others. What the cases do not say concerns the language and its libraries, whichever server there is.
 
 use std::ffi::OsString;
+use std::iter;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -27,6 +29,13 @@ const TESTERS: usize = 3;
 pub struct Run {
     servers: Vec<OsString>,
     began: Instant,
+}
+
+/// One language's script, to be run on one server.
+struct Job<'j> {
+    language: &'j Language,
+    script: Script,
+    server: &'j OsString,
 }
 
 /// The version of a server on which a language has passed, or what has failed.
@@ -66,17 +75,37 @@ impl Run {
         let present = languages.iter().zip(&installed);
         let present =
             present.filter_map(|(language, installed)| installed.is_ok().then_some(*language));
-        let jobs: Vec<(&Language, &OsString)> = present
-            .flat_map(|language| self.servers.iter().map(move |server| (language, server)))
-            .collect();
-        let outcomes = at_a_time(TESTERS, &jobs, |(language, server)| {
-            self.on_server(language, Script::Tests, server)
+        let jobs = self.jobs(&present.collect::<Vec<_>>());
+        let outcomes = at_a_time(TESTERS, &jobs, |job| {
+            self.on_server(job.language, job.script, job.server)
         });
-        let mut outcomes = outcomes.into_iter();
-        let mut tested = || verdict(outcomes.by_ref().take(self.servers.len()).collect());
-        installed
-            .into_iter()
-            .map(|installed| installed.map_or_else(|missing| missing, |()| tested()))
+        let of = |language: &Language| {
+            let jobs = jobs.iter().zip(&outcomes);
+            let its = jobs.filter(|(job, _)| job.language.name == language.name);
+            verdict(its.map(|(_, outcome)| outcome.clone()).collect())
+        };
+        languages
+            .iter()
+            .zip(installed)
+            .map(|(language, installed)| match installed {
+                Ok(()) => of(language),
+                Err(missing) => missing,
+            })
+            .collect()
+    }
+
+    /// Returns what there is to do for these languages. The longest jobs come first.
+    fn jobs<'j>(&'j self, languages: &[&'j Language]) -> Vec<Job<'j>> {
+        let scripts = iter::once(Script::Tests).chain(iter::repeat(Script::Cases));
+        let servers = self.servers.iter().zip(scripts);
+        servers
+            .flat_map(|(server, script)| {
+                languages.iter().map(move |language| Job {
+                    language,
+                    script,
+                    server,
+                })
+            })
             .collect()
     }
 

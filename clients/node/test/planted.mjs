@@ -50,8 +50,8 @@ const allPasses = () => plant(Core, 'take', (old) => async function take(request
     }
   }
 });
-const busyIsFinal = () => plant(Core, 'take', (old) => function take(...about) {
-  return old.apply(this, about).catch((error) => { throw /^BUSY/.test(error.cause?.message) ? error.cause : error; });
+const isFinal = (code) => () => plant(Core, 'take', (old) => function take(...about) {
+  return old.apply(this, about).catch((error) => { throw error.cause?.message.startsWith(code) ? error.cause : error; });
 });
 const deniedIsFinal = () => plant(Link, 'listen', () => async () => { throw new Refused('ERR no channel'); });
 /** Of all clients: whoever waits for one that is silent keeps none of the others. */
@@ -165,7 +165,8 @@ const FAULTS = {
   closed_without_a_channel: endsQuietly, a_turn_takes_three_commands: forgetsTheOthers, a_re_entry_sends_nothing: neverReEnters,
   no_time_out_is_too_long: counts32Bits, sixty_forgotten_at_200_ms: forgets,
   a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
-  a_try_at_a_busy_server: triesForASecond, a_hold_over_a_busy_server: busyIsFinal,
+  a_try_at_a_busy_server: triesForASecond, a_hold_over_a_busy_server: isFinal('BUSY'),
+  a_try_at_a_loading_server: triesForASecond, a_wait_at_a_loading_server: isFinal('LOADING'),
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
   'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms'];

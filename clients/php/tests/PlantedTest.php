@@ -87,6 +87,8 @@ final class PlantedTest extends TestCase
             'a_try_at_a_replica' => self::TRIES_FOR_LONG,
             'a_try_without_replicas' => self::TRIES_FOR_LONG,
             'a_try_at_a_busy_server' => self::TRIES_FOR_LONG,
+            'a_try_at_a_loading_server' => self::TRIES_FOR_LONG,
+            'a_wait_at_a_loading_server' => ['Exception/Refused.php', "'LOADING', ", ''],
             'a_hold_over_a_busy_server' => ['Exception/Refused.php', "'BUSY', ", ''],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];

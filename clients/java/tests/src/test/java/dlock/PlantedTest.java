@@ -79,9 +79,11 @@ class PlantedTest {
             new Fault("no_right_to_ping", "Subscriber", "now.join().ping();", "end(\"it may not ping\");"),
             new Fault("a_turn_takes_three_commands", "Take", "node.subscriber.hasWaits(request.key)", "timeout == 42"),
             new Fault("no_time_out_is_too_long", "Asking", "return Long.MAX_VALUE / 4;", "return 1;"),
-            new Fault("a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_try_at_a_busy_server", "Take",
+            new Fault("a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_try_at_a_busy_server"
+                    + " a_try_at_a_loading_server", "Take",
                     "if (timeout == 0 || core.closed) {\n                finish(null, why);", "if (core.closed) {\n finish(null, why);"),
             new Fault("a_hold_over_a_busy_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"LOADING\","),
+            new Fault("a_wait_at_a_loading_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"BUSY\","),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
     @Test
