@@ -7,7 +7,7 @@ mod queues;
 mod requests;
 mod wait_queue;
 
-pub(crate) use deadlines::{Deadlines, DueKey};
+pub(crate) use deadlines::Deadlines;
 pub(crate) use place::Place;
 pub(crate) use queues::WaitQueues;
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};

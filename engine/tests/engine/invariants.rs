@@ -696,7 +696,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 8] = [
-    "by_token: {}, by_client: {}, sessions: 0, autos: 0, due: [], resumed: []",
+    "by_token: {}, by_client: {}, sessions: 0, autos: 0, renewals: {}, due: [], resumed: []",
     "timers: Deadlines { index: {}",
     "outbox: []",
     "len: 0, places: 0, leases: Deadlines { index: {}",

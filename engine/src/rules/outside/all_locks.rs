@@ -92,7 +92,7 @@ impl Engine {
     pub fn demote(&mut self, now: Now) {
         self.holds.lose_all(now.wall());
         for client in std::mem::take(&mut self.disconnected).into_keys() {
-            self.holds.forget(client);
+            self.holds.ties.forget(client);
         }
         self.outbox.retain(|output| output.message.is_some());
         self.undelivered.clear();

@@ -68,7 +68,7 @@ impl Engine {
             .ok()
             .filter(|hold| hold.fresh)?;
         // No client knows of it, so nobody loses it.
-        self.holds.untie_at(name, promise.token);
+        self.holds.ties.untie_at(name, promise.token);
         let whose = HoldRef { name, owner };
         self.holds
             .end(entry, whose, promise.token, End::Released, now);

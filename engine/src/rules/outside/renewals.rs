@@ -89,7 +89,7 @@ impl Engine {
         } else {
             Renewal::At(next_renewal(token, lease, now))
         };
-        self.holds.renewed(tie.client, token, deadline, next);
+        self.holds.ties.renewed(token, deadline, next);
     }
 
     /// Renews a hold whose renewal is due in the very moment in which its lease ends. Returns true if the hold goes on.
