@@ -699,7 +699,7 @@ const EMPTY: [&str; 8] = [
     "by_token: {}, by_client: {}, sessions: 0, autos: 0, renewals: {}, due: [], resumed: []",
     "timers: Deadlines { index: {}",
     "outbox: []",
-    "len: 0, places: 0, leases: Deadlines { index: {}",
+    "by_id: {}, places: 0, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
