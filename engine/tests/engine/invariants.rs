@@ -701,7 +701,7 @@ const EMPTY: [&str; 8] = [
     "outbox: []",
     "by_id: {}, places: 0, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
-    "by_id: {}, by_owner: {}",
+    "by_id: {}, by_owner: {}, owners: 0",
     "notified: {}, notifies: 0",
     "dirty: [], arrived: [], next: {}, garbage: [], undelivered: [], disconnected: {}, scan: Over",
 ];
