@@ -42,12 +42,20 @@ pub(crate) enum WaitsAt {
 }
 
 /// A request's place at one lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Part {
     /// The lock.
     pub lock: LockId,
     /// The number of its place there.
     pub place: Arrival,
+}
+
+impl Part {
+    /// Returns the place with this number in this lock's queue, if there are both.
+    pub(crate) fn at(lock: Option<LockId>, place: Option<Arrival>) -> Option<Part> {
+        let (lock, place) = lock.zip(place)?;
+        Some(Part { lock, place })
+    }
 }
 
 impl Request {

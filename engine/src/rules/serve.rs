@@ -2,11 +2,10 @@
 //! `requests::many`.
 
 use super::grantable::{Grantable, RequestKind};
-use super::requests::acquire::{Answered, Award};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
 use crate::outbox::{Outcome, Output, Pending};
-use crate::queue::{LockId, Place};
+use crate::queue::{LockId, Part, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, HoldRef, Now};
@@ -127,17 +126,12 @@ impl Engine {
         let until = request.until.map(|due| due.at);
         self.holds.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
-        let award = Award {
-            whose: HoldRef {
-                name: name.as_ref(),
-                owner: &request.owner,
-            },
-            terms: &request.terms,
-            lock: Some(lock),
-            place: Some(number),
-            answer: Answered::Later,
+        let whose = HoldRef {
+            name: name.as_ref(),
+            owner: &request.owner,
         };
-        let (outcome, promise) = match self.award(entry, now, &award) {
+        let at = Part::at(Some(lock), Some(number));
+        let (outcome, promise) = match self.award(entry, now, whose, &request.terms, at) {
             Ok((grant, promise)) => (Outcome::Granted(grant), promise),
             Err(error) => (Outcome::Refused(error), None),
         };

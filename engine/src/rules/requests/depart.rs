@@ -225,8 +225,7 @@ impl Engine {
         name: NameRef,
         owner: &[u8],
     ) -> Result<bool, Refusal> {
-        let entry = self.settled(keys, now, name)?;
-        let lock = self.queues.id(name);
+        let (entry, lock) = self.settled(keys, now, name)?;
         let place = self.queues.at(lock).number_of(owner);
         let Some((lock, number)) = lock.zip(place) else {
             return Ok(false);
