@@ -114,8 +114,8 @@ fn report(mut report: Report) {
     for section in stats::sections(&state.engine, &caller::census(), clock::read()) {
         // Refused if it was not asked for.
         if report.section(section.name) {
-            for field in section.fields {
-                report.field(field.name, field.value);
+            for (name, value) in section.fields {
+                report.field(name, value);
             }
         }
     }
