@@ -76,7 +76,7 @@ impl Settings {
         self.epoch = config::EPOCH.load(Ordering::Relaxed);
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
         self.default_lease_ms = value(&config::DEFAULT_LEASE_MS);
-        self.channel = match (config::NOTIFY.current(), self.cluster) {
+        self.channel = match (config::notify(), self.cluster) {
             (Notify::none, _) => Channel::None,
             (Notify::auto | Notify::pubsub, false) => Channel::Plain,
             (Notify::pubsub, true) => Channel::PlainInCluster,

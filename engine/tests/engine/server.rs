@@ -89,7 +89,7 @@ impl Server {
         if spec.access == Access::Write {
             for key in words.get(spec.keys(words)).unwrap_or_default() {
                 let name = NameRef { db, key };
-                engine.close(name, !keys.can_grant(name));
+                engine.close_if_leaving(keys, name);
             }
         }
         execute(
