@@ -151,7 +151,8 @@ impl Reply {
 /// One request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    pub(crate) source: Source,
+    /// Where its page begins.
+    pub source: Source,
     /// The pattern that keys must match.
     pub pattern: Option<Vec<u8>>,
     /// How many keys to read.

@@ -21,7 +21,7 @@ const A_TIME: usize = 16;
 
 /// Makes a page. The last one of the keys goes on with the first of the queues.
 pub(super) fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
-    let cursor = match listing.source() {
+    let cursor = match listing.source {
         Source::Keys(cursor) => cursor,
         Source::Queues(from) => return queues(ctx, listing, from, Vec::new()),
     };

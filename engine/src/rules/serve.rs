@@ -94,20 +94,6 @@ impl Engine {
         Served::Moved
     }
 
-    /// Takes a granted place out of its queue, and its ticket out of the value.
-    pub(super) fn remove_granted(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        lock: LockId,
-        number: Arrival,
-    ) -> Option<Box<Place>> {
-        let place = self.remove_from_queue(entry, lock, number)?;
-        let name = self.queues.at(lock).name.as_ref();
-        self.holds.counters.waited(name, place.waited_us(now));
-        Some(place)
-    }
-
     /// Grants the lock to a place, and answers the request that waits there, which is for this lock only.
     pub(super) fn grant_place(
         &mut self,

@@ -82,7 +82,7 @@ fn a_cursor_tells_where_to_go_on() {
         (&format!("LIST {marked}"), Source::Queues(5)),
         (&format!("LIST {marked} CONTENDED"), Source::Queues(5)),
     ] {
-        assert_eq!(listing(line).map(|listing| listing.source()), Ok(source));
+        assert_eq!(listing(line).map(|listing| listing.source), Ok(source));
     }
     let cursor = |next| match page(next, Vec::new()) {
         Reply::Array(parts) => parts[0].clone(),

@@ -182,7 +182,9 @@ impl Engine {
         at: Option<Part>,
     ) -> Result<(Grant, Option<Promise>), Refusal> {
         let used = at.and_then(|at| {
-            let place = self.remove_granted(entry, now, at.lock, at.place)?;
+            let place = self.remove_from_queue(entry, at.lock, at.place)?;
+            let waited_us = place.waited_us(now);
+            self.holds.counters.waited(whose.name, waited_us);
             Some((at.place, place))
         });
         let is_new = entry.hold(whose.owner).is_none();
@@ -303,7 +305,7 @@ impl Engine {
             return;
         };
         self.holds.counters.replaced += 1;
-        self.end_wait(id, now, Outcome::Replaced, |lock| lock == at.lock);
+        self.end_wait(id, now, Outcome::Replaced, at.lock);
     }
 
     /// Finds or makes the owner's place for this request, where nobody waits; returns its number.
