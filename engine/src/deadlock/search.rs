@@ -3,7 +3,7 @@
 use super::text;
 use crate::keyspace::Keyspace;
 use crate::lock::{Hold, Lock};
-use crate::queue::{LockId, Place, Requests, WaitQueues};
+use crate::queue::{LockId, Place, Request, Requests, WaitQueues};
 use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{Arrival, Limit, NameRef, Now, OwnerHash, RequestId};
@@ -265,7 +265,12 @@ impl<'w> Search<'w> {
         let queue = self.queues.at(wanted.lock);
         match queue.multi_places {
             0 => Ok(None),
-            _ => self.first_of(queue.before(wanted.number()), Place::is_part),
+            _ => {
+                let requests = self.requests;
+                let request = |place: &Place| requests.get(place.request()?);
+                let is_part = |place: &Place| request(place).is_some_and(Request::is_many);
+                self.first_of(queue.before(wanted.number()), is_part)
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use super::grantable::{Grantable, RequestKind};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
 use crate::outbox::{Outcome, Output, Pending};
-use crate::queue::{LockId, Part, Place};
+use crate::queue::{LockId, Part, Place, Request};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, HoldRef, Now};
@@ -85,9 +85,11 @@ impl Engine {
             }
             Grantable::Blocked | Grantable::Full => return Served::Waits,
         }
-        if head.is_part() {
+        let request = head.request();
+        let waiting = request.and_then(|id| self.requests.get(id));
+        if waiting.is_some_and(Request::is_many) {
             // Granted together with its other locks, or not at all.
-            self.next.extend(head.request().map(FollowUp::Many));
+            self.next.extend(request.map(FollowUp::Many));
             return Served::Waits;
         }
         self.grant_place(entry, now, lock, number);

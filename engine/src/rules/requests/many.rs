@@ -282,7 +282,7 @@ impl Engine {
             let lock = self.queues.id_or_new(at.name);
             let number = self.holds.tokens.arrival(now);
             let mut place = Place::new(owner.clone(), ask.terms.share, now);
-            place.occupy_with_part(id);
+            place.occupy(id);
             self.add_place(entry, lock, number, place);
             if let Some(queue) = self.queues.get_mut(lock) {
                 queue.multi_places += 1;
