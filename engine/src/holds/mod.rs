@@ -132,16 +132,7 @@ impl HoldTable {
             fresh: false,
             ..hold
         };
-        let unmarked = Hold {
-            client: hold.client,
-            fresh: hold.fresh,
-            ..entered
-        };
-        if unmarked != hold {
-            entry.set_hold(entered);
-        } else if let Some(lock) = entry.lock.as_mut().filter(|_| entered != hold) {
-            lock.mark(owner, terms.client);
-        }
+        entry.revise(hold, entered);
         if !self.ties.is_empty() {
             let (lease, end) = (terms.lease, entered.deadline);
             self.ties.reentered(name, token, lease, end);
@@ -201,16 +192,14 @@ impl HoldTable {
     ) {
         let owner = whose.owner;
         if holds == 0 {
-            self.end(entry, whose, hold.token, End::Released, now);
-        } else if holds != hold.holds {
-            entry.set_hold(Hold {
-                owner,
-                holds,
-                fresh: false,
-                ..hold
-            });
-        } else {
-            entry.touch(owner, hold);
+            return self.end(entry, whose, hold.token, End::Released, now);
         }
+        let hold = Hold { owner, ..hold };
+        let lowered = Hold {
+            holds,
+            fresh: false,
+            ..hold
+        };
+        entry.revise(hold, lowered);
     }
 }

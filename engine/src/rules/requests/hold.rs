@@ -26,16 +26,13 @@ impl Engine {
         if limit < hold.limit {
             return Err(Refusal::NotWeaker(hold.limit));
         }
-        if limit != hold.limit {
-            entry.set_hold(Hold {
-                owner,
-                limit,
-                fresh: false,
-                ..hold
-            });
-        } else {
-            entry.touch(owner, hold);
-        }
+        let hold = Hold { owner, ..hold };
+        let weakened = Hold {
+            limit,
+            fresh: false,
+            ..hold
+        };
+        entry.revise(hold, weakened);
         self.settle_changed(entry, now, name, lock);
         self.settle_next(keys, now);
         Ok(Grant {
