@@ -87,13 +87,6 @@ pub struct Replicas {
     pub waiting: u64,
 }
 
-/// The values of what a request leaves out.
-#[derive(Debug, Clone)]
-pub struct Defaults {
-    /// The lease.
-    pub lease_ms: Millis,
-}
-
 /// One call of a command.
 pub struct Call<'c, K: Keyspace> {
     /// The engine.
@@ -106,8 +99,8 @@ pub struct Call<'c, K: Keyspace> {
     pub db: u32,
     /// The caller.
     pub caller: &'c dyn Caller,
-    /// The values of what the request leaves out.
-    pub defaults: &'c Defaults,
+    /// The lease of a request that leaves it out.
+    pub default_lease_ms: Millis,
     /// Whether this server is a primary.
     pub primary: bool,
 }
@@ -158,7 +151,8 @@ impl Reply {
 /// One request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    pub(crate) source: Source,
+    /// Where its page begins.
+    pub source: Source,
     /// The pattern that keys must match.
     pub pattern: Option<Vec<u8>>,
     /// How many keys to read.
@@ -207,12 +201,9 @@ impl<K: Keyspace> Call<'_, K> {
 
     /// Returns the given lease, or the default.
     pub(crate) fn lease(&self, given: Option<Millis>) -> Millis {
-        match given {
-            Some(lease) => lease,
-            None => self
-                .defaults
-                .lease_ms
-                .min(self.engine.policy().max_lease_ms),
-        }
+        given.unwrap_or_else(|| {
+            let most = self.engine.policy().max_lease_ms;
+            self.default_lease_ms.min(most)
+        })
     }
 }

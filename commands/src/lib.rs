@@ -12,10 +12,9 @@ mod number;
 pub mod table;
 pub mod words;
 
-pub use call::{Call, Caller, Census, Defaults, MayWait, Replicas, Reply};
+pub use call::{Call, Caller, Census, MayWait, Replicas, Reply};
 
-use change::acquire::{self, Family};
-use change::{apply, hold, keep, many};
+use change::{acquire, apply, hold, keep, many};
 use dlock_engine::{ClientId, Keyspace};
 use error::Error;
 use look::{graph, inspect, list, stats};
@@ -84,8 +83,7 @@ fn execute_any<K: Keyspace>(
 ) -> Result<Reply, Error> {
     let given = &args::read(spec, words, call.engine.policy())?;
     match spec.verb {
-        Verb::Acquire => acquire::run(call, given, Family::Plain),
-        Verb::FairAcquire => acquire::run(call, given, Family::Fair),
+        Verb::Acquire | Verb::FairAcquire => acquire::run(call, given, spec.verb),
         Verb::AcquireMany => many::acquire(call, given),
         Verb::RenewMany => many::renew(call, given),
         Verb::ReleaseMany => many::release(call, given),

@@ -168,16 +168,8 @@ pub struct Range {
     pub most: Most,
 }
 
-/// The largest that an integer may be.
-#[derive(Debug, Clone, Copy)]
-pub enum Most {
-    /// This.
-    Is(u64),
-    /// The longest lease that is configured.
-    Lease,
-    /// The longest claim window that is configured.
-    Claim,
-}
+/// The largest that an integer may be, which can depend on what is configured.
+type Most = fn(&Policy) -> u64;
 
 /// The allowed number of bytes.
 #[derive(Debug, Clone, Copy)]
@@ -263,13 +255,8 @@ const fn text(called: Option<&'static str>, least: usize, most: usize, field: Te
     Kind::Text(length, field)
 }
 
-const fn integer(least: u64, most: u64, field: NumberOf) -> Kind {
-    let most = Most::Is(most);
+const fn integer(least: u64, most: Most, field: NumberOf) -> Kind {
     Kind::Integer(Range { least, most }, field)
-}
-
-const fn configured(most: Most, field: NumberOf) -> Kind {
-    Kind::Integer(Range { least: 1, most }, field)
 }
 
 /// Makes an option with an integer: its token and name, what it may be, and the field of [`Args`] that keeps it.
@@ -278,7 +265,7 @@ macro_rules! number {
         option(
             $token,
             $name,
-            integer($least, $most, |given| &mut given.$field),
+            integer($least, |_| $most, |given| &mut given.$field),
         )
     };
 }
@@ -294,8 +281,9 @@ macro_rules! flag {
     };
 }
 
-const fn count(least: u64, most: u64) -> Arg {
-    number!("COUNT" "count" in least, most => count)
+const fn count(least: u64, most: Most) -> Arg {
+    let kind = integer(least, most, |given| &mut given.count);
+    option("COUNT", "count", kind)
 }
 
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
@@ -319,21 +307,24 @@ const MAX_INTEGER: u64 = i64::MAX as u64;
 
 // Positional arguments.
 const KEY: Arg = arg("key", Kind::Key);
-const NUMKEYS: Arg = arg("numkeys", integer(1, MAX_KEYS, |given| &mut given.numkeys));
+const NUMKEYS: Arg = arg(
+    "numkeys",
+    integer(1, |_| MAX_KEYS, |given| &mut given.numkeys),
+);
 const KEYS: Arg = arg("key", Kind::Keys);
 const OWNER: Arg = arg("owner", text(None, 1, MAX_OWNER, |given| &mut given.owner));
 const LEASE: Arg = maybe(arg(
     "lease-ms",
-    configured(Most::Lease, |given| &mut given.lease),
+    integer(1, |policy| policy.max_lease_ms, |given| &mut given.lease),
 ));
 const HELD_TOKEN: Arg = arg(
     "token",
-    integer(0, Token::END.0 - 1, |given| &mut given.token),
+    integer(0, |_| Token::END.0 - 1, |given| &mut given.token),
 );
-const KEEP_FOR: Arg = arg("ms", integer(1, MAX_BLOCK_MS, |given| &mut given.keep));
+const KEEP_FOR: Arg = arg("ms", integer(1, |_| MAX_BLOCK_MS, |given| &mut given.keep));
 const CURSOR: Arg = maybe(arg(
     "cursor",
-    integer(0, MAX_INTEGER, |given| &mut given.cursor),
+    integer(0, |_| MAX_INTEGER, |given| &mut given.cursor),
 ));
 const EFFECT: Arg = maybe(arg(
     "effect",
@@ -356,7 +347,7 @@ pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX 
 const CLAIM: Arg = option(
     "CLAIM",
     "claim-ms",
-    configured(Most::Claim, |given| &mut given.claim),
+    integer(1, |policy| policy.max_claim_ms, |given| &mut given.claim),
 );
 const TOKEN: Arg = number!("TOKEN" "token" in 1, Token::END.0 - 1 => token);
 const MATCH: Arg = option(
@@ -559,7 +550,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log N) with N holders, O(M) with M places shown",
         access: Access::Read,
         flags: "",
-        args: &[KEY, count(0, MAX_ROWS)],
+        args: &[KEY, count(0, |_| MAX_ROWS)],
     },
     Spec {
         verb: Verb::List,
@@ -571,7 +562,7 @@ pub static COMMANDS: &[Spec] = &[
         args: &[
             CURSOR,
             MATCH,
-            count(1, MAX_INTEGER),
+            count(1, |_| MAX_INTEGER),
             OF_OWNER,
             CONTENDED,
         ],
@@ -583,7 +574,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N) with N pairs that are shown; at most 100,000 contended locks are looked at",
         access: Access::None,
         flags: "readonly",
-        args: &[DOT, count(1, MAX_ROWS)],
+        args: &[DOT, count(1, |_| MAX_ROWS)],
     },
     Spec {
         verb: Verb::Top,
@@ -592,7 +583,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1), as at most 1,000 locks are counted",
         access: Access::None,
         flags: "readonly",
-        args: &[count(1, MAX_INTEGER)],
+        args: &[count(1, |_| MAX_INTEGER)],
     },
     Spec {
         verb: Verb::Stats,
@@ -790,12 +781,7 @@ impl Arg {
 impl Range {
     /// Returns the smallest and the largest integer.
     pub fn bounds(self, policy: &Policy) -> (u64, u64) {
-        let most = match self.most {
-            Most::Is(most) => most,
-            Most::Lease => policy.max_lease_ms,
-            Most::Claim => policy.max_claim_ms,
-        };
-        (self.least, most)
+        (self.least, (self.most)(policy))
     }
 }
 

@@ -129,10 +129,17 @@ impl<V: Value> Entry<V> {
         self.commit(&Change::Hold(hold));
     }
 
-    /// Notes that a command of its owner has touched this hold without changing it.
-    pub fn touch(&mut self, owner: &[u8], hold: Hold) {
-        if let Some(lock) = self.lock.as_mut().filter(|_| hold.fresh) {
-            lock.mark(owner, hold.client);
+    /// Changes a hold. If only what this server notes beside it differs, which is not saved, nothing is replicated.
+    pub fn revise(&mut self, before: Hold, after: Hold) {
+        let unmarked = Hold {
+            client: before.client,
+            fresh: before.fresh,
+            ..after
+        };
+        if unmarked != before {
+            self.set_hold(after);
+        } else if let Some(lock) = self.lock.as_mut().filter(|_| after != before) {
+            lock.mark(after.owner, after.client);
         }
     }
 

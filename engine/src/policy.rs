@@ -117,7 +117,7 @@ impl Policy {
     pub fn bounded(&self, token: Token, deadline: WallMs) -> WallMs {
         match self.max_hold_ms {
             0 => deadline,
-            age => bound(token, deadline, age),
+            age => deadline.min(token.granted().after(age)),
         }
     }
 
@@ -126,9 +126,4 @@ impl Policy {
     pub fn carried(&self, token: Token, before: WallMs, wanted: WallMs) -> WallMs {
         self.bounded(token, wanted).max(before.min(wanted))
     }
-}
-
-#[cold]
-fn bound(token: Token, deadline: WallMs, age: Millis) -> WallMs {
-    deadline.min(token.granted().after(age))
 }

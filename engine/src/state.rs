@@ -201,7 +201,7 @@ impl Engine {
     pub fn next_wakeup(&self, now: Now) -> Option<Millis> {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
-        let steady = self.holds.timers.next().into_iter().chain(granting).min();
+        let steady = self.holds.next_due().into_iter().chain(granting).min();
         let in_wall = self.queues.next_lease().map(|at| at.since(now.wall()));
         let in_steady = steady.map(|at| at.since(now.steady()));
         in_wall.into_iter().chain(in_steady).min()
@@ -213,7 +213,7 @@ impl Engine {
             .queues
             .next_lease()
             .map_or(0, |at| now.wall().since(at));
-        let steady = self.holds.timers.next();
+        let steady = self.holds.next_due();
         wall.max(steady.map_or(0, |at| now.steady().since(at)))
     }
 }

@@ -5,6 +5,11 @@ use super::text::{Str, Text};
 use redis_module::{raw, Context};
 use std::ffi::{c_char, c_int, c_long, c_longlong, CStr, CString};
 use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The module's own context.
+static OWN: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
 /// A context, alive for the length of the server's callback. It is made once, where the callback comes in (`ffi::callbacks`), and
 /// passed on from there; so code that has one may use it. It stays in the main thread.
@@ -27,7 +32,7 @@ impl<'event> Ctx<'event> {
     /// # Safety
     /// It must not be used.
     pub(crate) unsafe fn none() -> Ctx<'static> {
-        Ctx(std::ptr::null_mut(), PhantomData)
+        Ctx(ptr::null_mut(), PhantomData)
     }
 
     /// Returns this context with a lifetime that the compiler cannot check.
@@ -48,13 +53,17 @@ impl<'event> Ctx<'event> {
         self.0
     }
 
-    /// Makes a context of the module's own, which lives as long as the module does.
-    pub(crate) fn detached(self) -> Ctx<'static> {
+    /// Makes the module's own context, which lives as long as the module does.
+    pub(crate) fn make_own(self) {
         // SAFETY: a live context. What the call gives is never freed.
-        Ctx(
-            unsafe { api!(RedisModule_GetDetachedThreadSafeContext(self.0)) },
-            PhantomData,
-        )
+        let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(self.0)) };
+        OWN.store(own, Ordering::Relaxed);
+    }
+
+    /// Returns the module's own context, where a callback may have none; none before the load has made it.
+    pub(crate) fn own() -> Option<Ctx<'static>> {
+        let own = OWN.load(Ordering::Relaxed);
+        (!own.is_null()).then_some(Ctx(own, PhantomData))
     }
 
     /// Returns the flags of the server and of the caller (`REDISMODULE_CTX_FLAGS_*`).
@@ -300,7 +309,7 @@ impl<'event> Ctx<'event> {
 
     /// Returns the positions and the access flags of a command's keys.
     pub(crate) fn keys_of(self, argv: &[Str]) -> Vec<(c_int, c_int)> {
-        let (mut count, mut flags) = (0, std::ptr::null_mut());
+        let (mut count, mut flags) = (0, ptr::null_mut());
         // SAFETY: the server does not change the arguments; the lists are as long as it says, and freed.
         unsafe {
             let keys = api!(RedisModule_GetCommandKeysWithFlags(

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// A context of the module's own, by which the server knows the module of a message.
 static CONTEXT: AtomicPtr<RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the context for messages.
-pub(crate) fn init(own: Ctx<'static>) {
-    CONTEXT.store(own.raw(), Ordering::Relaxed);
+/// Logs in the module's own context from now on.
+pub(crate) fn init() {
+    let own = Ctx::own().map_or(ptr::null_mut(), Ctx::raw);
+    CONTEXT.store(own, Ordering::Relaxed);
 }
 
 /// Logs in this context during the load, and from then on in what `init` was given, if the load has come that far.

@@ -15,11 +15,6 @@ pub(crate) fn set_aborts(aborts: bool) {
     ABORTS.store(aborts, Ordering::Relaxed);
 }
 
-/// Returns true if the process ends with the first panic.
-pub(crate) fn aborts() -> bool {
-    ABORTS.load(Ordering::Relaxed)
-}
-
 /// Does the work of a callback of the server. A panic ends here. Its half-done work may have been replicated, so nothing is
 /// decided any more; the log and every command say so.
 ///
@@ -34,7 +29,7 @@ pub(crate) fn catch_panic<T: Default>(work: impl FnOnce() -> T) -> T {
 #[cold]
 fn poison<T: Default>() -> T {
     if !POISONED.swap(true, Ordering::Relaxed) {
-        if aborts() {
+        if ABORTS.load(Ordering::Relaxed) {
             log::warning("dlock ends the server, so that a replica can take over (dlock.on-panic)");
             std::process::abort();
         }

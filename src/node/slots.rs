@@ -217,7 +217,7 @@ impl Own {
 }
 
 /// Returns true if the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
-pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
+fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
     // In a slot that is migrating away the server still serves the keys that are left, but no others: so the probe names a key
     // that does not exist.
     let key = probe_key_in_slot(name.key);

@@ -23,7 +23,6 @@ pub(crate) fn set_asleep(asleep: bool) {
 
 /// The armed timer: its id, and when it fires.
 struct Armed {
-    own: Option<Ctx<'static>>,
     timer: Option<(Timer, SteadyMs)>,
     // What it calls.
     event: Option<Work>,
@@ -36,16 +35,14 @@ struct Armed {
 const LONGEST_MS: Millis = 86_400_000;
 
 static ARMED: MainThread<Armed> = MainThread::new(Armed {
-    own: None,
     timer: None,
     event: None,
     asked: None,
 });
 
-/// Sets the context for timers, one of the module's own, since callbacks may have none; and the module's event.
-pub(crate) fn init(own: Ctx<'static>, event: Work) {
+/// Sets the module's event. Before that no timer is armed.
+pub(crate) fn init(event: Work) {
     if let Some(mut armed) = ARMED.borrow() {
-        armed.own = Some(own);
         armed.event = Some(event);
     }
 }
@@ -60,7 +57,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
         return;
     }
     let earlier = armed.timer.as_ref().is_some_and(|(_, due)| *due <= at);
-    let Some(own) = armed.own.filter(|_| !earlier) else {
+    let Some(own) = Ctx::own().filter(|_| armed.event.is_some() && !earlier) else {
         return;
     };
     if let Some((timer, _)) = armed.timer.take() {
@@ -83,9 +80,8 @@ const LATE_MS: Millis = 20;
 pub(crate) fn catch_up() {
     let now = clock::read().steady();
     let late = ARMED.borrow().and_then(|mut armed| {
-        let own = armed.own?;
         let (timer, _) = armed.timer.take_if(|(_, at)| now.since(*at) >= LATE_MS)?;
-        timer.stop(own);
+        timer.stop(Ctx::own()?);
         Some(())
     });
     if late.is_some() {

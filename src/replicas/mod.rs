@@ -31,11 +31,19 @@ use crate::settings::clauses::{stands, Clause};
 use crate::settings::config;
 use dlock_commands::Replicas;
 use dlock_engine::SteadyMs;
-use links::{quarantine, Links};
+use links::{quarantine, Link, Links};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 lazy_static::lazy_static! {
     static ref REPLICAS: MainThread<Links> = MainThread::new(Links::default());
+}
+
+/// Does something with the replicas. Returns what it returns.
+fn with<T: Default>(work: impl FnOnce(&mut Links) -> T) -> T {
+    REPLICAS
+        .borrow()
+        .map(|mut replicas| work(&mut replicas))
+        .unwrap_or_default()
 }
 
 /// Whether something may have changed since the replicas were last read.
@@ -57,13 +65,13 @@ pub(crate) fn on_refused() {
 /// Notes that this server begins with new data: it was started, or it resynchronises fully.
 pub(crate) fn begin() {
     let now = clock::read().steady();
-    if let Some(mut replicas) = REPLICAS.borrow() {
+    with(|replicas| {
         replicas.since = now;
         replicas.begin_blackout();
         if stands(Clause::StartAnnounced) || !gate::primary() {
             replicas.on_full_sync(now);
         }
-    }
+    });
 }
 
 /// Reads `dlock.replicas`. While it was 0 the replicas were not read, and how they have joined is not known.
@@ -101,36 +109,27 @@ pub(crate) fn has_changed() -> bool {
 /// Takes the primary's notice that a replica joins by a full resynchronisation, or that it was started.
 pub(crate) fn on_full_sync() {
     let now = clock::read().steady();
-    if let Some(mut replicas) = REPLICAS.borrow() {
-        replicas.on_full_sync(now);
-    }
+    with(|replicas| replicas.on_full_sync(now));
 }
 
 /// Returns true if the stream must carry a notice, and takes the notice out.
 pub(crate) fn take_notice() -> bool {
-    let replicas = REPLICAS.borrow();
-    replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.notice_due))
+    with(|replicas| std::mem::take(&mut replicas.notice_due))
 }
 
 /// Returns true if the stream must carry a notice.
 pub(crate) fn has_notice() -> bool {
-    REPLICAS
-        .borrow()
-        .is_some_and(|replicas| replicas.notice_due)
+    with(|replicas| replicas.notice_due)
 }
 
 /// Returns until when this server confirms nothing, after its start or its own full resynchronisation.
 pub(crate) fn confirm_blackout_until() -> SteadyMs {
-    REPLICAS
-        .borrow()
-        .map_or(SteadyMs(0), |replicas| replicas.confirm_blackout_until)
+    with(|replicas| replicas.confirm_blackout_until)
 }
 
 /// Returns the state of the replicas.
 pub(crate) fn status(now: SteadyMs) -> Replicas {
-    REPLICAS
-        .borrow()
-        .map_or(Replicas::default(), |replicas| replicas.status(now))
+    with(|replicas| replicas.status(now))
 }
 
 /// Reads the replicas from INFO, from sections that call no module. Call it where the effects of all decisions are in the stream.
@@ -154,36 +153,30 @@ pub(crate) fn refresh(ctx: Ctx, now: SteadyMs) -> bool {
 
 /// Logs changes of the number of connected replicas, and refused requests.
 pub(crate) fn report(now: SteadyMs) {
-    let connected = REPLICAS.borrow().map(|replicas| replicas.connected());
-    if let Some(connected) = connected {
-        report::report(connected, now);
-    }
+    report::report(with(|replicas| replicas.connected()), now);
 }
 
 /// Returns when another replica begins to count by itself, if one does.
 pub(crate) fn next_to_count(now: SteadyMs) -> Option<SteadyMs> {
-    let replicas = REPLICAS.borrow()?;
-    let later = replicas.links.iter().map(|link| link.counts_from);
-    later.filter(|at| *at > now).min()
+    with(|replicas| {
+        let later = replicas.links.iter().map(|link| link.counts_from);
+        later.filter(|at| *at > now).min()
+    })
 }
 
 /// Returns the offset of the stream.
 pub(crate) fn offset() -> u64 {
-    REPLICAS.borrow().map_or(0, |replicas| replicas.offset)
+    with(|replicas| replicas.offset)
 }
 
 /// Returns the offset that at least `needed` counting replicas have acknowledged.
 pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
-    let Some(replicas) = REPLICAS.borrow() else {
-        return 0;
+    let acknowledged = |link: &Link| match stands(Clause::Acknowledged) {
+        true => link.acknowledged,
+        false => u64::MAX,
     };
-    let mut acknowledged: Vec<u64> = replicas
-        .counting(now)
-        .map(|link| match stands(Clause::Acknowledged) {
-            true => link.acknowledged,
-            false => u64::MAX,
-        })
-        .collect();
+    let mut acknowledged: Vec<u64> =
+        with(|replicas| replicas.counting(now).map(acknowledged).collect());
     acknowledged.sort_unstable_by(|one, other| other.cmp(one));
     let at = (needed as usize).checked_sub(1);
     at.and_then(|at| acknowledged.get(at).copied()).unwrap_or(0)
@@ -191,8 +184,7 @@ pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
 
 /// Returns how many counting replicas have acknowledged this offset.
 pub(crate) fn have_acknowledged(offset: u64, now: SteadyMs) -> u32 {
-    let replicas = REPLICAS.borrow();
-    replicas.map_or(0, |replicas| {
+    with(|replicas| {
         let counting = replicas.counting(now);
         counting.filter(|link| link.acknowledged >= offset).count() as u32
     })
@@ -202,14 +194,13 @@ pub(crate) fn have_acknowledged(offset: u64, now: SteadyMs) -> u32 {
 /// and `most` is needed. Returns false if they were asked for that already, or have not answered the last question: one question
 /// at a time, since each is a write for replicas and save points.
 pub(crate) fn ask(acknowledged: u64, most: u64) -> bool {
-    let Some(mut replicas) = REPLICAS.borrow() else {
-        return false;
-    };
-    if acknowledged < replicas.asked || most <= replicas.asked {
-        return false;
-    }
-    replicas.asked = replicas.offset;
-    true
+    with(|replicas| {
+        let asks = acknowledged >= replicas.asked && most > replicas.asked;
+        if asks {
+            replicas.asked = replicas.offset;
+        }
+        asks
+    })
 }
 
 /// The last words of a replica in the log.

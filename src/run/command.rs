@@ -76,13 +76,13 @@ impl Handler for Commands {
         };
         let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
             let decides = matches!(spec.access, Access::Write | Access::Connection);
-            if decides && state.engine.has_undelivered() {
-                state.give_back(now);
+            if decides && state.engine.has_undelivered() && gate::primary() {
+                state.engine.give_back(&mut state.keys, now);
             }
             let caller = Client(ctx);
             let mut call = state.call(&caller, now);
             if call.keys.in_cluster() {
-                close_queues(ctx, &mut call, spec, words);
+                close_queues(&mut call, spec, words);
             }
             let answer = dlock_commands::execute(spec, &mut call, words);
             if state.keys.in_cluster() {
@@ -136,33 +136,21 @@ fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
 fn go_on(ctx: Ctx, argv: &[Str], next: Next) {
     match next {
         Next::Done => {}
-        Next::List(listing) => list::run(ctx, &listing),
+        Next::List(listing) => reply::write(ctx, list::page(ctx, &listing)),
         Next::Run => guard::run(ctx, argv.get(guard::INNER..).unwrap_or_default()),
     }
 }
 
 /// Stops the queues of a command's keys in a slot that is migrating away: the lock's next holder is found at the other node.
 #[cold]
-fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]]) {
-    let changed = match spec.access {
-        Access::Write => spec.keys(words),
-        _ => return,
-    };
-    for key in words.get(changed).unwrap_or_default() {
-        let name = NameRef { db: call.db, key };
-        if call.engine.watches(name) {
-            call.engine.close(name, !slots::accepts_key(ctx, name));
-        }
+fn close_queues(call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]]) {
+    if spec.access != Access::Write {
+        return;
     }
-}
-
-/// A request that has to wait.
-struct WaitingRequest<'w> {
-    id: RequestId,
-    // Its first key, if it has any.
-    key: Option<&'w [u8]>,
-    // The owner, if the server named it.
-    named: Option<String>,
+    for key in words.get(spec.keys(words)).unwrap_or_default() {
+        let name = NameRef { db: call.db, key };
+        call.engine.close_if_leaving(call.keys, name);
+    }
 }
 
 /// The rest of a command after its event.
@@ -176,14 +164,6 @@ enum Next {
 }
 
 impl State {
-    /// Gives back undelivered holds: a command that may change locks finds them as if they had not been granted.
-    #[cold]
-    fn give_back(&mut self, now: Now) {
-        if gate::primary() {
-            self.engine.give_back(&mut self.keys, now);
-        }
-    }
-
     /// Notes the slots of a command's keys that somebody waits for now, or whose holds the command may have tied.
     #[cold]
     fn note_slots(&mut self, spec: &Spec, words: &[&[u8]]) {
@@ -220,10 +200,8 @@ impl State {
                 reply::pass(ctx);
             }
             Ok(Reply::Wait(id, named)) => {
-                let keys = spec.keys(words);
-                let key = words.get(keys.start).copied();
-                let wait = WaitingRequest { id, key, named };
-                self.block(ctx, wait, now);
+                let key = words.get(spec.keys(words).start).copied();
+                self.block(ctx, id, key, named, now);
             }
             answer => {
                 if let Err(Error::Refused(refusal @ Refusal::NewerFormat { .. })) = &answer {
@@ -243,8 +221,15 @@ impl State {
     }
 
     /// Blocks the calling connection until its request is answered, or answers it if the server does not block it.
-    fn block(&mut self, ctx: Ctx, wait: WaitingRequest, now: Now) {
-        let WaitingRequest { id, key, named } = wait;
+    /// The server blocks it on a name in the slot of the request's first key. `named` is the owner, if the server named it.
+    fn block(
+        &mut self,
+        ctx: Ctx,
+        id: RequestId,
+        key: Option<&[u8]>,
+        named: Option<String>,
+        now: Now,
+    ) {
         self.keys.restore_db();
         let key = key.map(|key| slots::blocking_key(key, self.keys.in_cluster()));
         // The only report of the end of a connection whose grant is written.

@@ -99,8 +99,10 @@ impl State {
 
     /// Refuses an answer that was not confirmed in time.
     fn not_confirmed(&mut self, held: PendingReply, why: NoAck) {
-        let (output, pending) = held.tell(Outcome::Refused(Refusal::NoAck(why)));
-        self.engine.not_confirmed(pending.promises);
+        let mut output = held.output;
+        output.outcome = Outcome::Refused(Refusal::NoAck(why));
+        let promises = std::mem::take(&mut output.pending.promises);
+        self.engine.not_confirmed(promises);
         self.engine.push_output(output);
     }
 
@@ -114,9 +116,9 @@ impl State {
 
     /// Publishes `moved` for the answers by a channel that wait for a confirmation: the server was demoted.
     pub(super) fn abandon_unconfirmed(&mut self) {
-        for held in confirm::take_published() {
-            let (output, _) = held.tell(Outcome::Moved);
-            self.engine.push_output(output);
+        for mut held in confirm::take_published() {
+            held.output.outcome = Outcome::Moved;
+            self.engine.push_output(held.output);
         }
     }
 }

@@ -10,7 +10,6 @@ use crate::ffi::call::{Rules, Value};
 use crate::ffi::ctx::Ctx;
 use crate::node::slots::Own;
 use crate::node::{clock, gate};
-use crate::tell::reply;
 use dlock_commands::error::Error;
 use dlock_commands::look::list::{self, Listing, Source};
 use dlock_commands::Reply;
@@ -20,14 +19,9 @@ use std::ops::Deref;
 /// The locks that one event reads: as many as are searched one by one.
 const A_TIME: usize = 16;
 
-/// Answers the request.
-pub(super) fn run(ctx: Ctx, listing: &Listing) {
-    reply::write(ctx, page(ctx, listing));
-}
-
 /// Makes a page. The last one of the keys goes on with the first of the queues.
-fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
-    let cursor = match listing.source() {
+pub(super) fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
+    let cursor = match listing.source {
         Source::Keys(cursor) => cursor,
         Source::Queues(from) => return queues(ctx, listing, from, Vec::new()),
     };

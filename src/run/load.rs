@@ -8,7 +8,6 @@ use crate::callbacks::{self, Hooks};
 use crate::ffi::call::Rules;
 use crate::ffi::callbacks::command::register;
 use crate::ffi::callbacks::info::{self, Report};
-use crate::ffi::callbacks::sync;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::{api, log, server};
 use crate::node::{census, clock, gate, timer};
@@ -91,16 +90,15 @@ fn begin(ctx: Ctx) {
         | servers::ATOMIC_SLOT_MIGRATION;
     ctx.set_options(options);
     info::register(ctx, report);
-    let own = ctx.detached();
+    ctx.make_own();
     census::init();
-    log::init(own);
-    sync::init(own);
+    log::init();
     replicas::refuse_requests();
     census::refresh_eviction(ctx);
     latency::refresh(ctx);
     observers::refresh();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
-    timer::init(own, event::event);
+    timer::init(event::event);
     // The first event is the first heartbeat.
     timer::soon();
 }
@@ -114,8 +112,8 @@ fn report(mut report: Report) {
     for section in stats::sections(&state.engine, &caller::census(), clock::read()) {
         // Refused if it was not asked for.
         if report.section(section.name) {
-            for field in section.fields {
-                report.field(field.name, field.value);
+            for (name, value) in section.fields {
+                report.field(name, value);
             }
         }
     }

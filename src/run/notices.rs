@@ -3,7 +3,7 @@
 use super::state::State;
 use crate::inbox::{self, Notice, Unlinked};
 use crate::node::gate;
-use dlock_engine::{End, Event, Loss, Name, Now};
+use dlock_engine::{End, Event, Loss, Now};
 use std::collections::BTreeSet;
 
 /// The most marked locks that one event settles, so that a mass of them does not stall the server.
@@ -91,7 +91,9 @@ impl State {
         let Unlinked { name, holds, .. } = lost;
         // A hold whose lease has run out has ended, wherever the lock is.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
-        let left = lost.moved || lives && self.left_with_slot(name, lost.carried);
+        // A replica gets only a DEL, and cannot tell whether a lock has left with its slot; in a cluster it notifies nobody.
+        let left = lost.moved
+            || lives && gate::primary() && self.keys.left_with_slot(name.as_ref(), lost.carried);
         if left {
             let why = match lost.moved {
                 true => Loss::Renamed,
@@ -114,12 +116,6 @@ impl State {
         }
         let events = ends.map(|(end, token)| Event::Ended(end, token));
         self.notifications.add_named(name, events);
-    }
-
-    /// Returns true if a lock that was removed has left with its slot. A replica gets only a DEL, and cannot tell; in a cluster it
-    /// notifies nobody.
-    fn left_with_slot(&mut self, name: &Name, carried: bool) -> bool {
-        gate::primary() && self.keys.left_with_slot(name.as_ref(), carried)
     }
 
     /// Reads which slots are this node's. Marks the queues in slots that have left, and ends their ties. If a slot may have left

@@ -61,7 +61,7 @@ impl State {
             keys: &mut self.keys,
             now,
             caller,
-            defaults: &self.settings.defaults,
+            default_lease_ms: self.settings.default_lease_ms,
             primary: gate::primary(),
         }
     }

@@ -9,7 +9,8 @@ use redis_module::configuration::{
     ConfigurationContext, ConfigurationFlags, ConfigurationValue,
 };
 use redis_module::{enum_configuration, Context, RedisError, RedisString};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::Mutex;
 
 /// A whole-number setting: its name, value, default and bounds.
 pub(crate) struct Number {
@@ -135,27 +136,12 @@ enum_configuration! {
     }
 }
 
-/// The value of `dlock.notify`.
-pub(crate) struct NotifyValue(AtomicI32);
-
 /// `dlock.notify`.
-pub(crate) static NOTIFY: NotifyValue = NotifyValue(AtomicI32::new(0));
+static NOTIFY: Mutex<Notify> = Mutex::new(Notify::auto);
 
-impl ConfigurationValue<Notify> for NotifyValue {
-    fn get(&self, _ctx: &ConfigurationContext) -> Notify {
-        self.current()
-    }
-
-    fn set(&self, _ctx: &ConfigurationContext, value: Notify) -> Result<(), RedisError> {
-        self.0.store(value.into(), Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-impl NotifyValue {
-    pub(super) fn current(&self) -> Notify {
-        Notify::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(Notify::auto)
-    }
+/// Returns `dlock.notify`.
+pub(super) fn notify() -> Notify {
+    NOTIFY.lock().map_or(Notify::auto, |notify| notify.clone())
 }
 
 /// A module of its own, since the macro has an import.
@@ -172,25 +158,8 @@ mod on_panic {
 }
 use on_panic::OnPanic;
 
-/// The value of `dlock.on-panic`, which `ffi::panic` keeps.
-pub(crate) struct OnPanicValue;
-
-/// `dlock.on-panic`.
-pub(crate) static ON_PANIC: OnPanicValue = OnPanicValue;
-
-impl ConfigurationValue<OnPanic> for OnPanicValue {
-    fn get(&self, _ctx: &ConfigurationContext) -> OnPanic {
-        match panic::aborts() {
-            true => OnPanic::abort,
-            false => OnPanic::refuse,
-        }
-    }
-
-    fn set(&self, _ctx: &ConfigurationContext, value: OnPanic) -> Result<(), RedisError> {
-        panic::set_aborts(value == OnPanic::abort);
-        Ok(())
-    }
-}
+/// `dlock.on-panic`, which `ffi::panic` is told.
+static ON_PANIC: Mutex<OnPanic> = Mutex::new(OnPanic::refuse);
 
 /// Rises with each change of a setting.
 pub(super) static EPOCH: AtomicU64 = AtomicU64::new(1);
@@ -250,7 +219,9 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
         &ON_PANIC,
         on_panic,
         flags(),
-        Some(Box::new(|_, _, _| changed())),
+        Some(Box::new(|_, _, set| {
+            panic::set_aborts(set.lock().is_ok_and(|set| *set == OnPanic::abort));
+        })),
     );
     if !Ctx::of_load(context).load_configs() {
         return Err("the configuration is refused; see the log above".to_string());

@@ -5,8 +5,8 @@ pub(crate) mod config;
 
 use clauses::{stands, Clause};
 use config::{Notify, Number};
-use dlock_commands::{Defaults, Replicas};
-use dlock_engine::{Policy, SteadyMs};
+use dlock_commands::Replicas;
+use dlock_engine::{Millis, Policy, SteadyMs};
 use std::sync::atomic::Ordering;
 
 /// How unlock messages go out (`dlock.notify`, with `auto` resolved).
@@ -26,7 +26,7 @@ pub(crate) enum Channel {
 pub(crate) struct Settings {
     epoch: u64,
     /// The values of what a request leaves out.
-    pub defaults: Defaults,
+    pub default_lease_ms: Millis,
     /// How unlock messages go out.
     pub channel: Channel,
     /// Whether the server is a node of a cluster.
@@ -51,7 +51,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             epoch: 0,
-            defaults: Defaults { lease_ms: 0 },
+            default_lease_ms: 0,
             channel: Channel::Plain,
             cluster: false,
             databases: 16,
@@ -75,10 +75,8 @@ impl Settings {
         let begins = self.epoch == 0;
         self.epoch = config::EPOCH.load(Ordering::Relaxed);
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
-        self.defaults = Defaults {
-            lease_ms: value(&config::DEFAULT_LEASE_MS),
-        };
-        self.channel = match (config::NOTIFY.current(), self.cluster) {
+        self.default_lease_ms = value(&config::DEFAULT_LEASE_MS);
+        self.channel = match (config::notify(), self.cluster) {
             (Notify::none, _) => Channel::None,
             (Notify::auto | Notify::pubsub, false) => Channel::Plain,
             (Notify::pubsub, true) => Channel::PlainInCluster,

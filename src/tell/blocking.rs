@@ -212,7 +212,9 @@ impl Waits for Connections {
         let answered = WAITERS.borrow().and_then(|mut waiters| {
             let (state, waiter) = waiters.end(id)?;
             if let WaitState::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
-                waiter.written();
+                // The reply is written below. Its connection may end before it is sent.
+                let user = std::mem::take(&mut waiter.user);
+                in_flight_grants::add(waiter.client, user, std::mem::take(&mut waiter.promises));
             }
             Some((state, waiter.named.take()))
         });
@@ -279,14 +281,6 @@ fn end_unconfirmed(id: RequestId) -> NoAck {
         inbox::post(Notice::Undelivered(held.output.pending.promises));
     }
     confirm::too_late(needs, clock::read().steady())
-}
-
-impl Waiter {
-    /// Passes its written grants to `in_flight_grants`.
-    fn written(&mut self) {
-        let user = std::mem::take(&mut self.user);
-        in_flight_grants::add(self.client, user, std::mem::take(&mut self.promises));
-    }
 }
 
 /// Returns whether this caller may wait.

@@ -17,7 +17,7 @@ use crate::node::timer;
 use crate::replicas;
 use crate::settings::config;
 use dlock_engine::collections::ByNumber;
-use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
+use dlock_engine::{Millis, NoAck, Now, Output, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -189,16 +189,5 @@ impl PendingReplies {
 
     fn count(&self) {
         WAITING.store(self.by_id.len(), Ordering::Relaxed);
-    }
-}
-
-impl PendingReply {
-    /// Replaces the outcome, which needs no confirmation. Returns the output, and what it had promised.
-    pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
-        let mut output = self.output;
-        let pending = std::mem::take(&mut output.pending);
-        output.pending.confirmed = true;
-        output.outcome = outcome;
-        (output, pending)
     }
 }

@@ -3,7 +3,7 @@
 use super::hold;
 use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
-use crate::table::Args;
+use crate::table::{Args, Verb};
 use crate::words::args::PlainArgs;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{
@@ -11,17 +11,6 @@ use dlock_engine::{
     SHORTEST_AUTO_LEASE_MS,
 };
 use std::num::NonZeroU32;
-
-/// The command of the family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
-    /// `DLOCK.ACQUIRE`
-    Plain,
-    /// `DLOCK.FAIRACQUIRE`
-    Fair,
-    /// `DLOCK.MACQUIRE`
-    Many,
-}
 
 /// The owner for which the server makes a name.
 pub(crate) const AUTO_OWNER: &[u8] = b"*";
@@ -35,29 +24,29 @@ pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Re
         ..Args::default()
     };
     let name = call.name(plain.key);
-    let ask = ask(call, &args, plain.owner, Family::Plain)?;
+    let ask = ask(call, &args, plain.owner, Verb::Acquire)?;
     request(call, name, &ask, None)
 }
 
 /// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [SESSION] [AUTO ms]`,
-/// in the fair family also `[CLAIM ms]`.
+/// for `DLOCK.FAIRACQUIRE` also `[CLAIM ms]`.
 pub(crate) fn run<K: Keyspace>(
     call: &mut Call<K>,
     given: &Args,
-    family: Family,
+    verb: Verb,
 ) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     if owner == AUTO_OWNER {
-        check_fresh(given, family)?;
+        check_fresh(given, verb)?;
         let owner = call.caller.fresh_owner();
-        let mut ask = ask(call, given, owner.as_bytes(), family)?;
+        let mut ask = ask(call, given, owner.as_bytes(), verb)?;
         if ask.wait == Wait::No {
             // Nobody would know the name of the ticket that it left.
             ask.ticket = None;
         }
         return request(call, name, &ask, Some(&owner));
     }
-    let ask = ask(call, given, owner, family)?;
+    let ask = ask(call, given, owner, verb)?;
     request(call, name, &ask, None)
 }
 
@@ -90,7 +79,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
     call: &Call<K>,
     given: &Args<'a>,
     owner: &'a [u8],
-    family: Family,
+    verb: Verb,
 ) -> Result<Ask<'a>, Error> {
     if given.session || given.auto.is_some() {
         hold::check_tie(call, given)?;
@@ -128,12 +117,11 @@ pub(crate) fn ask<'a, K: Keyspace>(
             None if waits => Wait::For(None),
             None => Wait::No,
         },
-        ticket: match (family, given.claim) {
-            (Family::Plain | Family::Many, _) => None,
-            (Family::Fair, Some(claim)) => Some(claim),
-            (Family::Fair, None) if waits => Some(0),
-            (Family::Fair, None) => Some(call.engine.policy().claim_window_ms),
-        },
+        ticket: (verb == Verb::FairAcquire).then(|| match given.claim {
+            Some(claim) => claim,
+            None if waits => 0,
+            None => call.engine.policy().claim_window_ms,
+        }),
         channel: given.notify,
     })
 }
@@ -152,7 +140,7 @@ fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
 
 /// Checks the options of a request for which the server makes the owner's name. The client learns the name from the grant: it has
 /// no holds yet, a message does not contain the name, and it could not claim a ticket that outlives its wait.
-fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
+fn check_fresh(given: &Args, verb: Verb) -> Result<(), Error> {
     let excluded = [
         (given.holds.is_some(), "HOLDS"),
         (given.notify.is_some(), "NOTIFY"),
@@ -160,7 +148,7 @@ fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
     ];
     match excluded.into_iter().find(|(given, _)| *given) {
         Some((_, option)) => Err(Error::Conflict(option, "owner *")),
-        None if family == Family::Fair && given.block.is_none() => {
+        None if verb == Verb::FairAcquire && given.block.is_none() => {
             let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
             Err(Error::Argument("owner", must))
         }

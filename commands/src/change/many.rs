@@ -1,10 +1,9 @@
 //! `DLOCK.MACQUIRE`, `DLOCK.MRENEW`, `DLOCK.MRELEASE`.
 
-use super::acquire::{self, Family};
-use super::hold;
+use super::{acquire, hold};
 use crate::call::{Call, Reply};
 use crate::error::Error;
-use crate::table::Args;
+use crate::table::{Args, Verb};
 use dlock_engine::{Answer, Grant, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
@@ -17,7 +16,7 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
             "a name: only DLOCK.ACQUIRE and DLOCK.FAIRACQUIRE make one for *".to_string(),
         ));
     }
-    let ask = acquire::ask(call, given, owner, Family::Many)?;
+    let ask = acquire::ask(call, given, owner, Verb::AcquireMany)?;
     let answer = call
         .engine
         .acquire_many(call.keys, call.now, &names, &ask)?;

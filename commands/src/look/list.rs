@@ -54,11 +54,6 @@ pub fn run(given: &Args) -> Result<Reply, Error> {
 }
 
 impl Listing {
-    /// Returns where its page begins.
-    pub fn source(&self) -> Source {
-        self.source
-    }
-
     /// Returns where in the queues the list goes on after the last of the keys: with the locks that have no key, if they can match.
     pub fn after_keys(&self) -> Option<u64> {
         self.owner.is_none().then_some(0)

@@ -9,43 +9,26 @@ use dlock_engine::{invariants, Engine, Keyspace, Now};
 /// The locks that TOP shows without `COUNT`.
 const SHOWN: u64 = 10;
 
-/// The kind of a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FieldKind {
-    /// A current value, which rises and falls.
-    Gauge,
-    /// A total, which only rises, except at a reset or restart.
-    Counter,
-}
-
-/// One number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Field {
-    /// Its name. INFO puts `dlock_` before it.
-    pub name: &'static str,
-    /// Its kind.
-    pub kind: FieldKind,
-    /// Its value.
-    pub value: u64,
-}
-
 /// A section of INFO: numbers that are shown together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
     /// Its name. INFO puts `dlock_` before it.
     pub name: &'static str,
-    /// Its numbers, in order.
-    pub fields: Vec<Field>,
+    /// Its numbers, in order, by their names; INFO puts `dlock_` before these too. What only rises, except at a reset or restart,
+    /// ends in `_total`, and nothing else does.
+    pub fields: Vec<(&'static str, u64)>,
 }
 
-/// Makes the percentiles of some times: their names with this before them, and their values.
-macro_rules! percentiles {
-    ($name:literal, $times:expr) => {
+/// Makes the numbers of some times: their percentiles, with this name before them, how many there are, and their sum.
+macro_rules! times {
+    ($name:literal, $total:literal, $times:expr) => {
         [
             (concat!($name, "_p50_us"), $times.per_mille(500)),
             (concat!($name, "_p99_us"), $times.per_mille(990)),
             (concat!($name, "_p999_us"), $times.per_mille(999)),
             (concat!($name, "_max_us"), $times.longest_us()),
+            ($total, $times.count()),
+            (concat!($name, "_us_total"), $times.sum_us()),
         ]
     };
 }
@@ -101,67 +84,41 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("refused_wrongtype_total", refusals.wrong_type),
         ("clock_steps_total", counters.clock_steps),
     ];
-    let (waits, holds) = (&counters.waits, &counters.holds);
     let times = [
-        gauges(&percentiles!("wait", waits)),
-        counters_of(&[
-            ("waits_total", waits.count()),
-            ("wait_us_total", waits.sum_us()),
-        ]),
-        gauges(&percentiles!("hold", holds)),
-        counters_of(&[
-            ("holds_total", holds.count()),
-            ("hold_us_total", holds.sum_us()),
-        ]),
+        times!("wait", "waits_total", counters.waits),
+        times!("hold", "holds_total", counters.holds),
     ];
     let replicas = &census.replicas;
     let closed = replicas.needed > 0 && census.primary;
     let too_few = closed && replicas.counting < replicas.needed;
     let closed_ms = if closed { replicas.closed_ms } else { 0 };
-    let confirmed = &counters.confirmations;
-    let confirmations = [
-        gauges(&[
-            ("replicas_needed", replicas.needed.into()),
-            ("replicas_counting", replicas.counting.into()),
-            ("replicas_connected", replicas.connected.into()),
-            ("replicas_joined_partial", replicas.partial.into()),
-            ("replicas_joined_full", replicas.full.into()),
-            ("replicas_too_many", replicas.too_many.into()),
-            ("replicas_too_few", replicas.too_few.into()),
-            ("closed", u64::from(too_few || closed_ms > 0)),
-            ("closed_too_few", too_few.into()),
-            ("closed_left_ms", closed_ms),
-            ("joins_count_late_ms", replicas.late_ms),
-            ("confirmations_waiting", replicas.waiting),
-            ("clock_lead_ms", counters.clock_lead.ms()),
-        ]),
-        gauges(&percentiles!("confirmation", confirmed)),
-        counters_of(&[
-            ("confirmed_total", confirmed.count()),
-            ("confirmation_us_total", confirmed.sum_us()),
-            ("unconfirmed_total", counters.unconfirmed),
-        ]),
+    let replicas = [
+        ("replicas_needed", replicas.needed.into()),
+        ("replicas_counting", replicas.counting.into()),
+        ("replicas_connected", replicas.connected.into()),
+        ("replicas_joined_partial", replicas.partial.into()),
+        ("replicas_joined_full", replicas.full.into()),
+        ("replicas_too_many", replicas.too_many.into()),
+        ("replicas_too_few", replicas.too_few.into()),
+        ("closed", u64::from(too_few || closed_ms > 0)),
+        ("closed_too_few", too_few.into()),
+        ("closed_left_ms", closed_ms),
+        ("joins_count_late_ms", replicas.late_ms),
+        ("confirmations_waiting", replicas.waiting),
+        ("clock_lead_ms", counters.clock_lead.ms()),
     ];
+    let confirmed = times!("confirmation", "confirmed_total", counters.confirmations);
+    let unconfirmed = [("unconfirmed_total", counters.unconfirmed)];
     let section = |name, fields| Section { name, fields };
     vec![
-        section("locks", gauges(&now)),
-        section("totals", counters_of(&totals)),
+        section("locks", now.to_vec()),
+        section("totals", totals.to_vec()),
         section("times", times.concat()),
-        section("confirmations", confirmations.concat()),
+        section(
+            "confirmations",
+            [&replicas[..], &confirmed, &unconfirmed].concat(),
+        ),
     ]
-}
-
-fn gauges(fields: &[(&'static str, u64)]) -> Vec<Field> {
-    fields_of(FieldKind::Gauge, fields)
-}
-
-fn counters_of(fields: &[(&'static str, u64)]) -> Vec<Field> {
-    fields_of(FieldKind::Counter, fields)
-}
-
-fn fields_of(kind: FieldKind, fields: &[(&'static str, u64)]) -> Vec<Field> {
-    let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };
-    fields.iter().map(field).collect()
 }
 
 /// Shows every number: `[RESET]`, which resets them after reading.
@@ -174,7 +131,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
         call.engine.reset_counters();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
-    let fields = fields.map(|field| (field.name, Reply::Integer(field.value)));
+    let fields = fields.map(|(name, value)| (name, Reply::Integer(value)));
     Ok(Reply::Map(fields.collect()))
 }
 

@@ -18,5 +18,5 @@
 mod search;
 mod text;
 
-pub(crate) use search::{Asked, Search, Stop, Wanted};
-pub(crate) use text::{deadlock, two_upgrades};
+pub(crate) use search::{Asked, Wanted};
+pub(crate) use text::two_upgrades;

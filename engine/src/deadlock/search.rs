@@ -1,21 +1,22 @@
 //! One search forward from a request that would wait.
 
-use super::text::{Circle, Step, STEPS_NAMED};
+use super::text;
 use crate::keyspace::Keyspace;
 use crate::lock::{Hold, Lock};
 use crate::queue::{LockId, Place, Request, Requests, WaitQueues};
+use crate::refusal::Refusal;
+use crate::state::Engine;
 use crate::types::{Arrival, Limit, NameRef, Now, OwnerHash, RequestId};
 use rustc_hash::FxBuildHasher;
 use std::collections::{BTreeSet, HashSet};
-use std::rc::Rc;
 
 /// Why a search ends before it has followed everything.
 #[derive(Debug)]
-pub(crate) enum Stop {
+enum Stop {
     /// It has used up its steps, and has no answer.
     OutOfSteps,
-    /// The request would close this circle.
-    Circle(Circle),
+    /// The request would close a circle, which this names.
+    Circle(Refusal),
 }
 
 /// What a search finds where it goes on.
@@ -47,7 +48,7 @@ pub(crate) struct Asked<'a> {
 
 /// A search for the circle that a request would close. A step is a lock that it opens, or a holder, an owner or a place that
 /// it looks at.
-pub(crate) struct Search<'w> {
+struct Search<'w> {
     queues: &'w WaitQueues,
     requests: &'w Requests,
     now: Now,
@@ -55,18 +56,10 @@ pub(crate) struct Search<'w> {
     asked: Asked<'w>,
     asker: OwnerHash,
     // The place that the request has before others: the one that it takes over, or ahead of the queue.
-    standing: Option<Standing>,
+    standing: Option<&'w Wanted<'w>>,
     // What somebody waits for, in the order in which it was found.
     found: Vec<Found<'w>>,
     seen: HashSet<Blocker, FxBuildHasher>,
-}
-
-/// A place that the request that is asked for has before others.
-#[derive(Clone, Copy)]
-struct Standing {
-    lock: LockId,
-    number: Arrival,
-    limit: Limit,
 }
 
 /// What a request waits for.
@@ -80,15 +73,9 @@ enum Blocker {
     Owner(OwnerHash),
 }
 
-/// A blocker, and how the search has come to it.
+/// A blocker, and the wait by which the search has come to it.
 struct Found<'w> {
     blocker: Blocker,
-    by: Edge<'w>,
-}
-
-/// A wait of a request for a blocker.
-#[derive(Clone, Copy)]
-struct Edge<'w> {
     /// The position of the waiter among what was found; none for the request that is asked for.
     waiter: Option<usize>,
     /// The lock that it waits for.
@@ -97,54 +84,49 @@ struct Edge<'w> {
     queued: bool,
 }
 
-/// A request that is followed.
-#[derive(Clone, Copy)]
-struct Waiter {
-    /// Its position among what was found; none for the request that is asked for.
-    at: Option<usize>,
-    owner: OwnerHash,
+impl Engine {
+    /// Errors with `Deadlock`, which names the circle, if a request that would wait would close a circle of waiting owners. A
+    /// search that is cut off finds none, and is counted.
+    pub(crate) fn refuse_if_deadlocked(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        asked: Asked,
+    ) -> Result<(), Refusal> {
+        // Where nobody waits nothing leads back.
+        if !self.policy.deadlock_detection || self.requests.owners() == 0 {
+            return Ok(());
+        }
+        let mut search = Search {
+            queues: &self.queues,
+            requests: &self.requests,
+            now,
+            steps_left: self.policy.deadlock_max_steps,
+            asked,
+            asker: self.requests.hash(asked.owner),
+            // A request for many locks has its places behind all others.
+            standing: asked.wanted.iter().find(|wanted| wanted.place.is_some()),
+            found: Vec::new(),
+            seen: HashSet::default(),
+        };
+        match search.run(keys) {
+            Ok(()) => Ok(()),
+            Err(Stop::Circle(deadlock)) => Err(deadlock),
+            Err(Stop::OutOfSteps) => {
+                self.holds.counters.deadlocks_deferred += 1;
+                Ok(())
+            }
+        }
+    }
 }
 
 impl<'w> Search<'w> {
-    /// Returns a search among these queues and requests that takes at most `steps` steps.
-    pub(crate) fn new(
-        queues: &'w WaitQueues,
-        requests: &'w Requests,
-        now: Now,
-        max_steps: usize,
-        asked: Asked<'w>,
-    ) -> Search<'w> {
-        // A request for many locks has none: it stands behind all others.
-        let standing = asked.wanted.iter().find_map(|wanted| {
-            Some(Standing {
-                lock: wanted.lock?,
-                number: wanted.place?,
-                limit: wanted.limit,
-            })
-        });
-        Search {
-            queues,
-            requests,
-            now,
-            steps_left: max_steps,
-            asked,
-            asker: requests.hash(asked.owner),
-            standing,
-            found: Vec::new(),
-            seen: HashSet::default(),
-        }
-    }
-
     /// Follows the request that is asked for, and what is found by that, in the order in which it is found.
     ///
     /// Errors with a shortest circle that the request would close, or if the steps do not suffice to say that it closes none.
-    pub(crate) fn run(&mut self, keys: &mut impl Keyspace) -> Bounded<()> {
-        let waiter = Waiter {
-            at: None,
-            owner: self.asker,
-        };
+    fn run(&mut self, keys: &mut impl Keyspace) -> Bounded<()> {
         for wanted in self.asked.wanted {
-            self.follow(keys, waiter, wanted)?;
+            self.follow(keys, None, self.asker, wanted)?;
         }
         let (requests, mut next) = (self.requests, 0);
         while let Some(found) = self.found.get(next) {
@@ -179,10 +161,6 @@ impl<'w> Search<'w> {
         let Some(request) = requests.get(id) else {
             return Ok(());
         };
-        let waiter = Waiter {
-            at: Some(at),
-            owner: request.hash,
-        };
         for part in request.parts() {
             let wanted = Wanted {
                 name: queues.at(part.lock).name.as_ref(),
@@ -190,47 +168,50 @@ impl<'w> Search<'w> {
                 place: Some(part.place),
                 limit: request.terms.share.limit,
             };
-            self.follow(keys, waiter, &wanted)?;
+            self.follow(keys, Some(at), request.hash, &wanted)?;
         }
         Ok(())
     }
 
-    /// Follows a request at one place: notes what is in its way there.
+    /// Follows a request of this owner at one place: notes what is in its way there. `waiter` is the request's position among what
+    /// was found; none for the request that is asked for.
     fn follow(
         &mut self,
         keys: &mut impl Keyspace,
-        waiter: Waiter,
+        waiter: Option<usize>,
+        owner: OwnerHash,
         wanted: &Wanted<'w>,
     ) -> Bounded<()> {
-        let edge = |queued| Edge {
-            waiter: waiter.at,
+        let found = |blocker, queued| Found {
+            blocker,
+            waiter,
             name: wanted.name,
             queued,
         };
-        for holder in self.holders_in_the_way(keys, waiter.owner, wanted)? {
+        for holder in self.holders_in_the_way(keys, owner, wanted)? {
             let blocker = match holder == self.asker {
                 true => Blocker::Asked,
                 false => Blocker::Owner(holder),
             };
-            self.find(blocker, edge(false))?;
+            self.find(keys, found(blocker, false))?;
         }
         if wanted.place == Some(Arrival::UPGRADE_SLOT) {
             return Ok(());
         }
         let places = [self.nearest_part(wanted)?, self.first_exclusive(wanted)?];
         for blocker in places.into_iter().flatten() {
-            self.find(blocker, edge(true))?;
+            self.find(keys, found(blocker, true))?;
         }
         Ok(())
     }
 
     /// Notes a blocker, and how the search has come to it.
-    fn find(&mut self, blocker: Blocker, by: Edge<'w>) -> Bounded<()> {
-        if blocker == Blocker::Asked {
-            return Err(Stop::Circle(self.named(by)));
+    fn find(&mut self, keys: &mut impl Keyspace, found: Found<'w>) -> Bounded<()> {
+        if found.blocker == Blocker::Asked {
+            return Err(Stop::Circle(self.deadlock(keys, &found)));
         }
-        if self.seen.insert(blocker) {
-            self.found.push(Found { blocker, by });
+        if self.seen.insert(found.blocker) {
+            self.found.push(found);
         }
         Ok(())
     }
@@ -284,7 +265,12 @@ impl<'w> Search<'w> {
         let queue = self.queues.at(wanted.lock);
         match queue.multi_places {
             0 => Ok(None),
-            _ => self.first_of(queue.before(wanted.number()), Place::is_part),
+            _ => {
+                let requests = self.requests;
+                let request = |place: &Place| requests.get(place.request()?);
+                let is_part = |place: &Place| request(place).is_some_and(Request::is_many);
+                self.first_of(queue.before(wanted.number()), is_part)
+            }
         }
     }
 
@@ -297,7 +283,7 @@ impl<'w> Search<'w> {
         let asked = asked.filter(|asked| asked.limit == Limit::EXCLUSIVE);
         let (queue, mut found) = (self.queues.at(wanted.lock), None);
         if queue.exclusive_places() > 0 {
-            let end = asked.map_or(wanted.number(), |asked| asked.number);
+            let end = asked.unwrap_or(wanted).number();
             let before = queue.in_order().take_while(|(at, _)| *at < end);
             found = self.first_of(before, |place| place.share.limit == Limit::EXCLUSIVE)?;
         }
@@ -321,44 +307,38 @@ impl<'w> Search<'w> {
     }
 
     /// Returns the place that the request that is asked for has before this one, if it has one.
-    fn standing_before(&self, wanted: &Wanted) -> Option<Standing> {
-        self.standing
-            .filter(|standing| wanted.lock == Some(standing.lock))
-            .filter(|standing| standing.number < wanted.number())
+    fn standing_before(&self, wanted: &Wanted) -> Option<&'w Wanted<'w>> {
+        let before =
+            |asked: &&Wanted| asked.lock == wanted.lock && asked.number() < wanted.number();
+        self.standing.filter(before)
     }
 
-    /// Returns the circle that this edge closes.
-    fn named(&self, last: Edge<'w>) -> Circle {
-        let mut edges = vec![last];
+    /// Returns the error for the circle that this wait for the request that is asked for closes.
+    fn deadlock(&self, keys: &mut impl Keyspace, last: &Found<'w>) -> Refusal {
+        let mut steps = vec![last];
         let mut at = last.waiter;
         while let Some(found) = at.and_then(|at| self.found.get(at)) {
-            edges.push(found.by);
-            at = found.by.waiter;
+            steps.push(found);
+            at = found.waiter;
         }
-        edges.reverse();
-        let step = |(nth, edge): (usize, &Edge)| Step {
-            waiter: self.owner(edge.waiter),
-            name: edge.name.to_owned(),
-            blocker: self.owner(edges.get(nth + 1).and_then(|next| next.waiter)),
-            queued: edge.queued,
-        };
-        let steps = edges.iter().enumerate().take(STEPS_NAMED);
-        Circle {
-            named: steps.map(step).collect(),
-            more: edges.len().saturating_sub(STEPS_NAMED),
-        }
+        steps.reverse();
+        let named = steps.iter().enumerate().map(|(nth, step)| {
+            let key = keys.readable(step.name).then_some(step.name.key);
+            let blocker = self.owner(steps.get(nth + 1).and_then(|next| next.waiter));
+            text::step(self.owner(step.waiter), key, step.queued, blocker)
+        });
+        text::circle(named)
     }
 
     /// Returns the name of the owner that waits at this position; without one that of the owner that asks.
-    fn owner(&self, at: Option<usize>) -> Rc<[u8]> {
+    fn owner(&self, at: Option<usize>) -> &'w [u8] {
         let id = at.and_then(|at| match self.found.get(at)?.blocker {
             Blocker::Asked => None,
             Blocker::Request(id) => Some(id),
             Blocker::Owner(owner) => self.requests.of_owner(owner).next(),
         });
-        let owner = |request: &Request| request.owner.clone();
         let request = id.and_then(|id| self.requests.get(id));
-        request.map_or_else(|| Rc::from(self.asked.owner), owner)
+        request.map_or(self.asked.owner, |request| &request.owner)
     }
 }
 

@@ -11,7 +11,7 @@ use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
 use super::queue::{Deadlines, LockId};
 use super::types::{
-    Arrival, ClientId, Grant, HoldRef, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
+    Arrival, Grant, HoldRef, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
 };
 use crate::refusal::Refusal;
 use std::collections::BTreeMap;
@@ -30,8 +30,6 @@ pub enum Due {
     Wait(RequestId),
     /// The claim window of an absent ticket ends.
     Window(LockId, Arrival),
-    /// The server renews holds of this connection that are still there.
-    Renewals(ClientId),
 }
 
 /// The state that decisions change: the token clock, the counters, the ties, the timers. See the module's documentation.
@@ -50,6 +48,12 @@ pub struct HoldTable {
 }
 
 impl HoldTable {
+    /// Returns when the first deadline or renewal by the server is due.
+    pub fn next_due(&self) -> Option<SteadyMs> {
+        let renewal = self.ties.next_renewal();
+        self.timers.next().into_iter().chain(renewal).min()
+    }
+
     /// Grants the lock to an owner that does not hold it. The caller has checked that the granting rule allows it.
     #[inline(always)]
     pub fn grant_first(
@@ -128,16 +132,7 @@ impl HoldTable {
             fresh: false,
             ..hold
         };
-        let unmarked = Hold {
-            client: hold.client,
-            fresh: hold.fresh,
-            ..entered
-        };
-        if unmarked != hold {
-            entry.set_hold(entered);
-        } else if let Some(lock) = entry.lock.as_mut().filter(|_| entered != hold) {
-            lock.mark(owner, terms.client);
-        }
+        entry.revise(hold, entered);
         if !self.ties.is_empty() {
             let (lease, end) = (terms.lease, entered.deadline);
             self.ties.reentered(name, token, lease, end);
@@ -197,16 +192,14 @@ impl HoldTable {
     ) {
         let owner = whose.owner;
         if holds == 0 {
-            self.end(entry, whose, hold.token, End::Released, now);
-        } else if holds != hold.holds {
-            entry.set_hold(Hold {
-                owner,
-                holds,
-                fresh: false,
-                ..hold
-            });
-        } else {
-            entry.touch(owner, hold);
+            return self.end(entry, whose, hold.token, End::Released, now);
         }
+        let hold = Hold { owner, ..hold };
+        let lowered = Hold {
+            holds,
+            fresh: false,
+            ..hold
+        };
+        entry.revise(hold, lowered);
     }
 }

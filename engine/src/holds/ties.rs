@@ -7,12 +7,8 @@
 //!
 //! The cost of `DLOCK.KEEP` must not grow with the ties: a connection's ties stand in the order in which their leases end, a
 //! heartbeat is noted once for all of them, and losses that the connection did not cause are kept until a KEEP reports them.
-//!
-//! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
-//! goes before it, and lists keep their memory (an ordered map gives its last node back).
 
 use crate::invariants::broken;
-use crate::queue::DueKey;
 use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -237,17 +233,13 @@ impl ByExpiry {
     }
 }
 
-/// The time of a renewal that is due before a connection's timer fires, and that timer.
-pub(crate) type TimerToArm<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
+/// When the server renews which hold, in order.
+pub(crate) type Renewals = BTreeSet<(SteadyMs, Token)>;
 
 /// A connection that holds are tied to, or were. It is kept until it ends: a connection that ties one hold ties another.
 #[derive(Debug, Clone, Default)]
 struct Connection {
     holds: BTreeSet<ByExpiry>,
-    // Which holds the server renews next, and when.
-    renewals: BTreeSet<(SteadyMs, Token)>,
-    // Comes when the first of them is due, or before.
-    timer: Option<DueKey<SteadyMs>>,
     // Holds whose bound has passed.
     paused: BTreeSet<Token>,
     // Whether it is blocked by a request, and when it last was.
@@ -263,9 +255,9 @@ struct Connection {
 
 impl Connection {
     /// Enters when a hold is renewed next.
-    fn enter(&mut self, token: Token, next: Renewal) {
+    fn enter(&mut self, renewals: &mut Renewals, token: Token, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(self.renewals.insert((at, token))),
+            Renewal::At(at) => drop(renewals.insert((at, token))),
             Renewal::Paused => drop(self.paused.insert(token)),
             Renewal::Stopped => {}
         }
@@ -281,9 +273,9 @@ impl Connection {
     }
 
     /// Removes when a hold is renewed next.
-    fn take_out(&mut self, token: Token, next: Renewal) {
+    fn take_out(&mut self, renewals: &mut Renewals, token: Token, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(self.renewals.remove(&(at, token))),
+            Renewal::At(at) => drop(renewals.remove(&(at, token))),
             Renewal::Paused => drop(self.paused.remove(&token)),
             Renewal::Stopped => {}
         }
@@ -306,12 +298,6 @@ impl Connection {
         let mut at = 0..;
         self.bounds
             .retain(|_| at.next().is_some_and(|at| needed.contains(&at)));
-    }
-
-    fn untimed(&mut self) -> Option<TimerToArm<'_>> {
-        let (first, _) = *self.renewals.first()?;
-        let timed = self.timer.is_some_and(|due| due.at <= first);
-        (!timed).then_some((first, &mut self.timer))
     }
 }
 
@@ -356,6 +342,8 @@ pub struct Ties {
     by_client: BTreeMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
+    /// When the server renews which hold.
+    pub renewals: Renewals,
     // Holds whose renewal is due.
     due: VecDeque<Token>,
     // Holds that were paused until a heartbeat came, and are to be renewed again.
@@ -406,19 +394,18 @@ impl Ties {
         self.current_client = client;
     }
 
-    /// Ties a hold that has no tie. Returns what [`Ties::untimed`] would.
-    pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> Option<TimerToArm<'_>> {
+    /// Ties a hold that has no tie.
+    pub fn tie(&mut self, token: Token, tie: Box<Tie>) {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
         connection.holds.insert(tie.ranked(token));
         if let Some(auto) = tie.auto {
-            connection.enter(token, auto.next);
+            connection.enter(&mut self.renewals, token, auto.next);
         }
         if self.by_token.insert(token, tie).is_some() {
             broken!("a hold that is tied anew is tied by nothing");
         }
-        connection.untimed()
     }
 
     /// Unties a hold.
@@ -429,10 +416,16 @@ impl Ties {
         if let Some(its) = self.by_client.get_mut(&tie.client) {
             its.holds.remove(&tie.ranked(token));
             if let Some(auto) = tie.auto {
-                its.take_out(token, auto.next);
+                its.take_out(&mut self.renewals, token, auto.next);
             }
         }
         Some(tie)
+    }
+
+    /// Unties the hold of this lock.
+    pub fn untie_at(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
+        self.at(name, token)?;
+        self.untie(token)
     }
 
     /// Records the loss of a tie that was removed, unless its connection's own command has done it.
@@ -464,44 +457,37 @@ impl Ties {
         self.resumed.iter().any(|holds| holds.contains(&token))
     }
 
-    /// Unties everything after a demotion. Returns the timers. `DLOCK.KEEP` reports the losses once the server is a primary again.
-    pub fn lose_all(&mut self, now: WallMs) -> Vec<DueKey<SteadyMs>> {
-        let mut timers = Vec::new();
+    /// Unties everything after a demotion. `DLOCK.KEEP` reports the losses once the server is a primary again.
+    pub fn lose_all(&mut self, now: WallMs) {
         for (token, tie) in std::mem::take(&mut self.by_token) {
             self.lose(token, &tie, tie.loss(Loss::Demoted, now));
         }
         self.by_client.retain(|_, connection| {
-            timers.extend(connection.timer);
             *connection = Connection {
                 lost: std::mem::take(&mut connection.lost),
                 ..Connection::default()
             };
             !connection.lost.is_empty()
         });
+        self.renewals.clear();
         self.due.clear();
         self.resumed.clear();
         (self.sessions, self.autos) = (0, 0);
-        timers
     }
 
-    /// Returns when a connection's first renewal is due, if that is before its timer fires; and the timer, to be set to it.
-    pub fn untimed(&mut self, client: ClientId) -> Option<TimerToArm<'_>> {
-        self.by_client.get_mut(&client)?.untimed()
+    /// Returns when the server renews a hold next.
+    pub fn next_renewal(&self) -> Option<SteadyMs> {
+        self.renewals.first().map(|(at, _)| *at)
     }
 
-    /// Notes that a connection's timer has fired, and that up to `room` of its holds are to be renewed by now.
-    pub fn come_due(&mut self, client: ClientId, now: SteadyMs, room: usize) {
-        let Some(connection) = self.by_client.get_mut(&client) else {
-            return;
-        };
-        connection.timer = None;
+    /// Notes that up to `room` holds are to be renewed by now.
+    pub fn come_due(&mut self, now: SteadyMs, room: usize) {
         for _ in 0..room {
-            let Some(&(at, token)) = connection.renewals.first().filter(|(at, _)| *at <= now)
-            else {
+            if self.next_renewal().is_none_or(|at| at > now) {
                 break;
-            };
-            connection.renewals.remove(&(at, token));
-            self.due.push_back(token);
+            }
+            let first = self.renewals.pop_first();
+            self.due.extend(first.map(|(_, token)| token));
         }
     }
 
@@ -516,8 +502,9 @@ impl Ties {
         self.autos -= usize::from(tie.renews());
         connection.set_end(tie, token, end);
         if let Some(auto) = &mut tie.auto {
-            connection.take_out(token, std::mem::replace(&mut auto.next, next));
-            connection.enter(token, next);
+            let before = std::mem::replace(&mut auto.next, next);
+            connection.take_out(&mut self.renewals, token, before);
+            connection.enter(&mut self.renewals, token, next);
         }
         self.autos += usize::from(tie.renews());
     }
@@ -650,9 +637,9 @@ impl Ties {
         next.map(|hold| hold.token)
     }
 
-    /// Forgets a connection that has ended. Returns its timer.
-    pub fn forget(&mut self, client: ClientId) -> Option<DueKey<SteadyMs>> {
-        self.by_client.remove(&client)?.timer
+    /// Forgets a connection that has ended, and has no ties left.
+    pub fn forget(&mut self, client: ClientId) {
+        self.by_client.remove(&client);
     }
 
     /// Returns the holds of the locks that this is true of.

@@ -1,10 +1,8 @@
 //! Tying holds to connections, and untying them: by commands, by the end of a hold, by the return of an undelivered grant.
 
-use super::ties::{Auto, Bound, HoldKey, Loss, Renewal, Tie, Ties, TimerToArm};
-use super::{Due, HoldTable};
-use crate::invariants::broken;
+use super::ties::{Auto, Bound, HoldKey, Loss, Renewal, Tie, Ties};
+use super::HoldTable;
 use crate::lock::End;
-use crate::queue::Deadlines;
 use crate::types::{ClientId, HoldRef, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
 
 /// The shortest lease that the server renews by itself.
@@ -125,45 +123,7 @@ impl HoldTable {
             }
         }
         if let Some(tie) = tie {
-            self.tie(token, tie);
-        }
-    }
-
-    /// Ties a hold that has no tie.
-    fn tie(&mut self, token: Token, tie: Box<Tie>) {
-        let client = tie.client;
-        let untimed = self.ties.tie(token, tie);
-        time(&mut self.timers, client, untimed);
-    }
-
-    /// Arms a connection's timer for its first renewal, unless it fires before.
-    pub fn time_renewals(&mut self, client: ClientId) {
-        let untimed = self.ties.untimed(client);
-        time(&mut self.timers, client, untimed);
-    }
-
-    /// Drops a connection that has ended, and has no ties left.
-    pub fn forget(&mut self, client: ClientId) {
-        let mut timer = self.ties.forget(client);
-        self.timers.clear(&mut timer);
-    }
-
-    /// Notes that up to `room` holds of a connection whose timer has fired are to be renewed by now.
-    pub fn come_due(&mut self, client: ClientId, now: SteadyMs, room: usize) {
-        self.ties.come_due(client, now, room);
-        self.time_renewals(client);
-    }
-
-    /// Notes that the server has renewed a hold of this connection: when its lease ends now, and what comes next.
-    pub fn renewed(&mut self, client: ClientId, token: Token, end: WallMs, next: Renewal) {
-        self.ties.renewed(token, end, next);
-        self.time_renewals(client);
-    }
-
-    /// Unties the hold of this lock without recording a loss.
-    pub fn untie_at(&mut self, name: NameRef, token: Token) {
-        if self.ties.at(name, token).is_some() {
-            self.ties.untie(token);
+            self.ties.tie(token, tie);
         }
     }
 
@@ -173,13 +133,6 @@ impl HoldTable {
         let why = self.ties.get(token).map(|tie| tie.loss(why, now));
         if let Some(why) = why {
             self.lose_as(token, why);
-        }
-    }
-
-    /// Records the loss of the hold of this lock.
-    pub fn lose_at(&mut self, name: NameRef, token: Token, why: Loss, now: WallMs) {
-        if self.ties.at(name, token).is_some() {
-            self.lose(token, why, now);
         }
     }
 
@@ -198,9 +151,7 @@ impl HoldTable {
                 self.ties.untie(token);
             }
         }
-        for timer in self.ties.lose_all(now) {
-            self.timers.clear(&mut Some(timer));
-        }
+        self.ties.lose_all(now);
     }
 
     /// Records the loss of this lock's hold for another connection than this one, under the token that it knows.
@@ -222,7 +173,7 @@ impl HoldTable {
             End::Forced => Loss::Forced,
             End::Removed => Loss::Removed,
             // Its connection has ended: there is nobody to report a loss to.
-            End::Session => return self.untie_at(name, token),
+            End::Session => return drop(self.ties.untie_at(name, token)),
         };
         // The reason that the unlock message gives.
         if self.ties.at(name, token).is_some() {
@@ -232,22 +183,10 @@ impl HoldTable {
 
     /// Moves a tie to the hold's new token.
     pub fn retie(&mut self, name: NameRef, old: Token, new: Token) {
-        if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
-            return;
+        if let Some(tie) = self.ties.untie_at(name, old) {
+            self.ties.tie(new, tie);
+            self.ties.resume_as(old, new);
         }
-        let Some(tie) = self.ties.untie(old) else {
-            return broken!("what was just found tied is tied");
-        };
-        self.tie(new, tie);
-        self.ties.resume_as(old, new);
-    }
-}
-
-/// Re-arms the connection's timer if its first renewal is due earlier.
-fn time(timers: &mut Deadlines<SteadyMs, Due>, client: ClientId, untimed: Option<TimerToArm>) {
-    if let Some((at, timer)) = untimed {
-        timers.clear(timer);
-        *timer = Some(timers.add(at, Due::Renewals(client)));
     }
 }
 

@@ -100,17 +100,14 @@ impl Holders {
         few.chain(many.into_iter().flat_map(|many| many.iter()))
     }
 
-    /// Returns the first deadline and its owner.
-    pub(crate) fn earliest(&self) -> Option<(WallMs, &[u8])> {
+    /// Returns the hold whose lease ends first.
+    pub(crate) fn first(&self) -> Option<Hold<'_>> {
         match self {
             Holders::List(list) => {
                 let first = list.iter().min_by_key(|holder| holder.terms.deadline)?;
-                Some((first.terms.deadline, &first.owner))
+                Some(first.view())
             }
-            Holders::Indexed(many) => {
-                let (at, _, owner) = many.by_deadline.first()?;
-                Some((*at, owner))
-            }
+            Holders::Indexed(many) => many.get(&many.by_deadline.first()?.2),
         }
     }
 
@@ -122,14 +119,6 @@ impl Holders {
                 Some(last.view())
             }
             Holders::Indexed(many) => many.get(&many.by_deadline.last()?.2),
-        }
-    }
-
-    /// Returns the last deadline.
-    pub(crate) fn latest(&self) -> Option<WallMs> {
-        match self {
-            Holders::List(list) => list.iter().map(|holder| holder.terms.deadline).max(),
-            Holders::Indexed(many) => many.by_deadline.last().map(|(at, ..)| *at),
         }
     }
 
@@ -247,7 +236,9 @@ impl Holders {
     /// Takes out the holders whose leases end by `until`, in the order in which they end. If these are all of many, none is moved.
     pub(crate) fn split_off(&mut self, until: WallMs) -> Holders {
         let ended = match self {
-            Holders::Indexed(_) if self.latest() <= Some(until) => return std::mem::take(self),
+            Holders::Indexed(_) if self.last().is_none_or(|hold| hold.deadline <= until) => {
+                return std::mem::take(self)
+            }
             Holders::List(list) => {
                 let (mut ended, left): (Vec<_>, _) = std::mem::take(list)
                     .into_iter()
@@ -303,7 +294,10 @@ impl Holders {
         if many.by_owner.len() > LONGEST_LIST / 2 {
             return;
         }
-        let mut list: Vec<Holder> = many.drain().collect();
+        let holders = std::mem::take(&mut many.by_owner).into_iter();
+        let mut list: Vec<Holder> = holders
+            .map(|(owner, terms)| Holder { owner, terms })
+            .collect();
         list.sort_unstable_by(|one, other| one.owner.cmp(&other.owner));
         *self = Holders::List(list);
     }
@@ -355,14 +349,6 @@ impl Indexed {
                 self.by_limit.remove(&terms.limit);
             }
         }
-    }
-
-    fn drain(&mut self) -> impl Iterator<Item = Holder> + '_ {
-        let owners = std::mem::take(&mut self.by_deadline).into_iter();
-        owners.filter_map(|(.., owner)| {
-            let (owner, terms) = self.by_owner.remove_entry(&owner)?;
-            Some(Holder { owner, terms })
-        })
     }
 
     fn put(&mut self, owner: Arc<[u8]>, terms: HoldTerms) {

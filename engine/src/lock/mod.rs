@@ -131,22 +131,8 @@ impl Full {
     }
 
     #[cold]
-    fn holders(&self) -> usize {
-        self.holders.len()
-    }
-
-    #[cold]
-    fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
-        let (at, owner) = self.holders.earliest()?;
-        (at <= now).then(|| self.holders.get(owner)).flatten()
-    }
-
-    #[cold]
-    fn expires(&self) -> Option<WallMs> {
-        match self.watched || !self.tickets.is_empty() {
-            true => None,
-            false => self.holders.latest(),
-        }
+    fn first(&self) -> Option<Hold<'_>> {
+        self.holders.first()
     }
 }
 
@@ -329,7 +315,7 @@ impl Lock {
     pub fn holders(&self) -> usize {
         match self {
             Lock::Sole(sole) => usize::from(sole.holds > 0),
-            Lock::Full(full) => full.holders(),
+            Lock::Full(full) => full.holders.len(),
         }
     }
 
@@ -390,29 +376,30 @@ impl Lock {
         self.full()?.tickets.get(&number)
     }
 
+    /// Returns the hold whose lease ends first.
+    pub fn first(&self) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold(),
+            Lock::Full(full) => full.first(),
+        }
+    }
+
     /// Returns when the first lease ends.
     pub fn earliest(&self) -> Option<WallMs> {
-        match self {
-            Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
-            Lock::Full(full) => full.holders.earliest().map(|(at, _)| at),
-        }
+        self.first().map(|hold| hold.deadline)
     }
 
     /// Returns the hold whose lease ends first, if it has ended at `now`.
     pub fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
-        match self {
-            Lock::Sole(sole) => sole.hold().filter(|hold| hold.deadline <= now),
-            Lock::Full(full) => full.ended(now),
-        }
+        self.first().filter(|hold| hold.deadline <= now)
     }
 
     /// Returns the TTL that the key must have: the latest lease, or none while anybody is queued. Then the module ends the leases
     /// itself and grants in the same step; the server must not remove the key under the queue.
     pub fn expires(&self) -> Option<WallMs> {
-        match self {
-            Lock::Sole(sole) if sole.watched() => None,
-            Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
-            Lock::Full(full) => full.expires(),
+        match self.watched() || self.queued() > 0 {
+            true => None,
+            false => self.last().map(|hold| hold.deadline),
         }
     }
 

@@ -7,18 +7,15 @@ mod queues;
 mod requests;
 mod wait_queue;
 
-pub(crate) use deadlines::{Deadlines, DueKey};
+pub(crate) use deadlines::Deadlines;
 pub(crate) use place::Place;
 pub(crate) use queues::WaitQueues;
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};
 pub(crate) use wait_queue::{Departed, WaitQueue};
 
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 
-/// Identifies a lock as long as it has a wait queue. An event looks up a lock's name once, and uses this from there on.
+/// Identifies a lock as long as it has a wait queue, and no other lock ever. An event looks up a lock's name once, and uses this
+/// from there on. That it is never zero makes a request smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LockId {
-    index: u32,
-    // Tells apart the queues that have had this index one after the other. That it is never zero makes a request smaller.
-    generation: NonZeroU32,
-}
+pub struct LockId(NonZeroU64);

@@ -3,6 +3,7 @@
 use super::deadlines::DueKey;
 use crate::lock::Change;
 use crate::types::{Arrival, Millis, Now, RequestId, Share, SteadyMs};
+use std::num::NonZeroU64;
 use std::rc::Rc;
 
 /// One owner's place in a queue. At most one request waits at it.
@@ -23,12 +24,9 @@ pub struct Place {
     pub since_us: u64,
     /// The claim window of a ticket. Boxed, since most places have none, and there may be many places.
     pub ticket: Option<Box<Window>>,
-    // The request that waits at it (0: nobody), with a bit that says whether that is one for many locks.
-    request: u64,
+    // The request that waits at it. That it is never zero makes a place smaller.
+    request: Option<NonZeroU64>,
 }
-
-/// The bit beside a request's number that says that it is one for many locks. No clock comes to numbers that have it.
-const PART: u64 = 1 << 63;
 
 /// The claim window of a ticket: how long it is kept while no connection waits on it.
 #[derive(Debug, Clone, Default)]
@@ -42,9 +40,6 @@ pub struct Window {
     pub due: Option<DueKey<SteadyMs>>,
 }
 
-/// No request has this number.
-const NOBODY: u64 = 0;
-
 // Neither spans two cache lines: a poll of a ticket in a long queue waits for each line.
 const _: () = assert!(std::mem::size_of::<Place>() <= 48 && std::mem::size_of::<Window>() == 32);
 
@@ -56,7 +51,7 @@ impl Place {
             share,
             since_us: now.steady_us,
             ticket: None,
-            request: NOBODY,
+            request: None,
         }
     }
 
@@ -74,19 +69,14 @@ impl Place {
         self.ticket = Some(Box::new(Window { claim, until, due }));
     }
 
-    /// Puts a request for this lock alone at it.
+    /// Puts a request at it.
     pub fn occupy(&mut self, request: RequestId) {
-        self.request = request.0;
-    }
-
-    /// Puts a part of a request for many locks at it, which is granted only together with the others.
-    pub fn occupy_with_part(&mut self, request: RequestId) {
-        self.request = request.0 | PART;
+        self.request = NonZeroU64::new(request.0);
     }
 
     /// Notes that nobody waits at it any more.
     pub fn vacate(&mut self) {
-        self.request = NOBODY;
+        self.request = None;
     }
 
     /// Returns for how many microseconds it has existed.
@@ -116,16 +106,11 @@ impl Place {
 
     /// Returns true if nobody waits at it.
     pub fn is_absent(&self) -> bool {
-        self.request == NOBODY
+        self.request.is_none()
     }
 
     /// Returns the request that waits at it.
     pub fn request(&self) -> Option<RequestId> {
-        (!self.is_absent()).then_some(RequestId(self.request & !PART))
-    }
-
-    /// Returns true if a part of a request for many locks waits at it.
-    pub fn is_part(&self) -> bool {
-        self.request & PART != 0
+        self.request.map(|id| RequestId(id.get()))
     }
 }

@@ -1,27 +1,21 @@
 //! All wait queues, by number, by name, and in the order of a scan; and the watch over their locks.
 
-// Positions are those of the list's own, which the map of names gives.
-#![allow(clippy::indexing_slicing)]
-
 use super::deadlines::Deadlines;
 use super::place::Place;
 use super::wait_queue::{Departed, WaitQueue};
 use super::LockId;
 use crate::collections::scan_order::ScanOrder;
-use crate::collections::shrink_if_empty;
+use crate::collections::{shrink_if_empty, ByNumber};
 use crate::types::{Arrival, Name, NameRef, WallMs};
 use std::collections::{BTreeSet, HashMap};
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 use std::ops::Bound::{self, Unbounded};
 use std::rc::Rc;
 
 /// All wait queues.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WaitQueues {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    dbs: Vec<Db>,
-    len: usize,
+    by_id: ByNumber<LockId, Box<WaitQueue>>,
     // How many places there are in all of them.
     places: usize,
     // The earliest lease of each watched lock.
@@ -30,21 +24,9 @@ pub(crate) struct WaitQueues {
     awaited: BTreeSet<LockId>,
     // Stands in for the queue of a lock without one.
     empty: WaitQueue,
-}
-
-#[derive(Debug, Clone)]
-struct Slot {
-    generation: NonZeroU32,
-    queue: Option<Box<WaitQueue>>,
-}
-
-impl Default for Slot {
-    fn default() -> Slot {
-        Slot {
-            generation: NonZeroU32::MIN,
-            queue: None,
-        }
-    }
+    dbs: Vec<Db>,
+    // How many locks have had a queue so far.
+    last: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -57,15 +39,15 @@ struct Db {
 impl WaitQueues {
     /// Returns true if no lock has a queue.
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.by_id.is_empty()
     }
 
     /// Returns the number of the lock with this name, if it has a queue. In a server without a contended lock none has.
     #[inline(always)]
     pub(crate) fn id(&self, name: NameRef) -> Option<LockId> {
-        match self.len {
-            0 => None,
-            _ => self.look_up(name),
+        match self.by_id.is_empty() {
+            true => None,
+            false => self.look_up(name),
         }
     }
 
@@ -84,38 +66,28 @@ impl WaitQueues {
     }
 
     fn add(&mut self, name: Name) -> LockId {
-        let index = self.free.pop().unwrap_or(self.slots.len() as u32);
-        if index as usize == self.slots.len() {
-            self.slots.push(Slot::default());
-        }
-        let slot = &mut self.slots[index as usize];
-        let id = LockId {
-            index,
-            generation: slot.generation,
-        };
+        let id = LockId(NonZeroU64::MIN.saturating_add(self.last));
+        self.last += 1;
         let db = name.db as usize;
         if self.dbs.len() <= db {
             self.dbs.resize_with(db + 1, Db::default);
         }
-        self.dbs[db].by_key.insert(name.key.clone(), id);
-        self.dbs[db].order.insert(&name.key);
-        slot.queue = Some(Box::new(WaitQueue::new(name)));
-        self.len += 1;
+        if let Some(db) = self.dbs.get_mut(db) {
+            db.by_key.insert(name.key.clone(), id);
+            db.order.insert(&name.key);
+        }
+        self.by_id.insert(id, Box::new(WaitQueue::new(name)));
         id
     }
 
     /// Returns the queue with this number.
     pub(crate) fn get(&self, id: LockId) -> Option<&WaitQueue> {
-        let slot = self.slots.get(id.index as usize)?;
-        let current = slot.generation == id.generation;
-        slot.queue.as_deref().filter(|_| current)
+        self.by_id.get(&id).map(|queue| &**queue)
     }
 
     /// Returns the queue with this number.
     pub(crate) fn get_mut(&mut self, id: LockId) -> Option<&mut WaitQueue> {
-        let slot = self.slots.get_mut(id.index as usize)?;
-        let current = slot.generation == id.generation;
-        slot.queue.as_deref_mut().filter(|_| current)
+        self.by_id.get_mut(&id).map(|queue| &mut **queue)
     }
 
     /// Returns the queue of a lock; an empty one if it has none.
@@ -162,8 +134,7 @@ impl WaitQueues {
 
     /// Sets the watch over a lock: when its earliest lease ends, and whether it has waiters and no value.
     pub(crate) fn watch(&mut self, id: LockId, earliest: Option<WallMs>, awaited: bool) {
-        let slot = self.slots.get_mut(id.index as usize);
-        let Some(queue) = slot.and_then(|slot| slot.queue.as_deref_mut()) else {
+        let Some(queue) = self.by_id.get_mut(&id) else {
             return;
         };
         if queue.lease.map(|due| due.at) != earliest {
@@ -202,31 +173,25 @@ impl WaitQueues {
 
     /// Removes a queue, and the watch over its lock. Its number is never used again.
     pub(crate) fn remove(&mut self, id: LockId) {
-        if self.get(id).is_none() {
-            return;
-        }
         self.watch(id, None, false);
-        let slot = &mut self.slots[id.index as usize];
-        slot.generation = slot.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
-        let queue = slot.queue.take();
-        self.free.push(id.index);
-        self.len -= 1;
-        let name = queue.map(|queue| queue.name).unwrap_or_default();
-        if let Some(db) = self.dbs.get_mut(name.db as usize) {
-            db.by_key.remove(&name.key);
+        let Some(queue) = self.by_id.remove(&id) else {
+            return;
+        };
+        shrink_if_empty(&mut self.by_id);
+        if let Some(db) = self.dbs.get_mut(queue.name.db as usize) {
+            db.by_key.remove(&queue.name.key);
             shrink_if_empty(&mut db.by_key);
-            db.order.remove(&name.key);
+            db.order.remove(&queue.name.key);
         }
     }
 
-    /// Returns the numbers of all locks, in the order of their slots: the same inputs give the same outputs.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = LockId> + '_ {
-        self.slots.iter().zip(0..).filter_map(|(slot, index)| {
-            slot.queue.as_ref().map(|_| LockId {
-                index,
-                generation: slot.generation,
-            })
-        })
+    /// Returns the numbers of the locks whose names are chosen, in order: the same inputs give the same outputs.
+    pub(crate) fn chosen(&self, chosen: impl Fn(NameRef) -> bool) -> Vec<LockId> {
+        let queues = self.by_id.iter();
+        let queues = queues.filter(|(_, queue)| chosen(queue.name.as_ref()));
+        let mut ids: Vec<LockId> = queues.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
     }
 
     /// Returns about `most` keys of a database from this hash on, and the hash to go on from.

@@ -8,6 +8,8 @@ use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms
 use std::collections::hash_map::{Entry as Slot, RandomState};
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
+use std::iter::successors;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
 
 /// A request that waits.
@@ -40,12 +42,20 @@ pub(crate) enum WaitsAt {
 }
 
 /// A request's place at one lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Part {
     /// The lock.
     pub lock: LockId,
     /// The number of its place there.
     pub place: Arrival,
+}
+
+impl Part {
+    /// Returns the place with this number in this lock's queue, if there are both.
+    pub(crate) fn at(lock: Option<LockId>, place: Option<Arrival>) -> Option<Part> {
+        let (lock, place) = lock.zip(place)?;
+        Some(Part { lock, place })
+    }
 }
 
 impl Request {
@@ -63,26 +73,6 @@ impl Request {
     }
 }
 
-/// An owner's waiting requests: mostly one.
-#[derive(Debug, Clone)]
-enum Ids {
-    One(RequestId),
-    // An owner may wait for a hundred thousand locks by a channel. Boxed, since this is rare and would make the usual case
-    // half as large again.
-    #[allow(clippy::box_collection)]
-    More(Box<BTreeSet<RequestId>>),
-}
-
-impl Ids {
-    /// Returns the oldest.
-    fn first(&self) -> Option<RequestId> {
-        match self {
-            Ids::One(id) => Some(*id),
-            Ids::More(ids) => ids.first().copied(),
-        }
-    }
-}
-
 /// The requests of one connection that wait by a channel: mostly the same channel, so its name is shared.
 #[derive(Debug, Clone)]
 struct Notified {
@@ -94,8 +84,10 @@ struct Notified {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests {
     by_id: ByNumber<RequestId, Box<Request>>,
-    // By the hash of the owner's name: owners are kept with their places, and there may be many.
-    by_owner: ByNumber<OwnerHash, Ids>,
+    // By the hash of the owner's name. An owner mostly has one, but may wait for a hundred thousand locks by a channel.
+    by_owner: BTreeSet<(OwnerHash, RequestId)>,
+    // How many owners have any.
+    owners: usize,
     hash: RandomState,
     // Those that wait by a channel, by connection.
     notified: ByNumber<ClientId, Notified>,
@@ -133,30 +125,28 @@ impl Requests {
 
     /// Returns an owner's waiting requests, in order.
     pub(crate) fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
-        let (one, more) = match self.by_owner.get(&owner) {
-            None => (None, None),
-            Some(Ids::One(id)) => (Some(*id), None),
-            Some(Ids::More(ids)) => (None, Some(ids.iter().copied())),
-        };
-        one.into_iter().chain(more.into_iter().flatten())
+        let all = (owner, RequestId(0))..=(owner, RequestId(u64::MAX));
+        self.by_owner.range(all).map(|(_, id)| *id)
     }
 
     /// Returns true if an owner waits for anything.
     pub(crate) fn waits(&self, owner: OwnerHash) -> bool {
-        self.by_owner.contains_key(&owner)
+        self.of_owner(owner).next().is_some()
     }
 
     /// Returns how many owners wait.
     pub(crate) fn owners(&self) -> usize {
-        self.by_owner.len()
+        self.owners
     }
 
     /// Returns each owner that waits, with its name, in no order.
     pub(crate) fn each_owner(&self) -> impl Iterator<Item = (OwnerHash, &[u8])> {
-        self.by_owner.iter().filter_map(|(hash, ids)| {
-            let request = self.get(ids.first()?)?;
-            Some((*hash, &*request.owner))
-        })
+        let next = |(owner, _): &&(OwnerHash, RequestId)| {
+            let last = (*owner, RequestId(u64::MAX));
+            self.by_owner.range((Excluded(last), Unbounded)).next()
+        };
+        let firsts = successors(self.by_owner.first(), next);
+        firsts.filter_map(|(hash, id)| Some((*hash, &*self.get(*id)?.owner)))
     }
 
     /// Returns the next of the requests by which this connection waits on a channel.
@@ -175,15 +165,8 @@ impl Requests {
 
     /// Adds a request.
     pub(crate) fn add(&mut self, id: RequestId, request: Box<Request>) {
-        match self.by_owner.get_mut(&request.hash) {
-            None => drop(self.by_owner.insert(request.hash, Ids::One(id))),
-            Some(Ids::More(ids)) => drop(ids.insert(id)),
-            Some(ids) => {
-                if let Ids::One(first) = *ids {
-                    *ids = Ids::More(Box::new(BTreeSet::from([first, id])));
-                }
-            }
-        }
+        self.owners += usize::from(!self.waits(request.hash));
+        self.by_owner.insert((request.hash, id));
         if let Some(channel) = &request.channel {
             let notified = self.notified.entry(request.terms.client);
             let notified = notified.or_insert_with(|| Notified {
@@ -202,13 +185,8 @@ impl Requests {
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
         let request = self.by_id.remove(&id)?;
         shrink_if_empty(&mut self.by_id);
-        match self.by_owner.get_mut(&request.hash) {
-            Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),
-            _ => {
-                self.by_owner.remove(&request.hash);
-                shrink_if_empty(&mut self.by_owner);
-            }
-        }
+        self.by_owner.remove(&(request.hash, id));
+        self.owners -= usize::from(!self.waits(request.hash));
         if request.channel.is_some() {
             self.notifies -= 1;
             if let Slot::Occupied(mut notified) = self.notified.entry(request.terms.client) {

@@ -1,6 +1,5 @@
 //! The engine's decisions. Every file has methods of the engine. Only `serve` moves a queue.
 
-pub(crate) mod deadlocked;
 pub(crate) mod grantable;
 pub(crate) mod outside;
 pub(crate) mod requests;

@@ -2,11 +2,10 @@
 //! `requests::many`.
 
 use super::grantable::{Grantable, RequestKind};
-use super::requests::acquire::{Answered, Award};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
 use crate::outbox::{Outcome, Output, Pending};
-use crate::queue::{LockId, Place};
+use crate::queue::{LockId, Part, Place, Request};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
 use crate::types::{Arrival, HoldRef, Now};
@@ -86,27 +85,15 @@ impl Engine {
             }
             Grantable::Blocked | Grantable::Full => return Served::Waits,
         }
-        if head.is_part() {
+        let request = head.request();
+        let waiting = request.and_then(|id| self.requests.get(id));
+        if waiting.is_some_and(Request::is_many) {
             // Granted together with its other locks, or not at all.
-            self.next.extend(head.request().map(FollowUp::Many));
+            self.next.extend(request.map(FollowUp::Many));
             return Served::Waits;
         }
         self.grant_place(entry, now, lock, number);
         Served::Moved
-    }
-
-    /// Takes a granted place out of its queue, and its ticket out of the value.
-    pub(super) fn remove_granted(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        lock: LockId,
-        number: Arrival,
-    ) -> Option<Box<Place>> {
-        let place = self.remove_from_queue(entry, lock, number)?;
-        let name = self.queues.at(lock).name.as_ref();
-        self.holds.counters.waited(name, place.waited_us(now));
-        Some(place)
     }
 
     /// Grants the lock to a place, and answers the request that waits there, which is for this lock only.
@@ -127,17 +114,12 @@ impl Engine {
         let until = request.until.map(|due| due.at);
         self.holds.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
-        let award = Award {
-            whose: HoldRef {
-                name: name.as_ref(),
-                owner: &request.owner,
-            },
-            terms: &request.terms,
-            lock: Some(lock),
-            place: Some(number),
-            answer: Answered::Later,
+        let whose = HoldRef {
+            name: name.as_ref(),
+            owner: &request.owner,
         };
-        let (outcome, promise) = match self.award(entry, now, &award) {
+        let at = Part::at(Some(lock), Some(number));
+        let (outcome, promise) = match self.award(entry, now, whose, &request.terms, at) {
             Ok((grant, promise)) => (Outcome::Granted(grant), promise),
             Err(error) => (Outcome::Refused(error), None),
         };

@@ -6,9 +6,9 @@
 //! | form | of what |
 //! |---|---|
 //! | `settle` | one lock; its parts are `settle_unwatched` (every lock) and `settle_queue` (one that has a queue or a watch) |
-//! | `settle_named`, `settle_watched` | the lock that a request names, on the way in |
-//! | `settle_changed` | a lock whose holders a request has changed, on the way out |
-//! | `settle_many`, `settle_all` | the locks of a request for many, on the way in and out |
+//! | `settled`, `settle_watched` | the lock that a request names, on the way in |
+//! | `settle_changed`, `settle_name` | a lock whose holders a request has changed, on the way out |
+//! | `settle_many` | the locks of a request for many that waits |
 //! | `settle_next` | the locks where another settlement has made something possible |
 //! | `settle_dirty` | the locks that events have marked |
 //! | `bring_up_to_date` | what events have noted, before a read-only command runs |
@@ -17,6 +17,7 @@ use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Lock};
 use crate::queue::LockId;
+use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp, Garbage};
 use crate::types::{NameRef, Now};
 
@@ -51,8 +52,7 @@ impl Engine {
             return None;
         }
         let lock = self.queues.id_or_new(name);
-        self.mark_stale_value(lock);
-        self.mark(lock);
+        self.mark_stale(lock);
         self.settle_queue(entry, now, lock);
         Some(lock)
     }
@@ -163,19 +163,27 @@ impl Engine {
     }
 
     /// Brings the lock that a request is about up to date. Returns its entry, and its number if it has had a queue.
+    ///
+    /// Errors: `WrongType`.
     #[inline(always)]
-    pub(super) fn settle_named<'k, K: Keyspace>(
+    pub(super) fn settled<'k, K: Keyspace>(
         &mut self,
         keys: &'k mut K,
         now: Now,
         name: NameRef,
-    ) -> (&'k mut Entry<K::Value>, Option<LockId>) {
-        if let Some(lock) = self.queues.id(name) {
-            return (self.settle_watched(keys, now, name, lock), Some(lock));
+    ) -> Result<(&'k mut Entry<K::Value>, Option<LockId>), Refusal> {
+        let (entry, lock) = match self.queues.id(name) {
+            Some(lock) => (self.settle_watched(keys, now, name, lock), Some(lock)),
+            None => {
+                let entry = keys.entry(name);
+                let lock = self.settle_unwatched(entry, now, name);
+                (entry, lock)
+            }
+        };
+        match entry.foreign {
+            true => Err(Refusal::WrongType),
+            false => Ok((entry, lock)),
         }
-        let entry = keys.entry(name);
-        let lock = self.settle_unwatched(entry, now, name);
-        (entry, lock)
     }
 
     /// Brings a lock with a queue up to date: only such a lock can make something possible elsewhere.
@@ -229,6 +237,14 @@ impl Engine {
                 self.settle_unwatched(entry, now, name);
             }
             None => {}
+        }
+    }
+
+    /// Settles a lock whose holders have changed, by its name.
+    pub(super) fn settle_name(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        match self.queues.id(name) {
+            Some(lock) => self.settle(keys, now, lock),
+            None => self.settle_changed(keys.entry(name), now, name, None),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::random::{for_seeds, Random};
 use crate::world::{name, Op, World};
 use dlock_commands::error::Error;
-use dlock_commands::look::stats::{sections, FieldKind};
+use dlock_commands::look::stats::sections;
 use dlock_commands::{Census, Reply};
 use dlock_engine::counters::{Hot, Times, Top};
 use dlock_engine::{Name, NameRef, Now, Policy, SteadyMs};
@@ -607,12 +607,13 @@ fn the_reference_tells_gauges_from_counters() {
         let own: Vec<(String, &str)> = section
             .fields
             .iter()
-            .map(|field| {
-                let kind = match field.kind {
-                    FieldKind::Gauge => "gauge",
-                    FieldKind::Counter => "counter",
+            .map(|(name, _)| {
+                // What only rises ends in _total, and nothing else does.
+                let kind = match name.ends_with("_total") {
+                    true => "counter",
+                    false => "gauge",
                 };
-                (format!("dlock_{}", field.name), kind)
+                (format!("dlock_{name}"), kind)
             })
             .collect();
         let sorted = |mut list: Vec<(String, &'static str)>| {
@@ -623,11 +624,6 @@ fn the_reference_tells_gauges_from_counters() {
             .into_iter()
             .map(|(name, kind)| (name, if kind == "gauge" { "gauge" } else { "counter" }));
         assert_eq!(sorted(documented.collect()), sorted(own), "{heading}");
-        // What only rises ends in _total, and nothing else does.
-        for field in &section.fields {
-            let total = field.name.ends_with("_total");
-            assert_eq!(total, field.kind == FieldKind::Counter, "{}", field.name);
-        }
     }
 }
 

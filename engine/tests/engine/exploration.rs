@@ -243,7 +243,8 @@ fn stored(pair: &Pair, key: &str, names: &Names) -> Option<Vec<u64>> {
 /// What the engine will do by itself, and when.
 fn hidden(pair: &Pair) -> Vec<u64> {
     let (engine, now) = (&pair.world.primary.engine, pair.world.now);
-    let timers = format!("{:?}", engine.holds().timers);
+    let holds = engine.holds();
+    let timers = format!("{:?} {:?}", holds.timers, holds.ties.renewals);
     let at = |text: &str| text.split(')').next().and_then(|at| at.parse::<u64>().ok());
     let mut times: Vec<u64> = timers.split("SteadyMs(").skip(1).filter_map(at).collect();
     times.iter_mut().for_each(|at| *at -= now.steady().0);

@@ -696,12 +696,12 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 8] = [
-    "by_token: {}, by_client: {}, sessions: 0, autos: 0, due: [], resumed: []",
+    "by_token: {}, by_client: {}, sessions: 0, autos: 0, renewals: {}, due: [], resumed: []",
     "timers: Deadlines { index: {}",
     "outbox: []",
-    "len: 0, places: 0, leases: Deadlines { index: {}",
+    "by_id: {}, places: 0, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
-    "by_id: {}, by_owner: {}",
+    "by_id: {}, by_owner: {}, owners: 0",
     "notified: {}, notifies: 0",
     "dirty: [], arrived: [], next: {}, garbage: [], undelivered: [], disconnected: {}, scan: Over",
 ];

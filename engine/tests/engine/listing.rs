@@ -5,7 +5,7 @@ use crate::random::{for_seeds, Random};
 use crate::world::World;
 use dlock_commands::look::list::{page, Listing, Source};
 use dlock_commands::words::glob::matches;
-use dlock_commands::{Call, Defaults, Reply};
+use dlock_commands::{Call, Reply};
 use dlock_engine::collections::scan_order::{ScanOrder, BITS};
 use dlock_engine::{Policy, SteadyMs};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,7 +82,7 @@ fn a_cursor_tells_where_to_go_on() {
         (&format!("LIST {marked}"), Source::Queues(5)),
         (&format!("LIST {marked} CONTENDED"), Source::Queues(5)),
     ] {
-        assert_eq!(listing(line).map(|listing| listing.source()), Ok(source));
+        assert_eq!(listing(line).map(|listing| listing.source), Ok(source));
     }
     let cursor = |next| match page(next, Vec::new()) {
         Reply::Array(parts) => parts[0].clone(),
@@ -107,7 +107,7 @@ fn rows(world: &mut World, line: &str, source: Source, keys: &[&str]) -> Vec<Str
         now: world.now,
         db: 0,
         caller: &Client::connection(1),
-        defaults: &Defaults { lease_ms: 1 },
+        default_lease_ms: 1,
         primary: true,
     };
     let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();

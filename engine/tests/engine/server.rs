@@ -6,7 +6,7 @@ use crate::script::{Act, Key};
 use crate::world::Op;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Spec, COMMANDS};
-use dlock_commands::{execute, Call, Defaults, Reply};
+use dlock_commands::{execute, Call, Reply};
 use dlock_engine::{
     change, codec, End, Engine, Keyspace, Loss, Name, NameRef, Now, Output, Policy, WallMs,
 };
@@ -84,13 +84,12 @@ impl Server {
     ) -> Result<Reply, Error> {
         let (name, words) = words.split_first().expect("a command has a name");
         let spec = command(&String::from_utf8_lossy(name)).expect("a command of the table");
-        let defaults = Defaults { lease_ms: 30_000 };
         let primary = self.primary;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
         if spec.access == Access::Write {
             for key in words.get(spec.keys(words)).unwrap_or_default() {
                 let name = NameRef { db, key };
-                engine.close(name, !keys.can_grant(name));
+                engine.close_if_leaving(keys, name);
             }
         }
         execute(
@@ -101,7 +100,7 @@ impl Server {
                 now,
                 db,
                 caller: &caller,
-                defaults: &defaults,
+                default_lease_ms: 30_000,
                 primary,
             },
             words,

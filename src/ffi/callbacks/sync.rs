@@ -16,32 +16,14 @@ use std::ffi::c_int;
 const ANSWER: &[u8] = b"dlock.sync";
 
 /// The filter, while it is registered.
-struct Filter {
-    own: Option<Ctx<'static>>,
-    registered: Option<*mut raw::RedisModuleCommandFilter>,
-}
-
-static FILTER: MainThread<Filter> = MainThread::new(Filter {
-    own: None,
-    registered: None,
-});
-
-/// Sets a context of the module's own, by which the server identifies the filter's module.
-pub(crate) fn init(own: Ctx<'static>) {
-    if let Some(mut filter) = FILTER.borrow() {
-        filter.own = Some(own);
-    }
-}
+static FILTER: MainThread<Option<*mut raw::RedisModuleCommandFilter>> = MainThread::new(None);
 
 /// Refuses such requests from now on, or leaves them to the server.
 pub(crate) fn refuse(wanted: bool) {
-    let Some(mut filter) = FILTER.borrow() else {
+    let (Some(mut filter), Some(own)) = (FILTER.borrow(), Ctx::own()) else {
         return;
     };
-    let Some(own) = filter.own else {
-        return;
-    };
-    match filter.registered {
+    match *filter {
         None if wanted => {
             // SAFETY: a context and a callback that live as long as the module.
             let registered = unsafe {
@@ -51,10 +33,10 @@ pub(crate) fn refuse(wanted: bool) {
                     raw::REDISMODULE_CMDFILTER_NOSELF as c_int
                 ))
             };
-            filter.registered = (!registered.is_null()).then_some(registered);
+            *filter = (!registered.is_null()).then_some(registered);
         }
         Some(registered) if !wanted => {
-            filter.registered = None;
+            *filter = None;
             // SAFETY: what the server has given, once. No filter calls this.
             if unsafe { api!(RedisModule_UnregisterCommandFilter(own.raw(), registered)) } != OK {
                 broken!("the server knows its filter");

@@ -8,7 +8,6 @@ use crate::holds::Loss;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
 use crate::policy::Policy;
-use crate::queue::LockId;
 use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
 
@@ -18,8 +17,8 @@ const FREED_A_STEP: usize = 4096;
 impl Engine {
     /// Marks the locks of a database (or of all) whose values may have come or gone.
     pub fn on_values_changed(&mut self, db: Option<u32>) {
-        let changed = |at: u32| db.is_none_or(|db| db == at);
-        for lock in self.locks_of(changed) {
+        let changed = |name: NameRef| db.is_none_or(|db| db == name.db);
+        for lock in self.queues.chosen(changed) {
             self.mark_stale(lock);
         }
     }
@@ -32,9 +31,9 @@ impl Engine {
 
     /// Marks the queues whose slots have moved to another node.
     pub fn on_slots_changed(&mut self, own: impl Fn(&[u8]) -> bool) {
-        let gone = |lock: &LockId| !own(&self.queues.at(*lock).name.key);
-        let gone: Vec<LockId> = self.queues.ids().filter(gone).collect();
-        gone.into_iter().for_each(|lock| self.mark_stale(lock));
+        for lock in self.queues.chosen(|name| !own(name.key)) {
+            self.mark_stale(lock);
+        }
     }
 
     /// Marks the locks of two databases that were exchanged, under their old names, where their waiters stay. Their new names are
@@ -42,7 +41,7 @@ impl Engine {
     pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: NameRef| name.db == one || name.db == other;
         self.on_locks_left(swapped, Loss::Renamed, now);
-        for lock in self.locks_of(|db| db == one || db == other) {
+        for lock in self.queues.chosen(swapped) {
             self.arrived.push_back(self.queues.at(lock).name.clone());
             self.mark_stale(lock);
         }
@@ -82,7 +81,7 @@ impl Engine {
 
     /// Marks every watched lock: the rules have changed.
     pub(in crate::rules) fn mark_all(&mut self) {
-        for lock in self.locks_of(|_| true) {
+        for lock in self.queues.chosen(|_| true) {
             self.mark(lock);
         }
     }
@@ -92,7 +91,7 @@ impl Engine {
     pub fn demote(&mut self, now: Now) {
         self.holds.lose_all(now.wall());
         for client in std::mem::take(&mut self.disconnected).into_keys() {
-            self.holds.forget(client);
+            self.holds.ties.forget(client);
         }
         self.outbox.retain(|output| output.message.is_some());
         self.undelivered.clear();
@@ -140,12 +139,6 @@ impl Engine {
     /// Returns true if locks are marked, or something is left to be freed.
     pub(in crate::rules) fn has_marked(&self) -> bool {
         !(self.dirty.is_empty() && self.arrived.is_empty() && self.garbage.is_empty())
-    }
-
-    fn locks_of(&self, chosen: impl Fn(u32) -> bool) -> Vec<LockId> {
-        let ids = self.queues.ids();
-        ids.filter(|lock| chosen(self.queues.at(*lock).name.db))
-            .collect()
     }
 
     /// Frees one step of the places and holders that have gone.

@@ -46,11 +46,7 @@ impl Engine {
         }
         // All of them end first: a request that waits for several gets them together.
         for name in free {
-            self.close_if_leaving(keys, name.as_ref());
-            match self.queues.id(name.as_ref()) {
-                Some(lock) => self.settle(keys, now, lock),
-                None => self.settle_changed(keys.entry(name.as_ref()), now, name.as_ref(), None),
-            }
+            self.settle_name(keys, now, name.as_ref());
         }
         self.settle_next(keys, now);
     }
@@ -68,7 +64,7 @@ impl Engine {
             .ok()
             .filter(|hold| hold.fresh)?;
         // No client knows of it, so nobody loses it.
-        self.holds.untie_at(name, promise.token);
+        self.holds.ties.untie_at(name, promise.token);
         let whose = HoldRef { name, owner };
         self.holds
             .end(entry, whose, promise.token, End::Released, now);

@@ -15,7 +15,9 @@ impl Engine {
 
     /// Unties a hold that has left with its key, to another name or with its slot. The hold goes on there.
     pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss, now: Now) {
-        self.holds.lose_at(name, token, why, now.wall());
+        if self.holds.ties.at(name, token).is_some() {
+            self.holds.lose(token, why, now.wall());
+        }
     }
 
     /// Unties all holds of the locks that have left.

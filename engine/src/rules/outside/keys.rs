@@ -30,14 +30,6 @@ impl Engine {
         self.mark(lock);
     }
 
-    /// Stops this lock's queue while its slot is migrating away, or lets it move again.
-    pub fn close(&mut self, name: NameRef, closed: bool) {
-        let queue = self.queues.id(name);
-        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
-            queue.closed = closed;
-        }
-    }
-
     /// Returns true if somebody is queued for this lock, or it is watched.
     pub fn watches(&self, name: NameRef) -> bool {
         self.queues.id(name).is_some()
@@ -125,10 +117,11 @@ impl Engine {
         }
     }
 
-    /// Stops the queue of a lock whose slot is migrating to another node.
-    pub(in crate::rules) fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
-        if self.watches(name) {
-            self.close(name, !keys.can_grant(name));
+    /// Stops this lock's queue while its slot is migrating to another node, or lets it move again.
+    pub fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+        let queue = self.queues.id(name);
+        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
+            queue.closed = !keys.can_grant(name);
         }
     }
 }

@@ -89,30 +89,28 @@ impl Engine {
         } else {
             Renewal::At(next_renewal(token, lease, now))
         };
-        self.holds.renewed(tie.client, token, deadline, next);
+        self.holds.ties.renewed(token, deadline, next);
     }
 
-    /// Renews a hold whose renewal is due in the very moment in which its lease ends. Returns true if the hold goes on.
+    /// Renews a hold whose renewal is due in the very moment in which its lease ends.
     pub(in crate::rules) fn renew_in_time(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
         name: NameRef,
         token: Token,
-    ) -> bool {
+    ) {
         let Some(tie) = self.holds.ties.at(name, token).cloned() else {
-            return false;
+            return;
         };
         let resumed = || self.holds.ties.is_resumed(token);
         let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused() && resumed();
         let due = tie.auto.is_some_and(renews);
         let Ok(hold) = held(entry, tie.owner(), Some(token)) else {
-            return false;
+            return;
         };
-        if !due || hold.deadline < now.wall() || !self.may_renew(&tie, now) {
-            return false;
+        if due && hold.deadline >= now.wall() && self.may_renew(&tie, now) {
+            self.prolong(entry, now, hold, &tie);
         }
-        self.prolong(entry, now, hold, &tie);
-        held(entry, tie.owner(), Some(token)).is_ok_and(|hold| hold.deadline > now.wall())
     }
 }

@@ -20,7 +20,7 @@ impl Engine {
         if tied || self.requests.notified(client).is_some() {
             self.disconnected.insert(client, None);
         } else {
-            self.holds.forget(client);
+            self.holds.ties.forget(client);
         }
     }
 
@@ -40,7 +40,7 @@ impl Engine {
                 self.disconnected.remove(&client);
                 match self.holds.ties.next_of(client, None) {
                     Some(_) => drop(refused.insert(client, None)),
-                    None => self.holds.forget(client),
+                    None => self.holds.ties.forget(client),
                 }
                 continue;
             };

@@ -30,19 +30,17 @@ impl Engine {
                     }
                     self.mark(lock);
                 }
-                Some(Due::Renewals(client)) => {
-                    self.holds.come_due(client, now.steady(), RENEWED_A_STEP);
-                }
             }
         }
+        self.holds.ties.come_due(now.steady(), RENEWED_A_STEP);
         for _ in 0..DUES_A_STEP {
             let Some(lock) = self.queues.pop_lease(now.wall()) else {
                 break;
             };
             self.mark(lock);
         }
-        let timers = self.holds.timers.next();
-        timers.is_some_and(|at| at <= now.steady())
+        let due = self.holds.next_due();
+        due.is_some_and(|at| at <= now.steady())
             || self.queues.next_lease().is_some_and(|at| at <= now.wall())
     }
 

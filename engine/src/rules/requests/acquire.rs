@@ -47,30 +47,6 @@ pub enum Answer<G = Grant> {
     Waiting(RequestId),
 }
 
-/// A grant that is about to be made: the lock, the owner and the terms.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::rules) struct Award<'a> {
-    /// The lock and the new holder.
-    pub whose: HoldRef<'a>,
-    /// The request's terms.
-    pub terms: &'a Terms,
-    /// The lock's queue, if it has one.
-    pub lock: Option<LockId>,
-    /// The place that the request stands at or takes over.
-    pub place: Option<Arrival>,
-    /// How the answer reaches the client.
-    pub answer: Answered,
-}
-
-/// How an answer reaches the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rules) enum Answered {
-    /// As the command's reply, which is written at once.
-    AtOnce,
-    /// At the end of a wait: it may not reach the connection.
-    Later,
-}
-
 impl Ask<'_> {
     /// Returns true if the request waits when it cannot be granted at once.
     pub(in crate::rules) fn waits(&self) -> bool {
@@ -92,10 +68,7 @@ impl Engine {
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Refusal> {
-        let (entry, lock) = self.settle_named(keys, now, name);
-        if entry.foreign {
-            return Err(Refusal::WrongType);
-        }
+        let (entry, lock) = self.settled(keys, now, name)?;
         // The usual lock, free and without a queue: the rule in `contend` could only say yes, and would be 400 of the 14,900
         // instructions that the server takes for an uncontended pair.
         if entry.lock.is_none()
@@ -140,19 +113,14 @@ impl Engine {
         match self.grantable(entry, queue, now, ask.owner, ask.terms.share, kind) {
             Grantable::Now => {
                 refuse_overflow(entry, ask.owner, &ask.terms)?;
-                if let Some((lock, number)) = lock.zip(place) {
-                    self.take_over(lock, number, now);
+                let at = Part::at(lock, place);
+                if let Some(at) = at {
+                    self.take_over(at, now);
                 }
                 let owner = ask.owner;
-                let award = Award {
-                    whose: HoldRef { name, owner },
-                    terms: &ask.terms,
-                    lock,
-                    place,
-                    answer: Answered::AtOnce,
-                };
-                let (grant, promise) = self.award(entry, now, &award)?;
-                let answer = match promise {
+                let whose = HoldRef { name, owner };
+                let (grant, promise) = self.award(entry, now, whose, &ask.terms, at)?;
+                let answer = match promise.filter(|_| self.policy.confirms()) {
                     None => Answer::Granted(grant),
                     Some(promise) => {
                         let (name, outcome) = (promise.name.clone(), Outcome::Granted(grant));
@@ -194,32 +162,33 @@ impl Engine {
         };
         self.refuse_if_deadlocked(keys, now, asked)?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
-        if let Some(number) = place {
-            self.take_over(lock, number, now);
+        if let Some(place) = place {
+            self.take_over(Part { lock, place }, now);
         }
         let number = self.enqueue(keys.entry(name), now, lock, ask, kind);
         self.wait(keys, now, lock, ask, number)
     }
 
-    /// Grants a lock to a request and removes its place. The caller has checked that nothing is in its way. Returns the grant, and
-    /// the promise of the answer if the answer may not be delivered.
+    /// Grants a lock to a request and removes the place that it stands at or takes over. The caller has checked that nothing is in
+    /// its way. Returns the grant; and the promise of the answer if the answer may come later, and so may not be delivered.
     ///
     /// Errors when the hold count would overflow.
     pub(in crate::rules) fn award(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
-        award: &Award,
+        whose: HoldRef,
+        terms: &Terms,
+        at: Option<Part>,
     ) -> Result<(Grant, Option<Promise>), Refusal> {
-        let used = award.lock.zip(award.place).and_then(|(lock, number)| {
-            let place = self.remove_granted(entry, now, lock, number)?;
-            Some((number, place))
+        let used = at.and_then(|at| {
+            let place = self.remove_from_queue(entry, at.lock, at.place)?;
+            let waited_us = place.waited_us(now);
+            self.holds.counters.waited(whose.name, waited_us);
+            Some((at.place, place))
         });
-        let whose = award.whose;
         let is_new = entry.hold(whose.owner).is_none();
-        let grant = self
-            .holds
-            .grant(&self.policy, entry, now, whose, award.terms)?;
+        let grant = self.holds.grant(&self.policy, entry, now, whose, terms)?;
         if is_new {
             let waited = used.is_some();
             self.holds.counters.grants_immediate += u64::from(!waited);
@@ -230,7 +199,7 @@ impl Engine {
             let unconfirmed = self.holds.unconfirmed.entry(grant.token);
             unconfirmed.or_insert(is_new);
         }
-        let promise = (confirms || award.answer == Answered::Later).then(|| Promise {
+        let promise = (confirms || used.is_some()).then(|| Promise {
             name: whose.name.to_owned(),
             owner: Rc::from(whose.owner),
             token: grant.token,
@@ -330,13 +299,13 @@ impl Engine {
 
     /// Answers the request that waits at this place with `REPLACED`, and removes it from the other queues that it stands in. The
     /// place stays, with nobody there.
-    pub(in crate::rules) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {
-        let place = self.queues.at(lock).place(number);
+    pub(in crate::rules) fn take_over(&mut self, at: Part, now: Now) {
+        let place = self.queues.at(at.lock).place(at.place);
         let Some(id) = place.and_then(Place::request) else {
             return;
         };
         self.holds.counters.replaced += 1;
-        self.end_wait(id, now, Outcome::Replaced, |at| at == lock);
+        self.end_wait(id, now, Outcome::Replaced, at.lock);
     }
 
     /// Finds or makes the owner's place for this request, where nobody waits; returns its number.

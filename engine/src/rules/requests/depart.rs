@@ -72,19 +72,19 @@ impl Engine {
         (!waits).then(|| self.outbox.remove(at).outcome)
     }
 
-    /// Ends a wait with an outcome. The request's places go, except in those queues where a newer request takes them over. The
-    /// locks are settled before the event ends.
+    /// Ends a wait with an outcome. The request's places go, except in the queue of the lock `stays`: there the caller decides what
+    /// becomes of it. The locks are settled before the event ends.
     pub(in crate::rules) fn end_wait(
         &mut self,
         id: RequestId,
         now: Now,
         outcome: Outcome,
-        stays: impl Fn(LockId) -> bool,
+        stays: LockId,
     ) {
         let Some(left) = self.unregister_everywhere(id, now) else {
             return;
         };
-        for part in left.parts().iter().filter(|part| !stays(part.lock)) {
+        for part in left.parts().iter().filter(|part| part.lock != stays) {
             self.free_place(part, now);
             self.next.insert(FollowUp::Lock(part.lock));
         }
@@ -225,8 +225,7 @@ impl Engine {
         name: NameRef,
         owner: &[u8],
     ) -> Result<bool, Refusal> {
-        let entry = self.settled(keys, now, name)?;
-        let lock = self.queues.id(name);
+        let (entry, lock) = self.settled(keys, now, name)?;
         let place = self.queues.at(lock).number_of(owner);
         let Some((lock, number)) = lock.zip(place) else {
             return Ok(false);
@@ -248,7 +247,7 @@ impl Engine {
     ) {
         let place = self.queues.at(lock).place(number);
         if let Some(id) = place.and_then(Place::request) {
-            self.end_wait(id, now, outcome, |at| at == lock);
+            self.end_wait(id, now, outcome, lock);
         }
         if let Some(place) = self.remove_from_queue(entry, lock, number) {
             let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));

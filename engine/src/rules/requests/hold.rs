@@ -21,22 +21,19 @@ impl Engine {
         owner: &[u8],
         limit: Limit,
     ) -> Result<Grant, Refusal> {
-        let entry = self.settled(keys, now, name)?;
+        let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, None)?;
         if limit < hold.limit {
             return Err(Refusal::NotWeaker(hold.limit));
         }
-        if limit != hold.limit {
-            entry.set_hold(Hold {
-                owner,
-                limit,
-                fresh: false,
-                ..hold
-            });
-        } else {
-            entry.touch(owner, hold);
-        }
-        self.settle_changed(entry, now, name, self.queues.id(name));
+        let hold = Hold { owner, ..hold };
+        let weakened = Hold {
+            limit,
+            fresh: false,
+            ..hold
+        };
+        entry.revise(hold, weakened);
+        self.settle_changed(entry, now, name, lock);
         self.settle_next(keys, now);
         Ok(Grant {
             token: hold.token,
@@ -59,7 +56,7 @@ impl Engine {
     ) -> Result<Millis, Refusal> {
         let HoldRef { name, owner } = whose;
         self.policy.confirmable(now)?;
-        let entry = self.settled(keys, now, name)?;
+        let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
         let lease = match tie.auto {
             Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
@@ -80,7 +77,7 @@ impl Engine {
             self.holds
                 .tie_renewed(whose, hold.token, deadline, lease, tie, now);
         }
-        self.settle_changed(entry, now, name, self.queues.id(name));
+        self.settle_changed(entry, now, name, lock);
         self.settle_next(keys, now);
         Ok(deadline.since(now.wall()))
     }
@@ -100,7 +97,7 @@ impl Engine {
     ) -> Result<Millis, Refusal> {
         self.policy.confirmable(now)?;
         for name in names {
-            held(self.settled(keys, now, *name)?, owner, None)?;
+            held(self.settled(keys, now, *name)?.0, owner, None)?;
         }
         let mut least = Millis::MAX;
         for name in names.iter().copied() {
@@ -123,10 +120,7 @@ impl Engine {
         leave: Option<u32>,
     ) -> Result<u32, Refusal> {
         let HoldRef { name, owner } = whose;
-        let (entry, lock) = self.settle_named(keys, now, name);
-        if entry.foreign {
-            return Err(Refusal::WrongType);
-        }
+        let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
         let left = match leave {
             None => hold.holds - 1,
@@ -167,7 +161,7 @@ impl Engine {
             }));
         }
         for name in names {
-            self.settle_changed(keys.entry(*name), now, *name, self.queues.id(*name));
+            self.settle_name(keys, now, *name);
         }
         self.settle_next(keys, now);
         Ok(left)
@@ -183,7 +177,7 @@ impl Engine {
         name: NameRef,
         owner: Option<&[u8]>,
     ) -> Result<usize, Refusal> {
-        let entry = self.settled(keys, now, name)?;
+        let (entry, lock) = self.settled(keys, now, name)?;
         let ended = match owner {
             None => {
                 let all = WallMs(Millis::MAX);
@@ -201,26 +195,9 @@ impl Engine {
                 Err(_) => 0,
             },
         };
-        self.settle_changed(entry, now, name, self.queues.id(name));
+        self.settle_changed(entry, now, name, lock);
         self.settle_next(keys, now);
         Ok(ended)
-    }
-
-    /// Settles a lock; returns its entry.
-    ///
-    /// Errors: `WrongType`.
-    #[inline(always)]
-    pub(in crate::rules) fn settled<'k, K: Keyspace>(
-        &mut self,
-        keys: &'k mut K,
-        now: Now,
-        name: NameRef,
-    ) -> Result<&'k mut Entry<K::Value>, Refusal> {
-        let (entry, _) = self.settle_named(keys, now, name);
-        if entry.foreign {
-            return Err(Refusal::WrongType);
-        }
-        Ok(entry)
     }
 }
 

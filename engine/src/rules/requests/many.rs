@@ -8,7 +8,7 @@
 //! It waits only for locks that its owner does not hold, and inherits no place: whatever else its owner waits for at these locks
 //! ends, and it enters all of their queues at the end.
 
-use super::acquire::{refuse_overflow, Answer, Answered, Ask, Award};
+use super::acquire::{refuse_overflow, Answer, Ask};
 use crate::deadlock::{Asked, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
@@ -79,9 +79,7 @@ impl Engine {
         ask: &Ask,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
         for name in names {
-            if self.settle_named(keys, now, *name).0.foreign {
-                return Err(Refusal::WrongType);
-            }
+            self.settled(keys, now, *name)?;
         }
         let answer = self.contend_for_many(keys, now, names, ask);
         self.settle_next(keys, now);
@@ -177,11 +175,10 @@ impl Engine {
             self.room_in_queue(at.lock)?;
         }
         // The owner's places here go, and those of its older requests elsewhere.
-        let here = plan.locks().filter_map(|at| at.lock.zip(at.place));
-        let mut gone: BTreeSet<(LockId, Arrival)> = here.collect();
+        let here = plan.locks().filter_map(|at| Part::at(at.lock, at.place));
+        let mut gone: BTreeSet<Part> = here.collect();
         let older = plan.older.iter().filter_map(|id| self.requests.get(*id));
-        let parts = older.flat_map(Request::parts);
-        gone.extend(parts.map(|part| (part.lock, part.place)));
+        gone.extend(older.flat_map(Request::parts));
         let fresh = plan.wanted.len();
         if fresh > gone.len() && self.queues.places() + fresh - gone.len() > self.policy.max_places
         {
@@ -220,12 +217,11 @@ impl Engine {
         let ask = plan.ask;
         let at: Vec<NamedLock> = plan.locks().collect();
         for at in &at {
-            if let Some((lock, number)) = at.lock.zip(at.place) {
-                self.take_over(lock, number, now);
+            if let Some(at) = Part::at(at.lock, at.place) {
+                self.take_over(at, now);
             }
         }
-        let (grants, promises) =
-            self.grant_all(keys, now, ask.owner, &ask.terms, &at, Answered::AtOnce);
+        let (grants, promises) = self.grant_all(keys, now, ask.owner, &ask.terms, &at);
         let answer = match self.policy.confirms() {
             false => Answer::Granted(grants),
             true => {
@@ -246,18 +242,11 @@ impl Engine {
         owner: &[u8],
         terms: &Terms,
         locks: &[NamedLock],
-        answer: Answered,
     ) -> (Vec<Grant>, Vec<Promise>) {
         let (mut grants, mut promises) = (Vec::with_capacity(locks.len()), Vec::new());
         for NamedLock { name, lock, place } in locks.iter().copied() {
-            let award = Award {
-                whose: HoldRef { name, owner },
-                terms,
-                lock,
-                place,
-                answer,
-            };
-            let Ok((grant, promise)) = self.award(keys.entry(name), now, &award) else {
+            let (whose, at) = (HoldRef { name, owner }, Part::at(lock, place));
+            let Ok((grant, promise)) = self.award(keys.entry(name), now, whose, terms, at) else {
                 broken!("no count overflows that was looked at before");
                 continue;
             };
@@ -269,11 +258,8 @@ impl Engine {
 
     /// Settles all of the locks.
     fn settle_all(&mut self, keys: &mut impl Keyspace, now: Now, locks: &[NamedLock]) {
-        for NamedLock { name, .. } in locks {
-            match self.queues.id(*name) {
-                Some(lock) => self.settle(keys, now, lock),
-                None => self.settle_changed(keys.entry(*name), now, *name, None),
-            }
+        for at in locks {
+            self.settle_name(keys, now, at.name);
         }
     }
 
@@ -289,14 +275,14 @@ impl Engine {
         let mut parts = Vec::with_capacity(plan.wanted.len());
         for at in plan.locks() {
             let entry = keys.entry(at.name);
-            if let Some((lock, number)) = at.lock.zip(at.place) {
-                self.take_over(lock, number, now);
-                self.remove_place(entry, now, lock, number, Outcome::Replaced);
+            if let Some(at) = Part::at(at.lock, at.place) {
+                self.take_over(at, now);
+                self.remove_place(entry, now, at.lock, at.place, Outcome::Replaced);
             }
             let lock = self.queues.id_or_new(at.name);
             let number = self.holds.tokens.arrival(now);
             let mut place = Place::new(owner.clone(), ask.terms.share, now);
-            place.occupy_with_part(id);
+            place.occupy(id);
             self.add_place(entry, lock, number, place);
             if let Some(queue) = self.queues.get_mut(lock) {
                 queue.multi_places += 1;
@@ -365,7 +351,7 @@ impl Engine {
             place: Some(part.place),
         });
         let at: Vec<NamedLock> = at.collect();
-        let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at, Answered::Later);
+        let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
         let pending = Pending::new(promises, until);
         let output = Output::new(id, request.channel, owner, &first, outcome, pending);
