@@ -1,5 +1,5 @@
-//! Faults, planted between the engine and the world, or in the pictures that are taken of it: a check that has never rejected
-//! anything proves nothing. Each is caught, and the table says by what, and at which sequence: none of its lines can be left out.
+//! Faults, planted between the engine and the world, or in the pictures of it: a check that has never rejected anything proves
+//! nothing. A table says which check catches each fault, and by which sequence: no line of a sequence can be left out.
 
 use crate::client::Client;
 use crate::exploration;
@@ -23,92 +23,92 @@ use dlock_engine::{
     End, Grant, Limit, Outcome, Permits, PlaceKind, Policy, Promise, RequestId, Token, ONE,
 };
 
-/// What goes wrong.
+/// A planted fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    // What the engine is asked is not what was said.
-    /// SESSION is not heard.
+    // The engine receives another command than the client sent.
+    /// SESSION is dropped.
     DeafToSession,
-    /// HOLDS is not heard.
+    /// HOLDS is dropped.
     DeafToHolds,
-    /// SHARED is not heard.
+    /// SHARED is dropped.
     DeafToShared,
-    /// PERMITS is not heard.
+    /// PERMITS is dropped.
     DeafToPermits,
-    /// CLAIM is not heard.
+    /// CLAIM is dropped.
     DeafToClaim,
-    /// TOKEN is not heard.
+    /// TOKEN is dropped.
     DeafToToken,
-    /// AUTO is not heard.
+    /// AUTO is dropped.
     DeafToAuto,
-    /// AUTO from another connection drags a session along.
+    /// AUTO from another connection takes a session along.
     DragsSession,
     /// AUTO is over as soon as it begins.
     ShortAuto,
-    /// BLOCK is without bound, whatever it says.
+    /// BLOCK has no bound, whatever it says.
     EndlessBlock,
     /// A lease is one millisecond short.
     ShortLease,
-    /// RELEASE gives back all.
+    /// RELEASE gives back all holds.
     ReleasesAll,
     /// A request that takes over keeps the stricter of both limits.
     MergesLimits,
     /// A request that takes over asks for as many permits as the older one.
     MergesPermits,
-    /// A request that takes over stands behind all others.
+    /// A request that takes over is queued behind all others.
     QueuesAgain,
     /// A request that does not wait takes over.
     PollTakesOver,
-    /// Of many locks one is not heard.
+    /// One of many locks is dropped.
     ForgetsOne,
-    /// An owner that waits is taken to be able to act by another of its connections.
+    /// A waiting owner is assumed able to act by another of its connections.
     TwoActors,
 
-    // What the engine answers is not what is told.
+    // The client receives another answer than the engine gave.
     /// A holder that waits is refused although it could be granted.
     FalseAlarm,
-    /// A wait by NOTIFY is told another place.
+    /// A wait by NOTIFY is answered with another place.
     WrongPlace,
-    /// A re-entry in a quarantine is told that it waits.
+    /// A re-entry in a quarantine is answered as a wait.
     ReentryWaits,
     /// An answer does not reach its blocked connection.
     LostWake,
     /// A message does not reach its channel.
     LostMessage,
-    /// A channel is told twice.
+    /// A channel receives its outcome twice.
     TwoMessages,
-    /// Who is replaced hears null.
+    /// A replaced request is answered null.
     ReplacedAsNull,
-    /// Who is replaced hears nothing.
+    /// A replaced request is not answered.
     ReplacedUntold,
-    /// Who waits to upgrade a hold hears nothing of its end.
+    /// A waiting upgrade is not answered when its hold ends.
     NotHeldUntold,
     /// A request for many locks that may not wait is answered null.
     HoldingAsNull,
-    /// Who waits where its own hold has come to hears nothing of it.
+    /// A waiter whose own hold arrives by a value is not answered.
     TryAgainUntold,
-    /// A channel hears nothing of it.
+    /// A channel does not receive `moved`.
     MovedUntold,
-    /// A channel does not hear that its connection is gone.
+    /// A channel does not learn that its connection is gone.
     GoneUntold,
-    /// Who is cancelled hears that its time is up.
+    /// A cancelled request is answered as timed out.
     CancelledAsNull,
-    /// A grant is told with another token.
+    /// A grant is answered with another token.
     WrongToken,
 
-    /// A sign of life is not told what is lost.
+    /// The answer to a sign of life lacks a loss.
     LossUntold,
-    /// A sign of life is told of a tie too few.
+    /// The answer to a sign of life counts a tie too few.
     TieUncounted,
-    /// A sign of life is told a millisecond too much.
+    /// The answer to a sign of life is a millisecond too long.
     LongBelief,
 
-    // What happens is not what the engine is told.
-    /// Who is blocked by a connection that ends keeps its place.
+    // The engine learns other events than happened.
+    /// A blocked request keeps its place when its connection ends.
     DeadWaiterStays,
-    /// The end of a connection is not noticed otherwise.
+    /// The engine does not learn that a connection has ended.
     EndUnnoticed,
-    /// No deadlocks are looked for.
+    /// Deadlock detection is off.
     Blind,
     /// The server wakes a millisecond late.
     LateTick,
@@ -116,13 +116,13 @@ pub enum Fault {
     Unsettled,
     /// An effect does not reach the replica.
     LostEffect,
-    /// A grant that reached nobody stands.
+    /// An undelivered grant stands.
     GrantStands,
-    /// A grant that reached nobody is taken back whatever came before it or since.
+    /// An undelivered grant is given back even if an older hold or a later command touched it.
     TakesBackAll,
-    /// With a grant that reached nobody its ticket goes.
+    /// An undelivered grant loses its ticket.
     TicketGone,
-    /// Whether a hold may be renewed is asked as whether it may be granted.
+    /// The check whether a hold may be renewed uses the one whether it may be granted.
     OneQuestion,
     /// A lock that comes by RENAME is not noticed.
     RenameUnseen,
@@ -130,71 +130,71 @@ pub enum Fault {
     DelUnseen,
     /// A tie is not ended when its hold leaves the name.
     TieStays,
-    /// The server does not look once a second.
+    /// The server does not scan once a second.
     NoLook,
-    /// The next use of a lock does not notice that it came to its name unseen.
+    /// The next use of a lock does not notice that its value arrived unnoticed.
     UseBlind,
-    /// A TTL that a user gives removes nothing.
+    /// A TTL that a user gives removes no key.
     ExpireIgnored,
     /// Leases are cut to a TTL that a user gives.
     ExpireObeyed,
     /// A key keeps the TTL that a user gave when the lock is written to.
     TtlSticks,
-    /// An end that is due comes before the renewal that is due in the same instant.
+    /// A due expiry precedes a renewal that is due in the same instant.
     EndsFirst,
     /// The time of AUTO runs out while its connection waits.
     WaitsUnheard,
     /// A lower `max-lease-ms` does not reach the engine.
     LongLeases,
-    /// A step of the wall clock is one of all clocks.
+    /// A step of the wall clock steps all clocks.
     SteadySteps,
     /// `grants no` does not reach the engine.
     GrantsOn,
-    /// A step of the wall clock is one of the quarantine.
+    /// A step of the wall clock moves the quarantine.
     QuarantineSteps,
-    /// Whatever comes to a key is taken for a value that a user has brought.
+    /// Every value that arrives at a key counts as a user's.
     TrustsNobody,
 
-    // What is seen of the world is not so.
+    // The picture does not show the world as it is.
     /// A lock is granted to a second owner.
     DoubleGrant,
-    /// A hold beside another has all permits.
+    /// One of several holds has all permits.
     TooManyPermits,
     /// A grant's token is not above the last one.
     TokenBack,
     /// A grant goes to the second in the queue.
     Overtaken,
-    /// Two in a queue change places.
+    /// Two places in a queue are swapped.
     Swapped,
-    /// An owner stands twice in a queue.
+    /// An owner has two places in a queue.
     TwoPlaces,
     /// A place is kept beyond its claim window.
     Ghost,
-    /// A place is gone and still counted.
+    /// A removed place is still counted.
     LeakedPlace,
-    /// The engine asks to be woken a little late.
+    /// The engine asks to be woken a millisecond late.
     LateWakeup,
-    /// The value does not know that somebody is queued.
+    /// The value is not marked as having a queue.
     Unwatched,
     /// The value has lost a ticket.
     LostTicket,
-    /// A key keeps the TTL it had.
+    /// A key keeps an old TTL.
     WrongTtl,
     /// A hold ends with a connection that it is not tied to.
     StraySession,
-    /// A new request for many locks stands before those who wait.
+    /// A new request for many locks stands before the older waiters.
     EntersAhead,
     /// A request for many locks has one of them already.
     Partly,
-    /// A request for many locks is told of some of them.
+    /// A request for many locks is answered with some of them.
     ToldPartly,
-    /// A request waits at no place.
+    /// A request waits without a place.
     Nowhere,
-    /// What ties a hold does not know that its lease was renewed.
+    /// A tie does not know that the lease of its hold was renewed.
     StaleTie,
 }
 
-/// What catches a fault.
+/// The check that catches a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Model,
@@ -204,8 +204,8 @@ enum By {
 use By::{Invariant, Model};
 use Fault::*;
 
-/// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
-/// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
+/// Each fault with the check that catches it, and a sequence at whose end it does: it does not without any of these lines, and no
+/// shorter sequence of [`exploration`](crate::exploration)'s acts does.
 #[rustfmt::skip]
 const CAUGHT: [(Fault, By, &str); 93] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
@@ -308,7 +308,7 @@ impl World {
         self.fault == Some(fault)
     }
 
-    /// What the engine hears of a command.
+    /// Returns the command as the engine receives it.
     pub fn distort(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Vec<Vec<u8>> {
         let mut heard: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         let Some(fault) = self.fault else {
@@ -395,7 +395,7 @@ impl World {
         heard
     }
 
-    /// Every value is one that a user has brought.
+    /// Treats every value as one that a user brought.
     pub fn mistrust(&mut self) {
         if !self.is(TrustsNobody) {
             return;
@@ -407,7 +407,7 @@ impl World {
         }
     }
 
-    /// The owner's place goes, and its request is told that it was replaced.
+    /// Removes the owner's place; its request is answered as replaced.
     fn clear(&mut self, asked: &Waiting) {
         let Server { engine, keys, .. } = &mut self.primary;
         let name = asked.names[0].as_ref();
@@ -418,7 +418,7 @@ impl World {
         }
     }
 
-    /// What the answer to a request for locks is told as.
+    /// Returns the answer to a request for locks as the client receives it.
     pub fn falsify(
         &mut self,
         asked: &Waiting,
@@ -442,7 +442,7 @@ impl World {
         }
     }
 
-    /// What a sign of life is told.
+    /// Returns the answer to a sign of life as the client receives it.
     pub fn misreport(&self, answer: Result<Reply, Error>) -> Result<Reply, Error> {
         let Ok(Reply::Array(mut parts)) = answer else {
             return answer;
@@ -464,7 +464,7 @@ impl World {
         self.primary.keys.values.values().any(held)
     }
 
-    /// What an outcome is told as, and to whom.
+    /// Returns an outcome as it is delivered, with its recipients.
     pub fn garble(&mut self, id: RequestId, outcome: Outcome) -> Vec<(RequestId, Outcome)> {
         let blocked = self
             .waits
@@ -489,7 +489,7 @@ impl World {
         }
     }
 
-    /// What the engine hears of answers that nobody has heard.
+    /// Returns the promises of undelivered answers as the engine learns them.
     pub fn unheard_of(&mut self, promises: Vec<Promise>) -> Vec<Promise> {
         match self.fault {
             Some(GrantStands) => Vec::new(),
@@ -504,7 +504,7 @@ impl World {
         }
     }
 
-    /// These holds are as if nothing had ever touched them.
+    /// Marks these holds as untouched.
     pub fn freshen(&mut self, promises: &[Promise]) {
         for promise in promises {
             let value = self.primary.keys.values.get_mut(&promise.name);
@@ -529,7 +529,7 @@ impl Fault {
         self.forged(before, after).unwrap_or_default();
     }
 
-    /// The same; none if there is no occasion.
+    /// Forges a picture; none if it offers no occasion.
     fn forged(self, before: &Picture, after: &mut Picture) -> Option<()> {
         let mut rows = after.rows.values_mut();
         match self {
@@ -624,7 +624,7 @@ impl Fault {
     }
 }
 
-/// Whether these lines, with this fault, are caught.
+/// Returns true if these lines, with this fault, are caught.
 fn is_caught(fault: Fault, by: By, lines: &[&str]) -> bool {
     let acts = lines
         .iter()
@@ -652,7 +652,7 @@ fn is_caught(fault: Fault, by: By, lines: &[&str]) -> bool {
     }
 }
 
-/// Windows that are short enough to look at every millisecond of them.
+/// Returns a policy with windows short enough to look at every millisecond of them.
 pub fn policy() -> Policy {
     Policy {
         claim_window_ms: 20,
@@ -676,10 +676,10 @@ fn every_fault_is_caught_and_no_line_of_its_sequence_is_idle() {
     }
 }
 
-/// Of longer sequences there are too many for every run of the tests.
+/// Longer sequences are too many for every run of the tests.
 const SHORT: usize = 3;
 
-/// However late random runs come by a fault: all sequences are tried, from the shortest on.
+/// Tries all sequences, from the shortest on: random runs may come by a fault late.
 #[test]
 fn the_exploration_finds_a_fault_at_its_smallest_sequence() {
     for (fault, by, lines) in CAUGHT {
@@ -713,7 +713,7 @@ fn a_value_that_is_read_otherwise_is_seen() {
     ));
 }
 
-/// Each of these leaves something behind that the other rules do not mind.
+/// Each of these leaves something behind that the other rules ignore.
 #[test]
 fn what_is_left_behind_is_seen() {
     let leave: [fn(&mut World); 4] = [

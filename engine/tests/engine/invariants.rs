@@ -1,5 +1,5 @@
-//! What must hold after every step, whatever happened. Each rule is written from what users are promised, in terms of a
-//! [`Picture`]; `faults` shows of each that it can fail.
+//! Invariants: rules that hold after every step, whatever happened. Each states a promise to users in terms of a [`Picture`];
+//! `faults` shows of each that it can fail.
 
 use crate::deadlock;
 use crate::snapshot::{key, text, Holder, Picture, Place, Row};
@@ -11,65 +11,65 @@ use std::collections::BTreeSet;
 /// A promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// There are never more permits held than any holder's limit.
+    /// The permits held never exceed any holder's limit.
     Limits,
     /// Tokens rise strictly over all grants.
     TokensRise,
     /// Places are granted in order of arrival, and no newcomer passes them.
     NoOvertaking,
-    /// Nobody is queued while the lock is free for the head, and the head is present.
+    /// No request is queued while the lock is free for the head of the queue and the head is present.
     NobodyIdle,
     /// Replica and primary agree byte for byte.
     Replica,
-    /// Nobody keeps a place who is not there, but for a ticket within its claim window.
+    /// No place remains without a waiting request, except a ticket within its claim window.
     Ghost,
     /// An owner has one place at a lock, and a holder none in the queue.
     OnePlace,
-    /// The engine counts its places right.
+    /// The engine counts its places correctly.
     Places,
-    /// The engine asks to be woken no later than the first thing that must happen.
+    /// The engine asks to be woken no later than the next deadline.
     Wakeup,
-    /// The value says that somebody is queued exactly if somebody is, and has the tickets that are queued.
+    /// The value is marked as having a queue exactly if it has one, and it has the tickets that are queued.
     Watched,
-    /// The key's TTL is what the value says it must be.
+    /// The key's TTL is the one that the value demands.
     Ttl,
-    /// At every place but an absent ticket's one request waits, and a request has a place at each of its locks.
+    /// Each place, except an absent ticket's, has one waiting request, and a request has a place at each of its locks.
     Answered,
-    /// Every grant is answered to somebody; a request for many locks is granted all of them in one event, or none.
+    /// Every grant is answered; a request for many locks is granted all of them in one event, or none.
     AllOrNone,
-    /// No wait stands that could never end, once that was looked for; and none is refused that could.
+    /// After a search, no wait stands that can never end; and no wait is refused that could end.
     NoCircle,
     /// A hold that is tied to a connection ends with it, and no other does.
     SessionEnds,
-    /// Who waits by a channel is told once.
+    /// A wait by a channel receives one outcome.
     NotifyTold,
-    /// Nothing is granted as long as a quarantine lasts.
+    /// No lock is granted while a quarantine lasts.
     Quarantine,
-    /// A lease that its owner was told never ends earlier, unless the owner asks for that.
+    /// An answered lease never ends earlier, unless the owner asks for that.
     LeasesKept,
-    /// A hold that the server renews does not end as time passes.
+    /// A hold that the server renews does not end by time.
     AutoRenews,
-    /// What ties a hold knows when its lease ends.
+    /// A tie knows when the lease of its hold ends.
     TieEnds,
-    /// A connection is told what is tied to it, how long all of that is safe, and what it has lost.
+    /// A connection learns how many holds are tied to it, how long all of them are safe, and which it has lost.
     KeepTold,
-    /// Who waits for a lock is not granted it while its slot is on its way to another node.
+    /// No waiter is granted a lock while its slot migrates to another node.
     NotInLeavingSlots,
-    /// What was saved is what is read.
+    /// A saved value reads back unchanged.
     RoundTrip,
-    /// With everything given back, nothing is kept.
+    /// After everything was given back, the engine keeps nothing.
     NoLeak,
 }
 
-/// A promise that was broken, and how.
+/// A broken promise, and how it was broken.
 #[derive(Debug)]
 pub struct Broken(pub Rule, pub String);
 
-/// Checks everything that can be seen in one picture, given the one before. `orderly` says that no key came or went in
-/// between by other means than the module's: then queues can be compared.
+/// Checks everything that one picture shows, given the previous one. `orderly` says that only the module created and removed keys
+/// in between: then queues can be compared.
 pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
     tokens_rise(before.last_token, &after.grants)?;
-    // Of what nobody was told, nothing is promised until the next look, or the lock's next use.
+    // Nothing is promised of a value that arrived unnoticed, until the next scan or the lock's next use.
     let seen = || {
         let rows = after.rows.iter();
         rows.filter(|(name, _)| !after.unseen.contains(*name))
@@ -78,7 +78,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         limits(name, row)?;
     }
     let known = before.unseen.is_empty() && after.unseen.is_empty();
-    // What comes to a lock that must not move stands in no queue yet, and who left it may stand there still.
+    // A value that arrives at a lock that must not move joins no queue yet, and one that left may still have its places.
     let moves = before.leaving.is_empty() && after.leaving.is_empty();
     if known && moves {
         no_circle(before, after)?;
@@ -104,7 +104,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         for (name, row) in seen() {
             ghost(name, row)?;
             watched(name, row)?;
-            // A TTL that a user gave stays until the module next writes to the lock.
+            // A user's TTL stays until the module next writes to the lock.
             let given = |hold: &Holder| after.retimed.contains(&hold.token);
             if !row.holders.iter().any(given) {
                 ttl(name, row)?;
@@ -130,8 +130,8 @@ fn broken<T>(rule: Rule, what: String) -> Result<T, Broken> {
     Err(Broken(rule, what))
 }
 
-/// Within one step grants of several locks are recorded lock by lock: each must be above all that were granted before,
-/// and rise within its lock.
+/// Checks that tokens rise. Within one step grants of several locks are recorded lock by lock: each must be above all earlier
+/// grants, and rise within its lock.
 fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Broken> {
     for (at, (name, owner, token)) in grants.iter().enumerate() {
         let sooner = grants[..at].iter().filter(|(lock, ..)| lock == name);
@@ -150,7 +150,7 @@ pub fn allows(limit: Limit, permits: u64) -> bool {
     limit.to_wire() == 0 || permits <= u64::from(limit.to_wire())
 }
 
-/// How many permits these hold together.
+/// Returns the sum of the permits that these hold.
 pub fn permits<'h>(holders: impl IntoIterator<Item = &'h Holder>) -> u64 {
     let permits = holders.into_iter().map(|hold| hold.permits.get());
     permits.map(u64::from).sum()
@@ -183,7 +183,7 @@ fn one_place(name: &Name, row: &Row) -> Result<(), Broken> {
         Some(place) => broken(
             Rule::OnePlace,
             format!(
-                "{} has a place too much at {}",
+                "{} has more than one place at {}",
                 text(&place.owner),
                 key(name)
             ),
@@ -201,7 +201,7 @@ fn nobody_idle(after: &Picture) -> Result<(), Broken> {
         };
         if wait.names.iter().all(free) {
             let what = format!(
-                "this could be granted: {}\n{}",
+                "a waiter could be granted: {}\n{}",
                 wait.shown(),
                 after.queues()
             );
@@ -211,7 +211,7 @@ fn nobody_idle(after: &Picture) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Whether the owner of this place may hold beside the other holders.
+/// Returns true if the owner of this place may hold the lock together with the other holders.
 fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
     let live = row.holders.iter().filter(|hold| hold.deadline > after.now);
     let others: Vec<_> = live.filter(|hold| hold.owner != place.owner).collect();
@@ -230,7 +230,7 @@ fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
         Some(place) => broken(
             Rule::Ghost,
             format!(
-                "{}'s place for {} has nobody",
+                "{}'s place for {} has no waiting request",
                 text(&place.owner),
                 key(name)
             ),
@@ -266,8 +266,8 @@ fn ttl(name: &Name, row: &Row) -> Result<(), Broken> {
     }
 }
 
-/// Compares a queue with what it was: who stays keeps the order, who is new stands at the end, and nobody was granted
-/// the lock while somebody who stood before is still there.
+/// Compares a queue with the previous one: the places that stay keep their order, new ones stand at the end, and no owner was
+/// granted the lock while an earlier place stays.
 fn no_overtaking(
     name: &Name,
     was: &Row,
@@ -287,10 +287,10 @@ fn no_overtaking(
         after.heard.iter().filter(here).any(|heard| heard.lost)
     };
     let stayed = |place: &&Place| {
-        // Else it has left its place by a grant, and come to wait again.
+        // Else it left its place by a grant, and waits again.
         !grants.contains(&&place.owner) || undone(&place.owner)
     };
-    // A newer request for many has entered all of its queues anew: behind all who stood there.
+    // A newer request for many locks has entered all of its queues again: behind all places there.
     let entered = |wait: &Waiting| wait.many && wait.event > before.event;
     let anew = |place: &Place| {
         let its = |wait: &Waiting| wait.owner == place.owner && wait.names.contains(name);
@@ -330,13 +330,13 @@ fn no_overtaking(
         );
         return broken(Rule::NoOvertaking, what);
     }
-    // Who was granted the lock in vain stands where it stood: others were granted theirs behind it.
+    // An owner whose grant was undone stands where it stood: the places behind it may have been granted.
     let back = |rank: &usize| {
         was.queue
             .get(*rank)
             .is_some_and(|place| undone(&place.owner))
     };
-    // A holder's upgrade is not the queue's affair.
+    // A holder's upgrade does not pass through the queue.
     let queued = |owner: &&Vec<u8>| {
         let live = was
             .hold(owner)
@@ -396,17 +396,21 @@ fn answered(after: &Picture) -> Result<(), Broken> {
                 .any(|place| place.owner == wait.owner)
         };
         if !wait.names.iter().all(place) {
-            let what = format!("it has no place: {}\n{}", wait.shown(), after.queues());
+            let what = format!(
+                "a waiting request has no place: {}\n{}",
+                wait.shown(),
+                after.queues()
+            );
             return broken(Rule::Answered, what);
         }
     }
     Ok(())
 }
 
-/// Every outcome was waited for, and the engine knows of no other waits by a channel than those who wait.
+/// Checks that every outcome had a waiting request, and that the engine counts as many waits by a channel as there are.
 fn notify_told(after: &Picture) -> Result<(), Broken> {
     if let Some(unasked) = after.unasked.first() {
-        let what = format!("nobody waited for {unasked:?}, or was told already");
+        let what = format!("no request waited for {unasked:?}, or it had its outcome already");
         return broken(Rule::NotifyTold, what);
     }
     let count = after
@@ -416,7 +420,7 @@ fn notify_told(after: &Picture) -> Result<(), Broken> {
         .count();
     if after.settled && count != after.notifies {
         let what = format!(
-            "{count} wait by a channel, and the engine will tell {}",
+            "{count} wait by a channel, and the engine counts {}",
             after.notifies
         );
         return broken(Rule::NotifyTold, what);
@@ -434,7 +438,7 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
     for (name, owner, token) in &after.grants {
         if !told(name, owner, *token) {
             let (name, owner) = (key(name), text(owner));
-            let what = format!("{owner} was granted {name} ({token:?}), and nobody was told");
+            let what = format!("{owner} was granted {name} ({token:?}), and no answer says so");
             return broken(Rule::AllOrNone, what);
         }
     }
@@ -446,7 +450,7 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
         None => Ok(()),
         Some(answer) => broken(
             Rule::AllOrNone,
-            format!("told of a part, or of a token that is dead: {answer:?}"),
+            format!("an answer has only some of the locks, or a dead token: {answer:?}"),
         ),
     }
 }
@@ -473,7 +477,7 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     let ended = after.over.iter().filter(|(end, _)| *end == End::Session);
     for (_, token) in ended {
         if stray(*token) {
-            let what = format!("{token:?} was no session's, and ended with a connection");
+            let what = format!("{token:?} had no session, and ended with a connection");
             return broken(Rule::SessionEnds, what);
         }
     }
@@ -490,7 +494,7 @@ fn quarantine(after: &Picture) -> Result<(), Broken> {
     }
 }
 
-/// What a user brings under another's token is the user's affair.
+/// Checks that answered leases last. A value that a user restores under another hold's token is the user's responsibility.
 fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
     if after.lost {
         return Ok(());
@@ -521,13 +525,13 @@ fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
         return Ok(());
     }
     for (name, row) in &before.rows {
-        // It may have another token by now, after an upgrade.
+        // The hold may have another token by now, after an upgrade.
         let ended = |hold: &&Holder| {
             let goes_on = after.rows.get(name).and_then(|row| row.hold(&hold.owner));
             goes_on.is_none_or(|hold| hold.deadline <= after.now)
         };
         let renewed = |hold: &&Holder| hold.auto && hold.deadline > before.now;
-        // Renewals do not follow a step of the wall clock, and leases do.
+        // Leases follow a step of the wall clock, and renewals do not.
         let nearer = |hold: &&Holder| after.stepped.get(&hold.token) == Some(&hold.deadline);
         let mut holds = row.holders.iter().filter(renewed);
         if let Some(hold) = holds.find(|hold| ended(hold) && !nearer(hold)) {
@@ -552,7 +556,7 @@ fn tie_ends(after: &Picture) -> Result<(), Broken> {
 }
 
 fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {
-    // Who waits for a lock that comes to it as its own enters it once more.
+    // A waiter to whose owner a value has brought the lock enters it once more.
     let fresh = |token: &Token| after.grants.iter().any(|(.., granted)| granted == token);
     let leaves = |answer: &&Answered| {
         let mut parts = answer.names.iter().zip(&answer.tokens);
@@ -571,7 +575,7 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
         let stuck = after.detection && stands(after.scene_with(asked), u64::MAX);
         if !stuck && !second_upgrade(after, asked) {
             let (asked, queues) = (asked.shown(), after.queues());
-            let what = format!("a wait could end, and was refused: {asked}\n{queues}");
+            let what = format!("a wait that could end was refused: {asked}\n{queues}");
             return broken(Rule::NoCircle, what);
         }
     }
@@ -581,7 +585,7 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
         let what = format!("a wait was ended: {ended}\n{queues}");
         return broken(Rule::NoCircle, what);
     }
-    // Nobody's wait has ended meanwhile, which might close a circle in another way.
+    // No wait has ended meanwhile, which might close a circle in another way.
     let alone = after.heard.is_empty() && after.settled;
     let fresh = after
         .waits
@@ -597,7 +601,7 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Whether this request would need an upgrade that another owner waits for.
+/// Returns true if this request would need an upgrade for which another owner already waits.
 fn second_upgrade(picture: &Picture, asked: &Waiting) -> bool {
     asked
         .names
@@ -628,7 +632,7 @@ fn wakeup(after: &Picture) -> Result<(), Broken> {
             );
         }
     }
-    // What should have happened already is for the other rules to find.
+    // Deadlines in the past are for the other rules to find.
     let first = musts.into_iter().filter(|left| *left > 0).min();
     let next = after.next_wakeup;
     let late = first.is_some_and(|first| next.is_none_or(|next| next > first));
@@ -658,7 +662,7 @@ fn replica(after: &Picture) -> Result<(), Broken> {
     }
 }
 
-/// A saved value read again, and a rewritten AOF replayed, give the same data.
+/// Checks that a saved value and a rewritten AOF give unchanged data.
 pub fn round_trip(world: &World) -> Result<(), Broken> {
     let here = world.primary.data();
     let read = world.primary.reload(world.now).data();
@@ -670,7 +674,7 @@ pub fn round_trip(world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// To be asked when everything was given back and everyone is gone.
+/// Checks that the engine keeps nothing, after everything was given back and every connection has ended.
 pub fn no_leak(world: &World) -> Result<(), Broken> {
     let engine = &world.primary.engine;
     let left = (
@@ -686,7 +690,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
         let what = format!("keys: {:?}", world.primary.keys.values);
         return broken(Rule::NoLeak, what);
     }
-    // The engine has no getters for what only a leak would show: its debug form tells.
+    // The engine has no getters for parts that only a leak fills: its debug form shows them.
     let inside = format!("{engine:?}");
     match EMPTY.iter().find(|part| !inside.contains(*part)) {
         None => Ok(()),

@@ -1,29 +1,29 @@
-//! The engine and the commands alone: no server, no clock but the tests' own.
+//! Tests of the engine and the commands alone: no server, and no clock but the tests' own.
 //!
-//! Neither crate depends on the one that knows of a server.
+//! Neither crate depends on the module, which knows of a server.
 //!
-//! | file | what it shows |
+//! | file | contents |
 //! |---|---|
-//! | `scenarios` | conversations in `tests/scenarios/*.txt`, word for word |
+//! | `scenarios` | the conversations in `tests/scenarios/*.txt`, word for word |
 //! | `comparison` | the engine against a naive `model`, with random commands and times |
-//! | `exploration` | the same with every sequence of a few things that can happen |
+//! | `exploration` | the engine against the `model`, with every sequence of a small set of events |
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
-//! | `deadlock` | which waits could never end, by definition |
-//! | `circles` | that the engine refuses those waits and no others, and what the search for them costs |
-//! | `faults` | that each of these checks rejects what it is there for |
+//! | `deadlock` | the definition of a wait that can never end |
+//! | `circles` | that the engine refuses those waits and no others, and the cost of the search |
+//! | `faults` | a planted fault for each of these checks, which the check must reject |
 //! | `invariants_broken` | that the engine's own assertions stop a test |
-//! | `parsing` | every command's words are read as the table says |
-//! | `arriving` | values that come to names where somebody waits |
-//! | `bytes`, `arguments` | hostile stored values, effects and words |
-//! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
+//! | `parsing` | that the words of every command are read as the table says |
+//! | `arriving` | values that arrive at names with waiters |
+//! | `bytes`, `arguments` | hostile stored values, effects and arguments |
+//! | `hostile` | stored values, effects and arguments of any bytes, which `fuzz/` runs as well |
 //! | `slots` | locks whose slot has left this node |
-//! | `hash_slots` | which slot a key is in |
-//! | `counting` | numbers, percentiles, the most contended locks |
-//! | `masses` | what concerns all locks at once, in steps |
+//! | `hash_slots` | the hash slot of a key |
+//! | `counting` | counters, percentiles, the most contended locks |
+//! | `masses` | events that concern all locks, settled in steps |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that the reference in `docs/` agrees with it |
 
-// A test stops where something is not as it should be.
+// Tests may panic: that is how they fail.
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 

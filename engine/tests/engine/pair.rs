@@ -1,5 +1,5 @@
-//! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
-//! that those who waited are told, and everything that can be seen of the locks is compared.
+//! The engine and the [`model`](crate::model) side by side: both receive the same events; every answer, every outcome of a
+//! waiter, and everything visible of the locks is compared.
 
 use crate::model::ties::Next;
 use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
@@ -25,15 +25,15 @@ pub struct Pair {
     highest: u64,
     /// The engine's numbers of waits, by the model's.
     waits: BTreeMap<u64, RequestId>,
-    /// How often each kind of answer was given, at once or later.
+    /// The number of answers of each kind, at once or later.
     pub seen: BTreeMap<String, usize>,
-    /// Whether nothing is said of what is refused for its words: conversations try that, and the model knows no such words.
+    /// Whether refusals of a command's words are ignored: conversations try them, and the model does not know such words.
     pub lenient: bool,
-    /// What had been heard before this event.
+    /// The number of outcomes before this event.
     told: usize,
     /// Whether something has happened that the model does not know.
     alone: bool,
-    /// Whether the wall clock has stepped: then it does not tell how long ago something was.
+    /// Whether the wall clock has stepped: then it does not show how long ago something was.
     stepped: bool,
 }
 
@@ -53,13 +53,13 @@ impl Pair {
         }
     }
 
-    /// Does something with both, in which `#1` is the model's first grant. What cannot be is left out: that a connection asks
-    /// which is blocked or gone, or names a token that there is not.
+    /// Performs an act with both; `#1` stands for the model's first grant. Leaves out the impossible: a command on a connection
+    /// that is blocked or gone, or with a token that does not exist.
     pub fn act(&mut self, act: &Act) -> Result<(), String> {
         if matches!(act, Act::Command(command) if !self.is_possible(command)) {
             return Ok(());
         }
-        // A key that outlives its holds is none of the model's.
+        // The model does not know a key that outlives its holds.
         if matches!(act, Act::Expire((db, key), ms) if !self.model.would_remove(&format!("{db}:{key}"), *ms))
         {
             return Ok(());
@@ -67,14 +67,14 @@ impl Pair {
         let tokens = self.tokens.clone();
         self.act_as_named(act, &tokens)?;
         if matches!(act, Act::Command(command) if command.words[0] == "KEEP") {
-            // For what is tied in the same moment it may go, too.
+            // The connection of a hold that is tied at this instant may end, too.
             self.act_as_named(&Act::Wait(1), &tokens)?;
         }
         self.world.heard.clear();
         Ok(())
     }
 
-    /// The same for tokens that are named otherwise. Gives the engine's answer.
+    /// Performs an act with tokens named by `tokens`. Returns the engine's answer.
     pub fn act_as_named(
         &mut self,
         act: &Act,
@@ -88,7 +88,7 @@ impl Pair {
             let due = model
                 .next_renewal()
                 .map(|at| at.saturating_sub(steady).max(1));
-            // No renewal comes sooner than a quarter of a lease after what it follows.
+            // A renewal comes a quarter of a lease after the previous one, at the earliest.
             let longest = match (model.may_renew(), model.policy.max_lease_ms < 1_000) {
                 (false, _) => left,
                 (true, false) => 200,
@@ -111,7 +111,7 @@ impl Pair {
         self.told = self.world.heard.len();
         let step = self.world.step;
         if !self.model.cut.is_empty() {
-            // What reaches nobody is undone between two steps: then it makes a difference how far one goes.
+            // Undelivered grants are undone between two steps: then the size of a step makes a difference.
             self.world.step = step.max(16);
         }
         let got = self.act_in_steps(act, tokens);
@@ -146,7 +146,7 @@ impl Pair {
             return Ok(got);
         };
         if matches!(act, Act::Behind(_)) {
-            // The engine does not know of it until the next thing happens.
+            // The engine learns of it with the next event only.
             return Ok(got);
         }
         if let (Act::Command(command), Some(got)) = (act, &got) {
@@ -166,7 +166,7 @@ impl Pair {
         (!command.may_wait || self.is_free(command.client)) && command.words.iter().all(known)
     }
 
-    /// Whether a connection can send something.
+    /// Returns true if a connection can send a command.
     pub fn is_free(&self, client: u64) -> bool {
         let blocked =
             |wait: &crate::model::Wait| wait.asked.client == client && wait.asked.channel.is_none();
@@ -246,7 +246,7 @@ impl Pair {
         ))
     }
 
-    /// Whether a connection is told of just these losses, in any order.
+    /// Returns true if a connection learns of exactly these losses, in any order.
     fn same_losses(&self, must: &[(String, u64, &str)], told: &[Reply]) -> bool {
         let known = |grant: &u64| self.tokens.get(grant).copied().unwrap_or(0);
         let named = |key: &String| {
@@ -269,7 +269,7 @@ impl Pair {
             _ => None,
         };
         let mut told: Vec<_> = told.iter().filter_map(lost).collect();
-        // Which of two holds under one token is tied is anybody's guess.
+        // Which of two holds under one token is tied is undefined.
         let double = |token: u64| self.world.restored.contains(&Token(token));
         must.retain(|(_, token, _)| !double(*token));
         told.retain(|(_, token, _)| !double(*token));
@@ -290,39 +290,39 @@ impl Pair {
         *self.seen.entry(format!("{when} {kind}")).or_default() += 1;
     }
 
-    /// Whether this token is the one of that grant: for a new grant, one above all that were seen.
+    /// Returns true if this token belongs to that grant: for a new grant, one above all earlier tokens.
     fn stands_for(&mut self, grant: u64, token: u64) -> bool {
         if let Some(known) = self.tokens.get(&grant) {
             return *known == token;
         }
-        // Grants of one moment may be made in another order, lock by lock.
+        // Grants of one instant may be made in another order, lock by lock.
         let fresh = token > self.highest && self.tokens.values().all(|other| *other != token);
         self.tokens.insert(grant, token);
         fresh
     }
 
-    /// Compares who was told what.
+    /// Compares the outcomes that waiters received.
     fn compare_told(&mut self) -> Result<(), String> {
         let mut musts = self.model.take_told();
         let fresh = self.world.heard[self.told..].to_vec();
         for heard in fresh {
             let its = |told: &Told| self.waits.get(&told.wait.id) == Some(&heard.id);
             let Some(at) = musts.iter().position(its) else {
-                return Err(format!("the model does not tell this: {heard:?}"));
+                return Err(format!("the model does not give this outcome: {heard:?}"));
             };
             let must = musts.remove(at);
             self.count("told", &must.answer);
             if !self.same_outcome(&must, &heard) {
-                return Err(format!("the model tells {must:?}, the engine {heard:?}"));
+                return Err(format!("the model gives {must:?}, the engine {heard:?}"));
             }
         }
         if let Some(unasked) = self.world.unasked.first() {
-            return Err(format!("nobody waits for {unasked:?}"));
+            return Err(format!("no request waits for {unasked:?}"));
         }
         musts
             .is_empty()
             .then_some(())
-            .ok_or(format!("the engine does not tell {musts:?}"))
+            .ok_or(format!("the engine does not give {musts:?}"))
     }
 
     fn same_outcome(&mut self, must: &Told, heard: &Heard) -> bool {
@@ -352,7 +352,7 @@ impl Pair {
             }
     }
 
-    /// Compares all that can be seen of the locks.
+    /// Compares everything visible of the locks.
     fn compare_views(&mut self) -> Result<(), String> {
         let (must, is) = (self.model.places(), self.world.engine().places());
         if must != is {
@@ -379,7 +379,7 @@ impl Pair {
             let (must, is) = (self.shown(&lock), shown_view(state, &holders, &queue));
             let waited = |place: &Place| self.model.steady - place.since;
             let mut waits = lock.in_order().map(waited).zip(&queue);
-            // Numbers of one moment are a microsecond apart: of a ticket that came with its number it may be seen.
+            // Numbers of one instant are a microsecond apart: for a ticket that came with its number this may be visible.
             let near =
                 |(must, is): (u64, &PlaceView)| self.stepped || must.abs_diff(is.waited_ms) <= 1;
             if must != is || !waits.all(near) {
@@ -399,7 +399,7 @@ impl Pair {
         self.adopt_renewals()
     }
 
-    /// When exactly the server renews a hold by itself is its own affair: when a quarter to a third of the lease has passed.
+    /// Adopts the engine's renewals. The server chooses the instant of a renewal itself: after a quarter to a third of the lease.
     fn adopt_renewals(&mut self) -> Result<(), String> {
         let ties = tie_oracle::ties(&self.world);
         let holds = self

@@ -1,4 +1,4 @@
-//! What can be seen of a world at one moment: plain data for the invariants, so that a test can also forge it.
+//! The visible state of a world at one instant: plain data for the invariants, so that a test can also forge it.
 
 use crate::deadlock::{self, Scene};
 use crate::keys::Value;
@@ -16,59 +16,59 @@ pub struct Picture {
     pub now: WallMs,
     pub steady: SteadyMs,
     pub rows: BTreeMap<Name, Row>,
-    /// What the engine says of places, and in how many milliseconds it wants to be woken.
+    /// The engine's count of places, and in how many milliseconds it asks to be woken.
     pub places: usize,
     pub next_wakeup: Option<Millis>,
-    /// The requests that wait.
+    /// The waiting requests.
     pub waits: BTreeMap<RequestId, Waiting>,
-    /// How many wait by a channel, as the engine says.
+    /// The engine's count of waits by a channel.
     pub notifies: usize,
     pub granting: bool,
-    /// How many owners may hold one lock.
+    /// The most owners that may hold one lock.
     pub max_holders: usize,
-    /// Whether a quarantine lasts, as the operator has it.
+    /// Whether a quarantine that the operator set lasts.
     pub quarantined: bool,
-    /// Whether the server could settle all there was to settle.
+    /// Whether the server could settle everything.
     pub settled: bool,
-    /// Locks of which the engine does not know yet.
+    /// Locks whose values the engine does not know yet.
     pub unseen: BTreeSet<Name>,
-    /// Whether nothing but time has passed since the picture before, on a server that could do what it had to.
+    /// Whether only time has passed since the previous picture, on a server that could do its work.
     pub only_time: bool,
-    /// Locks whose slot is on its way to another node.
+    /// Locks whose slot migrates to another node.
     pub leaving: BTreeSet<Name>,
     pub primary: Data,
     /// None while the replica lags.
     pub replica: Option<Data>,
     /// The highest token of all grants.
     pub last_token: Token,
-    /// Since the picture before: grants, what was answered with grants, and which of these were none any more.
+    /// Since the previous picture: grants, answers with grants, and those of these answers whose grant had ended.
     pub grants: Vec<(Name, Vec<u8>, Token)>,
     pub answers: Vec<Answered>,
     pub stale: Vec<Answered>,
-    /// How holds ended since then, as far as the engine has ended them.
+    /// How holds ended since the previous picture, as far as the engine ended them.
     pub over: Vec<(End, Token)>,
-    /// What those were told since then who waited.
+    /// The outcomes that waiters received since the previous picture.
     pub heard: Vec<Heard>,
     pub unasked: Vec<(RequestId, Outcome)>,
-    /// The requests that were refused with DEADLOCK since then.
+    /// The requests refused with DEADLOCK since the previous picture.
     pub refused: Vec<Waiting>,
-    /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
+    /// Whether deadlock detection is on, and whether its search has no bound.
     pub detection: bool,
     pub thorough: bool,
-    /// The owners that have renewed since the picture before, and whether decisions were lost since then.
+    /// The owners that have renewed since the previous picture, and whether a crash lost decisions since then.
     pub renewed: BTreeSet<Vec<u8>>,
     pub lost: bool,
-    /// Tokens that came by RESTORE.
+    /// Tokens that RESTORE brought.
     pub restored: BTreeSet<Token>,
-    /// Tokens of holds whose keys were given an end from outside.
+    /// Tokens of holds whose keys a user gave a TTL.
     pub retimed: BTreeSet<Token>,
-    /// When leases end that have come nearer by a step of the wall clock.
+    /// The ends of leases that a step of the wall clock has moved nearer.
     pub stepped: BTreeMap<Token, WallMs>,
-    /// What ties holds to connections.
+    /// The ties between holds and connections.
     pub ties: BTreeMap<Token, Tied>,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
-    /// Counts the events.
+    /// The number of events.
     pub event: u64,
 }
 
@@ -81,9 +81,9 @@ pub struct Row {
     pub queue: Vec<Place>,
     /// The owners of the tickets in the value, with their limits; none if there is no value.
     pub tickets: Option<Vec<(Vec<u8>, Limit, Permits)>>,
-    /// Whether the value says that somebody is queued; none if there is no value.
+    /// Whether the value is marked as having a queue; none if there is no value.
     pub watched: Option<bool>,
-    /// The TTL that the key has and the one it must have.
+    /// The TTL of the key and the TTL that it must have.
     pub ttl: Option<(Option<WallMs>, Option<WallMs>)>,
 }
 
@@ -94,9 +94,9 @@ pub struct Holder {
     pub deadline: WallMs,
     pub limit: Limit,
     pub permits: Permits,
-    /// The connection that it ends with.
+    /// The connection with which the hold ends.
     pub session: Option<u64>,
-    /// Whether the server renews it.
+    /// Whether the server renews the hold.
     pub auto: bool,
 }
 
@@ -116,12 +116,12 @@ impl Place {
 }
 
 impl Row {
-    /// All places in the order in which they are served.
+    /// Returns all places in the order in which they are served.
     pub fn in_order(&self) -> impl Iterator<Item = &Place> {
         self.upgrade.iter().chain(&self.queue)
     }
 
-    /// Where the owner's place is: 0 is that of the waiting upgrade.
+    /// Returns the rank of the owner's place: 0 is that of the waiting upgrade.
     fn rank(&self, owner: &[u8]) -> Option<usize> {
         let its = |place: &Place| place.owner == owner;
         let upgrades = self.upgrade.as_ref().is_some_and(its);
@@ -139,7 +139,7 @@ impl Row {
 }
 
 impl Picture {
-    /// Takes the picture, and with it the records of what has happened since the one before.
+    /// Takes the picture, together with the records since the previous one.
     pub fn take(world: &mut World) -> Picture {
         let (engine, now) = (&world.primary.engine, world.now);
         Picture {
@@ -189,12 +189,12 @@ impl Picture {
         }
     }
 
-    /// Whether the engine knows of all that stands at the locks of a request.
+    /// Returns true if the engine knows the values of all locks of a request.
     pub fn knows(&self, wait: &Waiting) -> bool {
         wait.names.iter().all(|name| !self.unseen.contains(name))
     }
 
-    /// Who holds and who waits: all that a deadlock depends on.
+    /// Returns the holders and the waiters: all that a deadlock depends on.
     pub fn scene(&self) -> Scene {
         let mut scene = Scene::default();
         for (name, row) in &self.rows {
@@ -220,7 +220,7 @@ impl Picture {
         scene
     }
 
-    /// The same if this request waited, too: at its owner's place in the stead of the older one, or behind all others.
+    /// Returns the scene with this request added: at its owner's place, instead of the older request, or behind all others.
     pub fn scene_with(&self, asked: &Waiting) -> Scene {
         let mut scene = self.scene();
         let mut waiting = deadlock::Wait::new(u64::MAX, &text(&asked.owner), asked.many);
@@ -244,7 +244,7 @@ impl Picture {
         scene
     }
 
-    /// Who holds and who waits, to be read.
+    /// Returns the holders and the places as readable text.
     pub fn queues(&self) -> String {
         let mut lines = Vec::new();
         for (name, row) in &self.rows {
@@ -297,7 +297,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A lock's name, to be read.
+/// Returns a lock's name as readable text.
 pub fn key(name: &Name) -> String {
     format!("{}:{}", name.db, text(&name.key))
 }
@@ -341,7 +341,7 @@ fn row(world: &World, name: &Name) -> Row {
         kind: place.kind,
         left: place.left_ms,
     });
-    // A holder that waits waits for the upgrade.
+    // A holder that waits is waiting for an upgrade.
     let holds = |place: &Place| holders.iter().any(|hold| hold.owner == place.owner);
     let mut queue: Vec<Place> = places.collect();
     let upgrade = (!queue.is_empty() && holds(&queue[0])).then(|| queue.remove(0));

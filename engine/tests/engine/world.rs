@@ -20,10 +20,10 @@ use dlock_engine::{
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
 
-/// When the world begins, in milliseconds of the unix epoch: small, so that numbers in failures can be read.
+/// When the world begins, in milliseconds of the Unix epoch: small, so that numbers in failures are readable.
 pub const BEGIN_MS: Millis = 1_000_000_000;
 
-/// More rounds than this at one moment, or ticks on the way to another, and the engine spins.
+/// The most rounds at one instant, and the most ticks while time passes. Beyond it the engine spins.
 const PATIENCE: usize = 100_000;
 
 #[derive(Debug, Clone)]
@@ -31,104 +31,103 @@ pub struct World {
     pub now: Now,
     pub primary: Server,
     pub replica: Server,
-    /// What the primary has sent and the replica has not yet.
+    /// The operations that the primary has sent and the replica has not applied yet.
     pub link: VecDeque<Op>,
-    /// Whether the replica lags: then the link is worked off by `sync` only.
+    /// Whether the replica lags: then only `sync` works off the link.
     pub lag: bool,
-    /// Whether the primary would accept a write now: not while it is paused.
+    /// Whether the primary accepts writes now: not while it is paused.
     pub writable: bool,
-    /// The requests that wait, as their connections know them.
+    /// The waiting requests, as their connections know them.
     pub waits: BTreeMap<RequestId, Waiting>,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
-    /// Connections that are gone without the server's notice: nothing reaches them.
+    /// Connections that broke without the server noticing: no answer reaches them.
     pub cut: BTreeSet<u64>,
-    /// Whether what comes next is in the same turn of the event loop; and what the server learns behind that: the promises of
-    /// answers that nobody has heard.
+    /// Whether the next command belongs to this turn of the event loop; and the promises of undelivered answers, which the server
+    /// learns at the end of the turn.
     pub turn_goes_on: bool,
     pub unheard: Vec<Promise>,
-    /// A value that was dumped, to be restored.
+    /// The value of the last dump, for RESTORE.
     dumped: Option<Vec<u8>>,
-    /// Counts the events.
+    /// The number of events.
     pub event: u64,
-    /// What connections and channels were told since it was last read.
+    /// The outcomes that connections and channels received; a test takes them.
     pub heard: Vec<Heard>,
-    /// Outcomes that nobody waited for.
+    /// Outcomes for which no request waited.
     pub unasked: Vec<(RequestId, Outcome)>,
-    /// What observers were told since it was last read.
+    /// The events that observers received; a test takes them.
     pub events: Vec<(Name, Event)>,
-    /// The grants since it was last read.
+    /// The grants; a test takes them.
     pub grants: Vec<(Name, Vec<u8>, Token)>,
-    /// What was answered with grants since it was last read.
+    /// The answers with grants; a test takes them.
     pub answers: Vec<Answered>,
-    /// Answers that told of a grant that was none any more when they were given.
+    /// Answers with a grant that had ended when they were given.
     pub stale: Vec<Answered>,
-    /// How many answers have been looked at for that.
+    /// The number of `answers` that `verify` has seen.
     seen: usize,
-    /// How holds ended since it was last read, as far as the engine has ended them.
+    /// How holds ended, as far as the engine ended them; a test takes them.
     pub over: Vec<(End, Token)>,
-    /// The requests that were refused with DEADLOCK since it was last read.
+    /// The requests refused with DEADLOCK; a test takes them.
     pub refused: Vec<Waiting>,
-    /// Whether nothing but time has passed since it was last read.
+    /// Whether only time has passed since a test last took this.
     pub only_time: bool,
     /// Whether a command has asked the server to renew a hold for a limited time.
     pub bounded_auto: bool,
-    /// The owners that have renewed since it was last read: whose leases may end earlier than they did.
+    /// The owners that have renewed: their leases may end earlier than before. A test takes them.
     pub renewed: BTreeSet<Vec<u8>>,
-    /// When leases end that have come nearer by a step of the wall clock.
+    /// The ends of leases that a step of the wall clock has moved nearer.
     pub stepped: BTreeMap<Token, WallMs>,
-    /// Whether decisions have been lost since it was last read.
+    /// Whether a crash has lost decisions since a test last took this.
     pub lost: bool,
-    /// Whether the operator wants deadlocks to be detected.
+    /// Whether the operator wants deadlock detection.
     pub detection: bool,
-    /// Until when nothing is granted, as the operator has it.
+    /// The end of the quarantine that the operator set.
     pub quarantine_until: SteadyMs,
-    /// How many locks one step of a settlement comes to.
+    /// The number of locks that one step of a settlement covers.
     pub step: usize,
-    /// A fault that is planted here, to see that it is found.
+    /// A planted fault, which the checks must find.
     pub fault: Option<Fault>,
-    /// Which owners have spoken by which connections, for a fault that goes by that.
+    /// The connections by which owners have sent commands, for a fault that depends on them.
     pub speakers: BTreeSet<(Vec<u8>, u64)>,
-    /// Tokens that came by RESTORE: one may stand at two keys, and which of these a session means is anybody's guess.
+    /// Tokens that RESTORE brought: one may stand at two keys, and then it is undefined which of the two a session ties.
     pub restored: BTreeSet<Token>,
-    /// Tokens of holds whose keys were given an end from outside.
+    /// Tokens of holds whose keys a user gave a TTL.
     pub retimed: BTreeSet<Token>,
-    /// Every lock that there ever was.
+    /// Every lock that ever existed.
     pub known: BTreeSet<Name>,
-    /// Names that a value has come to since the last look, of which nobody was told; and those of the replica, since it was
-    /// the primary.
+    /// Names that a value has reached unnoticed since the last scan; and those of the replica, since it was the primary.
     pub unseen: BTreeSet<Name>,
     replica_unseen: BTreeSet<Name>,
-    /// What the command that is worked off may write to.
+    /// The keys of the command under way, if it may write.
     used: BTreeSet<Name>,
     /// The highest token of all grants.
     pub last_token: Token,
-    /// The highest token that the replica has seen.
+    /// The highest token that the replica has received.
     replica_knows: Token,
     tokens: HashSet<Token>,
 }
 
-/// A request that waits, or would.
+/// A request that waits or asks to wait.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
     pub client: u64,
-    /// Whether it is one for many locks.
+    /// Whether it asks for many locks.
     pub many: bool,
     pub names: Vec<Name>,
     pub owner: Vec<u8>,
     pub limit: Limit,
     pub permits: Permits,
     pub until: Option<SteadyMs>,
-    /// The channel that it waits by.
+    /// The channel that receives its outcome.
     pub channel: Option<Vec<u8>>,
     /// The event in which it began to wait.
     pub event: u64,
 }
 
-/// An answer that tells of grants.
+/// An answer with grants.
 #[derive(Debug, Clone)]
 pub struct Answered {
-    /// Whether it did not have to wait.
+    /// Whether the request was answered without waiting.
     pub at_once: bool,
     pub names: Vec<Name>,
     pub owner: Vec<u8>,
@@ -142,11 +141,11 @@ pub struct Heard {
     pub id: RequestId,
     pub asked: Waiting,
     pub outcome: Outcome,
-    /// Its connection was gone without the server's notice.
+    /// The connection had broken without the server noticing.
     pub lost: bool,
 }
 
-/// What goes from a primary to its replica: decisions, and commands that are none of the module's.
+/// An operation that a primary sends to its replica: a decision, or a command of the server itself.
 #[derive(Debug, Clone)]
 pub enum Op {
     Effect(Name, Vec<u8>),
@@ -160,7 +159,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Takes out what a server, which did not know of values at these names, knows of when this is done.
+    /// Removes the names whose values a server notices by this operation.
     fn shows(&self, unseen: &mut BTreeSet<Name>) {
         match self {
             Op::Rename(from, to) => unseen.retain(|name| name != from && name != to),
@@ -239,12 +238,12 @@ impl World {
         &mut self.primary.engine
     }
 
-    /// Does what a line of a script says. Gives the answer to a command.
+    /// Performs one line of a script. Returns the answer to a command.
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Option<Result<Reply, Error>> {
         let name = |(db, key): &script::Key| name(*db, key);
         self.only_time &= matches!(act, Act::Wait(_));
         let keys = &self.primary.keys;
-        // The server sends who asks for such a key to the other node.
+        // The server redirects a command for such a key to the other node.
         let gone = |key: Name| keys.leaving.contains(&key) && !keys.values.contains_key(&key);
         if server::keys_of(act).iter().map(name).any(gone) {
             return None;
@@ -305,7 +304,7 @@ impl World {
             Act::Behind(act) => match &**act {
                 Act::Rename(from, to) => self.behind(Op::Rename(name(from), name(to))),
                 Act::Set(one) => self.behind(Op::Overwrite(name(one))),
-                other => panic!("every server tells of {other:?}"),
+                other => panic!("every server reports {other:?}"),
             },
             Act::Look => self.look(),
             Act::Expire(one, ms) => {
@@ -368,9 +367,9 @@ impl World {
         None
     }
 
-    /// Sends a command by a connection.
+    /// Sends a command on a connection.
     pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
-        // A name that is used again is a new connection.
+        // A name that is used again stands for a new connection.
         self.ended.remove(&client.id);
         self.primary.keys.one_question = self.is(Fault::OneQuestion);
         self.event += 1;
@@ -400,20 +399,20 @@ impl World {
         answer
     }
 
-    /// The server learns which answers of this turn nobody has heard.
+    /// Ends the turn of the event loop: the server learns which of its answers were not delivered.
     fn end_turn(&mut self) {
         self.turn_goes_on = false;
         let unheard = std::mem::take(&mut self.unheard);
         self.hear_nothing(unheard);
     }
 
-    /// The server learns that nobody has heard of these holds.
+    /// Tells the engine that these holds' answers were not delivered.
     fn hear_nothing(&mut self, unheard: Vec<Promise>) {
         self.freshen(&unheard);
         self.engine().on_undelivered(unheard);
     }
 
-    /// A command that may write to a lock sees what stands there, if it comes to it.
+    /// Notes the keys of a command that may write: it sees the values there, if it reaches them.
     fn note_use(&mut self, db: u32, words: &[&[u8]]) {
         let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
         if let Some(spec) = spec.filter(|spec| spec.access == Access::Write) {
@@ -422,7 +421,7 @@ impl World {
         }
     }
 
-    /// Notes what a request for locks was answered.
+    /// Notes the answer to a request for locks.
     fn note(&mut self, asked: Waiting, answer: &Result<Reply, Error>, late: bool) {
         let owner = |named: &Option<String>| match named {
             Some(named) => named.as_bytes().to_vec(),
@@ -433,7 +432,7 @@ impl World {
                 let owner = owner(named);
                 self.waits.insert(*id, Waiting { owner, ..asked });
             }
-            // Only a wait by a channel is answered with a place and its number; many locks have a token each.
+            // Only a wait by a channel is answered with a place and its number; the answer for many locks has a token for each.
             Ok(Reply::Array(parts)) if asked.channel.is_some() => {
                 let id = parts.get(2).map_or(0, number);
                 self.waits.insert(RequestId(id), asked);
@@ -446,13 +445,13 @@ impl World {
                 let owner = owner(named);
                 self.granted(&Waiting { owner, ..asked }, vec![*token], true);
             }
-            // What is overdue when the command comes is not looked at by it, and may be in the way of others.
+            // A command does not look at what is overdue when it comes, and that may be in the way of others.
             Err(Error::Refused(Refusal::Deadlock(_))) if !late => self.refused.push(asked),
             _ => {}
         }
     }
 
-    /// What a command of the ACQUIRE family asks for.
+    /// Returns the request that a command of the ACQUIRE family makes.
     pub fn asked(&self, client: Client, db: u32, words: &[&[u8]]) -> Option<Waiting> {
         let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
         let many = spec.verb == Verb::AcquireMany;
@@ -490,7 +489,7 @@ impl World {
         })
     }
 
-    /// A request was answered with these tokens.
+    /// Records that a request was answered with these tokens.
     fn granted(&mut self, asked: &Waiting, tokens: Vec<Token>, at_once: bool) {
         self.answers.push(Answered {
             at_once,
@@ -500,7 +499,7 @@ impl World {
         });
     }
 
-    /// A connection ends, and the server notices.
+    /// Ends a connection; the server notices.
     pub fn dies(&mut self, client: u64) {
         let blocked = |wait: &Waiting| wait.client == client && wait.channel.is_none();
         let waits = self.waits.iter().filter(|(_, wait)| blocked(wait));
@@ -514,7 +513,7 @@ impl World {
         self.cut.remove(&client);
         if !self.is(Fault::EndUnnoticed) {
             self.engine().on_disconnect(ClientId(client));
-            // It may have lost ties there when that server was demoted.
+            // The replica may hold lost ties of this connection from before its demotion.
             self.replica.engine.on_disconnect(ClientId(client));
         }
         self.ended.insert(client);
@@ -529,14 +528,14 @@ impl World {
         }
     }
 
-    /// What the server does once a second.
+    /// Does the module's work of once a second.
     pub fn heartbeat(&mut self) {
         self.look();
         self.prepare();
         self.perform();
     }
 
-    /// Time passes on a server that is never late: it wakes whenever it asked for it.
+    /// Lets time pass on a server that is never late: it wakes whenever the engine asked for it.
     pub fn pass(&mut self, ms: Millis) {
         let mut left = ms;
         if self.is(Fault::WaitsUnheard) {
@@ -559,23 +558,23 @@ impl World {
             }
             self.tick();
         }
-        panic!("the engine wants to be woken again and again");
+        panic!("the engine asks to be woken endlessly");
     }
 
-    /// Time passes on a server that is busy elsewhere and comes to nothing.
+    /// Lets time pass on a server that is busy and does nothing meanwhile.
     pub fn jump(&mut self, ms: Millis) {
         self.now.us += ms * 1000;
         self.now.steady_us += ms * 1000;
     }
 
-    /// The server looks at what is due.
+    /// Processes everything that is due.
     pub fn tick(&mut self) {
         let now = self.now;
         while self.engine().tick(now) {}
         self.perform();
     }
 
-    /// The operator changes the configuration.
+    /// Changes the configuration as the operator does.
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
         let (detection, deaf) = (self.detection, self.is(Fault::GrantsOn));
         let (long, most) = (self.is(Fault::LongLeases), Policy::default().max_lease_ms);
@@ -591,16 +590,16 @@ impl World {
         self.tick();
     }
 
-    /// The server can be written to again.
+    /// Ends a pause: the server accepts writes again.
     pub fn resume(&mut self) {
         self.writable = true;
         self.perform();
     }
 
-    /// Something other than the module works on keys.
+    /// Performs an operation on keys that is not the module's.
     pub fn alter(&mut self, op: Op) {
         if let Op::Restore(_, bytes) = &op {
-            let lock = codec::decode(bytes).expect("what was encoded can be decoded");
+            let lock = codec::decode(bytes).expect("an encoded lock can be decoded");
             self.restored.extend(lock.holds().map(|hold| hold.token));
         }
         self.mistrust();
@@ -613,7 +612,7 @@ impl World {
                 let holds = lock.value().holds().filter(|hold| hold.deadline > *end);
                 let owners: Vec<Vec<u8>> = holds.map(|hold| hold.owner.to_vec()).collect();
                 for owner in owners {
-                    let hold = lock.hold(&owner).expect("it was just found");
+                    let hold = lock.hold(&owner).expect("the hold was just found");
                     lock.set_hold(Hold {
                         owner: &owner,
                         deadline: *end,
@@ -636,7 +635,7 @@ impl World {
         self.perform();
     }
 
-    /// In how many milliseconds the server removes the first key of those that a user has given a TTL.
+    /// Returns the milliseconds until the server removes the first key to which a user gave a TTL.
     fn next_ttl(&self) -> Option<Millis> {
         let retimed = |lock: &Lock| lock.holds().any(|hold| self.retimed.contains(&hold.token));
         let ttl = |value: &Value| match value {
@@ -647,7 +646,7 @@ impl World {
         values.filter_map(ttl).filter(|ttl| *ttl > 0).min()
     }
 
-    /// A lock gets another name, and is used there at once by somebody who asks for nothing.
+    /// Renames a lock; a command that asks for nothing then uses it at once under its new name.
     pub fn rename(&mut self, from: Name, to: Name) {
         self.behind(Op::Rename(from, to.clone()));
         if self.writable {
@@ -656,7 +655,7 @@ impl World {
         }
     }
 
-    /// A value comes to a name, and the server does not tell if there was none.
+    /// Puts a value at a name. The server does not report that if the name had no value.
     fn behind(&mut self, op: Op) {
         let (from, to) = match &op {
             Op::Rename(from, to) => (from, to),
@@ -676,7 +675,7 @@ impl World {
         match (self.fault, &op) {
             (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
                 let values = &mut self.primary.keys.values;
-                let value = values.remove(from).expect("it was just there");
+                let value = values.remove(from).expect("the key has a value");
                 values.insert(to.clone(), value);
             }
             _ => self.primary.appear(&op, self.now),
@@ -686,19 +685,19 @@ impl World {
         self.perform();
     }
 
-    /// The server looks at what is waited for or tied, as it does once a second.
+    /// Runs the scan of once a second over the locks that have waiters or ties.
     pub fn look(&mut self) {
         if self.writable && !self.is(Fault::NoLook) {
             let Server { engine, keys, .. } = &mut self.primary;
             engine.begin_scan();
             while engine.scan_step(keys, self.now, 1) {}
-            // Where nobody waits the next use of the lock comes upon it.
+            // Where no request waits, the next use of the lock finds the value.
             self.unseen.retain(|name| !engine.watches(name.as_ref()));
         }
         self.perform();
     }
 
-    /// Redis' own expiry: keys whose TTL has run out go. Not while the server is paused.
+    /// Removes the keys whose TTL has run out, as the server does. Not while it is paused.
     pub fn expire_keys(&mut self) {
         let now = self.now.wall();
         let over = |value: &Value| matches!(value, Value::Lock(_, Some(ttl)) if *ttl <= now);
@@ -714,7 +713,7 @@ impl World {
         }
     }
 
-    /// The replica takes over what the primary has sent.
+    /// Applies on the replica everything that the primary has sent.
     pub fn sync(&mut self) {
         while let Some(op) = self.link.pop_front() {
             op.shows(&mut self.replica_unseen);
@@ -737,17 +736,17 @@ impl World {
             }
         }
         let (_, wakes) = self.replica.work_off();
-        assert!(wakes.is_empty(), "a replica answers nobody");
+        assert!(wakes.is_empty(), "a replica gives no answers");
     }
 
-    /// Whether tokens will rise if the replica decides from now on, its clock being so far off: it has seen the last
-    /// grant, or its clock is ahead of it. Otherwise they are no promise.
+    /// Returns true if tokens will rise once the replica decides, with its clock off by `offset_ms`: it has seen the last grant,
+    /// or its clock is ahead of it. Otherwise no promise says so.
     pub fn replica_may_decide(&self, offset_ms: i64) -> bool {
         let last = self.last_token;
         self.replica_knows >= last || self.now.us.saturating_add_signed(offset_ms * 1000) > last.0
     }
 
-    /// The primary crashes, with what it had not sent yet; the replica decides from now on, on its own clock.
+    /// Crashes the primary, with everything that it had not sent; the replica decides from now on, by its own clock.
     pub fn crash(&mut self, offset_ms: i64, quarantine_ms: Millis) {
         let lost = !self.link.is_empty();
         self.link.clear();
@@ -758,7 +757,7 @@ impl World {
         self.lost |= lost;
         self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
         if quarantine_ms > 0 {
-            // No longer lease may be asked for. Those that were told go on.
+            // New leases may be no longer than the quarantine. Leases that were granted go on.
             let until = self.now.steady().after(quarantine_ms);
             self.quarantine_until = until;
             self.primary.set_policy(|policy| {
@@ -769,7 +768,7 @@ impl World {
         self.take_over();
     }
 
-    /// `FAILOVER`: the replica has everything, and the two change roles.
+    /// Performs `FAILOVER`: the replica applies everything, and the two change roles.
     pub fn failover(&mut self) {
         self.sync();
         let now = self.now;
@@ -785,7 +784,7 @@ impl World {
         self.begin();
     }
 
-    /// The primary starts again with what its RDB file says.
+    /// Restarts the primary from its RDB file.
     pub fn restart(&mut self) {
         self.link.clear();
         self.primary = self.primary.reload(self.now);
@@ -793,7 +792,7 @@ impl World {
         self.take_over();
     }
 
-    /// The primary begins to decide; its replica copies it in full.
+    /// Makes the primary decide; its replica copies it in full.
     fn take_over(&mut self) {
         self.link.clear();
         self.replica = self.primary.reload(self.now);
@@ -804,18 +803,18 @@ impl World {
 
     fn begin(&mut self) {
         self.primary.primary = true;
-        // Where a slot goes only the primary knew.
+        // Only the old primary knew where a slot goes.
         self.primary.keys.leaving.clear();
         self.replica.keys.leaving.clear();
         self.mistrust();
         self.engine().promote();
-        // The server tells everyone who was blocked that it is over.
+        // The server ends every blocked wait.
         self.waits.clear();
         self.cut.clear();
         self.perform();
     }
 
-    /// Works off what the engine has decided, and has it settle what is left to settle, if that is possible now.
+    /// Performs the engine's outputs, and lets it settle what is left, if the server accepts writes.
     pub fn perform(&mut self) {
         let mut stuck = false;
         for _ in 0..PATIENCE {
@@ -834,13 +833,13 @@ impl World {
             }
             let (now, step) = (self.now, self.step);
             let Server { engine, keys, .. } = &mut self.primary;
-            // What is left then is of slots that have left, unless an answer brings up something new.
+            // The rest then belongs to slots that have left, unless an answer adds something.
             stuck = !engine.settle_dirty(keys, now, step);
         }
-        panic!("settlement does not come to an end");
+        panic!("settlement does not end");
     }
 
-    /// What was done to one lock.
+    /// Performs the changes of one lock.
     fn work_off(&mut self, closed: Closed) {
         if self.used.contains(&closed.name) {
             self.unseen.remove(&closed.name);
@@ -863,7 +862,7 @@ impl World {
         }
     }
 
-    /// Tells connections and channels how their waits have ended. Gives whether any connection was told.
+    /// Delivers outcomes to connections and channels. Returns whether any connection received one.
     fn tell(&mut self) -> bool {
         let (mut wakes, mut messages) = (Vec::new(), Vec::new());
         for output in self.primary.engine.take_outputs() {
@@ -916,13 +915,13 @@ impl World {
         });
     }
 
-    /// The answers since this was last called.
+    /// Returns the answers since the last call.
     pub fn take_answers(&mut self) -> Vec<Answered> {
         self.seen = 0;
         std::mem::take(&mut self.answers)
     }
 
-    /// Looks whether what was answered in this event is so.
+    /// Checks that the grants answered in this event are held.
     fn verify(&mut self) {
         let seen = std::mem::replace(&mut self.seen, self.answers.len());
         let fresh = &self.answers[seen..];
@@ -933,7 +932,7 @@ impl World {
                 .lock(name)
                 .and_then(|lock| lock.hold(&answer.owner));
             let held = held.map(|hold| hold.token);
-            // Another request of the same owner may have been granted in the same event, as an upgrade.
+            // Another request of this owner may have been granted in this event, as an upgrade.
             let another = |other: &Answered| {
                 let mut parts = other.names.iter().zip(&other.tokens);
                 other.owner == answer.owner
@@ -949,7 +948,7 @@ impl World {
         self.stale.extend(stale.cloned());
     }
 
-    /// The bytes of a lock, as DUMP gives them.
+    /// Returns the bytes of a lock, as DUMP gives them.
     pub fn dump(&self, name: &Name) -> Option<Vec<u8>> {
         self.primary.keys.lock(name).map(codec::encode)
     }
@@ -958,11 +957,11 @@ impl World {
 fn number(reply: &Reply) -> u64 {
     match reply {
         Reply::Integer(number) => *number,
-        other => panic!("a number, not {other:?}"),
+        other => panic!("expected a number, got {other:?}"),
     }
 }
 
-/// The owner that a command renews for.
+/// Returns the owner whose hold a command renews.
 fn renews(words: &[&[u8]]) -> Option<Vec<u8>> {
     let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
     let renews = matches!(spec.verb, Verb::Renew | Verb::RenewMany);
@@ -970,14 +969,14 @@ fn renews(words: &[&[u8]]) -> Option<Vec<u8>> {
     renews.then(|| owner.to_vec())
 }
 
-/// Whether a command limits how long the server renews a hold.
+/// Returns true if a command limits how long the server renews a hold.
 fn bounds_auto(words: &[&[u8]]) -> bool {
     let mut pairs = words.windows(2);
     pairs.any(|pair| pair[0].eq_ignore_ascii_case(b"AUTO") && pair[1] != b"0")
 }
 
-/// The options of a command, in upper case, each with its value if it has one. What follows one that has a value is that, even
-/// if it looks like an option: a channel may have any name.
+/// Returns the options of a command in upper case, each with its value if it takes one. The word after such an option is its
+/// value even if it looks like an option: a channel may have any name.
 fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
     let mut words = options.iter();
     let mut said = Vec::new();
@@ -994,7 +993,7 @@ fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
     said
 }
 
-/// The holds that an effect tells of.
+/// Returns the holds that an effect records.
 fn granted(effect: &[u8]) -> impl Iterator<Item = (Vec<u8>, Token)> + '_ {
     let changes = match effect {
         [] => Vec::new(),

@@ -1,4 +1,4 @@
-//! Keeping locks and giving them back, and what happens to them from outside.
+//! Renewals, releases, and events from outside.
 
 use super::{Answer, Hold, Lock, Model, Place, Tie, Value, Wait};
 use dlock_commands::error::Error;
@@ -7,7 +7,7 @@ use dlock_engine::Policy;
 use dlock_engine::Refusal;
 
 impl Model {
-    /// The owner's hold under this token, if one is named.
+    /// Returns the owner's hold, under this token if one is named.
     fn held(&mut self, key: &str, owner: &str, grant: Option<u64>) -> Result<&mut Hold, Error> {
         let lock = self.lock(key);
         if lock.foreign {
@@ -21,7 +21,7 @@ impl Model {
             .ok_or(Error::Refused(Refusal::NotHeld))
     }
 
-    /// Sets the lease anew, and ties the hold as the last renewal says; but a session with the same connection stays.
+    /// Sets a new lease, and ties the hold as the last renewal says; but a session with this connection stays.
     pub fn renew(
         &mut self,
         key: &str,
@@ -32,7 +32,7 @@ impl Model {
     ) -> Result<u64, Error> {
         let hold = self.held(key, owner, grant)?.clone();
         let (grant, wanted) = (hold.grant, self.now + lease);
-        // A bound that was lowered since ends nothing earlier.
+        // A lower bound ends no existing lease earlier.
         let deadline = self
             .bounded(hold.since, wanted)
             .max(hold.deadline.min(wanted));
@@ -57,7 +57,7 @@ impl Model {
         }
         let hold = self.held(key, owner, None)?;
         (hold.deadline, hold.tie, hold.touched) = (deadline, tie, true);
-        // It is written also where its end stays.
+        // The module writes the hold even if its end stays.
         self.lock(key).ttl = None;
         let client = |tie: Option<Tie>| tie.map(|tie| tie.client);
         if client(tie) != client(before.tie) {
@@ -68,7 +68,7 @@ impl Model {
         Ok(left)
     }
 
-    /// Gives back one hold, or all but so many.
+    /// Gives back one hold, or all but `count` of them.
     pub fn release(
         &mut self,
         key: &str,
@@ -100,7 +100,7 @@ impl Model {
         gone.iter().for_each(|hold| self.lose(key, hold, "taken"));
     }
 
-    /// All of the leases or none; what is left of the shortest.
+    /// Renews all of the leases or none. Returns what is left of the shortest.
     pub fn renew_many(
         &mut self,
         keys: &[String],
@@ -118,7 +118,7 @@ impl Model {
         Ok(left?.into_iter().min().unwrap_or(lease))
     }
 
-    /// Gives back one hold of each that is held, and only then serves the queues.
+    /// Gives back one hold of each lock that the owner holds, and only then serves the queues.
     pub fn release_many(
         &mut self,
         keys: &[String],
@@ -137,7 +137,7 @@ impl Model {
         Ok(remaining)
     }
 
-    /// Weakens the limit; all else stays.
+    /// Weakens the limit; everything else stays.
     pub fn downgrade(&mut self, key: &str, owner: &str, limit: usize) -> Result<Answer, Error> {
         let hold = self.held(key, owner, None)?;
         if limit < hold.limit {
@@ -149,7 +149,7 @@ impl Model {
         Ok(Answer::Granted { grant, holds })
     }
 
-    /// Ends all holds, or this owner's.
+    /// Ends all holds, or those of this owner.
     pub fn force(&mut self, key: &str, owner: Option<&str>) -> Result<u64, Error> {
         let lock = self.lock(key);
         if lock.foreign {
@@ -168,7 +168,7 @@ impl Model {
         Ok(ended.len() as u64)
     }
 
-    /// Removes the owner's place, and tells the request that waits there.
+    /// Removes the owner's place, and answers the request that waits there.
     pub fn cancel(&mut self, key: &str, owner: &str) -> Result<u64, Error> {
         let lock = self.lock(key);
         if lock.foreign {
@@ -183,7 +183,7 @@ impl Model {
         Ok(u64::from(place.is_some()))
     }
 
-    /// The server notices the end of a connection: it waits no longer, and its sessions end, before anybody is served.
+    /// Ends a connection, noticed by the server: its waits and sessions end before any waiter is served.
     pub fn dies(&mut self, client: u64) {
         for wait in self.waits.clone() {
             if wait.asked.client == client {
@@ -204,7 +204,7 @@ impl Model {
         self.settle();
     }
 
-    /// Time passes, a millisecond at a time.
+    /// Lets time pass, a millisecond at a time.
     pub fn pass(&mut self, ms: Millis) {
         self.renew_by_itself();
         for _ in 0..ms {
@@ -213,7 +213,7 @@ impl Model {
         }
     }
 
-    /// The wall clock steps; durations do not see it.
+    /// Steps the wall clock; durations do not see it.
     pub fn step(&mut self, ms: i64) {
         self.now = self.now.saturating_add_signed(ms);
         let late = |wait: &Wait| wait.until.is_some_and(|until| until <= self.steady);
@@ -224,7 +224,7 @@ impl Model {
             .map(|wait| wait.id)
             .collect();
         for id in late {
-            let wait = self.depart(id).expect("it waits");
+            let wait = self.depart(id).expect("the request waits");
             self.tell(wait, Answer::Null);
         }
         self.renew_by_itself();
@@ -238,7 +238,7 @@ impl Model {
         self.settle();
     }
 
-    /// What a lock has, as DUMP would tell it.
+    /// Returns what a lock has, as DUMP shows it.
     pub fn dump(&self, key: &str) -> Option<Value> {
         self.value(key).filter(|value| !value.foreign)
     }
@@ -253,7 +253,7 @@ impl Model {
         })
     }
 
-    /// The value leaves the key, and tickets that nobody waits on with it. Who waits stays.
+    /// Takes the value from the key, with the tickets without a waiting request. Waiters stay.
     fn take_value(&mut self, key: &str, why: &'static str) -> Option<Value> {
         let value = self.value(key);
         let lock = self.lock(key);
@@ -265,8 +265,8 @@ impl Model {
         value
     }
 
-    /// A value comes to a key with its holders and tickets. These stand by their numbers among those who wait there, and have a
-    /// fresh window. An owner may have two places then, until that is settled.
+    /// Puts a value with its holders and tickets at a key. The tickets are ordered by number among the waiters and get a fresh
+    /// window. An owner may have two places then, until that is settled.
     fn put_value(&mut self, key: &str, value: Value) {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
@@ -274,7 +274,7 @@ impl Model {
         let gone = std::mem::replace(&mut lock.holds, value.holds);
         gone.iter().for_each(|hold| self.lose(key, hold, "removed"));
         let lock = self.lock(key);
-        // One that is just the same as the one that is here is that, and its window goes on.
+        // A ticket equal to one that is here is that ticket, and its window goes on.
         let told = |place: &Place| {
             let share = (place.limit, place.permits);
             (place.owner.clone(), place.arrival, share, place.claim)
@@ -299,7 +299,7 @@ impl Model {
         lock.queue.sort_by_key(|place| place.arrival);
     }
 
-    /// These keys are removed, in one event.
+    /// Removes these keys, in one event.
     pub fn del(&mut self, keys: &[String]) {
         for key in keys {
             self.take_value(key, "removed");
@@ -307,7 +307,7 @@ impl Model {
         self.settle();
     }
 
-    /// The key becomes something else.
+    /// Replaces the value at the key by one of another type.
     pub fn overwrite(&mut self, key: &str) {
         let foreign = true;
         self.put_value(
@@ -320,8 +320,8 @@ impl Model {
         self.settle();
     }
 
-    /// A lock gets another name, and takes the TTL of its key with it. Where somebody is queued, or several
-    /// hold it, the module writes to it at once.
+    /// Renames a lock; the TTL of its key goes with it. Where a request is queued, or several owners hold it, the module writes
+    /// to it at once.
     pub fn rename(&mut self, from: &str, to: &str) {
         if from == to {
             return;
@@ -337,7 +337,7 @@ impl Model {
         self.settle();
     }
 
-    /// A user gives the key a TTL.
+    /// Gives the key a TTL, as a user does.
     pub fn expire(&mut self, key: &str, ms: Millis) {
         let end = self.now + ms;
         let lock = self.lock(key);
@@ -345,14 +345,14 @@ impl Model {
         self.settle();
     }
 
-    /// Whether the server would remove the key before the first of its leases ends.
+    /// Returns true if the server would remove the key before the first of its leases ends.
     pub fn would_remove(&self, key: &str, ms: Millis) -> bool {
         let holds = self.locks.get(key).into_iter().flat_map(|lock| &lock.holds);
         let first = holds.map(|hold| hold.deadline).min();
         first.is_some_and(|first| self.now + ms < first)
     }
 
-    /// Two databases are exchanged.
+    /// Swaps two databases.
     pub fn swap(&mut self, one: u32, other: u32) {
         let swapped = |key: &str| match key.split_once(':') {
             Some((db, rest)) if db == one.to_string() => format!("{other}:{rest}"),
@@ -375,7 +375,7 @@ impl Model {
         self.settle();
     }
 
-    /// A user brings a value to a key: it knows no connections, and its leases are bounded.
+    /// Puts a user's value at a key: its holds have no connections, and its leases are bounded.
     pub fn restore(&mut self, key: &str, mut value: Value) {
         let most = self.now + self.policy.max_restored_ms;
         for hold in &mut value.holds {
@@ -387,7 +387,7 @@ impl Model {
 }
 
 impl Value {
-    /// What ties a hold to a connection does not go with it.
+    /// Returns the value without ties: they do not travel with it.
     fn untied(mut self) -> Value {
         for hold in &mut self.holds {
             hold.tie = None;

@@ -1,8 +1,8 @@
-//! The contract said as plainly as code can say it: vectors, linear scans, and every millisecond looked at.
+//! The contract in the plainest code: vectors, linear scans, and every millisecond one by one.
 //!
-//! Nothing here is fast and nothing is taken from the engine. This file has the state and what a request for locks is
-//! answered; `settle` has what follows from any event, `keep` all other events, `ties` what connections keep, `words` the commands,
-//! and [`deadlock`](crate::deadlock) says which waits could never end.
+//! Nothing here is fast and nothing comes from the engine. This file has the state and the answer to a request for locks;
+//! `settle` has the consequences of any event, `keep` all other events, `ties` the ties of connections, `words` the commands, and
+//! [`deadlock`](crate::deadlock) defines which waits can never end.
 
 mod keep;
 mod settle;
@@ -18,59 +18,59 @@ use dlock_engine::Refusal;
 use dlock_engine::{Millis, Policy};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// No bound.
+/// A limit without bound.
 pub const SHARED: usize = usize::MAX;
 
 #[derive(Debug, Clone, Default)]
 pub struct Model {
-    /// The wall clock, which leases follow, and one that never steps, for durations.
+    /// The wall clock, which leases follow, and a clock that never steps, for durations.
     pub now: Millis,
     pub steady: Millis,
-    /// The latest time at which a token or a place was given: if the wall clock steps back, these do not.
+    /// The latest time of a token or a place: if the wall clock steps back, tokens and places do not.
     latest: Millis,
     pub policy: Policy,
     pub locks: BTreeMap<String, Lock>,
-    /// The requests that wait, in order of arrival.
+    /// The waiting requests, in order of arrival.
     pub waits: Vec<Wait>,
-    /// What requests that waited were told, until somebody reads it.
+    /// The outcomes of requests that waited, until a test takes them.
     pub told: Vec<Told>,
-    /// Connections whose end the server has not noticed: no answer reaches them.
+    /// Connections that broke without the server noticing: no answer reaches them.
     pub cut: BTreeSet<u64>,
-    /// A value that was dumped, to be restored.
+    /// The value of the last dump, for RESTORE.
     pub dumped: Option<Value>,
     pub unheard: Vec<Unheard>,
-    /// How many holds stand that would have been given back if no later command had touched them.
+    /// The number of undelivered holds that stand because a later command touched them.
     pub spared: usize,
-    /// What is known of connections that holds are tied to.
+    /// The connections that have ties, or had them.
     pub connections: BTreeMap<u64, ties::Connection>,
-    /// The connection whose command is worked off.
+    /// The connection whose command is under way.
     current_client: Option<u64>,
     /// Connections that have ended.
     ended: BTreeSet<u64>,
     pub grants_made: u64,
     arrivals: u64,
     waits_made: u64,
-    /// Whether anything has changed since the last look.
+    /// Whether anything has changed in this round of settlement.
     moved: bool,
 }
 
-/// What stands at a key, and who waits there.
+/// The value at a key, and the waiters.
 #[derive(Debug, Clone, Default)]
 pub struct Lock {
-    /// The key holds something else.
+    /// Whether the key holds a value of another type.
     pub foreign: bool,
     pub holds: Vec<Hold>,
     /// The holder that waits for a stricter limit, ahead of the queue.
     pub upgrade: Option<Place>,
     pub queue: Vec<Place>,
-    /// When the server removes the key, if a user has said so and the module has not written to the lock since.
+    /// When the server removes the key, if a user has set a TTL and the module has not written to the lock since.
     pub ttl: Option<Millis>,
-    /// What the module last wrote.
+    /// The last value that the module wrote.
     written: Written,
 }
 
-/// What a lock's value says: holds (but not to which connections they are tied, nor whether they were touched), tickets, and
-/// whether somebody is queued.
+/// The durable part of a lock: holds (but neither their ties nor whether they were touched), tickets, and whether a request is
+/// queued.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Written {
     holds: Vec<Hold>,
@@ -81,13 +81,13 @@ struct Written {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hold {
     pub owner: String,
-    /// Stands for the token: the first grant of all is 1.
+    /// Stands for the token: the first grant is 1.
     pub grant: u64,
     pub since: Millis,
     pub holds: u32,
     pub deadline: Millis,
     pub limit: usize,
-    /// How many of that many it holds.
+    /// The permits that it holds, of `limit`.
     pub permits: usize,
     pub tie: Option<Tie>,
     /// The connection that last took or entered it.
@@ -102,7 +102,7 @@ pub struct Unheard {
     pub key: String,
     pub owner: String,
     grant: u64,
-    /// The owner's ticket, if it was kept for its owner.
+    /// The owner's ticket, if it waited by one.
     ticket: Option<Place>,
 }
 
@@ -114,9 +114,9 @@ pub struct Place {
     pub permits: usize,
     pub since: Millis,
     pub arrival: u64,
-    /// It is a ticket, kept so long while nobody is there for it.
+    /// How long the place is kept as a ticket without a waiting request; none if it is no ticket.
     pub claim: Option<Millis>,
-    /// Until when it is kept, if nobody is there for it.
+    /// Until when the ticket is kept, if no request waits on it.
     pub kept_until: Option<Millis>,
     /// The request that waits here.
     pub wait: Option<u64>,
@@ -143,12 +143,12 @@ pub struct Request {
     pub holds: Option<u32>,
     pub limit: usize,
     pub permits: usize,
-    /// FAIRACQUIRE: for how long its place is kept while nobody is there for it.
+    /// FAIRACQUIRE: how long its place is kept without a waiting request.
     pub ticket: Option<Millis>,
     pub session: bool,
-    /// AUTO: for how long the server is to renew it.
+    /// AUTO: how long the server renews it.
     pub auto: Option<Millis>,
-    /// NOTIFY: it waits without blocking.
+    /// NOTIFY: the channel by which it waits without blocking.
     pub channel: Option<String>,
 }
 
@@ -170,19 +170,19 @@ pub enum Answer {
     Null,
     Refused(Error),
     Cancelled,
-    /// The channel's word for what a blocked connection gets as `TRYAGAIN`.
+    /// The channel's word for the `TRYAGAIN` that a blocked connection receives.
     Moved,
     Replaced,
     Gone,
-    /// Its connection is blocked.
+    /// The request waits, and its connection is blocked.
     Waits(u64),
-    /// It waits by NOTIFY, with so many places before it.
+    /// The request waits by NOTIFY: the number of places before it, and its own number.
     Noted(usize, u64),
     Number(u64),
     Remaining(Vec<Option<u32>>),
-    /// Ties, the least that is left, and what was lost.
+    /// The number of ties, the shortest time left, and the losses.
     KeepReply(usize, Option<Millis>, Vec<(String, u64, &'static str)>),
-    /// Grant, count, the milliseconds that are left, and the owner if none was named.
+    /// Grant, count, the milliseconds left, and the owner if the request named none.
     Held(u64, u32, Millis, Option<String>),
     Ok,
 }
@@ -195,7 +195,7 @@ pub struct Told {
     pub answer: Answer,
 }
 
-/// What stands at a key: what RENAME takes along, and DUMP tells.
+/// The value at a key: what RENAME moves, and DUMP shows.
 #[derive(Debug, Clone, Default)]
 pub struct Value {
     foreign: bool,
@@ -203,12 +203,12 @@ pub struct Value {
     tickets: Vec<Place>,
 }
 
-/// How an owner comes by a lock.
+/// How a request obtains a lock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
-    /// It holds it with an equal or stricter limit.
+    /// Its owner holds it with an equal or stricter limit.
     Reenters,
-    /// It holds it with a weaker limit.
+    /// Its owner holds it with a weaker limit.
     Upgrades,
     Queues,
 }
@@ -220,19 +220,19 @@ impl Request {
 }
 
 impl Hold {
-    /// The connection that it ends with.
+    /// Returns the connection with which the hold ends.
     pub fn session(&self) -> Option<u64> {
         let tie = self.tie.filter(|tie| tie.session);
         tie.map(|tie| tie.client)
     }
 
-    /// Whether the server renews it.
+    /// Returns true if the server renews the hold.
     pub fn auto(&self) -> bool {
         let auto = self.tie.and_then(|tie| tie.auto);
         auto.is_some_and(|auto| auto.renews())
     }
 
-    /// Whether the request would count beyond what can be counted.
+    /// Returns true if the request would raise the hold count beyond its maximum.
     fn overflows(&self, request: &Request) -> bool {
         request.holds.is_none() && self.holds == u32::MAX
     }
@@ -243,7 +243,7 @@ impl Lock {
         self.holds.iter().find(|hold| hold.owner == owner)
     }
 
-    /// All places in the order in which they are served.
+    /// Returns all places in the order in which they are served.
     pub fn in_order(&self) -> impl Iterator<Item = &Place> {
         self.upgrade.iter().chain(&self.queue)
     }
@@ -256,7 +256,7 @@ impl Lock {
         self.in_order().find(|place| place.wait == Some(wait))
     }
 
-    /// Removes the places that are not to be kept.
+    /// Removes the places that `keep` rejects.
     fn keep_places(&mut self, keep: impl Fn(&Place) -> bool) {
         self.upgrade = self.upgrade.take().filter(&keep);
         self.queue.retain(keep);
@@ -270,15 +270,15 @@ impl Lock {
         }
     }
 
-    /// The rule of granting: the permits of the other holders and its own are no more than this limit and no more than any of
-    /// theirs.
+    /// Returns true if the granting rule allows it: the permits of the other holders and its own exceed neither this limit nor
+    /// any of theirs.
     pub fn compatible(&self, owner: &str, limit: usize, permits: usize) -> bool {
         let others = || self.holds.iter().filter(|hold| hold.owner != owner);
         let all = others().map(|hold| hold.permits).sum::<usize>() + permits;
         others().next().is_none() || all <= limit && others().all(|other| all <= other.limit)
     }
 
-    /// Whether its holder asks for what it cannot have: for more permits, or for a stricter limit of several.
+    /// Returns true if a holder asks for the impossible: for more permits, or for a stricter limit with several.
     fn refuses(&self, request: &Request) -> bool {
         let way = self.way(&request.owner, request.limit);
         self.hold(&request.owner).is_some_and(|hold| match way {
@@ -287,7 +287,7 @@ impl Lock {
         })
     }
 
-    /// Whether a newcomer could have it now: nobody is before it, and it is compatible.
+    /// Returns true if a newcomer could have the lock now: no place is before it, and it is compatible.
     fn open(&self, request: &Request) -> bool {
         let Request { owner, limit, .. } = request;
         let first = self.in_order().next();
@@ -299,7 +299,7 @@ impl Lock {
         }
     }
 
-    /// Whether another owner waits for the upgrade that this one would need.
+    /// Returns true if another owner waits for the upgrade that this one would need.
     fn upgrade_of_another(&self, owner: &str, limit: usize) -> bool {
         let other = self
             .upgrade
@@ -340,7 +340,7 @@ impl Lock {
         }
     }
 
-    /// Whether there is a key.
+    /// Returns true if the key exists.
     fn exists(&self) -> bool {
         let tickets = self.queue.iter().any(|place| place.claim.is_some());
         self.foreign || !self.holds.is_empty() || tickets
@@ -378,10 +378,10 @@ impl Model {
         self.locks.values().map(Lock::places).sum()
     }
 
-    /// A request for one lock or for many.
+    /// Answers a request for one lock or for many.
     pub fn ask(&mut self, request: &Request) -> Answer {
         let Request { owner, limit, .. } = request;
-        // The owner's places at the locks of a MACQUIRE count as gone.
+        // The owner's places at the locks of a MACQUIRE count as removed.
         let seen = |mut lock: Lock| {
             lock.keep_places(|place| !request.many || place.owner != *owner);
             lock
@@ -439,7 +439,7 @@ impl Model {
         self.begin_to_wait(request)
     }
 
-    /// The owner's requests that wait at a place of one of these locks.
+    /// Returns the owner's requests that wait at a place of one of these locks.
     fn older(&mut self, request: &Request) -> Vec<u64> {
         let mut older = Vec::new();
         for key in &request.keys {
@@ -453,7 +453,7 @@ impl Model {
         older
     }
 
-    /// What keeps a request from a lock that it could have now.
+    /// Returns the limit that keeps a request from a lock that is free for it.
     fn bound(&self, lock: &Lock, request: &Request) -> Option<Error> {
         let full = lock.holds.len() >= self.policy.max_holders;
         match lock.hold(&request.owner) {
@@ -462,7 +462,7 @@ impl Model {
         }
     }
 
-    /// Every lock can be had now.
+    /// Grants every lock at once.
     fn grant_now(&mut self, request: &Request) -> Answer {
         for id in self.older(request) {
             self.end_wait(id, Answer::Replaced);
@@ -476,7 +476,7 @@ impl Model {
         answer
     }
 
-    /// It does not wait, and cannot be granted at once.
+    /// Answers a request that does not wait and cannot be granted at once.
     fn not_now(&mut self, request: &Request) -> Answer {
         let (key, owner) = (&request.keys[0], &request.owner);
         if !request.many && self.poll(request) {
@@ -506,7 +506,7 @@ impl Model {
         Answer::Null
     }
 
-    /// The owner asks for its ticket, which nobody waits on.
+    /// Polls the owner's ticket, on which no request waits. Returns true if it has one.
     fn poll(&mut self, request: &Request) -> bool {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let queue = &mut self.lock(&request.keys[0]).queue;
@@ -531,7 +531,7 @@ impl Model {
         }
         *self = then;
         self.settle();
-        // It may have been answered in the same event: then it has not waited.
+        // The request may have been answered in this event: then it did not wait.
         if let Some(at) = self.told.iter().position(|told| told.wait.id == id) {
             return self.told.remove(at).answer;
         }
@@ -543,7 +543,7 @@ impl Model {
         }
     }
 
-    /// The request takes over from its owner's older ones, and stands wherever it has to wait.
+    /// Queues the request in place of its owner's older ones, at every lock where it must wait.
     fn take_over(&mut self, request: &Request) -> u64 {
         let place = self.locks[&request.keys[0]].place(&request.owner);
         let inherited = place.filter(|_| !request.many).cloned();
@@ -584,7 +584,7 @@ impl Model {
         id
     }
 
-    /// A place behind all others.
+    /// Returns a place behind all others.
     fn last_place(&mut self, request: &Request) -> Place {
         self.arrivals += 1;
         self.latest = self.latest.max(self.now);
@@ -595,7 +595,7 @@ impl Model {
         }
     }
 
-    /// A place ahead of the queue: for an upgrade.
+    /// Returns a place ahead of the queue: for an upgrade.
     fn place_ahead(&self, request: &Request) -> Place {
         Place {
             owner: request.owner.clone(),
@@ -609,7 +609,7 @@ impl Model {
         }
     }
 
-    /// The cap that is exceeded after a request, by what the request has added.
+    /// Returns the cap that a request has exceeded by its own additions.
     fn exceeded(&self, then: &Model) -> Option<&'static str> {
         let grown = |before: usize, after: usize, most: usize| after > before && after > most;
         let queue = |model: &Model, key: &String| model.locks.get(key).map_or(0, Lock::places);
@@ -636,7 +636,7 @@ impl Model {
         grown(blocked(self), blocked(then), policy.max_waiters).then_some("dlock.max-waiters")
     }
 
-    /// Who holds and who waits: all that a deadlock depends on.
+    /// Returns the holders and the waiters: all that a deadlock depends on.
     pub fn scene(&self) -> Scene {
         let mut scene = Scene::default();
         for (key, lock) in &self.locks {
@@ -663,7 +663,7 @@ impl Model {
     }
 }
 
-/// The error for a hold count that cannot be raised.
+/// Returns the error for a hold count that cannot be raised.
 fn overflow() -> Error {
     Error::Argument("the hold count", String::new())
 }

@@ -1,4 +1,4 @@
-//! What follows from an event: whatever it was, all locks are brought up to date.
+//! The consequences of an event: whatever it was, all locks are brought up to date.
 
 use super::{overflow, Answer, Hold, Lock, Model, Place, Request, Tie, Told, Unheard, Wait, Way};
 use dlock_commands::error::Error;
@@ -19,7 +19,7 @@ impl Model {
         }
     }
 
-    /// Whatever writes to a lock gives its key the TTL that it is to have.
+    /// Sets the TTL of every key to which the module has written since.
     pub(super) fn note_writes(&mut self) {
         for lock in self.locks.values_mut() {
             let written = lock.value_written();
@@ -29,7 +29,7 @@ impl Model {
         }
     }
 
-    /// The server removes the keys whose TTL a user has set, and nobody has set since.
+    /// Removes the keys whose TTL a user has set, and no later write has replaced.
     pub(super) fn remove_expired_keys(&mut self) {
         let over = |lock: &Lock| lock.ttl.is_some_and(|end| end <= self.now);
         let locks = self.locks.iter().filter(|(_, lock)| over(lock));
@@ -54,7 +54,7 @@ impl Model {
         }
     }
 
-    /// A key became another type under its waiters.
+    /// Refuses the waiters of a key that became another type.
     fn refuse_other_types(&mut self) {
         for (key, lock) in self.locks.clone() {
             let concerns = |wait: &&Wait| lock.foreign && wait.asked.keys.contains(&key);
@@ -65,8 +65,8 @@ impl Model {
         }
     }
 
-    /// Who waits for an upgrade needs its hold. Who waits under an owner to whom a value has brought a hold, or a ticket of another
-    /// number, has to ask again.
+    /// Ends the waits that an arriving value makes pointless. An upgrade needs its hold. A waiter whose owner received a hold or
+    /// another ticket by the value must ask again.
     fn follow_values(&mut self) {
         for (key, lock) in self.locks.clone() {
             let lost = |place: &&Place| lock.hold(&place.owner).is_none();
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// Grants whatever can be granted: to those who asked for one lock, and then for many, as they came.
+    /// Grants all that can be granted: first to requests for one lock, then for many, in order of arrival.
     fn serve(&mut self) {
         loop {
             let ready = self.waits.iter().filter(|wait| self.grantable(wait));
@@ -128,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Whether it heads all of its queues and could have all of its locks.
+    /// Returns true if the request heads all of its queues and could have all of its locks.
     fn grantable(&self, wait: &Wait) -> bool {
         let Wait { id, asked, .. } = wait;
         let turn = |key: &String| {
@@ -159,13 +159,13 @@ impl Model {
             .collect();
         self.remove_wait(wait.id);
         let answer = self.take_all(asked);
-        // A grant by NOTIFY stands once the message is published.
+        // A grant by NOTIFY stands once its message is published.
         if asked.channel.is_none() && self.cut.contains(&asked.client) {
             for (key, ticket) in new {
                 let hold = self.locks[&key].hold(&asked.owner);
                 self.unheard.push(Unheard {
                     owner: asked.owner.clone(),
-                    grant: hold.expect("it was granted").grant,
+                    grant: hold.expect("the hold was granted").grant,
                     key,
                     ticket,
                 });
@@ -187,7 +187,7 @@ impl Model {
         }
     }
 
-    /// Makes the owner a holder, or enters the lock once more. Gives its grant and count.
+    /// Makes the owner a holder, or enters the lock once more. Returns the grant and its count.
     fn take(&mut self, key: &str, request: &Request) -> (u64, u32) {
         let (now, latest, fresh) = (self.now, self.latest.max(self.now), self.grants_made + 1);
         let before = self.lock(key).hold(&request.owner).cloned();
@@ -223,7 +223,7 @@ impl Model {
             let client = request.client;
             let same = hold.tie.filter(|tie| tie.client == client);
             if same.is_none() {
-                // Under the token that its connection knows.
+                // The old connection knows the hold by its old token.
                 self.revoke(key, &told, "taken");
             }
             self.untie(key, hold.grant);
@@ -246,7 +246,8 @@ impl Model {
         told
     }
 
-    /// RESTORE can bring a second hold with one token: not more than one of them is tied, which is to be that of this lock.
+    /// Unties other holds with this token: RESTORE can bring a second one, and at most one of them, the one of this lock, is
+    /// tied.
     pub(super) fn untie(&mut self, key: &str, grant: u64) {
         for (name, lock) in self.locks.clone() {
             for hold in lock.holds.iter().filter(|hold| hold.grant == grant) {
@@ -261,7 +262,7 @@ impl Model {
         }
     }
 
-    /// No hold is carried beyond a certain age.
+    /// Returns the deadline, bounded by the greatest age of a hold.
     pub(super) fn bounded(&self, since: u64, deadline: u64) -> u64 {
         match self.policy.max_hold_ms {
             0 => deadline,
@@ -269,8 +270,8 @@ impl Model {
         }
     }
 
-    /// Gives back the new holds that nobody has heard of and no later command has touched. That nobody has heard of them is known
-    /// only after the turn in which they were granted.
+    /// Gives back the new holds whose answers were not delivered and that no later command has touched. Delivery is known only
+    /// after the turn in which they were granted.
     pub(super) fn give_back(&mut self) {
         while !self.unheard.is_empty() {
             for unheard in std::mem::take(&mut self.unheard) {
@@ -304,7 +305,7 @@ impl Model {
         }
     }
 
-    /// A request waits no longer, and all its places are gone.
+    /// Ends the wait of a request with an answer; all its places go.
     pub(super) fn end_wait(&mut self, id: u64, answer: Answer) {
         if let Some(wait) = self.remove_wait(id) {
             self.tell(wait, answer);
@@ -323,7 +324,7 @@ impl Model {
         Some(wait)
     }
 
-    /// A request waits no longer. A ticket is kept for its window, which begins now.
+    /// Ends the wait of a request. Its ticket is kept for a window that begins now.
     pub(super) fn depart(&mut self, id: u64) -> Option<Wait> {
         let steady = self.steady;
         for lock in self.locks.values_mut() {

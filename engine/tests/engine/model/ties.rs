@@ -1,9 +1,9 @@
-//! What ties holds to connections: AUTO, SESSION, signs of life, and what a connection is told that it has lost.
+//! The ties between holds and connections: AUTO, SESSION, signs of life, and the losses that a connection learns.
 
 use super::{Answer, Hold, Model};
 use dlock_engine::Millis;
 
-/// What ties a hold to a connection.
+/// A tie between a hold and a connection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tie {
     pub client: u64,
@@ -15,11 +15,11 @@ pub struct Tie {
 /// How the server renews a hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Auto {
-    /// The lease that each renewal gives.
+    /// The lease that each renewal sets.
     pub lease: Millis,
-    /// For how long it renews, and from when on; none without bound.
+    /// From when on, and for how long, the server renews; none without bound.
     pub bound: Option<(Millis, Millis)>,
-    /// The same by a sign of life that its connection has given since.
+    /// From when on, and for how long, it renews by a sign of life that its connection has given since.
     pub kept: Option<(Millis, Millis)>,
     pub next: Next,
 }
@@ -27,21 +27,21 @@ pub struct Auto {
 /// When the server renews a hold next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Next {
-    /// When a quarter to a third of a lease of so long has passed since then: the server is yet to be asked.
+    /// When a quarter to a third of a lease (the second) has passed since an instant (the first): the engine chooses.
     Since(Millis, Millis),
     At(Millis),
     /// When its connection gives a sign of life.
     Paused,
-    /// Not any more: the hold is too old.
+    /// Never: the hold is too old.
     Stopped,
 }
 
-/// A connection that holds are tied to, or were.
+/// A connection that has ties, or had them.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
-    /// When it was last blocked by a request.
+    /// When a request last blocked it.
     waited: Millis,
-    /// What it has lost, and was not told: locks, grants, and why.
+    /// Its losses that it has not learned yet: locks, grants, and why.
     pub lost: Vec<(String, u64, &'static str)>,
 }
 
@@ -52,7 +52,7 @@ impl Auto {
 }
 
 impl Model {
-    /// What AUTO asks for, from now on.
+    /// Returns the renewal that AUTO asks for, from now on.
     pub(super) fn auto(&self, lease: Millis, ms: Millis) -> Auto {
         Auto {
             lease,
@@ -62,7 +62,7 @@ impl Model {
         }
     }
 
-    /// A connection has lost the tie of a hold: it is told, unless its own command has done it.
+    /// Records that a connection has lost the tie of a hold, unless its own command did that.
     pub(super) fn lose(&mut self, key: &str, hold: &Hold, why: &'static str) {
         let Some(tie) = hold.tie else { return };
         let itself = ["taken", "forced"].contains(&why) && self.current_client == Some(tie.client);
@@ -71,7 +71,7 @@ impl Model {
         }
     }
 
-    /// The same where another connection has tied it, or nobody's command has done it.
+    /// Records the loss of a tie where another connection tied the hold, or no connection's command ended it.
     pub(super) fn revoke(&mut self, key: &str, hold: &Hold, why: &'static str) {
         if let Some(tie) = hold.tie.filter(|tie| !self.ended.contains(&tie.client)) {
             let connection = self.connections.entry(tie.client).or_default();
@@ -79,7 +79,7 @@ impl Model {
         }
     }
 
-    /// A connection begins to wait, or has waited.
+    /// Notes that a connection begins to wait, or has waited.
     pub(super) fn note_waiting(&mut self, client: u64) {
         let steady = self.steady;
         if let Some(connection) = self.connections.get_mut(&client) {
@@ -87,24 +87,24 @@ impl Model {
         }
     }
 
-    /// The holds that are tied to a connection.
+    /// Returns the holds that are tied to a connection.
     pub(super) fn ties(&self, client: u64) -> impl Iterator<Item = &Hold> {
         let holds = self.locks.values().flat_map(|lock| &lock.holds);
         holds.filter(move |hold| hold.tie.is_some_and(|tie| tie.client == client))
     }
 
-    /// Something is tied to this connection: from now on it is known.
+    /// Notes that a hold is tied to this connection: from now on its losses are recorded.
     pub(super) fn note_tie(&mut self, client: u64) {
         self.connections.entry(client).or_default();
     }
 
-    /// Connections that have ended are told nothing more.
+    /// Forgets connections that have ended: they learn nothing more.
     pub(super) fn forget_connections(&mut self) {
         let ended = &self.ended;
         self.connections.retain(|client, _| !ended.contains(client));
     }
 
-    /// Whether the time has passed for which a hold was to be renewed.
+    /// Returns true if the time for which the server renews a hold has passed.
     fn is_over(&self, tie: &Tie) -> bool {
         let Some((since, ms)) = tie.auto.and_then(|auto| auto.bound) else {
             return false;
@@ -118,7 +118,7 @@ impl Model {
         !self.waits.iter().any(blocks) && over((since, ms)) && kept.is_none_or(over)
     }
 
-    /// When the next renewal is due, on the steady clock; now if the server is yet to be asked.
+    /// Returns when the next renewal is due, on the steady clock; now if the engine is yet to choose.
     pub fn next_renewal(&self) -> Option<Millis> {
         let holds = self.locks.values().flat_map(|lock| &lock.holds);
         let nexts = holds.filter_map(|hold| match hold.tie?.auto?.next {
@@ -129,7 +129,7 @@ impl Model {
         nexts.min()
     }
 
-    /// Whether the server may renew anything in times to come.
+    /// Returns true if the server may renew any hold in the future.
     pub fn may_renew(&self) -> bool {
         let asked = self.waits.iter().any(|wait| wait.asked.auto.is_some());
         asked || self.next_renewal().is_some()
@@ -154,7 +154,7 @@ impl Model {
             let Some(tie) = hold.tie.filter(|tie| tie.auto.is_some()) else {
                 continue;
             };
-            // One that has ended before is not renewed.
+            // A hold that has ended before is not renewed.
             if !grants.contains(&hold.grant) || hold.deadline < self.now {
                 continue;
             }
@@ -178,7 +178,7 @@ impl Model {
         self.locks = locks;
     }
 
-    /// A connection gives a sign of life.
+    /// Answers a connection's sign of life.
     pub(super) fn keep(&mut self, client: u64, ms: Millis) -> Answer {
         let (now, steady) = (self.now, self.steady);
         let count = self.ties(client).count();

@@ -1,4 +1,4 @@
-//! The commands and events as the model takes them.
+//! The commands and events as the model understands them.
 
 use super::{Answer, Hold, Model, Patience, Place, Request, Tie, Told, SHARED};
 use crate::script::{self, Act, Command};
@@ -9,7 +9,7 @@ use dlock_engine::SteadyMs;
 use std::collections::BTreeMap;
 
 impl Model {
-    /// Does what has happened. Gives the answer to a command; none to one that the model does not know.
+    /// Performs an act. Returns the answer to a command; none to a command that the model does not know.
     ///
     /// Errors where the model ends: it knows one server, which is never paused and never late.
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Result<Option<Answer>, ()> {
@@ -19,7 +19,7 @@ impl Model {
         }
         match act {
             Act::Command(command) => {
-                // What a script does no connection does.
+                // A script's command belongs to no connection.
                 self.current_client = command.may_wait.then_some(command.client);
                 let answer = self.run(command, tokens);
                 self.note_writes();
@@ -72,7 +72,7 @@ impl Model {
         Ok(None)
     }
 
-    /// What was told since this was last asked.
+    /// Returns the outcomes since the last call.
     pub fn take_told(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.told)
     }
@@ -80,7 +80,7 @@ impl Model {
     fn run(&mut self, command: &Command, tokens: &BTreeMap<u64, u64>) -> Option<Answer> {
         let text =
             |word: &String| String::from_utf8_lossy(&script::bytes(word, tokens)).into_owned();
-        // A name that is used again is a new connection.
+        // A name that is used again stands for a new connection.
         self.ended.remove(&command.client);
         let words: Vec<String> = command.words.iter().map(text).collect();
         let verb = words[0].to_ascii_uppercase();
@@ -233,7 +233,7 @@ impl Model {
             holds: options.count("HOLDS"),
             limit: options.limit().unwrap_or(1),
             permits: options.number("PERMITS").unwrap_or(1) as usize,
-            // Nobody would know the name of an owner whose ticket is polled.
+            // An unnamed owner could not poll its ticket: no client knows its name.
             ticket: (fair && (waits || !unnamed))
                 .then(|| options.number("CLAIM").unwrap_or(default)),
             session: options.has("SESSION"),
@@ -243,7 +243,7 @@ impl Model {
     }
 }
 
-/// What follows key and owner: a lease, and words with or without a value.
+/// The words after key and owner: a lease, and options with or without a value.
 #[derive(Default)]
 struct Options {
     lease: Option<u64>,
