@@ -1,9 +1,9 @@
 //! Conversations in text files (`../scenarios`, and `../servers` for what only a server has): commands, replies, time passing.
 //!
-//! One reader for all who hold them: the engine's tests with the engine and the model beside it, the integration tests with a
-//! server whose clock stands still.
+//! All tests share one reader: the engine's tests hold the conversations with the engine and the model, the integration tests
+//! with a server whose clock stands still.
 #![forbid(unsafe_code)]
-// A test stops where something is not as it should be; what the lines mean stands in `script`.
+// Tests may panic; `script` documents the lines.
 #![allow(missing_docs, clippy::indexing_slicing, clippy::unwrap_used)]
 
 pub mod planted;
@@ -13,7 +13,7 @@ pub mod transcript;
 use std::fs;
 use std::path::Path;
 
-/// The conversations, with the names of their files; with `DLOCK_SCENARIO=keep,cancel` in the environment these only.
+/// Returns the conversations, with the names of their files; with `DLOCK_SCENARIO=keep,cancel` in the environment only these.
 ///
 /// # Panics
 /// When they cannot be read.
@@ -23,11 +23,11 @@ pub fn all() -> Vec<(String, String)> {
     all
 }
 
-/// The conversations that only a server can hold, each with its title.
+/// Returns the conversations that only a server can hold, each with its title.
 ///
-/// A line `== title` begins another, and all of a file begin with what stands before the first title. `each one | other` in a
-/// conversation has it held once with `one` wherever it has `{}`, and once with `other`; `{1}`, `{2}` are what `/` separates
-/// there. A line with `{}` is as many lines as `;` separates.
+/// A line `== title` begins another conversation; the lines before the first title begin every conversation of the file. A
+/// conversation with `each one | other` is held once with `one` for every `{}` in it, and once with `other`; `{1}`, `{2}` are the
+/// parts that `/` separates. A line with `{}` becomes one line for each part that `;` separates.
 ///
 /// # Panics
 /// When they cannot be read.
@@ -58,7 +58,7 @@ pub fn of_servers() -> Vec<(String, String)> {
     all
 }
 
-/// A line, or several, with a value put in.
+/// Returns a line, or several, with a value put in.
 fn filled(line: &str, value: &str) -> String {
     let mut line = line.to_owned();
     for (at, part) in value.split(" / ").enumerate() {
@@ -92,10 +92,10 @@ fn files(folder: &str) -> Vec<(String, String)> {
     all
 }
 
-/// Begins the line from which on a conversation is held with the engine only, and says why.
+/// Begins the line after which only the engine holds a conversation, and says why.
 pub const ENGINE_ONLY: &str = "# Engine only: ";
 
-/// The part of a conversation that a server can hold, too.
+/// Returns the part of a conversation that a server can hold, too.
 pub fn for_servers(text: &str) -> &str {
     text.split(ENGINE_ONLY).next().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Untrue conversations, which whoever holds them must reject.
+//! Untrue conversations, which every speaker must reject.
 
 const TRUE: &str = "\
 ann: ACQUIRE shop alice 1000
@@ -12,7 +12,7 @@ ann: HELD shop alice
   -> null
 ";
 
-/// What is made untrue: something there, what stands instead, and the line that is not so then.
+/// The untruths: a text of the conversation, its replacement, and the line that is untrue then.
 const UNTRUE: [(&str, &str, usize); 12] = [
     ("-> waits", "-> null", 4),
     ("-> waits", "-> waits and", 4),
@@ -29,10 +29,10 @@ const UNTRUE: [(&str, &str, usize); 12] = [
     ("-> [#1, 1]", "-> [#1, 1, 1]", 2),
 ];
 
-/// Holds a true conversation and untrue ones by `check`.
+/// Checks a true conversation and untrue ones with `check`.
 ///
 /// # Panics
-/// When the true one is rejected, or another one is not, or not in the line that is not so.
+/// If `check` rejects the true one, accepts an untrue one, or blames another line.
 pub fn find(check: impl Fn(&str) -> Result<(), String>) {
     assert_eq!(check(TRUE), Ok(()));
     for (there, instead, line) in UNTRUE {

@@ -1,47 +1,48 @@
-//! What happens, line by line: the language of the conversations in `tests/scenarios`, of random runs, of the exploration,
-//! and of the sequences that show planted faults.
+//! The events, line by line: the language of the conversations in `tests/scenarios`, of random runs, of the exploration, and of
+//! the sequences that show planted faults.
 //!
 //! ```text
 //! ann: ACQUIRE shop alice 1000      a connection sends a command; `ann@1:` in database 1, `ann (script):` without waiting
-//! ann (pipelined): RELEASE shop alice  what follows comes in the same turn of the event loop: that answers are lost is noticed
-//!                                   behind it
+//! ann (pipelined): RELEASE shop alice  the next line comes in this turn of the event loop: the server notices lost answers
+//!                                   after it
 //! wait 999                          time passes
-//! stall 999                         time passes on a server that is busy elsewhere
+//! stall 999                         time passes on a server that is busy
 //! clock -500                        the wall clock steps
 //! ann dies                          the server notices the end of a connection
-//! ann is cut off                    it has not noticed yet: answers are lost
-//! heartbeat                         the server looks for waits that could never end
+//! ann is cut off                    the connection breaks without the server noticing: answers are lost
+//! heartbeat                         the server scans, as once a second
 //! slot of shop yard leaves          and `returns`: the node may not change these locks outside of a command
-//! slot of shop yard migrates        it is on its way: nobody is granted these locks, their holders keep them
-//! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
+//! slot of shop yard migrates        no waiter is granted these locks, and their holders keep them
+//! config max-queue 3                `config quarantine 100` begins a quarantine of that length
 //! ```
-//! No server tells that a value has come to a name. After `rename` and `move` somebody uses the lock at its new name, and asks for
-//! nothing. After `behind rename`, `behind move` and `behind set` nobody does: the next use notices the value, or a `look` (once a
-//! second).
+//! No server reports that a value has come to a name. After `rename` and `move` a command that asks for nothing uses the lock at
+//! its new name. After `behind rename`, `behind move` and `behind set` none does: the next use notices the value, or a `look`
+//! (once a second).
 //!
-//! Other lines: `del`, `rename`, `expire shop 500` (as PEXPIRE), `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
+//! Other lines: `del`, `rename`, `expire shop 500` (as PEXPIRE), `move` (to another database), `copy` (by DUMP and RESTORE),
+//! `dump` (by DUMP and DEL, kept for)
 //! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
 //! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
-//! `# Engine only: why` ends what is held with a server, too. What only a server has, and can be held with it only (`../servers`):
+//! A line `# Engine only: why` ends the part that a server holds, too. Lines that only a server understands (`../servers`):
 //! ```text
-//! ann$ SET shop x                   any command; a reply that is no error need not be written down. `@bob` is the number of bob's
+//! ann$ SET shop x                   any command; a reply that is no error may be left out. `@bob` is the number of bob's
 //!                                   connection
-//! within 1000                       time passes, and what is heard after the line before may be heard now
+//! within 1000                       time passes, and outcomes due after the previous line may arrive now
 //! info dlock_places_queued          a number of INFO
-//! listen to __dlock@0__:shop        from here on its messages are to be expected
-//! kill -9                           the server dies, and starts again with what it has on disk
+//! listen to __dlock@0__:shop        from here on its messages must be written down
+//! kill -9                           the server dies, and starts again with its data on disk
 //! ```
 //!
-//! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection that is called by a number has
-//! that as its id.
+//! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection whose name is a number has that
+//! as its id.
 
 use std::collections::BTreeMap;
 
 /// Milliseconds.
 pub type Millis = u64;
 
-/// One thing that happens.
+/// An event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
     Command(Command),
@@ -56,7 +57,7 @@ pub enum Act {
     Rename(Key, Key),
     /// EXPIRE, in milliseconds.
     Expire(Key, Millis),
-    /// A value comes to a name that has none, and nobody uses the lock at once.
+    /// A value comes to a name that has none, and no command uses the lock at once.
     Behind(Box<Act>),
     Look,
     Copy(Key, Key),
@@ -81,7 +82,7 @@ pub enum Act {
     Config(String, String),
 }
 
-/// One thing that happens to a server only.
+/// An event that only a server understands.
 #[derive(Debug)]
 pub enum ServerAct {
     /// A command as it is, not one of the module's.
@@ -92,7 +93,7 @@ pub enum ServerAct {
 }
 
 impl Act {
-    /// Whether no key comes or goes by other means than the module's.
+    /// Returns true if only the module creates and removes keys in this event.
     pub fn is_orderly(&self) -> bool {
         use Act::*;
         matches!(self, Command(_) | Wait(_) | Dies(_) | Heartbeat | Resume)
@@ -105,9 +106,9 @@ pub type Key = (u32, String);
 #[derive(Debug, Clone, PartialEq)]
 pub struct Command {
     pub client: u64,
-    /// Whether it may be kept waiting: not in a script.
+    /// Whether it may wait: not in a script.
     pub may_wait: bool,
-    /// Whether what follows comes in the same turn of the event loop.
+    /// Whether the next line comes in this turn of the event loop.
     pub pipelined: bool,
     pub db: u32,
     pub words: Vec<String>,
@@ -126,7 +127,7 @@ impl Reader {
         }
         let number = |text: &str| {
             text.parse::<u64>()
-                .map_err(|_| format!("{text} is no number"))
+                .map_err(|_| format!("{text} is not a number"))
         };
         let key = |key: &str| match key.rsplit_once('@') {
             Some((key, db)) => (db.parse().unwrap_or(0), key.to_string()),
@@ -172,11 +173,11 @@ impl Reader {
                 quarantine: number(ms)?,
             },
             ["config", name, value] => Act::Config(name.to_string(), value.to_string()),
-            _ => return Err("nobody knows what this means".into()),
+            _ => return Err("unknown event".into()),
         })
     }
 
-    /// What happens to a server only, if it is that.
+    /// Reads an event that only a server understands; none if the line is another one.
     pub fn read_for_server(&mut self, line: &str) -> Result<Option<ServerAct>, String> {
         Ok(match line.split_once(' ') {
             Some(("info", name)) => Some(ServerAct::Info(name.into())),
@@ -215,12 +216,12 @@ impl Reader {
             .unwrap_or_else(|_| *self.clients.entry(name.to_string()).or_insert(next))
     }
 
-    /// The number of a connection that has spoken.
+    /// Returns the number of a connection that has sent a command.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.clients.get(name).copied()
     }
 
-    /// What the connection with this id is called.
+    /// Returns the name of the connection with this id.
     pub fn name(&self, id: u64) -> String {
         let mut known = self.clients.iter();
         known
@@ -229,7 +230,7 @@ impl Reader {
     }
 }
 
-/// The bytes that a word stands for.
+/// Returns the bytes of a word.
 pub fn bytes(word: &str, tokens: &BTreeMap<u64, u64>) -> Vec<u8> {
     let label = word.strip_prefix('#').and_then(|label| label.parse().ok());
     if let Some(token) = label.and_then(|label: u64| tokens.get(&label)) {

@@ -1,39 +1,38 @@
-//! A conversation in a text file, run line by line: what happens as in [`script`], and indented below it
-//! what is answered.
+//! Runs a conversation in a text file line by line: events as in [`script`], and indented below each its answers.
 //!
 //! ```text
 //! ann: ACQUIRE shop alice 1000      a connection sends a command
 //!   -> [#1, 1]                      and is answered; `#1` is a token wherever it stands, below that of `#2`
 //! bob: ACQUIRE shop bert BLOCK 0
 //!   -> waits
-//! wait 1000                         until here nobody has heard anything
-//!   bob <- [#2, 1]                  whoever was waiting hears something
-//! shop-news <- granted #2 shop bert *1  the channel of a request that waits by NOTIFY does; `*1` is the number of that wait
-//! events: acquired #1, ...          what observers were told since the last such line
+//! wait 1000                         no outcome arrives before this line
+//!   bob <- [#2, 1]                  a waiting connection receives its outcome
+//! shop-news <- granted #2 shop bert *1  or the channel of a request that waits by NOTIFY; `*1` is the number of that wait
+//! events: acquired #1, ...          the events that observers received since the last such line
 //! ```
-//! What is expected may end in `...`: then only the beginning counts. `~a` stands for a word, the same wherever it stands.
+//! An expectation may end in `...`: then only the beginning counts. `~a` stands for one word throughout the conversation.
 
 use crate::script::{Act, Reader, ServerAct};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Numbers that stand for those of one run: tokens, or waits.
+/// Numbers in a conversation that stand for those of one run: tokens, or waits.
 pub type Labels = BTreeMap<u64, u64>;
 
-/// Who answers.
+/// The party that answers in a conversation.
 pub trait Speaker {
-    /// Does what happens. Returns what is said: first the answer to a command, then who hears what.
+    /// Performs an event. Returns the lines it causes: first the answer to a command, then the outcomes of waits.
     ///
     /// # Errors
-    /// If that cannot happen, or breaks a promise.
+    /// If the event is impossible, or breaks a promise.
     fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Vec<String>, String>;
 
-    /// What observers were told since this was last asked; `None` if that is not to be seen here.
+    /// Returns the events that observers received since the last call; `None` if they are not visible here.
     fn events(&mut self) -> Option<String>;
 
-    /// The same for what happens to a server only.
+    /// Performs an event that only a server understands.
     ///
     /// # Errors
-    /// If that cannot happen.
+    /// If the event is impossible.
     fn act_as_server(
         &mut self,
         act: &ServerAct,
@@ -44,7 +43,7 @@ pub trait Speaker {
     }
 }
 
-/// Holds a conversation. Errors with the line that is not so.
+/// Holds a conversation. Errors with the line that is untrue.
 pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
     let mut transcript = Transcript {
         speaker,
@@ -78,13 +77,13 @@ pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
 struct Transcript<S> {
     speaker: S,
     names: Reader,
-    /// By the mark and the number that stand for each.
+    /// The labels, by the mark that introduces each.
     labels: BTreeMap<char, Labels>,
-    /// The words that `~a` and the like stand for.
+    /// The words for `~a` and the like.
     words: BTreeMap<String, String>,
-    /// What has been said and is still to be expected.
+    /// Lines that were caused and are not written down yet.
     said: VecDeque<String>,
-    /// A reply that need not be written down.
+    /// A reply that may be left out.
     unasked: Option<String>,
 }
 
@@ -117,12 +116,12 @@ impl<S: Speaker> Transcript<S> {
         self.unasked = None;
         match self.said.pop_front() {
             None => Ok(()),
-            Some(said) => Err(format!("before this, nobody expected: {said}")),
+            Some(said) => Err(format!("before this line, not expected: {said}")),
         }
     }
 
     fn expect(&mut self, expected: &str) -> Result<(), String> {
-        // Who hears what in one event is not told in any order.
+        // The order of outcomes of one event is undefined.
         let hearer = |text: &str| text.split_once(" <- ").map(|(who, _)| who.to_string());
         if let Some(said) = self.unasked.take_if(|_| hearer(expected).is_none()) {
             return self.compare(expected, &said);
@@ -139,7 +138,7 @@ impl<S: Speaker> Transcript<S> {
     fn compare(&mut self, expected: &str, said: &str) -> Result<(), String> {
         match self.matches(expected, said) {
             true => Ok(()),
-            false => Err(format!("but it was: {said}")),
+            false => Err(format!("but the answer was: {said}")),
         }
     }
 
@@ -189,7 +188,7 @@ impl<S: Speaker> Transcript<S> {
     }
 }
 
-/// Whether a reply is an error: those begin with a code.
+/// Returns true if a reply is an error: errors begin with a code.
 fn is_error(reply: &str) -> bool {
     let code = reply.trim_start_matches("-> ").split_once(' ');
     code.is_some_and(|(code, _)| code.chars().all(|c| c.is_ascii_uppercase()))

@@ -1,4 +1,4 @@
-//! Hostile words: every command answers, nothing panics, and what is refused has changed nothing.
+//! Hostile arguments: every command answers, nothing panics, and a refused command has changed nothing.
 
 use crate::client::Client;
 use crate::random::{for_seeds, Random};
@@ -8,7 +8,7 @@ use dlock_commands::table::COMMANDS;
 use dlock_commands::Reply;
 use dlock_engine::Policy;
 
-/// Words that a parser may stumble over.
+/// Words on which a parser may stumble.
 const HOSTILE: [&[u8]; 34] = [
     b"",
     b"0",
@@ -77,12 +77,14 @@ fn hostile_words_are_answered() {
         let answer = world.send(Client::connection(2), 0, &words);
         let told = |what: &str| Err(format!("{}: {what}: {answer:?}", shown(&words)));
         match &answer {
-            Ok(_) if spec.internal() => told("it is for replication only"),
+            Ok(_) if spec.internal() => told("a command for replication only was answered"),
             Ok(_) => Ok(()),
             Err(error) if world.primary.data() != before => {
-                told(&format!("{error}, and something changed"))
+                told(&format!("refused ({error}), and something changed"))
             }
-            Err(error) if !world.waits.is_empty() => told(&format!("{error}, and somebody waits")),
+            Err(error) if !world.waits.is_empty() => {
+                told(&format!("refused ({error}), and a request waits"))
+            }
             Err(error) => clear(error)
                 .then_some(())
                 .ok_or(format!("{}: {error}", shown(&words))),
@@ -90,7 +92,7 @@ fn hostile_words_are_answered() {
     });
 }
 
-/// Whether an error says on one line of printable text what is wrong, a code first.
+/// Returns true if an error is one line of printable text that begins with a code.
 pub fn clear(error: &Error) -> bool {
     let text = error.to_string();
     let code = text.split(' ').next().unwrap_or_default();
@@ -108,7 +110,7 @@ fn shown(words: &[&[u8]]) -> String {
         .join(" ")
 }
 
-/// Each of these words, where this argument is due, is refused with the argument's name.
+/// Each of these words is refused at this argument, with the argument's name.
 #[test]
 fn a_wrong_number_is_called_by_its_name() {
     let wrong: [&[u8]; 13] = [
@@ -153,7 +155,7 @@ fn a_wrong_number_is_called_by_its_name() {
     }
 }
 
-/// A word that begins like a number where the lease may stand is meant as one.
+/// A word that begins like a number is read as a lease where a lease may stand.
 #[test]
 fn a_wrong_lease_is_called_by_its_name() {
     for verb in ["ACQUIRE", "FAIRACQUIRE", "RENEW"] {
@@ -179,7 +181,7 @@ fn a_wrong_lease_is_called_by_its_name() {
     }
 }
 
-/// Options come in any order and in any case.
+/// Options may come in any order and in any case.
 #[test]
 fn options_come_in_any_order() {
     for words in [
@@ -206,8 +208,8 @@ fn options_come_in_any_order() {
     }
 }
 
-/// What decides is refused on a server that follows; what looks is not.
-/// Whoever may wait for nothing is told so, and the older request of the same owner waits on.
+/// A server that follows refuses commands that decide, and answers those that only read. A client that may not wait is refused,
+/// and its owner's older request waits on.
 #[test]
 fn a_wait_that_is_not_possible_changes_nothing() {
     let mut world = World::new(Policy::default());

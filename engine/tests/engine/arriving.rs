@@ -1,4 +1,4 @@
-//! Values that come to names where somebody waits, of kinds that no command here brings.
+//! Values that arrive at names with waiters, of kinds that no command here produces.
 
 use crate::client::Client;
 use crate::keys::Value;
@@ -14,7 +14,7 @@ const NOW: Now = Now {
     steady_us: 1_000_000,
 };
 
-/// A time at which every window is over.
+/// A time after the end of every window.
 const LATER: Now = Now {
     us: NOW.us + 60_000_000,
     steady_us: NOW.steady_us + 60_000_000,
@@ -43,7 +43,7 @@ fn tickets(tickets: impl Iterator<Item = (u64, String)>) -> Lock {
     lock
 }
 
-/// A value comes to a key, and the server tells of it.
+/// Puts a value at a key, as the server reports it.
 fn bring(server: &mut Server, key: &str, lock: &Lock) {
     let value = codec::decode(&codec::encode(lock)).expect("a lock");
     let (name, value) = (name(0, key), Value::Lock(Box::new(value), None));
@@ -62,8 +62,8 @@ fn step(server: &mut Server, now: Now) -> (Vec<Outcome>, bool) {
     )
 }
 
-/// A user can make a value with any numbers: also with that of a place whose owner has no ticket here. It is the value's, and
-/// nothing of it is left when its window is over.
+/// A user can make a value with any numbers, including that of a waiting place whose owner has no ticket here. The ticket then
+/// belongs to the value, and nothing of it is left after its window.
 #[test]
 fn a_ticket_with_the_number_of_a_waiter_is_the_values() {
     for number in NOW.us - 5..NOW.us + 5 {

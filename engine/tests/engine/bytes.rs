@@ -1,4 +1,4 @@
-//! Stored values and effects: what is written is what is read, and nothing that is read does harm.
+//! Stored values and effects: what is written reads back unchanged, and no bytes do harm when read.
 
 use crate::client::Client;
 use crate::random::{for_seeds, Random};
@@ -13,7 +13,7 @@ use dlock_engine::{
     codec, Arrival, ClientId, Entry, Limit, Permits, Policy, Share, Token, WallMs, ONE,
 };
 
-/// Any lock that can come about.
+/// Returns a random lock of any shape that can occur.
 fn some_lock(random: &mut Random) -> Lock {
     let mut lock = Lock::default();
     for _ in 0..1 + random.below(6) {
@@ -68,7 +68,7 @@ fn some_owner(random: &mut Random) -> Vec<u8> {
     (0..len).map(|_| random.next() as u8).collect()
 }
 
-/// From 1 to `most`, of any magnitude.
+/// Returns a number from 1 to `most`, of any magnitude.
 fn some_number(random: &mut Random, most: u64) -> u64 {
     (random.next() >> random.below(64)).clamp(1, most)
 }
@@ -125,7 +125,7 @@ fn a_mangled_value_is_refused_or_taken_for_what_it_says() {
         mutate(&mut random, &mut bytes);
         match codec::decode(&bytes) {
             Some(lock) if codec::encode(&lock) != bytes => Err(format!(
-                "{bytes:?} was read as {lock:?}, which is written {:?}",
+                "{bytes:?} was read as {lock:?}, which writes {:?}",
                 codec::encode(&lock)
             )),
             _ => Ok(()),
@@ -133,7 +133,7 @@ fn a_mangled_value_is_refused_or_taken_for_what_it_says() {
     });
 }
 
-/// A value that counts more than there is must not make room for what it counts.
+/// A count that exceeds the bytes of the value must not reserve memory.
 #[test]
 fn counts_are_not_believed() {
     let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
@@ -143,13 +143,13 @@ fn counts_are_not_believed() {
     }
 }
 
-/// Whatever RESTORE brings, the engine goes on working with it: somebody waits, asks, gives back.
+/// Whatever RESTORE brings, the engine works on with it: requests wait, ask and give back.
 #[test]
 fn a_mangled_value_does_no_harm_when_it_is_restored() {
     for_seeds(3_000, |seed| {
         let mut random = Random::new(seed);
         let mut world = World::new(Policy::default());
-        // The replica is another test's; it would follow the same bytes.
+        // Another test covers the replica; it would follow these bytes, too.
         world.lag = true;
         let mut bytes = codec::encode(&some_lock(&mut random));
         if random.chance(70) {
@@ -201,11 +201,11 @@ fn a_mangled_value_does_no_harm_when_it_is_restored() {
         drop(send(&mut world, 5, &[b"INFO", b"shop"]));
         drop(send(&mut world, 6, &[b"RELEASE", b"shop", b"a"]));
         world.pass(1_000);
-        // Leases from outside are bounded, so that all of them end some day, and everyone is served.
+        // Leases from outside are bounded, so all of them end, and every waiter is served.
         world.pass(3_000_000_000_000);
         match world.waits.len() {
             0 => Ok(()),
-            _ => Err(format!("{bytes:?}: {:?} wait for ever", world.waits)),
+            _ => Err(format!("{bytes:?}: {:?} wait forever", world.waits)),
         }
     });
 }
@@ -244,7 +244,7 @@ fn an_effect_that_is_left_out_releases_the_only_hold() {
             let refused = matches!(answer, Err(Error::Internal(_))) && server.data() == data;
             return refused.then_some(()).ok_or(format!("{lock:?}: {answer:?}"));
         };
-        // What is passed on can be left out again.
+        // A replica may pass the effect on without this part.
         let said = format!("1 r{}", hold.token.0).into_bytes();
         let passed_on = closed.iter().any(|closed| closed.effect == said);
         let mut left = codec::decode(&codec::encode(&lock)).ok_or("the lock is not read")?;
@@ -306,7 +306,7 @@ fn a_mangled_effect_is_refused_whole() {
                 Ok(())
             }
             (Ok(Reply::Ok), Some(changes)) => {
-                // What it says is said again by what it is written as.
+                // The changes that were read are written again with their meaning.
                 let mut written = Vec::new();
                 change::begin(&mut written);
                 changes.iter().for_each(|change| change.write(&mut written));
@@ -342,13 +342,13 @@ fn an_effect_with_an_impossible_part_is_refused() {
         b"1 h5 9223372036854775808 1 1 1:a",
         b"1 t5 9223372036854775808 1 1:a",
         b"1 h99999999999999999999 5 1 1 1:a",
-        // Several permits are of format 2, and nothing else is.
+        // Several permits need format 2, and nothing else does.
         b"1 H5 5 1 4 2 1:a",
         b"1 T5 5 4 2 1:a",
         b"2 h5 5 1 4 1:a",
         b"2 H5 5 1 4 1:a",
         b"2 H5 5 1 4 1 1:a",
-        // None, or more than the limit.
+        // No permits, or more than the limit.
         b"2 H5 5 1 4 0 1:a",
         b"2 H5 5 1 4 5 1:a",
         b"2 H5 5 1 1 2 1:a",
@@ -365,7 +365,7 @@ fn an_effect_with_an_impossible_part_is_refused() {
     }
 }
 
-/// A value and an effect without several permits have the bytes that 0.3.0 wrote. With them they have format 2.
+/// A value and an effect without several permits keep the bytes that 0.3.0 wrote. With several they have format 2.
 #[test]
 fn only_several_permits_change_the_bytes() {
     let lock = |held: u32, asked: u32| {
@@ -416,7 +416,7 @@ fn only_several_permits_change_the_bytes() {
     }
 }
 
-/// A value with no permits or more than its limit is corrupt, and so is one of format 2 that says what format 1 can say.
+/// A value with no permits or more than its limit is corrupt, and so is one of format 2 that format 1 could express.
 #[test]
 fn a_value_with_impossible_permits_is_refused() {
     let value = |limit: u8, permits: u8| {
@@ -443,7 +443,7 @@ fn a_value_with_impossible_permits_is_refused() {
     }
 }
 
-/// More permits than 32 bits count are counted: RESTORE brings them.
+/// Sums of permits may exceed 32 bits: RESTORE brings such values.
 #[test]
 fn sums_of_permits_are_wide() {
     let mut lock = Lock::default();
@@ -477,7 +477,7 @@ fn sums_of_permits_are_wide() {
     }
     let mut lock = codec::decode(&codec::encode(&lock)).expect("a value");
     assert_eq!(lock.permits(), 20 * u64::from(u32::MAX));
-    // Few holders are in a list, many in maps: each way out is counted in both.
+    // Few holders are in a list, many in maps: both ways of ending must count in both.
     for ended_by_lease in [false, true] {
         let lock = Box::new(lock.clone());
         let mut entry = Entry {
@@ -498,17 +498,17 @@ fn sums_of_permits_are_wide() {
             assert_eq!(entry.value().permits(), left * u64::from(u32::MAX));
         }
     }
-    // A hold that changes is counted once.
+    // A changed hold counts once.
     let hold = lock.hold(&[7]).map(|hold| Hold {
         owner: &[7],
         permits: ONE,
         ..hold
     });
-    lock.apply(&Change::Hold(hold.expect("it is held")));
+    lock.apply(&Change::Hold(hold.expect("the lock is held")));
     assert_eq!(lock.permits(), 19 * u64::from(u32::MAX) + 1);
 }
 
-/// The only holder's end names its token alone; that of one among several names the owner. Both are read.
+/// The end of the only holder names its token alone; the end of one among several names the owner as well. Both are read.
 #[test]
 fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
     let long = [b'o'; 40];
@@ -543,12 +543,12 @@ fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
 
         assert_eq!(told(&mut held(&[]), b"1 r700"), 0);
         assert_eq!(told(&mut held(&[]), &named), 0);
-        // Another token is another hold: one that is gone already.
+        // Another token is another hold, which has ended already.
         assert_eq!(told(&mut held(&[]), b"1 r701"), 1);
         assert_eq!(told(&mut held(&[b"bob"]), &named), 1);
-        // Unnamed, it can only be an only holder's.
+        // Without an owner the end can only belong to an only holder.
         assert_eq!(told(&mut held(&[b"bob"]), b"1 r700"), 2);
-        // What follows is not taken for the owner.
+        // The next change is not taken for the owner.
         let mut handed = held(&[]);
         let effect = b"1 x700 h800 9 1 1 3:bob w1";
         assert_eq!(told(&mut handed, effect), 1);
@@ -556,7 +556,7 @@ fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
     }
 }
 
-/// A later format is told from what makes no sense, and from what is known.
+/// A later format is distinguished from nonsense and from known formats.
 #[test]
 fn a_later_format_is_told() {
     for (effect, later) in [

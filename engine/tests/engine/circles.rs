@@ -19,10 +19,10 @@ const NOW: Now = Now {
     steady_us: 1_000_000,
 };
 
-/// Locks that have a queue and many holders each.
+/// The number of locks that have a queue and many holders each.
 const CROWDED: usize = 10_000;
 
-/// The holders of each.
+/// The number of holders of each lock.
 const HOLDERS: usize = 17;
 
 /// Sends a command. Returns its answer.
@@ -33,7 +33,7 @@ fn ask(server: &mut Server, line: &str) -> Result<Reply, Error> {
     answer
 }
 
-/// Locks `k0`, `k1`, …, each with its readers, of whom the first is `chain0`, `chain1`, …
+/// Returns a server with locks `k0`, `k1`, …, each with its readers; the first reader is `chain0`, `chain1`, …
 fn crowded(policy: Policy) -> Server {
     let mut server = Server::new(true, policy);
     for at in 0..CROWDED {
@@ -60,7 +60,7 @@ fn crowded(policy: Policy) -> Server {
     server
 }
 
-/// Has somebody wait at each of the locks, without any search.
+/// Makes a request wait at each of the locks, without any search.
 fn wait_at_each(server: &mut Server, who: impl Fn(usize) -> String, key: impl Fn(usize) -> usize) {
     server.set_policy(|policy| policy.deadlock_detection = false);
     for at in 0..CROWDED {
@@ -74,7 +74,7 @@ fn wait_at_each(server: &mut Server, who: impl Fn(usize) -> String, key: impl Fn
     server.keys.close();
 }
 
-/// However many locks are held by many and waited for, a new waiter looks at its own.
+/// However many locks have many holders and waiters, a new waiter searches only its own.
 #[test]
 fn a_wait_opens_no_other_crowded_lock() {
     let mut server = crowded(Policy::default());
@@ -86,7 +86,7 @@ fn a_wait_opens_no_other_crowded_lock() {
     assert_eq!(server.engine.counters().deadlocks_deferred, 0);
 }
 
-/// A chain through all of them is followed as far as the steps go, and the request waits.
+/// The search follows a chain through all locks until its steps are used up, and then the request waits.
 #[test]
 fn a_search_takes_no_more_than_its_steps() {
     let policy = Policy::default();
@@ -102,7 +102,7 @@ fn a_search_takes_no_more_than_its_steps() {
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
-/// An owner may wait for thousands of locks by a channel: each of them is a step.
+/// An owner may wait for thousands of locks by a channel: each wait is a step.
 #[test]
 fn each_wait_of_an_owner_is_a_step() {
     let mut server = Server::new(true, Policy::default());
@@ -122,12 +122,12 @@ fn each_wait_of_an_owner_is_a_step() {
     let inspected = server.keys.inspected;
     assert!((steps / 3..=steps).contains(&inspected), "{inspected}");
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
-    // What it waits for itself is none of it.
+    // The owner's own waits do not count.
     drop(ask(&mut server, "ACQUIRE door alice NOTIFY news"));
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
-/// Of many holders and few that wait those that wait are looked at, and of few holders and many that wait the holders.
+/// With many holders and few waiters the search goes through the waiters, with few holders and many waiters through the holders.
 #[test]
 fn the_shorter_list_is_looked_through() {
     let mut server = Server::new(true, Policy::default());
@@ -142,7 +142,7 @@ fn the_shorter_list_is_looked_through() {
         matches!(answer, Err(Error::Refused(Refusal::Deadlock(_))))
     };
     assert!(refused(&mut server));
-    // A reader of its own is found, too, and is not in its way.
+    // The owner's own hold as a reader is found, too, and is not in its way.
     drop(ask(&mut server, "ACQUIRE book newcomer SHARED"));
     assert!(refused(&mut server));
     for at in 0..many {
@@ -152,12 +152,12 @@ fn the_shorter_list_is_looked_through() {
     let answer = ask(&mut server, "ACQUIRE door reader18 BLOCK 0");
     assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
     assert_eq!(server.engine.counters().deadlocks_deferred, 0);
-    // Both are long.
+    // Both lists are long.
     assert!(!refused(&mut server));
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
-/// Readers by the thousand behind a writer, or waiters of a semaphore, pay for no look along the queue.
+/// Thousands of readers behind a writer, or waiters of a semaphore, cost no search along the queue.
 #[test]
 fn a_long_queue_of_one_kind_costs_no_steps() {
     let mut server = Server::new(true, Policy::default());
@@ -176,11 +176,11 @@ fn a_long_queue_of_one_kind_costs_no_steps() {
     assert_eq!(server.engine.counters().deadlocks_deferred, 0);
 }
 
-/// Owners and keys of the random runs.
+/// The owners and keys of the random runs.
 const OWNERS: [&str; 6] = ["ada", "ben", "cyd", "dan", "eve", "fay"];
 const KEYS: [&str; 4] = ["shop", "yard", "mill", "loft"];
 
-/// A request that waits.
+/// A waiting request.
 struct Waiting {
     owner: String,
     keys: Vec<String>,
@@ -188,19 +188,19 @@ struct Waiting {
     many: bool,
 }
 
-/// A run: owners of whom each has one wait at most, who take locks alone or together, share them, upgrade, take over and give
-/// back. Limits are 1 or unbounded.
+/// A run of owners with at most one wait each. They take locks alone or together, share, upgrade, take over and give back. Limits
+/// are 1 or unbounded.
 #[derive(Default)]
 struct Run {
     waits: BTreeMap<u64, Waiting>,
-    /// How many requests waited and how many were refused.
+    /// The number of requests that waited, and of those that were refused.
     waited: usize,
     refused: usize,
 }
 
 impl Run {
-    /// Does one thing more. Returns the state in which the request waits, if it is one that would wait, the number of that
-    /// request, and whether it was refused.
+    /// Performs one more step. If the request would wait, returns the state in which it waits, its number, and whether it was
+    /// refused.
     fn step(&mut self, server: &mut Server, random: &mut Random) -> Option<(Scene, u64, bool)> {
         let owner = random.pick::<&str>(&OWNERS).to_string();
         let older = self.waits.values().find(|wait| wait.owner == owner);
@@ -247,7 +247,7 @@ impl Run {
             limit,
             many,
         };
-        // The same request where nobody looks.
+        // A server without detection answers the request as well.
         let mut blind = server.clone();
         blind.set_policy(|policy| policy.deadlock_detection = false);
         let there = ask(&mut blind, &line);
@@ -284,7 +284,7 @@ impl Run {
         Some((then.scene(&blind), id.0, refused))
     }
 
-    /// Hears who need not wait any more.
+    /// Removes the waits that have their outcome.
     fn hear(&mut self, server: &mut Server) {
         for output in server.engine.take_outputs() {
             if output.message.is_none() {
@@ -293,7 +293,7 @@ impl Run {
         }
     }
 
-    /// Who holds and who waits.
+    /// Returns the holders and the waiters.
     fn scene(&self, server: &Server) -> Scene {
         let mut scene = Scene::default();
         let wide = |limit: Limit| match limit.to_wire() {
@@ -319,7 +319,7 @@ impl Run {
             let queue = view.into_iter().flat_map(|view| view.queue);
             for (rank, place) in queue.enumerate() {
                 let its = |(_, wait): &(&u64, &Waiting)| wait.owner.as_bytes() == place.owner;
-                let (id, asked) = self.waits.iter().find(its).expect("somebody waits there");
+                let (id, asked) = self.waits.iter().find(its).expect("a request waits there");
                 assert_eq!(asked.limit, wide(place.share.limit));
                 let wait = waits.get_mut(id).expect("the same");
                 wait.stand(key, rank, (asked.limit, 1));
@@ -341,18 +341,18 @@ impl Waiting {
     }
 }
 
-/// Whether a request was refused just where its wait could never end: that is tried out.
+/// Errs unless a request was refused exactly when its wait could never end, by playing the scene through.
 fn judge(scene: &Scene, id: u64, refused: bool) -> Result<(), String> {
     let left = play(scene.clone());
     let stands = left.waits.iter().any(|wait| wait.id == id);
-    // Nothing that waited before waits in vain: else a circle was missed.
+    // No older wait is stuck: else the engine missed a circle.
     match (left.waits.is_empty(), refused) {
         (true, false) | (false, true) if stands == refused => Ok(()),
         _ => Err(format!("refused: {refused}, stands: {stands}\n{scene:#?}")),
     }
 }
 
-/// Runs so many requests. Returns how many of them waited and how many were refused.
+/// Runs `requests` requests. Returns how many of them waited and how many were refused.
 fn run(
     seed: u64,
     detection: bool,
@@ -373,7 +373,7 @@ fn run(
     Ok((run.waited, run.refused))
 }
 
-/// None is missed and none is refused for nothing, by the engine and by the rule as the model says it.
+/// No circle is missed and no request refused without one, by the engine and by the model's rule.
 #[test]
 fn what_is_refused_could_never_end_and_nothing_else() {
     let (waited, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -388,8 +388,8 @@ fn what_is_refused_could_never_end_and_nothing_else() {
     assert!(seen.0 >= 10_000 && seen.1 >= 1_000, "{seen:?}");
 }
 
-/// Without any of its clauses the rule misses a circle, and so does an engine that does not look or has no steps; and a rule
-/// that refuses too much is seen as well.
+/// Without any of its clauses the rule misses a circle, and so does an engine without detection or without steps. A rule that
+/// refuses too much is rejected as well.
 #[test]
 fn a_circle_that_is_missed_is_seen() {
     let caught = |what: &str, detection: bool, refuses: &dyn Fn(&Scene, u64, bool) -> bool| {
@@ -401,7 +401,7 @@ fn a_circle_that_is_missed_is_seen() {
         caught(&format!("{clause:?}"), true, &refuses);
     }
     caught("a blind engine", false, &|_, _, refused| refused);
-    caught("who holds anything is refused", true, &|scene, id, _| {
+    caught("every holder is refused", true, &|scene, id, _| {
         let asked = scene.waits.iter().find(|wait| wait.id == id);
         let owner = &asked.expect("it waits").owner;
         scene.holds.iter().any(|hold| hold.owner == *owner)

@@ -7,11 +7,11 @@ use dlock_commands::{Caller, Census, MayWait};
 pub struct Client {
     /// Its client id.
     pub id: u64,
-    /// Whether it may be kept waiting: not in MULTI or a script.
+    /// Whether it may wait: not in MULTI or a script.
     pub may_wait: bool,
-    /// Whether the server lets it wait for nothing.
+    /// Whether the server lets it wait for no lock.
     pub barred: bool,
-    /// Whether it is a primary's stream.
+    /// Whether it is the stream of a primary.
     pub followed: bool,
 }
 
@@ -53,7 +53,7 @@ impl Client {
 
 impl Caller for Client {
     fn client(&self) -> u64 {
-        // What a script does no connection does.
+        // A script's command belongs to no connection.
         match self.may_wait {
             true => self.id,
             false => 0,
@@ -96,7 +96,7 @@ impl Caller for Client {
         None
     }
 
-    /// Keys that begin with `secret` are nobody's to read.
+    /// Nobody may read keys that begin with `secret`.
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
         keys.iter().map(|key| !key.starts_with(b"secret")).collect()
     }

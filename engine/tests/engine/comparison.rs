@@ -1,6 +1,5 @@
-//! The engine against the [`model`](crate::model): random requests, deaths, removals, settings and times to both, and
-//! everything compared (see [`pair`](crate::pair)). What differs is shown by the shortest sequence that is left when all that
-//! it does not need is taken out.
+//! The engine against the [`model`](crate::model): both receive random requests, deaths, removals, settings and times, and
+//! everything is compared (see [`pair`](crate::pair)). A difference is reported as the shortest sequence that still shows it.
 
 use crate::faults::Fault;
 use crate::generator::{some_of, Wishes};
@@ -16,11 +15,11 @@ const OWNERS: [&str; 5] = ["ada", "ben", "cyd", "dan", "eve"];
 const KEYS: [&str; 3] = ["shop", "yard", "mill"];
 const STEPS: usize = 150;
 
-/// How a run is set up.
+/// The settings of a run.
 #[derive(Debug, Clone)]
 struct Setting {
     policy: Policy,
-    /// Whether replicas are told, and how far a step of the settlement goes: neither makes a difference to what is decided.
+    /// Whether there are no replicas, and the size of a settlement step: neither makes a difference to the decisions.
     alone: bool,
     step: usize,
     generator: Wishes,
@@ -54,7 +53,7 @@ impl Setting {
                 lease: if long { 6_000 } else { 600 },
                 block: if long { 4_000 } else { 400 },
                 claim: 500,
-                // When a hold ends that is bounded, or that the wall clock ends, would be the server's own affair.
+                // The server alone chooses when a hold ends that is bounded or that the wall clock ends.
                 auto: policy.max_hold_ms == 0 && !steps,
                 keep: policy.max_hold_ms == 0 && !steps,
             },
@@ -90,7 +89,7 @@ impl Run {
         }
     }
 
-    /// Does one thing more. Errors if engine and model differ.
+    /// Performs one more step. Errors if engine and model differ.
     fn step(&mut self) -> Result<(), String> {
         let line = self.line();
         self.lines.push(line.clone());
@@ -98,7 +97,8 @@ impl Run {
         self.pair.act(&act)
     }
 
-    /// Gives a lock to somebody whose connection is cut off, in one turn of the event loop with what comes next; if there is one.
+    /// Releases a lock to a waiter whose connection is cut off, in one turn of the event loop with the next command; none if
+    /// there is no such lock.
     fn release_in_vain(&mut self) -> Option<String> {
         let (client, may_wait) = self.free_client();
         let model = &self.pair.model;
@@ -124,7 +124,7 @@ impl Run {
         (!lines.is_empty()).then(|| self.random.pick(&lines).clone())
     }
 
-    /// What comes behind that on the same connection: mostly a command of an owner whose grant nobody has heard of.
+    /// Returns the next command of that turn on this connection: mostly one of an owner whose grant was not delivered.
     fn behind(&mut self, client: &str) -> String {
         let unheard: Vec<(String, String)> = self
             .pair
@@ -187,7 +187,7 @@ impl Run {
             true => client,
             false => *random.pick(&waiting),
         };
-        // What makes most requests come to nothing does not last.
+        // A state in which most requests fail does not last.
         if let Some(key) = other_type.filter(|_| random.chance(15)) {
             return format!("del {key}");
         }
@@ -224,7 +224,7 @@ impl Run {
                 format!("clock {}", random.below(600) as i64 - 200)
             }
             98 => format!("config quarantine {}", random.below(100)),
-            // How the server renews by itself then is its own affair.
+            // The server alone chooses its renewals then.
             99 if !self.setting.generator.auto && random.chance(70) => match random.below(3) {
                 0 => format!(
                     "config max-lease-ms {}",
@@ -240,7 +240,7 @@ impl Run {
         }
     }
 
-    /// Two keys, between which values go: now and then those of a lock whose holder waits for the other, and that one.
+    /// Returns two keys between which values move: now and then a lock whose holder waits for the other one.
     fn two_keys(&mut self) -> (String, String) {
         let model = &self.pair.model;
         let held = |key: &String, owner: &String| model.locks[key].hold(owner).is_some();
@@ -273,7 +273,7 @@ impl Run {
         self.random.pick(&OWNERS).to_string()
     }
 
-    /// A lock that somebody holds, if there is one.
+    /// Returns a lock that is held, if there is one.
     fn held_key(&mut self) -> &'static str {
         let held = |key: &&str| {
             let lock = self.pair.model.locks.get(&format!("0:{key}"));
@@ -286,7 +286,7 @@ impl Run {
         }
     }
 
-    /// An owner that holds this lock, if there is one.
+    /// Returns an owner that holds this lock, if there is one.
     fn holder(&mut self, key: &str) -> String {
         let lock = self.pair.model.locks.get(&format!("0:{key}"));
         let holders: Vec<String> = lock
@@ -300,7 +300,7 @@ impl Run {
         }
     }
 
-    /// The locks and the owner of a request: now and then of one that waits already.
+    /// Returns the locks and the owner of a request: now and then those of a waiting one.
     fn wanted(&mut self, many: bool) -> (String, String) {
         let alike = |wait: &&Wait| !many || wait.asked.many;
         let waits: Vec<&Wait> = self.pair.model.waits.iter().filter(alike).collect();
@@ -320,7 +320,7 @@ impl Run {
         let key = self.key();
         let owner = match self.random.below(10) {
             0..=2 => self.holder(key),
-            // One that holds another lock, mostly: so circles come to be.
+            // Mostly an owner that holds another lock: so circles form.
             3..=6 => {
                 let other = self.held_key();
                 self.holder(other)
@@ -337,7 +337,8 @@ impl Run {
         )
     }
 
-    /// A connection that is not blocked, and whether it may wait: one more than there are stands for a script.
+    /// Returns a connection that is not blocked, and whether it may wait: one beyond the number of connections stands for a
+    /// script.
     fn free_client(&mut self) -> (u64, bool) {
         let first = self.random.below(CLIENTS);
         let mut clients = (0..CLIENTS).map(|at| 1 + (first + at) % CLIENTS);
@@ -401,7 +402,7 @@ impl Run {
     }
 }
 
-/// What differs, if these lines are done.
+/// Returns the difference that these lines show.
 fn differs(setting: &Setting, fault: Option<Fault>, lines: &[String]) -> Option<String> {
     let mut pair = setting.pair();
     pair.world.fault = fault;
@@ -411,7 +412,7 @@ fn differs(setting: &Setting, fault: Option<Fault>, lines: &[String]) -> Option<
     acts.find_map(|act| pair.act(&act).err())
 }
 
-/// Takes out of a sequence that shows a difference all that is not needed for one.
+/// Removes from a sequence everything that its difference does not need.
 fn shrink(setting: &Setting, fault: Option<Fault>, lines: &[String]) -> Vec<String> {
     let mut lines = lines.to_vec();
     let mut size = lines.len();
@@ -458,7 +459,7 @@ fn shared_locks_do_what_the_model_does() {
     for_some_seeds(500, 20_000, |seed| compare(seed, true, None).map(drop));
 }
 
-/// A run that never comes by a case proves nothing of it.
+/// A run that never meets a case proves nothing about it.
 #[test]
 fn the_comparison_comes_by_everything() {
     let mut seen = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What is counted and timed: numbers by name, percentiles, the most contended locks.
+//! Counters and times: numbers by name, percentiles, the most contended locks.
 
 use crate::client::Client;
 use crate::random::{for_seeds, Random};
@@ -15,7 +15,7 @@ fn send(world: &mut World, client: u64, line: &str) -> Result<Reply, Error> {
     world.send(Client::connection(client), 0, &words)
 }
 
-/// What STATS answers, by name.
+/// Returns the answer to STATS, by name.
 fn stats(world: &mut World, line: &str) -> BTreeMap<&'static str, u64> {
     match send(world, 99, line) {
         Ok(Reply::Map(fields)) => fields
@@ -29,8 +29,8 @@ fn stats(world: &mut World, line: &str) -> BTreeMap<&'static str, u64> {
     }
 }
 
-/// Runs the lines (a number is milliseconds that pass), and finds that these numbers have risen, and no others but those
-/// of `dlock_times`.
+/// Runs the lines (a number lets milliseconds pass), and checks that exactly these numbers have risen, apart from those of
+/// `dlock_times`.
 #[track_caller]
 fn check(lines: &[&str], risen: &[(&str, u64)]) {
     let mut world = World::new(Policy::default());
@@ -110,7 +110,7 @@ fn each_thing_that_happens_is_counted_under_its_name() {
     );
 }
 
-/// Each is counted once, whether it is answered at once or told to one that waits.
+/// A refusal counts once, whether it answers a request at once or one that waited.
 #[test]
 fn each_refusal_is_counted_by_its_reason() {
     let check = |policy: Policy, lines: &[&str], counted: &[(&str, u64)]| {
@@ -163,7 +163,7 @@ fn each_refusal_is_counted_by_its_reason() {
     ] {
         check(usual(), &[line], &[("refused_notheld_total", 1)]);
     }
-    // Told to a request that waits.
+    // Refusals of waiting requests.
     check(
         usual(),
         &[
@@ -190,7 +190,7 @@ fn each_refusal_is_counted_by_its_reason() {
         &[("deadlocks_total", 1)],
     );
     check(usual(), &["CHECK k 1"], &[("fenced_total", 1)]);
-    // What is wrong with arguments is none.
+    // A wrong argument is no refusal.
     check(usual(), &["ACQUIRE k a 0", "RELEASE k"], &[]);
 }
 
@@ -233,7 +233,7 @@ fn a_reset_begins_anew_but_for_what_is_now() {
         .collect();
     assert_eq!(left, [("holders", 2), ("places_queued", 1)]);
     assert_eq!(send(&mut world, 1, "TOP"), Ok(Reply::Array(vec![])));
-    // Who may not reset the server's statistics may read these all the same (a script here, which has no user).
+    // A script has no user: it may not reset the server's statistics, but it may read these.
     let script = |world: &mut World, words: &[&[u8]]| world.send(Client::script(1), 0, words);
     let refused = script(&mut world, &[b"STATS", b"RESET"]);
     assert_eq!(
@@ -251,7 +251,7 @@ fn waits_and_holds_are_timed() {
     }
     world.pass(2000);
     drop(send(&mut world, 1, "RELEASE k a"));
-    // b's lease runs out, and c's place is given up after a time that is nobody's wait for a lock.
+    // The lease of b runs out; then c's place is given up, and that time is no wait for a lock.
     drop(send(&mut world, 2, "ACQUIRE k c BLOCK 3000"));
     world.pass(3000);
     drop(send(&mut world, 2, "ACQUIRE k d BLOCK 0"));
@@ -268,7 +268,7 @@ fn waits_and_holds_are_timed() {
     .into_iter()
     .map(|name| times[name])
     .collect();
-    // The token clock counts places and grants within one moment apart by a microsecond each.
+    // The token clock separates places and grants of one instant by a microsecond each.
     let near = |value: u64, about: u64| assert!(value.abs_diff(about) <= 10, "{times:?}");
     assert_eq!((times[0], times[3]), (2, 2));
     near(times[1], 4_000_000);
@@ -315,7 +315,7 @@ fn times_beyond_all_bounds_are_times() {
     assert!(times.per_mille(500) >= 1 << 42);
 }
 
-/// What the sketch promises, against counts of everything.
+/// Checks the promises of the sketch against exact counts.
 fn keeps_its_word(top: &Top, counts: &HashMap<Name, u64>, kept: usize) -> Result<(), String> {
     let ranked: Vec<&Hot> = top.ranked().collect();
     let total: u64 = counts.values().sum();
@@ -352,7 +352,7 @@ fn the_most_contended_locks_are_found_to_within_the_error() {
         let mut top = Top::default();
         let mut counts: HashMap<Name, u64> = HashMap::new();
         for _ in 0..30_000 {
-            // A few hot ones, and many more cold ones than there is room for.
+            // A few hot locks, and many more cold ones than there is room for.
             let hot = random.chance(30);
             let which = random.below(if hot { 20 } else { 5000 });
             let name = name(which as u32 % 3, &format!("{hot}-{which}"));
@@ -376,7 +376,7 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
         assert_eq!((hot.waits, hot.error), (1 + at as u64 % 7, 0));
     }
     assert_eq!(top.ranked().count(), KEPT);
-    // The next one takes the place of one that was waited for once.
+    // The next lock replaces one with a single wait.
     top.queued(name(0, "fresh").as_ref());
     let fresh = top.ranked().find(|hot| *hot.name.key == *b"fresh");
     let fresh = fresh.expect("it has a count");
@@ -384,7 +384,7 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
     assert_eq!(top.ranked().count(), KEPT);
 }
 
-/// What is forgotten makes room; a lock that had lost its place before is not counted too low in it.
+/// Forgotten locks make room; a lock that had lost its place before is not counted too low in it.
 #[test]
 fn locks_that_are_gone_are_forgotten_and_the_others_keep_their_counts() {
     for_seeds(10, |seed| {
@@ -422,7 +422,7 @@ fn locks_that_are_gone_are_forgotten_and_the_others_keep_their_counts() {
     });
 }
 
-/// Names would stay when their locks are long gone.
+/// Long names would stay long after their locks are gone.
 #[test]
 fn very_long_names_are_left_out() {
     let mut top = Top::default();
@@ -449,7 +449,7 @@ fn the_checker_of_the_sketch_finds_faults() {
     assert!(keeps_its_word(&top, &counts, KEPT).is_err());
 }
 
-/// The rows of TOP: key, waits, milliseconds in all, the longest, error, database.
+/// Returns the rows of TOP: key, waits, milliseconds in all, the longest, error, database.
 fn top(world: &mut World, line: &str) -> Vec<(String, [u64; 5])> {
     let Ok(Reply::Array(rows)) = send(world, 99, line) else {
         panic!("{line}")
@@ -472,7 +472,7 @@ fn top(world: &mut World, line: &str) -> Vec<(String, [u64; 5])> {
     rows.into_iter().map(row).collect()
 }
 
-/// Sends a line and lets a millisecond pass, so that the token clock, which never stands, agrees with the world's.
+/// Sends a line and lets a millisecond pass, so that the token clock, which never stands still, agrees with the world's.
 fn go(world: &mut World, client: u64, line: &str) {
     drop(send(world, client, line));
     world.pass(1);
@@ -489,19 +489,19 @@ fn top_shows_waits_and_their_times() {
     go(&mut world, 3, "ACQUIRE secret b BLOCK 0");
     go(&mut world, 4, "ACQUIRE secret c BLOCK 0");
     let k = |numbers| ("k".to_owned(), numbers);
-    // A wait is there as soon as it begins, its time when it has ended.
+    // A wait counts when it begins, its time when it ends.
     assert_eq!(top(&mut world, "TOP"), [k([1, 0, 0, 0, 0])]);
     world.pass(997);
     go(&mut world, 1, "RELEASE k a");
     assert_eq!(top(&mut world, "TOP"), [k([1, 1000, 1000, 0, 0])]);
-    // Time-outs and ended connections have waited, too.
+    // Time-outs and ended connections count as waits, too.
     go(&mut world, 5, "ACQUIRE k c BLOCK 500");
     world.pass(499);
     go(&mut world, 6, "ACQUIRE k d BLOCK 0");
     world.pass(199);
     world.dies(6);
     assert_eq!(top(&mut world, "TOP"), [k([3, 1700, 1000, 0, 0])]);
-    // A ticket is one wait, however often it is asked for.
+    // A ticket is one wait, however often its owner polls it.
     for _ in 0..3 {
         go(&mut world, 7, "FAIRACQUIRE k e");
         world.pass(99);
@@ -548,7 +548,7 @@ fn count_bounds_what_is_seen_and_not_what_is_hidden() {
     assert_eq!(keys(top(&mut world, "TOP count 100")), ["a", "b", "c"]);
 }
 
-/// The number of holds is kept beside the locks; here it is held against them.
+/// The engine keeps the number of holds apart from the locks; here it is compared with them.
 #[test]
 fn the_number_of_holds_is_the_locks_own() {
     for_seeds(50, |seed| {
@@ -608,7 +608,7 @@ fn the_reference_tells_gauges_from_counters() {
             .fields
             .iter()
             .map(|(name, _)| {
-                // What only rises ends in _total, and nothing else does.
+                // Names of counters end in _total, and no others do.
                 let kind = match name.ends_with("_total") {
                     true => "counter",
                     false => "gauge",

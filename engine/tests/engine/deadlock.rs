@@ -1,13 +1,13 @@
-//! Which waits could never end: the definition, played through, and the rule by which a request is refused.
+//! Waits that can never end: the definition, played through, and the rule by which the engine refuses a request.
 //!
-//! An owner is one actor: while it waits for anything it gives nothing back. So every owner that waits for nothing gives
-//! back all it holds, the queues are served, and so on until nothing moves. The waits that are left could never end.
-//! Leases, time-outs, quarantine and caps play no part; tickets that nobody waits on have vanished. The rule follows less than
-//! that, and finds all of it where limits are 1 or unbounded and an owner has one wait at a time.
+//! An owner is one actor: while it waits it gives nothing back. So every owner without a wait gives back all its holds, the
+//! queues are served, and so on until nothing moves. The waits that are left can never end. Leases, time-outs, quarantine and
+//! caps play no part; tickets without a waiting request have vanished. The rule follows less than that, and finds all such waits
+//! where limits are 1 or unbounded and an owner has one wait at a time.
 
 use std::collections::BTreeSet;
 
-/// Who holds and who waits.
+/// The holders and the waiters.
 #[derive(Debug, Clone, Default)]
 pub struct Scene {
     pub holds: Vec<Hold>,
@@ -22,7 +22,7 @@ pub struct Hold {
     pub permits: usize,
 }
 
-/// A request, at its places. The older has the lower number.
+/// A request, at its places. An older one has a lower number.
 #[derive(Debug, Clone)]
 pub struct Wait {
     pub id: u64,
@@ -50,7 +50,7 @@ impl Wait {
         }
     }
 
-    /// It waits at this lock with so many places before it.
+    /// Gives the request a place at this lock, with `rank` places before it.
     pub fn stand(&mut self, key: &str, rank: usize, (limit, permits): (usize, usize)) {
         self.places.push(Place {
             key: key.to_string(),
@@ -65,7 +65,7 @@ impl Wait {
         place.map(|place| place.rank)
     }
 
-    /// What it asks for: the same of each lock.
+    /// Returns the limit of the request, equal for all of its locks.
     fn limit(&self) -> usize {
         self.places.first().map_or(0, |place| place.limit)
     }
@@ -76,7 +76,7 @@ impl Wait {
 }
 
 impl Scene {
-    /// Those who hold this lock beside the owner.
+    /// Returns the other holders of this lock.
     fn others<'s>(&'s self, key: &'s str, owner: &'s str) -> impl Iterator<Item = &'s Hold> {
         self.holds
             .iter()
@@ -96,7 +96,7 @@ impl Scene {
         })
     }
 
-    /// It holds from now on what it has waited for.
+    /// Turns a wait into holds.
     fn grant(&mut self, at: usize) {
         let wait = self.waits.remove(at);
         for place in wait.places {
@@ -111,8 +111,8 @@ impl Scene {
         }
     }
 
-    /// What a request waits for, by all clauses of the rule but the one that is left out: the owners by their holds, and other
-    /// requests by their places.
+    /// Returns the obstacles of a request by all clauses of the rule except one: owners by their holds, and other requests by
+    /// their places.
     fn in_the_way<'s>(
         &'s self,
         wait: &'s Wait,
@@ -144,7 +144,7 @@ impl Scene {
     }
 }
 
-/// What the rule says that a request waits for.
+/// A clause of the rule: an obstacle of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clause {
     /// Every holder that excludes it by itself: one of the two limits is 1.
@@ -155,13 +155,13 @@ pub enum Clause {
     Exclusive,
 }
 
-/// Whether a request waits for itself, by the rule. A holder gives nothing back before all its requests are granted; of who
-/// stands before another in a queue only that request counts.
+/// Returns true if a request waits for itself, by the rule. A holder gives nothing back before all its requests are granted; a
+/// place before another in a queue counts only as that request.
 pub fn closes_a_circle(scene: &Scene, id: u64) -> bool {
     closes_a_circle_without(scene, id, None)
 }
 
-/// The same by the rule with a clause left out.
+/// Returns true if a request waits for itself, by the rule without one clause.
 pub fn closes_a_circle_without(scene: &Scene, id: u64, left_out: Option<Clause>) -> bool {
     let asked = scene.waits.iter().find(|wait| wait.id == id);
     let asked = asked.expect("the request is in the scene");
@@ -184,7 +184,7 @@ pub fn closes_a_circle_without(scene: &Scene, id: u64, left_out: Option<Clause>)
     false
 }
 
-/// What is left when nothing moves any more: the waits that could never end.
+/// Plays a scene until nothing moves. What is left are the waits that can never end.
 pub fn play(mut scene: Scene) -> Scene {
     loop {
         let before = (scene.holds.len(), scene.waits.len());

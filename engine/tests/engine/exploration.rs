@@ -1,8 +1,8 @@
-//! Every sequence of what three owners may do with two locks, and of what may happen to these, up to so many steps: the engine
-//! against the [`model`](crate::model), everything compared after each (see [`pair`](crate::pair)).
+//! Every sequence, up to a depth, of the commands of three owners at two locks and of the events there: the engine against the
+//! [`model`](crate::model), everything compared after each step (see [`pair`](crate::pair)).
 //!
-//! Two states are equal if nothing but names tells them apart: then only one of them is gone on from. A state is the
-//! model's, and of the engine what it will do by itself, and what it has stored.
+//! Two states are equal if they differ in names only: then the search continues from one of them. A state consists of the model's
+//! state, the engine's deadlines, and its stored values.
 
 use crate::faults::{policy, Fault};
 use crate::model::{Lock, Model};
@@ -13,11 +13,11 @@ use dlock_engine::Share;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Owners and keys; what is told of them holds for all of these in any order.
+/// Owners and keys: they are interchangeable.
 const OWNERS: [&str; 3] = ["a", "b", "c"];
 const KEYS: [&str; 2] = ["x", "y"];
 
-/// What an owner may ask of one lock. Leases, windows and quarantines are short, so that every moment can be looked at.
+/// The requests of an owner for one lock. Leases, windows and quarantines are short, so that every instant can be checked.
 const REQUESTS: [&str; 11] = [
     "ACQUIRE k o 10",
     "ACQUIRE k o 10 BLOCK 0 SESSION",
@@ -32,19 +32,19 @@ const REQUESTS: [&str; 11] = [
     OF_PERMITS,
 ];
 
-/// What only the deep exploration asks: it adds half as many steps again.
+/// A request of the deep exploration only: it adds half as many steps again.
 const OF_PERMITS: &str = "ACQUIRE k o 10 BLOCK 0 LIMIT 2 PERMITS 2";
 
 /// The depth of `make test`. Beyond it is the deep exploration.
 const DEPTH: usize = 4;
 
-/// What it may ask of both.
+/// The requests of an owner for both locks.
 const OF_BOTH: [&str; 2] = [
     "MACQUIRE 2 x y o 10 BLOCK 0",
     "MACQUIRE 2 y x o 10 SHARED BLOCK 0",
 ];
 
-/// What may happen.
+/// The events.
 const EVENTS: [&str; 10] = [
     "rename x y",
     "rename y x",
@@ -58,11 +58,11 @@ const EVENTS: [&str; 10] = [
     "config quarantine 15",
 ];
 
-/// All that may happen next, as lines of a script.
+/// Returns all possible next steps, as lines of a script.
 fn lines(pair: &Pair, deep: bool) -> Vec<String> {
     let mut lines = Vec::new();
     for (at, owner) in OWNERS.iter().enumerate() {
-        // An owner has a connection, and others for as long as that is blocked.
+        // An owner has a connection, and others while that one is blocked.
         let connections = (0..4).map(|nth| 1 + at as u64 + 3 * nth);
         let client = { connections }.find(|client| pair.is_free(*client));
         let say = |words: &str, key: &str| {
@@ -89,7 +89,7 @@ fn lines(pair: &Pair, deep: bool) -> Vec<String> {
     lines
 }
 
-/// In how many milliseconds something ends by itself.
+/// Returns the milliseconds until the next deadline.
 fn next_deadline(model: &Model) -> Option<u64> {
     let locks = || model.locks.values();
     let leases = locks()
@@ -122,14 +122,14 @@ impl Names<'_> {
         self.keys[at.expect("one of the keys")]
     }
 
-    /// The connection of an owner.
+    /// Returns the connection of an owner.
     fn client(&self, client: u64) -> u64 {
         let (nth, owner) = ((client - 1) / 3, (client - 1) % 3);
         3 * nth + self.owners[owner as usize]
     }
 }
 
-/// The state under other names: numbers that are the same for equal states.
+/// Returns the state under other names, as numbers that are equal for equal states.
 fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
     const END: u64 = u64::MAX;
     let model = &pair.model;
@@ -141,7 +141,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
     }
     grants.sort_unstable();
     arrivals.sort_unstable();
-    // Of a number that only tells what is older its rank is all that matters.
+    // A number that only orders by age counts by its rank.
     let rank = |all: &[u64], one: u64| all.iter().filter(|other| **other < one).count() as u64;
     let wait = |id: u64| {
         model
@@ -227,7 +227,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
     numbers
 }
 
-/// What stands at a key in the engine's world, as it would be saved.
+/// Returns the stored value at a key in the engine's world.
 fn stored(pair: &Pair, key: &str, names: &Names) -> Option<Vec<u64>> {
     let lock = pair.world.primary.keys.lock(&name(0, key))?;
     let mut numbers = vec![u64::from(lock.watched())];
@@ -240,7 +240,7 @@ fn stored(pair: &Pair, key: &str, names: &Names) -> Option<Vec<u64>> {
     Some(numbers)
 }
 
-/// What the engine will do by itself, and when.
+/// Returns the engine's deadlines.
 fn hidden(pair: &Pair) -> Vec<u64> {
     let (engine, now) = (&pair.world.primary.engine, pair.world.now);
     let holds = engine.holds();
@@ -253,7 +253,7 @@ fn hidden(pair: &Pair) -> Vec<u64> {
     times
 }
 
-/// A number that equal states have in common.
+/// Returns a number that equal states share.
 fn identity(pair: &Pair) -> u64 {
     let orders = [
         [0, 1, 2],
@@ -272,23 +272,23 @@ fn identity(pair: &Pair) -> u64 {
     hasher.finish()
 }
 
-/// How a state was come to: by which line from which other one.
+/// How the search reached a state: by a line, from another state.
 struct Step {
     from: usize,
     line: String,
 }
 
-/// All states that were found.
+/// All states found so far.
 struct Exploration {
     fault: Option<Fault>,
     deep: bool,
     steps: Vec<Step>,
     known: HashSet<u64>,
-    /// Those that are to be gone on from.
+    /// The states from which the search continues.
     frontier: Vec<usize>,
 }
 
-/// The first sequence that showed a difference, and what differs.
+/// The first sequence that shows a difference, and the difference.
 #[derive(Debug)]
 pub struct Difference {
     pub lines: Vec<String>,
@@ -307,7 +307,7 @@ impl Exploration {
         }
     }
 
-    /// The lines by which a state was come to.
+    /// Returns the lines that lead to a state.
     fn path(&self, mut state: usize) -> Vec<String> {
         let mut lines = Vec::new();
         while state > 0 {
@@ -318,7 +318,7 @@ impl Exploration {
         lines
     }
 
-    /// Goes on from all states by one step. Gives how many steps were tried.
+    /// Takes one more step from all states. Returns the number of steps tried.
     fn deepen(&mut self) -> Result<usize, Difference> {
         let frontier = std::mem::take(&mut self.frontier);
         let half = frontier.len().div_ceil(2);
@@ -326,7 +326,7 @@ impl Exploration {
         let found = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.go_on(other));
             let one = self.go_on(one);
-            [one, other.join().expect("it has come to its end")]
+            [one, other.join().expect("the thread ended without a panic")]
         });
         let mut tried = 0;
         for found in found {
@@ -342,7 +342,7 @@ impl Exploration {
         Ok(tried)
     }
 
-    /// Tries everything that may happen next in these states. Gives what it leads to, and how many steps were tried.
+    /// Tries every next step in these states. Returns the states reached, and the number of steps tried.
     fn go_on(&self, states: &[usize]) -> Result<(Vec<(u64, Step)>, usize), Difference> {
         let (mut fresh, mut here, mut tried) = (Vec::new(), HashSet::new(), 0);
         for &from in states {
@@ -368,7 +368,7 @@ impl Exploration {
         let mut pair = Pair::new(policy());
         pair.world.fault = self.fault;
         for line in lines {
-            go(&mut pair, line).expect("it has gone well before");
+            go(&mut pair, line).expect("the step succeeded before");
         }
         pair
     }
@@ -378,7 +378,7 @@ fn go(pair: &mut Pair, line: &str) -> Result<(), String> {
     pair.act(&Reader::default().read(line)?)
 }
 
-/// Whether these lines are among those that are tried.
+/// Returns true if the search can try these lines.
 pub fn says(said: &[&str]) -> bool {
     let mut pair = Pair::new(policy());
     said.iter().all(|said| {
@@ -389,7 +389,7 @@ pub fn says(said: &[&str]) -> bool {
     })
 }
 
-/// Explores to this depth, or to a difference. Prints how far it is.
+/// Explores to this depth, or to a difference. Prints its progress.
 pub fn explore(depth: usize, fault: Option<Fault>) -> Result<(), Difference> {
     let mut exploration = Exploration::new(fault, depth > DEPTH);
     for step in 1..=depth {

@@ -3,22 +3,22 @@
 use crate::random::Random;
 use dlock_engine::Millis;
 
-/// What clients ask for, at most.
+/// The bounds of random requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Wishes {
-    /// Whether they ask for other limits than 1.
+    /// Whether requests have other limits than 1.
     pub limits: bool,
     pub lease: Millis,
     pub block: Millis,
     pub claim: Millis,
-    /// Whether the server is to renew by itself.
+    /// Whether the server renews holds.
     pub auto: bool,
-    /// Whether it is to do so from the grant on, for as long as they give signs of life.
+    /// Whether it renews them from the grant on, as long as their connections give signs of life.
     pub keep: bool,
 }
 
 impl Wishes {
-    /// The words of ACQUIRE, FAIRACQUIRE or MACQUIRE. `may_wait` is false for a script. The channel is for NOTIFY.
+    /// Returns the words of ACQUIRE, FAIRACQUIRE or MACQUIRE. `may_wait` is false for a script. The channel is for NOTIFY.
     pub fn request(
         &self,
         random: &mut Random,
@@ -61,7 +61,7 @@ impl Wishes {
         words
     }
 
-    /// A limit, as it is asked for.
+    /// Returns the option for a random limit.
     pub fn limit(&self, random: &mut Random) -> String {
         match random.below(4) {
             0 => "LIMIT 1".into(),
@@ -70,7 +70,7 @@ impl Wishes {
         }
     }
 
-    /// A limit, and how many permits of it.
+    /// Returns the options for a random limit and a number of its permits.
     fn share(&self, random: &mut Random) -> String {
         let limit = self.limit(random);
         let most = limit.strip_prefix("LIMIT ").and_then(|n| n.parse().ok());
@@ -80,7 +80,7 @@ impl Wishes {
         }
     }
 
-    /// The words of a command that is no request for locks.
+    /// Returns the words of a command that is no request for locks.
     pub fn other(
         &self,
         random: &mut Random,
@@ -114,7 +114,7 @@ impl Wishes {
     }
 }
 
-/// Some of these keys, in any order, as MACQUIRE names them.
+/// Returns some of these keys, in any order, as MACQUIRE names them.
 pub fn some_of(random: &mut Random, keys: &[&str]) -> String {
     let mut left = keys.to_vec();
     let count = 1 + random.below(keys.len() as u64) as usize;

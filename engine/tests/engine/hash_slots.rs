@@ -4,7 +4,7 @@ use dlock_commands::words::hash_slot::{of, short_tag, tag, SLOTS};
 
 #[test]
 fn keys_are_in_the_slots_that_the_cluster_s_specification_says() {
-    // Its own example of the checksum, and what servers answer to CLUSTER KEYSLOT.
+    // The example of the checksum's definition, and servers' answers to CLUSTER KEYSLOT.
     for (key, slot) in [
         (&b"123456789"[..], 12_739),
         (b"foo", 12_182),

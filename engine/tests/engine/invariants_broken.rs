@@ -1,4 +1,4 @@
-//! A broken invariant stops a test; in a release build it is counted, and told.
+//! A broken invariant stops a test; a release build counts and reports it.
 
 use dlock_engine::{broken, invariants};
 use std::panic::catch_unwind;

@@ -1,14 +1,14 @@
-//! A keyspace: what stands at each key, and the entries that an event has opened.
+//! A keyspace: the value at each key, and the entries that an event has opened.
 
 use dlock_engine::{Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What stands at a key.
+/// The value at a key.
 #[derive(Debug, Clone)]
 pub enum Value {
     /// A lock, and when the key expires.
     Lock(Box<Lock>, Option<WallMs>),
-    /// Something else, a string for instance.
+    /// A value of another type, a string for instance.
     Other,
 }
 
@@ -18,15 +18,15 @@ pub struct Keys {
     pub values: BTreeMap<Name, Value>,
     /// Locks whose slot has left this node.
     pub away: BTreeSet<Name>,
-    /// Locks whose slot is on its way to another node: it is served here as long as the key is here.
+    /// Locks whose slot migrates to another node: this one serves them as long as it has the key.
     pub leaving: BTreeSet<Name>,
-    /// Whether a renewal asks what a grant asks: a fault.
+    /// Whether a renewal checks what a grant checks: a fault.
     pub one_question: bool,
     /// Whether there are neither replicas nor an AOF.
     pub alone: bool,
-    /// Whether nobody is told that a lock was there already: a fault.
+    /// Whether the engine does not learn that a lock existed already: a fault.
     pub blind: bool,
-    /// How often a lock was looked at without being opened for a change.
+    /// How often a lock was read without being opened for a change.
     pub inspected: usize,
     /// Whether a key keeps its TTL when the lock is written to: a fault.
     pub ttl_sticks: bool,
@@ -40,7 +40,7 @@ struct Opened {
     ttl: Option<WallMs>,
 }
 
-/// What an event did to one lock.
+/// The changes that an event made to one lock.
 #[derive(Debug)]
 pub struct Closed {
     pub name: Name,
@@ -108,7 +108,7 @@ impl Keyspace for Keys {
 }
 
 impl Keys {
-    /// Works the opened entries off: what has become empty is deleted, what has changed gets its TTL.
+    /// Closes the opened entries: deletes those that became empty, and gives changed ones their TTL.
     pub fn close(&mut self) -> Vec<Closed> {
         let mut closed = Vec::new();
         for Opened { name, entry, ttl } in std::mem::take(&mut self.open) {
@@ -124,7 +124,7 @@ impl Keys {
             assert_eq!(
                 !effect.is_empty(),
                 changed && replicate,
-                "an effect tells of a change"
+                "an effect means a change"
             );
             if foreign {
                 assert!(
@@ -148,7 +148,7 @@ impl Keys {
         closed
     }
 
-    /// The lock at a key.
+    /// Returns the lock at a key.
     pub fn lock(&self, name: &Name) -> Option<&Lock> {
         match self.values.get(name) {
             Some(Value::Lock(lock, _)) => Some(lock),

@@ -1,4 +1,4 @@
-//! DLOCK.LIST without a server: what is asked for, rows, the order of lines, patterns.
+//! DLOCK.LIST without a server: arguments, rows, the order of lines, patterns.
 
 use crate::client::Client;
 use crate::random::{for_seeds, Random};
@@ -55,7 +55,7 @@ fn each_error_names_the_argument() {
     }
 }
 
-/// COUNT is a hint, as SCAN's: one call looks at so many keys at most, whatever is asked for.
+/// COUNT is a hint, as SCAN's: one call looks at a bounded number of keys, whatever the client asks for.
 #[test]
 fn a_large_count_is_cut() {
     for (line, count) in [
@@ -92,12 +92,12 @@ fn a_cursor_tells_where_to_go_on() {
     assert_eq!(cursor(Some(Source::Keys(17))), Reply::Bulk(b"17".to_vec()));
     let marked = Reply::Bulk(marked.into_bytes());
     assert_eq!(cursor(Some(Source::Queues(5))), marked);
-    // A lock that nobody holds has no owner.
+    // A lock without a hold has no owner.
     assert_eq!(listing("LIST").unwrap().after_keys(), Some(0));
     assert_eq!(listing("LIST OWNER a").unwrap().after_keys(), None);
 }
 
-/// The rows of these keys, in words.
+/// Returns the rows of these keys, in words.
 fn rows(world: &mut World, line: &str, source: Source, keys: &[&str]) -> Vec<String> {
     let listing = listing(line).expect(line);
     let server = &mut world.primary;
@@ -160,7 +160,7 @@ fn a_row_says_who_and_how_many() {
     ];
     let keys = Source::Keys(0);
     let contended = ["contended ann 1 2 2000", "reserved - 0 1 -"];
-    // Only one moment later has cid's lease run out, and nothing has looked at the lock since.
+    // The lease of cid ran out one millisecond ago, and no command has looked at the lock since.
     world.now.us += 1000;
     let seen = rows(&mut world, "LIST", keys, &all);
     assert_eq!(
@@ -191,7 +191,7 @@ fn a_row_says_who_and_how_many() {
         rows(&mut world, "LIST OWNER ben", keys, &all),
         ["readers ben 3 0 9000"]
     );
-    // Keys of the server's have passed its own look at the pattern.
+    // The server has matched the pattern on keys of its own.
     let matched = |world: &mut World, line| rows(world, line, Source::Queues(0), &all);
     assert_eq!(
         matched(&mut world, "LIST CONTENDED MATCH c*"),
@@ -201,7 +201,7 @@ fn a_row_says_who_and_how_many() {
         matched(&mut world, "LIST CONTENDED MATCH *e*d OWNER ann"),
         contended[..1]
     );
-    // What has a key stands among the keys.
+    // A lock with a key is listed with the keys.
     assert_eq!(matched(&mut world, "LIST"), [""; 0]);
 }
 
@@ -231,7 +231,7 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
     assert_eq!(world.engine().queue_keys(0, 0, 10), (vec![], None));
 }
 
-/// Whatever comes and goes between the pages: what is there all the time is met, and met once.
+/// A key that stays during a scan is met exactly once, whatever comes and goes between the pages.
 #[test]
 fn a_scan_of_an_order_meets_what_stays() {
     for_seeds(50, |seed| {
@@ -254,7 +254,7 @@ fn a_scan_of_an_order_meets_what_stays() {
             pages += 1;
             match next {
                 None => break,
-                Some(next) if next <= from => return Err("it does not go on".into()),
+                Some(next) if next <= from => return Err("the scan does not advance".into()),
                 Some(next) => from = next,
             }
             for _ in 0..random.below(10) {
@@ -324,7 +324,7 @@ fn patterns_are_the_servers() {
     }
 }
 
-/// A pattern that is tried at every place for each of its stars would take until the end of time here.
+/// A matcher that tries every place for each star would not end here.
 #[test]
 fn a_hostile_pattern_takes_no_longer() {
     let pattern = "a*".repeat(500) + "b";

@@ -1,4 +1,4 @@
-//! What concerns all locks marks them at once and is settled in steps. No step looks at more of them than it may.
+//! An event that concerns all locks marks them at once and is settled in steps. No step looks at more locks than its bound.
 
 use crate::client::Client;
 use crate::keys::Value;
@@ -9,10 +9,10 @@ use dlock_engine::{
     Policy, Share, ONE,
 };
 
-/// Watched locks: each has two holders.
+/// The number of watched locks: each has two holders.
 const LOCKS: usize = 600;
 
-/// What one step may look at.
+/// The number of locks that one step may look at.
 const A_STEP: usize = 20;
 
 const NOW: Now = Now {
@@ -37,7 +37,7 @@ fn crowded(primary: bool) -> Server {
     }
 }
 
-/// Settles until nothing is left. Gives how many locks the largest step has looked at, and how many all of them.
+/// Settles until nothing is left. Returns how many locks the largest step looked at, and how many all of them.
 fn settle(server: &mut Server) -> (usize, usize) {
     let (mut most, mut all) = (0, 0);
     for _ in 0..10 * LOCKS {
@@ -48,12 +48,12 @@ fn settle(server: &mut Server) -> (usize, usize) {
             return (most, all);
         }
     }
-    panic!("it does not come to an end");
+    panic!("settlement does not end");
 }
 
 #[track_caller]
 fn assert_steps(server: &mut Server) {
-    // What has just happened has looked at no lock yet.
+    // The event itself has looked at no lock.
     assert_eq!(server.keys.close().len(), 0);
     let (most, all) = settle(server);
     assert!(most <= A_STEP, "{most} in one step");
@@ -86,7 +86,7 @@ fn a_primary_looks_at_all_locks_in_steps() {
     assert!(server.engine.is_idle());
 }
 
-/// Settles a lock that is used before its turn: it is not what it was.
+/// A lock that is used before its turn is settled first.
 #[test]
 fn nothing_is_decided_on_what_was_before() {
     let mut server = crowded(true);
@@ -103,7 +103,7 @@ fn nothing_is_decided_on_what_was_before() {
     assert!(format!("{refused:?}").contains("Null"), "{refused:?}");
 }
 
-/// Clears away until nothing is left. Returns how many messages the largest step has written, and how many all of them.
+/// Clears away until nothing is left. Returns how many messages the largest step wrote, and how many all of them.
 fn follow(server: &mut Server) -> (usize, usize) {
     let (mut most, mut all) = (0, 0);
     for _ in 0..10 * LOCKS {
@@ -116,7 +116,7 @@ fn follow(server: &mut Server) -> (usize, usize) {
             return (most, all);
         }
     }
-    panic!("it does not come to an end");
+    panic!("clearing away does not end");
 }
 
 /// Makes a request that waits by a channel.
@@ -145,12 +145,12 @@ fn a_demotion_is_cleared_away_in_steps() {
     assert!(most <= A_STEP, "{most} in one step");
     assert_eq!(all, 2 * LOCKS);
     assert_eq!((server.engine.places(), server.engine.notifies()), (0, 0));
-    // What was watched will be again.
+    // The locks that were watched will be watched again.
     server.engine.promote();
     assert_steps(&mut server);
 }
 
-/// A server that is promoted again before it has cleared all away goes on with what is left.
+/// A server that is promoted again before it has cleared everything away works on with the rest.
 #[test]
 fn who_has_not_been_told_of_a_demotion_waits_on() {
     let mut server = crowded(true);
@@ -202,14 +202,14 @@ fn a_follower_looks_at_all_locks_in_steps() {
     }
 }
 
-/// A primary with a lock, and one that follows it.
+/// A primary with a lock, and a replica of the lock.
 struct Followed {
     primary: Server,
     follower: Entry<Box<Lock>>,
 }
 
 impl Followed {
-    /// Works off what the primary has done. Gives what observers of it are told, and of the follower.
+    /// Applies the primary's changes to the replica. Returns the events that observers of each receive.
     fn follow(&mut self) -> [Vec<Event>; 2] {
         let mut told = Vec::new();
         for closed in self.primary.keys.close() {
@@ -236,7 +236,7 @@ impl Followed {
     }
 }
 
-/// Holders of one lock that end together end as if each did by itself, whoever decides it and whoever follows.
+/// Holders of one lock that end together end as if each ended alone, on the primary and on the replica.
 #[test]
 fn holders_end_together() {
     const HOLDERS: u64 = 60;
@@ -275,7 +275,7 @@ fn holders_end_together() {
         assert_eq!(told.iter().filter(expired).count(), ended);
         assert_eq!(told, followed);
     }
-    // Who came first is shown first.
+    // The oldest holder comes first.
     let name = Name {
         db: 0,
         key: b"k".as_slice().into(),
@@ -298,7 +298,7 @@ fn holders_end_together() {
     assert_eq!(server.primary.engine.counters().held, 0);
 }
 
-/// Tickets that came with a value have their places at once. They go as one piece, which is freed in steps.
+/// Tickets that arrive with a value have their places at once. They leave as one piece, which is freed in steps.
 #[test]
 fn tickets_that_leave_are_freed_in_steps() {
     const TICKETS: u64 = 40_000;
@@ -325,7 +325,7 @@ fn tickets_that_leave_are_freed_in_steps() {
     server.keys.values.insert(name.clone(), value);
     server.engine.on_key_changed(name.as_ref());
     settle(&mut server);
-    // The last of them is where it was, and the first is granted.
+    // The last ticket keeps its place, and the first is granted.
     let last = format!("o{}", TICKETS - 1);
     for (owner, found) in [(&*last, "Null"), ("o0", "Grant"), ("new", "Null")] {
         let words: [&[u8]; 3] = [b"FAIRACQUIRE", b"k", owner.as_bytes()];

@@ -1,4 +1,4 @@
-//! The words of every command are read as the table says: each test goes through all commands and all their arguments.
+//! The words of every command are read as the table says: each test covers all commands and all their arguments.
 
 use crate::random::{for_seeds, Random};
 use dlock_commands::error::Error;
@@ -32,7 +32,7 @@ fn shown(words: &[Vec<u8>]) -> String {
     escaped.collect::<Vec<_>>().join(" ")
 }
 
-/// What goes by its place, and the options: for each those that exclude each other, mostly one.
+/// Returns the positional arguments, and the options in groups that exclude each other, mostly of one.
 fn parts(spec: &Spec) -> (Vec<Arg>, Vec<Vec<Arg>>) {
     let (options, placed): (Vec<Arg>, Vec<Arg>) = spec.args.iter().partition(|arg| arg.is_option());
     let exclusive = |option: &Arg| match option.kind {
@@ -42,13 +42,13 @@ fn parts(spec: &Spec) -> (Vec<Arg>, Vec<Vec<Arg>>) {
     (placed, options.iter().map(exclusive).collect())
 }
 
-/// The words of an argument with a value that is right; a number is the larger of what it may be the larger `size` is.
+/// Returns the words of an argument with a valid value; the larger `size`, the larger a number.
 fn right(arg: &Arg, size: u64) -> Words {
     let value = match arg.kind {
         Kind::Key | Kind::Word => vec![b"shop".to_vec()],
         Kind::Keys => vec![b"shop".to_vec(), b"yard".to_vec()],
         Kind::Words => vec![b"BLOCK".to_vec(), b"SESSION".to_vec()],
-        // Letters are no number: it is not taken for a lease.
+        // Letters are no number, so the word is not read as a lease.
         Kind::Text(length, _) => vec![b"x".repeat(length.least.max(length.most.min(9)))],
         Kind::Integer(..) if arg.name == "numkeys" => vec![b"2".to_vec()],
         Kind::Integer(range, _) => {
@@ -62,13 +62,13 @@ fn right(arg: &Arg, size: u64) -> Words {
     token.into_iter().chain(value).collect()
 }
 
-/// The words of all that goes by its place.
+/// Returns the words of all positional arguments.
 fn placed(spec: &Spec) -> Words {
     let (placed, _) = parts(spec);
     placed.iter().flat_map(|arg| right(arg, 0)).collect()
 }
 
-/// A value for each of these options, which do not exclude each other.
+/// Returns a value for each of these options, which do not exclude each other.
 fn all(options: &[Arg]) -> Words {
     options.iter().flat_map(|arg| right(arg, 0)).collect()
 }
@@ -229,14 +229,14 @@ fn what_may_not_be_left_out_is_missed() {
             let words = all(&needed[..count]);
             assert_eq!(refusal(spec, &words), Error::Arity(spec.name));
         }
-        // And an option, where the command has one that it needs.
+        // An option as well, where the command needs one.
         let needs = spec.args.iter().any(|arg| arg.is_option() && !arg.optional);
         let refused = read(spec, &all(&needed), |given| given.is_err());
         assert_eq!(refused, needs, "{}", spec.name);
     }
 }
 
-/// What most requests say is read without a look at the table: it comes to the same, and nothing else is read so.
+/// The fast path reads the words of most requests without the table: the result is equal, and it reads no other words.
 #[test]
 fn usual_words_are_read_alike() {
     let policy = Policy::default();
@@ -288,7 +288,7 @@ fn usual_words_are_read_alike() {
     assert!(usual_ones > 1_000);
 }
 
-/// The same with renewals from the grant on, which only an acquire takes.
+/// The fast path reads renewals from the grant on, too, which only an acquire takes.
 #[test]
 fn usual_words_with_renewals_are_read_alike() {
     let policy = Policy::default();

@@ -1,6 +1,6 @@
-//! Numbers from a seed.
+//! Random numbers from a seed.
 
-/// A generator of 64-bit numbers (splitmix64): the same seed gives the same run on every machine.
+/// A generator of 64-bit numbers (splitmix64): a seed gives one run on every machine.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -17,12 +17,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True in so many cases of a hundred.
+    /// Returns true in `percent` of a hundred cases.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -32,13 +32,13 @@ impl Random {
     }
 }
 
-/// Whether tests may take minutes: `make check-long`.
+/// Returns true if tests may take minutes: `make check-long`.
 pub fn is_long() -> bool {
     std::env::var_os("DLOCK_LONG").is_some()
 }
 
-/// The seeds of a randomized test: the first `few`, with `DLOCK_LONG` all up to `all`, or those in `DLOCK_SEED`, one number or
-/// a range (`1..5000`).
+/// Returns the seeds of a randomized test: the first `few`, with `DLOCK_LONG` all up to `all`, or those in `DLOCK_SEED`, one
+/// number or a range (`1..5000`).
 fn seeds(few: u64, all: u64) -> std::ops::Range<u64> {
     let number = |text: &str| {
         text.parse::<u64>()
@@ -53,12 +53,12 @@ fn seeds(few: u64, all: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// Runs a test for each of so many seeds; a failure names the seed that shows it again.
+/// Runs a test for `count` seeds; a failure names the seed that reproduces it.
 pub fn for_seeds(count: u64, test: impl Fn(u64) -> Result<(), String> + Sync) {
     for_some_seeds(count, count, test);
 }
 
-/// The same for a test that takes long: mostly it is run for a few seeds only.
+/// Runs a test that takes long: for `all` seeds with `DLOCK_LONG`, otherwise for a few.
 pub fn for_some_seeds(few: u64, all: u64, test: impl Fn(u64) -> Result<(), String> + Sync) {
     let seeds = seeds(few, all);
     let next = std::sync::atomic::AtomicU64::new(seeds.start);
@@ -68,7 +68,7 @@ pub fn for_some_seeds(few: u64, all: u64, test: impl Fn(u64) -> Result<(), Strin
             return;
         }
         if let Err(fault) = test(seed) {
-            panic!("{fault}\n\nto see it again: DLOCK_SEED={seed}");
+            panic!("{fault}\n\nto reproduce it: DLOCK_SEED={seed}");
         }
     };
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The command table, and what is made of it.
+//! The command table, and everything that derives from it.
 
 use dlock_commands::error::Error;
 use dlock_commands::table::{Arg, Kind, Spec, COMMANDS};
@@ -38,7 +38,7 @@ fn the_key_stands_first() {
             .collect();
         let must: &[usize] = match spec.access {
             _ if spec.keyless() => &[],
-            // Their number stands before them.
+            // Their number precedes them.
             _ if spec.many_keys() => &[1],
             _ => &[0],
         };
@@ -115,7 +115,7 @@ fn the_reference_says_what_every_argument_may_be() {
 
 const TWO: Permits = ONE.saturating_add(1);
 
-/// Lists examples of every kind of error; a kind that is left out does not compile.
+/// Lists examples of every kind of error; it does not compile if a kind is missing.
 macro_rules! examples {
     ($($kind:pat => [$($example:expr),*];)*) => {{
         let _ = |error: &Error| match error { $($kind => {})* };
@@ -139,7 +139,7 @@ fn the_reference_has_every_error() {
             Error::Refused(Refusal::NoAck(NoAck::Ended))
         ];
         Error::Refused(Refusal::Fenced) => [Error::Refused(Refusal::Fenced)];
-        // It names a circle.
+        // The error names a circle.
         Error::Refused(Refusal::Deadlock(_)) => [];
         Error::Refused(Refusal::Full(_)) => [
             Error::Refused(Refusal::Full("dlock.max-holders")),
@@ -154,11 +154,11 @@ fn the_reference_has_every_error() {
         Error::ReadOnly => [Error::ReadOnly];
         Error::Internal(_) => [Error::Internal("DLOCK.APPLY"), Error::Internal("DLOCK.HEED")];
         Error::ServesNone => [Error::ServesNone];
-        // Replicas and the AOF see it, no client.
+        // Replicas and the AOF see it, but no client.
         Error::Refused(Refusal::Malformed) => [];
-        // It names this version, and is in the log.
+        // The error names this version, and is in the log.
         Error::Refused(Refusal::NewerFormat { .. }) => [];
-        // What each argument may be is another test's.
+        // Another test covers the bounds of each argument.
         Error::Refused(Refusal::Overflow | Refusal::LeavesMore(_) | Refusal::NotWeaker(_)) => [];
         Error::Refused(Refusal::MorePermits(_) | Refusal::NotUpgraded(_)) => [
             Error::Refused(Refusal::MorePermits(TWO)),
@@ -169,12 +169,12 @@ fn the_reference_has_every_error() {
         Error::Unguarded(_) => [Error::Unguarded("…".into())];
         Error::NoPermission(_) => [Error::NoPermission("…".into())];
         Error::NoUser => [Error::NoUser];
-        // The server's own.
+        // The server's own errors.
         Error::InnerWrongType => [];
         Error::Unanswered(_) => [Error::Unanswered("…".into())];
         Error::NoScan(_) => [Error::NoScan("…".into())];
         Error::Arity(_) => [Error::Arity("dlock.acquire")];
-        // What each argument may be is another test's.
+        // Another test covers the bounds of each argument.
         Error::Argument(..) => [];
         Error::UnknownOption(_) => [Error::UnknownOption("x".into())];
         Error::Conflict(..) => [
@@ -194,7 +194,7 @@ fn the_reference_has_every_error() {
     );
 }
 
-/// Whether the line has this syntax, and not a longer one that begins with it.
+/// Returns true if the line has this syntax, and not a longer one that begins with it.
 fn says(line: &str, syntax: &str) -> bool {
     line.match_indices(syntax)
         .any(|(at, _)| !line[at + syntax.len()..].starts_with(" ["))

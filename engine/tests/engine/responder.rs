@@ -1,4 +1,4 @@
-//! How the engine answers in a conversation (see [`transcript`]).
+//! The engine's answers in a conversation (see [`transcript`]).
 
 use crate::invariants::{self, Broken};
 use crate::pair::Pair;
@@ -11,7 +11,7 @@ use dlock_commands::Reply;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Event, Outcome};
 
-/// The engine in its world, with the model beside it. Every promise is checked after each line.
+/// The engine in its world, together with the model. Every promise is checked after each line.
 pub struct EngineSpeaker {
     pair: Pair,
     before: Picture,
@@ -27,7 +27,7 @@ impl EngineSpeaker {
 }
 
 impl transcript::Speaker for EngineSpeaker {
-    /// Every promise is checked, too.
+    /// Performs an act with engine and model, and checks every promise.
     fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Vec<String>, String> {
         let answer = self.pair.act_as_named(act, tokens)?;
         let mut said: Vec<String> = Vec::new();
@@ -36,7 +36,7 @@ impl transcript::Speaker for EngineSpeaker {
             Err(error) => format!("-> {error}"),
         }));
         if matches!(act, Act::Stall(_)) {
-            // What is overdue comes with the next line.
+            // The answers follow with the next line.
             return Ok(said);
         }
         self.pair.world.tick();

@@ -1,4 +1,4 @@
-//! The conversations in `tests/scenarios`, held with the engine, and with the model beside it.
+//! The conversations in `tests/scenarios`, held with the engine and the model.
 
 use crate::responder::EngineSpeaker;
 use crate::transcript;

@@ -12,7 +12,7 @@ use dlock_engine::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A server's data as others can see it: each lock's bytes and its TTL.
+/// A server's data as others see it: each lock's bytes and its TTL.
 pub type Data = BTreeMap<Name, Option<(Vec<u8>, Option<WallMs>)>>;
 
 #[derive(Debug, Clone)]
@@ -20,11 +20,11 @@ pub struct Server {
     pub engine: Engine,
     pub keys: Keys,
     pub primary: bool,
-    /// Whether nobody is told that a hold has left its name: a fault.
+    /// Whether the engine does not learn that a hold has left its name: a fault.
     pub stays: bool,
 }
 
-/// The command that goes by this name, with or without `DLOCK.`, in any case.
+/// Returns the command of this name, with or without `DLOCK.`, in any case.
 pub fn command(word: &str) -> Option<&'static Spec> {
     let word = word.to_ascii_lowercase();
     COMMANDS
@@ -32,7 +32,7 @@ pub fn command(word: &str) -> Option<&'static Spec> {
         .find(|spec| spec.name == word || spec.name.strip_prefix("dlock.") == Some(&word))
 }
 
-/// The keys that somebody names who asks for this.
+/// Returns the keys that an act names.
 pub fn keys_of(act: &Act) -> Vec<Key> {
     let asked = match act {
         Act::Command(asked) => asked,
@@ -67,14 +67,14 @@ impl Server {
         }
     }
 
-    /// Changes the settings.
+    /// Changes the policy.
     pub fn set_policy(&mut self, change: impl FnOnce(&mut Policy)) {
         let mut policy = self.engine.policy().clone();
         change(&mut policy);
         self.engine.set_policy(policy);
     }
 
-    /// Runs one command. Takes its words with the command's name.
+    /// Runs one command, whose first word is its name.
     pub fn run(
         &mut self,
         now: Now,
@@ -107,9 +107,9 @@ impl Server {
         )
     }
 
-    /// Takes over a primary's decision; gives what is passed on to this server's own replicas.
+    /// Applies a primary's decision. Returns the effect for this server's own replicas.
     pub fn follow(&mut self, name: &Name, effect: &[u8], now: Now) -> Vec<u8> {
-        // As the module sends it.
+        // In the form in which the module sends it.
         let words: &[&[u8]] = match change::goes_without_saying(effect) {
             true => &[b"apply", &name.key],
             false => &[b"apply", &name.key, effect],
@@ -123,12 +123,12 @@ impl Server {
             .collect()
     }
 
-    /// Works an event off: what was done to which lock, and who is to be answered.
+    /// Closes an event. Returns the changes of each lock, and the outputs.
     pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Output>) {
         (self.keys.close(), self.engine.take_outputs())
     }
 
-    /// What stands at each key.
+    /// Returns the value at each key.
     pub fn data(&self) -> Data {
         let seen = |value: &Value| match value {
             Value::Lock(lock, ttl) => Some((codec::encode(lock), *ttl)),
@@ -141,7 +141,7 @@ impl Server {
             .collect()
     }
 
-    /// A server that has read this one's RDB file: a fresh process that follows, until it is promoted.
+    /// Returns a server that has read this one's RDB file: a fresh process that follows, until it is promoted.
     pub fn reload(&self, now: Now) -> Server {
         let mut fresh = Server::new(false, self.engine.policy().clone());
         for (name, value) in self.data() {
@@ -153,7 +153,7 @@ impl Server {
         fresh
     }
 
-    /// A server that has replayed a rewritten AOF of this one.
+    /// Returns a server that has replayed a rewritten AOF of this one.
     pub fn rewrite(&self, now: Now) -> Server {
         let mut fresh = Server::new(false, self.engine.policy().clone());
         for (name, value) in &self.keys.values {
@@ -173,10 +173,10 @@ impl Server {
         fresh
     }
 
-    /// A value arrives at a key: from an RDB file, by RESTORE, by full synchronization.
+    /// Puts an arriving value at a key: from an RDB file, by RESTORE, by full synchronization.
     pub fn bring(&mut self, name: &Name, bytes: &[u8], ttl: Option<WallMs>, now: Now) {
-        let lock = codec::decode(bytes).expect("what was encoded can be decoded");
-        // One that decides loads nothing but what a user brings.
+        let lock = codec::decode(bytes).expect("an encoded lock can be decoded");
+        // A server that decides loads only values that a user brings.
         let lock = if self.primary { lock.restored() } else { lock };
         for hold in lock.holds() {
             self.engine.observe_number(hold.token.0, now);
@@ -187,13 +187,13 @@ impl Server {
         self.keys
             .values
             .insert(name.clone(), Value::Lock(Box::new(lock), ttl));
-        // A server that decides looks at it by itself.
+        // A server that decides finds the value by itself.
         if !self.primary {
             self.revisit(name, true);
         }
     }
 
-    /// A value may have come to (`brought`) or gone from a key in a way that the engine has not seen.
+    /// Tells the engine that a value may have come to (`brought`) or gone from a key without its notice.
     fn revisit(&mut self, name: &Name, brought: bool) {
         if !self.primary {
             let entry = self.keys.entry(name.as_ref());
@@ -206,7 +206,7 @@ impl Server {
         }
     }
 
-    /// A value is gone from its key, and its holds with it.
+    /// Reports the end of a value and its holds.
     fn lost(&mut self, name: &Name, value: Option<Value>, now: Now) {
         let Some(Value::Lock(lock, _)) = value else {
             return;
@@ -221,7 +221,7 @@ impl Server {
         }
     }
 
-    /// A value goes to another name, and its holds with it.
+    /// Reports that a value leaves for another name, with its holds.
     fn leaves(&mut self, name: &Name, value: &Value, now: Now) {
         if let Value::Lock(lock, _) = value {
             for hold in lock.holds().filter(|_| !self.stays) {
@@ -232,7 +232,7 @@ impl Server {
         self.revisit(name, false);
     }
 
-    /// Adds a name to those at which this server does not know of a lock that is to be watched.
+    /// Adds a name to `unseen` if this server does not know of the lock there, which it must watch.
     pub fn note_unseen(&self, name: &Name, unseen: &mut BTreeSet<Name>) {
         let lock = self.keys.lock(name);
         if lock.is_some_and(|lock| lock.needs_watch()) && !self.engine.watches(name.as_ref()) {
@@ -240,7 +240,7 @@ impl Server {
         }
     }
 
-    /// A value comes to this name that has none, and the server does not tell.
+    /// Puts a value at a name that has none, without a report by the server.
     pub fn appear(&mut self, op: &Op, now: Now) {
         match op {
             Op::Rename(from, to) => {
@@ -250,11 +250,11 @@ impl Server {
                 }
             }
             Op::Overwrite(name) => drop(self.keys.values.insert(name.clone(), Value::Other)),
-            other => panic!("every server tells of {other:?}"),
+            other => panic!("every server reports {other:?}"),
         }
     }
 
-    /// Does what is none of the module's, and tells the engine what the server would.
+    /// Performs an operation that is not the module's, and reports it as the server would.
     pub fn alter(&mut self, op: &Op, now: Now) {
         match op {
             Op::Effect(name, effect) => drop(self.follow(name, effect, now)),
@@ -313,7 +313,7 @@ impl Server {
         self.follow_dirty(now);
     }
 
-    /// Clears away what has been marked, on a server that follows; one that decides settles it.
+    /// Clears away the marked locks on a server that follows; one that decides settles them.
     pub fn follow_dirty(&mut self, now: Now) {
         while !self.primary && self.engine.follow_dirty(&mut self.keys, now, 1) {
             self.keys.close();
@@ -322,7 +322,7 @@ impl Server {
     }
 }
 
-/// The name that a lock has when these databases are exchanged.
+/// Returns the name of a lock after these databases are swapped.
 pub fn swapped(name: Name, one: u32, other: u32) -> Name {
     let db = match name.db {
         db if db == one => other,

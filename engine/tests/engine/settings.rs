@@ -2,7 +2,7 @@
 
 use dlock_engine::{Millis, Policy, SteadyMs};
 
-/// Changes a setting, as `config` says. Gives whether there is one of that name.
+/// Changes a setting, as `config` says. Returns whether there is one of that name.
 pub fn configure(policy: &mut Policy, name: &str, value: &str, now: SteadyMs) -> bool {
     let number = value.parse::<u64>().unwrap_or(0);
     match name {
@@ -16,7 +16,7 @@ pub fn configure(policy: &mut Policy, name: &str, value: &str, now: SteadyMs) ->
         "max-holders" => policy.max_holders = number as usize,
         "deadlock-detection" => policy.deadlock_detection = value == "yes",
         "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
-        // No longer lease may be asked for.
+        // New leases may be no longer than the quarantine.
         "quarantine-ms" => {
             let longest = if number == 0 { Millis::MAX } else { number };
             policy.max_lease_ms = policy.max_restored_ms.min(longest);

@@ -1,10 +1,10 @@
-//! What comes between: after a sign of life, and before what is due by it is done.
+//! A command between a sign of life and the renewal that it causes.
 
 use crate::client::Client;
 use crate::world::{name, World};
 use dlock_engine::Policy;
 
-/// A sign of life goes for what is held by then, whatever token an upgrade gives it before its renewal.
+/// A sign of life covers the holds of its instant, whatever token an upgrade gives them before the renewal.
 #[test]
 fn a_sign_of_life_goes_on_under_another_token() {
     let mut world = World::new(Policy::default());
@@ -13,7 +13,7 @@ fn a_sign_of_life_goes_on_under_another_token() {
     let taken = world.send(ann(), 0, &[&shared[..], &[b"1000"]].concat());
     assert!(taken.is_ok(), "{taken:?}");
     world.pass(2_500);
-    // The bound has passed, and the server renews no more. These come together, as a pipeline does.
+    // The bound has passed, and the server renews no more. Both commands come together, as in a pipeline.
     let (keep, upgrade): ([&[u8]; 2], [&[u8]; 4]) =
         ([b"KEEP", b"60000"], [b"ACQUIRE", b"shop", b"ada", b"3000"]);
     for words in [&keep[..], &upgrade] {

@@ -1,4 +1,4 @@
-//! A primary, a replica, and clients of all manners, driven by a seed; everything promised is checked after each step.
+//! A primary, a replica, and clients of all kinds, driven by a seed; every promise is checked after each step.
 
 use crate::generator::{some_of, Wishes};
 use crate::invariants::{self, Broken};
@@ -22,21 +22,20 @@ const OWNERS: [&str; 6] = [
 const LONGEST_MS: Millis = 60_000;
 const KEYS: [&str; 4] = ["shop", "yard", "mill", "loft"];
 
-/// One run.
 struct Simulation {
     random: Random,
     world: World,
     before: Picture,
-    /// The connections there are; one that ends makes room for another.
+    /// The open connections; one that ends makes room for another.
     connections: Vec<u64>,
     generator: Wishes,
     /// The last token when a server last began to decide.
     began_at: Token,
-    /// What connections have lost without their doing.
+    /// The losses of connections that their own commands did not cause.
     losses: Losses,
-    /// In how many cases of a hundred an owner keeps to its own connection.
+    /// How many times in a hundred an owner keeps to its own connection.
     faithful: u64,
-    /// What was done, for a failure to be read.
+    /// The lines so far, for the report of a failure.
     lines: Vec<String>,
 }
 
@@ -82,7 +81,7 @@ impl Simulation {
         }
     }
 
-    /// Runs so many steps, gives everything back, and looks for what is left.
+    /// Runs `steps` steps, gives everything back, and looks for leaks.
     fn run(&mut self, steps: usize) -> Result<(), Broken> {
         for _ in 0..steps {
             self.step()?;
@@ -94,7 +93,7 @@ impl Simulation {
     fn step(&mut self) -> Result<(), Broken> {
         let line = match self.world.writable {
             true => self.line(),
-            // The server gets no command that writes, but time passes and connections end.
+            // A paused server gets no command that writes, but time passes and connections end.
             false => match self.random.below(4) {
                 0 => self.time(),
                 1 => self.death(),
@@ -103,7 +102,7 @@ impl Simulation {
             },
         };
         self.go(&line)?;
-        // What comes to a lock that must not move is put right later.
+        // A value at a lock that must not move is put right later.
         let settled = self.world.primary.keys.leaving.is_empty();
         match self.random.chance(20) {
             true if settled => invariants::round_trip(&self.world),
@@ -111,7 +110,7 @@ impl Simulation {
         }
     }
 
-    /// Does what a line says, and checks what can be seen then.
+    /// Performs a line, and checks every promise.
     fn go(&mut self, line: &str) -> Result<(), Broken> {
         self.lines.push(line.to_string());
         let act = Reader::default().read(line).expect("a line");
@@ -122,7 +121,7 @@ impl Simulation {
         if self.world.turn_goes_on {
             return Ok(());
         }
-        // The first to come after a stall may be a command, before the timer.
+        // After a stall a command may come before the timer.
         if !matches!(act, Act::Stall(_)) || !self.world.writable || self.random.chance(50) {
             self.world.tick();
         } else {
@@ -141,7 +140,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A lock is given back, in one turn of the event loop with what comes next; if one is held.
+    /// Releases a lock, in one turn of the event loop with the next command; none if no lock is held.
     fn release_in_a_turn(&mut self) -> Option<String> {
         let mut held = Vec::new();
         for key in KEYS {
@@ -161,7 +160,7 @@ impl Simulation {
         ))
     }
 
-    /// What comes behind that on the same connection: a command of an owner whose grant nobody has heard of, if there is one.
+    /// Returns the next command of that turn on this connection: one of an owner whose grant was not delivered, if there is one.
     fn behind(&mut self) -> String {
         let last = self
             .lines
@@ -208,7 +207,7 @@ impl Simulation {
         if !self.world.primary.keys.leaving.is_empty() && self.random.chance(10) {
             return self.slot();
         }
-        // What makes most requests come to nothing does not last.
+        // A state in which most requests fail does not last.
         let longest = self.world.primary.engine.policy().max_lease_ms;
         if longest < LONGEST_MS && self.random.chance(10) {
             return format!("config max-lease-ms {LONGEST_MS}");
@@ -232,7 +231,7 @@ impl Simulation {
         }
     }
 
-    /// The slot of all keys is on its way to another node, or stays after all.
+    /// Begins the migration of the slot of all keys, or ends it.
     fn slot(&mut self) -> String {
         let goes = match self.world.primary.keys.leaving.is_empty() {
             true => "migrates",
@@ -263,7 +262,7 @@ impl Simulation {
 
     fn command(&mut self) -> String {
         let client = self.client();
-        // One that waits already stands for a script, or for another module, that runs in its name.
+        // A busy one stands for a script, or for another module, that runs in its name.
         let busy = self
             .world
             .waits
@@ -342,9 +341,9 @@ impl Simulation {
             13 => format!("behind set {one}"),
             6 => format!("set {one}"),
             7..=8 => "flush".into(),
-            // A cluster exchanges no databases.
+            // A cluster does not swap databases.
             9 if stays => "swap 0 1".into(),
-            // Nor does a user restore anything in a slot that is on its way.
+            // Nor does a user restore a value in a migrating slot.
             _ if stays => format!("copy {one} {other}"),
             _ => format!("del {one}"),
         }
@@ -358,7 +357,7 @@ impl Simulation {
             },
             1 if self.world.now.us > self.world.last_token.0 => "restart".into(),
             2 => {
-                // A server that has begun anew, and has granted nothing since, knows the last token by its clock only.
+                // A server that has started again, and has granted nothing since, knows the last token by its clock only.
                 let back = match self.began_at == self.world.last_token {
                     true => 0,
                     false => 300,
@@ -370,7 +369,7 @@ impl Simulation {
         }
     }
 
-    /// Everyone goes home: all is given back, all connections end, all times run out.
+    /// Gives everything back, ends all connections, and lets all times run out.
     fn end(&mut self) -> Result<(), Broken> {
         self.go("resume")?;
         self.go("config grants yes")?;
@@ -381,7 +380,7 @@ impl Simulation {
         for client in self.connections.clone() {
             self.go(&format!("{client} dies"))?;
         }
-        // Beyond every lease, window and quarantine; what expires by its TTL is the server's.
+        // Beyond every lease, window and quarantine; the server removes the keys whose TTL runs out.
         for _ in 0..10 {
             self.go("wait 60000")?;
             self.go("heartbeat")?;
@@ -390,7 +389,7 @@ impl Simulation {
     }
 }
 
-/// Runs a simulation and tells how it went.
+/// Runs a simulation and prints its course on a failure.
 fn simulate(seed: u64) -> Result<(), String> {
     let mut simulation = Simulation::new(seed);
     let run = simulation.run(300);
@@ -408,7 +407,7 @@ fn every_promise_holds() {
     for_some_seeds(200, 6_000, simulate);
 }
 
-/// A run that never comes by a case proves nothing of it.
+/// A run that never meets a case proves nothing about it.
 #[test]
 fn the_runs_come_by_everything() {
     let mut seen = [0; 6];
@@ -446,15 +445,14 @@ fn the_runs_come_by_everything() {
         "many locks granted after waiting",
         "messages",
         "sessions ended",
-        "answers that reached nobody",
+        "undelivered answers",
     ];
     for (name, count) in names.iter().zip(seen) {
         assert!(count >= 10, "{name}: {count}");
     }
 }
 
-/// The engine has no clock and no randomness: what it does can be told from what it was given. Without this a seed would
-/// be no report of a fault.
+/// The engine has no clock and no randomness: its inputs determine what it does. Otherwise a seed would not reproduce a fault.
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for_seeds(10, |seed| {

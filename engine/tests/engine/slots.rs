@@ -1,4 +1,4 @@
-//! Locks in slots that are not this node's: outside of a command nothing of theirs may be changed.
+//! Locks in slots that do not belong to this node: outside of a command nothing of theirs may change.
 
 use crate::client::Client;
 use crate::server::Server;
@@ -7,7 +7,7 @@ use dlock_commands::Reply;
 use dlock_engine::{ClientId, Loss, Policy, Promise, Token};
 use std::rc::Rc;
 
-/// A hold that an answer promises.
+/// Returns the promise of a hold.
 pub fn promise(key: &str, owner: &str, token: Token) -> Promise {
     Promise {
         name: name(0, key),
@@ -17,7 +17,7 @@ pub fn promise(key: &str, owner: &str, token: Token) -> Promise {
     }
 }
 
-/// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
+/// Returns a world in which ada's grant of `shop` was not delivered, and the slot of `shop` migrates.
 fn unheard() -> World {
     let mut world = World::new(Policy::default());
     let shop = name(0, "shop");
@@ -37,13 +37,17 @@ fn an_unheard_grant_is_given_back_where_that_is_possible() {
     let mut world = unheard();
     let data = world.primary.data();
     world.perform();
-    assert_eq!(world.primary.data(), data, "the slot is another node's now");
+    assert_eq!(
+        world.primary.data(),
+        data,
+        "the slot belongs to another node now"
+    );
     world.primary.keys.away.clear();
     world.perform();
     assert!(world.primary.data().is_empty());
 }
 
-/// A grant of a lock that has left with its slot is the other node's affair: it is not looked after for ever.
+/// The engine does not keep a grant forever whose lock has left with its slot: it is the other node's.
 #[test]
 fn an_unheard_grant_leaves_with_its_slot() {
     let mut world = unheard();
@@ -54,7 +58,7 @@ fn an_unheard_grant_leaves_with_its_slot() {
     assert!(!world.engine().unsettled());
 }
 
-/// A session whose lock has left with its slot holds up nothing when its connection ends.
+/// A session whose lock has left with its slot delays nothing when its connection ends.
 #[test]
 fn a_session_leaves_with_its_slot() {
     let mut world = World::new(Policy::default());
@@ -74,7 +78,7 @@ fn a_session_leaves_with_its_slot() {
     assert!(!engine.unsettled());
 }
 
-/// A lock that leaves with its slot ends no hold, though the server tells of nothing: the look finds the slot gone.
+/// A lock that leaves with its slot ends no hold, though the server reports nothing: the scan finds the slot gone.
 #[test]
 fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     let mut world = World::new(Policy::default());
@@ -94,13 +98,13 @@ fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     let lost = engine
         .keep_reply(now, ClientId(1))
         .lost
-        .expect("they are few");
+        .expect("the losses are few");
     let reasons = lost.iter().map(|tie| (&*tie.name.key, tie.why));
     let expected = [(&b"shop"[..], Loss::Moved), (b"till", Loss::Removed)];
     assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
-/// However many locks wait for their slots, settlement comes to rest: the caller would go on without a pause otherwise.
+/// However many locks wait for their slots, settlement comes to rest: otherwise the caller would go on without a pause.
 #[test]
 fn settlement_rests_while_slots_are_away() {
     let mut world = World::new(Policy::default());
@@ -125,7 +129,7 @@ fn settlement_rests_while_slots_are_away() {
     assert!(rests && world.primary.engine.unsettled());
 }
 
-/// A lock that has left with its slot takes its tickets along: nothing of them is kept here, or looked at for ever.
+/// A lock that has left with its slot takes its tickets along: the engine neither keeps nor watches them.
 #[test]
 fn tickets_leave_with_their_slot() {
     let mut world = World::new(Policy::default());
@@ -148,7 +152,7 @@ fn tickets_leave_with_their_slot() {
     assert!(!engine.unsettled() && engine.next_wakeup(now).is_none());
 }
 
-/// A world in which the lock's slot is on its way, and the key still here.
+/// Returns a world in which the lock's slot migrates, and the key is still here.
 fn leaving(lines: &[&[&[u8]]]) -> World {
     let mut world = World::new(Policy::default());
     for (client, words) in (1..).zip(lines) {
@@ -158,7 +162,7 @@ fn leaving(lines: &[&[&[u8]]]) -> World {
     world
 }
 
-/// Who holds it, and how many are queued.
+/// Returns the holder, and the number of queued requests.
 fn shop(world: &World) -> (Option<String>, usize) {
     let lock = world.primary.keys.lock(&name(0, "shop"));
     let hold = lock.and_then(|lock| lock.holds().next());
@@ -166,7 +170,7 @@ fn shop(world: &World) -> (Option<String>, usize) {
     (owner, world.primary.engine.places())
 }
 
-/// As a client's RELEASE would end it: the hold ends, and nobody is granted the lock here.
+/// A session ends there as by RELEASE: no waiter is granted the lock here.
 #[test]
 fn a_session_ends_in_a_slot_that_is_on_its_way() {
     let mut world = leaving(&[
@@ -180,7 +184,7 @@ fn a_session_ends_in_a_slot_that_is_on_its_way() {
     assert_eq!(shop(&world), (Some("ben".into()), 0));
 }
 
-/// So does a hold that nobody has heard of.
+/// An undelivered hold ends there as well.
 #[test]
 fn a_hold_is_given_back_in_a_slot_that_is_on_its_way() {
     let mut world = leaving(&[
@@ -196,7 +200,7 @@ fn a_hold_is_given_back_in_a_slot_that_is_on_its_way() {
         Client::connection(1),
         &[b"RELEASE", b"shop", b"ada"],
     ) else {
-        panic!("she holds it")
+        panic!("ada holds the lock")
     };
     world.primary.keys.leaving.insert(name(0, "shop"));
     world.perform();

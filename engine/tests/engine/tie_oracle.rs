@@ -1,5 +1,4 @@
-//! What connections are told of their ties by `DLOCK.KEEP`, held against what becomes of the ties: a client that follows the
-//! contract believes in no hold that it has lost.
+//! The answers to `DLOCK.KEEP`, compared with the ties: a client that follows the contract believes in no hold that it has lost.
 
 use crate::invariants::{Broken, Rule};
 use crate::script::Act;
@@ -10,26 +9,26 @@ use dlock_commands::Reply;
 use dlock_engine::{Millis, Name, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A tie, as it is kept.
+/// A tie in the engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tied {
     pub client: u64,
     pub name: Name,
     pub owner: Vec<u8>,
     pub auto: bool,
-    /// When the hold's lease ends, as far as its tie knows.
+    /// When the hold's lease ends, as far as the tie knows.
     pub end: WallMs,
     /// When the server renews it next, on the steady clock.
     pub due: Option<Millis>,
 }
 
-/// When something is due, by the debug form of it.
+/// Returns when a renewal is due, from its debug form.
 fn due(text: &str) -> Option<Millis> {
     let (_, at) = text.split_once("SteadyMs(")?;
     at.split(')').next()?.parse().ok()
 }
 
-/// All ties there are.
+/// Returns all ties.
 pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
     let ties = &world.primary.engine.holds().ties;
     let mut found = BTreeMap::new();
@@ -49,21 +48,21 @@ pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
     found
 }
 
-/// What connections have lost and were not told yet: by connection, lock and token.
+/// Losses that connections have not learned yet: by connection, lock and token.
 #[derive(Debug, Clone, Default)]
 pub struct Losses {
-    /// What they are to be told.
+    /// Losses that they must learn.
     must: BTreeSet<(u64, Name, Token)>,
-    /// What they may be told: it went by their own command, or has come back.
+    /// Losses that they may learn: their own command caused them, or they came back.
     may: BTreeSet<(u64, Name, Token)>,
-    /// What a server that was demoted may tell once it decides again.
+    /// Losses that a demoted server may report once it decides again.
     elsewhere: BTreeSet<(u64, Name, Token)>,
-    /// Grants whose first ties no picture shows: they began and ended between two of them. What each is tied to then.
+    /// Grants whose first ties no picture shows: they began and ended between two of them. And the connection of each then.
     fleeting: BTreeMap<Token, Option<u64>>,
 }
 
 impl Losses {
-    /// Looks at one step, and at what was answered in it.
+    /// Examines one step and its answer.
     pub fn look(
         &mut self,
         act: &Act,
@@ -72,7 +71,7 @@ impl Losses {
         after: &Picture,
     ) -> Result<(), Broken> {
         if matches!(act, Act::Failover | Act::Restart | Act::Crash { .. }) {
-            // Another server decides, or it begins anew: to that these are other connections.
+            // Another server decides, or this one starts again: to that one these are other connections.
             let ties = before.ties.iter();
             let ties = ties.map(|(token, tied)| (tied.client, tied.name.clone(), *token));
             self.elsewhere.extend(ties);
@@ -82,7 +81,7 @@ impl Losses {
         }
         let (who, keeps) = match act {
             Act::Command(command) => (
-                // Also a script that it runs.
+                // A script that the connection runs counts, too.
                 Some(command.client),
                 command.words[0].eq_ignore_ascii_case("KEEP"),
             ),
@@ -98,7 +97,7 @@ impl Losses {
             let its = |tie: &Tied| (tie.client, &tie.name, &tie.owner) == (*client, name, owner);
             if !after.ties.get(token).is_some_and(its) {
                 let lost = (*client, name.clone(), *token);
-                // An upgrade goes on under another token, which what was renewed may have been before it.
+                // An upgrade goes on under another token, possibly after a renewal.
                 let upgraded = tied.end > after.now || tied.auto;
                 let goes_on = upgraded && after.ties.values().any(its);
                 match goes_on || who == Some(*client) && !keeps {
@@ -113,7 +112,7 @@ impl Losses {
             .extend(fleeting.map(|(_, _, token)| (*token, tied(token))));
         for (token, tied) in &after.ties {
             let lost = (tied.client, tied.name.clone(), *token);
-            // A grant that was taken back: the tie was never lost.
+            // A grant that was given back: the tie was never lost.
             if self.must.remove(&lost) {
                 self.may.insert(lost);
             }
@@ -127,13 +126,13 @@ impl Losses {
         }
     }
 
-    /// Whether this is a grant whose tie, if this connection has had it, no picture shows.
+    /// Returns true if this grant's tie to this connection, if there was one, is in no picture.
     fn began_elsewhere(&self, token: Token, client: u64) -> bool {
         let tied = self.fleeting.get(&token);
         tied.is_some_and(|tied| *tied != Some(client))
     }
 
-    /// A connection was told this. Behind the answer the server may have renewed and ended holds in the same moment.
+    /// Checks an answer to KEEP. After it the server may have renewed and ended holds in this instant.
     fn told(
         &mut self,
         client: u64,
@@ -163,7 +162,7 @@ impl Losses {
             Reply::Integer(left) => Some(*left),
             _ => None,
         };
-        // Who believes in its holds for that long believes in none that has ended.
+        // A client that believes in its holds for that long believes in none that has ended.
         let believed = first(&has).is_none_or(|end| left.is_some_and(|left| left <= end));
         let told = first(&had).map_or(left.is_none(), |end| left.is_some_and(|left| left >= end));
         if !believed || !told {
@@ -182,22 +181,26 @@ impl Losses {
         }
         let of = |lost: &(u64, Name, Token)| (lost.1.key.to_vec(), lost.2);
         for missed in self.must.iter().filter(|lost| lost.0 == client) {
-            // One that was upgraded and then lost is told of as what it was last.
+            // A hold that was upgraded and then lost is reported with its last token.
             let upgraded = |(key, token): &(Vec<u8>, Token)| {
                 **key == *missed.1.key && self.began_elsewhere(*token, client)
             };
             if !heard.contains(&of(missed)) && !heard.iter().any(upgraded) {
-                return broken(format!("not told of {} {:?}", key(&missed.1), missed.2));
+                return broken(format!(
+                    "the answer lacks {} {:?}",
+                    key(&missed.1),
+                    missed.2
+                ));
             }
         }
         let known = |lost: &(Vec<u8>, Token)| {
             let mut all = self.must.iter().chain(&self.may).chain(&self.elsewhere);
             let knows = all.any(|other| other.0 == client && of(other) == *lost);
-            // Which of two holds under one token is tied, and which lost, is anybody's guess.
+            // Which of two holds under one token is tied, and which was lost, is undefined.
             knows || self.began_elsewhere(lost.1, client) || after.restored.contains(&lost.1)
         };
         if let Some((name, token)) = heard.iter().find(|lost| !known(lost)) {
-            return broken(format!("told of {} {token:?}", text(name)));
+            return broken(format!("the answer has {} {token:?}", text(name)));
         }
         self.must.retain(|lost| lost.0 != client);
         self.may.retain(|lost| lost.0 != client);

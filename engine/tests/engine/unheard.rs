@@ -1,4 +1,4 @@
-//! Answers that wait for replicas: what is given back of them, and what is not, if the replicas do not confirm them.
+//! Answers that wait for replicas: which holds are given back, and which stand, if the replicas do not confirm them.
 
 use crate::client::Client;
 use crate::server::Server;
@@ -10,7 +10,7 @@ const NOW: Now = Now {
     steady_us: 5_000,
 };
 
-/// A primary with one replica that counts, which is to confirm what it answers.
+/// Returns a primary with one counting replica, which must confirm its answers.
 fn primary() -> Server {
     let policy = Policy {
         replicas_needed: 1,
@@ -20,7 +20,7 @@ fn primary() -> Server {
     Server::new(true, policy)
 }
 
-/// What the answer to a command promises, which waits for replicas.
+/// Returns the promises of the answer to a command, which waits for replicas.
 fn ask(server: &mut Server, client: u64, line: &str) -> Vec<Promise> {
     let reply = say(server, client, line);
     assert!(matches!(reply, Reply::Wait(..)), "{line}: {reply:?}");
@@ -40,7 +40,7 @@ fn say(server: &mut Server, client: u64, line: &str) -> Reply {
     reply.unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// Replicas have not confirmed these.
+/// Reports that the replicas have not confirmed these.
 fn refuse(server: &mut Server, promises: Vec<Promise>) {
     server.engine.on_undelivered(promises);
     server.engine.give_back(&mut server.keys, NOW);
@@ -61,7 +61,7 @@ fn a_new_hold_that_nothing_has_touched_is_given_back() {
     assert!(server.engine.holds().unconfirmed.is_empty());
 }
 
-/// Whether that command's own answer was confirmed or not.
+/// Whether the answer to the later command was confirmed or not.
 #[test]
 fn a_hold_that_a_later_command_has_touched_stands() {
     for line in [
@@ -93,7 +93,7 @@ fn a_hold_that_a_later_command_has_touched_stands() {
     }
 }
 
-/// What others do, and what the server does by itself, does not count.
+/// Commands of others, and the server's own actions, do not count.
 #[test]
 fn only_its_owner_touches_a_hold() {
     let mut server = primary();
@@ -115,16 +115,16 @@ fn a_reentry_and_an_upgrade_stand() {
     refuse(&mut server, reentry);
     let upgrade = ask(&mut server, 1, "ACQUIRE shop ada");
     let Some(Promise { token, .. }) = upgrade.first().cloned() else {
-        panic!("it is granted")
+        panic!("the upgrade is granted")
     };
     refuse(&mut server, upgrade);
     let Reply::Array(held) = say(&mut server, 1, "HELD shop ada") else {
-        panic!("it is held")
+        panic!("the lock is held")
     };
     assert_eq!(held[..2], [Reply::Integer(token.0), Reply::Integer(3)]);
 }
 
-/// Nobody had it, so nobody is told that it is lost. A hold that its connection had before is.
+/// A hold that no client knew is no loss. A hold that its connection had before is one.
 #[test]
 fn what_nobody_had_nobody_loses() {
     let lost = |server: &mut Server| match say(server, 1, "KEEP 9000") {

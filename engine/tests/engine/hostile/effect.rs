@@ -1,4 +1,4 @@
-//! Effects of any bytes: refused whole, or taken for what they say; and a server that took one over works on with it.
+//! Effects of any bytes: refused whole, or applied as they say; and a server that applied one works on with it.
 
 use super::story::Story;
 use crate::client::Client;
@@ -11,13 +11,13 @@ use dlock_engine::lock::token::plausible;
 use dlock_engine::Refusal;
 use dlock_engine::{codec, Entry, Lock, Policy};
 
-/// Takes an effect over, and nothing else: what its reading costs. Gives whether it was accepted.
+/// Applies an effect: the cost of reading it. Returns whether it was accepted.
 pub fn read(effect: &[u8]) -> bool {
     let (mut entry, mut clock) = (Entry::<Box<Lock>>::default(), Default::default());
     entry.follow(effect, &mut clock).is_ok()
 }
 
-/// The property.
+/// Checks the property.
 pub fn hold(effect: &[u8]) {
     let now = World::new(Policy::default()).now;
     let shop = name(0, "shop");
@@ -33,7 +33,7 @@ pub fn hold(effect: &[u8]) {
         assert_eq!(answer, Err(Error::Refused(refusal)));
         assert!(
             server.data().is_empty(),
-            "it was refused and changed something"
+            "the effect was refused and changed something"
         );
         return;
     };
@@ -45,13 +45,13 @@ pub fn hold(effect: &[u8]) {
     if !lock.is_empty() {
         kept(&lock);
     }
-    // A number further ahead comes from no server, and leaves no room for the numbers after it.
+    // No server makes a number further ahead; it would leave no room for later numbers.
     let believed = changes.iter().all(|change| match change {
         Change::Hold(hold) => plausible(hold.token.0, now),
         Change::Ticket { number, .. } => plausible(number.0, now),
         _ => true,
     });
-    // A primary sends the bare word in place of a usual release, which means nothing where there is no hold.
+    // A primary sends the bare word instead of a usual release, which means nothing where there is no hold.
     if believed && !change::goes_without_saying(effect) {
         taken_over(effect);
     }
@@ -63,7 +63,7 @@ fn applied(changes: &[Change]) -> Lock {
     lock
 }
 
-/// What it says is said again by what it is written as, in no more bytes.
+/// Checks that the changes of an effect keep their meaning when they are written again, in no more bytes.
 fn written_again(effect: &[u8], changes: &[Change]) {
     let mut written = Vec::new();
     change::begin(&mut written);
@@ -72,7 +72,7 @@ fn written_again(effect: &[u8], changes: &[Change]) {
     assert!(written.len() <= effect.len());
 }
 
-/// What stands at the key can be saved and read, and written to an AOF and replayed.
+/// Checks that the lock can be saved and read, and written to an AOF and replayed.
 pub fn kept(lock: &Lock) {
     let saved = codec::encode(lock);
     let Some(loaded) = codec::decode(&saved) else {
@@ -87,7 +87,7 @@ pub fn kept(lock: &Lock) {
     assert_eq!(codec::encode(&applied(&changes)), saved);
 }
 
-/// The replica becomes the primary, and works.
+/// Promotes the replica, and lets it work.
 fn taken_over(effect: &[u8]) {
     let mut story = Story::new();
     let (shop, now) = (name(0, "shop"), story.world.now);
@@ -102,6 +102,6 @@ fn taken_over(effect: &[u8]) {
     // Beyond the window of any ticket that came with it.
     story.world.pass(3_600_000);
     if !story.world.waits.is_empty() {
-        story.fail("somebody waits for a lock that was taken from all");
+        story.fail("a request waits for a lock that has no holder");
     }
 }

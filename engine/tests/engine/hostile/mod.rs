@@ -1,7 +1,7 @@
-//! What must hold whatever bytes come: as a client's words, as an effect, as a stored value.
+//! Properties that hold for any bytes: as a client's arguments, as an effect, as a stored value.
 //!
-//! Each property is a function that takes bytes and panics when it does not hold. `fuzz/` looks for such bytes with a
-//! fuzzer (`make fuzz`); the tests here try the fuzzer's seeds, and mangled forms of them.
+//! Each property is a function that takes bytes and panics when it does not hold. `fuzz/` searches for such bytes with a fuzzer
+//! (`make fuzz`); the tests here try the fuzzer's seeds, and mangled forms of them.
 
 pub mod effect;
 mod story;
@@ -36,7 +36,7 @@ fn check(target: &str, property: fn(&[u8])) {
     let seeds = seeds(target);
     for (name, bytes) in &seeds {
         if let Err(panic) = catch_unwind(|| property(bytes)) {
-            eprintln!("{name} shows it");
+            eprintln!("{name} breaks the property");
             resume_unwind(panic);
         }
     }

@@ -1,4 +1,4 @@
-//! A world in which something is done step by step, every promise checked after each.
+//! A world that is driven step by step; every promise is checked after each step.
 
 use crate::client::Client;
 use crate::invariants::{self, Broken};
@@ -33,17 +33,17 @@ impl Story {
         }
     }
 
-    /// Notes what is done, for a failure to be read.
+    /// Notes a step, for the report of a failure.
     pub fn tell(&mut self, what: String) {
         self.told.push(what);
     }
 
-    /// Ends the story with what is wrong in it.
+    /// Ends the story with a failure.
     pub fn fail(&self, what: &str) -> ! {
         panic!("{}\n\n{what}", self.told.join("\n"));
     }
 
-    /// A connection sends a command. One that waits already cannot: then it is a script's.
+    /// Sends a command on a connection. A waiting one cannot send: then the command is a script's.
     pub fn send(&mut self, id: u64, words: &[&[u8]]) -> Result<Reply, Error> {
         let busy = self.world.waits.values().any(|wait| wait.client == id);
         let client = match busy || id > CONNECTIONS {
@@ -57,7 +57,7 @@ impl Story {
         answer
     }
 
-    /// The server looks at what is due; then every promise must hold. `orderly` as for [`invariants::check`].
+    /// Processes everything that is due, and checks every promise. `orderly` as for [`invariants::check`].
     pub fn look(&mut self, orderly: bool) {
         self.world.tick();
         let after = Picture::take(&mut self.world);
@@ -69,8 +69,8 @@ impl Story {
         self.before = after;
     }
 
-    /// Everything that a refused command must leave as it is. A lease that has run out is over whether the key is still
-    /// there or not.
+    /// Returns everything that a refused command must leave unchanged. An expired lease counts as ended whether its key still
+    /// exists or not.
     pub fn state(&self) -> String {
         let mut state = format!(
             "{} wait, {} places",
@@ -88,7 +88,7 @@ impl Story {
         state
     }
 
-    /// Everyone goes home, all times run out, and nothing is left.
+    /// Ends all connections, lets all times run out, and checks that nothing is left.
     pub fn end(&mut self) {
         self.tell("the end".into());
         self.world.only_time = false;

@@ -1,16 +1,16 @@
-//! Stored values of any bytes: refused, or exactly what they are written as; and the engine works on with them.
+//! Stored values of any bytes: refused, or written back unchanged; and the engine works on with them.
 
 use super::effect;
 use super::story::Story;
 use crate::world::{name, Op};
 use dlock_engine::codec;
 
-/// Reads a value, and nothing else: what its reading costs. Gives whether it was accepted.
+/// Reads a value: the cost of reading it. Returns whether it was accepted.
 pub fn read(value: &[u8]) -> bool {
     codec::decode(value).is_some()
 }
 
-/// The property.
+/// Checks the property.
 pub fn hold(value: &[u8]) {
     let Some(lock) = codec::decode(value) else {
         return;
@@ -25,7 +25,7 @@ pub fn hold(value: &[u8]) {
     restored(value, true);
 }
 
-/// RESTORE brings it, `late` under those who wait already: everyone is served, and nothing is left in the end.
+/// Restores the value, under existing waiters if `late`: every waiter is served, and nothing is left in the end.
 fn restored(value: &[u8], late: bool) {
     let mut story = Story::new();
     let wait = |story: &mut Story| {
@@ -46,9 +46,9 @@ fn restored(value: &[u8], late: bool) {
     drop(story.send(3, &[b"INFO", b"shop"]));
     drop(story.send(3, &[b"RELEASE", b"shop", b"a"]));
     story.world.pass(1_000);
-    // Leases from outside are bounded, so that all of them end some day.
+    // Leases from outside are bounded, so all of them end.
     story.world.pass(3_000_000_000_000);
     if !story.world.waits.is_empty() {
-        story.fail("somebody waits for ever");
+        story.fail("a request waits forever");
     }
 }

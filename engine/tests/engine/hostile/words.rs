@@ -1,15 +1,15 @@
-//! Clients that send anything: every command answers, what is refused has changed nothing, every promise holds.
+//! Clients that send anything: every command answers, a refused one has changed nothing, and every promise holds.
 //!
-//! The bytes are a conversation, a line a step, words with one space between (so an empty word is easy to say):
+//! The bytes are a conversation, a line a step, words with one space between (so that an empty word is easy to write):
 //!
 //! | line | what happens |
 //! |---|---|
 //! | `1 ACQUIRE shop ann 50` | connection 1 sends this (1 to 5; 5 is in database 1; 6 to 9 are scripts) |
-//! | `+70`, `!70` | so many milliseconds pass; pass with the server busy until the next line |
-//! | `x1`, `c1` | connection 1 ends; is cut off without the server's notice |
+//! | `+70`, `!70` | milliseconds pass; they pass with the server busy until the next line |
+//! | `x1`, `c1` | connection 1 ends; it breaks without the server noticing |
 //! | `d shop`, `o shop`, `r shop yard`, `f` | a key is deleted, overwritten, renamed; all are |
-//! | `e`, `t` | Redis removes the keys whose TTL has run out; a second is over |
-//! | `q 70`, `g`, `h 70`, `l 2` | quarantine begins; `grants` is turned; `max-hold-ms`; the caps |
+//! | `e`, `t` | the server removes the keys whose TTL has run out; a second passes |
+//! | `q 70`, `g`, `h 70`, `l 2` | quarantine begins; `grants` is toggled; `max-hold-ms`; the caps |
 //!
 //! In a word `%41` is the byte 0x41, `@` the last token, `^` 1,024 bytes and `^^` one more.
 
@@ -21,13 +21,13 @@ use dlock_commands::table::COMMANDS;
 use dlock_commands::Reply;
 use dlock_engine::{Millis, NameRef, Token, MAX_OWNER};
 
-/// More steps show nothing new and take long.
+/// The most steps: more show nothing new and take long.
 const STEPS: usize = 60;
 
-/// The property.
+/// Checks the property.
 pub fn hold(conversation: &[u8]) {
     let mut story = Story::new();
-    // Whether the server has not looked at what is due.
+    // Whether the server has not processed what is due.
     let mut late = false;
     for line in conversation.split(|byte| *byte == b'\n').take(STEPS) {
         let Some((first, rest)) = line.split_first() else {
@@ -54,13 +54,13 @@ pub fn hold(conversation: &[u8]) {
     story.end();
 }
 
-/// A connection sends a line.
+/// Sends a line on a connection.
 fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
     let mut words = self::words(line, story.world.last_token.0);
     let Some(verb) = words.first_mut() else {
         return;
     };
-    // Any word is some command.
+    // Any word stands for some command.
     let named = std::str::from_utf8(verb).ok().and_then(command);
     let spec = named.unwrap_or_else(|| {
         let at = usize::from(verb.first().copied().unwrap_or(0));
@@ -70,25 +70,27 @@ fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
     let before = story.state();
     let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
     match story.send(id, &words) {
-        Ok(_) if spec.internal() => story.fail("it is for replication only"),
+        Ok(_) if spec.internal() => story.fail("a command for replication only was answered"),
         Ok(reply) => {
             if !sound(&reply) {
-                story.fail("that is no reply");
+                story.fail("the reply is malformed");
             }
         }
-        Err(error) if !clear(&error) => story.fail("that does not say what is wrong"),
-        // What had become due is settled by whatever command comes first.
+        Err(error) if !clear(&error) => story.fail("the error does not say what is wrong"),
+        // The first command of all settles what had become due.
         Err(_) if late => {}
         Err(error) => {
             story.look(true);
             if story.state() != before {
-                story.fail(&format!("it was refused ({error}) and changed something"));
+                story.fail(&format!(
+                    "the command was refused ({error}) and changed something"
+                ));
             }
         }
     }
 }
 
-/// Something happens that is no command. Gives whether no key came or went by other means than the module's.
+/// Performs an event that is no command. Returns whether only the module created and removed keys.
 fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
     let (id, ms) = (number(rest) % (CONNECTIONS + 1), number(rest));
     let keys = words(rest, 0);
@@ -140,7 +142,7 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
     false
 }
 
-/// Whether a client can be told this: tokens and counts as promised, every integer one that all clients can read.
+/// Returns true if a reply is well-formed: tokens and counts as promised, and every integer readable by all clients.
 fn sound(reply: &Reply) -> bool {
     match reply {
         Reply::Grant(token, holds, _) => (Token(1)..Token::END).contains(token) && *holds > 0,
@@ -151,7 +153,7 @@ fn sound(reply: &Reply) -> bool {
     }
 }
 
-/// The number at the beginning of a line; small, so that time does not run away.
+/// Returns the number at the beginning of a line; small, so that time does not run away.
 fn number(text: &[u8]) -> Millis {
     let digits = text.iter().skip_while(|byte| **byte == b' ');
     digits
@@ -160,7 +162,7 @@ fn number(text: &[u8]) -> Millis {
         .fold(0, |sum, digit| 10 * sum + Millis::from(digit))
 }
 
-/// The words of a line.
+/// Returns the words of a line.
 fn words(line: &[u8], last_token: u64) -> Vec<Vec<u8>> {
     let line = line.strip_prefix(b" ").unwrap_or(line);
     line.split(|byte| *byte == b' ')

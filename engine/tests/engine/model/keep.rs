@@ -68,7 +68,7 @@ impl Model {
         Ok(left)
     }
 
-    /// Gives back one hold, or all but `count` of them.
+    /// Gives back one hold, or all but `leave` of them.
     pub fn release(
         &mut self,
         key: &str,
