@@ -20,9 +20,8 @@
 //! (once a second).
 //!
 //! Other lines: `del`, `rename`, `expire shop 500` (as PEXPIRE), `move` (to another database), `copy` (by DUMP and RESTORE),
-//! `dump` (by DUMP and DEL, kept for)
-//! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
-//! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
+//! `dump` (by DUMP and DEL, kept for) `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that
+//! lags catches up), `crash` (the replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
 //! A line `# Engine only: why` ends the part that a server holds, too. Lines that only a server understands (`../servers`):
 //! ```text

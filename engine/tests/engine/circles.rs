@@ -352,7 +352,7 @@ fn judge(scene: &Scene, id: u64, refused: bool) -> Result<(), String> {
     }
 }
 
-/// Runs `requests` requests. Returns how many of them waited and how many were refused.
+/// Runs the requests of a seed. Returns how many of them waited and how many were refused.
 fn run(
     seed: u64,
     detection: bool,
