@@ -1,4 +1,4 @@
-//! What tests can have done to their servers: a line in, a line out, on a port of this process.
+//! Control of a stage's servers by the tests: a line in, a line out, on a port of this process.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,13 +11,13 @@ use dlock_integration::stage::Stage;
 
 use crate::path::Path;
 
-/// Paths to servers, by where they begin.
+/// Paths to servers, by the address at which they begin.
 type Paths = Mutex<HashMap<String, Path>>;
 
 /// The name of the threads that answer tests.
 const ANSWERING: &str = "answering";
 
-/// A stage whose servers can be moved about by the tests.
+/// A stage whose servers the tests can control.
 pub struct Served {
     stage: Arc<Mutex<Stage>>,
     address: SocketAddr,
@@ -37,7 +37,7 @@ pub fn serve(stage: Stage) -> Served {
             let answering = thread::Builder::new().name(ANSWERING.to_owned());
             let started = answering.spawn(move || {
                 let line = |line: &str| match weak.upgrade() {
-                    // Without the stage's lock: a path is not to wait for a failover.
+                    // Without the stage's lock: a path must not wait for a failover.
                     Some(_) if is_of_paths(line) => reply(on_path(&paths, line)),
                     Some(stage) => answer(
                         &mut stage.lock().unwrap_or_else(PoisonError::into_inner),
@@ -45,7 +45,7 @@ pub fn serve(stage: Stage) -> Served {
                     ),
                     None => "error the servers are gone".to_owned(),
                 };
-                // The test has gone away; there is nobody to tell.
+                // The test has gone away; no one is left to answer.
                 let _ = converse(stream, line);
             });
             started.expect("there is room for a thread");
@@ -55,14 +55,14 @@ pub fn serve(stage: Stage) -> Served {
 }
 
 impl Served {
-    /// What the tests are told of the stage and of this port.
+    /// Returns the environment of the tests: the stage's addresses and this port.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let mut environment = self.stage().environment();
         environment.push(("DLOCK_CONTROL", self.address.to_string()));
         environment
     }
 
-    /// Ends of the servers' logs, for whoever looks why a test has failed.
+    /// Returns the ends of the servers' logs, for the search after a failed test.
     pub fn logs(&self) -> String {
         self.stage().logs()
     }
@@ -117,7 +117,7 @@ fn on_path(paths: &Paths, line: &str) -> Result<String, String> {
 
 fn answer(stage: &mut Stage, line: &str) -> String {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    // The harness panics when a server does not do as it should; the test is to hear of it.
+    // The harness panics when a server misbehaves; the test receives the message.
     let done = catch_unwind(AssertUnwindSafe(|| match words[..] {
         ["move", key] => stage.move_slot(key),
         ["failover", key] => stage.fail_over(key),
@@ -133,11 +133,14 @@ fn answer(stage: &mut Stage, line: &str) -> String {
     }));
     reply(done.unwrap_or_else(|panic| {
         let why = panic.downcast_ref::<String>();
-        Err(why.map_or_else(|| "it did not happen in time".to_owned(), String::clone))
+        Err(why.map_or_else(
+            || "the server did not do this in time".to_owned(),
+            String::clone,
+        ))
     }))
 }
 
-/// What panics where a test is answered is told to that test, which may well ask again: it is not printed.
+/// Keeps panics of the answering threads from being printed: the test receives them, and may ask again.
 fn tell_only_the_test() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

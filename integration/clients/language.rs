@@ -14,27 +14,27 @@ use nix::unistd::Pid;
 
 use crate::control::Served;
 
-/// A language, and the programs without which its tests cannot run.
+/// A language, and the programs that its tests need.
 pub struct Language {
     pub name: &'static str,
     needs: &'static [&'static str],
 }
 
-/// What can be done with a language.
+/// A script of a language.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Script {
     /// Builds the package, checks it, and installs it.
     Install,
     /// Tests what is installed.
     Tests,
-    /// Runs the cases only.
+    /// Runs the shared cases only.
     Cases,
-    /// Measures the package beside the language's popular locks.
+    /// Measures the package together with the language's popular locks.
     Bench,
 }
 
 impl Script {
-    /// Its file in the language's directory.
+    /// Returns the script's file in the language's directory.
     fn file(self) -> &'static str {
         match self {
             Script::Install | Script::Tests | Script::Cases => "run.sh",
@@ -51,7 +51,7 @@ impl Script {
     }
 }
 
-/// In the order in which they are installed: those with the most to compile and the longest tests come first.
+/// The languages in the order in which they are installed: those with the most to compile and the longest tests come first.
 pub const LANGUAGES: &[Language] = &[
     Language {
         name: "rust",
@@ -73,7 +73,7 @@ pub const LANGUAGES: &[Language] = &[
         name: "node",
         needs: &["node", "npm"],
     },
-    // Debian's packages are what they are tested with: run.sh installs them.
+    // Debian's packages run the tests: run.sh installs them.
     Language {
         name: "php",
         needs: &["apt-get"],
@@ -84,21 +84,21 @@ pub const LANGUAGES: &[Language] = &[
     },
 ];
 
-/// What became of a language.
+/// The result of a language.
 pub enum Verdict {
     Passed(String),
     Skipped(String),
     Failed(Vec<Failure>),
 }
 
-/// Why a language has failed on one server, or could not be tested.
+/// Why a language failed on one server, or could not be tested.
 #[derive(Clone)]
 pub struct Failure {
     pub why: String,
     pub printed: String,
 }
 
-/// How many lines of a failure's output are shown again at the end of the run. They name the tests.
+/// The number of last output lines that the end of the run repeats for a failure. They name the tests.
 const LAST_LINES: usize = 15;
 
 impl Failure {
@@ -135,12 +135,12 @@ impl Language {
             .join(self.name)
     }
 
-    /// True if it has such a script.
+    /// Returns true if the language has this script.
     pub fn has(&self, script: Script) -> bool {
         self.directory().join(script.file()).exists()
     }
 
-    /// Why it cannot be run here, if so. Where CI is set nothing may be skipped.
+    /// Returns why the language cannot be tested here, if so. Under CI nothing may be skipped.
     pub fn missing(&self, script: Script) -> Option<Verdict> {
         let why = if !self.has(script) {
             format!("it has no {}", script.file())
@@ -156,8 +156,7 @@ impl Language {
         })
     }
 
-    /// Runs a script, with the addresses of these servers in its environment if it needs any. Gives how that ended, and
-    /// what it printed.
+    /// Runs a script, with the addresses of these servers in its environment if it needs any. Returns its result and its output.
     pub fn run(
         &self,
         script: Script,
@@ -205,7 +204,7 @@ impl Language {
             .envs(environment)
             .env("DLOCK_CLIENT_TARGET", &target)
             .env("DLOCK_CLIENT_SEEN", &seen)
-            // Whatever it starts can be ended with it.
+            // The whole group can be ended with it.
             .process_group(0)
             .spawn()?;
         Ok((child, log))
@@ -224,7 +223,7 @@ fn await_end(mut child: Child, limit: Duration) -> Result<(), String> {
             Err(error) => break Err(error.to_string()),
         }
     };
-    // What a test left behind, or all of it when time is up. Mostly there is nothing.
+    // Ends what a test left behind, or all of it when time is up. Mostly nothing is left.
     let _ = killpg(group, Signal::SIGKILL);
     let _ = child.wait();
     result
@@ -237,7 +236,7 @@ fn has(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// Where everything goes that is built and fetched.
+/// Returns the directory of everything that is built and fetched.
 fn target_directory() -> PathBuf {
     let named = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let own = Path::new(env!("CARGO_MANIFEST_DIR"))

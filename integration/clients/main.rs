@@ -1,10 +1,10 @@
 //! Runs the clients' tests, language by language, each against servers of its own.
 //!
-//! `clients [SERVER…] [--only LANGUAGE,…]`: `clients/<language>/run.sh --install` builds and installs the package, once for
-//! each language. Then, for each server program (the environment's one, and those that are named), a stage of servers is
-//! started and `run.sh` is run with their addresses in its environment; what that is and which tests there are is in
-//! `clients/README.md`. Several run at a time, since tests mostly wait; what one prints is shown when it has ended.
-//! With `--bench` it is `<language>/bench.sh`, one language after the other, where there is one.
+//! `clients [SERVER…] [--only LANGUAGE,…]`: `clients/<language>/run.sh --install` builds and installs the package, once for each
+//! language. Then, for each server program (the environment's one, and those on the command line), a stage of servers starts, and
+//! `run.sh` runs with their addresses in its environment; `clients/README.md` documents it and the tests. Several languages run
+//! at a time, since tests mostly wait; the output of each is shown when it has ended.
+//! With `--bench` it runs `<language>/bench.sh`, where there is one, one language after the other.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.
 
 mod control;
@@ -86,13 +86,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Servers for whoever works on a client: prints the environment, and lets them live as long as its own input.
+/// Serves a stage to a developer of a client: prints its environment, and ends with this process's own input.
 fn serve_until_eof(server: &OsString) -> ExitCode {
     let served = control::serve(Stage::start(server));
     for (name, value) in served.environment() {
         println!("export {name}='{value}'");
     }
-    // Nothing is expected there but its end.
+    // Its end is all that matters.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     ExitCode::SUCCESS
 }

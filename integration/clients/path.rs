@@ -1,4 +1,4 @@
-//! A path from a client to a server, that can become slow, silent or closed.
+//! A path from a client to a server that can become slow, silent or closed.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-/// How often what is held back looks whether it may go on.
+/// How often a pump checks whether held-back data may go on.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Connections that wait until they are let in.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Where clients knock. All that it leads to ends when it is closed, or when this process ends.
+/// The entrance of a path. All its connections end when it is closed, or when this process ends.
 pub struct Path {
     state: Arc<State>,
-    /// Keeps the port when nobody listens there any more: else another path may come to be where this one was.
+    /// Keeps the port after the path is closed: otherwise another path might get it.
     _port: Socket,
 }
 
@@ -35,7 +35,7 @@ struct State {
 }
 
 impl Path {
-    /// A path to this server.
+    /// Opens a path to this server.
     pub fn to(server: SocketAddr) -> std::io::Result<Path> {
         let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
         listener.listen(BACKLOG)?;
@@ -59,29 +59,29 @@ impl Path {
                 if state.closed.load(Ordering::Acquire) {
                     return;
                 }
-                // A server that is not there refuses: so does the path.
+                // If the server is gone it refuses: so does the path.
                 let _ = state.clone().lead(client);
             }
         });
         Ok(path)
     }
 
-    /// Where it begins.
+    /// Returns the address at which the path begins.
     pub fn address(&self) -> SocketAddr {
         self.state.address
     }
 
-    /// From now on a reply comes so much later.
+    /// Delays every reply from now on by this time.
     pub fn delay(&self, round_trip_ms: u64) {
         self.state.delay.store(round_trip_ms / 2, Ordering::Release);
     }
 
-    /// Nothing comes through any more in either direction; nothing is lost, and nothing ends.
+    /// Stops all data in both directions; nothing is lost, and no connection ends.
     pub fn silence(&self, silent: bool) {
         self.state.silent.store(silent, Ordering::Release);
     }
 
-    /// Ends all connections; whoever comes from now on is let through as before.
+    /// Ends all connections; later ones pass as before.
     pub fn cut(&self) {
         let mut sockets = self.state.sockets();
         for socket in sockets.drain(..) {
@@ -90,21 +90,21 @@ impl Path {
         }
     }
 
-    /// The same, and nobody listens any more.
+    /// Ends all connections, and refuses later ones.
     pub fn close(&self) {
         self.state.closed.store(true, Ordering::Release);
-        // Wakes the listener, which ends.
+        // Wakes the listener, which then ends.
         let _ = TcpStream::connect(self.state.address);
         self.cut();
     }
 
-    /// How many DLOCK commands have come this way.
+    /// Returns the number of DLOCK commands that have passed.
     pub fn commands(&self) -> u64 {
         self.state.commands.load(Ordering::Acquire)
     }
 }
 
-/// A socket that shares its port with whoever of this process asks for just that one.
+/// Returns a socket that shares its port with the sockets of this process that ask for this port.
 fn bound(address: SocketAddr) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_reuse_port(true)?;
@@ -128,7 +128,7 @@ impl State {
         Ok(())
     }
 
-    /// Carries what comes; a reader and a writer, so that many packets can be on their way at a time.
+    /// Carries data with a reader and a writer, so that many packets can be under way at a time.
     fn pump(self: &Arc<Self>, mut from: TcpStream, to: TcpStream, count: bool) {
         let (sender, receiver) = mpsc::channel();
         let state = self.clone();
@@ -159,7 +159,7 @@ impl State {
                 return;
             }
         }
-        // An end is news, too: it does not overtake what is held back.
+        // The end of a stream must not overtake held-back data.
         self.await_sound();
         let _ = to.shutdown(Shutdown::Write);
     }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use std::io::ErrorKind;
 
-    /// A server that says everything again.
+    /// Starts a server that sends everything back.
     fn echo() -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -199,11 +199,11 @@ mod tests {
             client.write_all(&word[..23]).expect("it is open");
             client.read_exact(&mut reply)
         };
-        say(&mut client).expect("it leads to the server and back");
+        say(&mut client).expect("the path leads to the server and back");
         assert_eq!(path.commands(), 1);
         path.delay(200);
         let began = Instant::now();
-        say(&mut client).expect("it is slow");
+        say(&mut client).expect("a slow path works");
         assert!(began.elapsed() >= Duration::from_millis(200));
         path.delay(0);
         path.silence(true);
@@ -213,7 +213,9 @@ mod tests {
         assert!(matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut));
         path.silence(false);
         client.set_read_timeout(None).expect("a socket option");
-        client.read_exact(&mut [0; 23]).expect("it comes late");
+        client
+            .read_exact(&mut [0; 23])
+            .expect("the held-back data arrives");
         path.cut();
         assert!(matches!(client.read(&mut [0; 1]), Ok(0) | Err(_)));
         let mut client = TcpStream::connect(path.address()).expect("it listens");

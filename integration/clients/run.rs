@@ -1,5 +1,5 @@
-//! Several languages on several servers: each language is installed once, tested on the first server, and its cases run on each of
-//! the others. What the cases do not say concerns the language and its libraries, whichever server there is.
+//! Several languages on several servers: each language is installed once, tested on the first server, and its cases run on each
+//! of the others. Every other test concerns the language and its libraries, whichever the server.
 
 use std::ffi::OsString;
 use std::iter;
@@ -13,13 +13,13 @@ use dlock_integration::stage::Stage;
 use crate::control;
 use crate::language::{Failure, Language, Script, Verdict};
 
-/// How long the whole run may take.
+/// The time limit of the whole run.
 const WHOLE: Duration = Duration::from_secs(50 * 60);
 
-/// How long one script may take: a language that hangs is reported while the results of the others still count.
+/// The time limit of one script: a language that hangs is reported while the results of the others still count.
 const EACH: Duration = Duration::from_secs(20 * 60);
 
-/// How many languages are installed at a time: that keeps the processor busy.
+/// How many languages are installed at a time: enough to keep the processor busy.
 const INSTALLERS: usize = 2;
 
 /// Limits how many tests run at a time. They mostly wait, but their times are those of clients on a quiet machine.
@@ -42,7 +42,7 @@ struct Job<'j> {
 type Outcome = Result<String, Failure>;
 
 impl Run {
-    /// One that has just begun.
+    /// Begins a run.
     pub fn of(servers: Vec<OsString>) -> Run {
         Run {
             servers,
@@ -50,7 +50,7 @@ impl Run {
         }
     }
 
-    /// Measures one language after the other, since their numbers are compared. A verdict for each, in their order.
+    /// Measures one language after the other, since their numbers are compared. Returns a verdict for each, in their order.
     pub fn measure(&self, languages: &[&Language]) -> Vec<Verdict> {
         let measure = |language: &&Language| {
             language.missing(Script::Bench).unwrap_or_else(|| {
@@ -63,7 +63,7 @@ impl Run {
 
     /// Installs all languages, and then tests them, several at a time. Returns a verdict for each, in their order.
     pub fn test(&self, languages: &[&Language]) -> Vec<Verdict> {
-        // A compiler beside the tests would make them late.
+        // A compiler that runs at the same time would make the tests late.
         let installed = at_a_time(INSTALLERS, languages, |language| {
             match language.missing(Script::Tests) {
                 Some(missing) => Err(missing),
@@ -94,7 +94,7 @@ impl Run {
             .collect()
     }
 
-    /// Returns what there is to do for these languages. The longest jobs come first.
+    /// Returns the jobs for these languages, the longest first.
     fn jobs<'j>(&'j self, languages: &[&'j Language]) -> Vec<Job<'j>> {
         let scripts = iter::once(Script::Tests).chain(iter::repeat(Script::Cases));
         let servers = self.servers.iter().zip(scripts);
@@ -141,7 +141,7 @@ impl Run {
         }
     }
 
-    /// Returns how long the next script may take.
+    /// Returns the time limit of the next script.
     fn left(&self) -> Duration {
         WHOLE.saturating_sub(self.began.elapsed()).min(EACH)
     }
