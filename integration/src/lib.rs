@@ -26,22 +26,22 @@
 //! * No test needs to sleep: [`await_until`] polls a condition, [`Blocked`] and [`Subscriber`] deliver
 //!   what the server sends.
 //!
-//! Which server and which module is said by the environment:
+//! The environment chooses the server and the module:
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `DLOCK_REDIS_SERVER` | the server's program | `redis-server` in `PATH` |
 //! | `DLOCK_MODULE` | the module's library | `release/libdlock.so` in the target directory |
 //!
-//! Each room uses those above it only:
+//! Each module uses those above it only:
 //!
-//! | room | what is in it |
+//! | module | contents |
 //! |---|---|
-//! | `machine/` | what every program has: [`await_until`] and its bounds, processes that do not outlive this one, free ports, a [`Network`] that can be cut |
+//! | `machine/` | parts of every program: [`await_until`] and its bounds, processes that do not outlive this one, free ports, a [`Network`] that can be cut |
 //! | `talk/` | [`Ask`]: commands as lines of text; [`Wire`]: a connection of which a test sees every byte; [`Info`] |
-//! | `servers/` | [`ServerBuilder`] and [`Server`], its program and [`Version`]; servers with a [`Clock`] of their own; a [`cluster`]; what runs beside them ([`Sentinel`], [`Daemon`]) |
-//! | `material/` | what is sent: [`awkward`] bytes, payloads that no server would write ([`dump`]), the scripts of the [`rivals`], the page's [`AclRules`] |
-//! | `scenes/` | what many tests say ([`held`]); who waits ([`Blocked`]), listens ([`Subscriber`]) and works ([`workers`]); what must be so ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
+//! | `servers/` | [`ServerBuilder`] and [`Server`], its program and [`Version`]; servers with a [`Clock`] of their own; a [`cluster`]; programs that run with a server ([`Sentinel`], [`Daemon`]) |
+//! | `material/` | data to send: [`awkward`] bytes, payloads that no server would write ([`dump`]), the scripts of the [`rivals`], the page's [`AclRules`] |
+//! | `scenes/` | steps of many tests ([`held`]); waiters ([`Blocked`]), subscribers ([`Subscriber`]) and workers ([`workers`]); checks at the end ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
 
 mod machine;
 mod material;

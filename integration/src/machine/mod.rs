@@ -1,4 +1,4 @@
-//! What the machine has, whoever runs on it: patience, processes, ports, a network that can be cut.
+//! The machine: patience, processes, ports, a network that can be cut.
 
 pub(crate) mod network;
 pub(crate) mod patience;

@@ -1,9 +1,9 @@
-//! A network that can be cut: servers are reached through doors, and who knocks is told by its address.
+//! A network that can be cut: servers are reached through doors, and a connection's address tells its party.
 //!
-//! Every party has an address of its own in 127.0.0.0/8 from which it connects (servers: `bind-source-addr`). A door
-//! leads to one server and belongs to that server's party. What goes between two parties that are cut off from each
-//! other is held back, in both directions, and delivered when the network is healed, as TCP would by sending again;
-//! connections are neither refused nor closed meanwhile.
+//! Every party has an address of its own in 127.0.0.0/8 from which it connects (servers: `bind-source-addr`). A door leads to one
+//! server and belongs to that server's party. The network holds back the data between two parties that are cut off from each
+//! other, in both directions, and delivers it when it is healed, as TCP would by sending again; it neither refuses nor closes
+//! connections meanwhile.
 
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
@@ -13,19 +13,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
-/// How often what is held back, or has nothing to do, looks whether that has changed.
+/// How often a thread that holds data back, or has nothing to do, checks for a change.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long a door waits for a byte before it looks whether the network has ended.
+/// How long a door waits for a byte before it checks whether the network has ended.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// How many ports a door tries.
+/// The number of ports that a door tries.
 const PORT_TRIES: usize = 10;
 
-/// Who takes part: the address from which it connects.
+/// A party: the address from which it connects.
 pub type Party = Ipv4Addr;
 
-/// Doors, and which parties are cut off from each other. When it is dropped all doors close.
+/// Doors, and the pairs of parties that are cut off from each other. Dropping it closes all doors.
 #[derive(Default)]
 pub struct Network {
     state: Arc<State>,
@@ -34,36 +34,36 @@ pub struct Network {
 #[derive(Default)]
 struct State {
     cuts: RwLock<HashSet<(Party, Party)>>,
-    /// How often what was held back was lost.
+    /// The number of times that held-back data was lost.
     losses: AtomicU64,
     ended: AtomicBool,
 }
 
-/// Where a server can be reached.
+/// The address of a server in a network.
 pub struct Door {
     port: u16,
     target: Arc<AtomicU16>,
 }
 
 impl Network {
-    /// A network in which everybody reaches everybody.
+    /// Makes a network in which every party reaches every other.
     pub fn new() -> Network {
         Network::default()
     }
 
-    /// A door to a server of that party; [`Door::lead_to`] says where the server listens.
+    /// Opens a door to a server of that party; [`Door::lead_to`] sets the server's port.
     ///
     /// # Panics
-    /// When no port can be had.
+    /// If no port is free.
     pub fn door(&self, party: Party) -> Door {
         self.door_for(party, None)
     }
 
-    /// A door to a server of that party whose guests are all of one party, whatever their address: for programs that cannot
-    /// choose the address from which they connect.
+    /// Opens a door to a server of that party whose guests all belong to one party, whatever their address: for programs that
+    /// cannot choose the address from which they connect.
     ///
     /// # Panics
-    /// When no port can be had.
+    /// If no port is free.
     pub fn entrance(&self, party: Party, guests: Party) -> Door {
         self.door_for(party, Some(guests))
     }
@@ -98,7 +98,7 @@ impl Network {
         }
     }
 
-    /// One party and another reach each other again: what was held back between them goes on.
+    /// Connects one party with another again: the data held back between them goes on.
     pub fn mend(&self, one: Party, other: Party) {
         let mut cuts = self
             .state
@@ -109,14 +109,14 @@ impl Network {
         cuts.remove(&(other, one));
     }
 
-    /// Everybody reaches everybody again, but what was held back is lost, and its connections are closed: as when the
-    /// machine dies that would have had to send it again.
+    /// Connects all parties again, but loses the held-back data and closes its connections: as when the machine that would have
+    /// to send it again dies.
     pub fn lose(&self) {
         self.state.losses.fetch_add(1, Ordering::Relaxed);
         self.heal();
     }
 
-    /// Everybody reaches everybody again.
+    /// Connects all parties again.
     pub fn heal(&self) {
         let mut cuts = self
             .state
@@ -134,12 +134,12 @@ impl Drop for Network {
 }
 
 impl Door {
-    /// Where it is.
+    /// Returns the door's port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where it leads to.
+    /// Sets the port of the server behind the door.
     pub fn lead_to(&self, port: u16) {
         self.target.store(port, Ordering::Relaxed);
     }
@@ -150,7 +150,7 @@ impl State {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Returns when nothing is between the two; gives whether what waited was not lost meanwhile.
+    /// Waits until the two parties reach each other. Returns whether the held-back data was kept meanwhile.
     fn await_passage(&self, from: Party, to: Party) -> bool {
         let before = self.losses.load(Ordering::Relaxed);
         let mut has_waited = false;
@@ -187,7 +187,7 @@ fn open(
     }
 }
 
-/// Leads a guest to the server and carries what both say until one of them leaves.
+/// Leads a guest to the server and carries the data of both until one of them leaves.
 fn lead(guest: TcpStream, from: Party, state: &Arc<State>, party: Party, port: u16) {
     if !state.await_passage(from, party) {
         return;
@@ -210,7 +210,7 @@ fn lead(guest: TcpStream, from: Party, state: &Arc<State>, party: Party, port: u
         })
     };
     carry(guest, host, &|| state.await_passage(from, party), state);
-    // It has nothing to return.
+    // The thread returns nothing.
     let _ = back.join();
 }
 
@@ -230,7 +230,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, await_passage: &dyn Fn() -> boo
             break;
         }
     }
-    // Either may have left by itself.
+    // Either may have closed already.
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);
 }

@@ -3,17 +3,17 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long anything that should happen at once may take before a test gives up on it. Long, because a
-/// loaded machine is no fault of the module. No test sets a narrower bound: how fast things are is the benchmark's to check.
+/// How long anything immediate may take before a test gives up on it. Long, because a loaded machine is no fault of the module.
+/// No test sets a narrower bound: the benchmark checks speed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time between two looks at a condition: well below what a test could notice, well above a round trip.
+/// The time between two looks at a condition: well below what a test could notice, well above a round trip.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// When it does not hold within `timeout`; the message says `what` was awaited.
+/// If it does not hold within `timeout`; the message names `what`.
 #[track_caller]
 pub fn await_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + timeout;

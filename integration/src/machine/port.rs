@@ -4,21 +4,20 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Below the range from which systems choose the local ports of outgoing connections (32768 and up on
-/// Linux, 49152 and up elsewhere): a client of another test must not sit on the port of a server that is
-/// about to be restarted.
+/// Below the range from which systems choose the local ports of outgoing connections (32768 and up on Linux, 49152 and up
+/// elsewhere): a client of another test must not occupy the port of a server that is about to restart.
 const FIRST: u32 = 10_000;
 const COUNT: u32 = 20_000;
 
-/// How many ports are tried before we say that there is none.
+/// The number of ports that are tried.
 const TRIES: u32 = 1_000;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A port that nobody listened on a moment ago. It may be taken by the time it is used: then
-/// another has to be asked for.
+/// Returns a port on which no process listened a moment ago. It may be taken by the time it is used: then the caller asks for
+/// another.
 pub fn free() -> u16 {
-    // Test processes that run at the same time start at different places.
+    // Concurrent test processes start at different places.
     let offset = process::id().wrapping_mul(7_919);
     for _ in 0..TRIES {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);

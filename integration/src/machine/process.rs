@@ -1,4 +1,4 @@
-//! Child processes: they do not outlive this one, and can be made to stand still.
+//! Child processes: they do not outlive this one, and can be stopped.
 
 use std::io;
 use std::process::{Child, Command};
@@ -19,8 +19,8 @@ struct Order {
 
 /// Starts `command` so that the kernel kills the child when this process ends, even by SIGKILL.
 ///
-/// The kernel watches the *thread* that made the child, and a test's thread ends with its test while a
-/// server may be passed on. So all children are made by one thread that lives as long as the process.
+/// The kernel watches the *thread* that made the child, and a test's thread ends with its test while its server may live on in
+/// another test. So one thread that lives as long as the process makes all children.
 pub fn spawn(command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<Sender<Order>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -44,13 +44,13 @@ pub fn spawn(command: Command) -> io::Result<Child> {
     child.recv().expect("the spawner answers every order")
 }
 
-/// Stops a child without ending it, as a machine that hangs: it stands still when this returns. SIGCONT lets it go on.
+/// Stops a child without ending it, like a machine that hangs, and waits until it has stopped. SIGCONT resumes it.
 #[track_caller]
 pub fn stop(child: Pid) {
     kill(child, Signal::SIGSTOP).expect("a child can be signalled");
-    // The signal is on its way when it is sent.
+    // A signal that was sent may not have arrived.
     let options = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
-    await_until("the process stands still", PATIENCE, || {
+    await_until("the process has stopped", PATIENCE, || {
         matches!(waitpid(child, Some(options)), Ok(WaitStatus::Stopped(..)))
     });
 }

@@ -1,6 +1,6 @@
 //! Bytes that are hard to handle.
 
-/// Bytes that have hurt somebody somewhere: formats, ends of strings and lines, the protocol's own signs, the effects'.
+/// Returns bytes that have broken programs: formats, ends of strings and lines, the protocol's own signs, the effects'.
 pub fn awkward() -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     let texts: [&[u8]; 18] = [

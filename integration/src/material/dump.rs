@@ -1,7 +1,7 @@
 //! Payloads for RESTORE that no healthy server would write.
 //!
 //! A DUMP of a lock is: the RDB type byte, the module type's id, an opcode, the value as one string, the end mark,
-//! two bytes of RDB version, and a CRC64 of all before it. Only with a right checksum do the bytes reach the module.
+//! two bytes of RDB version, and a CRC64 of all before it. The bytes reach the module only with a correct checksum.
 
 use crate::talk::ask::{command, Ask};
 use crate::talk::wire::Wire;
@@ -26,7 +26,7 @@ impl Frame {
         connection.run("DLOCK.ACQUIRE frame f 60000");
         let dump: Vec<u8> = connection.ask("DUMP frame");
         connection.run("DEL frame");
-        // Nobody waits: the value begins with its version, 1, and its flags, 0, and its length stands in one byte.
+        // No request waits: the value begins with its version, 1, and its flags, 0, and its length fits in one byte.
         let len = (1..dump.len())
             .find(|at| dump[at + 1..].starts_with(&[1, 0, 1]))
             .expect("the value begins with its version, flags and number of holders");
@@ -37,7 +37,7 @@ impl Frame {
         }
     }
 
-    /// The payload with these bytes as the value.
+    /// Returns the payload with these bytes as the value.
     pub fn around(&self, value: &[u8]) -> Vec<u8> {
         let len = u16::try_from(value.len()).expect("a short value");
         assert!(len < 1 << 14, "a length of at most 14 bits");
@@ -50,13 +50,13 @@ impl Frame {
     }
 }
 
-/// Puts the checksum behind everything before it.
+/// Appends the checksum of all bytes before it.
 pub fn seal(mut payload: Vec<u8>) -> Vec<u8> {
     payload.extend(crc64(&payload).to_le_bytes());
     payload
 }
 
-/// The value with these holders and tickets. `flags`: 1 if somebody was queued.
+/// Returns the value with these holders and tickets. `flags`: 1 if a request was queued.
 pub fn value(flags: u8, holds: &[Hold], tickets: &[Ticket]) -> Vec<u8> {
     let mut value = vec![1, flags];
     number(&mut value, holds.len() as u64);
@@ -78,7 +78,7 @@ pub fn value(flags: u8, holds: &[Hold], tickets: &[Ticket]) -> Vec<u8> {
     value
 }
 
-/// RESTORE of this payload, over whatever is there.
+/// Restores this payload, replacing any value at the key.
 pub fn restore(connection: &mut Wire, key: &str, payload: &[u8]) -> Result<Value, String> {
     connection.answer(
         command(&format!("RESTORE {key} 0"))
@@ -95,7 +95,7 @@ fn number(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// The servers' CRC64 (Jones), bit by bit: payloads are short.
+/// Returns the servers' CRC64 (Jones), bit by bit: payloads are short.
 fn crc64(bytes: &[u8]) -> u64 {
     const REFLECTED: u64 = 0xad93_d235_94c9_35a9_u64.reverse_bits();
     bytes.iter().fold(0, |crc: u64, byte| {

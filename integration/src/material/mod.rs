@@ -1,4 +1,4 @@
-//! What is sent to servers: hard bytes, broken payloads, the rivals' scripts, the rules of a page.
+//! Data to send to servers: awkward bytes, broken payloads, the rivals' scripts, the rules of a page.
 
 pub(crate) mod awkward;
 pub mod dump;

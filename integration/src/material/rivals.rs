@@ -1,16 +1,16 @@
-//! The rival locks of the benchmark, the ladder and the demonstration: what clients run where the server has no locks. They are
-//! scripts, written from the documented protocols of such locks.
+//! The rival locks of the benchmark, the ladder and the demonstration: scripts for clients where the server has no locks, written
+//! from the documented protocols of such locks.
 
 /// Deletes a plain key if it is still ours.
 pub const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
 
-/// A longer lease for a plain key that is still ours.
+/// Extends the lease of a plain key that is still ours.
 pub const COMPARE_AND_EXPIRE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
 
-/// A queue for a plain key: the lock, its queue, and until when each place is kept; owner, lease, window. Whoever is first, or
-/// alone, takes a free lock; all others get a place, or keep theirs.
+/// Takes a plain key in turn. Keys: the lock, its queue, and until when each place is kept; arguments: owner, lease, window. The
+/// first in the queue, or a request without a queue, takes a free lock; all others get a place, or keep theirs.
 pub const TAKE_IN_TURN: &str = "\
     local time = redis.call('TIME'); \
     local now = time[1] * 1000 + math.floor(time[2] / 1000); \
@@ -28,8 +28,7 @@ pub const TAKE_IN_TURN: &str = "\
     if redis.call('ZADD', KEYS[3], now + ARGV[3], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]); end; \
     return 0;";
 
-/// A lock that its owner can take again, as scripts over a hash of owner and count: nil when it is ours, else
-/// the milliseconds that its lease lasts.
+/// Takes a re-entrant lock, a hash of owner and count: nil when it is ours, else the milliseconds that its lease lasts.
 pub const COUNTED_TAKE: &str = "\
     if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then \
       redis.call('HINCRBY', KEYS[1], ARGV[2], 1); \
@@ -38,8 +37,8 @@ pub const COUNTED_TAKE: &str = "\
     end; \
     return redis.call('PTTL', KEYS[1]);";
 
-/// The counterpart: nil when it was not ours, 0 when holds remain, 1 when it is free and those who wait were
-/// told on the channel.
+/// Releases the re-entrant lock: nil when it was not ours, 0 when holds remain, 1 when it is free and the waiters were notified
+/// on the channel.
 pub const COUNTED_GIVE: &str = "\
     if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 0 then return nil; end; \
     if redis.call('HINCRBY', KEYS[1], ARGV[3], -1) > 0 then \
@@ -50,14 +49,14 @@ pub const COUNTED_GIVE: &str = "\
     redis.call('PUBLISH', KEYS[2], ARGV[1]); \
     return 1;";
 
-/// A longer lease for its holder: 1 when it was ours.
+/// Extends the lease of the re-entrant lock: 1 when it was ours.
 pub const COUNTED_RENEW: &str = "\
     if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0; end; \
     redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
     return 1;";
 
-/// Takes those from the head of a fair lock's queue whose time is over, by the client's clock, and leaves in `first` who is there
-/// then.
+/// Removes the places at the head of a fair lock's queue whose time is over, by the client's clock, and leaves in `first` the
+/// owner of the next place.
 macro_rules! drop_late {
     ($now:literal) => {
         concat!(
@@ -73,9 +72,9 @@ macro_rules! drop_late {
     };
 }
 
-/// A fair lock, as scripts over a hash of owner and count, a list of those who wait, and a sorted set of when the place of each is
-/// given up: so long after that of the one before. So whoever is granted the lock moves all others forward, and the script
-/// does as much work as there are waiters. nil when it is ours, else the milliseconds that our place is good for.
+/// Takes a fair lock: a hash of owner and count, a list of the waiters, and a sorted set of the time at which each place is given
+/// up: a fixed time after that of the place before. So each grant moves all others forward, and the script does as much work as
+/// there are waiters. nil when it is ours, else the milliseconds that our place lasts.
 pub const FAIR_TAKE: &str = concat!(
     drop_late!("ARGV[4]"),
     "if redis.call('EXISTS', KEYS[1]) == 0 and (not first or first == ARGV[2]) then \
@@ -107,8 +106,8 @@ pub const FAIR_TAKE: &str = concat!(
      return place - ARGV[4];"
 );
 
-/// The counterpart: nil when it was not ours, 0 when holds remain, 1 when it is free and the first who waits was told on a channel
-/// of its own.
+/// Releases the fair lock: nil when it was not ours, 0 when holds remain, 1 when it is free and the first waiter was notified on
+/// a channel of its own.
 pub const FAIR_GIVE: &str = concat!(
     drop_late!("ARGV[2]"),
     "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil; end; \
@@ -118,9 +117,9 @@ pub const FAIR_GIVE: &str = concat!(
      return 1;"
 );
 
-/// A lock that readers share, as scripts over a hash: its `mode`, and a count for each reader. Each hold of a reader
-/// is a key of its own that ends with its lease, and the hash lasts as long as the longest of them. nil when it is
-/// ours, else the milliseconds that it lasts. A writer's own name lets it read as well.
+/// Takes a lock that readers share: a hash with its `mode`, and a count for each reader. Each hold of a reader is a key of its
+/// own that ends with its lease, and the hash lasts as long as the longest of them. nil when it is ours, else the milliseconds
+/// that it lasts. A writer's own name lets it read as well.
 pub const READ_TAKE: &str = "\
     local mode = redis.call('HGET', KEYS[1], 'mode'); \
     if mode == 'write' and redis.call('HEXISTS', KEYS[1], ARGV[3]) == 0 then \
@@ -134,8 +133,8 @@ pub const READ_TAKE: &str = "\
     end; \
     return nil;";
 
-/// The counterpart: nil when it was not ours, 0 when somebody still holds it, 1 when it is free and those who wait
-/// were told on the channel.
+/// Releases the shared lock: nil when it was not ours, 0 when it is still held, 1 when it is free and the waiters were notified
+/// on the channel.
 pub const READ_GIVE: &str = "\
     if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil; end; \
     local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1); \
@@ -157,8 +156,8 @@ pub const READ_GIVE: &str = "\
     redis.call('PUBLISH', KEYS[4], ARGV[2]); \
     return 1;";
 
-/// A semaphore as a sorted set of its holders by the time at which each took it, by the client's clock: first those
-/// are thrown out whose lease is over. 1 when there was room.
+/// Takes a slot of a semaphore, a sorted set of its holders by the time at which each took it, by the client's clock. First it
+/// removes the holders whose lease is over. 1 when there was room.
 pub const SLOT_TAKE: &str = "\
     redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[4] - ARGV[3]); \
     if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0; end; \
@@ -166,13 +165,13 @@ pub const SLOT_TAKE: &str = "\
     redis.call('PEXPIRE', KEYS[1], ARGV[3]); \
     return 1;";
 
-/// Takes all plain keys, or none if one of them is there.
+/// Takes all plain keys, or none if one of them exists.
 pub const SET_ALL: &str = "\
     if redis.call('EXISTS', unpack(KEYS)) > 0 then return 0; end; \
     for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'PX', ARGV[2]); end; \
     return 1;";
 
-/// Deletes those plain keys that are still ours, and says how many.
+/// Deletes those plain keys that are still ours, and returns their number.
 pub const COMPARE_AND_DELETE_ALL: &str = "\
     local ours = 0; \
     for _, key in ipairs(KEYS) do \
@@ -193,7 +192,7 @@ mod tests {
     use crate::talk::wire::Wire;
     use redis::Value;
 
-    /// A server and somebody who runs scripts there.
+    /// A server and a client that runs scripts there.
     struct Stage {
         connection: Wire,
         _server: Server,
@@ -291,7 +290,7 @@ mod tests {
         stage.check(SLOT_TAKE, 1, "s 2 a 1000 5000", 1);
         stage.check(SLOT_TAKE, 1, "s 2 b 1000 5500", 1);
         stage.check(SLOT_TAKE, 1, "s 2 c 1000 5900", 0);
-        // The first one's lease is over, not the second one's.
+        // The lease of the first holder is over, that of the second is not.
         stage.check(SLOT_TAKE, 1, "s 2 c 1000 6000", 1);
         stage.check(SLOT_TAKE, 1, "s 2 d 1000 6400", 0);
         assert_eq!(stage.connection.ask::<i64>("ZREM s b"), 1);
@@ -320,7 +319,7 @@ mod tests {
         stage.give("b", 2_000, None);
         stage.give("a", 2_000, 0);
         stage.give("a", 2_000, 1);
-        // It is free, and kept for the first.
+        // The lock is free, and kept for the first waiter.
         stage.take("c", 2_000, 9_000);
         stage.take("b", 2_000, None);
         // The others move forward.

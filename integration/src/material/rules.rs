@@ -2,16 +2,16 @@
 
 const OPERATIONS: &str = include_str!("../../../docs/operations.md");
 
-/// The lines of one use of the page, in its order: what comes first is given first.
+/// The lines of one use of the page, in its order: earlier rules are given first.
 #[derive(Clone, Copy, Debug)]
 pub struct AclRules {
-    /// Who sends the commands: the user `app`.
+    /// The user `app`, which sends the commands.
     pub plain: &'static str,
-    /// Besides, for `app` with one of the clients.
+    /// Added for `app` with one of the clients.
     pub clients: &'static str,
-    /// Besides, for `app` with `DLOCK.GUARD`.
+    /// Added for `app` with `DLOCK.GUARD`.
     pub guard: &'static str,
-    /// Besides, for `app` to hear unlock messages.
+    /// Added for `app` to receive unlock messages.
     pub messages: &'static str,
     /// The user `ops`.
     pub operator: &'static str,
@@ -20,13 +20,13 @@ pub struct AclRules {
 }
 
 impl AclRules {
-    /// What a new user's password is.
+    /// The password of a new user.
     pub const PASSWORD: &'static str = "secret";
 
-    /// The rules of the page.
+    /// Returns the rules of the page.
     ///
     /// # Panics
-    /// When the page has others.
+    /// If the page has others.
     pub fn of_the_page() -> AclRules {
         let section = OPERATIONS.split("\n## ACL\n").nth(1);
         let section = section.and_then(|rest| rest.split("\n## ").next());

@@ -14,7 +14,7 @@ use crate::talk::wire::Wire;
 
 /// A client with a connection of its own that has sent one command and waits for the reply.
 ///
-/// Dropping it closes its connection: that client is dead, as far as the server knows.
+/// Dropping it closes its connection: the server sees a dead client.
 pub struct Blocked {
     line: String,
     client_id: u64,
@@ -26,7 +26,7 @@ impl Blocked {
     /// Sends `line` and returns when the server has blocked the client.
     ///
     /// # Panics
-    /// When the server answers instead.
+    /// If the server answers instead.
     #[track_caller]
     pub fn start(server: &Server, line: &str) -> Blocked {
         let mut blocked = Blocked::send(server, line);
@@ -46,7 +46,7 @@ impl Blocked {
     pub fn send_on(mut wire: Wire, command: &Cmd, name: &str) -> Blocked {
         let client_id = wire.client_id();
         let stream = wire.stream();
-        // The thread ends with the connection, and that at the latest when this value is dropped.
+        // The thread ends with the connection: at the latest when this value is dropped.
         wire.set_read_timeout(None);
         wire.send_command(command);
         let (sender, replies) = channel();
@@ -69,33 +69,33 @@ impl Blocked {
     /// Waits until the server has blocked the client.
     ///
     /// # Panics
-    /// When the server answers instead.
+    /// If the server answers instead.
     #[track_caller]
     pub fn await_blocked(&mut self, server: &Server) {
         let mut observer = server.connection();
         let what = format!("{:?} is blocked", self.line);
         await_until(&what, PATIENCE, || {
             if let Ok((reply, _)) = self.replies.try_recv() {
-                panic!("{:?} should wait, but was answered {reply:?}", self.line);
+                panic!("{:?} should wait, but the answer is {reply:?}", self.line);
             }
             is_blocked(&mut observer, self.client_id)
         });
     }
 
-    /// Does the server hold it blocked now?
+    /// Returns true if the server holds the client blocked now.
     pub fn is_blocked(&self, server: &Server) -> bool {
         is_blocked(&mut server.connection(), self.client_id)
     }
 
-    /// This client's id at the server, for `CLIENT UNBLOCK` and `CLIENT KILL`.
+    /// Returns this client's id at the server, for `CLIENT UNBLOCK` and `CLIENT KILL`.
     pub fn client_id(&self) -> u64 {
         self.client_id
     }
 
-    /// The reply, as a `T`.
+    /// Returns the reply, as a `T`.
     ///
     /// # Panics
-    /// When it does not come, or is an error, or not a `T`.
+    /// If it does not come, or is an error, or not a `T`.
     #[track_caller]
     pub fn reply<T: FromRedisValue>(&self) -> T {
         match self.outcome() {
@@ -104,10 +104,10 @@ impl Blocked {
         }
     }
 
-    /// The error that it is refused with.
+    /// Returns the error that refuses the command.
     ///
     /// # Panics
-    /// When no reply comes, or another one.
+    /// If no reply comes, or another one.
     #[track_caller]
     pub fn refusal(&self) -> String {
         match self.outcome() {
@@ -119,19 +119,19 @@ impl Blocked {
         }
     }
 
-    /// The reply, or the text of its error.
+    /// Returns the reply, or the text of its error.
     ///
     /// # Panics
-    /// When none comes within [`PATIENCE`].
+    /// If none comes within [`PATIENCE`].
     #[track_caller]
     pub fn outcome(&self) -> Result<Value, String> {
         self.outcome_at().0
     }
 
-    /// The reply, or the text of its error, and when it arrived.
+    /// Returns the reply, or the text of its error, and when it arrived.
     ///
     /// # Panics
-    /// When none comes within [`PATIENCE`].
+    /// If none comes within [`PATIENCE`].
     #[track_caller]
     pub fn outcome_at(&self) -> (Result<Value, String>, Instant) {
         match self.replies.recv_timeout(PATIENCE) {
@@ -145,7 +145,7 @@ impl Blocked {
         }
     }
 
-    /// The reply, or the text of its error; `None` when nothing came in time or the connection was closed.
+    /// Returns the reply, or the text of its error; `None` if none came in time or the connection was closed.
     pub fn outcome_within(&self, timeout: Duration) -> Option<Result<Value, String>> {
         self.replies
             .recv_timeout(timeout)
@@ -153,10 +153,10 @@ impl Blocked {
             .map(|(reply, _)| reply)
     }
 
-    /// Waits until the server has closed the connection, and returns what it said before.
+    /// Waits until the server has closed the connection. Returns its last replies.
     ///
     /// # Panics
-    /// When the connection is open after [`PATIENCE`].
+    /// If the connection is open after [`PATIENCE`].
     #[track_caller]
     pub fn last_words(&self) -> Vec<Result<Value, String>> {
         let mut words = Vec::new();
@@ -171,7 +171,7 @@ impl Blocked {
         }
     }
 
-    /// Ends the client as a crash would: its connection is closed without a word.
+    /// Ends the client as a crash would: its connection closes without a command.
     pub fn kill(self) {
         drop(self);
     }
@@ -184,7 +184,7 @@ impl Drop for Blocked {
     }
 }
 
-/// A `b` among the client's flags says that it is blocked.
+/// Returns true if the client is blocked: its flags have a `b`.
 fn is_blocked(observer: &mut Wire, client_id: u64) -> bool {
     let line: String = observer.ask(&format!("CLIENT LIST ID {client_id}"));
     line.split_whitespace()

@@ -1,4 +1,4 @@
-//! A lock that nothing in a test may touch.
+//! A lock that no step of a test may touch.
 
 use crate::scenes::blocked::Blocked;
 use crate::scenes::shorthand::{assert_hands_over, kept};
@@ -6,7 +6,7 @@ use crate::servers::server::Server;
 use crate::talk::ask::{Ask, Grant};
 use crate::talk::wire::Wire;
 
-/// A lock that alice holds once, with a ticket of bob's and a waiter, carol.
+/// A lock that alice holds once, with a ticket for bob and a waiter, carol.
 pub struct Guarded {
     before: (String, i64),
     /// The token of alice's hold.
@@ -15,7 +15,7 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Makes it: a lock called `guarded`.
+    /// Makes the lock, named `guarded`.
     #[track_caller]
     pub fn new(server: &Server, connection: &mut Wire) -> Guarded {
         let (token, _): Grant = connection.ask("DLOCK.ACQUIRE guarded alice 600000");
@@ -29,7 +29,7 @@ impl Guarded {
         }
     }
 
-    /// Asserts that nothing of it has changed.
+    /// Asserts that the lock has not changed.
     #[track_caller]
     pub fn assert_untouched(&self, connection: &mut Wire) {
         assert_eq!(kept(connection, "guarded"), self.before);
@@ -39,7 +39,7 @@ impl Guarded {
         assert_eq!(place, Some(1));
     }
 
-    /// Untouched, and it works; then all is as in an empty server.
+    /// Asserts that the lock is untouched and works, and leaves the server empty.
     #[track_caller]
     pub fn assert_intact(self, server: &Server, connection: &mut Wire) {
         self.assert_untouched(connection);

@@ -1,4 +1,4 @@
-//! What tests are made of: who waits, listens and works at a server, and what must be so in the end.
+//! Building blocks of tests: waiters, subscribers and workers at a server, and checks at the end.
 
 pub(crate) mod blocked;
 pub(crate) mod guarded;

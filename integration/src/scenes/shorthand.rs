@@ -1,4 +1,4 @@
-//! What many tests begin with and ask, in a word: alice holds the lock `k`, and others wait for it.
+//! First steps and questions of many tests, in a word: alice holds the lock `k`, and others wait for it.
 
 use redis::Value;
 
@@ -7,7 +7,7 @@ use crate::servers::server::Server;
 use crate::talk::ask::{Ask, Grant};
 use crate::talk::wire::Wire;
 
-/// A server where alice holds `k` for longer than any test lasts, her connection, and her token.
+/// Returns a server where alice holds `k` for longer than any test lasts, her connection, and her token.
 #[track_caller]
 pub fn held() -> (Server, Wire, u64) {
     let server = Server::start();
@@ -16,13 +16,13 @@ pub fn held() -> (Server, Wire, u64) {
     (server, alice, token)
 }
 
-/// Somebody who waits for `k` without bound, and then has it for longer than any test lasts.
+/// Starts a waiter for `k` without bound, which then holds it for longer than any test lasts.
 #[track_caller]
 pub fn wait_as(server: &Server, owner: &str) -> Blocked {
     Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
 }
 
-/// The same with a ticket.
+/// Starts a waiter with a ticket.
 #[track_caller]
 pub fn fair_as(server: &Server, owner: &str) -> Blocked {
     Blocked::start(
@@ -31,8 +31,8 @@ pub fn fair_as(server: &Server, owner: &str) -> Blocked {
     )
 }
 
-/// Sends lines at once, of which none is refused: nothing can come between them but what the server does within a turn of
-/// its loop. A lease that is cut short in the line before a pause ends in the pause, however slow the machine.
+/// Sends lines at once, and asserts that none is refused. Between them nothing happens except the server's own work within a turn
+/// of its event loop. A lease that is cut short in the line before a pause ends in the pause, however slow the machine.
 #[track_caller]
 pub fn at_once<const N: usize>(server: &Server, lines: [&str; N]) -> [Value; N] {
     let replies = server.connection().batch(lines);
@@ -43,7 +43,7 @@ pub fn at_once<const N: usize>(server: &Server, lines: [&str; N]) -> [Value; N] 
     })
 }
 
-/// Locks can be taken, waited for and handed over.
+/// Asserts that locks can be taken, waited for and handed over.
 #[track_caller]
 pub fn assert_hands_over(server: &Server, connection: &mut Wire) {
     let (first, _): Grant = connection.ask("DLOCK.ACQUIRE sound alice 600000");
@@ -54,20 +54,20 @@ pub fn assert_hands_over(server: &Server, connection: &mut Wire) {
     connection.run("DLOCK.RELEASE sound bob");
 }
 
-/// An owner's place in a lock's queue.
+/// Returns an owner's place in a lock's queue.
 #[track_caller]
 pub fn position(connection: &mut Wire, key: &str, owner: &str) -> Option<u64> {
     connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
 }
 
-/// Whether an owner holds a lock.
+/// Returns true if an owner holds a lock.
 #[track_caller]
 pub fn is_held(connection: &mut Wire, key: &str, owner: &str) -> bool {
     let hold: Option<Vec<u64>> = connection.ask(&format!("DLOCK.HELD {key} {owner}"));
     hold.is_some()
 }
 
-/// What is kept of a key, down to the last byte, and when it ends: unix milliseconds, -1 for never, -2 without a key.
+/// Returns the stored bytes of a key, and when it expires: unix milliseconds, -1 for never, -2 without a key.
 #[track_caller]
 pub fn kept(connection: &mut Wire, key: &str) -> (String, i64) {
     let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
@@ -75,7 +75,7 @@ pub fn kept(connection: &mut Wire, key: &str) -> (String, i64) {
     (digest.concat(), end)
 }
 
-/// One of the module's numbers: `INFO dlock` has it with `dlock_` before its name.
+/// Returns one of the module's numbers: `INFO dlock` has it with `dlock_` before its name.
 #[track_caller]
 pub fn stat(server: &Server, name: &str) -> u64 {
     server.info("dlock").number(&format!("dlock_{name}"))

@@ -1,9 +1,9 @@
-//! Has a server come through without a fault of its own?
+//! The check that a server came through without a fault of its own.
 
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 
-/// What no log may contain: the server's crash report and its complaints about what a module or a primary sent, and the
+/// Texts that no log may contain: the server's crash report, its complaints about data from a module or a primary, and the
 /// module's own report of an internal fault.
 const FAULTS: [&str; 6] = [
     "BUG REPORT",
@@ -14,14 +14,14 @@ const FAULTS: [&str; 6] = [
     "Bad file format",
 ];
 
-/// The server answers, and has logged no fault.
+/// Asserts that the server answers, and has logged no fault.
 #[track_caller]
 pub fn assert_sound(server: &Server) {
     assert_eq!(server.connection().ask::<String>("PING"), "PONG");
     assert_sound_log(server);
 }
 
-/// The server, which may have ended, has logged no fault.
+/// Asserts that the server, which may have ended, has logged no fault.
 #[track_caller]
 pub fn assert_sound_log(server: &Server) {
     let log = server.log();

@@ -1,4 +1,4 @@
-//! The servers that one language's tests run against, and what can be done to them.
+//! The servers of one language's tests, and the faults that tests can cause.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -9,29 +9,28 @@ use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 use crate::talk::wire::Wire;
 
-/// How many masters the cluster has, how many replicas, and how many single servers there are.
+/// The number of the cluster's masters, of its replicas, and of the single servers.
 const MASTERS: usize = 3;
 
 /// How long a server tries a manual failover before it gives up.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
-/// A script that writes nothing, so that it can be killed. A test that fails does not kill it: it ends after three to twenty
-/// seconds.
+/// A script that writes nothing, so that it can be killed. A failed test does not kill it: it ends after three to twenty seconds.
 const LONG_SCRIPT: &str = "for i = 1, 1000000000 do end";
 
-/// How many keys the pair's primary loads, with a pause before each: 20 to 30 seconds, unless the test ends it. The keys are in a
-/// database of their own.
+/// The number of keys that the pair's primary loads, with a pause before each: 20 to 30 seconds, unless the test ends it. The
+/// keys are in a database of their own.
 const BALLAST: usize = 100_000;
 const LOAD_DELAY_US: u64 = 200;
 const BALLAST_DB: i64 = 15;
 
-/// The nodes' time-out while they vote.
+/// The nodes' time-out during a vote.
 const VOTING_MS: u64 = 2000;
 
-/// Servers alone, a primary with a replica, and a cluster.
+/// Single servers, a primary with a replica, and a cluster.
 pub struct Stage {
     masters: [Server; MASTERS],
-    /// It does not have the module.
+    /// A server without the module.
     bare: Server,
     pair: [Server; 2],
     /// The connection whose command keeps the pair's primary from serving others: a script, or a reload.
@@ -41,7 +40,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts all of them with this server program.
+    /// Starts all servers of a stage with this program.
     pub fn start(program: &OsString) -> Stage {
         let builder = || Server::builder().program(program);
         let pair = [builder().start(), builder().start()];
@@ -50,7 +49,7 @@ impl Stage {
             builder()
                 .cluster()
                 .config("cluster-require-full-coverage", "no")
-                // Only the tests say who takes over, and when: on a busy machine a node may not answer for seconds.
+                // Only the tests decide when a replica takes over: on a busy machine a node may not answer for seconds.
                 .config("cluster-replica-no-failover", "yes")
         };
         let cluster: Vec<Server> = (0..2 * MASTERS).map(|_| node().start()).collect();
@@ -68,12 +67,12 @@ impl Stage {
         }
     }
 
-    /// The server's product and version.
+    /// Returns the server's product and version.
     pub fn version(&self) -> String {
         self.masters[0].version().to_string()
     }
 
-    /// What the tests are told; `clients/README.md` explains each.
+    /// Returns the environment of the tests; `clients/README.md` explains each variable.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("DLOCK_SERVER", self.version()),
@@ -85,13 +84,13 @@ impl Stage {
         ]
     }
 
-    /// Ends of the logs, for whoever looks why a test has failed.
+    /// Returns the ends of the logs, for the search after a failed test.
     pub fn logs(&self) -> String {
         let servers = self.masters.iter().chain(&self.pair).chain(&self.cluster);
         servers.map(end_of_log).collect()
     }
 
-    /// Moves the slot of a key, with all that is in it, to another master. Gives that one's address.
+    /// Moves the slot of a key, with all its keys, to another master. Returns that master's address.
     pub fn move_slot(&self, key: &str) -> Result<String, String> {
         await_up(&self.cluster);
         let from = self.master_of(key)?;
@@ -114,7 +113,7 @@ impl Stage {
                 break;
             }
             for key in keys {
-                // NOKEY: it has ended meanwhile. REPLACE: an answer in time may have been missing before.
+                // NOKEY: the key has ended meanwhile. REPLACE: an earlier answer may have been lost.
                 let to = target.port();
                 let moved = c.try_ask(&format!("MIGRATE 127.0.0.1 {to} {key} 0 5000 REPLACE"));
                 if Instant::now() > end {
@@ -129,12 +128,12 @@ impl Stage {
         Ok(address(target))
     }
 
-    /// Makes a replica of the master that serves this key the master. Gives its address.
+    /// Promotes a replica of the master that serves this key. Returns its address.
     pub fn fail_over(&self, key: &str) -> Result<String, String> {
         await_up(&self.cluster);
         let from = self.master_of(key)?;
         let to = self.replica_of(from)?;
-        // For twice the nodes' time-out nobody votes for the same master's replica again.
+        // For twice the nodes' time-out no master votes again for a replica of this master.
         for node in &self.cluster {
             node.connection()
                 .run(&format!("CONFIG SET cluster-node-timeout {VOTING_MS}"));
@@ -144,7 +143,7 @@ impl Stage {
         await_until("the replica is promoted", PATIENCE, || {
             if asked.is_none_or(|at| at.elapsed() >= MANUAL_FAILOVER) {
                 asked = Some(Instant::now());
-                // Refused where it has become the master meanwhile.
+                // A replica that has become the master meanwhile refuses this.
                 let _ = self.cluster[to].connection().try_ask("CLUSTER FAILOVER");
             }
             self.is_promoted(to)
@@ -157,7 +156,7 @@ impl Stage {
         Ok(address(&self.cluster[to]))
     }
 
-    /// Kills the master that serves this key; its replica takes over, and it comes back as that one's replica.
+    /// Kills the master that serves this key. Its replica takes over, and the killed one comes back as its replica.
     pub fn crash(&mut self, key: &str) -> Result<String, String> {
         await_up(&self.cluster);
         let from = self.master_of(key)?;
@@ -176,7 +175,7 @@ impl Stage {
         Ok(address(&self.cluster[to]))
     }
 
-    /// Makes the replica of the pair its primary, and the other way round. Gives the new primary's address.
+    /// Swaps the roles of the pair. Returns the new primary's address.
     pub fn switch(&self) -> Result<String, String> {
         let [from, to] = self.primary_and_replica();
         to.wait_in_sync(from);
@@ -188,7 +187,7 @@ impl Stage {
         Ok(address(to))
     }
 
-    /// Runs a script on the pair's primary, which answers `BUSY` from now on. Gives its address.
+    /// Runs a script on the pair's primary, which answers `BUSY` from now on. Returns its address.
     pub fn busy(&mut self) -> Result<String, String> {
         self.occupy("BUSY", |observer, script| {
             observer.run("CONFIG SET busy-reply-threshold 1");
@@ -196,25 +195,25 @@ impl Stage {
         })
     }
 
-    /// Has the pair's primary load its data once more, slowly: it answers `LOADING` from now on. Gives its address.
+    /// Makes the pair's primary load its data once more, slowly: it answers `LOADING` from now on. Returns its address.
     pub fn loading(&mut self) -> Result<String, String> {
         self.occupy("LOADING", |observer, reload| {
             reload.run(&format!("SELECT {BALLAST_DB}"));
             reload.run(&format!("DEBUG POPULATE {BALLAST}"));
             observer.run(&format!("CONFIG SET key-load-delay {LOAD_DELAY_US}"));
-            // It answers others each time that it has read so much.
+            // It answers other clients each time that it has read this many bytes.
             observer.run("CONFIG SET loading-process-events-interval-bytes 1024");
             reload.send_command(redis::cmd("DEBUG").arg("RELOAD"));
         })
     }
 
-    /// Sends a command by which the pair's primary refuses all others with this error.
+    /// Sends a command during which the pair's primary refuses all others with this error.
     fn occupy(
         &mut self,
         error: &str,
         send: impl FnOnce(&mut Wire, &mut Wire),
     ) -> Result<String, String> {
-        // A test that has failed may have left one.
+        // A failed test may have left one.
         let _ = self.idle();
         let [primary, _] = self.primary_and_replica();
         let address = address(primary);
@@ -261,7 +260,7 @@ impl Stage {
         Ok(address.to_owned())
     }
 
-    /// Lets it go on.
+    /// Resumes the process of the server at this address.
     pub fn thaw(&self, address: &str) -> Result<String, String> {
         self.server_at(address)?.thaw();
         Ok(address.to_owned())
@@ -273,12 +272,12 @@ impl Stage {
         found.ok_or_else(|| format!("no server of the stage: {at}"))
     }
 
-    /// Is this node of the cluster a master?
+    /// Returns true if this node of the cluster is a master.
     pub fn is_master(&self, node: usize) -> bool {
         self.cluster[node].info("replication").get("role") == Some("master")
     }
 
-    /// Which node of the cluster serves this key.
+    /// Returns the index of the node of the cluster that serves this key.
     pub fn master_of(&self, key: &str) -> Result<usize, String> {
         (0..self.cluster.len())
             .filter(|&node| self.is_master(node))
@@ -322,7 +321,7 @@ fn is_primary(server: &Server) -> bool {
     server.info("replication").get("role") == Some("master")
 }
 
-/// The error that the server answers every command with while something occupies it.
+/// Returns the error with which the server answers every command while it is occupied.
 fn refusal(connection: &mut Wire) -> Option<String> {
     connection.try_ask("PING").err()
 }
@@ -350,7 +349,7 @@ fn is_up(connection: &mut Wire) -> bool {
         .all(|word| info.contains(&format!("cluster_{word}\r\n")))
 }
 
-/// Makes them one cluster: the first ones masters with a third of the slots each, the others their replicas.
+/// Joins the nodes in one cluster: the first ones become masters with a third of the slots each, the others their replicas.
 fn join(nodes: &[Server]) {
     let mut first = nodes[0].connection();
     for (i, node) in nodes.iter().enumerate() {
@@ -389,7 +388,7 @@ fn join(nodes: &[Server]) {
                     && info.get("master_link_status") == Some("up")
             })
     });
-    // A client may ask any node which one serves what.
+    // A client may ask any node for the slots.
     await_until("every node knows the replicas", PATIENCE, || {
         nodes.iter().all(|node| {
             let known: String = node.connection().ask("CLUSTER NODES");
@@ -398,8 +397,7 @@ fn join(nodes: &[Server]) {
     });
 }
 
-/// Waits until every node is up, serves, and says the same of all: who is there, who replicates whom, who serves which
-/// slots.
+/// Waits until every node is up and serves, and all agree on the nodes, their replicas and their slots.
 fn await_up(nodes: &[Server]) {
     await_until("every node is up and knows all others", PATIENCE, || {
         let mut views = nodes.iter().map(|node| {
@@ -418,7 +416,7 @@ fn await_up(nodes: &[Server]) {
     });
 }
 
-/// What `CLUSTER NODES` says of each node: its id, its role, its master and its slots. None while one is not well.
+/// Returns each node's id, role, master and slots from `CLUSTER NODES`; none while a node is not well.
 fn view(text: &str) -> Option<BTreeSet<String>> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -428,11 +426,11 @@ fn view(text: &str) -> Option<BTreeSet<String>> {
         let role = flags
             .split(',')
             .find(|flag| ["master", "slave"].contains(flag))?;
-        // The others are bad: a failure, a handshake, no address.
+        // All other flags are bad: a failure, a handshake, no address.
         let well = flags
             .split(',')
             .all(|flag| ["myself", role, "nofailover"].contains(&flag));
-        // A slot that is on its way has brackets.
+        // A migrating slot has brackets.
         let settled = !slots.iter().any(|range| range.starts_with('['));
         (well && settled && *link == "connected")
             .then(|| format!("{id} {role} {master} {}", slots.join(" ")))
@@ -440,7 +438,7 @@ fn view(text: &str) -> Option<BTreeSet<String>> {
     text.lines().map(line).collect()
 }
 
-/// The port that other nodes talk to.
+/// Returns the port for other nodes.
 fn bus_port(server: &Server) -> String {
     let file = std::fs::read_to_string(server.config_path()).expect("the file is there");
     let port = file

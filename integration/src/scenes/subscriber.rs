@@ -13,9 +13,9 @@ use crate::servers::server::Server;
 /// A message on a channel. Bytes that are not UTF-8 are shown as U+FFFD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where it was published.
+    /// The channel.
     pub channel: String,
-    /// What was published.
+    /// The published text.
     pub payload: String,
 }
 
@@ -48,7 +48,7 @@ impl Subscriber {
     fn subscribe(server: &Server, verb: &str, names: &[&str]) -> Subscriber {
         let mut wire = server.connection();
         wire.send_command(redis::cmd(verb).arg(names));
-        // The server confirms each: only then is nothing missed.
+        // The server confirms each subscription: only then is no message missed.
         for name in names {
             if let Err(error) = wire.read() {
                 panic!("{verb} {name} was refused: {error}");
@@ -70,31 +70,31 @@ impl Subscriber {
         Subscriber { stream, messages }
     }
 
-    /// The next message, if there is one within `timeout`.
+    /// Returns the next message, if there is one within `timeout`.
     pub fn next(&self, timeout: Duration) -> Option<Message> {
         self.messages.recv_timeout(timeout).ok()
     }
 
-    /// The next message's payload.
+    /// Returns the next message's payload.
     ///
     /// # Panics
-    /// When there is none within [`PATIENCE`].
+    /// If there is none within [`PATIENCE`].
     #[track_caller]
     pub fn payload(&self) -> String {
         self.message().payload
     }
 
-    /// The next message.
+    /// Returns the next message.
     ///
     /// # Panics
-    /// When there is none within [`PATIENCE`].
+    /// If there is none within [`PATIENCE`].
     #[track_caller]
     pub fn message(&self) -> Message {
         self.next(PATIENCE).expect("a message")
     }
 
-    /// What has arrived and was not taken yet. Messages of commands that were answered on *another*
-    /// connection may still be on their way.
+    /// Returns the messages that have arrived and were not taken yet. Messages caused by commands on *another* connection may
+    /// still be under way.
     pub fn arrived(&self) -> Vec<Message> {
         self.messages.try_iter().collect()
     }
@@ -107,7 +107,7 @@ impl Drop for Subscriber {
     }
 }
 
-/// `message channel payload`, `smessage channel payload` or `pmessage pattern channel payload`.
+/// Returns the message in `message channel payload`, `smessage channel payload` or `pmessage pattern channel payload`.
 fn message_of(value: &Value) -> Option<Message> {
     let Value::Array(parts) = value else {
         return None;

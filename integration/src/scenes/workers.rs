@@ -1,4 +1,4 @@
-//! Programs that use locks while something happens to the servers, and note what they believe; and what was wrong in that.
+//! Programs that use locks during a failover and record when they believe that they hold them, and an analysis of these records.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
@@ -11,21 +11,21 @@ use redis::Value;
 use crate::talk::ask::{command, reply_of};
 use crate::talk::wire::{connect, Wire};
 
-/// How many there are.
+/// The number of workers.
 pub const WORKERS: usize = 20;
-/// How many locks they use.
+/// The number of locks that they use.
 pub const LOCKS: usize = 10;
 
 /// Their leases.
 pub const LEASE_MS: u64 = 3_000;
 
-/// What they stop before the end of a lease, for clocks.
+/// How long before the end of a lease they stop, to allow for clock differences.
 const ALLOWANCE: Duration = Duration::from_millis(100);
 
-/// How long a connection may take to answer, beside the wait for a lock.
+/// How long a connection may take to answer, in addition to the wait for a lock.
 const BOUND: Duration = Duration::from_millis(1_500);
 
-/// Somebody believed to have a lock: from its grant until it gave it back, or its lease ended.
+/// The time in which a worker believed that it held a lock: from its grant until its release, or the end of its lease.
 #[derive(Debug, Clone)]
 struct Belief {
     lock: usize,
@@ -34,7 +34,7 @@ struct Belief {
     until: Instant,
 }
 
-/// They work.
+/// Running workers.
 pub struct Workers {
     port: Arc<AtomicU16>,
     over: Arc<AtomicBool>,
@@ -43,7 +43,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts them, at the server with this port.
+    /// Starts the workers, at the server with this port.
     pub fn start(port: u16) -> Workers {
         let port = Arc::new(AtomicU16::new(port));
         let (over, granted) = (Arc::default(), Arc::default());
@@ -60,7 +60,7 @@ impl Workers {
         }
     }
 
-    /// From now on the primary is there.
+    /// Directs the workers to the new primary.
     pub fn turn_to(&self, port: u16) {
         self.port.store(port, Ordering::Relaxed);
     }
@@ -70,7 +70,7 @@ impl Workers {
         self.granted.load(Ordering::Relaxed)
     }
 
-    /// Ends them. What was wrong in what they believed, and how long it took until one was let in after `died`?
+    /// Ends the workers. Returns the overlaps of their beliefs, and the time from `died` until the first grant after it.
     pub fn end(self, died: Instant) -> Seen {
         self.over.store(true, Ordering::Relaxed);
         let beliefs = self
@@ -81,7 +81,7 @@ impl Workers {
     }
 }
 
-/// Asks, and waits for the answer; none without one, or with an error.
+/// Sends a command and waits for its answer; none without one, or with an error.
 fn ask(wire: &mut Wire, line: &str) -> Option<Value> {
     wire.send_bytes(&command(line).get_packed_command()).ok()?;
     reply_of(wire.read_value().ok()?).ok()
@@ -102,7 +102,7 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
         };
         let lock = random.usize(..LOCKS);
         let owner = format!("worker-{worker}-{}", beliefs.len());
-        // As long as it holds the lock it works, whatever becomes of the server: some for moments, some for most of a lease.
+        // A worker keeps working while it holds the lock, whatever the server does: some for moments, some for most of a lease.
         let work_ms = if random.u8(..10) < 8 {
             random.u64(1..20)
         } else {
@@ -115,7 +115,7 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
         ) {
             Some(Value::Array(_)) => {}
             Some(_) => continue,
-            // Nobody knows what has become of it: it is not believed.
+            // Without an answer the lock's state is unknown: the worker does not believe that it holds it.
             None => {
                 link = None;
                 thread::sleep(Duration::from_millis(20));
@@ -140,17 +140,17 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
     beliefs
 }
 
-/// What was seen of a failover.
+/// The observations of a failover.
 pub struct Seen {
-    /// Owners that were let in while another one believed in the same lock.
+    /// The number of owners that were granted a lock while another one believed that it held it.
     pub twice: usize,
-    /// For how long they were together.
+    /// The total time of these overlaps.
     pub together: Duration,
-    /// From the primary's death to the first grant after it.
+    /// The time from the primary's death to the first grant after it.
     pub gap: Duration,
 }
 
-/// Reads it from what they believed.
+/// Analyses the beliefs.
 fn judge(beliefs: Vec<Belief>, died: Instant) -> Seen {
     let (mut twice, mut together) = (0, Duration::ZERO);
     for lock in 0..LOCKS {

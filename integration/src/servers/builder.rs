@@ -1,4 +1,4 @@
-//! What a server is started with.
+//! The configuration with which a server starts.
 
 use std::ffi::OsString;
 use std::fmt::{self, Write as _};
@@ -9,8 +9,7 @@ use crate::servers::program::{module_path, server_program, version_of};
 use crate::servers::server::Server;
 use crate::servers::version::Version;
 
-/// What a server is started with. A server that nothing was said about has the module, keeps nothing on
-/// disk and is no part of a cluster.
+/// The configuration with which a server starts. By default it has the module, keeps nothing on disk and belongs to no cluster.
 #[derive(Clone, Debug)]
 pub struct ServerBuilder {
     program: OsString,
@@ -25,7 +24,7 @@ pub struct ServerBuilder {
 /// Why a server did not start.
 #[derive(Debug)]
 pub struct StartError {
-    /// What it logged.
+    /// The server's log.
     pub log: String,
 }
 
@@ -54,49 +53,49 @@ impl ServerBuilder {
         }
     }
 
-    /// Another server program than the environment's.
+    /// Sets another server program than the environment's.
     pub fn program(mut self, program: impl Into<OsString>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// A server as it comes, without the module.
+    /// Leaves the module out.
     pub fn without_module(mut self) -> Self {
         self.with_module = false;
         self
     }
 
-    /// Another module than the environment's: an earlier version.
+    /// Sets another module than the environment's: an earlier version.
     pub fn module(mut self, path: impl Into<PathBuf>) -> Self {
         self.module = path.into();
         self
     }
 
-    /// An argument after the module's path in `loadmodule`; arguments come in pairs (`max-queue`, `10`).
+    /// Adds an argument after the module's path in `loadmodule`; arguments come in pairs (`max-queue`, `10`).
     pub fn module_argument(mut self, argument: impl ToString) -> Self {
         self.module_arguments.push(argument.to_string());
         self
     }
 
-    /// A line of the configuration file: `config("appendonly", "yes")`. Later ones win.
+    /// Adds a line of the configuration file: `config("appendonly", "yes")`. Later ones win.
     pub fn config(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// A variable of the server's environment.
+    /// Sets a variable of the server's environment.
     pub fn environment(mut self, name: &str, value: impl ToString) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// A cluster node. It serves no slot until [`Server::serve_all_slots`] or the test itself says so.
+    /// Makes the server a cluster node. It serves no slot until [`Server::serve_all_slots`] or the test itself assigns some.
     pub fn cluster(mut self) -> Self {
         self.cluster = true;
         self
     }
 
-    /// The version of the server program.
+    /// Returns the version of the server program.
     pub fn version(&self) -> Version {
         version_of(&self.program)
     }
@@ -104,7 +103,7 @@ impl ServerBuilder {
     /// Starts the server and returns when it answers.
     ///
     /// # Panics
-    /// When it does not; the message has its log.
+    /// If the server does not start; the message has its log.
     #[track_caller]
     pub fn start(self) -> Server {
         self.try_start().unwrap_or_else(|error| panic!("{error}"))
@@ -113,7 +112,7 @@ impl ServerBuilder {
     /// Starts the server and returns when it answers.
     ///
     /// # Errors
-    /// When the server ends instead, as it does over a bad configuration.
+    /// If the server ends instead, as it does over a bad configuration.
     #[track_caller]
     pub fn try_start(self) -> Result<Server, StartError> {
         if self.with_module {
@@ -134,7 +133,7 @@ impl ServerBuilder {
         &self.environment
     }
 
-    /// The configuration file. Settings go through a file, not the command line, so that CONFIG REWRITE works.
+    /// Returns the configuration file. Settings go through a file, not the command line, so that CONFIG REWRITE works.
     pub(super) fn config_file(&self, port: u16, directory: &Path) -> String {
         let version = version_of(&self.program);
         let mut file = String::new();
@@ -144,10 +143,10 @@ impl ServerBuilder {
         line("port", &port.to_string());
         line("dir", &quoted(directory));
         line("save", "\"\"");
-        // What was answered is in the file when the process is killed. With `everysec` it need not be: no write is waited for while
-        // an earlier one is synced.
+        // An answered write is in the file when the process is killed. With `everysec` it need not be: the server writes without
+        // waiting while it syncs an earlier write.
         line("appendfsync", "no");
-        // A replica should not wait for others that might want the same transfer.
+        // A replica should not wait for others that might want this transfer.
         line("repl-diskless-sync-delay", "0");
         if version.has_redis_api(7, 0) {
             line("enable-module-command", "yes");
@@ -155,7 +154,7 @@ impl ServerBuilder {
         }
         if self.cluster {
             line("cluster-enabled", "yes");
-            // By default it is the port + 10000, which nobody has checked to be free.
+            // By default it is the port + 10000, which may not be free.
             line("cluster-port", &port::free().to_string());
             line("cluster-node-timeout", "2000");
         }

@@ -1,4 +1,4 @@
-//! A server with clocks of its own: the wall clock can be stepped, and all of them can stand still.
+//! A server with clocks of its own: the wall clock can be stepped, and all clocks can be stopped.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,34 +21,34 @@ use crate::talk::wire::Wire;
 /// The clocks of one server. `clock.c` reads three numbers from their file.
 pub struct Clock {
     file: File,
-    /// Gone when this is.
+    /// Removed when this value is dropped.
     _directory: TempDir,
 }
 
-/// Where two of them stand: what is added to the wall clock, and the time at which it stands still.
+/// Offsets in the file: the time added to the wall clock, and the instant at which the clocks stand still.
 const AHEAD: u64 = 0;
 const STILL: u64 = 8;
 
 impl Clock {
-    /// A server that lives by clocks of its own. Nobody has touched them yet.
+    /// Starts a server with clocks of its own, unchanged at first.
     ///
     /// # Panics
-    /// When the clocks cannot be compiled, or the server does not start.
+    /// If the clocks cannot be compiled, or the server does not start.
     #[track_caller]
     pub fn server() -> (Server, Clock) {
         Clock::start(Server::builder(), [0; 3])
     }
 
-    /// Starts a server that lives by clocks of its own, built like this. Nobody has touched them yet.
+    /// Starts a server from this builder with clocks of its own, unchanged at first.
     ///
     /// # Panics
-    /// When the clocks cannot be compiled, or the server does not start.
+    /// If the clocks cannot be compiled, or the server does not start.
     #[track_caller]
     pub fn of(builder: ServerBuilder) -> (Server, Clock) {
         Clock::start(builder, [0; 3])
     }
 
-    /// A server for which time passes by [`pass`](Clock::pass) only. Whatever it reads is a whole number of milliseconds.
+    /// Starts a server for which time passes by [`pass`](Clock::pass) only. It reads whole numbers of milliseconds.
     #[track_caller]
     pub fn still(builder: ServerBuilder) -> (Server, Clock) {
         const DAY: i64 = 86_400_000_000;
@@ -62,7 +62,8 @@ impl Clock {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("clock");
         fs::write(&path, numbers.map(i64::to_ne_bytes).concat()).expect("a file");
-        // Nothing that is run is written here: while another thread starts a server, that would be busy.
+        // The program is a link: a file written here could still be open in a child that another thread starts, and could not be
+        // run.
         let program = directory.path().join("server");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/servers/clock.sh");
         symlink(script, &program).expect("a link");
@@ -77,12 +78,12 @@ impl Clock {
         (server, clock)
     }
 
-    /// Steps the wall clock, and sees to it that the server's has stepped.
+    /// Steps the wall clock, and waits until the server's has stepped.
     #[track_caller]
     pub fn step(&self, c: &mut Wire, ms: i64) {
         let (begin, before) = (Instant::now(), time_us(c));
         self.set(AHEAD, self.get(AHEAD) + ms * 1000);
-        // Valkey 9 looks at its wall clock a few times in a second.
+        // Valkey 9 reads its wall clock a few times in a second.
         await_until("the server's clock has stepped", PATIENCE, || {
             let passed = time_us(c) - before - ms * 1000;
             let most = begin.elapsed() + Duration::from_secs(1);
@@ -90,12 +91,12 @@ impl Clock {
         });
     }
 
-    /// Puts the wall clock ahead of the machine's by so much in all. It does not wait until the server has looked at it.
+    /// Sets how far the wall clock is ahead of the machine's. Does not wait until the server has read it.
     pub fn put_ahead(&self, ms: i64) {
         self.set(AHEAD, ms * 1000);
     }
 
-    /// Time passes where it stands still.
+    /// Lets time pass for stopped clocks.
     pub fn pass(&self, ms: i64) {
         self.set(STILL, self.get(STILL) + ms * 1000);
     }
@@ -115,7 +116,7 @@ impl Clock {
     }
 }
 
-/// The clocks as a library that can be loaded before a server's own. It is made once a run.
+/// Returns the clocks as a library to be loaded before a server's own. It is compiled once a run.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -136,7 +137,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// The server's wall clock.
+/// Returns the server's wall clock.
 fn time_us(c: &mut Wire) -> i64 {
     let (seconds, us): (i64, i64) = c.ask("TIME");
     seconds * 1_000_000 + us

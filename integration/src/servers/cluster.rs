@@ -1,10 +1,11 @@
-//! Several servers that are one cluster.
+//! Several servers that form one cluster.
 
 use crate::machine::patience::{await_until, PATIENCE};
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 
-/// Has all know each other, and each replica follow the master of its place. The masters serve all slots between them already.
+/// Introduces all nodes to each other, and makes each replica follow the master of its place. The masters serve all slots
+/// already.
 #[track_caller]
 pub fn join(masters: &[Server], replicas: &[Server]) {
     let all = || masters.iter().chain(replicas);
@@ -25,7 +26,7 @@ pub fn join(masters: &[Server], replicas: &[Server]) {
         let id: String = master.connection().ask("CLUSTER MYID");
         let line = format!("CLUSTER REPLICATE {id}");
         let mut connection = replica.connection();
-        // A node must have heard that the other is no replica before it can follow it.
+        // A node must know that the other is no replica before it can follow it.
         await_until("the replica follows", PATIENCE, || {
             connection.try_ask(&line).is_ok()
         });

@@ -1,4 +1,4 @@
-//! Programs that run beside a server: exporters and the like.
+//! Programs that run with a server, such as exporters.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use crate::machine::patience::PATIENCE;
 use crate::machine::port;
 use crate::machine::process;
 
-/// How often another port is tried when the program ends instead of listening.
+/// How often another port is tried if the program ends instead of listening.
 const PORT_TRIES: u32 = 5;
 
 /// A program that answers HTTP on a port of its own on the loopback interface, with a directory of its own. It is killed
@@ -29,7 +29,7 @@ impl Daemon {
     /// Starts the program that `command` makes for a port and a directory, and returns when it listens.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not listen.
     #[track_caller]
     pub fn start(command: impl Fn(u16, &Path) -> Command) -> Daemon {
         let mut log = String::new();
@@ -72,21 +72,21 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Where it listens.
+    /// Returns the program's port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What it has said since its start.
+    /// Returns the program's output since its start.
     pub fn log(&self) -> String {
         let bytes = fs::read(log_of(self.directory.path())).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What it answers to a GET of this path: the status and the body.
+    /// Sends a GET of this path. Returns the status and the body.
     ///
     /// # Errors
-    /// When there is no whole answer.
+    /// If no whole answer comes.
     pub fn get(&self, path: &str) -> io::Result<(u16, String)> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -111,7 +111,7 @@ impl Drop for Daemon {
                 self.log()
             );
         }
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

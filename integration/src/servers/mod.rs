@@ -1,4 +1,4 @@
-//! Real servers, from their programs to a cluster of them, and what runs beside them.
+//! Real servers, from their programs to a cluster, and the programs that run with them.
 
 pub(crate) mod builder;
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Which server program, and which module.
+//! The choice of the server program and the module.
 
 use std::collections::HashMap;
 use std::env;
@@ -9,12 +9,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::servers::version::Version;
 
-/// The server's program: `DLOCK_REDIS_SERVER`, or `redis-server` in `PATH`.
+/// Returns the server's program: `DLOCK_REDIS_SERVER`, or `redis-server` in `PATH`.
 pub fn server_program() -> OsString {
     env::var_os("DLOCK_REDIS_SERVER").unwrap_or_else(|| "redis-server".into())
 }
 
-/// The module's library: `DLOCK_MODULE`, or the release build in the target directory. It need not exist.
+/// Returns the module's library: `DLOCK_MODULE`, or the release build in the target directory. It need not exist.
 pub fn module_path() -> PathBuf {
     match env::var_os("DLOCK_MODULE") {
         Some(path) => PathBuf::from(path),
@@ -39,7 +39,7 @@ pub(super) fn target_directory() -> PathBuf {
     }
 }
 
-/// What `program --version` says; asked once for each program.
+/// Returns the version that `program --version` prints; runs it once for each program.
 pub(super) fn version_of(program: &OsString) -> Version {
     static KNOWN: OnceLock<Mutex<HashMap<OsString, Version>>> = OnceLock::new();
     let mut known = KNOWN

@@ -1,4 +1,4 @@
-//! Sentinels: who watches a primary and promotes a replica.
+//! Sentinels, which watch a primary and promote a replica.
 
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::servers::program::server_program;
 use crate::talk::ask::Ask;
 use crate::talk::wire::Wire;
 
-/// The name under which the primary is watched.
+/// The name under which Sentinels watch the primary.
 pub const PRIMARY: &str = "locks";
 
 /// A running Sentinel. It is killed when this value is dropped.
@@ -22,11 +22,11 @@ pub struct Sentinel {
     directory: TempDir,
 }
 
-/// What a Sentinel is told.
+/// The configuration of a Sentinel.
 pub struct Watch {
-    /// Where the primary is.
+    /// The primary's port.
     pub port: u16,
-    /// How many Sentinels must find it down.
+    /// The number of Sentinels that must find it down.
     pub quorum: usize,
     /// How long it may be silent before a Sentinel finds it down.
     pub down_after_ms: u64,
@@ -35,10 +35,10 @@ pub struct Watch {
 }
 
 impl Sentinel {
-    /// Starts one and waits until it answers.
+    /// Starts a Sentinel and waits until it answers.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not answer.
     #[track_caller]
     pub fn start(watch: &Watch) -> Sentinel {
         let directory = tempfile::Builder::new()
@@ -86,21 +86,21 @@ impl Sentinel {
         Wire::open(self.port, PATIENCE).ok()
     }
 
-    /// Where it listens.
+    /// Returns the Sentinel's port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What it has logged.
+    /// Returns the Sentinel's log.
     pub fn log(&self) -> String {
         let bytes = fs::read(self.directory.path().join("sentinel.log")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Where it says that the primary is.
+    /// Returns the primary's port, as the Sentinel reports it.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     #[track_caller]
     pub fn primary(&self) -> u16 {
         let mut connection = self.try_connection().expect("the Sentinel answers");
@@ -109,10 +109,10 @@ impl Sentinel {
         port
     }
 
-    /// How many other Sentinels and how many replicas it knows.
+    /// Returns the numbers of other Sentinels and of replicas that it knows.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// If it does not answer.
     #[track_caller]
     pub fn knows(&self) -> (usize, usize) {
         let mut connection = self.try_connection().expect("the Sentinel answers");

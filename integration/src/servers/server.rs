@@ -22,10 +22,10 @@ use crate::talk::ask::Ask;
 use crate::talk::info::Info;
 use crate::talk::wire::Wire;
 
-/// How often another port is tried when the one that was free a moment ago is not any more.
+/// How often another port is tried if a port that was free a moment ago is taken.
 const PORT_TRIES: u32 = 10;
 
-/// How many of a log's last lines are printed when a test fails.
+/// The number of last log lines that a failed test prints.
 const LOG_LINES: usize = 200;
 
 /// A server of this test alone. It is killed when this value is dropped.
@@ -34,11 +34,11 @@ pub struct Server {
     port: u16,
     directory: TempDir,
     child: Option<Child>,
-    /// The harness' own connection, for INFO. Made when it is first needed.
+    /// The harness' own connection, for INFO. Opened at its first use.
     observer: Mutex<Option<Wire>>,
 }
 
-/// What became of a server that was just started.
+/// The result of a start.
 enum Launch {
     Ready,
     PortTaken,
@@ -46,12 +46,12 @@ enum Launch {
 }
 
 impl Server {
-    /// A server to be: [`ServerBuilder::start`] starts it.
+    /// Returns a builder; [`ServerBuilder::start`] starts the server.
     pub fn builder() -> ServerBuilder {
         ServerBuilder::new()
     }
 
-    /// A server with the module and nothing else said about it.
+    /// Starts a server with the module and the default configuration.
     #[track_caller]
     pub fn start() -> Server {
         Server::builder().start()
@@ -137,8 +137,8 @@ impl Server {
         }
     }
 
-    /// It has loaded its data, and it is ours: while our child fails to get a port, another server on that
-    /// port may answer.
+    /// Returns true if the server has loaded its data and is our child: while our child fails to get a port, another server on
+    /// that port may answer.
     fn is_ready(&self) -> bool {
         let Ok(mut connection) = Wire::open(self.port, PATIENCE) else {
             return false;
@@ -150,7 +150,7 @@ impl Server {
         info.get("process_id") == Some(&self.pid().to_string()) && info.get("loading") == Some("0")
     }
 
-    /// A connection that speaks RESP2. A read that takes longer than [`PATIENCE`] fails.
+    /// Opens a connection that speaks RESP2. A read that takes longer than [`PATIENCE`] fails.
     #[track_caller]
     pub fn connection(&self) -> Wire {
         match Wire::open(self.port, PATIENCE) {
@@ -159,19 +159,19 @@ impl Server {
         }
     }
 
-    /// A connection that speaks RESP3.
+    /// Opens a connection that speaks RESP3.
     #[track_caller]
     pub fn connection_resp3(&self) -> Wire {
         self.greeted("HELLO 3")
     }
 
-    /// A connection to a database other than 0.
+    /// Opens a connection to a database other than 0.
     #[track_caller]
     pub fn connection_in(&self, db: i64) -> Wire {
         self.greeted(&format!("SELECT {db}"))
     }
 
-    /// A connection of a user other than the default one.
+    /// Opens a connection of a user other than the default one.
     #[track_caller]
     pub fn connection_as(&self, user: &str, password: &str) -> Wire {
         self.greeted(&format!("AUTH {user} {password}"))
@@ -184,25 +184,25 @@ impl Server {
         connection
     }
 
-    /// Where it listens.
+    /// Returns the server's port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its process.
+    /// Returns the id of its process.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If it does not run.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("the server runs").id()
     }
 
-    /// Its working directory, where its files are.
+    /// Returns its working directory, where its files are.
     pub fn dir(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Its configuration file. What is written there holds from the next [`restart`](Server::restart) on.
+    /// Returns its configuration file. Changes take effect at the next [`restart`](Server::restart).
     pub fn config_path(&self) -> PathBuf {
         self.dir().join("server.conf")
     }
@@ -211,18 +211,18 @@ impl Server {
         self.dir().join("server.log")
     }
 
-    /// What it has logged since its first start.
+    /// Returns its log since its first start.
     pub fn log(&self) -> String {
         let bytes = fs::read(self.log_path()).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Its version, as the program says.
+    /// Returns its version, as the program prints it.
     pub fn version(&self) -> Version {
         version_of(self.builder.program_name())
     }
 
-    /// Returns the version of the dlock that it has loaded, if it has. It may have other modules beside that.
+    /// Returns the version of the dlock that it has loaded, if any. It may have other modules as well.
     pub fn module_version(&self) -> Option<String> {
         let modules: Vec<Vec<Value>> = self.connection().ask("MODULE LIST");
         let name = Value::BulkString(b"dlock".to_vec());
@@ -236,7 +236,7 @@ impl Server {
         Some(format!("{major}.{minor}.{patch}"))
     }
 
-    /// A section of INFO.
+    /// Returns a section of INFO.
     #[track_caller]
     pub fn info(&self, section: &str) -> Info {
         let mut observer = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -258,7 +258,7 @@ impl Server {
         });
     }
 
-    /// Waits until there is no client of this id any more.
+    /// Waits until no client has this id.
     #[track_caller]
     pub fn await_client_gone(&self, id: u64) {
         let mut connection = self.connection();
@@ -275,7 +275,7 @@ impl Server {
         self.await_aof();
     }
 
-    /// Waits until no rewrite of the AOF is due or under way, and the last one has gone well.
+    /// Waits until no rewrite of the AOF is due or under way, and the last one has succeeded.
     #[track_caller]
     pub fn await_aof(&self) {
         await_until("the AOF is written", PATIENCE, || {
@@ -286,7 +286,7 @@ impl Server {
         });
     }
 
-    /// Kills it as a power cut would: nothing is saved, nobody is told.
+    /// Kills the server as a power cut would: it neither saves nor says anything.
     pub fn kill9(&mut self) {
         self.forget_observer();
         if let Some(mut child) = self.child.take() {
@@ -295,23 +295,23 @@ impl Server {
         }
     }
 
-    /// Ends it by SHUTDOWN, which saves what is configured to be saved.
+    /// Ends the server by SHUTDOWN, which saves as configured.
     ///
     /// # Panics
-    /// When it refuses or takes too long.
+    /// If it refuses or takes too long.
     #[track_caller]
     pub fn stop(&mut self) -> ExitStatus {
         let mut connection = self.connection();
-        // It answers only when it refuses; else the connection ends.
+        // It answers only to refuse; otherwise the connection ends.
         if let Ok(reply) =
             redis::ConnectionLike::req_command(&mut connection, &redis::cmd("SHUTDOWN"))
         {
-            panic!("SHUTDOWN was answered {reply:?}");
+            panic!("SHUTDOWN was refused: {reply:?}");
         }
         self.await_exit()
     }
 
-    /// Does its process run? (Also when it is frozen.)
+    /// Returns true if its process runs, even frozen.
     pub fn is_running(&mut self) -> bool {
         !self.has_ended()
     }
@@ -319,7 +319,7 @@ impl Server {
     /// Waits until it has ended by itself.
     ///
     /// # Panics
-    /// When it still runs after [`PATIENCE`].
+    /// If it still runs after [`PATIENCE`].
     #[track_caller]
     pub fn await_exit(&mut self) -> ExitStatus {
         self.forget_observer();
@@ -333,11 +333,11 @@ impl Server {
         status.expect("the loop ended because of it")
     }
 
-    /// Starts it again in the same directory, on the same port, with the same configuration file; stops it
-    /// before if it still runs. Connections of before are dead.
+    /// Starts the server again in its directory, on its port, with its configuration file; stops it before if it still runs. Its
+    /// earlier connections are dead.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not come up.
     #[track_caller]
     pub fn restart(&mut self) {
         if self.child.is_some() {
@@ -350,13 +350,13 @@ impl Server {
         });
     }
 
-    /// Stops the process without ending it, as a machine that hangs. [`thaw`](Server::thaw) lets it go on.
+    /// Stops the process without ending it, like a machine that hangs. [`thaw`](Server::thaw) resumes it.
     #[track_caller]
     pub fn freeze(&self) {
         process::stop(self.nix_pid());
     }
 
-    /// Lets a frozen process go on.
+    /// Resumes a frozen process.
     pub fn thaw(&self) {
         self.signal(Signal::SIGCONT);
     }
@@ -369,7 +369,7 @@ impl Server {
         Pid::from_raw(i32::try_from(self.pid()).expect("a process id is an i32"))
     }
 
-    /// Makes it a replica of `primary` and waits until it has all that the primary has.
+    /// Makes the server a replica of `primary` and waits until it has all of the primary's data.
     #[track_caller]
     pub fn replica_of(&self, primary: &Server) {
         self.connection()
@@ -377,7 +377,7 @@ impl Server {
         self.wait_in_sync(primary);
     }
 
-    /// Waits until the link to `primary` is up and nothing is on its way.
+    /// Waits until the link to `primary` is up and no data is under way.
     #[track_caller]
     pub fn wait_in_sync(&self, primary: &Server) {
         await_until("the replica is in sync", PATIENCE, || {
@@ -395,7 +395,7 @@ impl Server {
         self.connection().run("REPLICAOF NO ONE");
     }
 
-    /// Where a cluster node listens to other nodes.
+    /// Returns the port of a cluster node for other nodes.
     pub fn bus_port(&self) -> u16 {
         let file = fs::read_to_string(self.config_path()).expect("the file is there");
         let mut lines = file.lines();
@@ -404,7 +404,7 @@ impl Server {
         port.expect("the harness chose a port")
     }
 
-    /// Makes a cluster node that is alone serve all slots, and waits until it does.
+    /// Makes a single cluster node serve all slots, and waits until it does.
     #[track_caller]
     pub fn serve_all_slots(&self) {
         let mut connection = self.connection();
@@ -417,8 +417,8 @@ impl Server {
         self.trust_other_nodes();
     }
 
-    /// Has a cluster node take no other for dead that a loaded machine has only not let answer. It comes up with a short
-    /// time-out, since it waits for as long before it serves.
+    /// Keeps a cluster node from declaring others dead that are slow because the machine is loaded. It starts with a short
+    /// time-out, since it waits for that time before it serves.
     #[track_caller]
     pub fn trust_other_nodes(&self) {
         self.connection()

@@ -1,8 +1,8 @@
-//! What a server says it is.
+//! The version of a server.
 
 use std::fmt;
 
-/// Whose server it is.
+/// The product: Redis or Valkey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// Redis.
@@ -36,7 +36,7 @@ impl Version {
         })
     }
 
-    /// Reads what `redis-server --version` prints: `Redis server v=7.0.15 sha=…`.
+    /// Reads the output of `redis-server --version`: `Redis server v=7.0.15 sha=…`.
     pub(super) fn parse_banner(text: &str) -> Option<Version> {
         let product = if text.starts_with("Valkey") {
             Product::Valkey
@@ -49,18 +49,18 @@ impl Version {
         Version::parse(product, version)
     }
 
-    /// Is this Redis, and at least `major.minor`?
+    /// Returns true for Redis of at least `major.minor`.
     pub fn is_redis(&self, major: u32, minor: u32) -> bool {
         self.product == Product::Redis && (self.major, self.minor) >= (major, minor)
     }
 
-    /// Is this Valkey, and at least `major.minor`?
+    /// Returns true for Valkey of at least `major.minor`.
     pub fn is_valkey(&self, major: u32, minor: u32) -> bool {
         self.product == Product::Valkey && (self.major, self.minor) >= (major, minor)
     }
 
-    /// Has it what came with Redis `major.minor`? Valkey branched off at 7.2, so it has what 7.2 has and
-    /// nothing that came to Redis later.
+    /// Returns true if the server has the features of Redis `major.minor`. Valkey branched off at 7.2, so it has those of 7.2 and
+    /// none that came to Redis later.
     pub fn has_redis_api(&self, major: u32, minor: u32) -> bool {
         match self.product {
             Product::Redis => (self.major, self.minor) >= (major, minor),

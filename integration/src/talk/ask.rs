@@ -2,14 +2,14 @@
 
 use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, Value};
 
-/// What a granted request replies: the fencing token and the hold count.
+/// The reply to a granted request: the fencing token and the hold count.
 pub type Grant = (u64, u64);
 
-/// What a request that is to wait by a channel is answered: 0, the places before it, the number of the wait.
+/// The reply to a request that waits by a channel: 0, the places before it, the number of the wait.
 pub type Queued = (u64, u64, u64);
 
-/// A command from a line of words: `command("SET k v").arg(b"\0")`. There is no quoting; what a line
-/// cannot say is added with `arg`.
+/// Returns a command from a line of words: `command("SET k v").arg(b"\0")`. There is no quoting; `arg` adds words that a line
+/// cannot express.
 pub fn command(line: &str) -> Cmd {
     let mut command = Cmd::new();
     for word in line.split_ascii_whitespace() {
@@ -18,7 +18,7 @@ pub fn command(line: &str) -> Cmd {
     command
 }
 
-/// The same with more words, which may be any bytes.
+/// Returns a command from a line, with more words, which may be any bytes.
 pub fn with(line: &str, words: &[&[u8]]) -> Cmd {
     let mut command = command(line);
     for word in words {
@@ -27,7 +27,7 @@ pub fn with(line: &str, words: &[&[u8]]) -> Cmd {
     command
 }
 
-/// A reply as it came: a value, or the text of an error (`NOTHELD bob does not hold stock`).
+/// Returns a reply as a value, or the text of an error (`NOTHELD bob does not hold stock`).
 pub fn reply_of(value: Value) -> Result<Value, String> {
     match value {
         Value::ServerError(error) => Err(text_of_error(&error.into())),
@@ -43,12 +43,12 @@ fn text_of_error(error: &RedisError) -> String {
     }
 }
 
-/// Ways to say commands to a connection in a line, and to judge the replies.
+/// Sends commands as lines, and checks the replies.
 pub trait Ask: ConnectionLike {
-    /// The reply to `command`, or the text of its error reply.
+    /// Returns the reply to `command`, or the text of its error.
     ///
     /// # Panics
-    /// When there is no reply: the connection is gone or its read timeout has passed.
+    /// If there is no reply: the connection is gone or its read timeout has passed.
     #[track_caller]
     fn answer(&mut self, command: &Cmd) -> Result<Value, String> {
         match self.req_command(command) {
@@ -57,34 +57,34 @@ pub trait Ask: ConnectionLike {
         }
     }
 
-    /// The reply to `line`, or the text of its error reply.
+    /// Returns the reply to `line`, or the text of its error.
     #[track_caller]
     fn try_ask(&mut self, line: &str) -> Result<Value, String> {
         self.answer(&command(line))
     }
 
-    /// Sends `line` for what it does, not for its reply.
+    /// Sends `line` for its effect, not for its reply.
     ///
     /// # Panics
-    /// When the reply is an error.
+    /// If the reply is an error.
     #[track_caller]
     fn run(&mut self, line: &str) {
         self.ask(line)
     }
 
-    /// The reply to `line`, as a `T`.
+    /// Returns the reply to `line`, as a `T`.
     ///
     /// # Panics
-    /// When the reply is an error or not a `T`.
+    /// If the reply is an error or not a `T`.
     #[track_caller]
     fn ask<T: FromRedisValue>(&mut self, line: &str) -> T {
         self.ask_command(&command(line))
     }
 
-    /// The reply to `command`, as a `T`.
+    /// Returns the reply to `command`, as a `T`.
     ///
     /// # Panics
-    /// When the reply is an error or not a `T`.
+    /// If the reply is an error or not a `T`.
     #[track_caller]
     fn ask_command<T: FromRedisValue>(&mut self, command: &Cmd) -> T {
         match self.answer(command) {
@@ -93,10 +93,10 @@ pub trait Ask: ConnectionLike {
         }
     }
 
-    /// The error that `line` is refused with.
+    /// Returns the error that refuses `line`.
     ///
     /// # Panics
-    /// When it is not refused.
+    /// If it is not refused.
     #[track_caller]
     fn refusal(&mut self, line: &str) -> String {
         match self.try_ask(line) {

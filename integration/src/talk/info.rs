@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::str::FromStr;
 
-/// What INFO answered, by field.
+/// An answer to INFO, by field.
 #[derive(Clone, Debug)]
 pub struct Info {
     fields: HashMap<String, String>,
 }
 
 impl Info {
-    /// Reads what INFO answered.
+    /// Reads an answer to INFO.
     pub fn parse(text: &str) -> Info {
         let fields = text
             .lines()
@@ -21,25 +21,25 @@ impl Info {
         Info { fields }
     }
 
-    /// A field's text, if the server has that field.
+    /// Returns a field's text, if the server has that field.
     pub fn get(&self, field: &str) -> Option<&str> {
         self.fields.get(field).map(String::as_str)
     }
 
-    /// A field's text.
+    /// Returns a field's text.
     ///
     /// # Panics
-    /// When there is no such field.
+    /// If there is no such field.
     #[track_caller]
     pub fn text(&self, field: &str) -> &str {
         self.get(field)
             .unwrap_or_else(|| panic!("INFO has no field {field}: {:?}", self.fields))
     }
 
-    /// A field as a number.
+    /// Returns a field as a number.
     ///
     /// # Panics
-    /// When there is no such field or it is something else.
+    /// If there is no such field or it is no number.
     #[track_caller]
     pub fn number<T: FromStr<Err: Debug>>(&self, field: &str) -> T {
         let text = self.text(field);

@@ -1,4 +1,4 @@
-//! What is said to a server, or to whatever else speaks its protocol, and what it answers.
+//! Commands to a server, or to another program with its protocol, and the answers.
 
 pub(crate) mod ask;
 pub(crate) mod info;

@@ -1,4 +1,4 @@
-//! What the kernel has taken in for a server that does not read it yet.
+//! The data that the kernel has received for a server that does not read it yet.
 
 use std::fs;
 
@@ -10,7 +10,8 @@ struct Socket {
     unread: bool,
 }
 
-/// The end at `port` of the connection from `peer`, both on the loopback interface; none if there is no such end (any more).
+/// Returns the end at `port` of the connection from `peer`, both on the loopback interface; none if there is no such end (any
+/// more).
 fn find(port: u16, peer: u16) -> Option<Socket> {
     let table = fs::read_to_string("/proc/net/tcp").expect("a table of connections");
     let ends = (
@@ -29,8 +30,8 @@ fn find(port: u16, peer: u16) -> Option<Socket> {
     })
 }
 
-/// Waits until something has arrived at `port` from `peer` that the server there has not read. The kernel is mostly faster than
-/// the sender, but need not be. Does nothing where the kernel does not show it.
+/// Waits until data from `peer` has arrived at `port` that the server there has not read. The kernel is mostly faster than the
+/// sender, but need not be. Does nothing where the kernel does not show it.
 #[track_caller]
 pub(super) fn await_arrival(port: u16, peer: u16) {
     if cfg!(target_os = "linux") {

@@ -13,20 +13,20 @@ use crate::talk::socket;
 /// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
 const AT_ONCE: usize = 500;
 
-/// Follows commands whose answers are read as bytes: no answer ends like this by itself.
+/// Follows commands whose answers are read as bytes: no other answer ends in this text.
 const END: &str = "no-such-reply-ends-like-this";
 
-/// A plain TCP connection: sending and reading are two steps, so a test can pipeline, leave in the middle
-/// or send what no client would. It speaks RESP2 until it has sent `HELLO 3`.
+/// A plain TCP connection: sending and reading are two steps, so a test can pipeline, leave in the middle or send bytes that no
+/// client would. It speaks RESP2 until it has sent `HELLO 3`.
 pub struct Wire {
     stream: TcpStream,
     parser: Parser,
 }
 
-/// The one way in which tests, the benchmark and the chaos run connect: from this address, with a bound on everything.
+/// Connects from this address, with a bound on everything. Tests, the benchmark and the chaos run connect in this way only.
 ///
 /// # Errors
-/// When that is refused, or takes longer than the bound.
+/// If the server refuses, or takes longer than the bound.
 pub fn connect(from: Ipv4Addr, port: u16, bound: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     if from != Ipv4Addr::LOCALHOST {
@@ -42,15 +42,15 @@ pub fn connect(from: Ipv4Addr, port: u16, bound: Duration) -> io::Result<TcpStre
 }
 
 impl Wire {
-    /// Connects to a port of this machine; the bound is that of each read and write, too.
+    /// Connects to a port of this machine; the bound also limits each read and write.
     ///
     /// # Errors
-    /// When that is refused, or takes longer than the bound.
+    /// If the server refuses, or takes longer than the bound.
     pub fn open(port: u16, bound: Duration) -> io::Result<Wire> {
         connect(Ipv4Addr::LOCALHOST, port, bound).map(Wire::new)
     }
 
-    /// A connection that is there.
+    /// Takes over an open connection.
     pub fn new(stream: TcpStream) -> Wire {
         Wire {
             stream,
@@ -76,18 +76,18 @@ impl Wire {
         self.stream.write_all(bytes)
     }
 
-    /// The next reply or push.
+    /// Reads the next reply or push.
     ///
     /// # Errors
-    /// When the connection is closed or broken, or nothing came within its bound.
+    /// If the connection is closed or broken, or nothing came within its bound.
     pub fn read_value(&mut self) -> RedisResult<Value> {
         self.parser.parse_value(Untroubled(&self.stream))
     }
 
-    /// The next reply, or the text of the error that it is.
+    /// Reads the next reply, or the text of an error.
     ///
     /// # Panics
-    /// When no reply comes.
+    /// If no reply comes.
     #[track_caller]
     pub fn read(&mut self) -> Result<Value, String> {
         match self.read_value() {
@@ -96,8 +96,7 @@ impl Wire {
         }
     }
 
-    /// Sends lines at once, so that nothing can happen between them but what the server does by itself; their
-    /// replies.
+    /// Sends lines at once, so that only the server's own work can happen between them. Returns their replies.
     #[track_caller]
     pub fn batch<const N: usize>(
         &mut self,
@@ -107,10 +106,10 @@ impl Wire {
         lines.map(|_| self.read())
     }
 
-    /// Sends lines, many at once, and gives their replies.
+    /// Sends lines, many at once. Returns their replies.
     ///
     /// # Panics
-    /// When one is refused.
+    /// If one is refused.
     #[track_caller]
     pub fn pipeline(&mut self, lines: impl IntoIterator<Item = String>) -> Vec<Value> {
         let lines: Vec<String> = lines.into_iter().collect();
@@ -130,15 +129,14 @@ impl Wire {
         self.send_bytes(&bytes).expect("the server reads");
     }
 
-    /// Sends a line to a server that stands still, and returns when it has arrived there.
+    /// Sends a line to a stopped server, and waits until it has arrived there.
     #[track_caller]
     pub fn send_to_still(&mut self, line: &str) {
         self.send(line);
         socket::await_arrival(self.server_port(), self.local_port());
     }
 
-    /// Closes the connection to a server that stands still, and returns when the end has arrived there. If something was not read
-    /// yet, it is a reset.
+    /// Closes the connection to a stopped server, and waits until the end has arrived there. With unread data the end is a reset.
     #[track_caller]
     pub fn close_to_still(self) {
         let (server, local) = (self.server_port(), self.local_port());
@@ -154,7 +152,7 @@ impl Wire {
         self.stream.local_addr().expect("a connection").port()
     }
 
-    /// Whether anything has arrived that was not read yet.
+    /// Returns true if unread data has arrived.
     pub fn has_something(&self) -> bool {
         self.stream.set_nonblocking(true).expect("a TCP option");
         let arrived = self.stream.peek(&mut [0]).is_ok();
@@ -162,9 +160,8 @@ impl Wire {
         arrived
     }
 
-    /// One line as it comes, without its CR LF: `*-1` tells a null array from a null bulk, `$-1`, which
-    /// clients show as the same. To be used when every earlier reply was read completely: what the parser
-    /// has read ahead is not seen here.
+    /// Reads one line as it comes, without its CR LF: `*-1` distinguishes a null array from a null bulk, `$-1`, which clients
+    /// show alike. Every earlier reply must have been read completely: data that the parser has read ahead is not seen here.
     #[track_caller]
     pub fn read_line(&mut self) -> String {
         let mut line = Vec::new();
@@ -179,11 +176,11 @@ impl Wire {
         String::from_utf8_lossy(&line).into_owned()
     }
 
-    /// Sends commands at once; the bytes of all that the server answers, as they come. To be used when every earlier reply
-    /// was read completely.
+    /// Sends commands at once. Returns the bytes of all answers, as they come. Every earlier reply must have been read
+    /// completely.
     ///
     /// # Panics
-    /// When the server does not answer, or closes the connection.
+    /// If the server does not answer, or closes the connection.
     #[track_caller]
     pub fn bytes(&mut self, commands: &[Cmd]) -> Vec<u8> {
         let mut sent: Vec<u8> = commands.iter().flat_map(Cmd::get_packed_command).collect();
@@ -202,14 +199,14 @@ impl Wire {
         bytes
     }
 
-    /// How long a read waits; `None` is for ever.
+    /// Sets how long a read waits; `None` waits forever.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) {
         self.stream
             .set_read_timeout(timeout)
             .expect("a timeout that is not zero");
     }
 
-    /// This client's id at the server.
+    /// Returns this client's id at the server.
     #[track_caller]
     pub fn client_id(&mut self) -> u64 {
         self.ask("CLIENT ID")
@@ -217,7 +214,7 @@ impl Wire {
 
     /// Closes the connection in both directions.
     pub fn close(&self) {
-        // It may be closed by the server already; then there is nothing to do.
+        // The server may have closed it already; then there is nothing to do.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -226,14 +223,14 @@ impl Wire {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// A second handle to the same socket, to close it while the first one reads.
+    /// Returns a second handle to the socket, to close it while the first one reads.
     pub(crate) fn stream(&self) -> TcpStream {
         self.stream.try_clone().expect("a spare file descriptor")
     }
 }
 
-/// As a client library's connection: a request, and what comes next. What the server says unasked (RESP3) is not told apart from a
-/// reply: the answer to SUBSCRIBE is such a message.
+/// Acts as a client library's connection: a request, and the next reply. A push (RESP3) is not distinguished from a reply: the
+/// answer to SUBSCRIBE is a push.
 impl ConnectionLike for Wire {
     fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {
         self.send_bytes(command)?;
@@ -266,8 +263,8 @@ impl ConnectionLike for Wire {
     }
 }
 
-/// Reads on where the process was interrupted. A read with a timeout ends by itself when the process is stopped and goes on, or
-/// when the machine under it is: nobody handles a signal, and there is nothing wrong.
+/// Reads on after an interruption. A read with a timeout is interrupted when the process, or the machine under it, is stopped and
+/// resumed: no handler runs, and nothing is wrong.
 struct Untroubled<'s>(&'s TcpStream);
 
 impl Read for Untroubled<'_> {
