@@ -1,4 +1,4 @@
-//! All that is tested from outside: running servers, and what documents say. One program: few tests wait for the last of others.
+//! All tests from outside: running servers, and the claims of documents. One program: few tests wait for the last of others.
 
 mod around;
 mod connections;

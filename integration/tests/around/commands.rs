@@ -1,5 +1,5 @@
-//! What the server itself knows of the commands: COMMAND, arity, ACL, and the module's section of INFO. What is
-//! expected is written down here from the reference, `docs/commands.md`.
+//! The server's own knowledge of the commands: COMMAND, arity, ACL, and the module's section of INFO. The expectations are copied
+//! here from the reference, `docs/commands.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use dlock_integration::{command, held, kept, AclRules, Ask, Blocked, Grant, Serv
 const REFERENCE: &str = include_str!("../../../docs/commands.md");
 const OPERATIONS: &str = include_str!("../../../docs/operations.md");
 
-/// What a user needs to be allowed on the lock's key.
+/// The permissions that a user needs on the lock's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     ReadWrite,
@@ -20,20 +20,20 @@ enum Needs {
 
 use Needs::{Nothing, Read, ReadWrite};
 
-/// What is expected of a command.
+/// The expectations for a command.
 struct Expected {
-    /// As in the reference, but that `=` and its type follow each argument's name.
+    /// As in the reference, except that `=` and its type follow each argument's name.
     syntax: String,
     arity: i64,
     needs: Needs,
     flags: &'static str,
     categories: &'static str,
-    /// Succeeds when `k` is held by alice; `<token>` stands for hers. In this order one does not spoil the next.
+    /// Succeeds when alice holds `k`; `<token>` stands for her token. In this order no example spoils the next.
     example: &'static str,
 }
 
-/// Syntax, then arity, what a user needs, flags, categories and an example. GUARD only looks at the lock; what its inner command
-/// needs is asked of that one's keys.
+/// Syntax, arity, the user's permissions, flags, categories and an example. GUARD only reads the lock; the permissions of its
+/// inner command concern that command's keys.
 const REFERRED: &str = "\
 DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
         [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer]
@@ -81,7 +81,7 @@ DLOCK.STATS [RESET]
 DLOCK.HELP
     1; nothing; loading stale fast; @read @fast; DLOCK.HELP";
 
-/// Not for clients, so not in the reference.
+/// Commands that are not for clients, so not in the reference.
 const INTERNAL: &str = "\
 DLOCK.APPLY key=key [effect=string]
     -2; read and write; write; @write @admin @dangerous; DLOCK.APPLY k x
@@ -122,7 +122,7 @@ fn everything() -> impl Iterator<Item = &'static Expected> {
 }
 
 impl Expected {
-    /// `dlock.acquire`: as the server writes it.
+    /// Returns the name as the server writes it: `dlock.acquire`.
     fn name(&self) -> String {
         self.example
             .split(' ')
@@ -131,7 +131,7 @@ impl Expected {
             .to_lowercase()
     }
 
-    /// As in the reference.
+    /// Returns the syntax as in the reference.
     fn plain_syntax(&self) -> String {
         ["key", "string", "integer"]
             .iter()
@@ -148,16 +148,16 @@ impl Expected {
         self.needs != Nothing
     }
 
-    /// Whether a number tells how many keys there are.
+    /// Returns true if a number gives the count of the keys.
     fn many_keys(&self) -> bool {
         self.syntax.contains("numkeys")
     }
 
-    /// The flags of its key, as the server writes them.
+    /// Returns the flags of its key, as the server writes them.
     fn key_flags(&self) -> BTreeSet<String> {
         match self.needs {
             ReadWrite => words("RW access update"),
-            // There may be more keys, which only the module can tell.
+            // There may be more keys, which only the module can find.
             Read if self.flags.contains("movablekeys") => words("RO access incomplete"),
             Read => words("RO access"),
             Nothing => BTreeSet::new(),
@@ -180,7 +180,7 @@ fn names() -> BTreeSet<String> {
     everything().map(Expected::name).collect()
 }
 
-/// The connection of a user whom these rules make.
+/// Returns a connection of a user with these rules.
 fn user(server: &Server, rules: &str) -> Wire {
     let mut admin = server.connection();
     admin.run(&format!("ACL SETUSER worker reset on >secret {rules}"));
@@ -193,11 +193,11 @@ fn assert_denied(c: &mut Wire, line: &str, why: &str) {
     assert!(error.starts_with("NOPERM "), "{why}: {line}: {error}");
 }
 
-/// Runs the example if it is `allowed`, and else finds it refused by the ACL.
+/// Asserts that the example succeeds if it is `allowed`, and that the ACL refuses it otherwise.
 #[track_caller]
 fn assert_allowed(c: &mut Wire, line: &str, allowed: bool, why: &str) {
     if line == "DLOCK.SYNC" {
-        // No rule denies it: it answers whoever may ask for PSYNC.
+        // No rule denies it: it answers every user that may send PSYNC.
         let error = c.refusal(line);
         assert!(error.starts_with("NOMASTERLINK "), "{why}: {error}");
     } else if !allowed {
@@ -250,7 +250,7 @@ fn command_info_is_right() {
     for mut c in [server.connection(), server.connection_resp3()] {
         for expected in everything() {
             let name = expected.name();
-            // In whatever case it is asked for.
+            // In any case of letters.
             let answer: Vec<Vec<Value>> = c.ask(&format!("COMMAND INFO {}", name.to_uppercase()));
             let info = &answer[0];
             assert_eq!(read::<String>(&info[0]), name);
@@ -259,7 +259,7 @@ fn command_info_is_right() {
             flags.insert("module".into());
             assert_eq!(read::<BTreeSet<String>>(&info[2]), flags, "{name}");
             let positions: Vec<i64> = info[3..6].iter().map(read).collect();
-            // Keys that a number tells of have no place of their own.
+            // Keys after a number have no position of their own.
             let placed = expected.has_key() && !expected.many_keys();
             let own = if placed { [1; 3] } else { [0; 3] };
             assert_eq!(positions, own, "{name}");
@@ -292,7 +292,7 @@ fn command_info_is_right() {
     }
 }
 
-/// The key is the first word, and only that; or the first word tells how many follow it.
+/// Asserts that the first word is the only key, or gives the number of keys after it.
 #[track_caller]
 fn assert_first_word(key: &Fields, expected: &Expected) {
     let name = expected.name();
@@ -316,7 +316,7 @@ fn assert_first_word(key: &Fields, expected: &Expected) {
     assert_eq!(spec, BTreeMap::from(only), "{name}");
 }
 
-/// An argument of COMMAND DOCS, written as in the table.
+/// Returns an argument of COMMAND DOCS, written as in the table.
 fn written(arg: &Value) -> String {
     let arg: Fields = read(arg);
     let text = |field: &str| arg.get(field).map(read::<String>);
@@ -337,7 +337,7 @@ fn written(arg: &Value) -> String {
     } else if flags.contains("multiple") {
         written += " ...";
     }
-    // Which of the key's positions it stands for.
+    // The key's position for which it stands.
     let key = arg.get("key_spec_index").map(read::<i64>);
     assert_eq!(key, (kind == "key").then_some(0), "{name}");
     if flags.contains("optional") {
@@ -372,7 +372,7 @@ fn command_docs_are_right() {
                 .iter()
                 .fold(name.to_uppercase(), |line, arg| line + " " + &written(arg));
             assert_eq!(line, expected.syntax);
-            // The same is in the server's own help; what is internal is not.
+            // The server's own help has the syntax, too, but not that of internal commands.
             let helped = help.get(expected.plain_syntax().as_str());
             let summary = text("summary");
             let own = INTERNALS.iter().all(|internal| name != internal.name());
@@ -396,7 +396,7 @@ fn command_getkeys_finds_the_lock() {
         flags.remove("incomplete");
         assert_eq!(keys, [("k".to_owned(), flags)], "{line}");
     }
-    // Whatever stands where options do, and whatever the key looks like.
+    // Whatever stands in place of options, and whatever the key looks like.
     for line in [
         "DLOCK.ACQUIRE owner k 1000 BLOCK 5 HOLDS 1 LIMIT 3",
         "dlock.fairacquire owner owner CLAIM 7 SHARED",
@@ -412,14 +412,14 @@ fn command_getkeys_finds_the_lock() {
     }
 }
 
-/// The server knows it before the module is asked: a transaction is refused while it is put together.
+/// The server checks the arity before it calls the module: it refuses a transaction while it queues the commands.
 #[test]
 fn a_wrong_number_of_words_is_the_server_s_to_refuse() {
     let (_server, mut c, _) = held();
     for expected in everything() {
         let name = expected.name();
         let least = expected.arity.unsigned_abs() as usize;
-        // With the name itself.
+        // The name counts as a word.
         let mut wrong: Vec<usize> = (1..least).collect();
         if expected.arity > 0 {
             wrong.push(least + 1);
@@ -434,7 +434,7 @@ fn a_wrong_number_of_words_is_the_server_s_to_refuse() {
             assert!(error.starts_with("EXECABORT "), "{line}: {error}");
         }
     }
-    // What there is not.
+    // A command that does not exist.
     let error = c.refusal("DLOCK.MFORCE k");
     assert!(
         error.starts_with("ERR unknown command") && error.contains("MFORCE"),
@@ -448,13 +448,13 @@ fn key_patterns_are_enforced() {
     let before = kept(&mut admin, "k");
     for (rules, read, read_write) in [
         ("%R~k", true, false),
-        // Whoever could only write could still learn of a lock by what is answered.
+        // A user who may only write could still learn about a lock from the answer.
         ("%W~k", false, false),
         ("%R~k %W~other", true, false),
         ("~other", false, false),
         ("~kk ~?k", false, false),
         ("resetkeys", false, false),
-        // These may, and go last.
+        // These may, and come last.
         ("%RW~k", true, true),
         ("%R~k %W~k", true, true),
         ("~k", true, true),
@@ -473,7 +473,7 @@ fn key_patterns_are_enforced() {
             assert_eq!(kept(&mut admin, "k"), before, "{rules}");
         }
     }
-    // Who was denied has neither taken nor left a place, nor in scripts and transactions.
+    // A denied user has neither taken nor left a place, in scripts and transactions as well.
     let mut c = user(&server, "+@all %R~k ~mine");
     let now = kept(&mut admin, "k");
     for line in [
@@ -498,7 +498,7 @@ fn key_patterns_are_enforced() {
     assert_eq!(c.ask::<Grant>("DLOCK.ACQUIRE mine bob").1, 1);
 }
 
-/// Of the users of the reference, each may send its commands and no others.
+/// Each user of the reference may send its own commands and no others.
 #[test]
 fn the_users_of_the_reference_can_do_what_they_are_for() {
     let app_may =
@@ -533,13 +533,13 @@ fn the_users_of_the_reference_can_do_what_they_are_for() {
     assert_eq!(admin.ask::<u64>("EXISTS stock k"), 2);
 }
 
-/// The `addr` and `name` of the first place in the queue of `k`, as far as they are shown.
+/// Returns the `addr` and `name` of the first place in the queue of `k`, as far as they are shown.
 fn shown(info: Value) -> (Option<String>, Option<String>) {
     let info: Fields = read(&info);
     let queue: Vec<Fields> = read(&info["queue"]);
     let text = |field: &str| queue[0].get(field).map(read::<String>);
     assert_eq!(text("owner"), Some("bob".into()));
-    // Which connection it is, everybody may know.
+    // Every user may know the connection's id.
     assert_ne!(text("client"), Some("0".into()));
     (text("addr"), text("name"))
 }
@@ -586,7 +586,7 @@ fn who_may_not_list_clients_is_not_shown_them() {
         c.run("HELLO 3");
         assert_eq!(shown(c.ask("DLOCK.INFO k")), expected, "{rules}");
     }
-    // It is asked each time.
+    // The module asks for the permission each time.
     let mut c = user(&server, "%R~k +@all");
     assert_eq!(shown(c.ask("DLOCK.INFO k")), all);
     admin.run("ACL SETUSER worker -client|list");
@@ -595,7 +595,7 @@ fn who_may_not_list_clients_is_not_shown_them() {
     assert_eq!(shown(c.ask("DLOCK.INFO k")), all);
 }
 
-/// The module's fields in an answer of INFO.
+/// Returns the module's fields in an answer of INFO.
 fn info_fields(text: &str) -> BTreeMap<String, u64> {
     text.lines()
         .filter(|line| line.starts_with("dlock_"))
@@ -612,7 +612,7 @@ fn info_fields(text: &str) -> BTreeMap<String, u64> {
 
 #[test]
 fn info_has_the_fields_of_the_reference() {
-    // In the first column, in code, one or more a row.
+    // In the first column, as code, one or more in a row.
     let documented: BTreeSet<String> = OPERATIONS
         .split("## INFO fields")
         .nth(1)
@@ -652,7 +652,7 @@ fn info_has_the_fields_of_the_reference() {
         let text: String = c.ask(larger);
         assert_eq!(info_fields(&text), fields, "{larger}");
     }
-    // A reader who has nobody beside it becomes a writer at once.
+    // A reader that is the only holder becomes a writer at once.
     c.run("DLOCK.ACQUIRE reader alice 600000 SHARED");
     c.run("DLOCK.ACQUIRE reader alice 600000");
     let fields = info_fields(&c.ask::<String>("INFO dlock"));

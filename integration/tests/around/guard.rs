@@ -17,7 +17,7 @@ fn get(connection: &mut Wire, key: &str) -> Option<String> {
     connection.ask(&format!("GET {key}"))
 }
 
-/// Tries to write `data` under a token that must be dead.
+/// Asserts that a write under a dead token is refused.
 #[track_caller]
 fn assert_fenced(connection: &mut Wire, token: u64) {
     let before = get(connection, "data");
@@ -26,14 +26,14 @@ fn assert_fenced(connection: &mut Wire, token: u64) {
     assert_eq!(get(connection, "data"), before);
 }
 
-/// Refused with this code, and nothing written.
+/// Asserts that the line is refused with this code and writes nothing.
 #[track_caller]
 fn assert_refused(connection: &mut Wire, line: &str, code: &str) {
     let error = connection.refusal(line);
     assert_eq!(error.split(' ').next(), Some(code), "{line}: {error}");
 }
 
-/// A connection of which even the bytes of a reply are compared: client libraries show different replies as the same.
+/// Returns a connection on which even the bytes of a reply are compared: client libraries show different replies alike.
 fn wire(server: &Server, protocol: u8) -> Wire {
     let mut wire = server.connection();
     wire.bytes(&[command(&format!("HELLO {protocol}"))]);
@@ -44,7 +44,7 @@ fn bytes(wire: &mut Wire, line: &str) -> String {
     String::from_utf8_lossy(&wire.bytes(&[command(line)])).into_owned()
 }
 
-/// `guard_replies.rs` compares all commands; here is what its values and arguments leave out.
+/// `guard_replies.rs` compares all commands; this test has the values and arguments that are missing there.
 #[test]
 fn replies_of_rare_shapes_pass_through() {
     let (server, mut c, token) = held();
@@ -107,7 +107,7 @@ fn arguments_may_be_any_bytes() {
     assert_eq!(c.ask_command::<Vec<u8>>(command("GET").arg(bytes)), bytes);
     assert_eq!(c.ask_command::<Vec<u8>>(&guarded(&[b"GET", bytes])), bytes);
     assert_eq!(c.ask_command::<String>(&guarded(&[b"SET", b"", b""])), "OK");
-    // No command has such a name, and one with a zero byte in it is not the one before that byte.
+    // No command has such a name, and a name with a zero byte in it is not the part before that byte.
     let long = [b'x'; 10_000];
     for name in [
         b"".as_slice(),
@@ -126,7 +126,7 @@ fn arguments_may_be_any_bytes() {
     assert_eq!(c.ask::<String>("PING"), "PONG");
 }
 
-/// The connection of a user who may touch `k` and `data:*`, with more rules.
+/// Returns a connection of a user who may touch `k` and `data:*`, with more rules.
 fn as_user(server: &Server, rules: &str) -> Wire {
     let mut admin = server.connection();
     admin.run(&format!(
@@ -135,7 +135,7 @@ fn as_user(server: &Server, rules: &str) -> Wire {
     server.connection_as("worker", "secret")
 }
 
-/// Keys that a command makes up as it goes are in no list: the command itself looks at who calls.
+/// Keys that a command computes are in no list: the command itself checks the caller.
 #[test]
 fn the_user_is_known_to_the_command_too() {
     let (server, mut admin, token) = held();
@@ -151,7 +151,7 @@ fn the_user_is_known_to_the_command_too() {
     }
 }
 
-/// A script does not lend its caller what the caller has not.
+/// A script gives its caller no further permissions.
 #[test]
 fn permissions_hold_in_scripts_and_transactions_too() {
     let (server, mut admin, token) = held();
@@ -182,7 +182,7 @@ fn permissions_hold_in_scripts_and_transactions_too() {
     assert_eq!(get(&mut admin, "secret"), None);
 }
 
-/// A script that may not write cannot by GUARD either; nor can anybody at a replica.
+/// A script that may not write cannot by GUARD either; nor can any client at a replica.
 #[test]
 fn a_script_that_may_not_write_cannot_by_guard() {
     let (primary, mut c, token) = held();
@@ -207,7 +207,7 @@ fn a_script_that_may_not_write_cannot_by_guard() {
         assert!(refused.is_err(), "{inner}: {refused:?}");
     }
     for line in ["MULTI", &guard(token, "SET data 2")] {
-        // A replica refuses it as the transaction is put together.
+        // A replica refuses it while it queues the transaction.
         let _ = r.try_ask(line);
     }
     assert!(r.refusal("EXEC").starts_with("EXECABORT "));
@@ -237,7 +237,7 @@ fn a_replica_is_read_only_until_it_is_promoted() {
     assert_eq!(get(&mut c, "data"), Some("1".into()));
 }
 
-/// Every key, its value and its end.
+/// Returns every key, its value and its expiry.
 fn all(server: &Server) -> Vec<(i64, String, (String, i64))> {
     let mut all = Vec::new();
     for db in [0, 2] {
@@ -252,7 +252,7 @@ fn all(server: &Server) -> Vec<(i64, String, (String, i64))> {
     all
 }
 
-/// Writes of every kind under `token`, among them such as are not replicated as they were said.
+/// Writes of every kind under `token`, including some that are replicated in another form.
 fn write_all_kinds(c: &mut Wire, token: u64) {
     for line in [
         "SET plain 1",
@@ -289,7 +289,7 @@ fn a_replica_has_what_was_written() {
     assert_eq!(replica.connection().ask::<i64>("DBSIZE"), seen);
 }
 
-/// As if the command had come by itself: who reads the AOF needs no lock, no token, and not this module's word.
+/// The AOF has the command as if it had come alone: its reader needs no lock, no token, and no command of this module.
 #[test]
 fn the_aof_has_the_command_by_itself() {
     let mut server = Server::builder()
@@ -312,7 +312,7 @@ fn the_aof_has_the_command_by_itself() {
     assert!(log.contains("plain") && log.contains("with-end"));
     assert!(!log.to_uppercase().contains("GUARD"), "{log}");
     assert!(!log.contains("stale"));
-    // Reads are not written down.
+    // Reads are not written to the AOF.
     assert!(!log.contains("\r\nGET\r\n"));
     server.restart();
     assert_eq!(before, all(&server));
@@ -367,7 +367,7 @@ fn a_script_guards_its_writes() {
     let (value, error): (u64, String) = c.ask_command(&eval);
     assert_eq!(value, 1);
     assert!(error.starts_with("FENCED "), "{error}");
-    // Uncaught, the error is the script's.
+    // Without pcall the error is the script's.
     c.run("DLOCK.RELEASE k alice");
     assert!(c
         .answer(&eval)
@@ -394,13 +394,13 @@ fn the_server_knows_the_keys() {
         "SET a",
     ] {
         let mut guarded: Vec<String> = c.ask(&format!("COMMAND GETKEYS DLOCK.GUARD k 1 {line}"));
-        // The server answers an error where there are none.
+        // The server answers an error where there are no keys.
         let own = c.try_ask(&format!("COMMAND GETKEYS {line}"));
         let mut own: Vec<String> = own.map_or(Vec::new(), |keys| {
             from_redis_value(&keys).expect("an array of texts")
         });
         assert_eq!(guarded.remove(0), "k", "{line}");
-        // In which order is nowhere promised.
+        // The order is not specified.
         guarded.sort();
         own.sort();
         assert_eq!(guarded, own, "{line}");
@@ -436,7 +436,7 @@ fn in_a_cluster_all_keys_are_in_the_lock_s_slot() {
     assert_refused(&mut c, "EXEC", "EXECABORT");
     assert_eq!(get(&mut c, "{a}data"), Some("1".into()));
     assert_eq!(get(&mut c, "{b}data"), None);
-    // In a script, too, whatever it said about its keys.
+    // In a script, too, whatever keys it declared.
     let script = "return redis.pcall('DLOCK.GUARD', KEYS[1], ARGV[1], 'INCR', ARGV[2])";
     let mut eval = |key: &str| {
         let mut eval = command("EVAL");

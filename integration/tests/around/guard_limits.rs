@@ -1,9 +1,9 @@
-//! What `DLOCK.GUARD` does not run, and what it does not fall over.
+//! Commands that `DLOCK.GUARD` refuses to run, and deep nesting that it survives.
 
 use dlock_integration::redis::Cmd;
 use dlock_integration::{assert_sound, command, reply_of, Ask, Guarded, Server};
 
-/// A GUARD within a GUARD within a GUARD: the keys of all of them are asked for before any of it is refused.
+/// A GUARD within a GUARD within a GUARD: the server asks for the keys of all of them before any is refused.
 #[test]
 fn nested_guards_do_not_exhaust_the_stack() {
     for depth in [2, 1_000, 300_000] {
@@ -11,7 +11,7 @@ fn nested_guards_do_not_exhaust_the_stack() {
             let server = Server::start();
             let mut c = server.connection();
             let guarded = Guarded::new(&server, &mut c);
-            // Of a user whose keys are bounded the server asks which keys a command has.
+            // For a user with restricted keys the server asks for a command's keys.
             c.run("ACL SETUSER app on >secret ~k +dlock.guard +ping");
             let mut line = if user {
                 Cmd::new()
@@ -26,7 +26,7 @@ fn nested_guards_do_not_exhaust_the_stack() {
             if user {
                 asking.ask::<()>("AUTH app secret");
             }
-            // Keys or a refusal: both are an answer.
+            // Keys or a refusal: both are answers.
             asking.send_command(&line);
             let reply = asking.read_value().map(reply_of);
             let answered = match &reply {

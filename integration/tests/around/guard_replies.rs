@@ -1,15 +1,15 @@
-//! `DLOCK.GUARD` answers as the command does by itself: every command of the server, on values of every type, by both ways
+//! `DLOCK.GUARD` answers as the command does alone: every command of the server, on values of every type, with and without GUARD
 //! from equal states, compared byte for byte.
 //!
-//! The arguments are made from what the server says of its commands (COMMAND DOCS): all that a command needs, with each
-//! choice that it gives and each option by itself.
+//! The arguments come from the server's description of its commands (COMMAND DOCS): all required arguments, with each choice and
+//! each option in turn.
 
 use std::collections::BTreeSet;
 
 use dlock_integration::redis::{cmd, Cmd, Value};
 use dlock_integration::{command, Ask, Grant, Server, Wire};
 
-/// Commands that are not compared, or only in one way, and why.
+/// Commands that are not compared, or only in one way, and the reason.
 const NOT_COMPARED: &[(&str, &str)] = &[
     ("command", "hundreds of kilobytes each time"),
     ("command docs", "hundreds of kilobytes each time"),
@@ -35,8 +35,8 @@ const NOT_COMPARED: &[(&str, &str)] = &[
 /// Commands that GUARD refuses by their names.
 const REFUSED: &[&str] = &["select", "wait", "waitaof"];
 
-/// A value of every type, each under its name. Sets, hashes and sorted sets have one member, so that what is drawn from them
-/// by chance is always the same.
+/// A value of every type, each under its name. Sets, hashes and sorted sets have one member, so that a random choice from them
+/// always gives that member.
 const VALUES: &[&str] = &[
     "SET string abc",
     "SET number 10",
@@ -50,7 +50,7 @@ const VALUES: &[&str] = &[
     "GEOADD geo 13.36 38.11 m1",
 ];
 
-/// A value of the type that Redis 8 has besides.
+/// A value of the additional type of Redis 8.
 const VECTORS: &str = "VADD vectors VALUES 1 1 m1";
 
 /// Keys: those of the values, one without a value, and the lock.
@@ -59,12 +59,12 @@ const KEYS: &[&str] = &[
     "nothing", "k",
 ];
 
-/// Keys whose values are the same whenever they are made anew: not the lock's, with its token, nor vectors, with an id.
+/// Keys whose values are identical whenever they are made: not the lock's, with its token, nor vectors, with an id.
 const SAME: &[&str] = &[
     "string", "number", "list", "hash", "set", "zset", "stream", "log", "geo", "nothing",
 ];
 
-/// A word of a command that is to be a key.
+/// A word of a command that stands for a key.
 const KEY: &str = "<key>";
 
 /// A client's way to send a command.
@@ -79,12 +79,13 @@ enum Way {
 struct Spec {
     name: String,
     flags: BTreeSet<String>,
-    /// Lists of words behind its name.
+    /// Lists of words after its name.
     arguments: Vec<Vec<String>>,
 }
 
 impl Spec {
-    /// Whether GUARD says that it does not run it: what blocks, what is not for scripts, and some by their names.
+    /// Returns true if GUARD documents that it does not run the command: blocking commands, those not for scripts, and some by
+    /// name.
     fn is_refused(&self) -> bool {
         ["blocking", "noscript"]
             .iter()
@@ -101,15 +102,15 @@ impl Spec {
         self.flags.contains("readonly")
     }
 
-    /// The whole lines: each list of arguments with keys of every type, all of one type and, where there are several, also
-    /// with a string as the first.
+    /// Returns the whole lines: each list of arguments with keys of every type, all of one type and, where there are several,
+    /// also with a string as the first.
     fn lines(&self) -> BTreeSet<Vec<String>> {
         let mut lines = BTreeSet::new();
         for words in &self.arguments {
             let keys = words.iter().filter(|word| *word == KEY).count();
             for key in KEYS {
                 for first in [key, &"string"] {
-                    // How long a lease still is.
+                    // The answer is the rest of a lease, which changes.
                     let runs = *key == "k" && ["ttl", "pttl"].contains(&&*self.name);
                     let mut keys = [first].into_iter().chain(std::iter::repeat(key)).take(keys);
                     let with_keys = words.iter().map(|word| match word == KEY {
@@ -128,7 +129,7 @@ impl Spec {
     }
 }
 
-/// A field of a map.
+/// Returns a field of a map.
 fn field<'v>(map: &'v Value, name: &str) -> Option<&'v Value> {
     let Value::Map(fields) = map else {
         panic!("no map: {map:?}");
@@ -152,7 +153,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// What an argument may be: lists of words.
+/// Returns the lists of words that an argument may be.
 fn choices(argument: &Value) -> Vec<Vec<String>> {
     let name = field(argument, "name").map(text).unwrap_or_default();
     let plain = |word: &str| vec![vec![word.to_string()]];
@@ -160,7 +161,7 @@ fn choices(argument: &Value) -> Vec<Vec<String>> {
     let kind = field(argument, "type").map(text).unwrap_or_default();
     let choices = match &*kind {
         "key" => plain(KEY),
-        // Nothing may end while it is looked at.
+        // No lease may end during the comparison.
         "integer" if name.contains("milli") => plain("1000000000"),
         "integer" if name.contains("second") => plain("1000000"),
         "integer" if name == "ttl" => plain("0"),
@@ -187,7 +188,7 @@ fn choices(argument: &Value) -> Vec<Vec<String>> {
         .into_iter()
         .map(|words| token.iter().cloned().chain(words).collect())
         .collect();
-    // An id of the server's own making tells the time.
+    // An id that the server makes depends on the time.
     choices.retain(|words| *words != ["*"] || kind == "pattern");
     if flags(argument).contains("multiple") {
         let twice = choices
@@ -202,7 +203,7 @@ fn flags(argument: &Value) -> BTreeSet<String> {
     items(field(argument, "flags")).iter().map(text).collect()
 }
 
-/// Lists of words for arguments: what has to be there, then with each other choice and each option by itself.
+/// Returns lists of words for arguments: the required ones, then those with each other choice and each option in turn.
 fn lists(arguments: &[Value]) -> Vec<Vec<String>> {
     let all: Vec<(bool, Vec<Vec<String>>)> = arguments
         .iter()
@@ -231,7 +232,7 @@ fn lists(arguments: &[Value]) -> Vec<Vec<String>> {
     lists
 }
 
-/// All commands of the server, with their subcommands.
+/// Returns all commands of the server, with their subcommands.
 fn specs(server: &Server) -> Vec<Spec> {
     let mut c = server.connection_resp3();
     let Value::Map(docs) = c.ask("COMMAND DOCS") else {
@@ -268,7 +269,7 @@ fn specs(server: &Server) -> Vec<Spec> {
     specs
 }
 
-/// A server of which both ways begin in the same state.
+/// A server that can be reset, so that both ways begin in an equal state.
 struct Setup {
     wire: Wire,
     values: Vec<&'static str>,
@@ -305,7 +306,7 @@ impl Setup {
         [&guard[..], line].concat()
     }
 
-    /// What is answered to a command sent this way, and what is in the keys then.
+    /// Sends a command in this way. Returns its answer, and the contents of the keys afterwards.
     fn answer(&mut self, way: Way, protocol: u8, words: &[String]) -> Vec<u8> {
         let mut sent = cmd(&words[0]);
         sent.arg(&words[1..]);
@@ -325,8 +326,8 @@ impl Setup {
     }
 }
 
-/// An error of the command itself that comes elsewhere: EXEC is refused for a command that was, and scripts count the
-/// words themselves.
+/// Returns true if an error of the command itself arises elsewhere: EXEC is refused after a refused command, and scripts count
+/// the words themselves.
 fn comes_elsewhere(way: Way, direct: &str, guarded: &str) -> bool {
     match way {
         Way::Plain => false,
@@ -338,7 +339,7 @@ fn comes_elsewhere(way: Way, direct: &str, guarded: &str) -> bool {
     }
 }
 
-/// Sends every command this way, with and without GUARD.
+/// Compares every command in this way, with and without GUARD.
 fn compare(way: Way) {
     let server = Server::start();
     let specs = specs(&server);
@@ -349,7 +350,7 @@ fn compare(way: Way) {
             .iter()
             .filter(|spec| !spec.is_refused() && !spec.not_compared())
         {
-            // Even what only reads may leave something behind (PFCOUNT).
+            // Even a reading command may leave a change behind (PFCOUNT).
             setup.reset();
             for line in spec.lines() {
                 let direct = setup.answer(way, protocol, &line);
@@ -381,7 +382,7 @@ fn compare(way: Way) {
         different.len(),
         different[..different.len().min(20)].join("\n")
     );
-    // It would have been seen.
+    // Enough was compared to notice a difference.
     assert!(
         compared.len() > 150 && good > 2_000,
         "{} {good}",
@@ -415,7 +416,7 @@ fn every_command_answers_as_by_itself_in_a_script() {
     compare(Way::Script);
 }
 
-/// Whatever GUARD does not run is answered by one error, and nothing has happened.
+/// Every command that GUARD does not run is refused by one error, and changes nothing.
 #[test]
 fn every_command_that_is_refused_is_answered() {
     let server = Server::start();

@@ -1,8 +1,8 @@
-//! What the server itself offers for any key: it tells, refuses, or is noticed, and the lock works on.
+//! The server's own commands for any key: each reads, refuses, or is noticed, and the lock works on.
 
 use dlock_integration::{assert_sound, Ask, Guarded, Server};
 
-/// What the server itself offers for any key: it tells or refuses, and the lock stays what it is.
+/// Each general command reads or refuses, and the lock is unchanged.
 #[test]
 fn general_commands_do_no_harm() {
     let server = Server::start();
@@ -108,7 +108,7 @@ fn general_commands_do_no_harm() {
     other.run("SELECT 5");
     other.run("SET guarded x");
     guarded.assert_untouched(&mut c);
-    // The defragmenter looks at every value, where the server has one.
+    // The defragmenter visits every value, where the server has one.
     if c.try_ask("CONFIG SET activedefrag yes").is_ok() {
         c.run("CONFIG SET active-defrag-ignore-bytes 1 active-defrag-threshold-lower 0");
     }

@@ -1,4 +1,4 @@
-//! Loading while the server runs: a load that is refused leaves nothing behind, and the next one works.
+//! Loading into a running server: a refused load leaves nothing behind, and the next one works.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use dlock_integration::{
     await_until, command, module_path, Ask, Blocked, Grant, Server, ServerBuilder, Wire, PATIENCE,
 };
 
-/// Every setting with values that it cannot have: one below the least and one above the most for numbers.
+/// Every setting with invalid values: one below the least and one above the most for numbers.
 const SETTINGS: &[(&str, &[&str])] = &[
     ("default-lease-ms", &["0", "3155760000001"]),
     ("max-lease-ms", &["0", "3155760000001"]),
@@ -20,7 +20,7 @@ const SETTINGS: &[(&str, &[&str])] = &[
     ("max-holders", &["0", "1000000001"]),
     ("deadlock-max-steps", &["0", "1000000001"]),
     ("quarantine-ms", &["-1", "3155760000001"]),
-    // One by itself needs a quarantine, too.
+    // A valid value needs a quarantine as well.
     ("replicas", &["-1", "101", "1"]),
     ("ack-timeout-ms", &["0", "3155760000001"]),
     ("deadlock-detection", &["maybe", "1"]),
@@ -29,7 +29,7 @@ const SETTINGS: &[(&str, &[&str])] = &[
     ("on-panic", &["zz", "no", "1"]),
 ];
 
-/// What no setting can be.
+/// Words that no setting accepts.
 const NONSENSE: &[&str] = &[
     "",
     "x",
@@ -43,7 +43,7 @@ fn bare() -> ServerBuilder {
     Server::builder().without_module()
 }
 
-/// Loads the module with these words behind its path; whether the server does it.
+/// Loads the module with these words after its path. Returns whether the server accepts the load.
 #[track_caller]
 fn load(c: &mut Wire, words: &[&str]) -> bool {
     let path = module_path().canonicalize().expect("the module is built");
@@ -79,8 +79,8 @@ fn assert_nothing_is_left(c: &mut Wire) {
     assert!(!c.ask::<String>("INFO everything").contains("dlock_"));
 }
 
-/// Everything that a module may have asked the server to be told of. Whoever was forgotten here has its code called, which
-/// is in memory no more.
+/// Causes every kind of event that a module may have subscribed to. A subscription that the unload left would call code that is
+/// no longer in memory.
 #[track_caller]
 fn upheaval(server: &Server, replica: &Server) {
     let mut c = server.connection();
@@ -100,7 +100,7 @@ fn upheaval(server: &Server, replica: &Server) {
         "SCRIPT FLUSH",
         "BGREWRITEAOF",
     ] {
-        // Some find nothing to do, which is no matter here.
+        // Some find nothing to do, which does not matter.
         let _ = c.try_ask(line);
     }
     server.await_aof();
@@ -115,7 +115,7 @@ fn upheaval(server: &Server, replica: &Server) {
     });
 }
 
-/// A load with right settings: they are taken, and what the module does by itself it does (the timer, the subscriptions).
+/// Asserts that a load with valid settings takes them, and that the module's own activity works (the timer, the subscriptions).
 #[track_caller]
 fn assert_works(server: &Server) {
     let mut c = server.connection();
@@ -153,7 +153,7 @@ fn no_setting_out_of_range_is_loaded_and_nothing_is_left() {
             for words in [
                 vec!["CONFIG", &setting, value],
                 vec!["ARGS", name, value],
-                // Some of the settings have been taken when a later one is refused.
+                // Some settings have been applied when a later one is refused.
                 vec![
                     "CONFIG",
                     "dlock.default-lease-ms",
@@ -174,7 +174,7 @@ fn no_setting_out_of_range_is_loaded_and_nothing_is_left() {
     }
     upheaval(&server, &replica);
     assert_works(&server);
-    // None has been forgotten above.
+    // The list above is complete.
     let all: HashMap<String, String> = c.ask("CONFIG GET dlock.*");
     let mut all: Vec<_> = all.into_keys().collect();
     let mut tried: Vec<_> = SETTINGS
@@ -186,7 +186,7 @@ fn no_setting_out_of_range_is_loaded_and_nothing_is_left() {
     assert_eq!(all, tried);
 }
 
-/// The server looks for such settings only after the load, and it cannot unload a module with a type.
+/// The server looks for unknown settings only after the load, and it cannot unload a module with a type.
 #[test]
 fn no_setting_that_there_is_not_is_loaded() {
     let (server, replica) = (bare().start(), bare().start());
@@ -222,7 +222,7 @@ fn no_setting_that_there_is_not_is_loaded() {
             "grants",
             "no",
         ],
-        // Arguments come in pairs, of which the module knows the first.
+        // Arguments come in pairs, and the module knows the first of each.
         vec!["ARGS", "nosuch", "1"],
         vec!["ARGS", "dlock.max-queue", "1"],
         vec!["ARGS", "max-queue"],
@@ -247,7 +247,7 @@ fn no_setting_that_there_is_not_is_loaded() {
     assert_works(&server);
 }
 
-/// What the module has for itself by then is taken back: its settings, its type and half of its commands.
+/// The module gives back its registrations until then: its settings, its type and half of its commands.
 #[test]
 fn a_command_that_is_somebody_elses_refuses_the_load() {
     for taken in ["dlock.acquire", "dlock.top"] {
@@ -269,7 +269,7 @@ fn a_command_that_is_somebody_elses_refuses_the_load() {
     }
 }
 
-/// The second load comes to the same code and the same state in memory, and disturbs neither.
+/// The second load meets this code and this state in memory, and disturbs neither.
 #[test]
 fn a_second_load_of_a_loaded_module_changes_nothing() {
     let server = Server::builder()
@@ -298,7 +298,7 @@ fn a_second_load_of_a_loaded_module_changes_nothing() {
     let _: Grant = carol.reply();
 }
 
-/// The bounds themselves are no fault.
+/// The bounds themselves are valid.
 #[test]
 fn settings_at_their_bounds_are_loaded() {
     const LONGEST_MS: &str = "3155760000000";

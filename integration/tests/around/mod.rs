@@ -1,4 +1,4 @@
-//! What a server has around locks: its own commands, scripts, users, settings, pauses, loads.
+//! The server around locks: its own commands, scripts, users, settings, pauses, loads.
 
 mod commands;
 mod guard;

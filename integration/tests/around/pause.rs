@@ -1,5 +1,5 @@
-//! Times at which the server may change nothing: CLIENT PAUSE, FAILOVER, SHUTDOWN, too few replicas, a disk that fails.
-//! What should have happened meanwhile happens right after, in order, and the server survives.
+//! Times at which the server may change nothing: CLIENT PAUSE, FAILOVER, SHUTDOWN, too few replicas, a failing disk. Everything
+//! due meanwhile happens right afterwards, in order, and the server survives.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use dlock_integration::{
     position, stat, wait_as, Ask, Blocked, Grant, Server, Wire, PATIENCE,
 };
 
-/// How long a test watches that nothing happens.
+/// How long a test observes that nothing happens.
 const WHILE: Duration = Duration::from_millis(250);
 
 #[track_caller]
@@ -18,7 +18,7 @@ fn assert_unanswered(blocked: &Blocked) {
     assert_eq!(blocked.outcome_within(WHILE), None);
 }
 
-/// Hundreds of leases and of tickets' windows end during the pause: all of them are over after it, and who waits is served.
+/// Hundreds of leases and of tickets' windows end during the pause: all of them are over after it, and the waiters are served.
 #[test]
 fn many_leases_that_end_in_a_pause_are_all_handed_over() {
     let server = Server::start();
@@ -37,7 +37,7 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
             )
         })
         .collect();
-    // In one step: leases and windows begin to run out when the pause does.
+    // In one step: leases and windows begin to run out when the pause begins.
     let keys: Vec<String> = (0..LOCKS).map(|lock| format!("lock{lock}")).collect();
     let renewal = format!("DLOCK.MRENEW {LOCKS} {} alice 100", keys.join(" "));
     let pause = "CLIENT PAUSE 60000 WRITE".to_owned();
@@ -58,7 +58,7 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
     assert_sound(&server);
 }
 
-/// Waiters of every kind that die, or are sent away, in the pause in which the lease ends as well.
+/// Waiters of every kind that die, or are unblocked, in the pause in which the lease ends as well.
 #[test]
 fn the_dead_of_a_pause_do_not_get_the_lock() {
     for mode in ["WRITE", "ALL"] {
@@ -71,7 +71,7 @@ fn the_dead_of_a_pause_do_not_get_the_lock() {
         );
         let killed = fair_as(&server, "killed");
         let lives = wait_as(&server, "lives");
-        // One batch, so that nothing of it waits for the pause's end.
+        // One batch, so that no line waits for the end of the pause.
         let lines = [
             "DLOCK.RENEW k alice 300",
             &format!("CLIENT KILL ID {}", killed.client_id()),
@@ -90,7 +90,7 @@ fn the_dead_of_a_pause_do_not_get_the_lock() {
     }
 }
 
-/// The pause begins in the same turn of the server's loop as a hand-over, before its answer is written.
+/// The pause begins in the turn of the server's event loop that also hands over, before the answer is written.
 #[test]
 fn a_pause_that_begins_with_a_hand_over() {
     for dies in [false, true] {
@@ -110,7 +110,7 @@ fn a_pause_that_begins_with_a_hand_over() {
             let replies = server.connection().batch(lines);
             assert!(replies.iter().all(Result::is_ok), "{replies:?}");
             if dies {
-                // Where the server had not told bob yet, the lock goes on to carol; where it had, he holds it.
+                // If bob's answer was not delivered, the lock goes on to carol; otherwise he holds it.
                 await_until("one of them holds the lock", PATIENCE, || {
                     is_held(&mut alice, "k", "carol") || is_held(&mut alice, "k", "bob")
                 });
@@ -153,7 +153,7 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
     dies.kill();
     await_over(&mut c, "k");
     assert_unanswered(&bob);
-    // Pings of the primary stop with a pause too; nothing at all has been sent.
+    // A pause also stops the primary's pings, so any sent byte would show.
     assert_eq!(offset(&primary), before);
     c.run("CLIENT UNPAUSE");
     bob.reply::<Grant>();
@@ -171,8 +171,8 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
     assert_sound(&replica);
 }
 
-/// A primary with a replica, alice's hold of `k`, and everything on its way that can go wrong in a failover: waiters that
-/// live and die, time-outs, and a hold of `other` whose lease is to end ([`ENDS`]).
+/// A primary with a replica, alice's hold of `k`, and all risks of a failover: waiters that live and die, time-outs, and a hold
+/// of `other` whose lease is about to end ([`ENDS`]).
 struct Setup {
     primary: Server,
     replica: Server,
@@ -184,7 +184,7 @@ struct Setup {
     other: Blocked,
 }
 
-/// To be sent right before what makes the server hold back: then the lease ends while it does.
+/// Sent right before the command that stops writes: then the lease ends while they are stopped.
 const ENDS: &str = "DLOCK.RENEW other alice 300";
 
 fn setup() -> Setup {
@@ -215,7 +215,7 @@ fn setup() -> Setup {
     }
 }
 
-/// Somebody who waits for `k` for a moment: has arrived when this returns, and may have given up by then.
+/// Starts a waiter for `k` with a short time-out: it has arrived when this returns, and may have given up by then.
 #[track_caller]
 fn times_out(server: &Server, verb: &str) -> Blocked {
     let waits = Blocked::send(server, &format!("{verb} k times-out BLOCK 900"));
@@ -226,7 +226,7 @@ fn times_out(server: &Server, verb: &str) -> Blocked {
     waits
 }
 
-/// Waits until alice's lease of this lock has run out, whether or not anything could be done about it.
+/// Waits until alice's lease of this lock has run out, whether or not the server could act on it.
 fn await_over(connection: &mut Wire, key: &str) {
     await_until("the lease has run out", PATIENCE, || {
         !is_held(connection, key, "alice")
@@ -239,13 +239,13 @@ fn await_state(server: &Server, state: &str) {
     });
 }
 
-/// The replica hangs, so the failover waits for it, and then is given up.
+/// The replica hangs, so the failover waits for it until it is given up.
 #[test]
 fn a_failover_that_is_given_up() {
     let setup = setup();
     let mut c = setup.primary.connection();
     setup.replica.freeze();
-    // Something that the replica has not got yet.
+    // A write that the replica does not have yet.
     c.run("SET x 1");
     let target = format!("127.0.0.1 {}", setup.replica.port());
     let failover = format!("FAILOVER TO {target} TIMEOUT 60000");
@@ -307,7 +307,7 @@ fn a_failover_with_waiters() {
             );
         }
         setup.primary.wait_in_sync(&setup.replica);
-        // The new primary goes on with what it knows: the ticket stands, the lease that has run out is over.
+        // The new primary goes on with its own data: the ticket stands, the lease that has run out is over.
         let mut r = setup.replica.connection();
         assert_eq!(position(&mut r, "k", "bob"), Some(0));
         await_over(&mut r, "other");
@@ -322,7 +322,7 @@ fn a_failover_with_waiters() {
     }
 }
 
-/// Has the primary shut down while its replica lags, so that it waits: a connection to it, and the one that waits.
+/// Shuts the primary down while its replica lags, so that it waits. Returns a connection to it, and the waiting one.
 fn shut_down(setup: &Setup) -> (Wire, Wire) {
     let mut c = setup.primary.connection();
     c.run("CONFIG SET shutdown-timeout 60");
@@ -344,7 +344,7 @@ fn shut_down(setup: &Setup) -> (Wire, Wire) {
     (c, control)
 }
 
-/// SHUTDOWN waits for a replica that lags, as a pause does; then the waiters go, and their tickets stay.
+/// SHUTDOWN waits for a replica that lags, like a pause; then the waiters go, and their tickets stay.
 #[test]
 fn a_shutdown_that_waits_for_a_replica() {
     let mut setup = setup();
@@ -385,9 +385,9 @@ fn a_shutdown_that_is_given_up() {
     assert_sound(&setup.replica);
 }
 
-/// What a server that refuses writes does with its locks: everything but a change of them.
+/// Asserts that a server that refuses writes changes no lock and does everything else.
 ///
-/// `refuse` is the line that makes it do so.
+/// `refuse` is the command that makes it refuse writes.
 #[track_caller]
 fn assert_held_back(server: &Server, code: &str, refuse: &str, accept: impl FnOnce()) {
     let mut c = server.connection();
@@ -414,7 +414,7 @@ fn assert_held_back(server: &Server, code: &str, refuse: &str, accept: impl FnOn
     assert_sound(server);
 }
 
-/// The replica that was missing comes back.
+/// The missing replica comes back.
 #[test]
 fn a_replica_that_was_missed() {
     let (primary, replica) = (Server::start(), Server::start());
@@ -451,8 +451,7 @@ fn a_replica_that_was_missed() {
     assert_sound(&replica);
 }
 
-/// After a stop the server still counts the replica that it had before: what it decides by itself waits until it has counted
-/// anew.
+/// After a stop the server still counts its earlier replica: its own decisions wait until it has counted again.
 #[test]
 fn a_stop_in_which_the_replica_was_lost() {
     let (primary, replica) = (Server::start(), Server::start());
@@ -460,7 +459,7 @@ fn a_stop_in_which_the_replica_was_lost() {
     c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = wait_as(&primary, "bob");
     let (mut r, mut stops) = (replica.connection(), primary.connection());
-    // Alice's lease runs out while the server stands still, and the replica is too far behind to count then.
+    // Alice's lease runs out while the server is stopped, and the replica is too far behind to count then.
     let lines = [
         "DLOCK.RENEW k alice 300",
         "CONFIG SET min-replicas-max-lag 1",
@@ -498,7 +497,7 @@ fn a_stop_in_which_the_replica_was_lost() {
     assert_sound(&primary);
 }
 
-/// A save fails, since something stands where the file should.
+/// A save fails, since a directory is in the place of the file.
 #[test]
 fn a_disk_that_fails() {
     let server = Server::builder().config("save", "3600 1000000").start();

@@ -1,4 +1,4 @@
-//! What the pages say that each user may do, done by a user with the rules of the page.
+//! The permissions that the pages promise each user, tried with the rules of the page.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -10,7 +10,7 @@ use dlock_integration::{await_until, AclRules, Ask, Grant, Server, Wire, PATIENC
 const TROUBLE: &str = include_str!("../../../docs/trouble.md");
 const SCRIPT: &str = include_str!("../../../observability/dlock.lua");
 
-/// A server with these rules, given in this order.
+/// Returns a server with these rules, given in this order.
 fn server_with(rules: &[&str]) -> Server {
     let server = Server::start();
     for rule in rules {
@@ -19,12 +19,12 @@ fn server_with(rules: &[&str]) -> Server {
     server
 }
 
-/// A connection of a user of the page.
+/// Returns a connection of a user of the page.
 fn user(server: &Server, name: &str) -> Wire {
     server.connection_as(name, AclRules::PASSWORD)
 }
 
-/// The same, where messages are read from.
+/// Returns a connection of a user on which a test reads messages.
 fn listener(server: &Server, name: &str) -> Wire {
     let mut wire = server.connection();
     let password = AclRules::PASSWORD;
@@ -43,7 +43,7 @@ fn assert_denied(c: &mut Wire, line: &str) {
     assert!(is_denied(&answer), "{line}: {answer:?}");
 }
 
-/// The sources of the clients, without their tests and benchmarks.
+/// Returns the sources of the clients, without their tests and benchmarks.
 fn client_sources() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut todo = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients")];
@@ -69,7 +69,7 @@ fn client_sources() -> Vec<PathBuf> {
     found
 }
 
-/// The module's commands that a source names, as `DLOCK.RENEW` or, with the first part put before it elsewhere, as `RENEW`.
+/// Returns the module's commands in a source, as `DLOCK.RENEW` or, where the source adds the prefix elsewhere, as `RENEW`.
 fn commands_in(source: &str, commands: &BTreeSet<String>) -> BTreeSet<String> {
     let quoted = source.split(['"', '\'', '`']);
     let word = |text: &str| {
@@ -95,7 +95,7 @@ fn the_clients_may_send_all_that_they_send() {
         words.filter_map(|word| word.strip_prefix('+')).collect()
     };
     let of_programs = allowed(&[rules.plain, rules.clients, rules.guard]);
-    // The command line is an operator's, too.
+    // The command line is also an operator's tool.
     let of_people = &of_programs | &allowed(&[rules.operator]);
     let mut sent = BTreeSet::new();
     let sources = client_sources();
@@ -114,7 +114,7 @@ fn the_clients_may_send_all_that_they_send() {
     assert!(sent.len() >= 6, "{sent:?}");
 }
 
-/// A wait by `NOTIFY` on a channel as the clients name it, the confirmation, and all that follows.
+/// A wait by `NOTIFY` on a channel named as the clients do, the confirmation, and every later command.
 #[test]
 fn a_client_waits_on_its_channel_and_keeps_its_lock() {
     let rules = AclRules::of_the_page();
@@ -204,7 +204,7 @@ fn unlock_messages_are_heard_by_who_may() {
     assert!(message.contains("released "), "{message}");
 }
 
-/// The commands of the page: those that the operator types, and those in its sentences.
+/// Returns the commands of the page: those that the operator types, and those in its sentences.
 fn commands_of(page: &str) -> Vec<&str> {
     let typed = page.lines().filter_map(|line| line.strip_prefix("ops> "));
     let typed = typed.filter(|line| !line.starts_with('('));
@@ -223,7 +223,7 @@ fn commands_of(page: &str) -> Vec<&str> {
     typed.chain(in_sentences).collect()
 }
 
-/// All that stands on the page for troubles, typed by the operator.
+/// The operator types every command of the page on troubleshooting.
 #[test]
 fn the_operator_can_follow_the_page() {
     let rules = AclRules::of_the_page();
@@ -233,16 +233,16 @@ fn the_operator_can_follow_the_page() {
     for line in commands_of(TROUBLE) {
         ops.send(line);
         let answer = ops.read();
-        // A name in a sentence: the server counts the words first.
+        // A command name in a sentence: the server checks the arity first.
         if matches!(&answer, Err(error) if error.contains("wrong number of arguments")) {
             continue;
         }
         let denied = is_denied(&answer);
         let word = line.split(' ').next().unwrap_or_default();
         let of_others = match word {
-            // What an owner types and sees.
+            // Commands of an owner.
             "DLOCK.ACQUIRE" | "DLOCK.MACQUIRE" | "DLOCK.RELEASE" | "DLOCK.RENEW" => true,
-            // An administrator's.
+            // A command of an administrator.
             "CONFIG" => true,
             _ => false,
         };
@@ -268,7 +268,7 @@ fn the_operator_can_follow_the_page() {
     }
     assert!(others.contains("CONFIG"), "{others:?}");
 
-    // Whom to ask, and the end of a hold.
+    // The connection to ask, and the end of a hold.
     let mut c = user(&server, "app");
     c.run("DLOCK.ACQUIRE stock alice 600000");
     let mut operator = user(&server, "ops");

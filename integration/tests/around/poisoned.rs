@@ -1,6 +1,5 @@
-//! After a fault of its own the module decides nothing any more, and keeps nothing for later. No input is known that makes it
-//! panic, so a test itself sets the mark that a panic leaves, in the server's memory, or takes away a function that the module
-//! cannot do without.
+//! After an internal fault the module decides nothing any more, and keeps nothing for later. No known input makes it panic, so a
+//! test sets the mark of a panic in the server's memory, or removes a function that the module needs.
 
 #![cfg(target_os = "linux")]
 
@@ -10,7 +9,7 @@ use std::process::Command;
 
 use dlock_integration::{assert_sound, await_until, module_path, Ask, Server, PATIENCE};
 
-/// The place of a variable of the module's in the server's memory, and that memory.
+/// Returns the address of a variable of the module in the server's memory, and that memory.
 fn place(server: &Server, variable: &str) -> (u64, File) {
     let module = module_path().canonicalize().expect("the module");
     let listed = Command::new("nm").arg("--demangle").arg(&module).output();
@@ -35,16 +34,16 @@ fn place(server: &Server, variable: &str) -> (u64, File) {
     (base + offset, memory)
 }
 
-/// Sets the mark.
+/// Sets the mark of a panic.
 fn poison(server: &Server) {
     let (at, memory) = place(server, "::POISONED");
     let mut mark = [7];
     memory.read_exact_at(&mut mark, at).expect("the mark");
-    assert_eq!(mark, [0], "it is the mark of a sound module");
+    assert_eq!(mark, [0], "the module has not panicked");
     memory.write_all_at(&[1], at).expect("the mark");
 }
 
-/// Has the module panic: a function of the server that it needs for the answer is gone.
+/// Makes the module panic: a function of the server that it needs for the answer is removed.
 fn panic(server: &Server) {
     let (at, memory) = place(server, " RedisModule_ReplyWithMap");
     let mut pointer = [0; 8];
@@ -54,7 +53,7 @@ fn panic(server: &Server) {
     server.connection().send("DLOCK.INFO k");
 }
 
-/// What the server says of its memory, in bytes.
+/// Returns the memory that the server reports, in bytes.
 fn used(server: &Server) -> u64 {
     server.info("memory").number("used_memory")
 }
@@ -74,7 +73,7 @@ fn after_a_panic_nothing_is_decided_and_nothing_is_noted() {
         let error = c.refusal(line);
         assert!(error.contains("internal fault"), "{error}");
     }
-    // Each of these is told to the module.
+    // The module receives each of these events.
     let disturb = |c: &mut dlock_integration::Wire, times: u64| {
         let script = "for at = 1, ARGV[1] do
             redis.call('RENAME', KEYS[1], KEYS[2])
@@ -129,7 +128,7 @@ fn a_panic_ends_the_server_where_that_is_configured() {
 fn a_broken_invariant_is_counted_and_told() {
     let server = Server::start();
     let mut c = server.connection();
-    // The mark by which the module sees that somebody works with what it keeps of subscribers.
+    // The mark by which the module sees that its list of subscribers is in use.
     let (at, memory) = place(&server, "::subscribers::ITERATION");
     let mut mark = [7; 8];
     memory.read_exact_at(&mut mark, at).expect("the mark");

@@ -1,4 +1,4 @@
-//! Scripts, functions and transactions, and what watches and caches locks: one step is one step.
+//! Scripts, functions and transactions, and clients that watch and cache locks: one step is one step.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use dlock_integration::{
     Server, PATIENCE,
 };
 
-/// Scripts and functions: they never wait, they decide, and what they free is handed over in the same step.
+/// Scripts and functions never wait; they decide, and a lock that they free is handed over in that step.
 #[test]
 fn scripts_and_functions_take_and_give_back() {
     let server = Server::start();
@@ -48,7 +48,7 @@ fn scripts_and_functions_take_and_give_back() {
         line.arg(script).arg(1).arg("k").arg(words);
         c.answer(&line)
     };
-    // The next in line has it before the script goes on.
+    // The next waiter has it before the script goes on.
     let dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave 600000 BLOCK 0");
     let reply = eval(
         "redis.call('DLOCK.RELEASE', KEYS[1], 'carol') \
@@ -57,12 +57,12 @@ fn scripts_and_functions_take_and_give_back() {
     );
     let (third, _): Grant = dave.reply();
     assert!(third > second);
-    // A Lua table ends at its first nil: false stands for it.
+    // A Lua table ends at its first nil, so false stands for it.
     assert_eq!(
         reply,
         Ok(Value::Array(vec![Value::Nil, Value::Int(third as i64)]))
     );
-    // An error ends the script, and what was done stays.
+    // An error ends the script, and its earlier changes stay.
     let error = eval(
         "redis.call('DLOCK.ACQUIRE', KEYS[1], 'dave') redis.call('DLOCK.RELEASE', KEYS[1], 'nobody') \
          redis.call('DEL', KEYS[1])",
@@ -80,7 +80,7 @@ fn scripts_and_functions_take_and_give_back() {
         Ok(Value::BulkString(text)) => assert!(text.starts_with(b"NOTHELD")),
         other => panic!("{other:?}"),
     }
-    // Fencing: nothing behind a failed check runs.
+    // Fencing: nothing after a failed check runs.
     let fenced =
         "redis.call('DLOCK.CHECK', KEYS[1], ARGV[1]) return redis.call('SET', 'data', 'x')";
     assert!(eval(fenced, &[&token.to_string()])
@@ -114,7 +114,7 @@ fn scripts_and_functions_take_and_give_back() {
     assert_sound(&server);
 }
 
-/// While a script runs for too long nothing is decided; when it is killed, what has become due is.
+/// While a script runs for too long nothing is decided; after it is killed, everything due is.
 #[test]
 fn a_script_that_does_not_end_delays_but_loses_nothing() {
     let server = Server::builder().config("lua-time-limit", 20).start();
@@ -127,7 +127,7 @@ fn a_script_that_does_not_end_delays_but_loses_nothing() {
     let dead = Blocked::start(&server, "DLOCK.ACQUIRE long dead 600000 BLOCK 0");
     let carol = Blocked::start(&server, "DLOCK.ACQUIRE long carol 600000 BLOCK 0");
     let mut busy = server.connection();
-    // Nothing comes between these: the lease ends while the script runs.
+    // No command comes between these: the lease ends while the script runs.
     let renew = command("DLOCK.RENEW short alice 300").get_packed_command();
     let endless = with("EVAL", &[b"while true do end", b"0"]).get_packed_command();
     busy.send_bytes(&[renew, endless].concat())
@@ -160,7 +160,7 @@ fn a_script_that_does_not_end_delays_but_loses_nothing() {
     assert_sound(&server);
 }
 
-/// A client that keeps what it read of a lock is told when that has become wrong.
+/// A client that caches a reply about a lock is notified when it becomes wrong.
 #[test]
 fn tracking_clients_are_told_of_changes() {
     let server = Server::start();
@@ -174,7 +174,7 @@ fn tracking_clients_are_told_of_changes() {
         ("DLOCK.ACQUIRE k alice 600000", "DLOCK.FORCERELEASE k"),
         ("DLOCK.ACQUIRE k alice 600000", "DEL k"),
         ("ECHO nothing", "DLOCK.ACQUIRE k alice 600000"),
-        // A lease that ends while somebody waits: the module's own doing.
+        // A lease that ends under a waiter: a change by the module itself.
         ("ECHO waited-for", "ECHO nothing"),
     ] {
         c.run(prepare);
@@ -186,7 +186,7 @@ fn tracking_clients_are_told_of_changes() {
         }
         let mut lines = vec!["DLOCK.HELD k alice", "DLOCK.INFO k", "DLOCK.CHECK k 1"];
         if bob.is_some() {
-            // Read before it ends: nothing comes between these.
+            // Read before it ends: no command comes between these.
             lines.insert(0, "DLOCK.RENEW k alice 250");
         }
         let bytes: Vec<u8> = lines

@@ -1,13 +1,13 @@
-//! Settings: what they cannot be is refused, by CONFIG SET and at the start.
+//! Settings: CONFIG SET and the start refuse invalid values.
 
 use std::collections::HashMap;
 
 use dlock_integration::{assert_sound, with, Ask, Guarded, Server, Wire};
 
-/// The longest time that may be asked for or configured.
+/// The longest time that a command or a setting accepts.
 const CENTURY_MS: u64 = 3_155_760_000_000;
 
-/// Every setting that is a number, with its bounds.
+/// Every numeric setting, with its bounds.
 const SETTINGS: [(&str, u64, u64); 13] = [
     ("default-lease-ms", 1, CENTURY_MS),
     ("max-lease-ms", 1, CENTURY_MS),
@@ -50,7 +50,7 @@ fn the_reference_has_every_setting() {
     assert_eq!(all.len(), SETTINGS.len() + 4);
 }
 
-/// What is recommended can be put into a configuration file as it is: a comment has a line of its own.
+/// The recommended settings can be pasted into a configuration file: a comment has a line of its own.
 #[test]
 fn the_recommended_setting_is_one() {
     let server = Server::start();
@@ -72,7 +72,7 @@ fn the_recommended_setting_is_one() {
     }
 }
 
-/// A setting that is refused stays as it was, and the error names it.
+/// A refused setting stays as it was, and the error names it.
 #[test]
 fn bad_settings_change_nothing() {
     let server = Server::start();
@@ -85,7 +85,7 @@ fn bad_settings_change_nothing() {
         let line = format!("CONFIG SET dlock.{name}");
         let error = c.answer(&with(&line, &[value])).expect_err(name);
         assert!(error.contains(name), "{error}");
-        // Together with a good one: neither.
+        // Together with a valid one: neither is set.
         let both = with(
             "CONFIG SET dlock.max-queue 17",
             &[format!("dlock.{name}").as_bytes(), value],
@@ -145,7 +145,7 @@ fn bad_settings_change_nothing() {
     }
     assert!(c.try_ask("CONFIG SET dlock.no-such-thing 1").is_err());
     assert_eq!(all(&mut c), before);
-    // The ends of each range are taken, and come back.
+    // Both ends of each range are accepted, and CONFIG GET returns them.
     for (name, least, most) in SETTINGS {
         if name == "replicas" {
             c.run("CONFIG SET dlock.quarantine-ms 1");
@@ -161,7 +161,7 @@ fn bad_settings_change_nothing() {
     }
     c.run("CONFIG SET dlock.quarantine-ms 0");
     assert_eq!(all(&mut c), before);
-    // A default above what is allowed gives what is allowed.
+    // A default above the most is cut to the most.
     c.run("CONFIG SET dlock.default-lease-ms 600000 dlock.max-lease-ms 5000");
     c.run("DLOCK.ACQUIRE k alice");
     assert!(c.ask::<u64>("PTTL k") <= 5_000);
@@ -170,7 +170,7 @@ fn bad_settings_change_nothing() {
     assert_sound(&server);
 }
 
-/// A server with a bad argument of the module or a bad line in its file does not start, and says what is wrong.
+/// A server with an invalid argument of the module or an invalid line in its file does not start, and logs the fault.
 #[test]
 fn bad_arguments_stop_the_load() {
     let check = |builder: dlock_integration::ServerBuilder, word: &str, what: &str| match builder
@@ -193,7 +193,7 @@ fn bad_arguments_stop_the_load() {
             builder.module_argument(word)
         })
     };
-    // `load.rs` has every setting and what it cannot be; here is that the server says so and ends.
+    // `load.rs` has every setting with invalid values; this test checks that the server logs the fault and ends.
     for words in [
         &["max-queue", "x"][..],
         &["max-queue", "5", "max-places"],
@@ -207,7 +207,7 @@ fn bad_arguments_stop_the_load() {
     for (name, value) in [("dlock.grants", "maybe"), ("dlock.notify", "loud")] {
         check(Server::builder().config(name, value), name, name);
     }
-    // The server's own words, in which the name does not stand.
+    // The server's own message, which does not have the name.
     check(
         Server::builder().config("dlock.no-such", 1),
         "Module Configuration",

@@ -8,17 +8,16 @@ use dlock_integration::{
     assert_sound, await_until, is_held, kept, stat, Ask, Grant, Server, Wire, PATIENCE,
 };
 
-/// A lease that the server is to renew. It does so when a third of it has passed at the latest, so that a busy machine may be
-/// late by twice that.
+/// A lease that the server renews. It does so after a third of it at the latest, so a busy machine may be late by twice that.
 const LEASE_MS: u64 = 8_000;
 
-/// Holds of which the renewals are counted.
+/// The number of holds whose renewals are counted.
 const MASS: usize = 20_000;
 
-/// Keys of one command.
+/// The number of keys in one command.
 const AT_ONCE: usize = 1_000;
 
-/// A server where alice holds `k`, by a connection of her own that does nothing else, and what she sends for it to be renewed.
+/// Returns a server where alice holds `k` and has a connection of her own that does nothing else.
 fn alice() -> (Server, Wire, Wire, u64) {
     let server = Server::start();
     let c = server.connection();
@@ -27,7 +26,7 @@ fn alice() -> (Server, Wire, Wire, u64) {
     (server, c, alice, token)
 }
 
-/// The server renews alice's hold of `k` from now on; gives when its lease ends, in unix milliseconds.
+/// Makes the server renew alice's hold of `k` from now on. Returns when its lease ends, in unix milliseconds.
 #[track_caller]
 fn renew(c: &mut Wire, alice: &mut Wire, options: &str) -> u64 {
     let left: u64 = alice.ask(&format!("DLOCK.RENEW k alice {options}"));
@@ -35,14 +34,14 @@ fn renew(c: &mut Wire, alice: &mut Wire, options: &str) -> u64 {
     end_of(c, "k")
 }
 
-/// When a lock's key ends; 0 without a key, or without an end.
+/// Returns when a lock's key expires; 0 without a key, or without an expiry.
 #[track_caller]
 fn end_of(c: &mut Wire, key: &str) -> u64 {
     let end: i64 = c.ask(&format!("PEXPIRETIME {key}"));
     u64::try_from(end).unwrap_or(0)
 }
 
-/// The first lease is over, and the hold goes on: its end is a lease from now.
+/// Waits until the first lease is over, and asserts that the hold goes on with a later end.
 #[track_caller]
 fn await_another_lease(c: &mut Wire, key: &str, first_end: u64) {
     await_until("the first lease is over, and it is held", PATIENCE, || {
@@ -59,7 +58,7 @@ fn await_no_renewals(server: &Server) {
     });
 }
 
-/// Replicas and the AOF see the ends of the leases, as of every renewal; the tie is of this run and this role.
+/// Replicas and the AOF receive the ends of the leases, as of every renewal; the tie belongs to this run and this role.
 #[test]
 fn renewals_are_replicated_and_saved() {
     let mut server = Server::builder()
@@ -79,9 +78,11 @@ fn renewals_are_replicated_and_saved() {
     });
     assert!(end_of(&mut r, "k") > first_end + LEASE_MS);
     assert_eq!(stat(&replica, "auto_renewed"), 0);
-    // Long, so that it outlives the restart; renewed once more by the server itself.
+    // Long, so that it outlives the restart; the server itself renews it once more.
     let end = renew(&mut c, &mut alice, "12000 AUTO 0");
-    await_until("it was renewed", PATIENCE, || end_of(&mut c, "k") > end);
+    await_until("the hold was renewed", PATIENCE, || {
+        end_of(&mut c, "k") > end
+    });
     server.kill9();
     server.restart();
     let mut c = server.connection();
@@ -95,7 +96,7 @@ fn renewals_are_replicated_and_saved() {
     assert_sound(&replica);
 }
 
-/// Who is demoted renews nothing, and does not begin again when it is promoted.
+/// A demoted server renews nothing, and does not begin again when it is promoted.
 #[test]
 fn a_demotion_ends_it() {
     let (server, mut c, mut alice, _) = alice();
@@ -107,7 +108,7 @@ fn a_demotion_ends_it() {
     c.run(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
     await_no_renewals(&server);
     assert_eq!(stat(&server, "sessions"), 0);
-    // At the new primary the client ties it anew.
+    // The client ties the hold again at the new primary.
     let mut again = other.connection();
     assert_eq!(stat(&other, "auto_renewed"), 0);
     again.ask::<u64>("DLOCK.RENEW k alice 600000 SESSION AUTO 0");
@@ -123,7 +124,7 @@ fn a_demotion_ends_it() {
     assert_sound(&other);
 }
 
-/// How many keys have the same end, for each that has one: the holds that were renewed in one millisecond.
+/// Returns the number of keys for each expiry: the holds that were renewed in one millisecond.
 fn renewed_together(wire: &mut Wire) -> HashMap<i64, usize> {
     let lines = (0..MASS).map(|at| format!("PEXPIRETIME mass:{at}"));
     let mut together = HashMap::new();
@@ -135,13 +136,13 @@ fn renewed_together(wire: &mut Wire) -> HashMap<i64, usize> {
     together
 }
 
-/// Twenty thousand holds that were tied in one moment are renewed about once a second: none is lost, and there is no burst.
+/// Twenty thousand holds that were tied at one instant are renewed about once a second: none is lost, and there is no burst.
 #[test]
 fn a_mass_is_renewed_without_a_burst() {
     let server = Server::start();
     let (mut holds, mut looks) = (server.connection(), server.connection());
     holds.pipeline((0..MASS).map(|at| format!("DLOCK.ACQUIRE mass:{at} alice 600000")));
-    // In one moment, by the module's clock.
+    // At one instant of the module's clock.
     let renewals = (0..MASS).step_by(AT_ONCE).map(|first| {
         let keys = (first..first + AT_ONCE).map(|at| format!("mass:{at} "));
         let keys: String = keys.collect();
@@ -150,7 +151,7 @@ fn a_mass_is_renewed_without_a_burst() {
     let begin = iter::once("MULTI".to_owned());
     holds.pipeline(begin.chain(renewals).chain(iter::once("EXEC".to_owned())));
     assert_eq!(stat(&server, "auto_renewed"), MASS as u64);
-    // A machine that stands still makes what was spread fall due together: one of some rounds shows it.
+    // A machine that stalls makes spread renewals due together: one round of several is enough.
     let mut seen = Vec::new();
     let spread = (1..=5).any(|round| {
         await_until("all were renewed", PATIENCE, || {

@@ -1,4 +1,4 @@
-//! What a waiting connection is to the server: who may wait, and what it is blocked on.
+//! A waiting connection as the server sees it: the callers that may wait, and the key on which they are blocked.
 
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
@@ -6,20 +6,20 @@ use dlock_integration::{
     Wire, PATIENCE,
 };
 
-/// A RESP3 connection that subscribes to something.
+/// Returns a RESP3 connection with a subscription.
 fn subscriber(server: &Server) -> Wire {
     let mut wire = server.connection_resp3();
     wire.ask::<Value>("SUBSCRIBE news");
     wire
 }
 
-/// Ways to ask on such a connection. Valkey blocks none since 8.1.
+/// Requests on such a connection. Valkey has blocked none since 8.1.
 const REQUESTS: [&str; 6] = [
     "DLOCK.ACQUIRE k bob 600000 BLOCK 0",
     "DLOCK.ACQUIRE k bob 600000 BLOCK 20 SESSION",
     "DLOCK.FAIRACQUIRE k bob 600000 BLOCK 0 CLAIM 60000",
     "DLOCK.MACQUIRE 2 k free bob 600000 BLOCK 0",
-    // These could be had at once.
+    // These locks are free.
     "DLOCK.ACQUIRE free bob 600000 BLOCK 0",
     "DLOCK.FAIRACQUIRE free * 600000 BLOCK 0",
 ];
@@ -48,7 +48,7 @@ fn a_subscriber_that_may_not_wait_is_told_so() {
     }
     c.run("DLOCK.RELEASE k alice");
     older.reply::<Grant>();
-    // Once it has no subscriptions it is as good as any.
+    // Without subscriptions it may wait like any other.
     wire.ask::<Value>("UNSUBSCRIBE news");
     let line = "DLOCK.ACQUIRE k carol 600000 BLOCK 0";
     let mut carol = Blocked::send_on(wire, &command(line), line);
@@ -70,7 +70,7 @@ fn a_subscriber_waits_where_it_may() {
     assert!(bob.reply::<Grant>().0 > token);
 }
 
-/// MULTI and scripts are as ever, as if BLOCK were not there, and a wait by a channel blocks nobody.
+/// MULTI and scripts behave as if BLOCK were not there, and a wait by a channel blocks no connection.
 #[test]
 fn a_subscriber_may_ask_without_blocking() {
     let (server, mut c, _) = held();
@@ -89,7 +89,7 @@ fn a_subscriber_may_ask_without_blocking() {
     assert!(is_held(&mut c, "k", "bob"));
 }
 
-/// Names with and without a part of their own that the cluster hashes.
+/// Names with and without a hash tag.
 const NAMES: [&[u8]; 12] = [
     b"plain",
     b"{tag}rest",
@@ -105,7 +105,7 @@ const NAMES: [&[u8]; 12] = [
     b"a long name, of which a cluster hashes every byte, and which ends with a brace }",
 ];
 
-/// A node of a cluster sends away who waits in a slot that it serves no longer, whatever the lock's name, and nobody else.
+/// A node of a cluster redirects the waiters of a slot that it no longer serves, whatever the lock's name, and no others.
 #[test]
 fn a_slot_takes_its_waiters_along() {
     let server = Server::builder()
@@ -150,14 +150,14 @@ fn a_slot_takes_its_waiters_along() {
     }
 }
 
-/// Nobody is blocked on the lock's own key: one that appears would have the server call everybody back who is.
+/// No connection is blocked on the lock's own key: the server would call all of them back when the key appears.
 #[test]
 fn no_lock_s_key_is_blocked_on() {
     let (server, mut c, _) = held();
     c.run("DLOCK.ACQUIRE other alice 600000");
     let bob = wait_as(&server, "bob");
     let carol = Blocked::start(&server, "DLOCK.MACQUIRE 2 k other carol 600000 BLOCK 0");
-    // Counted since Redis 7.2. In a standalone server it is one for all locks.
+    // Counted since Redis 7.2. A standalone server blocks on one key for all locks.
     if server.version().has_redis_api(7, 2) {
         let keys: u64 = server.info("clients").number("total_blocking_keys");
         assert_eq!(keys, 1);
@@ -169,9 +169,8 @@ fn no_lock_s_key_is_blocked_on() {
     assert_eq!(carol.reply::<Vec<u64>>().len(), 2);
 }
 
-/// A key that appears outside of a command, while connections wait for it, and then these are killed. Redis 7.0 used to call
-/// them back, keep the last of them for the connection that it serves, and read it when it was gone: `make memcheck` would see
-/// that here.
+/// A key appears outside of a command, while connections wait for it, and then these are killed. Redis 7.0 used to call them
+/// back, keep the last of them as the current connection, and read it after it was freed: `make memcheck` would notice that here.
 #[test]
 fn a_key_appears_under_those_who_wait_for_it() {
     let server = Server::start();
@@ -186,7 +185,7 @@ fn a_key_appears_under_those_who_wait_for_it() {
     for wait in &waits {
         c.run(&format!("CLIENT KILL ID {}", wait.client_id()));
     }
-    // A wait whose time is up is the module's own event, and what it may do then it asks the server.
+    // A timed-out wait is the module's own event, and the module then asks the server for its permissions.
     let erin = Blocked::send(&server, "DLOCK.ACQUIRE k erin BLOCK 20");
     assert_eq!(erin.outcome(), Ok(Value::Nil));
     await_until("nobody waits", PATIENCE, || {

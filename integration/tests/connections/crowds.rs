@@ -1,4 +1,4 @@
-//! A thousand connections that ask and die, in every state there is, while others work.
+//! A thousand connections that ask and die in every possible state, while others work.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,15 +9,15 @@ use dlock_integration::{assert_sound, await_until, Ask, Grant, Guarded, Server, 
 use fastrand::Rng;
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
-/// As many files as the system lets this process open: a thousand connections are many for the usual limit.
+/// Raises the limit of open files as far as the system allows: a thousand connections are many for the usual limit.
 fn allow_many_files() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
-    // Where it cannot be raised, connecting will say so.
+    // If it cannot be raised, connecting will fail.
     let _ = setrlimit(Resource::RLIMIT_NOFILE, most.min(65_536), most);
 }
 
-/// A thousand connections that ask for a few locks and die, at random, in every state there is; and workers that take the
-/// same locks to change what the locks protect. Nobody waits for ever, and never do two hold one lock.
+/// A thousand connections ask for a few locks and die at random, in every possible state, while workers take these locks to
+/// change the data that they protect. No request waits forever, and never do two owners hold one lock.
 #[test]
 fn a_thousand_die_while_others_work() {
     const LOCKS: usize = 4;
@@ -29,10 +29,10 @@ fn a_thousand_die_while_others_work() {
     let server = Server::start();
     let mut c = server.connection();
     let guarded = Guarded::new(&server, &mut c);
-    // Owners of the crowd are shared by many connections and wait for each other; a worker behind them would be refused.
+    // Many connections share the owners of the crowd, and wait for each other; a worker behind them would be refused.
     c.run("CONFIG SET dlock.deadlock-detection no");
     let (work_is_over, full) = (AtomicBool::new(false), AtomicU64::new(0));
-    // Before the crowd, so that their numbers are low: the operator below spares those.
+    // Before the crowd, so that their ids are low: the operator below spares those.
     let connections: Vec<Wire> = (0..WORKERS).map(|_| server.connection()).collect();
     thread::scope(|scope| {
         for member in 0..CROWD {
@@ -48,7 +48,7 @@ fn a_thousand_die_while_others_work() {
                 }
             });
         }
-        // An operator who ends connections and waits by their numbers.
+        // An operator who ends connections and waits by their ids.
         let (admin, over) = (&server, &work_is_over);
         scope.spawn(move || {
             let mut rng = Rng::with_seed(99);
@@ -61,7 +61,7 @@ fn a_thousand_die_while_others_work() {
                     1 => format!("CLIENT UNBLOCK {id} ERROR"),
                     _ => format!("CLIENT UNBLOCK {id}"),
                 };
-                // The workers and the guarded lock's waiter connected first: their numbers are low.
+                // The workers and the guarded lock's waiter connected first: their ids are low.
                 if id > 200 {
                     let _ = c.try_ask(&line);
                 }
@@ -83,7 +83,7 @@ fn a_thousand_die_while_others_work() {
             })
             .collect();
         let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-        // Also when a worker has failed: the crowd would go on for ever.
+        // Also after a worker has failed: otherwise the crowd would go on forever.
         work_is_over.store(true, Ordering::Relaxed);
         for outcome in outcomes {
             outcome.expect("a worker that was not cheated");
@@ -107,7 +107,7 @@ fn a_thousand_die_while_others_work() {
     assert_sound(&server);
 }
 
-/// Asks for one of the locks in one of the ways, and does not wait for the answer. Those who get it keep it for a moment.
+/// Asks for one of the locks in one of the ways, and does not wait for the answer. A granted one is held for a moment.
 fn ask_and_stay(server: &Server, rng: &mut Rng) -> Wire {
     let mut wire = server.connection();
     let key = rng.u8(..4);
@@ -133,7 +133,7 @@ fn ask_and_stay(server: &Server, rng: &mut Rng) -> Wire {
     };
     wire.send(&line);
     match rng.u8(..8) {
-        // Something behind it in the same connection.
+        // A command behind it on its connection.
         0 => wire.send(&format!("DLOCK.RELEASE lock:{key} {owner}")),
         1 => wire.send(&format!("DLOCK.CANCEL lock:{key} {owner}")),
         2 => wire.close_sending(),
@@ -142,7 +142,7 @@ fn ask_and_stay(server: &Server, rng: &mut Rng) -> Wire {
     wire
 }
 
-/// One turn: takes the lock, changes what it protects in separate steps, and finds itself alone at each of them.
+/// Takes the lock, changes the data that it protects in separate steps, and checks at each that no other owner interferes.
 fn work(c: &mut Wire, worker: usize, lock: usize) {
     let (key, owner) = (format!("lock:{lock}"), format!("worker{worker}"));
     let (token, holds): Grant = c.ask(&format!(

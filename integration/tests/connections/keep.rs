@@ -1,12 +1,12 @@
-//! `DLOCK.KEEP` and `AUTO` from the grant on: one sign of life for all holds of a connection, and what it is told that it has
-//! lost. What they mean in each case is said by the conversations; here is what only a server can get wrong.
+//! `DLOCK.KEEP` and `AUTO` from the grant on: one sign of life for all holds of a connection, and the losses that it reports. The
+//! conversations specify each case; these tests cover faults that only a server can have.
 
 use dlock_integration::{
     assert_sound, await_until, is_held, stat, Ask, Grant, Server, Wire, PATIENCE,
 };
 use std::time::{Duration, Instant};
 
-/// What `DLOCK.KEEP` answers: ties, what is left of the first lease, what was lost.
+/// The answer to `DLOCK.KEEP`: ties, the rest of the first lease, losses.
 type Kept = (u64, Option<u64>, Option<Vec<Lost>>);
 
 /// A lock, its token, and why its tie was lost.
@@ -16,7 +16,7 @@ fn keep(wire: &mut Wire, ms: u64) -> Kept {
     wire.ask(&format!("DLOCK.KEEP {ms}"))
 }
 
-/// What the connection is told that it has lost, as soon as it is told anything.
+/// Sends signs of life until one reports losses. Returns them.
 #[track_caller]
 fn await_lost(wire: &mut Wire) -> Vec<Lost> {
     let mut lost = Vec::new();
@@ -36,7 +36,7 @@ fn take(wire: &mut Wire, key: &str) -> u64 {
     grant.0
 }
 
-/// Beyond what is kept it is told that there was more, once.
+/// Beyond the losses that the module keeps it reports once that there were more.
 #[test]
 fn more_losses_than_are_kept_are_told_as_such() {
     let server = Server::start();
@@ -55,7 +55,7 @@ fn more_losses_than_are_kept_are_told_as_such() {
     }
 }
 
-/// `RESET` and `HELLO` leave a connection what it is; a transaction is its own.
+/// `RESET` and `HELLO` do not change a connection; a transaction counts as its own.
 #[test]
 fn a_connection_stays_the_same() {
     let server = Server::start();
@@ -69,14 +69,14 @@ fn a_connection_stays_the_same() {
     let mut other = server.connection();
     assert_eq!(keep(&mut other, 1), (0, None, Some(Vec::new())));
     alice.close();
-    // What has ended with its connection is told to nobody, and the next connection finds nothing.
+    // The losses of an ended connection are reported to none, and the next connection finds none.
     await_until("nothing is renewed", PATIENCE, || {
         stat(&server, "auto_renewed") == 0
     });
     assert_eq!(keep(&mut other, 1), (0, None, Some(Vec::new())));
 }
 
-/// A server that is demoted refuses; what it did not tell it tells when it decides again.
+/// A demoted server refuses; losses that it did not report it reports when it decides again.
 #[test]
 fn a_demoted_server_keeps_what_it_has_to_tell() {
     let (one, two) = (Server::start(), Server::start());
@@ -98,7 +98,7 @@ fn a_demoted_server_keeps_what_it_has_to_tell() {
     assert_sound(&one);
 }
 
-/// An upgrade by another connection stands, and has taken the tie, though that connection ends before it is told.
+/// An upgrade by another connection stands, and has taken the tie, though that connection ends before it is answered.
 #[test]
 fn an_upgrade_that_nobody_has_heard_of_has_taken_the_tie() {
     let server = Server::start();
@@ -110,7 +110,7 @@ fn an_upgrade_that_nobody_has_heard_of_has_taken_the_tie() {
     let id = other.client_id();
     other.send("DLOCK.ACQUIRE k alice 600000 AUTO 600000 BLOCK 0");
     server.await_blocked_clients(1);
-    // The release and the end of the connection that it grants come in one turn of the event loop.
+    // The release and the end of the granted connection come in one turn of the event loop.
     alice.pipeline([
         "DLOCK.RELEASE k bob".to_string(),
         format!("CLIENT KILL ID {id}"),
@@ -124,8 +124,8 @@ fn an_upgrade_that_nobody_has_heard_of_has_taken_the_tie() {
     assert_sound(&server);
 }
 
-/// A lease that is over has ended the hold, whatever the server comes upon first: that the key is hidden since its time is over, or
-/// that a command has removed it or has given it another name.
+/// An expired lease has ended the hold, whatever the server notices first: that the key is hidden because its time is over, or
+/// that a command has removed or renamed it.
 #[test]
 fn a_lease_that_is_over_has_expired() {
     let server = Server::start();
@@ -134,7 +134,7 @@ fn a_lease_that_is_over_has_expired() {
     // Such a key stays until it is used.
     c.run("DEBUG SET-ACTIVE-EXPIRE 0");
     let token = take_for_a_second(&mut alice, "k");
-    // The look that comes upon it once a second.
+    // By the scan of once a second.
     await_until("its tie has gone", PATIENCE, || {
         stat(&server, "sessions") == 0
     });
@@ -163,7 +163,7 @@ fn a_lease_that_is_over_has_expired() {
     }
 }
 
-/// A lock that the server renews for a moment only.
+/// Takes a lock that the server renews for a moment only.
 fn take_for_a_second(wire: &mut Wire, key: &str) -> u64 {
     let line = format!("DLOCK.ACQUIRE {key} alice 1000 SESSION AUTO 1");
     wire.ask::<Grant>(&line).0

@@ -1,5 +1,5 @@
-//! Leaving a wait for good while its connection stays open: CANCEL, then RELEASE down to the count from before, again until the
-//! waiting command has answered. In whatever order these meet the request and the grant, nothing is left.
+//! Leaving a wait while its connection stays open: CANCEL, then RELEASE down to the earlier count, repeated until the waiting
+//! command has answered. In whatever order these meet the request and the grant, nothing is left.
 
 use std::thread;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use dlock_integration::{
     assert_sound, await_until, position, stat, Ask, Blocked, Server, Wire, PATIENCE,
 };
 
-/// Between two tries.
+/// The time between two tries.
 const WHILE: Duration = Duration::from_millis(5);
 
-/// What happens besides: the request reaches the server, the holder gives the lock back.
+/// The other events: the request reaches the server, the holder gives the lock back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     Request,
@@ -23,7 +23,7 @@ enum Event {
 
 use Event::{Cancel, Grant, Release, Request};
 
-/// All orders of the four; CANCEL comes before RELEASE.
+/// Returns all orders of the four; CANCEL comes before RELEASE.
 fn orders() -> Vec<[Event; 4]> {
     let events = [Request, Grant, Cancel, Release];
     let mut orders = Vec::new();
@@ -41,17 +41,17 @@ fn orders() -> Vec<[Event; 4]> {
 
 /// A wait that is left.
 struct Case {
-    /// What is held before, by lines of commands.
+    /// Commands that make the earlier holds.
     before: &'static [&'static str],
-    /// What waits.
+    /// The waiting request.
     request: &'static str,
-    /// By which it would be granted.
+    /// The command that would grant it.
     grant: &'static str,
-    /// By which it is left.
+    /// The command that leaves the wait.
     cancel: &'static str,
-    /// What brings bob's holds to what he had.
+    /// The commands that bring bob's holds back to the earlier count.
     releases: &'static [&'static str],
-    /// What bob holds of these locks before and after: key and count.
+    /// Bob's holds of these locks before and after: key and count.
     holds: &'static [(&'static str, u64)],
 }
 
@@ -72,7 +72,7 @@ const CASES: [Case; 4] = [
         releases: &["DLOCK.RELEASE k bob HOLDS 0"],
         holds: &[("k", 0)],
     },
-    // Many at once: one that is free and one that is not.
+    // Many locks at once: one is free and one is not.
     Case {
         before: &["DLOCK.ACQUIRE k alice 600000"],
         request: "DLOCK.MACQUIRE 2 k free bob 600000 BLOCK 0",
@@ -102,7 +102,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// Sends what may find nothing to do.
+/// Gives back the holds that the case may have added.
 #[track_caller]
 fn give_back(c: &mut Wire, case: &Case) {
     for line in case.releases {
@@ -112,11 +112,11 @@ fn give_back(c: &mut Wire, case: &Case) {
     }
 }
 
-/// Repeats both until the request is answered, and gives back once more if that was a grant.
+/// Repeats both commands until the request is answered, and gives back once more if the answer was a grant.
 #[track_caller]
 fn leave(c: &mut Wire, bob: &Blocked, case: &Case) {
     let reply = loop {
-        // An answer that is there already is the last word: nothing comes after it.
+        // An answer that has come is final: nothing comes after it.
         if let Some(reply) = bob.outcome_within(WHILE) {
             break reply.expect("null or a grant");
         }
@@ -128,7 +128,7 @@ fn leave(c: &mut Wire, bob: &Blocked, case: &Case) {
     }
 }
 
-/// Bob has what he had, waits for nothing, and whoever comes has what is free.
+/// Asserts that bob has his earlier holds and waits for nothing, and that others are granted the free locks.
 #[track_caller]
 fn assert_left(server: &Server, c: &mut Wire, case: &Case, what: &str) {
     for (key, holds) in case.holds {
@@ -143,7 +143,7 @@ fn assert_left(server: &Server, c: &mut Wire, case: &Case, what: &str) {
         }
     }
     if case.before.iter().any(|line| line.ends_with("SHARED")) {
-        // As weak as it was: a reader comes in.
+        // As weak as before: a reader is granted it.
         let reader: Value = c.ask("DLOCK.ACQUIRE k reader 600000 SHARED");
         assert!(matches!(reader, Value::Array(_)), "{what}");
     }
@@ -184,7 +184,7 @@ fn in_every_order_nothing_is_left() {
     }
 }
 
-/// The same where nobody knows the order: three connections at once, and in one turn of the server.
+/// The commands race: on three connections at once, and in one turn of the event loop.
 #[test]
 fn in_a_race_nothing_is_left() {
     for case in &CASES {
@@ -198,7 +198,7 @@ fn in_a_race_nothing_is_left() {
             thread::scope(|scope| {
                 scope.spawn(move || grants.ask::<Value>(case.grant));
                 scope.spawn(move || {
-                    // All at once, so that nothing comes between them; in turns before and after the grant.
+                    // All at once, so that nothing comes between them; before the grant and after it in turns.
                     let lines = [case.cancel, case.releases[0], case.cancel];
                     let replies = leaves.batch(lines);
                     assert!(replies[0].is_ok(), "{replies:?}");
@@ -211,7 +211,7 @@ fn in_a_race_nothing_is_left() {
     }
 }
 
-/// Closing the waiting connection does all of it.
+/// Closing the waiting connection does all of this.
 #[test]
 fn closing_the_connection_is_the_short_way() {
     for case in &CASES {

@@ -1,4 +1,4 @@
-//! What a hold or a wait has to do with the connection that asked for it.
+//! Holds and waits, and the connections that asked for them.
 
 mod auto;
 mod blocked;

@@ -5,22 +5,22 @@ use dlock_integration::{
     assert_sound, await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
 };
 
-/// Waiters of which the memory is measured.
+/// The number of waiters whose memory is measured.
 const MASS: usize = 100_000;
 
-/// Bytes that one of them may cost; the goal is 400.
+/// The bytes that one of them may cost; the goal is 400.
 const BYTES: usize = 450;
 
-/// Bytes that a wait may cost which is the only one for its lock, with the queue of that lock.
+/// The bytes that a wait may cost if it is the only one for its lock, with the queue of that lock.
 const BYTES_ALONE: usize = 800;
 
-/// A connection that hears what is published on a channel.
+/// A connection that is subscribed to a channel.
 struct Ear {
     wire: Wire,
 }
 
 impl Ear {
-    /// In RESP2 (2) or RESP3 (3).
+    /// Subscribes in RESP2 (2) or RESP3 (3).
     #[track_caller]
     fn new(server: &Server, protocol: u8, channel: &[u8]) -> Ear {
         let mut wire = server.connection();
@@ -32,7 +32,7 @@ impl Ear {
         Ear { wire }
     }
 
-    /// The next message, byte by byte.
+    /// Returns the next message, byte by byte.
     #[track_caller]
     fn bytes(&mut self) -> Vec<u8> {
         let value = self.wire.read().expect("a message");
@@ -44,7 +44,7 @@ impl Ear {
         String::from_utf8(self.bytes()).expect("text")
     }
 
-    /// The token of the next message, which grants the key to the owner that waits under this number.
+    /// Returns the token of the next message, which grants the key to the owner that waits under this number.
     #[track_caller]
     fn granted(&mut self, key: &str, owner: &str, wait: u64) -> u64 {
         let text = self.text();
@@ -57,7 +57,7 @@ impl Ear {
         token.parse().expect("a token")
     }
 
-    /// The next message says how a wait for `k` has ended otherwise.
+    /// Asserts that the next message ends a wait for `k` with this word.
     #[track_caller]
     fn ended(&mut self, word: &str, owner: &str, wait: u64) {
         let wanted = format!("{word} 0 1:k {}:{owner} {wait}", owner.len());
@@ -65,7 +65,7 @@ impl Ear {
     }
 }
 
-/// What was published, if this is a message: an array in RESP2, a push in RESP3.
+/// Returns the published bytes, if this is a message: an array in RESP2, a push in RESP3.
 fn message(value: &Value) -> Option<Vec<u8>> {
     let payload = match value {
         Value::Push {
@@ -80,7 +80,7 @@ fn message(value: &Value) -> Option<Vec<u8>> {
     from_redis_value(payload).ok()
 }
 
-/// What a request that is to wait by a channel is answered: its place, and the number of the wait.
+/// Returns the place and the number of a wait by a channel from its reply.
 #[track_caller]
 fn place_of(reply: &Value) -> (u64, u64) {
     let (zero, place, wait): Queued = from_redis_value(reply).expect("three numbers");
@@ -88,20 +88,20 @@ fn place_of(reply: &Value) -> (u64, u64) {
     (place, wait)
 }
 
-/// Waits by a channel; gives its place, and the number of the wait.
+/// Waits by a channel. Returns its place, and the number of the wait.
 #[track_caller]
 fn wait_at(connection: &mut Wire, owner: &str, options: &str) -> (u64, u64) {
     let line = format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news {options}");
     place_of(&connection.ask(&line))
 }
 
-/// Waits by a channel; gives the number of the wait.
+/// Waits by a channel. Returns the number of the wait.
 #[track_caller]
 fn wait_as(connection: &mut Wire, owner: &str, options: &str) -> u64 {
     wait_at(connection, owner, options).1
 }
 
-/// A server on which alice holds `k`, her connection, and one that hears the news.
+/// Returns a server on which alice holds `k`, her connection, and a subscriber to the news.
 fn held() -> (Server, Wire, Ear) {
     let (server, alice, _) = dlock_integration::held();
     let ear = Ear::new(&server, 2, b"news");
@@ -138,7 +138,7 @@ fn messages_are_exact() {
         let end = format!(" {first}").into_bytes();
         let wanted = [&*head, key, &*middle, owner, &*end].concat();
         assert_eq!(ear.bytes(), wanted);
-        // The longest there are.
+        // The longest names.
         let long = [b'o'; 1024];
         let mut line = acquire(&long);
         line.arg("NOTIFY").arg([b'c'; 1024].as_slice());
@@ -152,7 +152,7 @@ fn messages_are_exact() {
     }
 }
 
-/// The dead one's turn comes in the same moment as its end: it does not get the lock, or loses it again.
+/// A waiter's turn comes at the instant of its connection's end: it does not get the lock, or loses it again.
 #[test]
 fn who_dies_is_not_granted_for_long() {
     let (server, mut c, _) = held();
@@ -167,7 +167,7 @@ fn who_dies_is_not_granted_for_long() {
     assert_eq!(position(&mut c, "k", "dies"), None);
 }
 
-/// On a connection that hears its own messages the place is told first.
+/// A connection that is subscribed to its own channel receives the place first.
 #[test]
 fn the_reply_comes_before_its_message() {
     let server = Server::start();
@@ -188,7 +188,7 @@ fn the_reply_comes_before_its_message() {
         let told = replies.iter().position(|value| message(value).is_some());
         let told = told.unwrap_or_else(|| panic!("no message in {replies:?}"));
         assert_eq!(place_of(&replies[0]).0, 0);
-        // By the release that was its turn, and not later.
+        // The release granted it, and no later line.
         assert!(told == 1 || told == 2, "{replies:?}");
     }
 }
@@ -206,7 +206,7 @@ fn a_demotion_tells_moved() {
     ear.ended("moved", "bob", bob);
     ear.ended("moved", "carol", carol);
     assert_eq!(stat(&server, "notify_waiting"), 0);
-    // The ticket has gone over, the waiter has not.
+    // The ticket has been replicated, the waiter has not.
     let mut d = other.connection();
     assert_eq!(
         (position(&mut d, "k", "carol"), position(&mut d, "k", "bob")),
@@ -240,7 +240,7 @@ fn used_memory(server: &Server) -> usize {
     server.info("memory").number("used_memory")
 }
 
-/// What a place in the queue costs that waits by a channel, and, for comparison, one that blocks a connection.
+/// Measures the memory of a place that waits by a channel and, for comparison, of one that blocks a connection.
 #[test]
 fn a_hundred_thousand_wait_on_one_connection() {
     let (server, mut c, _) = held();
@@ -287,7 +287,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     assert_sound(&server);
 }
 
-/// What one wait on each of many locks costs, beside the locks themselves.
+/// Measures the memory of one wait on each of many locks, without the locks themselves.
 #[test]
 fn one_waits_for_each_of_many_locks() {
     const LOCKS: usize = 50_000;
@@ -306,7 +306,7 @@ fn one_waits_for_each_of_many_locks() {
     assert_sound(&server);
 }
 
-/// Time that is up for many at once is told to each, and does not hold up the others.
+/// Many time-outs at one instant are all reported, and do not delay the other waits.
 #[test]
 fn many_times_are_up_together() {
     const WAITERS: usize = 2_000;

@@ -1,8 +1,8 @@
-//! Anything in any order, by a seed: locks taken, waited for and given back, keys that come and go under those who wait,
-//! connections that end in every way, a replica, saving and loading. The server lives, and in the end nobody waits.
+//! Anything in any order, by a seed: locks taken, waited for and given back, keys that come and go under waiters, connections
+//! that end in every way, a replica, saving and loading. The server lives, and in the end no request waits.
 //!
-//! One thread decides, so that a seed says what is sent and in which order. `DLOCK_RANDOM_SECONDS` says for how long,
-//! `DLOCK_RANDOM_SEED` which seed; `make memcheck` lets it run for minutes under valgrind.
+//! One thread decides, so that a seed determines the commands and their order. `DLOCK_RANDOM_SECONDS` sets the duration,
+//! `DLOCK_RANDOM_SEED` the seed; `make memcheck` lets it run for minutes under valgrind.
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use dlock_integration::{
 };
 use fastrand::Rng;
 
-/// Connections that are open at once, at most.
+/// The most connections that are open at once.
 const OPEN: usize = 30;
 
-/// Steps that are made however long they take.
+/// The least number of steps, however long they take.
 const AT_LEAST: u64 = 3_000;
 
-/// Names that all of it is about. The last is never a lock.
+/// The keys of all commands. The last is never a lock.
 const KEYS: [&str; 5] = ["k0", "k1", "k2", "k3", "string"];
 
 fn setting(name: &str, usual: u64) -> u64 {
@@ -39,7 +39,7 @@ fn owner(rng: &mut Rng) -> String {
     format!("o{}", rng.u8(..12))
 }
 
-/// What may follow owner and lease.
+/// Returns random options after owner and lease.
 fn options(rng: &mut Rng) -> String {
     let mut options = String::new();
     for (chance, option) in [
@@ -60,7 +60,7 @@ fn options(rng: &mut Rng) -> String {
     options
 }
 
-/// A request of a connection that may be kept waiting.
+/// Returns a request of a connection that may wait.
 fn request(rng: &mut Rng) -> String {
     let (key, other, owner) = (key(rng), key(rng), owner(rng));
     let lease = pick(rng, &["3", "20", "600000"]);
@@ -83,8 +83,8 @@ fn request(rng: &mut Rng) -> String {
     }
 }
 
-/// What others do to the keys, to the connections and to the server meanwhile. No pauses: many servers crash, with or without
-/// the module, when CLIENT UNBLOCK comes to a connection that a pause holds up.
+/// Returns a command of others on the keys, the connections and the server. No pauses: many servers crash, with or without the
+/// module, when CLIENT UNBLOCK meets a connection that a pause delays.
 fn disturbance(rng: &mut Rng, client: u64) -> Cmd {
     let (key, other, owner) = (key(rng), key(rng), owner(rng));
     let line = match rng.u8(..100) {
@@ -144,7 +144,7 @@ struct Member {
 }
 
 impl Member {
-    /// Some speak RESP3, some are told of changes, some subscribe.
+    /// Connects. Some members speak RESP3, some track keys, some subscribe.
     fn new(server: &Server, rng: &mut Rng) -> Member {
         let mut wire = server.connection();
         let id = wire.client_id();
@@ -161,7 +161,7 @@ impl Member {
         Member { wire, id }
     }
 
-    /// Sends something. Gives whether the connection is there still.
+    /// Sends commands. Returns whether the connection is still open.
     fn speak(&mut self, rng: &mut Rng) -> bool {
         let mut lines: Vec<String> = (0..rng.usize(1..4)).map(|_| request(rng)).collect();
         if rng.u8(..6) == 0 {
@@ -180,14 +180,14 @@ impl Member {
             // It may be closed already.
             0 => drop(self.wire.send_bytes(b"QUIT\r\n")),
             1 => self.wire.close_sending(),
-            // With replies unread it is a reset.
+            // With unread replies it is a reset.
             _ => {}
         }
     }
 }
 
-/// Has a lock granted to a connection, another command of its owner answered, and the connection ended, all in one turn of the
-/// server's event loop, if that comes about. What was answered must still be so. Gives whether it came about.
+/// Tries to have a lock granted to a connection, another command of its owner answered, and the connection ended, all in one turn
+/// of the event loop. The answer must stay true. Returns whether it came about.
 fn touch_and_end(server: &Server, c: &mut Wire, rng: &mut Rng, owner: &str) -> bool {
     let key = KEYS[rng.usize(..KEYS.len() - 1)];
     let mut waits = server.connection();
@@ -210,7 +210,7 @@ fn touch_and_end(server: &Server, c: &mut Wire, rng: &mut Rng, owner: &str) -> b
         format!("DLOCK.FORCERELEASE {key}"),
         touch.clone(),
         end,
-        // It decides, so that what is to be given back is.
+        // This command decides, so that undelivered holds are given back.
         format!("DLOCK.CANCEL {key} nobody"),
         format!("DLOCK.HELD {key} {owner}"),
     ]);
@@ -224,8 +224,8 @@ fn touch_and_end(server: &Server, c: &mut Wire, rng: &mut Rng, owner: &str) -> b
     holds
 }
 
-/// Has the server write down and read all that it keeps. What has expired by then is dropped without a word to replicas, so that
-/// they are to begin anew, too.
+/// Makes the server save and load all its data. It drops expired keys without notice to replicas, so these synchronise in full,
+/// too.
 fn reload(server: &Server) {
     let lines = [
         "DEBUG RELOAD",
@@ -237,7 +237,7 @@ fn reload(server: &Server) {
     }
 }
 
-/// The reply, whatever it is; the connection is made anew when it is ended.
+/// Returns the reply, whatever it is; connects again if the connection has ended.
 fn ask(server: &Server, connection: &mut Wire, command: &Cmd) -> Option<Value> {
     match dlock_integration::redis::ConnectionLike::req_command(connection, command) {
         Ok(value) => reply_of(value).ok(),

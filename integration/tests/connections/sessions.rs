@@ -1,4 +1,4 @@
-//! SESSION: a hold that ends with the connection that asked for it, however that ends, and with nothing else.
+//! SESSION: a hold that ends with the connection that asked for it, however the connection ends, and with nothing else.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,10 +12,10 @@ use dlock_integration::{
 };
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
-/// How long a test watches that nothing happens.
+/// How long a test observes that nothing happens.
 const WHILE: Duration = Duration::from_millis(250);
 
-/// Holds that end together.
+/// The number of holds that end together.
 const MASS: usize = 10_000;
 
 #[track_caller]
@@ -32,7 +32,7 @@ fn await_end(connection: &mut Wire, key: &str, owner: &str) {
     );
 }
 
-/// It is held now, and still is when the module has had time to end it.
+/// Asserts that the lock is held, and still is after the module has had time to end the hold.
 #[track_caller]
 fn assert_stays(connection: &mut Wire, key: &str, owner: &str) {
     let end = Instant::now() + WHILE;
@@ -42,7 +42,7 @@ fn assert_stays(connection: &mut Wire, key: &str, owner: &str) {
     }
 }
 
-/// A field of the only holder that `DLOCK.INFO` shows.
+/// Returns a field of the only holder that `DLOCK.INFO` shows.
 #[track_caller]
 fn holder<T: FromRedisValue>(connection: &mut Wire, key: &str, field: &str) -> Option<T> {
     let lock: HashMap<String, Value> = connection.ask(&format!("DLOCK.INFO {key}"));
@@ -53,7 +53,8 @@ fn holder<T: FromRedisValue>(connection: &mut Wire, key: &str, field: &str) -> O
     Some(from_redis_value(value).expect("a field of that type"))
 }
 
-/// A way in which a connection ends: its name, and how it is done. What is given back is kept open on this side.
+/// A way in which a connection ends: its name, and a function that does it. The function returns a socket to be kept open on this
+/// side.
 type Way = (&'static str, fn(&Server, Wire) -> Option<Wire>);
 
 const WAYS: [Way; 13] = [
@@ -120,7 +121,7 @@ const WAYS: [Way; 13] = [
             &[b'x'; 10_000_000],
         ]
         .concat();
-        // It may be closed while this is sent.
+        // The server may close it while this is sent.
         let _ = wire.send_bytes(&half);
         Some(wire)
     }),
@@ -134,8 +135,8 @@ const WAYS: [Way; 13] = [
     }),
 ];
 
-/// The next in line has the lock then, long before the lease is over, and observers are told. What the same owner holds without
-/// SESSION stays.
+/// The next waiter has the lock then, long before the lease is over, and observers are notified. Holds of that owner without
+/// SESSION stay.
 #[test]
 fn a_hold_ends_with_its_connection_however_that_ends() {
     let server = Server::builder()
@@ -203,13 +204,13 @@ fn the_client_is_shown() {
         Some("worker")
     );
 
-    // Who may not list clients sees the id only.
+    // A user who may not list clients sees the id only.
     c.run("ACL SETUSER peeps on >p allkeys -@all +dlock.info");
     let mut peeps = server.connection_as("peeps", "p");
     assert_eq!(holder::<u64>(&mut peeps, "k", "client"), Some(id));
     assert_eq!(holder::<String>(&mut peeps, "k", "addr"), None);
 
-    // A plain hold's client that is gone is no client.
+    // A plain hold's client that has ended is shown as none.
     take(&mut wire, "plain bob 600000");
     wire.close();
     server.await_client_gone(id);
@@ -230,7 +231,7 @@ fn with_id(server: &Server, id: u64) -> (Wire, Vec<Wire>) {
     }
 }
 
-/// A client id of an earlier run is another's in this one.
+/// A client id of an earlier run belongs to another client in this run.
 #[test]
 fn a_hold_of_an_earlier_run_lives_until_its_lease() {
     let aof = |builder: ServerBuilder| builder.config("appendonly", "yes");
@@ -247,7 +248,7 @@ fn a_hold_of_an_earlier_run_lives_until_its_lease() {
         let (mut same, others) = with_id(&server, 300);
         assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
         assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
-        // From here on the module hears of connections that end.
+        // From here on the module subscribes to ended connections.
         take(&mut same, "j bob 600000 SESSION");
         same.close();
         await_end(&mut c, "j", "bob");
@@ -270,7 +271,7 @@ fn a_session_does_not_outlive_the_role() {
     replica.wait_in_sync(&primary);
     assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
     replica.promote();
-    // The other way about, with the connection still open.
+    // The other way round, with the connection still open.
     primary.replica_of(&replica);
     let (mut same, more) = with_id(&replica, 300);
     assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
@@ -281,7 +282,7 @@ fn a_session_does_not_outlive_the_role() {
     drop((others, more));
     assert_stays(&mut c, "k", "bob");
     await_end(&mut c, "short", "bob");
-    // Back again: the session is not.
+    // Back again: the session is gone.
     primary.wait_in_sync(&replica);
     replica.replica_of(&primary);
     primary.promote();
@@ -292,8 +293,8 @@ fn a_session_does_not_outlive_the_role() {
     assert_sound(&replica);
 }
 
-/// In a failover the hold goes on at the new primary, whenever the connection ends; where the failover is given up it
-/// ends with the connection.
+/// In a failover the hold goes on at the new primary, whenever the connection ends; if the failover is given up it ends with the
+/// connection.
 #[test]
 fn a_failover_leaves_a_session_to_its_lease() {
     for (held_up, given_up) in [(false, false), (true, false), (true, true)] {
@@ -309,7 +310,7 @@ fn a_failover_leaves_a_session_to_its_lease() {
         let id = dies.client_id();
         if held_up {
             replica.freeze();
-            // Something that the replica has not got yet.
+            // A write that the replica does not have yet.
             c.run("SET x 1");
         }
         c.run(&format!("FAILOVER TO {target}"));
@@ -348,11 +349,11 @@ fn a_failover_leaves_a_session_to_its_lease() {
         }
         assert_eq!(r.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
         await_end(&mut r, "short", "bob");
-        // The hold is over a moment before the server removes the key, which must not happen between two digests.
+        // The hold ends a moment before the server removes the key, and the removal must not fall between two digests.
         await_until("the key is gone", PATIENCE, || {
             r.ask::<u64>("EXISTS short") == 0
         });
-        // Whoever is given the lock next has it of the new primary.
+        // The next waiter is granted the lock by the new primary.
         let next = wait_as(&replica, "next");
         assert_eq!(r.ask::<u64>("DLOCK.RELEASE k bob HOLDS 0"), 0);
         next.reply::<Grant>();
@@ -389,7 +390,7 @@ fn the_end_of_a_session_is_replicated_and_saved() {
     assert_eq!(primary.connection().ask::<String>(&check), "OK");
 }
 
-/// A server with room for so many, of which the file says what it has done in one step.
+/// Returns a server with room for this mass, whose AOF shows the changes of each step.
 fn start_for_a_mass() -> Server {
     Server::builder()
         .config("maxclients", MASS + 100)
@@ -398,11 +399,11 @@ fn start_for_a_mass() -> Server {
         .start()
 }
 
-/// How many changes the largest step was that the server's AOF has: what is decided in one go stands in one transaction.
+/// Returns the number of changes in the largest step of the server's AOF: the decisions of one step form one transaction.
 fn largest_step(server: &Server) -> usize {
     let files = fs::read_dir(server.dir().join("appendonlydir")).expect("a directory");
     let names = files.map(|file| file.expect("a file").path());
-    // The last one: an older one may not have been removed yet.
+    // The last file: an older one may not have been removed yet.
     let file = names
         .filter(|name| name.to_string_lossy().ends_with(".incr.aof"))
         .max();
@@ -420,11 +421,11 @@ fn largest_step(server: &Server) -> usize {
     largest
 }
 
-/// Ends all the sessions. They end in many steps, so that others are answered in between; for how long they have to wait is for
-/// the benchmark to say.
+/// Asserts that all the sessions end in many steps, so that the server answers others in between. The benchmark measures how long
+/// these wait.
 #[track_caller]
 fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
-    // Then the file has only what comes now.
+    // The file then has only the following changes.
     server.rewrite_aof();
     end();
     await_until("all sessions have ended", PATIENCE, || {
@@ -440,7 +441,7 @@ fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
     assert_sound(server);
 }
 
-/// One connection with a session on each of 10,000 locks, and on each somebody who waits.
+/// One connection with a session on each of 10,000 locks, and a waiter on each.
 #[test]
 fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
     let server = start_for_a_mass();
@@ -458,7 +459,7 @@ fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
     }
 }
 
-/// Ten thousand who share one lock by sessions of one connection, and a writer behind them.
+/// Ten thousand holders share one lock by sessions of one connection, and a writer waits behind them.
 #[test]
 fn ten_thousand_sessions_on_one_lock_do_not_stall_the_server() {
     let server = start_for_a_mass();

@@ -1,6 +1,6 @@
-//! Grants that do not reach their connection: it ends, or is unblocked by error, in the very turn of the server's event loop
-//! in which its lock is granted. A new hold is given back before any later command on that lock is decided, and the next in line
-//! is served; but one that another command of its owner has touched stands, since that was answered.
+//! Grants that do not reach their connection: it ends, or is unblocked by error, in the very turn of the event loop in which its
+//! lock is granted. The server gives a new hold back before it decides any later command on that lock, and serves the next
+//! waiter. A hold that another command of its owner has touched stands, since that command was answered.
 
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
@@ -8,7 +8,7 @@ use dlock_integration::{
     Subscriber, Wire, PATIENCE,
 };
 
-/// Ways to ask: each waits for `k`.
+/// Requests, each of which waits for `k`.
 const REQUESTS: [&str; 7] = [
     "DLOCK.ACQUIRE k dies 600000 BLOCK 0",
     "DLOCK.ACQUIRE k dies 600000 BLOCK 0 SESSION",
@@ -21,16 +21,16 @@ const REQUESTS: [&str; 7] = [
 
 const RELEASE: &str = "DLOCK.RELEASE k alice";
 
-/// Who waits for `k` as `dies`.
+/// The waiter `dies` for `k`.
 struct Waiting<'s> {
     server: &'s Server,
     wire: Wire,
     id: u64,
 }
 
-/// Has `dies` wait for `k` in each of the ways, and `next` behind. Then alice releases, and `end` ends the waiting connection
-/// in the same turn; it gives back what is to be kept open on this side. What is sent `before` the request on its connection
-/// is not read.
+/// Makes `dies` wait for `k` with each request, and `next` behind it. Then alice releases, and `end` ends the waiting connection
+/// in that turn; it returns a socket to be kept open on this side. Replies to the lines sent `before` the request on its
+/// connection are not read.
 #[track_caller]
 fn check(server: &Server, before: &str, end: impl Fn(Waiting) -> Option<Wire>) {
     for request in REQUESTS {
@@ -40,7 +40,7 @@ fn check(server: &Server, before: &str, end: impl Fn(Waiting) -> Option<Wire>) {
     }
 }
 
-/// Alice holds `k`, `dies` waits for it, and `next` behind.
+/// Sets up a lock `k` that alice holds, with `dies` waiting for it, and `next` behind.
 #[track_caller]
 fn setup<'s>(server: &'s Server, before: &str, request: &str) -> (Waiting<'s>, Blocked) {
     println!("{request}");
@@ -51,7 +51,7 @@ fn setup<'s>(server: &'s Server, before: &str, request: &str) -> (Waiting<'s>, B
     (waiting, wait_as(server, "next"))
 }
 
-/// Everything is as if it had not been granted: by `CLAIM` the place is kept, else it is gone and the next is granted.
+/// Asserts that the grant has left no trace: with `CLAIM` the place stays, otherwise it is gone and the next waiter is granted.
 #[track_caller]
 fn assert_taken_back(server: &Server, next: Blocked, request: &str) {
     let mut c = server.connection();
@@ -89,7 +89,7 @@ fn await_waiting(server: &Server, owner: &str) {
     });
 }
 
-/// Sends lines at once on a connection of their own, so that nothing can come between them; their replies.
+/// Sends lines at once on a connection of their own, so that nothing can come between them. Returns their replies.
 #[track_caller]
 fn at_once(server: &Server, lines: &[&str]) -> Vec<Value> {
     let lines = lines.iter().map(|line| line.to_string());
@@ -105,7 +105,7 @@ impl Waiting<'_> {
         format!("CLIENT UNBLOCK {} ERROR", self.id)
     }
 
-    /// The reply to the request is a grant: a token and a count, or the tokens of two locks.
+    /// Asserts that the reply to the request is a grant: a token and a count, or the tokens of two locks.
     #[track_caller]
     fn assert_granted(&mut self) {
         let grant = self.wire.read();
@@ -115,7 +115,7 @@ impl Waiting<'_> {
         );
     }
 
-    /// An error is the one reply to the request.
+    /// Asserts that an error is the only reply to the request.
     #[track_caller]
     fn assert_one_error(mut self) -> Option<Wire> {
         let error = self.wire.read().expect_err("an error");
@@ -125,7 +125,7 @@ impl Waiting<'_> {
     }
 }
 
-/// The server finds the release and the connection's end together, the release first.
+/// Makes the server find the release and the connection's end together, the release first.
 fn close_behind_the_release(waiting: Waiting) -> Option<Wire> {
     let mut alice = waiting.server.connection();
     alice.ask::<String>("PING");
@@ -142,7 +142,7 @@ fn closed() {
     check(&Server::start(), "", close_behind_the_release);
 }
 
-/// What is closed with something unread is reset.
+/// A socket that is closed with unread data is reset.
 #[test]
 fn reset() {
     check(&Server::start(), "PING", close_behind_the_release);
@@ -211,7 +211,7 @@ fn unblocked_by_error_in_a_transaction() {
     });
 }
 
-/// CLIENT UNBLOCK … TIMEOUT that comes behind the grant changes nothing: the one reply is the grant.
+/// CLIENT UNBLOCK … TIMEOUT after the grant changes nothing: the only reply is the grant.
 #[test]
 fn unblocked_by_timeout() {
     let server = Server::start();
@@ -235,7 +235,7 @@ fn unblocked_by_timeout_and_killed() {
     });
 }
 
-/// The server closes idle connections; one that waits is none, however long it does.
+/// The server closes idle connections; a waiting one is not idle, however long it waits.
 #[test]
 fn the_idle_time_out_leaves_those_who_wait() {
     let (server, mut alice, _) = held();
@@ -249,10 +249,10 @@ fn the_idle_time_out_leaves_those_who_wait() {
     assert!(is_held(&mut server.connection(), "k", "bob"));
 }
 
-/// The server closes a connection of this kind without sending what is left.
+/// The server closes a connection of this kind without sending the rest.
 #[test]
 fn over_its_output_buffer_limit() {
-    // Keys that the connection has read, and of whose changes it is told: more than fit into the fixed part of its buffer.
+    // Keys that the connection tracks: the notifications exceed the fixed part of its buffer.
     let keys = (0..400).map(|at| format!("{at}:{}", "x".repeat(100)));
     let keys: Vec<String> = keys.collect();
     let before = format!("HELLO 3\nCLIENT TRACKING ON\nMGET {}", keys.join(" "));
@@ -277,7 +277,7 @@ fn over_its_output_buffer_limit() {
     }
 }
 
-/// What it has sent since it waits takes too much memory.
+/// The commands that it has sent since it waits take too much memory.
 #[test]
 fn evicted() {
     let server = Server::start();
@@ -321,7 +321,7 @@ fn its_user_is_deleted() {
     });
 }
 
-/// By a command that runs only when all of the turn have run: it stands behind another wait that ends in this turn.
+/// By a command that runs after all others of the turn: it stands behind another wait that ends in this turn.
 #[test]
 fn killed_behind_another_wait() {
     check(&Server::start(), "", |waiting| {
@@ -341,7 +341,7 @@ fn killed_behind_another_wait() {
     });
 }
 
-/// The server learns of the reset when it writes the grant.
+/// The server notices the reset when it writes the grant.
 #[test]
 fn reset_before_it_is_written() {
     let server = Server::builder().config("lua-time-limit", 60_000).start();
@@ -356,11 +356,11 @@ fn reset_before_it_is_written() {
     }
 }
 
-/// Has alice release the lock, and does something in the same turn of the server's event loop, when that has read all there
-/// is and has written nothing yet. Gives whether it was in time.
+/// Makes alice release the lock, and calls `act` in that turn of the event loop, after the server has read all input and before
+/// it writes. Returns whether it was in time.
 #[track_caller]
 fn in_the_turn_of_the_release(server: &Server, act: impl FnOnce()) -> bool {
-    // Keeps the server in that turn and says so in its log. The script cannot tell the time, but it does not count while it is
+    // Keeps the server in that turn and logs it. The script cannot read the time, but it does not count while the server is
     // stopped.
     let script = "redis.log(redis.LOG_WARNING, 'in the turn of the release')
         for _ = 1, 5e7 do end";
@@ -383,7 +383,7 @@ fn in_the_turn_of_the_release(server: &Server, act: impl FnOnce()) -> bool {
     in_time
 }
 
-/// What the server has sent is a grant, whether or not somebody reads it: it stands until its lease or its session ends.
+/// A sent answer is a grant, whether or not a client reads it: it stands until its lease or its session ends.
 #[test]
 fn sent_is_granted() {
     let server = Server::start();
@@ -402,7 +402,7 @@ fn sent_is_granted() {
     }
 }
 
-/// Whoever comes later in the same turn finds the lock as if it had never been granted to the dead.
+/// A later command of that turn finds the lock as if the dead connection had never been granted it.
 #[test]
 fn later_commands_find_it_taken_back() {
     let server = Server::start();
@@ -416,14 +416,14 @@ fn later_commands_find_it_taken_back() {
                 }
                 lines
             };
-            // Somebody stands between.
+            // With a waiter in between.
             let (waiting, next) = setup(&server, "", request);
             let late = "DLOCK.ACQUIRE k late 600000";
             let replies = server.connection().pipeline(lines(&waiting.kill(), late));
             assert_eq!(last(replies, transaction), Value::Nil);
             assert_taken_back(&server, next, request);
 
-            // Nobody does.
+            // Without one.
             let (waiting, next) = setup(&server, "", request);
             next.kill();
             await_until("nobody else waits", PATIENCE, || {
@@ -431,14 +431,14 @@ fn later_commands_find_it_taken_back() {
             });
             let replies = server.connection().pipeline(lines(&waiting.kill(), late));
             let grant = last(replies, transaction);
-            // A ticket that is kept for its owner reserves the lock.
+            // A ticket reserves the lock for its owner.
             let free = !request.contains("CLAIM");
             assert_eq!(matches!(grant, Value::Array(_)), free, "{grant:?}");
         }
     }
 }
 
-/// The reply to the last line, which may be within a transaction's.
+/// Returns the reply to the last line, which may be within a transaction's.
 fn last(mut replies: Vec<Value>, transaction: bool) -> Value {
     match replies.pop() {
         Some(Value::Array(mut replies)) if transaction => replies.pop().expect("a reply"),
@@ -447,7 +447,7 @@ fn last(mut replies: Vec<Value>, transaction: bool) -> Value {
     }
 }
 
-/// An upgrade that nobody has heard of stands, with its limit and its token. Whoever asks again learns of it.
+/// An upgrade whose answer was lost stands, with its limit and its token. A repeated request learns of it.
 #[test]
 fn an_upgrade_stands() {
     let server = Server::start();
@@ -466,7 +466,7 @@ fn an_upgrade_stands() {
     reader.reply::<Grant>();
 }
 
-/// A session that an upgrade took over from another connection ends with the one that was not told.
+/// A session that an upgrade took over from another connection ends with the connection that was not answered.
 #[test]
 fn a_session_that_was_taken_over_ends() {
     let server = Server::start();
@@ -481,7 +481,7 @@ fn a_session_that_was_taken_over_ends() {
     assert!(!is_held(&mut c, "k", "dies"));
 }
 
-/// What an owner may send on another connection about a hold, and what that is answered if it holds the lock.
+/// Commands of an owner on another connection about a hold, and their answers if it holds the lock.
 const TOUCHES: [&str; 7] = [
     "DLOCK.ACQUIRE k dies 600000 HOLDS 1",
     "DLOCK.ACQUIRE k dies 600000",
@@ -492,8 +492,8 @@ const TOUCHES: [&str; 7] = [
     "DLOCK.RELEASE k dies HOLDS 1",
 ];
 
-/// Another command of the owner, in the turn of the grant, was answered that it holds the lock: so it does, though the connection
-/// that was granted it is gone. Of two locks the one that was not touched is given back.
+/// Another command of the owner, in the turn of the grant, was answered that it holds the lock: so it does, though the granted
+/// connection is gone. Of two locks the untouched one is given back.
 #[test]
 fn what_its_owner_has_touched_stands() {
     let server = Server::start();
@@ -535,7 +535,7 @@ fn what_its_owner_has_touched_stands() {
     }
 }
 
-/// Who knows that a connection has ended finds neither its place nor its session's hold, however soon it looks.
+/// A client that knows that a connection has ended finds neither its place nor its session's hold, however soon it looks.
 #[test]
 fn who_looks_finds_nothing_of_the_dead() {
     let server = Server::start();
@@ -574,8 +574,8 @@ fn who_looks_finds_nothing_of_the_dead() {
     }
 }
 
-/// A grant by NOTIFY is sent when it is published: the end of the connection that asked, in the same turn, comes too late,
-/// unless the hold is its session's.
+/// A grant by NOTIFY is sent when it is published: the end of the asking connection, in that turn, comes too late, unless the
+/// hold is its session's.
 #[test]
 fn published_is_granted() {
     let server = Server::start();

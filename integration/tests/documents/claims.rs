@@ -1,4 +1,4 @@
-//! What the sources say of themselves, where the compiler does not hold them to it.
+//! Claims of the sources that the compiler does not check.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ fn sources(directory: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The functions that the server is given to call: their names and bodies.
+/// Returns the functions that the server calls: their names and bodies.
 fn callbacks(text: &str) -> Vec<(&str, &str)> {
     let starts = text.match_indices("extern \"C\" fn ");
     let callback = |(at, start): (usize, &str)| {
@@ -42,7 +42,7 @@ fn callbacks(text: &str) -> Vec<(&str, &str)> {
 /// A panic must not leave a callback: the process would end.
 #[test]
 fn every_callback_catches_panics() {
-    // Who answers a constant, or nothing, cannot panic; and a function that the server does not have is to end the process.
+    // A callback that answers a constant, or nothing, cannot panic; and a function that the server lacks must end the process.
     let without = ["pass", "effort", "woken", "absent"];
     let mut seen = 0;
     for (path, text) in sources("src") {

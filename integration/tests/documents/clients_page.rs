@@ -1,4 +1,4 @@
-//! Code in a page is code of a test, and the tests that a page names are there.
+//! Code in a page is code of a test, and the tests that a page names exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The lines without what they are indented by in common.
+/// Returns the lines without their common indentation.
 fn dedented(lines: &[&str]) -> String {
     let indent = |line: &&str| line.len() - line.trim_start().len();
     let common = lines.iter().filter(|line| !line.trim().is_empty());
@@ -19,14 +19,14 @@ fn dedented(lines: &[&str]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether this code stands in the source, indented as it may be.
+/// Returns true if this code is in the source, at any indentation.
 fn stands_in(source: &str, code: &str) -> bool {
     let lines: Vec<&str> = source.lines().collect();
     let count = code.lines().count();
     lines.windows(count).any(|window| dedented(window) == code)
 }
 
-/// How many blocks of code a page has: each is named the file that it stands in, by a comment before it.
+/// Returns the number of compared blocks of a page: a comment before each names the file that has it.
 pub fn compared(page: &str) -> usize {
     let page = read(page);
     let lines: Vec<&str> = page.lines().collect();
@@ -41,7 +41,7 @@ pub fn compared(page: &str) -> usize {
         let end = end.expect("a block of code ends");
         let above = at.checked_sub(1).map_or("", |above| lines[above]);
         let from = above.strip_prefix("<!-- ");
-        // A prompt is another kind of block.
+        // A block with a prompt is of another kind.
         let from = from.and_then(|from| from.strip_suffix(" -->"));
         if let Some(from) = from.filter(|from| !from.contains("> ")) {
             let code = dedented(&lines[at + 1..end]);
@@ -54,7 +54,7 @@ pub fn compared(page: &str) -> usize {
     seen
 }
 
-/// All the clients and their tests, and the server's tests that are about the same.
+/// Returns all clients and their tests, and the server's tests of these topics.
 fn tests() -> String {
     let mut tests = read("integration/tests/documents/mistakes.rs");
     let mut todo = vec!["clients".to_owned()];
@@ -76,7 +76,7 @@ fn tests() -> String {
     tests
 }
 
-/// What is put between backticks in a text, if it is a word.
+/// Returns the words between backticks in a text.
 fn names(text: &str) -> Vec<String> {
     let word = |name: &&str| {
         let mut bytes = name.bytes();
@@ -86,7 +86,7 @@ fn names(text: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// In the texts they are named in parentheses, in the table of mistakes in the last column.
+/// The texts name tests in parentheses, the table of mistakes in its last column.
 #[test]
 fn the_tests_that_are_named_are_there() {
     let (page, tests) = (read("docs/clients.md"), tests());
@@ -94,7 +94,7 @@ fn the_tests_that_are_named_are_there() {
     for text in page.split("```").step_by(2) {
         for part in text.split("(`").skip(1) {
             let part = part.split(')').next().unwrap_or_default();
-            // The first backtick was taken away.
+            // The split took away the first backtick.
             named.extend(names(&format!("`{part}")));
         }
     }

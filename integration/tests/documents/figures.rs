@@ -1,4 +1,4 @@
-//! What the pages say was measured is what the results say.
+//! The figures in the pages agree with the results.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The cells of the row that begins so; the first row of a table are its heads.
+/// Returns the cells of the row that begins with this text; the first row of a table has its heads.
 fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
     let mut rows = table.lines().filter_map(|line| line.strip_prefix("| "));
     let row = rows.find(|row| row.starts_with(first));
@@ -16,7 +16,7 @@ fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
     row.trim_end_matches(" |").split(" | ").collect()
 }
 
-/// What the page says of a pair and the results do not: `1.08 (Redis 8.6.3)` names a figure and the server of its column.
+/// Returns the pairs of the page that the results do not have: `1.08 (Redis 8.6.3)` names a figure and the server of its column.
 fn wrong_pairs(page: &str, results: &str) -> Vec<String> {
     let servers = row(results, "|").into_iter();
     let figures = row(results, "pair ∕ `SET` + `DEL`").into_iter().skip(1);

@@ -1,4 +1,4 @@
-//! `docs/leaving.md`: its steps, typed as they stand there, leave a server that starts without the module and has all other keys.
+//! The steps of `docs/leaving.md`, typed literally, leave a server that starts without the module and has all other keys.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use dlock_integration::{await_until, module_path, Ask, Server, PATIENCE};
 
 const PAGE: &str = include_str!("../../../docs/leaving.md");
 
-/// What is typed in a step.
+/// Returns the commands of a step.
 fn typed(step: usize) -> Vec<&'static str> {
     let (_, rest) = PAGE
         .split_once(&format!("\n**{step}. "))
@@ -18,7 +18,7 @@ fn typed(step: usize) -> Vec<&'static str> {
         .collect()
 }
 
-/// A server whose own file loads the module, with locks, a ticket, and data, in an AOF and an RDB file.
+/// Returns a server whose own file loads the module, with locks, a ticket, and data, in an AOF and an RDB file.
 fn in_use() -> Server {
     let module = module_path().canonicalize().expect("the module is built");
     let server = Server::builder()
@@ -36,7 +36,7 @@ fn in_use() -> Server {
     server
 }
 
-/// Takes the lines that step 5 names out of the server's file.
+/// Removes the lines that step 5 names from the server's file.
 fn remove_the_lines(server: &Server) {
     let file = server.config_path();
     let text = fs::read_to_string(&file).expect("the server's file");
@@ -86,7 +86,7 @@ fn the_steps_leave_a_server_without_the_module() {
     let error = c.refusal("DLOCK.HELP");
     assert!(error.contains("unknown command"), "{error}");
     assert_eq!(c.ask::<String>("GET data"), "kept");
-    // The RDB file alone does as well.
+    // The RDB file alone suffices.
     server.stop();
     let file = server.config_path();
     let text = fs::read_to_string(&file).expect("the server's file");

@@ -7,7 +7,7 @@ use super::project;
 
 const DENY: &str = include_str!("../../../deny.toml");
 
-/// How the source of a crate from a registry begins: not a repository, not a folder. The project's own crates have none.
+/// The beginning of the source of a crate from a registry: not a repository, not a folder. The project's own crates have none.
 const REGISTRY: &str = "registry+";
 
 fn allowed() -> BTreeSet<&'static str> {
@@ -18,7 +18,7 @@ fn allowed() -> BTreeSet<&'static str> {
         .collect()
 }
 
-/// Whether one of the licences that may be chosen, or all of those that hold together, are allowed: `(MIT OR Apache-2.0) AND ISC`.
+/// Returns true if the licences are allowed, one of each choice and all that apply together: `(MIT OR Apache-2.0) AND ISC`.
 fn is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
     let expression = expression.replace('/', " OR ");
     expression.split(" AND ").all(|choice| {
@@ -32,7 +32,7 @@ fn every_crate_may_be_given_on() {
     let said = Command::new("rustc").arg("-vV").output();
     let said = String::from_utf8(said.expect("rustc runs").stdout).expect("text");
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    // What other platforms need has not been fetched.
+    // Crates for other platforms have not been fetched.
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked", "--offline"])
         .args(["--filter-platform", host.expect("a platform")])

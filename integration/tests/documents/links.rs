@@ -1,4 +1,4 @@
-//! Every link in README.md and `docs/` leads somewhere: to a file that is there, and to a heading of it.
+//! Every link in README.md and `docs/` leads to an existing file, and to a heading of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -8,19 +8,19 @@ use super::project;
 
 const LONGEST_README: usize = 150;
 
-/// The tables and plots of long runs, and what is said of them.
+/// The tables and plots of long runs, and their pages.
 const RESULTS: &str = "docs/results";
-/// How many lines of results are committed at most, without the pages that somebody wrote.
+/// The most lines of committed results, without the written pages.
 const MOST_RESULTS: usize = 750;
 const WRITTEN: [&str; 2] = ["chaos.md", "valkey-8.1.md"];
 
-/// The files of a directory, by their paths in the project.
+/// Returns the files of a directory, by their paths in the project.
 fn files(directory: &str) -> impl Iterator<Item = PathBuf> + '_ {
     let entries = fs::read_dir(project().join(directory)).expect("a directory");
     entries.map(move |entry| Path::new(directory).join(entry.expect("an entry").file_name()))
 }
 
-/// The documents, by their paths in the project.
+/// Returns the documents, by their paths in the project.
 fn documents() -> BTreeMap<PathBuf, String> {
     let names = ["docs", RESULTS].into_iter().flat_map(files);
     let pages = names.filter(|name| name.extension().is_some_and(|end| end == "md"));
@@ -33,7 +33,7 @@ fn documents() -> BTreeMap<PathBuf, String> {
     .collect()
 }
 
-/// The lines of a page that are no code.
+/// Returns the lines of a page that are no code.
 fn prose(page: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     page.lines().filter(move |line| {
@@ -43,12 +43,12 @@ fn prose(page: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A line without its code spans.
+/// Returns a line without its code spans.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// Where the links of a page lead to, images included.
+/// Returns the targets of the links of a page, images included.
 fn links(page: &str) -> Vec<String> {
     let targets = |line: &str| -> Vec<String> {
         let rest = without_code(line);
@@ -64,7 +64,7 @@ fn links(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// The names by which a forge knows the headings of a page.
+/// Returns the names by which a forge knows the headings of a page.
 fn anchors(page: &str) -> BTreeSet<String> {
     let mut times: HashMap<String, u32> = HashMap::new();
     let headings = prose(page).filter(|line| line.trim_start_matches('#').starts_with(' '));
@@ -84,7 +84,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
     headings.map(&mut anchor).collect()
 }
 
-/// Joins paths without asking the file system: a link out of the project is none.
+/// Joins paths without the file system; none for a link out of the project.
 fn resolve(page: &Path, target: &str) -> Option<PathBuf> {
     let mut path = page.parent()?.to_owned();
     for part in Path::new(target).components() {
@@ -98,7 +98,7 @@ fn resolve(page: &Path, target: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The links of a page that lead nowhere. `read` gives a file of the project, or none if it is not there.
+/// Returns the links of a page that lead nowhere. `read` returns a file of the project, or none if it does not exist.
 fn broken(page: &Path, text: &str, read: impl Fn(&Path) -> Option<String>) -> Vec<String> {
     let is_broken = |link: &String| {
         if link.starts_with("https://") {
@@ -121,7 +121,7 @@ fn broken(page: &Path, text: &str, read: impl Fn(&Path) -> Option<String>) -> Ve
     links(text).into_iter().filter(is_broken).collect()
 }
 
-/// A directory has no headings, but is there.
+/// Returns a file's text; a directory exists, but has no headings.
 fn read(path: &Path) -> Option<String> {
     let path = project().join(path);
     if path.is_dir() {
@@ -156,7 +156,8 @@ fn every_document_is_found_from_the_readme() {
     assert_eq!(missing, None);
 }
 
-/// The sections that a list of contents leaves out. A page has such a list if its first lines lead to half of its sections.
+/// Returns the sections that a list of contents leaves out. A page has such a list if its first lines link to half of its
+/// sections.
 fn unlisted(page: &str) -> Vec<String> {
     let (head, _) = page.split_once("\n## ").unwrap_or((page, ""));
     let listed: BTreeSet<String> = links(head).into_iter().collect();
@@ -212,7 +213,7 @@ fn results_are_what_the_documents_show() {
     assert!((100..=MOST_RESULTS).contains(&lines), "{lines} lines");
 }
 
-/// An alert names the section that says what to do.
+/// An alert names the section with its remedy.
 #[test]
 fn every_alert_has_a_runbook() {
     let alerts = include_str!("../../../observability/alerts.yml");

@@ -3,8 +3,7 @@
 use dlock_integration::redis::Value;
 use dlock_integration::{Ask, Grant, Server};
 
-/// `WAIT` speaks of what its own connection has written: on another one of a pool, which has written nothing,
-/// every replica has it all.
+/// `WAIT` covers the writes of its own connection: on another one of a pool, which has written nothing, every replica counts.
 #[test]
 fn wait_on_another_pooled_connection_proves_nothing() {
     let (primary, replica) = (Server::start(), Server::start());
@@ -12,7 +11,11 @@ fn wait_on_another_pooled_connection_proves_nothing() {
     let (mut one, mut other) = (primary.connection(), primary.connection());
     replica.freeze();
     let _: Grant = one.ask("DLOCK.ACQUIRE k alice 600000");
-    assert_eq!(other.ask::<i64>("WAIT 1 100"), 1, "it has not the grant");
+    assert_eq!(
+        other.ask::<i64>("WAIT 1 100"),
+        1,
+        "the replica lacks the grant"
+    );
     assert_eq!(one.ask::<i64>("WAIT 1 100"), 0);
     replica.thaw();
     assert_eq!(one.ask::<i64>("WAIT 1 0"), 1);
@@ -20,7 +23,7 @@ fn wait_on_another_pooled_connection_proves_nothing() {
     assert_ne!(held, Value::Nil);
 }
 
-/// `EXPIRE` says 1, and the lease is what it was: `DLOCK.RENEW` is what makes it longer.
+/// `EXPIRE` answers 1, and the lease is unchanged: only `DLOCK.RENEW` extends it.
 #[test]
 fn expire_is_no_renewal() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! What documents, packages and sources say of themselves is so.
+//! Claims of documents, packages and sources, compared with the project.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ mod sessions;
 mod settings_file;
 mod timing;
 
-/// The project's directory.
+/// Returns the project's directory.
 fn project() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }

@@ -1,4 +1,4 @@
-//! What `packaging/` and the description for a forge say of the rest of the project.
+//! Claims of `packaging/` and of the CI description about the rest of the project.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,13 +24,13 @@ const SERVERS: &str = include_str!("../../servers.sh");
 /// The module's name on Linux and on macOS.
 const MODULES: [&str; 2] = ["libdlock.so", "libdlock.dylib"];
 
-/// What `make` alone lists.
+/// Returns the targets that `make` alone lists.
 fn targets() -> BTreeSet<&'static str> {
     let line = |line: &'static str| line.contains("## ").then(|| line.split(':').next())?;
     MAKEFILE.lines().filter_map(line).collect()
 }
 
-/// The words of a list in brackets: `name: [one, two]`.
+/// Returns the words of a list in brackets: `name: [one, two]`.
 fn list(name: &str) -> BTreeSet<&'static str> {
     let start = format!("{name}: [");
     let list = CI
@@ -40,7 +40,7 @@ fn list(name: &str) -> BTreeSet<&'static str> {
     list.split(", ").collect()
 }
 
-/// The commands of all steps, a line of the matrix for each of its targets.
+/// Returns the commands of all steps, with one line for each target of the matrix.
 fn commands() -> Vec<String> {
     let mut commands = Vec::new();
     for line in CI.lines() {
@@ -71,7 +71,7 @@ fn the_changes_begin_with_this_version() {
             dated.unwrap_or_else(|| panic!("{heading}: no date, and not unreleased"))
         })
         .collect();
-    // What is being worked on has no version yet.
+    // The next release has no version yet.
     releases.retain(|(_, date)| *date != "unreleased");
     assert_eq!(releases.first().map(|release| release.0), version);
     assert!(version.is_some());
@@ -150,7 +150,7 @@ fn what_the_container_copies_is_there() {
     assert!(copied > 4, "{copied} are found");
 }
 
-/// Cargo reads no crate of a workspace of which one is missing.
+/// Cargo reads no crate of a workspace if one is missing.
 #[test]
 fn the_container_copies_every_crate_of_the_workspace() {
     let members = MANIFEST.lines().find_map(|line| {
@@ -164,12 +164,12 @@ fn the_container_copies_every_crate_of_the_workspace() {
     }
 }
 
-/// What a user types as `make install`, and what it says.
+/// Runs `make install` as a user does. Returns its output.
 fn install(arguments: &[&str]) -> String {
     let mut make = Command::new("make");
     make.args(["--dry-run", "install"]).args(arguments);
     make.current_dir(project());
-    // A user's shell has nothing of the `make` that runs the tests.
+    // A user's shell has none of the variables of the `make` that runs the tests.
     for variable in ["MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "PREFIX", "DESTDIR"] {
         make.env_remove(variable);
     }
@@ -178,7 +178,7 @@ fn install(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The path in the line that loads the module.
+/// Returns the path in the line that loads the module.
 fn loaded(text: &str) -> &str {
     let line = text
         .lines()
@@ -187,7 +187,7 @@ fn loaded(text: &str) -> &str {
     path.expect("a line that loads the module")
 }
 
-/// The directories that a unit lets the server execute files of, if it lets it do so somewhere only.
+/// Returns the directories from which a unit lets the server execute files, if it restricts them.
 fn executable(unit: &str) -> Option<Vec<&str>> {
     let values = |name: &'static str| {
         let lines = unit.lines().filter_map(move |line| line.strip_prefix(name));
@@ -198,7 +198,7 @@ fn executable(unit: &str) -> Option<Vec<&str>> {
     Some(paths.collect())
 }
 
-/// Debian's services of the server execute nothing that is elsewhere: they would not start with the module.
+/// Debian's services of the server execute nothing from elsewhere: otherwise they would not start with the module.
 #[cfg(target_os = "linux")]
 #[test]
 fn debians_service_can_load_what_is_installed() {
@@ -242,7 +242,7 @@ fn another_place_is_possible() {
     assert!(said.contains("'/scratch/opt/lib/redis/modules/"), "{said}");
 }
 
-/// What the nodes of a group are given is in force, and of the settings that its files name each is there.
+/// The settings that the nodes of a group receive are in force, and each setting that its files name exists.
 #[test]
 fn a_groups_settings_are_settings() {
     let module = module_path().canonicalize().expect("the module is built");
@@ -280,7 +280,7 @@ fn a_groups_settings_are_settings() {
     }
 }
 
-/// Sentinel gives clients the names of the nodes. A client in another namespace resolves only those that end with the group's.
+/// Sentinel gives clients the names of the nodes. A client in another namespace resolves only names that end with the group's.
 #[test]
 fn the_names_of_nodes_are_known_in_every_namespace() {
     let text = fs::read_to_string(project().join("packaging/group/kubernetes.yaml"));

@@ -1,4 +1,4 @@
-//! How the documents are written: phrases that no native writer uses, sentences that say too much, cells of tables that hide a page.
+//! The language of the documents: phrases that no native writer uses, sentences that are too long, table cells that hide a page.
 //!
 //! The phrases are data, in `prose.txt`. Code is left out.
 
@@ -11,7 +11,7 @@ const RULES: &str = include_str!("prose.txt");
 const TABLE: &str = include_str!("../../../commands/src/table.rs");
 const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 
-/// The pages that are held to the rules as every page of `docs/` itself is.
+/// The pages to which the rules apply, as they do to every page of `docs/` itself.
 const PAGES: [&str; 9] = [
     "README.md",
     "clients/cli/README.md",
@@ -27,13 +27,13 @@ const PAGES: [&str; 9] = [
 const LONGEST_SENTENCE: usize = 38;
 const LONGEST_CELL: usize = 30;
 
-/// A phrase that is not written.
+/// A phrase that the pages must not have.
 struct Rule {
     phrase: String,
     opens: bool,
     closes: bool,
     instead: &'static str,
-    /// A sentence that has it.
+    /// A sentence with the phrase.
     planted: &'static str,
 }
 
@@ -82,7 +82,7 @@ struct Text {
     words: String,
 }
 
-/// The texts of a page, without code, targets of links, and comments.
+/// Returns the texts of a page, without code, targets of links, and comments.
 fn texts(page: &str) -> Vec<Text> {
     let mut texts: Vec<Text> = Vec::new();
     let (mut in_code, mut is_open) = (false, false);
@@ -92,7 +92,7 @@ fn texts(page: &str) -> Vec<Text> {
             in_code = !in_code;
             is_open = false;
         }
-        // A program writes what is in a table of this kind.
+        // A program writes the contents of a table of this kind.
         if line.starts_with("<!-- table") || line.starts_with("<!-- end of table") {
             in_code = line.starts_with("<!-- table");
         }
@@ -131,7 +131,7 @@ fn texts(page: &str) -> Vec<Text> {
     texts
 }
 
-/// The words without code, which counts as one, and without the targets of links.
+/// Returns the words without code, which counts as one, and without the targets of links.
 fn plain(text: &str) -> String {
     let mut pieces = text.split('`');
     let mut words = pieces.next().unwrap_or_default().to_owned();
@@ -148,7 +148,7 @@ fn plain(text: &str) -> String {
     (plain + rest).replace(['[', ']'], "")
 }
 
-/// A sentence ends with a mark before a word that begins with a capital, or at the end.
+/// Returns the sentences of a text. A sentence ends with a mark before a word that begins with a capital, or at the end.
 fn sentences(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut from = 0;
@@ -170,7 +170,7 @@ fn count(text: &str) -> usize {
     text.split_whitespace().filter(is_word).count()
 }
 
-/// What is wrong with a page.
+/// Returns the faults of a page.
 fn faults(page: &str) -> Vec<String> {
     let rules = rules();
     let mut faults = Vec::new();
@@ -194,7 +194,7 @@ fn faults(page: &str) -> Vec<String> {
     faults
 }
 
-/// The rows that have another number of cells than the heading of their table. A bar in code is no bar of the table only if it is escaped.
+/// Returns the rows that have another number of cells than the heading of their table. A bar in code must be escaped.
 fn uneven(page: &str) -> Vec<&str> {
     let cells = |line: &str| line.replace("\\|", "").matches('|').count();
     let (mut wrong, mut heading, mut in_code) = (Vec::new(), None, false);
@@ -236,7 +236,7 @@ fn the_pages_are_plain_english() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Only what has been published stays as it was written.
+/// Only published entries stay as they were written.
 #[test]
 fn the_changes_since_0_3_0_are_plain_english() {
     let changes = fs::read_to_string(project().join("CHANGELOG.md")).expect("the changes");
@@ -245,7 +245,7 @@ fn the_changes_since_0_3_0_are_plain_english() {
     assert_eq!(faults(new), [""; 0]);
 }
 
-/// What the server and the alerts say is read by the same people.
+/// The readers of the pages also read the server's messages and the alerts.
 #[test]
 fn the_help_and_the_alerts_are_plain_english() {
     let quoted = |text: &'static str, names: &[&str]| -> Vec<&'static str> {
@@ -277,7 +277,7 @@ fn each_phrase_is_found_in_its_sentence() {
         let found = faults(&page);
         let is_named = |fault: &String| fault.contains(&format!("not \"{phrase}\""));
         assert!(found.iter().any(is_named), "{phrase}: {found:?}");
-        // It may stand in code.
+        // Code may have it.
         assert_eq!(faults(&format!("```\n{planted}\n```\n")), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! `dlock-module` of the Debian package: the line that loads the module, put into a server's own file and taken out again.
+//! `dlock-module` of the Debian package: it puts the line that loads the module into a server's own file, and removes it.
 
 use std::fs::{self, create_dir_all, read_to_string};
 use std::os::unix::fs::PermissionsExt;
@@ -9,10 +9,10 @@ use dlock_integration::{assert_hands_over, module_path, Ask, Server};
 
 const PROGRAM: &str = include_str!("../../../packaging/debian/dlock-module");
 
-/// Where the package has the module.
+/// The path of the module in the package.
 const INSTALLED: &str = "/usr/lib/redis/modules/libdlock.so";
 
-/// The program, with a directory for `/etc` and the module that is tested.
+/// The program, with a directory for `/etc` and the tested module.
 struct Installed {
     etc: PathBuf,
     program: PathBuf,
@@ -33,7 +33,7 @@ impl Installed {
         Installed { etc, program }
     }
 
-    /// The file that the package had until 0.3.0: it loads the module.
+    /// Writes the file that the package had until 0.3.0: it loads the module.
     fn former(&self) -> PathBuf {
         let former = self.etc.join("dlock/dlock.conf");
         let text = format!("loadmodule {}\ndlock.max-queue 77\n", module());
@@ -41,7 +41,7 @@ impl Installed {
         former
     }
 
-    /// What it says, if it succeeds.
+    /// Returns the program's output, if it succeeds.
     fn try_run(&self, words: &[&str]) -> Result<String, String> {
         let output = Command::new("sh").arg(&self.program).args(words).output();
         let output = output.expect("there is a shell");
@@ -59,7 +59,7 @@ impl Installed {
     }
 }
 
-/// The module that is tested, under the name that the program knows.
+/// Returns the tested module, under the name that the program knows.
 fn module() -> String {
     let module = module_path().canonicalize().expect("the module is built");
     module.display().to_string()
@@ -76,7 +76,7 @@ fn path(file: &Path) -> &str {
     file.to_str().expect("a path in UTF-8")
 }
 
-/// Has the server write its file anew, as Sentinel does with each change of role, and starts it again.
+/// Makes the server rewrite its file, as Sentinel does with each change of role, and restarts it.
 fn rewrite_and_restart(server: &mut Server) {
     server.connection().run("CONFIG REWRITE");
     server.restart();
@@ -98,12 +98,12 @@ fn a_server_starts_again_after_a_rewrite() {
         assert_eq!(loading_lines(&file), 1);
         let (_, queue): (String, u64) = server.connection().ask("CONFIG GET dlock.max-queue");
         assert_eq!(queue, 99);
-        // Nothing is put in twice.
+        // A second run adds nothing.
         let before = read_to_string(&file).expect("the server's file");
         installed.run(&["enable", path(&file)]);
         assert_eq!(read_to_string(&file).expect("the server's file"), before);
     }
-    // Without the module the server takes no setting of its.
+    // Without the module the server accepts none of its settings.
     installed.run(&["disable", path(&file)]);
     server.restart();
     let error = server.connection().refusal("DLOCK.HELP");
@@ -124,10 +124,10 @@ fn the_line_of_an_included_file_goes_into_the_servers_own() {
         let file = server.config_path();
         if is_rewritten {
             server.connection().run("CONFIG REWRITE");
-            // Both are loaded at the next start.
+            // The next start loads both.
             assert_eq!((loading_lines(&file), loading_lines(&former)), (1, 1));
         }
-        // The server's file is one of those that the program looks for.
+        // The server's file is one of those that the program searches.
         let known = installed.etc.join("redis/redis-6379.conf");
         std::os::unix::fs::symlink(&file, &known).expect("the directory can be written to");
         assert_eq!(installed.run(&["list"]), format!("{}\n", known.display()));
@@ -179,13 +179,13 @@ fn what_cannot_be_done_changes_nothing() {
     installed.try_run(&["nothing"]).expect_err("no such action");
 }
 
-/// The administrator's file keeps its mode, and all that the program did not put in.
+/// The administrator's file keeps its mode, and every line that the program did not add.
 #[test]
 fn a_file_is_as_it_was() {
     let directory = tempfile::tempdir().expect("a directory");
     let installed = Installed::below(directory.path());
     let file = installed.etc.join("redis/redis.conf");
-    // What other modules there are, and what is commented out, is nobody's business here.
+    // Other modules and commented lines do not concern the program.
     let text = "port 1\n# loadmodule /x/libdlock.so\nloadmodule /x/other.so\n# dlock.replicas 2\n";
     fs::write(&file, text).expect("the directory can be written to");
     let mode = |file: &Path| file.metadata().expect("a file").permissions().mode() & 0o777;

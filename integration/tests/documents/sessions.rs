@@ -1,8 +1,7 @@
-//! Every block of the pages for users: what is typed in it is typed, and answers what is shown; settings are set; code is a
-//! test's.
+//! Every block of the pages for users: commands are typed and must answer as shown; settings are set; code is a test's.
 //!
-//! Each section (`##`, `###`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. What a reader need not
-//! see stands in a comment of its own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
+//! Each section (`##`, `###`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. Commands that a
+//! reader need not see are comments of their own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +13,7 @@ use dlock_integration::{module_path, Ask, Server, Wire};
 use super::clients_page::compared;
 use super::project;
 
-/// The pages whose blocks are all tested. Those of developers have others, and tests of their own.
+/// The pages whose blocks are all tested. The developers' pages have other blocks, and tests of their own.
 const PAGES: [&str; 19] = [
     "README.md",
     "README.zh-CN.md",
@@ -43,14 +42,14 @@ fn read(page: &str) -> String {
     fs::read_to_string(project().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
 
-/// A block of code: what comes before it, the word after its fence, and its lines.
+/// A block of code: the text before it, the word after its fence, and its lines.
 struct Block<'a> {
     above: &'a str,
     word: &'a str,
     lines: Vec<&'a str>,
 }
 
-/// What a page consists of, in its order.
+/// A part of a page, in order.
 enum Part<'a> {
     Section,
     Hidden(&'a str),
@@ -78,22 +77,22 @@ fn parts(page: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// The terminal's name and what is typed there.
+/// Returns the terminal's name and the command typed there.
 fn prompt(line: &str) -> Option<(&str, &str)> {
     let (terminal, typed) = line.split_once("> ")?;
     let is_name = terminal.bytes().all(|byte| byte.is_ascii_lowercase());
     is_name.then_some((terminal, typed))
 }
 
-/// A line that was typed and what the terminal showed.
+/// A typed line and the output of the terminal.
 struct Step<'a> {
     terminal: &'a str,
     typed: &'a str,
-    /// None if it is not told.
+    /// None if the page does not show it.
     shown: Option<Vec<&'a str>>,
 }
 
-/// What is typed in each section.
+/// Returns the steps of each section.
 fn sessions(page: &str) -> Vec<Vec<Step<'_>>> {
     let mut sections = vec![Vec::new()];
     for part in parts(page) {
@@ -139,7 +138,7 @@ fn is_session(block: &Block) -> bool {
             .is_some_and(|line| prompt(line).is_some())
 }
 
-/// A line as redis-cli reads it: quotes keep words together.
+/// Returns the command of a line as redis-cli reads it: quotes keep words together.
 fn typed_command(line: &str) -> Cmd {
     let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
     for char in line.chars() {
@@ -158,8 +157,8 @@ fn typed_command(line: &str) -> Cmd {
     command
 }
 
-/// The words of a line that redis-cli shows. Of its numbering only that of a map stays: `2#limit`. How long a command took is nobody's
-/// reply.
+/// Returns the words of a line that redis-cli shows. Of its numbering only a map's stays: `2#limit`. The duration of a command
+/// belongs to no reply.
 fn words(line: &str) -> Vec<String> {
     if line == "…" || line.starts_with('(') && line.ends_with("s)") {
         return Vec::new();
@@ -192,7 +191,7 @@ fn words(line: &str) -> Vec<String> {
     parts
 }
 
-/// The same of a reply.
+/// Returns the words of a reply.
 fn flat(reply: &Value) -> Vec<String> {
     match reply {
         Value::Nil => vec!["(nil)".into()],
@@ -224,7 +223,7 @@ fn is_uuid(text: &str) -> bool {
     text.len() == 36 && text.split('-').count() == 5
 }
 
-/// Tokens, times, ids and ports differ from run to run.
+/// Returns true if a shown word agrees with an answered one. Tokens, times, ids and ports differ from run to run.
 fn is_like(shown: &str, word: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let split = |text: &str| {
@@ -276,7 +275,7 @@ fn is_shown(shown: &[&str], answered: &[String]) -> bool {
     true
 }
 
-/// Types a section. A token that was shown may be typed later: then it is the one that the server gave.
+/// Types a section. A token from the page stands for the server's token in its place.
 fn follow(server: &Server, steps: &[Step]) {
     let mut terminals: HashMap<&str, Wire> = HashMap::new();
     let mut tokens: HashMap<String, String> = HashMap::new();
@@ -285,7 +284,7 @@ fn follow(server: &Server, steps: &[Step]) {
         let terminal = terminals
             .entry(step.terminal)
             .or_insert_with(|| server.connection_resp3());
-        // `(bob's command returns)` is what a terminal shows, later.
+        // `(bob's command returns)` stands for an output of the terminal that comes later.
         let is_later = step.typed.starts_with('(');
         if !is_later {
             let mut typed = step.typed.to_owned();
@@ -330,7 +329,7 @@ fn try_sessions(pages: impl Iterator<Item = &'static str>) -> usize {
     typed
 }
 
-/// Whoever has typed it all can type it again.
+/// After the whole session a reader can type it again.
 #[test]
 fn the_readmes_session_is_as_it_is_shown_and_leaves_nothing_held() {
     let page = read("README.md");
@@ -358,7 +357,7 @@ fn the_other_pages_sessions_are_as_they_are_shown() {
     assert!(try_sessions(PAGES[1..].iter().copied()) > 90);
 }
 
-/// A server takes them all. One that is alone would grant nothing, but that is not asked of it.
+/// Asserts that a server accepts the settings. A single one would grant nothing with them, but the test does not ask it to.
 fn try_settings(lines: &[&str]) {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("page.conf");
@@ -383,7 +382,7 @@ fn try_settings(lines: &[&str]) {
     assert!(!help.is_empty());
 }
 
-/// The lines of a shell: targets of the Makefile, and files of the project, are there.
+/// Asserts that the Makefile's targets and the project's files in the lines of a shell exist.
 fn try_shell(page: &str, lines: &[&str]) {
     for line in lines {
         let line = line.split(" #").next().unwrap_or_default();
@@ -402,7 +401,7 @@ fn try_shell(page: &str, lines: &[&str]) {
     }
 }
 
-/// What no test runs, and is no text either, is found here.
+/// A block that no test runs, and that is no text either, fails here.
 #[test]
 fn every_block_is_of_a_kind_that_is_tested() {
     let mut settings = 0;
@@ -420,8 +419,7 @@ fn every_block_is_of_a_kind_that_is_tested() {
             } else if block.word == "sh" {
                 try_shell(name, &block.lines);
             } else {
-                // Syntax and rules are read by tests of commands and of permissions; a picture, a line of the log and a unit are
-                // text.
+                // Tests of commands and permissions read syntax and rules; a picture, a line of the log and a unit are text.
                 let is_text = ["text", "ini", "lua"].contains(&block.word);
                 let is_read = all_begin("DLOCK.") || all_begin("ACL SETUSER ");
                 assert!(
@@ -438,7 +436,7 @@ fn every_block_is_of_a_kind_that_is_tested() {
     assert!(settings > 2, "{settings} blocks of settings");
 }
 
-/// The block of Python in the cookbook does what is said of it.
+/// The block of Python in the cookbook does what the page says.
 #[test]
 fn a_late_write_in_sql_is_not_made() {
     let script = project().join("docs/examples/guard.py");
@@ -449,7 +447,7 @@ fn a_late_write_in_sql_is_not_made() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Sentences that readers of English as a second language stumbled over, and words that say two things.
+/// Sentences over which readers of English as a second language stumbled, and words with two meanings.
 #[test]
 fn the_words_are_those_that_readers_know() {
     for name in PAGES.iter().chain(&["CHANGELOG.md"]) {
@@ -487,7 +485,7 @@ fn what_is_shown_wrongly_is_found() {
         &answered
     ));
     assert!(is_shown(&["1# \"state\" => \"held\"", "…"], &answered));
-    // Something is left out, and nothing says so; nothing follows, and something seems to.
+    // A part is left out without a mark; a mark stands where nothing is left out.
     assert!(!is_shown(
         &["1# \"state\" => \"held\"", "3# \"permits\" => (integer) 1"],
         &answered

@@ -1,4 +1,4 @@
-//! `packaging/dlock.conf`: every setting of the module with its default, and the recommended ones, as the pages have them.
+//! `packaging/dlock.conf`: every setting of the module with its default, and the recommended ones, as in the pages.
 //!
 //! `DLOCK_WRITE=1 cargo test --test servers documents::settings_file` writes it.
 
@@ -15,7 +15,7 @@ const GROUP: &str = include_str!("../../../packaging/group/group.conf");
 const OPERATIONS: &str = include_str!("../../../docs/operations.md");
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 
-/// The pages that name the recommended setting, and where it is.
+/// The pages that name the recommended setting, with the link to it.
 const LINKS: [(&str, &str); 4] = [
     ("docs/cluster.md", "guarantees.md#the-recommended-setting"),
     ("docs/waiting.md", "guarantees.md#the-recommended-setting"),
@@ -26,7 +26,7 @@ const LINKS: [(&str, &str); 4] = [
     ("docs/upgrade.md", "guarantees.md#the-recommended-setting"),
 ];
 
-/// What the recommended setting decides.
+/// The settings that the recommended setting decides.
 const DECIDED: [&str; 4] = [
     "dlock.replicas",
     "dlock.quarantine-ms",
@@ -43,13 +43,13 @@ const HEAD: &str = "\
 # (Sentinel sends one with each change of role): it copies what is in force into the server's own file, where it comes later.
 ";
 
-/// The blocks of a configuration on a page.
+/// Returns the blocks of configuration on a page.
 fn blocks(page: &str) -> impl Iterator<Item = &str> {
     page.split("\n```")
         .filter_map(|block| block.strip_prefix("conf\n"))
 }
 
-/// The recommended setting, with a round trip to a replica, and the older one without.
+/// Returns the recommended setting, with a round trip to a replica, and the older one without.
 fn recommended() -> [&'static str; 2] {
     let headings = [
         "The recommended setting",
@@ -65,13 +65,13 @@ fn recommended() -> [&'static str; 2] {
     })
 }
 
-/// The lines that set something.
+/// Returns the lines that set a value.
 fn settings(text: &str) -> BTreeMap<&str, &str> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(name, _)| !name.starts_with('#')).collect()
 }
 
-/// A sentence without the marks of code, and the marks and targets of links.
+/// Returns a sentence without the marks of code, and the marks and targets of links.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -88,7 +88,7 @@ fn plain(text: &str) -> String {
     first.to_uppercase().chain(letters).collect()
 }
 
-/// Comment lines of at most 120 columns.
+/// Returns comment lines of at most 120 columns.
 fn comment(text: &str) -> String {
     let mut lines = vec![String::from("#")];
     for word in text.split_whitespace() {
@@ -109,7 +109,7 @@ fn commented(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// The file as it should be, for the settings that a server has.
+/// Returns the expected file, for the settings of a server.
 fn expected(all: &BTreeMap<String, String>) -> String {
     let mut text = HEAD.to_owned();
     let mut seen = 0;
@@ -149,7 +149,7 @@ fn it_has_every_setting_with_its_default() {
     assert_eq!(COMMITTED, expected, "DLOCK_WRITE=1 writes {FILE}");
 }
 
-/// A server takes every line, the recommended ones as well.
+/// A server accepts every line, the recommended ones as well.
 #[test]
 fn it_is_a_configuration() {
     let lines = COMMITTED.lines().filter_map(|line| line.strip_prefix("# "));
@@ -169,14 +169,14 @@ fn it_is_a_configuration() {
     for line in &lines {
         let (name, value) = line.split_once(' ').expect("two words");
         let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
-        // Of a name that comes twice the recommended value comes later.
+        // A name may come twice: then the recommended value comes later.
         if !DECIDED.contains(&name) {
             assert_eq!(now, value, "{name}");
         }
     }
 }
 
-/// The lines of a page's configurations that decide something else than what is recommended, and how many decide that.
+/// Returns the lines of a page's configurations that differ from the recommendation, and the number of lines about its settings.
 fn disagreements(page: &str) -> (Vec<String>, usize) {
     let [with, without] = recommended();
     let (with, without) = (settings(with), settings(without));
@@ -203,7 +203,7 @@ fn another_recommendation_is_found() {
     );
 }
 
-/// One page recommends settings; every other place has the same values, or a link.
+/// One page recommends settings; every other place has its values, or a link.
 #[test]
 fn the_recommended_setting_has_one_source() {
     let [with, without] = recommended();

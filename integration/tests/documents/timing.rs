@@ -1,4 +1,4 @@
-//! Failure detection, lease, quarantine and the time without grants: one table, and every default and setting agrees with it.
+//! Failure detection, lease, quarantine and the time without grants: every default and setting agrees with one table.
 
 use std::fs;
 
@@ -58,7 +58,7 @@ fn table() -> Vec<Row> {
     rows
 }
 
-/// The value of `name = value` or `name value` in a text.
+/// Returns the value of `name = value` or `name value` in a text.
 fn value_after(text: &str, name: &str) -> f64 {
     let (_, rest) = text.split_once(name).unwrap_or_else(|| panic!("no {name}"));
     let digits = rest.trim_start_matches(|char: char| !char.is_ascii_digit());
@@ -110,7 +110,7 @@ fn the_first_row_is_what_is_recommended_and_what_the_group_has() {
     );
 }
 
-/// Leases that nobody chose: none is longer than the recommended quarantine allows for.
+/// Default leases: none is longer than the recommended quarantine allows for.
 #[test]
 fn the_default_leases_are_those_that_the_page_says() {
     let rows = table();
@@ -145,7 +145,7 @@ fn the_default_leases_are_those_that_the_page_says() {
     }
 }
 
-/// The last row is what the run of failovers was made with.
+/// The last row is the setting of the run of failovers.
 #[test]
 fn the_measured_row_is_that_of_the_run() {
     let row = &table()[2];

@@ -1,4 +1,4 @@
-//! What no other test would fail by if the harness did not: servers that have no module.
+//! Faults of the harness that no other test would notice, on servers without the module.
 
 use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -14,7 +14,7 @@ fn plain() -> Server {
     Server::builder().without_module().start()
 }
 
-/// Is there a process with this id that is not a zombie?
+/// Returns true if a process with this id exists and is not a zombie.
 #[cfg(target_os = "linux")]
 fn is_alive(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -33,7 +33,7 @@ fn a_server_is_gone_when_dropped() {
     assert!(!is_alive(pid) && !directory.exists());
 }
 
-/// A server belongs to whoever holds it, not to the thread that started it.
+/// A server belongs to its owner, not to the thread that started it.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_server_outlives_the_thread_that_started_it() {
@@ -54,7 +54,7 @@ fn a_server_dies_with_a_killed_process() {
     if std::env::var_os(VICTIM).is_some() {
         let server = plain();
         println!("\nserver {}", server.pid());
-        // Until killed, or until the bound that every wait has.
+        // Until killed, or until the bound of every wait.
         std::thread::sleep(PATIENCE);
         return;
     }
@@ -82,7 +82,7 @@ fn a_server_dies_with_a_killed_process() {
     });
 }
 
-/// A read that has a bound ends early when its process is stopped and goes on. Nobody is to take that for a server that is gone.
+/// A bounded read ends early when its process is stopped and resumed. The harness must not take that for a server that is gone.
 #[test]
 fn a_reader_may_be_stopped_meanwhile() {
     use std::process::{Command, Stdio};

@@ -1,12 +1,12 @@
-//! The stage of the clients' tests: what is done to its cluster is done, whatever the machine does meanwhile.
+//! The stage of the clients' tests: its commands have done their work when they return, however busy the machine.
 
 use std::time::Duration;
 
 use dlock_integration::stage::Stage;
 use dlock_integration::{server_program, Ask, Wire, PATIENCE};
 
-/// What a busy machine does to a node: nobody lets it run, for longer than the others wait for it at first. One fault after the
-/// other, as the clients' tests have them: nodes refuse a second vote soon after a first.
+/// A busy machine keeps a node from running for longer than the others wait for it at first. The faults come one after the other,
+/// as in the clients' tests: nodes refuse a second vote soon after a first.
 #[test]
 fn faults_wait_for_nodes_that_were_not_up() {
     let mut stage = Stage::start(&server_program());
@@ -49,7 +49,7 @@ fn the_primary_of_the_pair_can_be_occupied() {
     };
     let address = stage.busy().expect("a script runs");
     assert!(error(&address).starts_with("BUSY"));
-    // What occupies the server is replaced.
+    // A new occupation replaces the old one.
     stage.loading().expect("the server loads");
     assert!(error(&address).starts_with("LOADING"));
     stage.idle().expect("the server has loaded");

@@ -1,4 +1,4 @@
-//! A lock comes to a name that others wait for, and brings its tickets in before those who came later.
+//! A lock arrives at a name with waiters, and its tickets take their places before later ones.
 //! `tests/servers/appearing.txt` has values of other types.
 
 use dlock_integration::redis::{self, Value};
@@ -7,7 +7,7 @@ use dlock_integration::{
     Wire, PATIENCE,
 };
 
-/// The next use of a lock finds a ticket that came along, at whatever place, though nothing told of it.
+/// The next use of a lock finds a ticket that arrived with it, at whatever place, though no event reported it.
 #[test]
 fn the_next_use_of_a_lock_notices_what_came_along() {
     for line in BRINGERS {
@@ -28,7 +28,7 @@ fn the_next_use_of_a_lock_notices_what_came_along() {
     }
 }
 
-/// Two exchanges bring the values back: a lock that came right before them has its leases watched where it is.
+/// Two swaps bring the values back: a lock that arrived right before them has its leases watched where it is.
 #[test]
 fn a_lock_that_comes_before_two_swaps_is_watched() {
     let server = Server::start();
@@ -50,7 +50,7 @@ fn a_lock_that_comes_before_two_swaps_is_watched() {
     all.add_command(command("SWAPDB 0 1")).ignore();
     all.query::<()>(&mut c).expect("a transaction");
     let mut word = String::new();
-    // The DEL may be told first.
+    // The DEL may be reported first.
     while !word.starts_with("expired ") {
         word = messages.payload();
     }
@@ -58,7 +58,7 @@ fn a_lock_that_comes_before_two_swaps_is_watched() {
     assert_sound(&server);
 }
 
-/// However many names are waited for, who waits for one that has come to have a value is told.
+/// However many names have waiters, the waiter of a name that receives a value is answered.
 #[test]
 fn each_of_many_names_without_a_key_is_looked_after() {
     const NAMES: u64 = 3000;
@@ -94,7 +94,7 @@ fn each_of_many_names_without_a_key_is_looked_after() {
     assert_sound(&server);
 }
 
-/// Looking for keys that appear leaves no trace: no look that failed is counted, and no event of one is raised.
+/// The scan for keys that appear leaves no trace: it counts no keyspace miss, and raises no event.
 #[test]
 fn to_look_for_a_key_leaves_no_trace() {
     let (server, mut c, _) = held();
@@ -111,7 +111,7 @@ fn to_look_for_a_key_leaves_no_trace() {
     assert_eq!(misses.arrived(), []);
 }
 
-/// A lock with a holder and a ticket, `a` (in database 1: `k1`), and what brings it to the name `k1` of database 0.
+/// A lock with a holder and a ticket, `a` (in database 1: `k1`), and the command that brings it to `k1` of database 0.
 const BRINGERS: [&str; 9] = [
     "RENAME a k1",
     "RENAMENX a k1",
@@ -124,13 +124,13 @@ const BRINGERS: [&str; 9] = [
     "GUARD MOVE",
 ];
 
-/// Whether the module learns at once of a lock that came to its name so. Else it notices that within a second where somebody waits,
-/// and at the lock's next use.
+/// Returns true if the module learns at once of a lock that arrives in this way. Otherwise it notices the lock within a second
+/// where a request waits, and at the lock's next use.
 fn is_noticed(line: &str) -> bool {
     matches!(line, "RESTORE" | "SWAPDB")
 }
 
-/// The lock that is to come, held and with a ticket of `early`, and `k0`, which keeps others waiting on both sides of SWAPDB.
+/// Prepares the lock, held and with a ticket of `early`, and `k0`, which has waiters on both sides of SWAPDB.
 #[track_caller]
 fn prepare(line: &str, (c, there): (&mut Wire, &mut Wire)) {
     for connection in [&mut *c, &mut *there] {
@@ -146,7 +146,7 @@ fn prepare(line: &str, (c, there): (&mut Wire, &mut Wire)) {
     assert!(keeps(source, key, "early"), "{line}");
 }
 
-/// Has that lock come to `k1` of database 0.
+/// Brings that lock to `k1` of database 0.
 #[track_caller]
 fn bring(line: &str, (c, there): (&mut Wire, &mut Wire)) {
     let guarded = |connection: &mut Wire, key: &str, line: &str| {
@@ -183,7 +183,7 @@ fn a_lock_that_appears_brings_its_tickets_in() {
         let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0");
         let late = Blocked::start(&server, "DLOCK.ACQUIRE k1 late 600000 BLOCK 0");
         bring(line, (&mut c, &mut there));
-        // Places are only looked at, which is no use of the lock.
+        // Reading places does not use the lock.
         await_until("the ticket has its place", PATIENCE, || {
             let places = ["early", "many", "late"].map(|owner| position(&mut c, "k1", owner));
             places == [Some(0), Some(1), Some(2)]
@@ -209,7 +209,7 @@ fn a_lock_that_appears_brings_its_tickets_in() {
     }
 }
 
-/// Whether an owner's name is in the lock's value.
+/// Returns true if an owner's name is in the lock's value.
 #[track_caller]
 fn keeps(connection: &mut Wire, key: &str, owner: &str) -> bool {
     let payload: Vec<u8> = connection.ask(&format!("DUMP {key}"));
@@ -218,7 +218,7 @@ fn keeps(connection: &mut Wire, key: &str, owner: &str) -> bool {
         .any(|bytes| bytes == owner.as_bytes())
 }
 
-/// A ticket that came with a lock does not outlive its window, whether anybody waited at the name or not.
+/// A ticket that arrived with a lock does not outlive its window, whether or not a request waited at the name.
 #[test]
 fn a_ticket_that_comes_along_is_watched_over() {
     for waits in [true, false] {
@@ -235,7 +235,7 @@ fn a_ticket_that_comes_along_is_watched_over() {
             c.run("CONFIG SET dlock.max-claim-ms 200");
             bring(line, (&mut c, &mut there));
             if !waits && !is_noticed(line) {
-                // Nothing looks for it: the window would be over by then.
+                // No scan finds it in time: the window would be over by then.
                 c.run("DLOCK.ACQUIRE control holder 600000");
                 let ticket = c.try_ask("DLOCK.FAIRACQUIRE control early");
                 assert_eq!(ticket, Ok(Value::Nil), "{line}");
@@ -245,7 +245,7 @@ fn a_ticket_that_comes_along_is_watched_over() {
                 assert!(keeps(&mut c, "k1", "early"), "{line}: it was noticed");
                 c.run("DLOCK.CANCEL k1 nobody");
             }
-            // Nobody asks the module anything of the lock meanwhile: that would put it right.
+            // No command uses the lock meanwhile: that would make the module notice it.
             await_until("the ticket's window is over", PATIENCE, || {
                 !keeps(&mut c, "k1", "early")
             });
@@ -255,7 +255,7 @@ fn a_ticket_that_comes_along_is_watched_over() {
     }
 }
 
-/// A replica learns of a renamed lock no more than its primary: it watches over the ticket from the lock's next use on.
+/// A replica learns of a renamed lock no more than its primary: it watches the ticket from the lock's next use on.
 #[test]
 fn a_ticket_that_comes_along_is_watched_over_after_a_failover() {
     let mut primary = Server::start();
@@ -264,7 +264,7 @@ fn a_ticket_that_comes_along_is_watched_over_after_a_failover() {
         .config("dlock.max-claim-ms", 200)
         .start();
     let mut c = primary.connection();
-    // More than a look through all keys would come by in time.
+    // Too many keys for a scan of all of them to arrive here in time.
     c.run("DEBUG POPULATE 300000");
     replica.replica_of(&primary);
     c.run("DLOCK.ACQUIRE a holder 600000");

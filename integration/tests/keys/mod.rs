@@ -1,4 +1,4 @@
-//! What becomes of a lock when its key comes, goes or gets another value.
+//! Locks whose key comes, goes or gets another value.
 
 mod appearing;
 mod removal;

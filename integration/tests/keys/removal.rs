@@ -1,4 +1,4 @@
-//! A lock that is evicted is free. `tests/servers/removal.txt` has all other ways in which a key goes.
+//! An evicted lock is free. `tests/servers/removal.txt` has all other ways in which a key goes.
 
 use dlock_integration::{held, wait_as, Ask, Grant};
 

@@ -1,4 +1,4 @@
-//! A take-over is replicated. `tests/scenarios/replaced*.txt` have all of them.
+//! A take-over is replicated. `tests/scenarios/replaced*.txt` have every kind.
 
 use dlock_integration::{
     assert_sound, await_until, held, kept, position, stat, wait_as, Ask, Blocked, Grant, Server,
@@ -12,7 +12,7 @@ fn positions<const N: usize>(c: &mut Wire, owners: [&str; N]) -> [Option<u64>; N
     owners.map(|owner| position(c, "k", owner))
 }
 
-/// A ticket stays one, with its window; FAIRACQUIRE makes a place a ticket, and that is replicated in the same step.
+/// A ticket stays one, with its window; FAIRACQUIRE makes a place a ticket, and that is replicated in one step.
 #[test]
 fn a_ticket_is_taken_over_and_made() {
     let (server, mut c, _) = held();
@@ -43,7 +43,7 @@ fn a_ticket_is_taken_over_and_made() {
     c.run("DLOCK.RELEASE k alice");
     assert!(last.is_blocked(&server));
     for owner in ["bob", "carol"] {
-        // The absent ticket is the owner's own place, whatever it asks with.
+        // The absent ticket is the owner's own place, whatever command asks.
         c.run(&format!("DLOCK.ACQUIRE k {owner} 600000"));
         c.run(&format!("DLOCK.RELEASE k {owner}"));
     }

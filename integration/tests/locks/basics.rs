@@ -1,4 +1,5 @@
-//! What a conversation cannot show of commands: tokens that follow the clock, owners that the server names, the two protocols.
+//! Properties of commands that a conversation cannot show: tokens that follow the clock, owners that the server names, the two
+//! protocols.
 
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use dlock_integration::redis::Value;
 use dlock_integration::{Ask, Grant, Server, Wire};
 
-/// Token, holds and milliseconds left of a hold, as DLOCK.HELD says.
+/// Token, holds and milliseconds left of a hold, as DLOCK.HELD answers.
 type Hold = Option<(u64, u64, u64)>;
 
 fn server() -> (Server, Wire) {
@@ -60,7 +61,7 @@ fn the_server_names_an_owner() {
         hold(&mut c, "k", &owner).map(|hold| (hold.0, hold.1)),
         Some((token, 1))
     );
-    // Another `*` is another owner.
+    // Each `*` is another owner.
     assert_eq!(c.try_ask("DLOCK.ACQUIRE k *"), Ok(Value::Nil));
     let (_, _, other): (u64, u64, String) = c.ask("DLOCK.ACQUIRE k2 * BLOCK 0");
     assert_ne!(owner, other);
@@ -113,11 +114,11 @@ fn info_bounds_its_arrays() {
 fn number(value: &Value) -> u64 {
     match value {
         Value::Int(number) => u64::try_from(*number).expect("not negative"),
-        other => panic!("a number, not {other:?}"),
+        other => panic!("expected a number, got {other:?}"),
     }
 }
 
-/// A null array where an array or a map is the other reply, else a null bulk; in RESP3 the null.
+/// A null array where the other reply is an array or a map, otherwise a null bulk; in RESP3 the null.
 #[test]
 fn nulls_are_of_the_right_kind() {
     let (server, mut c) = server();

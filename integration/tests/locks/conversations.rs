@@ -1,5 +1,5 @@
-//! The conversations in `tests/scenarios`, held with a server. Its clocks stand still but for the time that passes in them, so
-//! that milliseconds count here, too.
+//! The conversations in `tests/scenarios`, held with a server. Its clocks move only by the time that passes in them, so that
+//! milliseconds count here, too.
 #![cfg(target_os = "linux")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,15 +16,15 @@ use dlock_integration::{
     assert_sound, await_until, reply_of, with, Ask, Clock, Server, Wire, PATIENCE,
 };
 
-/// Conversations that are held at the same time: each waits for its server most of the time.
+/// The number of conversations at a time: each waits for its server most of the time.
 const AT_ONCE: usize = 4;
 
-/// How much of a wait's end passes millisecond by millisecond: leases end there, and conversations name each. The time before
-/// passes in larger steps, because each step costs a round trip.
+/// The last part of a wait, which passes millisecond by millisecond: leases end there, and conversations name each. The time
+/// before it passes in larger steps, because each step costs a round trip.
 const EXACT_MS: i64 = 1_000;
 const FAR_STEP_MS: i64 = 10;
 
-/// What a script runs: the words as they are, and errors as replies.
+/// The body of a script: it runs the words unchanged, and returns errors as replies.
 const SCRIPT: &str = "return redis.pcall(unpack(ARGV))";
 
 #[test]
@@ -37,7 +37,7 @@ fn what_only_a_server_has_goes_as_written() {
     assert_all_pass(of_servers());
 }
 
-/// Holds them, some at once.
+/// Holds the conversations, some at a time, and asserts that all pass.
 #[track_caller]
 fn assert_all_pass(all: Vec<(String, String)>) {
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -61,7 +61,7 @@ fn a_true_conversation_passes_and_untrue_ones_do_not() {
     planted::find(hold);
 }
 
-/// `start with appendonly yes` is a line of the server's configuration.
+/// Holds one conversation. `start with appendonly yes` is a line of the server's configuration.
 fn hold(text: &str) -> Result<(), String> {
     let (settings, lines): (Vec<&str>, Vec<&str>) =
         text.lines().partition(|line| line.starts_with(START));
@@ -78,7 +78,7 @@ fn hold(text: &str) -> Result<(), String> {
 
 const START: &str = "start with ";
 
-/// A connection to the server. Somebody who speaks while waiting takes another one.
+/// A connection to the server. A client that sends while it waits takes another one.
 struct Line {
     wire: Wire,
     /// Its id at the server.
@@ -91,11 +91,11 @@ struct ServerSpeaker<'a> {
     server: &'a mut Server,
     clock: &'a Clock,
     observer: Wire,
-    /// Hears all channels.
+    /// A subscriber to all channels.
     news: Wire,
     /// The connections of each client.
     clients: BTreeMap<u64, Vec<Line>>,
-    /// The channels that somebody waits by.
+    /// The channels of waits.
     channels: BTreeSet<Vec<u8>>,
     dumped: Option<Value>,
 }
@@ -113,7 +113,7 @@ impl<'a> ServerSpeaker<'a> {
         }
     }
 
-    /// The connection by which this client speaks now.
+    /// Returns the connection on which this client sends now.
     fn line(&mut self, number: u64) -> &mut Line {
         let lines = self.clients.entry(number).or_default();
         if lines.iter().all(|line| line.waits) {
@@ -130,7 +130,7 @@ impl<'a> ServerSpeaker<'a> {
         free.expect("one is free")
     }
 
-    /// The server has worked off what there was.
+    /// Waits until the server has processed everything that is due.
     fn settle(&mut self) {
         for _ in 0..3 {
             self.observer.run("PING");
@@ -151,7 +151,7 @@ impl<'a> ServerSpeaker<'a> {
         }
     }
 
-    /// A command of the server's own, in the key's database.
+    /// Runs a command of the server itself, in the key's database.
     fn on_key(&mut self, name: &str, key: &Key, more: &[&[u8]]) -> Result<Value, String> {
         let mut words = vec![key.1.as_bytes()];
         words.extend(more);
@@ -181,7 +181,7 @@ impl<'a> ServerSpeaker<'a> {
         self.ask(asked, &command)
     }
 
-    /// A command that is not the module's.
+    /// Runs a command that is not the module's.
     fn other_command(
         &mut self,
         asked: &Command,
@@ -228,7 +228,7 @@ impl<'a> ServerSpeaker<'a> {
         Ok(format!("-> {}", self.shown(reply)))
     }
 
-    /// A reply as a conversation has it.
+    /// Returns a reply as a conversation writes it.
     fn shown(&self, reply: Result<Value, String>) -> String {
         match reply {
             Ok(value) => self.value(&value, ""),
@@ -236,7 +236,7 @@ impl<'a> ServerSpeaker<'a> {
         }
     }
 
-    /// A value that has this name in a map.
+    /// Returns a value of this name in a map as a conversation writes it.
     fn value(&self, value: &Value, name: &str) -> String {
         let list = |items: Vec<String>| items.join(", ");
         match value {
@@ -264,7 +264,7 @@ impl<'a> ServerSpeaker<'a> {
                 let field = |(name, value): &(Value, Value)| {
                     let name = self.value(name, "");
                     let value = self.value(value, &name);
-                    // The engine knows of no addresses.
+                    // The engine knows no addresses.
                     let is_known = !["addr", "name"].contains(&&*name);
                     is_known.then(|| format!("{name}: {value}"))
                 };
@@ -275,7 +275,7 @@ impl<'a> ServerSpeaker<'a> {
         }
     }
 
-    /// What those who waited have heard.
+    /// Returns the outcomes that waiters received.
     fn heard(&mut self, names: &Reader) -> Vec<String> {
         self.settle();
         let mut said = Vec::new();
@@ -290,7 +290,7 @@ impl<'a> ServerSpeaker<'a> {
                 }
             }
         }
-        // What Redis 8 answers to a FLUSHALL that it works off beside is not the module's.
+        // The answer of Redis 8 to a FLUSHALL in the background is not the module's.
         replies.retain(|(_, reply)| *reply != Ok(Value::Okay));
         for (number, reply) in replies {
             said.push(format!("{} <- {}", names.name(number), self.shown(reply)));
@@ -320,7 +320,7 @@ impl<'a> ServerSpeaker<'a> {
         }
     }
 
-    /// Uses a lock, and asks for nothing. What is no lock refuses it.
+    /// Uses a lock with a command that asks for nothing. A value of another type refuses it.
     fn use_lock(&mut self, key: &Key) {
         let _ = self.on_key("DLOCK.CANCEL", key, &[b"nobody"]);
     }
@@ -338,15 +338,15 @@ impl<'a> ServerSpeaker<'a> {
     }
 }
 
-/// Hears all channels.
+/// Subscribes to all channels.
 fn listener(server: &Server) -> Wire {
     let mut news = server.connection_resp3();
     news.send("PSUBSCRIBE *");
-    news.read().expect("it listens");
+    news.read().expect("the subscription is confirmed");
     news
 }
 
-/// `granted 7 1:k 3:ann 5` without lengths, `timeout 0 1:k 3:ann 5` also without a token.
+/// Returns a message without its lengths: `granted 7 1:k 3:ann 5`; `timeout 0 1:k 3:ann 5` also without its token.
 fn message(text: &[u8]) -> String {
     let text = escaped(text, usize::MAX);
     let mut words: Vec<&str> = text.split(' ').collect();
@@ -377,7 +377,7 @@ impl transcript::Speaker for ServerSpeaker<'_> {
             Act::Del(key) => drop(self.on_key("DEL", key, &[])?),
             Act::Set(key) => drop(self.on_key("SET", key, &[b"a string"])?),
             Act::Rename(from, to) if from.0 == to.0 => {
-                // What is not there cannot be renamed.
+                // A key that does not exist cannot be renamed.
                 let _ = self.on_key("RENAME", from, &[to.1.as_bytes()]);
                 self.use_lock(to);
             }
@@ -441,7 +441,7 @@ impl transcript::Speaker for ServerSpeaker<'_> {
         Ok(said)
     }
 
-    /// `observers` listens to what they are told by servers.
+    /// `observers` tests the events that servers send to observers.
     fn events(&mut self) -> Option<String> {
         None
     }

@@ -1,13 +1,12 @@
-//! Deadlocks of many: a long circle, and an owner who waits for much. `tests/servers/deadlocks.txt` has the rest.
+//! Deadlocks of many owners: a long circle, and an owner with many waits. `tests/servers/deadlocks.txt` has the rest.
 
 use dlock_integration::redis::Value;
 use dlock_integration::{assert_sound, stat, Ask, Grant, Server, Wire};
 
-/// Owners of a long chain.
+/// The owners of a long chain.
 const CHAIN: usize = 1_000;
 
-/// Each takes its locks, by a connection that is gone then.
-/// `a:alice b:bob SHARED`.
+/// Takes a lock for each owner, on a connection that ends afterwards: `a:alice b:bob SHARED`.
 #[track_caller]
 fn hold(server: &Server, holds: &[&str]) {
     let mut wire = server.connection();
@@ -21,8 +20,8 @@ fn hold(server: &Server, holds: &[&str]) {
     server.await_client_gone(id);
 }
 
-/// Owner `n` holds lock `n` and waits for the one before; then the first asks for the last: that is answered. The waits stand
-/// as long as their connections.
+/// Makes owner `n` hold lock `n` and wait for the one before; then the first asks for the last. Returns that answer, and the
+/// connections of the waits.
 fn chain(server: &Server, owners: usize) -> (Result<Value, String>, Vec<Wire>) {
     let mut c = server.connection();
     // A lock and its holder for each owner.
@@ -79,7 +78,7 @@ fn who_waits_for_much_is_not_slowed_down() {
     for at in 0..LOCKS {
         c.run(&format!("DLOCK.ACQUIRE k{at} bob 600000 NOTIFY news"));
     }
-    // A lock and its holder: what else the owner waits for is none of it.
+    // A lock and its holder: the owner's other waits do not count.
     c.run("CONFIG SET dlock.deadlock-max-steps 2");
     for at in LOCKS..LOCKS + 20 {
         c.run(&format!("DLOCK.ACQUIRE k{at} bob 600000 NOTIFY news"));

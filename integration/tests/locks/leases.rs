@@ -1,4 +1,4 @@
-//! Leases end when they should by a real clock. `tests/scenarios/leases.txt` has them to the millisecond.
+//! Leases end in time by a real clock. `tests/scenarios/leases.txt` has them to the millisecond.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use dlock_integration::{command, Ask, Blocked, Grant, Server, Wire};
 /// The server's clock counts whole milliseconds, so a deadline may be up to one early.
 const EARLY: Duration = Duration::from_millis(1);
 
-/// A server that never looks for keys that have expired: what ends a lease here is the module.
+/// Returns a server that never searches for expired keys: the module ends the leases here.
 fn server() -> (Server, Wire) {
     let server = Server::start();
     let mut connection = server.connection();
@@ -16,7 +16,7 @@ fn server() -> (Server, Wire) {
     (server, connection)
 }
 
-/// It came, and not before its time. How late it may be is for the benchmark to say, on a machine with nothing else to do.
+/// Asserts that the answer came not before its time. The benchmark measures how late it is, on a quiet machine.
 #[track_caller]
 fn assert_not_before(begin: Instant, at: Instant, millis: u64) {
     let waited = at - begin;
@@ -46,7 +46,7 @@ fn an_ended_lease_hands_over() {
         .starts_with("FENCED "));
 }
 
-/// Whoever finds that alice's lease has ended finds that bob holds the lock, before the module's timer fires.
+/// A client that finds that alice's lease has ended finds that bob holds the lock, before the module's timer fires.
 #[test]
 fn a_lock_that_somebody_waits_for_is_never_seen_free() {
     let (_server, mut c) = server();
@@ -67,7 +67,7 @@ fn a_lock_that_somebody_waits_for_is_never_seen_free() {
     }
 }
 
-/// The server's own clock tick is slow here, and there is nothing else to do.
+/// The server's own clock tick is slow here, and no other event wakes it.
 #[test]
 fn an_ended_lease_hands_over_on_an_idle_server() {
     let server = Server::builder()

@@ -1,4 +1,4 @@
-//! MACQUIRE, MRENEW, MRELEASE in a cluster, at replicas, and by many at once.
+//! MACQUIRE, MRENEW, MRELEASE in a cluster, at replicas, and by many owners at once.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ fn wait_for(server: &Server, keys: &str, owner: &str) -> Blocked {
     Blocked::start(server, &line)
 }
 
-/// Whoever asks for several of them gets what it asks for, in order, and no two hold one lock.
+/// Each request for several locks is granted, in order, and no two owners hold one lock.
 #[test]
 fn seven_philosophers_eat() {
     const SEATS: usize = 7;
@@ -26,7 +26,7 @@ fn seven_philosophers_eat() {
             let mut wire = server.connection();
             let (forks, meals, over) = (&forks, &meals, &over);
             scope.spawn(move || {
-                // Each reaches for the left one first: one at a time they would starve.
+                // Each reaches for the left one first: with one lock at a time they would starve.
                 let (left, right) = (seat, (seat + 1) % SEATS);
                 let take = format!("DLOCK.MACQUIRE 2 f{left} f{right} p{seat} 600000 BLOCK 0");
                 let give = format!("DLOCK.MRELEASE 2 f{left} f{right} p{seat}");
@@ -48,7 +48,7 @@ fn seven_philosophers_eat() {
                 }
             });
         }
-        // Whoever starves never has so many, however long the others go on.
+        // A starving one never reaches this count, however long the others go on.
         await_until("all have eaten", PATIENCE, || {
             meals
                 .iter()
@@ -56,7 +56,7 @@ fn seven_philosophers_eat() {
         });
         over.store(true, Ordering::Relaxed);
     });
-    // How many more than that is for the machine to say, which is not fair to threads.
+    // The further meals depend on the machine's scheduling of threads.
     println!("meals {:?}", meals.map(AtomicUsize::into_inner));
     assert_eq!(server.connection().ask::<u64>("DBSIZE"), 0);
     assert_sound(&server);

@@ -1,4 +1,4 @@
-//! A great many at once: what it costs grows with their number and no faster, and it is done in steps that stop nobody.
+//! Very many at once: the cost grows with their number and no faster, and the work is done in steps that delay no other client.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use dlock_integration::{
     assert_sound, await_until, command, Ask, Server, Subscriber, Wire, PATIENCE,
 };
 
-/// How long it takes to take so many locks in one command and to give them back.
+/// Returns how long it takes to take `count` locks in one command and to give them back.
 fn take_together(c: &mut Wire, count: usize) -> Duration {
     let keys: Vec<String> = (0..count).map(|at| format!("k{at}")).collect();
     let began = Instant::now();
@@ -19,14 +19,14 @@ fn take_together(c: &mut Wire, count: usize) -> Duration {
     began.elapsed()
 }
 
-/// Comparing each key with all others would make eight times as many take some thirty times as long.
+/// If each key were compared with all others, eight times as many would take some thirty times as long.
 #[test]
 fn a_key_costs_the_same_among_many() {
     const FEW: usize = 128;
     const TIMES: u32 = 8;
     let server = Server::start();
     let mut c = server.connection();
-    // Side by side: what the machine does meanwhile concerns both, and never makes any of them faster.
+    // Alternately: other load of the machine affects both, and never makes either faster.
     let (mut few, mut many) = (Duration::MAX, Duration::MAX);
     for round in 0..300 {
         few = few.min(take_together(&mut c, FEW));
@@ -38,7 +38,7 @@ fn a_key_costs_the_same_among_many() {
     panic!("{many:?} against {few:?}");
 }
 
-/// Sends all of it, many commands at a time.
+/// Sends all lines, many at a time.
 #[track_caller]
 fn send_all(c: &mut Wire, lines: impl Iterator<Item = String>) {
     let mut lines = lines.peekable();
@@ -51,7 +51,7 @@ fn send_all(c: &mut Wire, lines: impl Iterator<Item = String>) {
     }
 }
 
-/// Makes that many locks that the module watches: each has two holders.
+/// Makes `locks` locks that the module watches: each has two holders.
 fn fill(c: &mut Wire, locks: usize) {
     let holders = (0..locks).flat_map(|at| [(at, "ann"), (at, "ben")]);
     send_all(
@@ -64,7 +64,7 @@ fn keys(locks: usize) -> Vec<String> {
     (0..locks).map(|at| format!("k{at}")).collect()
 }
 
-/// The longest that the module has kept a server busy by itself, in milliseconds; with `commands`, the longest command too.
+/// Returns how long the module kept a server busy by itself at most, in milliseconds; with `commands`, also the longest command.
 fn longest(server: &Server, commands: bool) -> u64 {
     let latest: Vec<Vec<Value>> = server.connection().ask("LATENCY LATEST");
     let took = latest.iter().filter_map(|event| {
@@ -75,7 +75,7 @@ fn longest(server: &Server, commands: bool) -> u64 {
     took.max().unwrap_or(0)
 }
 
-/// The processor time that the server's main thread has used, in milliseconds: a busy machine lengthens it little.
+/// Returns the processor time that the server's main thread has used, in milliseconds: a busy machine lengthens it little.
 fn processor_ms(server: &Server) -> u64 {
     let info = server.info("cpu");
     let fields = ["used_cpu_user_main_thread", "used_cpu_sys_main_thread"];
@@ -83,16 +83,16 @@ fn processor_ms(server: &Server) -> u64 {
     (seconds.iter().sum::<f64>() * 1_000.0) as u64
 }
 
-/// Something that concerns all locks of a primary and its replica.
+/// An event that concerns all locks of a primary and its replica.
 struct Upheaval {
     what: &'static str,
     /// Whether the replica follows before it.
     follows: bool,
-    /// Whether no command is long by what the server itself does.
+    /// Whether commands count, too: the server itself must make none of them long.
     commands: bool,
     /// How long the module may keep a server busy at a time.
     most_ms: u64,
-    /// How many locks both have afterwards, of all these and the one that is tied.
+    /// The number of locks that both have afterwards, of `locks` and the tied one.
     leaves: fn(usize) -> usize,
     does: fn(&Server, &Server, usize),
 }
@@ -162,12 +162,12 @@ const UPHEAVALS: [Upheaval; 7] = [
 ];
 
 impl Upheaval {
-    /// Lets it happen to so many locks. Gives the longest that the primary and the replica were kept busy.
+    /// Performs the event with `locks` locks. Returns how long the primary and the replica were kept busy at most.
     fn happen(&self, locks: usize) -> [u64; 2] {
         let (primary, replica) = (Server::start(), Server::start());
         let mut c = primary.connection();
         fill(&mut c, locks);
-        // With anything tied to a connection there is more to look after.
+        // With a tied hold the module has more to maintain.
         let mut tied = primary.connection_in(2);
         tied.run("DLOCK.ACQUIRE tied ann 3600000 SESSION");
         if self.follows {
@@ -183,7 +183,7 @@ impl Upheaval {
             await_until(self.what, PATIENCE, || {
                 server.info("dlock").number::<usize>("dlock_locks") == (self.leaves)(locks)
             });
-            // What it has to do comes within the turns of an event loop that nobody holds up.
+            // The module's work comes within turns of the event loop; commands keep the loop turning.
             let mut c = server.connection();
             (0..200).for_each(|_| c.run("PING"));
         }
@@ -191,13 +191,14 @@ impl Upheaval {
     }
 }
 
-/// What concerns all locks marks them at once, which takes no longer than 50 ms with 100,000 locks; the rest goes in steps. A
-/// command that removes them one by one has the ends of their holds counted and told in one event: about as long as it took itself.
+/// An event that concerns all locks marks them at once, within 50 ms for 100,000 locks; the rest goes in steps. A command that
+/// removes them one by one has the ends of their holds counted and reported in one event: about as long as the command itself
+/// took.
 #[test]
 fn what_concerns_all_locks_stalls_nobody() {
     const LOCKS: usize = 32_000;
     for upheaval in &UPHEAVALS {
-        // What else the machine does may lengthen any of them, and shortens none.
+        // Other load of the machine may lengthen any run, and shortens none.
         let mut shortest = [u64::MAX; 2];
         await_until(&format!("{} is short", upheaval.what), PATIENCE, || {
             let took = upheaval.happen(LOCKS);
@@ -208,7 +209,7 @@ fn what_concerns_all_locks_stalls_nobody() {
     }
 }
 
-/// Queues that many tickets of one lock behind a holder.
+/// Queues `tickets` tickets of one lock behind a holder.
 fn queue_up(c: &mut Wire, tickets: usize) {
     c.run("DLOCK.ACQUIRE k holder 3600000");
     send_all(
@@ -217,7 +218,7 @@ fn queue_up(c: &mut Wire, tickets: usize) {
     );
 }
 
-/// Gives one lock that many holders.
+/// Gives one lock `holders` holders.
 fn crowd(c: &mut Wire, holders: usize) {
     send_all(
         c,
@@ -225,11 +226,11 @@ fn crowd(c: &mut Wire, holders: usize) {
     );
 }
 
-/// Makes a lock with so many of something.
+/// Makes a lock with a number of tickets or holders.
 type Make = fn(&mut Wire, usize);
 
-/// What happens to one lock with very many tickets or holders, how it is filled, and how many milliseconds of processor time it may
-/// take with a third of what the caps allow. A queue is rebuilt at once.
+/// An event of one lock with very many tickets or holders, the function that fills it, and the milliseconds of processor time
+/// that it may take with a third of what the caps allow. A queue is rebuilt at once.
 const GIANTS: [(&str, Make, u64); 8] = [
     ("RENAME k j", queue_up, 50),
     ("SWAPDB 0 1", queue_up, 50),
@@ -245,7 +246,7 @@ const GIANTS: [(&str, Make, u64); 8] = [
 fn one_lock_of_very_many_stops_nobody() {
     const MANY: usize = 33_000;
     for (what, fill, bound) in GIANTS {
-        // What else the machine does may lengthen any of them, and for a while all.
+        // Other load of the machine may lengthen any run, and for a while all.
         await_until(&format!("{what} is short"), PATIENCE, || {
             let server = Server::start();
             let mut c = server.connection();
@@ -254,7 +255,7 @@ fn one_lock_of_very_many_stops_nobody() {
             let before = processor_ms(&server);
             c.run(what);
             let took = processor_ms(&server) - before;
-            // What it has to do comes within the turns of an event loop that nobody holds up.
+            // The module's work comes within turns of the event loop; commands keep the loop turning.
             (0..200).for_each(|_| c.run("PING"));
             let longest = longest(&server, false).max(took);
             println!("{what}: {longest} ms");
@@ -264,7 +265,7 @@ fn one_lock_of_very_many_stops_nobody() {
     }
 }
 
-/// The ends of very many holders of one lock are told one by one, and before what comes after them.
+/// The ends of very many holders of one lock are reported one by one, and before later events.
 #[test]
 fn the_ends_of_a_crowd_are_told_in_order() {
     const HOLDERS: usize = 5_000;
@@ -283,7 +284,7 @@ fn the_ends_of_a_crowd_are_told_in_order() {
     assert_sound(&server);
 }
 
-/// The end of a hold is told before the next one's beginning and end, however many others are to be told of.
+/// The end of a hold is reported before the next one's beginning and end, however many other events are pending.
 #[test]
 fn a_mass_is_told_in_order() {
     const LOCKS: usize = 5_000;
@@ -323,7 +324,7 @@ fn a_mass_is_told_in_order() {
     assert_sound(&server);
 }
 
-/// Whatever removes it: nobody waits for its memory.
+/// Whatever removes it, its memory is freed in steps.
 #[test]
 fn a_large_value_is_freed_in_steps() {
     const HOLDERS: usize = 50_000;
@@ -363,7 +364,7 @@ fn restored(c: &mut Wire, key: &str, payload: &[u8]) -> bool {
     answer.is_ok()
 }
 
-/// What a user brings holds to the caps; what the server loads by itself was let in before.
+/// RESTORE by a user respects the caps; values that the server loads by itself respected them before.
 #[test]
 fn restore_holds_to_the_caps() {
     let server = Server::start();
@@ -379,7 +380,7 @@ fn restore_holds_to_the_caps() {
     for (cap, enough, payload) in [
         ("dlock.max-holders", 5, &shared),
         ("dlock.max-queue", 4, &queued),
-        // Those at `queued` are there already.
+        // Those at `queued` exist already.
         ("dlock.max-places", 8, &queued),
     ] {
         let before: String = c.ask("DEBUG DIGEST");

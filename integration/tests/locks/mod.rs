@@ -1,4 +1,4 @@
-//! What clients ask of locks on a running server.
+//! Clients' requests for locks on a running server.
 
 mod basics;
 mod conversations;

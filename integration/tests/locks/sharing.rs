@@ -19,7 +19,7 @@ fn release(connection: &mut Wire, owner: &str) -> u64 {
     connection.ask(&format!("DLOCK.RELEASE k {owner}"))
 }
 
-/// A field of `DLOCK.INFO`.
+/// Returns a field of `DLOCK.INFO`.
 fn info<T: FromRedisValue>(connection: &mut Wire, field: &str) -> T {
     let fields: HashMap<String, Value> = connection.ask("DLOCK.INFO k COUNT 5000");
     from_redis_value(&fields[field]).expect("a field of that type")
@@ -28,11 +28,11 @@ fn info<T: FromRedisValue>(connection: &mut Wire, field: &str) -> T {
 fn as_int(reply: &Result<Value, String>) -> i64 {
     match reply {
         Ok(Value::Int(number)) => *number,
-        other => panic!("a number was expected, not {other:?}"),
+        other => panic!("expected a number, got {other:?}"),
     }
 }
 
-/// More than are granted in one step, so as not to stall the server. Those left over come before any newcomer.
+/// More readers than one step grants, since a step must not stall the server. The rest come before any newcomer.
 #[test]
 fn a_mass_of_readers_is_let_in_by_one_release_in_order() {
     const READERS: usize = 600;
@@ -65,13 +65,13 @@ fn a_mass_of_readers_is_let_in_by_one_release_in_order() {
     assert_eq!(info::<usize>(&mut c, "held"), READERS + 1);
 }
 
-/// As many threads as can be, who see for themselves that no more are inside than may be: never more than a limit, and where there
-/// are readers, none beside a writer.
+/// Many threads check for themselves how many are inside: never more than a limit and, where there are readers, none together
+/// with a writer.
 #[test]
 fn never_more_than_the_limit_are_inside() {
     const ROUNDS: usize = 30;
     const ROOM: usize = 1_000;
-    // What each owner asks for in turn, and how much of the room it takes.
+    // The requests of each owner in turn, and the share of the room that each takes.
     let modes: [&[(&str, usize)]; 3] = [
         &[("", ROOM)],
         &[("LIMIT 3", ROOM / 3)],
@@ -106,7 +106,7 @@ fn never_more_than_the_limit_are_inside() {
     }
 }
 
-/// Server time for taking and giving back one more shared hold, many times, beside `holders` others.
+/// Returns the server time for taking and giving back one more shared hold, many times, together with `holders` others.
 fn cost(server: &Server, key: &str) -> Duration {
     const PAIRS: usize = 2_000;
     let mut wire = server.connection();
@@ -146,7 +146,7 @@ fn many_holders_do_not_make_it_slow() {
             assert!(matches!(wire.read(), Ok(Value::Array(_))));
         }
     }
-    // The best of several, in turns: what else the machine does is not the module's.
+    // The best of several, in turns: other load of the machine is not the module's.
     let (mut few, mut many) = (Duration::MAX, Duration::MAX);
     for _ in 0..5 {
         few = few.min(cost(&server, "few"));
@@ -154,6 +154,6 @@ fn many_holders_do_not_make_it_slow() {
     }
     let ratio = many.as_secs_f64() / few.as_secs_f64();
     println!("one of 10: {few:?}, one of 10,000: {many:?}, ratio {ratio:.2}");
-    // A look at each of them would make it hundreds; how much less than that it is the benchmark says.
+    // Visiting each holder would make it hundreds; the benchmark measures how much less it is.
     assert!(ratio < 30.0, "{ratio:.2}: {few:?}, {many:?}");
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use dlock_integration::redis::{from_redis_value, Value};
 use dlock_integration::{held, Ask, Blocked, Wire};
 
-/// What kind of place each owner has, in order.
+/// Returns the kind of each owner's place, in order.
 fn queue(connection: &mut Wire) -> Vec<(String, String)> {
     let info: HashMap<String, Value> = connection.ask("DLOCK.INFO k");
     let places: Vec<HashMap<String, Value>> =
@@ -17,7 +17,7 @@ fn queue(connection: &mut Wire) -> Vec<(String, String)> {
         .collect()
 }
 
-/// An owner that the server names learns its name from the grant only: it leaves no ticket that nobody could claim.
+/// An owner that the server names learns its name from the grant only: it leaves no ticket, since no client could claim it.
 #[test]
 fn an_owner_without_a_name_yet_leaves_no_ticket() {
     let (server, mut c, _) = held();
@@ -47,7 +47,7 @@ fn an_owner_without_a_name_yet_leaves_no_ticket() {
     c.run("DLOCK.FAIRACQUIRE k * BLOCK 0");
     assert_eq!(c.try_ask("EXEC"), Ok(Value::Array(vec![Value::Nil])));
     assert_eq!(queue(&mut c), []);
-    // A wait that the server may keep is a ticket for as long as it lasts.
+    // A wait that the server may keep is a ticket for its duration.
     let fresh = Blocked::start(&server, "DLOCK.FAIRACQUIRE k * 600000 BLOCK 0");
     let kinds: Vec<String> = queue(&mut c).into_iter().map(|(_, kind)| kind).collect();
     assert_eq!(kinds, ["ticket"]);

@@ -1,4 +1,4 @@
-//! Waiting by BLOCK where it is a race, or the real clock counts.
+//! Waiting by BLOCK in races, or by the real clock.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn commands_behind_a_wait_follow_it() {
     assert_eq!(wire.read(), Ok(Value::SimpleString("PONG".into())));
 }
 
-/// What happened to a lock of another database just before does not have the connection wait there.
+/// An earlier event of another database's lock does not make the connection wait there.
 #[test]
 fn a_connection_waits_in_its_own_database() {
     let server = Server::start();
@@ -48,8 +48,8 @@ fn a_connection_waits_in_its_own_database() {
     c.run("DLOCK.ACQUIRE here one 600000");
     let mut elsewhere = server.connection_in(1);
     elsewhere.run("DLOCK.ACQUIRE there one 600000");
-    // All in one turn of the event loop: the module hears of both locks' new TTLs as it runs the last of them, and looks at the
-    // other database's last.
+    // All in one turn of the event loop: the module learns of both locks' new TTLs as it runs the last line, and visits the other
+    // database's lock last.
     let lines = [
         "PEXPIRE here 500000",
         "SELECT 1",
@@ -67,11 +67,11 @@ fn a_connection_waits_in_its_own_database() {
     c.run("DLOCK.RELEASE here one");
     let grant = wire.read().expect("the lock");
     assert_eq!(from_redis_value::<Grant>(&grant).expect("a grant").1, 1);
-    // Freed of the key it was blocked on: the server checks that when it unblocks.
+    // Freed of the key on which it was blocked: the server checks that when it unblocks the connection.
     assert_eq!(wire.ask::<String>("PING"), "PONG");
 }
 
-/// Its name comes with the grant, which no conversation with a server can know before.
+/// The grant carries the name, which no conversation with a server can know before.
 #[test]
 fn an_owner_named_by_the_server_can_wait() {
     let (server, mut alice, token) = held();

@@ -1,5 +1,5 @@
-//! Words of commands, whatever they are: bytes as names, numbers at their bounds and beyond, too few words and too many, and any
-//! of them at random. What is wrong is refused in one line, and changes nothing.
+//! Arguments of every kind: bytes as names, numbers at their bounds and beyond, too few words and too many, and random ones. A
+//! wrong one is refused in one line, and changes nothing.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use dlock_integration::{
 };
 use fastrand::Rng;
 
-/// The longest time that may be asked for or configured.
+/// The longest time that a command or a setting accepts.
 const CENTURY_MS: u64 = 3_155_760_000_000;
 
 fn now_us() -> u64 {
@@ -23,7 +23,7 @@ fn now_us() -> u64 {
     since.as_micros() as u64
 }
 
-/// Every byte as a name, and every nasty name, of a key and of an owner: taken, waited for, told of, saved, given back.
+/// Every byte and every awkward name as a key and as an owner: taken, waited for, reported, saved, given back.
 #[test]
 fn names_may_be_any_bytes() {
     let mut server = Server::builder()
@@ -37,14 +37,14 @@ fn names_may_be_any_bytes() {
     let names = awkward();
     for name in &names {
         let mut wire = server.connection();
-        // `*` is the one owner that is not taken as it stands.
+        // `*` is the one owner that is not literal.
         let owner = if name == b"*" { b"+" } else { name.as_slice() };
         let (token, holds): Grant =
             c.ask_command(&with("DLOCK.ACQUIRE", &[name, owner, b"600000"]));
         assert_eq!(holds, 1, "{name:?}");
         let other = [b"x", owner].concat();
         let other = &other[..other.len().min(1024)];
-        // Those of 1,024 bytes would be cut back to the same for another first byte only: they differ.
+        // Names of 1,024 bytes, cut to length after another first byte, still differ.
         let ticket = with("DLOCK.FAIRACQUIRE", &[name, other, b"CLAIM", b"600000"]);
         assert_eq!(c.answer(&ticket), Ok(Value::Nil), "{name:?}");
         let waiting = with(
@@ -84,7 +84,7 @@ fn names_may_be_any_bytes() {
     }
     assert!(subscriber.next(PATIENCE).is_some());
     guarded.assert_untouched(&mut c);
-    // Saved, loaded, and there.
+    // Saved, loaded, and unchanged.
     let before: String = c.ask("DEBUG DIGEST");
     c.run("DEBUG RELOAD");
     assert_eq!(c.ask::<String>("DEBUG DIGEST"), before);
@@ -99,7 +99,7 @@ fn names_may_be_any_bytes() {
     assert_sound(&server);
 }
 
-/// What clients send stands in errors only so that it can do no harm there: the reply is one line.
+/// Errors show clients' words in a harmless form: the reply is one line.
 #[test]
 fn errors_show_words_harmlessly() {
     let server = Server::start();
@@ -128,7 +128,7 @@ fn errors_show_words_harmlessly() {
                 (wire.read_line(), wire.read_line()),
                 ("$4".into(), "next".into())
             );
-            // The same as the first word: an option that there is not, or an argument that it cannot be.
+            // As the first word: an unknown option, or an invalid argument.
             if name.first().is_some_and(|byte| !byte.is_ascii_digit()) {
                 wire.send_command(&with(line, &[&name]));
                 let reply = wire.read_line();
@@ -140,7 +140,7 @@ fn errors_show_words_harmlessly() {
     assert_sound(&server);
 }
 
-/// The largest numbers that are taken: added to the clock and to each other they stay in the future.
+/// The largest accepted numbers: added to the clock and to each other they stay in the future.
 #[test]
 fn the_largest_numbers_work() {
     let mut server = Server::builder()
@@ -184,7 +184,7 @@ fn the_largest_numbers_work() {
         Ok(Value::Nil)
     );
     assert_eq!(c.try_ask("DLOCK.FAIRACQUIRE k erin"), Ok(Value::Nil));
-    // Something short next to them goes off in its time; they do not.
+    // A short wait next to them ends in its time; they do not.
     let frank = Blocked::send(&server, "DLOCK.ACQUIRE k frank BLOCK 100");
     assert_eq!(frank.reply::<Value>(), Value::Nil);
     assert!(bob.is_blocked(&server) && carol.is_blocked(&server));
@@ -199,7 +199,7 @@ fn the_largest_numbers_work() {
     server.kill9();
     server.restart();
     let mut c = server.connection();
-    // Who waits no more is no longer said to.
+    // The lock is no longer marked as having a queue.
     assert_eq!(kept(&mut c, "k"), before);
     let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k bob");
     assert!(far.contains(&left), "{left}");
@@ -223,7 +223,7 @@ fn the_largest_numbers_work() {
     assert_sound(&server);
 }
 
-/// A word for a random command: sometimes what belongs there, mostly not.
+/// Returns a word for a random command: sometimes a valid one, mostly not.
 fn random_word(rng: &mut Rng) -> Vec<u8> {
     const WORDS: [&[u8]; 40] = [
         b"f0",
@@ -322,7 +322,7 @@ fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
     command
 }
 
-/// Words at random, by clients that read the replies and by clients that may be blocked and leave.
+/// Random words, by clients that read the replies and by clients that may be blocked and leave.
 #[test]
 fn random_words_do_no_harm() {
     let server = Server::builder().config("appendonly", "yes").start();
@@ -365,7 +365,7 @@ fn random_words_do_no_harm() {
     assert_sound(&server);
 }
 
-/// The internal command, in every way that a client has to run commands.
+/// The internal command, in every way in which a client can run commands.
 #[test]
 fn the_effect_command_is_not_for_clients() {
     let server = Server::start();
@@ -405,7 +405,7 @@ fn the_effect_command_is_not_for_clients() {
         }
     }
     assert_eq!(c.ask::<u64>("EXISTS free"), 0);
-    // No token has moved by it.
+    // It has moved no token.
     assert!(c.ask::<Grant>("DLOCK.ACQUIRE now alice").0 <= now_us());
     guarded.assert_intact(&server, &mut c);
     assert_sound(&server);
@@ -445,7 +445,7 @@ fn inline_commands_work() {
     ] {
         assert!(say(line).expect_err("it is wrong").starts_with("ERR "));
     }
-    // A wait, and what stands behind it.
+    // A wait, and a command behind it.
     wire.send_bytes(b"DLOCK.ACQUIRE k bob 600000 BLOCK 0\r\nECHO behind\r\n")
         .expect("the server reads");
     await_until("bob is queued", PATIENCE, || {
@@ -454,7 +454,7 @@ fn inline_commands_work() {
     c.run("DLOCK.RELEASE k alice HOLDS 0");
     assert!(matches!(wire.read(), Ok(Value::Array(_))));
     assert_eq!(wire.read(), Ok(Value::BulkString(b"behind".to_vec())));
-    // What is no command at all ends the connection, which waited for nothing.
+    // An invalid line ends the connection, which waited for nothing.
     for bytes in [
         &b"DLOCK.ACQUIRE guarded 'alice\r\n"[..],
         b"*-1000000000\r\n*3\r\n$99999999999\r\n",

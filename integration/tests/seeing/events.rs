@@ -1,4 +1,4 @@
-//! Being told: unlock messages, keyspace events, the configuration, and a node of a cluster.
+//! Notifications: unlock messages, keyspace events, the configuration, and a node of a cluster.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use dlock_integration::{
     assert_sound, at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
 };
 
-/// All messages of the module, of whatever lock and database.
+/// Subscribes to all messages of the module, of every lock and database.
 fn listen(server: &Server) -> Subscriber {
     Subscriber::patterns(server, &["__dlock@*"])
 }
 
-/// What has been said until now: everything that was answered on this connection has been worked off.
+/// Returns the messages so far: all events of commands answered on this connection have been processed.
 #[track_caller]
 fn heard(subscriber: &Subscriber, connection: &mut Wire) -> Vec<(String, String)> {
-    // Whatever a command has left for the module's next event is worked off by this one.
+    // This command makes the module process everything that an earlier command left for its next event.
     connection.run("DLOCK.HELD none none");
     connection.run("PUBLISH __dlock@end end");
     let mut messages = Vec::new();
@@ -38,7 +38,7 @@ fn said(channel: &str, word: &str, token: u64) -> (String, String) {
     (channel.into(), format!("{word} {token}"))
 }
 
-/// Each is told where it was held: a replica's subscribers hear what the primary's do.
+/// Each server notifies its own subscribers: a replica's receive the messages that the primary's receive.
 #[test]
 fn a_replica_tells_its_own_subscribers() {
     let (primary, replica) = (Server::start(), Server::start());
@@ -50,7 +50,7 @@ fn a_replica_tells_its_own_subscribers() {
         ("DLOCK.FORCERELEASE k", "forced"),
         ("DEL k", "removed"),
         ("SET k value", "removed"),
-        // An end that EXPIRE has set before the lease's.
+        // An expiry that EXPIRE has set before the lease's.
         ("PEXPIRE k 60", "removed"),
     ];
     for (line, word) in ways {
@@ -98,7 +98,7 @@ impl Events {
         Events(Subscriber::patterns(server, &["__keyevent@0__:*"]))
     }
 
-    /// What came until the end mark.
+    /// Returns the events until the end mark.
     #[track_caller]
     fn until_end(&self, server: &Server) -> Vec<String> {
         let mut c = server.connection();
@@ -122,7 +122,7 @@ impl Events {
     }
 }
 
-/// The classes and kinds that are switched on decide.
+/// Events follow the enabled classes and kinds.
 #[test]
 fn keyspace_events_are_gated() {
     let server = Server::start();
@@ -160,7 +160,7 @@ fn keyspace_events_are_gated() {
     assert_eq!(events.until_end(&server), [""; 0]);
 }
 
-/// Each setting with a value that is not its default, and one that it refuses.
+/// Each setting with a value that is not its default, and an invalid one.
 const SETTINGS: [(&str, &str, &str); 17] = [
     ("default-lease-ms", "1234000", "0"),
     ("max-lease-ms", "1234567", "-1"),
@@ -205,7 +205,7 @@ fn settings_survive_a_rewrite_and_a_restart() {
         let now: (String, String) = c.ask(&format!("CONFIG GET dlock.{name}"));
         assert_eq!(now.1, value, "{name}");
     }
-    // They are not only shown: with replicas that are not there nothing would be granted.
+    // They are in force: without the configured replicas nothing would be granted.
     c.run("CONFIG SET dlock.replicas 0");
     assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
     c.run("CONFIG SET dlock.grants yes");
@@ -232,7 +232,7 @@ fn settings_survive_a_rewrite_and_a_restart() {
     assert_sound(&server);
 }
 
-/// A node of a cluster that serves all slots, and a connection to it.
+/// Returns a node of a cluster that serves all slots, and a connection to it.
 fn node() -> (Server, Wire) {
     let server = Server::builder()
         .cluster()
@@ -283,7 +283,7 @@ fn messages_of_a_cluster_are_sharded() {
     assert_sound(&server);
 }
 
-/// Where a key's messages go.
+/// The channel of a key's messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Told {
     /// On a sharded channel that ends with the key in braces.
@@ -294,8 +294,8 @@ enum Told {
     Plainly,
 }
 
-/// The sharded channel is in the lock's slot, whatever the key looks like: the node that owns the slot can publish in no
-/// other. A key that no braces can put there is told of on the plain channel.
+/// The sharded channel is in the lock's slot, whatever the key looks like: the node that owns the slot can publish in no other.
+/// Messages of a key that no braces can put there go to the plain channel.
 #[test]
 fn the_sharded_channel_is_in_the_locks_slot() {
     use Told::{Braced, Plainly, Tagged};
@@ -339,7 +339,7 @@ fn the_sharded_channel_is_in_the_locks_slot() {
     }
 }
 
-/// A node that serves the slot no longer sends the waiters away and grants nothing there.
+/// A node that no longer serves the slot redirects the waiters and grants nothing there.
 #[test]
 fn a_slot_that_is_given_up_frees_nothing() {
     let (server, mut c) = node();
@@ -376,7 +376,7 @@ fn a_slot_that_is_given_up_frees_nothing() {
     await_until("the slot is served again", PATIENCE, || {
         c.try_ask("DLOCK.HELD k alice").is_ok()
     });
-    // Nobody waits any more, or nobody present: the lock comes free when the lease and windows are over.
+    // No request waits any more, or only absent tickets do: the lock comes free when the lease and windows are over.
     await_until("the lock is free", PATIENCE, || {
         c.try_ask("DLOCK.ACQUIRE k dave 600000")
             .is_ok_and(|reply| reply != Value::Nil)

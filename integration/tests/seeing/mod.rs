@@ -1,4 +1,4 @@
-//! What there is to see of locks: events, messages, INFO, listings, the dashboard.
+//! Views of locks: events, messages, INFO, listings, the dashboard.
 
 mod events;
 mod observability;

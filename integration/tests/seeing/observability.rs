@@ -1,7 +1,7 @@
-//! The exporter's script and the dashboard in `observability/`: what the dashboard asks for is there.
+//! The exporter's script and the dashboard in `observability/`: each series that the dashboard queries exists.
 //!
-//! The test with the real exporter and Prometheus needs both (`make observe` fetches them, and so does `make check`);
-//! without them the script is run as the exporter runs it.
+//! The test with the real exporter and Prometheus needs both (`make observe` fetches them, and so does `make check`); without
+//! them the tests run the script as the exporter does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,14 +19,14 @@ const DASHBOARD: &str = include_str!("../../../observability/dashboard.json");
 const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 const ALERTS_TEST: &str = include_str!("../../../observability/alerts_test.yml");
 
-/// The metric under which the exporter shows what a script returns.
+/// The metric under which the exporter shows a script's result.
 const METRIC: &str = "redis_script_values";
 
-/// A series in a query or a scrape: its metric and its `key`. In a query a key may end with `.+`: then it stands for all
-/// that begin so.
+/// A series in a query or a scrape: its metric and its `key`. In a query a key may end with `.+`: then it stands for all keys
+/// with that beginning.
 type Series = (String, String);
 
-/// The dashboard's queries.
+/// Returns the dashboard's queries.
 fn queries(dashboard: &str) -> Vec<String> {
     fn collect(value: &Value, found: &mut Vec<String>) {
         match value {
@@ -52,7 +52,7 @@ fn queries(dashboard: &str) -> Vec<String> {
     found
 }
 
-/// Every series that a text names: a query, or a line of a scrape.
+/// Returns every series that a text names: a query, or a line of a scrape.
 fn series(text: &str) -> Vec<Series> {
     let mut found = Vec::new();
     let mut rest = text;
@@ -67,7 +67,7 @@ fn series(text: &str) -> Vec<Series> {
     found
 }
 
-/// The value of the label `key` among the labels at the beginning of a text, and what comes after their closing brace.
+/// Returns the value of the label `key` among the labels at the beginning of a text, and the text after their closing brace.
 fn key_and_rest(labels: &str) -> (String, &str) {
     let (mut name, mut key, mut rest) = (String::new(), String::new(), labels);
     loop {
@@ -89,7 +89,7 @@ fn key_and_rest(labels: &str) -> (String, &str) {
     }
 }
 
-/// The text up to the closing quote, and what comes after it.
+/// Returns the text up to the closing quote, and the text after it.
 fn quoted(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut chars = text.chars();
@@ -102,7 +102,7 @@ fn quoted(text: &str) -> (String, &str) {
     }
 }
 
-/// What the dashboard asks for and nobody offers.
+/// Returns the series that the dashboard queries and the exporter does not offer.
 fn missing(dashboard: &str, offered: &BTreeSet<Series>) -> BTreeSet<Series> {
     let is_offered = |(metric, key): &Series| match key.strip_suffix(".+") {
         Some(prefix) => offered
@@ -121,7 +121,7 @@ fn missing(dashboard: &str, offered: &BTreeSet<Series>) -> BTreeSet<Series> {
         .collect()
 }
 
-/// The dashboard with a query that asks for a field that there is not.
+/// Returns the dashboard with a query for a field that does not exist.
 fn misspelt() -> String {
     let dashboard = DASHBOARD.replace("dlock_expired_total", "dlock_expiries_total");
     assert_ne!(dashboard, DASHBOARD);
@@ -135,7 +135,7 @@ fn the_misspelt_one() -> BTreeSet<Series> {
 /// The name of a lock that is hard to write as a label.
 const AWKWARD: &str = "{or\"der\\s},key=\"%é";
 
-/// A server on which there was a bit of everything: grants, waits, an expiry, a lock with an awkward name.
+/// Returns a server with a bit of everything: grants, waits, an expiry, a lock with an awkward name.
 fn busy_server() -> Server {
     let server = Server::start();
     let mut c = server.connection();
@@ -155,7 +155,7 @@ fn busy_server() -> Server {
     server
 }
 
-/// Leaves a semaphore in another database, two of its four permits in use.
+/// Leaves a semaphore in another database, with two of its four permits in use.
 fn half_a_semaphore(server: &Server) {
     let (mut ann, mut bob) = (server.connection(), server.connection());
     for c in [&mut ann, &mut bob] {
@@ -169,7 +169,7 @@ fn half_a_semaphore(server: &Server) {
     let _: Grant = bob.reply();
 }
 
-/// What the script returns: the exporter wants text by turns, names and numbers.
+/// Returns the script's result: the exporter wants names and numbers alternately, all as text.
 fn run_script(server: &Server, command: &str) -> BTreeMap<String, f64> {
     let script = fs::read_to_string(SCRIPT).expect("the script can be read");
     let reply = server
@@ -208,7 +208,7 @@ fn the_script_offers_what_the_dashboard_asks_for() {
     }
 }
 
-/// Each alert asks for what there is, and is tested both ways.
+/// Each alert queries an existing series, and is tested both ways.
 #[test]
 fn the_alerts_ask_for_what_the_script_offers() {
     let server = busy_server();
@@ -268,7 +268,7 @@ fn the_script_tells_nothing_where_the_module_is_not() {
     assert_eq!(run_script(&server, "EVAL"), BTreeMap::new());
 }
 
-/// Who may not see which locks are hot is told the rest.
+/// A user who may not see the most contended locks receives the rest.
 #[test]
 fn the_script_gets_by_with_less() {
     let server = busy_server();
@@ -284,7 +284,7 @@ fn the_script_gets_by_with_less() {
     assert!(!told.contains_key("dlock_top_permits:0:stock"));
 }
 
-/// The program that the environment names.
+/// Returns the program that the environment names.
 fn programs(variable: &str) -> Vec<String> {
     let named = std::env::var(variable).unwrap_or_default();
     let programs: Vec<String> = named.split_whitespace().map(str::to_owned).collect();
@@ -329,7 +329,7 @@ fn start_prometheus(program: &str, targets: &[String]) -> Daemon {
     })
 }
 
-/// How many series a query finds.
+/// Returns the number of series that a query finds.
 fn found(prometheus: &Daemon, query: &str) -> Result<usize, String> {
     let encoded: String = query
         .bytes()
@@ -347,12 +347,12 @@ fn found(prometheus: &Daemon, query: &str) -> Result<usize, String> {
     Ok(answer["data"]["result"].as_array().map_or(0, Vec::len))
 }
 
-/// The dashboard's queries as Grafana sends them, for one exporter.
+/// Returns the dashboard's queries as Grafana sends them, for one exporter.
 fn for_instance(dashboard: &str, instance: &str) -> Vec<String> {
     queries(dashboard)
         .iter()
         .map(|query| match query.strip_prefix("label_values(") {
-            // Grafana's own word for the values of a label.
+            // Grafana's own expression for the values of a label.
             Some(rest) => rest
                 .rsplit_once(',')
                 .expect("the label's name")
@@ -380,7 +380,7 @@ fn prometheus_has_what_the_dashboard_asks_for() {
     for exporter in &exporters {
         let (status, scrape) = exporter.get("/metrics").expect("a scrape");
         assert_eq!(status, 200, "{scrape}");
-        // An alert asks for the server's errors by their first word.
+        // An alert queries the server's errors by their first word.
         assert!(scrape.contains("redis_errors_total{err=\""), "{scrape}");
         let lines = scrape.lines().filter(|line| line.starts_with(METRIC));
         let offered: BTreeSet<Series> = lines.flat_map(series).collect();
@@ -400,7 +400,7 @@ fn prometheus_has_what_the_dashboard_asks_for() {
                 found(&prometheus, &query).is_ok_and(|series| series > 0)
             });
         }
-        // The right ones have found something by now, so this one never will.
+        // The correct queries have found series by now, so this one never will.
         let wrong: Vec<String> = for_instance(&misspelt(), instance)
             .into_iter()
             .filter(|query| found(&prometheus, query) == Ok(0))

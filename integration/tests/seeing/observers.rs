@@ -1,6 +1,6 @@
-//! In which order observers are told. Of each name they hear what happened there, in that order: each hold's beginning, its end,
-//! and then the next one's beginning, by unlock messages and by keyspace events alike, whatever way a hold ended and whoever
-//! noticed it. One thread decides, so that it is known what there is to be told; `DLOCK_RANDOM_SEED` says which seed.
+//! The order in which observers are notified. For each name they receive its events in order: each hold's beginning, its end, and
+//! then the next one's beginning, by unlock messages and by keyspace events alike, in whatever way a hold ended and whichever
+//! server noticed. One thread decides, so that the expected events are known; `DLOCK_RANDOM_SEED` sets the seed.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -16,7 +16,7 @@ const KEYS: [&str; 3] = ["k0", "k1", "k2"];
 
 type Name = (u32, String);
 
-/// What is told of each name, in order: `acquired`, `released`, … for keyspace events, `released 17` for messages, `flushed`.
+/// The events of each name, in order: `acquired`, `released`, … for keyspace events, `released 17` for messages, `flushed`.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Story(BTreeMap<Name, Vec<String>>);
 
@@ -49,7 +49,7 @@ impl Story {
         }
     }
 
-    /// How what was heard differs from this.
+    /// Errs if the received events differ from these.
     fn check(&self, heard: &Story) -> Result<(), String> {
         for (name, expected) in &self.0 {
             let heard = heard.0.get(name).cloned().unwrap_or_default();
@@ -69,7 +69,7 @@ impl Story {
     }
 }
 
-/// Hears all that is told by a server.
+/// A subscriber to all events of a server.
 struct Observer(Subscriber);
 
 impl Observer {
@@ -78,7 +78,7 @@ impl Observer {
         Observer(Subscriber::patterns(server, &all))
     }
 
-    /// What has been told until now.
+    /// Returns the events so far.
     #[track_caller]
     fn story(&self, server: &Server) -> Story {
         let mut c = server.connection();
@@ -108,30 +108,30 @@ impl Observer {
     }
 }
 
-/// What stands at a name.
+/// The value at a name.
 #[derive(Debug, Clone)]
 enum Stands {
     Hold {
         owner: String,
         token: u64,
-        // Its lease has run out, and nobody has noticed yet.
+        // Whether its lease has run out, unnoticed so far.
         over: bool,
     },
     Other,
 }
 
-/// What there is, as the replies tell, and what was to be told of it.
+/// The locks, according to the replies, and the events to expect.
 struct Truth {
     at: BTreeMap<Name, Stands>,
     story: Story,
     owners: u64,
-    // What is to be sent next, and what becomes of its reply.
+    // The next lines to send, and the handling of their replies.
     lines: Vec<String>,
     effects: Vec<Effect>,
     selected: u32,
 }
 
-/// What a reply tells; none where it is an error.
+/// The effect of a reply, which is none for an error.
 type Effect = Box<dyn FnOnce(&mut Truth, Option<Value>)>;
 
 fn granted(reply: &Value) -> Option<u64> {
@@ -172,7 +172,7 @@ impl Truth {
         self.effects.push(Box::new(effect));
     }
 
-    /// Somebody looks at a name: a hold whose lease has run out ends at the latest then.
+    /// Looks at a name: a hold whose lease has run out ends then at the latest.
     fn look(&mut self, name: &Name) {
         if let Some(Stands::Hold {
             token, over: true, ..
@@ -183,7 +183,7 @@ impl Truth {
         }
     }
 
-    /// What stands there goes by this way.
+    /// Removes the value there in this way.
     fn goes(&mut self, name: &Name, word: &str) {
         self.look(name);
         if let Some(Stands::Hold { token, .. }) = self.at.remove(name) {
@@ -212,7 +212,7 @@ impl Truth {
         });
     }
 
-    /// One step at random.
+    /// Performs one random step.
     fn step(&mut self, rng: &mut Rng) {
         let db = rng.u32(..DATABASES);
         let key = KEYS[rng.usize(..KEYS.len())];
@@ -220,7 +220,7 @@ impl Truth {
         match rng.u8(..100) {
             0..=39 => self.acquire(name, 600_000),
             40..=49 => {
-                // The owner that stands there when it is said, which may be another by the time it is done.
+                // The owner at the time of writing this line, which may be another when it runs.
                 let owner = match self.at.get(&name) {
                     Some(Stands::Hold { owner, .. }) => owner.clone(),
                     _ => "nobody".to_owned(),
@@ -292,7 +292,7 @@ impl Truth {
         }
     }
 
-    /// Sends what was said, at once or one by one.
+    /// Sends the lines, at once or one by one.
     fn send(&mut self, c: &mut Wire, together: bool) {
         let (lines, effects) = (
             std::mem::take(&mut self.lines),
@@ -317,7 +317,7 @@ impl Truth {
     }
 }
 
-/// Lets the leases run out that last a millisecond.
+/// Lets the leases of a millisecond run out.
 fn let_run_out(c: &mut Wire) {
     let mut time = || -> u64 {
         let (seconds, us): (u64, u64) = c.ask("TIME");
@@ -332,7 +332,7 @@ fn seed() -> u64 {
     given.map_or(1, |given| given.parse().expect("a number"))
 }
 
-/// Whatever happens to names and in whatever transactions, primary and replica tell of each name what happened there, in order.
+/// Whatever happens to names and in whatever transactions, primary and replica report for each name its events in order.
 #[test]
 fn every_name_s_story_is_told_in_order() {
     let build = || {
@@ -379,7 +379,7 @@ fn every_name_s_story_is_told_in_order() {
             let heard = observer.story(server);
             let checked = truth.story.check(&heard);
             assert_eq!(checked, Ok(()), "seed {seed}, port {}", server.port());
-            // The check itself finds what is told twice, not at all, in another order, or as something else.
+            // The check finds an event that is doubled, missing, out of order, or changed.
             plant(&truth.story, &heard);
         }
     }
@@ -387,7 +387,7 @@ fn every_name_s_story_is_told_in_order() {
     assert_sound(&replica);
 }
 
-/// Each fault in what was heard is found.
+/// Asserts that the check finds each fault in the received events.
 #[track_caller]
 fn plant(story: &Story, heard: &Story) {
     type Fault = fn(&mut Vec<String>) -> bool;

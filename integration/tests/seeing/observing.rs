@@ -1,11 +1,11 @@
-//! What a server shows of its locks as a whole: STATS, TOP, LIST and the fields of INFO.
+//! A server's views of its locks as a whole: STATS, TOP, LIST and the fields of INFO.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dlock_integration::redis::{from_redis_value, Value};
 use dlock_integration::{at_once, await_until, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
-/// The gauges that tell how many locks there are and how many holds.
+/// Returns the gauges of the number of locks and of holds.
 fn population(server: &Server) -> (u64, u64) {
     (stat(server, "locks"), stat(server, "holders"))
 }
@@ -14,7 +14,7 @@ fn stats(c: &mut Wire, line: &str) -> BTreeMap<String, u64> {
     c.ask(line)
 }
 
-/// Takes `key` for a holder and lets so many wait for it.
+/// Takes `key` for a holder and makes `waiters` requests wait for it.
 fn crowd(server: &Server, key: &str, waiters: usize) -> Vec<Blocked> {
     server
         .connection()
@@ -99,7 +99,7 @@ fn what_a_flush_frees_later_is_not_what_came_since() {
     fill(&mut c);
     c.run("DLOCK.FORCERELEASE lock-0");
     assert_eq!(population(&server), (299, 299));
-    // One database of several: what is in the others stays, and the rest goes when it is freed.
+    // One database of several: the others keep theirs, and the rest goes when it is freed.
     server
         .connection_in(5)
         .run("DLOCK.ACQUIRE other alice 600000");
@@ -112,7 +112,7 @@ fn what_a_flush_frees_later_is_not_what_came_since() {
 /// A row of LIST: key, owner, holders, queued, lease.
 type Row = (String, Option<String>, u64, u64, Option<u64>);
 
-/// All pages of a list, and how many there were. `line` goes on with options.
+/// Returns all pages of a list, and their number. `options` follow the command.
 fn pages(c: &mut Wire, options: &str) -> (Vec<Row>, usize) {
     let (mut rows, mut cursor, mut pages) = (Vec::new(), "0".to_owned(), 0);
     loop {
@@ -126,7 +126,7 @@ fn pages(c: &mut Wire, options: &str) -> (Vec<Row>, usize) {
     }
 }
 
-/// The keys that are listed, in order.
+/// Returns the listed keys, in order.
 fn listed(c: &mut Wire, options: &str) -> Vec<String> {
     let (rows, _) = pages(c, options);
     let mut keys: Vec<String> = rows.into_iter().map(|row| row.0).collect();
@@ -161,7 +161,7 @@ fn a_list_has_every_lock_and_nothing_else() {
     assert_eq!(listed(&mut c, "MATCH lock-1?"), teens);
     assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
     assert_eq!(listed(&mut server.connection_in(1), ""), ["elsewhere"]);
-    // The first page needs no cursor, and no client a connection of its own.
+    // The first page needs no cursor, and a client no connection of its own.
     assert_eq!(
         c.ask::<(String, Vec<Row>)>("DLOCK.LIST COUNT 1000").1.len(),
         500
@@ -193,7 +193,7 @@ fn a_list_has_the_nulls_of_the_protocol() {
     }
 }
 
-/// The module has to match the keys of contended locks itself. It does it as the server does.
+/// The module must match the keys of contended locks itself, and does so as the server does.
 #[test]
 fn a_pattern_means_what_it_means_to_the_server() {
     let server = Server::start();
@@ -264,7 +264,7 @@ fn the_latency_monitor_shows_a_late_hand_over() {
         // The lease ends while the server sleeps: nothing comes between these.
         at_once(&server, ["DLOCK.RENEW k one 100", "DEBUG SLEEP 0.4"]);
         let _: Grant = waiter.reply();
-        // The event, when it was, and how long it took; newer servers go on with sums.
+        // The event, when it was, and how long it took; newer servers add sums.
         let latest: Vec<Vec<Value>> = c.ask("LATENCY LATEST");
         if threshold == 0 {
             assert!(latest.is_empty(), "the monitor is off: {latest:?}");

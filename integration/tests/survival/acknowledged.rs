@@ -1,8 +1,8 @@
-//! WAIT: whether a replica has a grant for sure. It counts the replicas that have what its own connection wrote last.
+//! WAIT: whether a replica certainly has a grant. It counts the replicas that have the last write of its own connection.
 
 use dlock_integration::{assert_sound, stat, Ask, Grant, Queued, Server, Wire};
 
-/// A replica that hears nothing any more, as its primary does not know yet.
+/// A replica that receives nothing any more, which its primary does not know yet.
 struct Pair {
     primary: Server,
     replica: Server,
@@ -15,10 +15,10 @@ impl Pair {
         Pair { primary, replica }
     }
 
-    /// From now on the replica acknowledges nothing.
+    /// Makes the replica acknowledge nothing from now on.
     fn stop(&self) {
         self.replica.wait_in_sync(&self.primary);
-        // It has said so, too.
+        // The replica has acknowledged this as well.
         let mut wire = self.primary.connection();
         wire.ask::<String>("SET said x");
         assert_eq!(wire.ask::<u64>("WAIT 1 0"), 1);
@@ -33,7 +33,7 @@ impl Pair {
     }
 }
 
-/// How many replicas have what this connection wrote last.
+/// Returns the number of replicas that have this connection's last write.
 fn acknowledged(wire: &mut Wire) -> u64 {
     wire.ask("WAIT 1 200")
 }
@@ -42,7 +42,7 @@ fn acknowledged(wire: &mut Wire) -> u64 {
 fn wait_covers_a_grant_and_a_renewal() {
     let pair = Pair::start();
     pair.stop();
-    // Who has written nothing waits for nothing: else all that follows would show nothing.
+    // A connection that has written nothing waits for nothing: otherwise the rest would show nothing.
     assert_eq!(acknowledged(&mut pair.primary.connection()), 1);
     let mut wire = pair.primary.connection();
     let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k alice 600000");
@@ -85,7 +85,7 @@ fn wait_covers_a_grant_by_notify_after_a_renewal() {
     pair.end();
 }
 
-/// A renewal that cannot move the deadline, as one within the millisecond of the grant: it is written all the same.
+/// A renewal that cannot move the deadline, as one within the millisecond of the grant, is written nevertheless.
 #[test]
 fn wait_covers_a_renewal_that_changes_no_deadline() {
     let pair = Pair::start();

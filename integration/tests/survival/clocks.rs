@@ -1,7 +1,7 @@
-//! Steps of a wall clock that runs are seen, counted and logged, and all goes on. What they mean to waits, windows and leases is in
-//! `tests/scenarios/clock.txt`, to the millisecond, by a clock that stands still.
+//! Steps of a running wall clock are noticed, counted and logged, and everything goes on. `tests/scenarios/clock.txt` has the
+//! effects on waits, windows and leases, to the millisecond, by a clock that stands still.
 //!
-//! The server has a wall clock of its own, which is stepped by an hour while it runs; those that cannot step are the machine's.
+//! The server has a wall clock of its own, which steps by an hour while it runs; the clocks that cannot step are the machine's.
 #![cfg(target_os = "linux")]
 
 use dlock_integration::redis::Value;
@@ -33,7 +33,7 @@ fn after_a_step_back_leases_last_longer_and_all_goes_on() {
     let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k old");
     let longer = LEASE_MS + HOUR_MS as u64;
     assert!(left <= longer && left > longer - LEASE_MS, "{left}");
-    // Tokens rise all the same.
+    // Tokens rise nevertheless.
     dies.close();
     let (second, _): Grant = heir.reply();
     c.run("DLOCK.RELEASE k old");
@@ -51,7 +51,7 @@ fn after_a_step_back_leases_last_longer_and_all_goes_on() {
     assert_sound(&server);
 }
 
-/// The module has seen and logged so many steps.
+/// Waits until the module has noticed and logged `count` steps.
 #[track_caller]
 fn await_step(server: &Server, count: u64) {
     await_until("the step is counted", PATIENCE, || {

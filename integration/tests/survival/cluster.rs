@@ -1,4 +1,4 @@
-//! Two nodes of a cluster: locks that move from one to the other, and who waits for them meanwhile.
+//! Two nodes of a cluster: locks that move from one to the other, and their waiters meanwhile.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use dlock_integration::{
     Wire, PATIENCE,
 };
 
-/// How long a test watches that nothing happens.
+/// How long a test observes that nothing happens.
 const WHILE: Duration = Duration::from_millis(250);
 
 /// Two nodes that know each other. The first serves all slots.
@@ -53,7 +53,7 @@ impl Nodes {
         self.one.connection().ask(&line)
     }
 
-    /// The key's slot is on its way to the second node from now on.
+    /// Begins the migration of the key's slot to the second node.
     fn begin_move(&self, key: &str) {
         let (mut c, mut d) = self.connections();
         let (slot, one, two) = (self.slot(key), &self.one_id, &self.two_id);
@@ -61,14 +61,14 @@ impl Nodes {
         c.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {two}"));
     }
 
-    /// Carries a key over.
+    /// Migrates a key.
     fn carry(&self, key: &str) {
         let line = format!("MIGRATE 127.0.0.1 {} {key} 0 60000", self.two.port());
         let moved: String = self.one.connection().ask(&line);
         assert_eq!(moved, "OK", "{key}");
     }
 
-    /// The key's slot is the second node's.
+    /// Assigns the key's slot to the second node.
     fn end_move(&self, key: &str) {
         let (mut c, mut d) = self.connections();
         let line = format!("CLUSTER SETSLOT {} NODE {}", self.slot(key), self.two_id);
@@ -76,12 +76,12 @@ impl Nodes {
         c.run(&line);
     }
 
-    /// Has the servers move the key's slot with all that is in it in one step; gives whether they can.
+    /// Makes the servers move the key's slot with all its keys in one step. Returns whether they can.
     fn move_at_once(&self, key: &str) -> bool {
         self.move_to(&self.two, key)
     }
 
-    /// The same in either direction.
+    /// Moves the key's slot in one step, in either direction. Returns whether the servers can.
     fn move_to(&self, target: &Server, key: &str) -> bool {
         let (source, id) = match target.port() == self.two.port() {
             true => (&self.one, &self.two_id),
@@ -114,7 +114,7 @@ impl Nodes {
         self.end_move("{stays}");
     }
 
-    /// The key's slot stays where it was.
+    /// Ends the migration: the slot stays at the first node.
     fn call_off(&self, key: &str) {
         let (mut c, mut d) = self.connections();
         let line = format!("CLUSTER SETSLOT {} STABLE", self.slot(key));
@@ -122,7 +122,7 @@ impl Nodes {
         d.run(&line);
     }
 
-    /// An error that sends a client on to the second node.
+    /// Asserts that an error redirects a client to the second node.
     #[track_caller]
     fn assert_sent_on(&self, error: &str) {
         let there = format!("127.0.0.1:{}", self.two.port());
@@ -145,7 +145,7 @@ fn take(connection: &mut Wire, key: &str, owner: &str, lease_ms: u64) -> u64 {
     connection.ask::<Grant>(&line).0
 }
 
-/// Waits until nobody waits at this node, and nothing is queued there.
+/// Waits until no request waits at this node, and nothing is queued there.
 #[track_caller]
 fn await_no_places(server: &Server) {
     for name in ["places_queued", "connections_waiting", "notify_waiting"] {
@@ -162,12 +162,12 @@ fn a_lock_that_moves_to_another_node_frees_nothing() {
     let carol = Blocked::start(&nodes.one, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0");
     nodes.begin_move("k");
     nodes.carry("k");
-    // Gone from here with its holder: nobody else has got it.
+    // Gone from here with its holder: no waiter has been granted it.
     assert_eq!(bob.outcome_within(WHILE), None);
     nodes.end_move("k");
     nodes.assert_sent_on(&bob.refusal());
     nodes.assert_sent_on(&carol.refusal());
-    // The lock lives on over there, its ticket too.
+    // The lock and its ticket live on over there.
     assert_eq!(d.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
     assert_eq!(d.ask::<Option<u64>>("DLOCK.POSITION k carol"), Some(0));
     assert_eq!(d.ask::<Option<u64>>("DLOCK.POSITION k bob"), None);
@@ -179,7 +179,7 @@ fn a_lock_that_moves_to_another_node_frees_nothing() {
     nodes.assert_sound();
 }
 
-/// A slot that is on its way: nobody is granted anything there, until it is settled who serves it.
+/// In a migrating slot no waiter is granted a lock, until one node serves the slot.
 #[test]
 fn nobody_is_granted_in_a_slot_that_migrates_away() {
     let nodes = Nodes::start();
@@ -200,7 +200,7 @@ fn nobody_is_granted_in_a_slot_that_migrates_away() {
         c.run(&release.replace(" k", &format!(" {key}")));
         let held = format!("DLOCK.HELD {key} alice");
         await_until("the hold is over", PATIENCE, || {
-            // Where the key is gone from, requests are sent on.
+            // A node without the key redirects requests.
             c.try_ask(&held).map_or(true, |reply| reply == Value::Nil)
         });
         let reply = bob.outcome_within(WHILE);
@@ -229,7 +229,7 @@ fn a_slot_s_leaving_tells_moved() {
     nodes.assert_sound();
 }
 
-/// A node answers for its own slots, and sends on who asks for another's.
+/// A node answers for its own slots, and redirects requests for others.
 #[test]
 fn many_locks_are_of_one_slot_of_one_node() {
     let nodes = Nodes::start();
@@ -256,7 +256,7 @@ fn many_locks_are_of_one_slot_of_one_node() {
     nodes.assert_sound();
 }
 
-/// While a slot is on its way, only what is asked of keys that are all still here is answered here.
+/// While a slot migrates, this node answers only requests whose keys are all still here.
 #[test]
 fn many_locks_of_a_slot_on_its_way() {
     let nodes = Nodes::start();
@@ -287,7 +287,7 @@ fn many_locks_of_a_slot_on_its_way() {
 
 const REQUEST: &str = "DLOCK.MACQUIRE 2 {k}a {k}b bob 600000 BLOCK 0";
 
-/// A request for many that waits when its slot is moved away: nobody is granted on the way, and no queue remembers it.
+/// A request for many locks waits when its slot moves away: it is granted none on the way, and no queue keeps it.
 #[test]
 fn who_waits_for_many_locks_is_sent_on() {
     for release in ["", "DLOCK.RELEASE {k}a alice", "DEL {k}a"] {
@@ -299,7 +299,7 @@ fn who_waits_for_many_locks_is_sent_on() {
         let waits = [
             REQUEST,
             "DLOCK.MACQUIRE 3 {k}c {k}b {k}a carol 600000 SHARED BLOCK 0",
-            // Behind bob, at a lock that nobody holds.
+            // Behind bob, at a free lock.
             "DLOCK.ACQUIRE {k}b dave 600000 BLOCK 0",
         ];
         let waits = waits.map(|line| Blocked::start(&nodes.one, line));
@@ -322,7 +322,7 @@ fn who_waits_for_many_locks_is_sent_on() {
         assert_eq!(news.payload(), moved);
         await_no_places(&nodes.one);
         assert_eq!(stat(&nodes.one, "locks"), 0);
-        // Over there nobody has been heard of who only waited.
+        // Over there no queue has those who only waited.
         for owner in ["bob", "carol", "dave", "frank"] {
             for key in ["{k}a", "{k}b", "{k}c"] {
                 let held: Value = d.ask(&format!("DLOCK.HELD {key} {owner}"));
@@ -340,7 +340,7 @@ fn who_waits_for_many_locks_is_sent_on() {
     }
 }
 
-/// A slot whose keys are not carried over one by one, but all of it in one step.
+/// A slot whose keys all move in one step, instead of one by one.
 #[test]
 fn a_slot_that_moves_at_once_takes_its_locks_along() {
     let nodes = Nodes::start();
@@ -374,7 +374,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     for name in ["locks", "sessions"] {
         await_until(name, PATIENCE, || stat(&nodes.one, name) == 0);
     }
-    // Over there the holds go on until their leases, and the tickets stand: whether or not anybody asks.
+    // Over there the holds go on until their leases end, and the tickets stand, whether or not a command uses them.
     let told = Subscriber::shard_channels(&nodes.two, &["__dlock@0__:{k}short"]);
     assert_eq!(told.payload(), format!("expired {short}"));
     await_until("carol's window is over", PATIENCE, || {
@@ -391,7 +391,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     nodes.assert_sound();
 }
 
-/// The tie stays behind with the connection; the lease runs on at the target, where the client ties its hold anew.
+/// The tie stays behind with the connection; the lease runs on at the target, where the client ties its hold again.
 #[test]
 fn renewals_stay_behind_when_a_slot_moves() {
     let nodes = Nodes::start();
@@ -415,7 +415,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     let released = ("{k}off".to_string(), off, "taken".to_string());
     assert_eq!(lost, [moved, released]);
     alice.close();
-    // What MIGRATE says of a key's end is put right by a millisecond.
+    // MIGRATE transfers a key's expiry as a remaining time, which may shift it by a millisecond.
     let kept: u64 = d.ask("PEXPIRETIME k");
     assert!(kept.abs_diff(end) <= 2, "{kept} {end}");
     assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
@@ -430,7 +430,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     nodes.assert_sound();
 }
 
-/// What a connection leaves ends in a slot on its way, too, as by a RELEASE of its own; but nobody is granted anything there.
+/// The holds of an ended connection end in a migrating slot, too, as by its own RELEASE; but no waiter is granted a lock there.
 #[test]
 fn sessions_end_in_a_slot_on_its_way() {
     let nodes = Nodes::start();
@@ -455,7 +455,7 @@ fn sessions_end_in_a_slot_on_its_way() {
     nodes.assert_sound();
 }
 
-/// A server renews as long as the key is with it, on either side of a move: it accepts its owner's RENEW there, too.
+/// A server renews as long as it has the key, on either side of a move: it accepts its owner's RENEW there, too.
 #[test]
 fn renewals_go_on_in_a_slot_on_its_way() {
     const LEASE_MS: u64 = 3_000;
@@ -483,7 +483,7 @@ fn renewals_go_on_in_a_slot_on_its_way() {
     nodes.assert_sound();
 }
 
-/// Each of them is held for longer than its lease lasts. What is said first is said before each look.
+/// Asserts that each key is held for longer than its lease lasts. Sends `first` before each check.
 #[track_caller]
 fn assert_renewed(first: &str, connection: &mut Wire, keys: &[&str], lease_ms: u64) {
     for key in keys {
@@ -497,10 +497,10 @@ fn assert_renewed(first: &str, connection: &mut Wire, keys: &[&str], lease_ms: u
     }
 }
 
-/// A way in which a slot with all that is in it, these keys, goes to the second node.
+/// A way in which a slot with all its keys, these, goes to the second node.
 type Way = fn(&Nodes, &[&str]);
 
-/// Every way that the servers have, by name.
+/// Returns every way that the servers have, by name.
 fn ways(nodes: &Nodes) -> Vec<(&'static str, Way)> {
     let mut ways: Vec<(&str, Way)> = vec![
         ("key by key", |nodes, keys| {
@@ -549,14 +549,14 @@ fn ways(nodes: &Nodes) -> Vec<(&'static str, Way)> {
 }
 
 impl Nodes {
-    /// The command that carries keys over.
+    /// Returns the command that migrates keys.
     fn migration(&self, keys: &[&str]) -> Cmd {
         let mut migrate = command(&format!("MIGRATE 127.0.0.1 {}", self.two.port()));
         migrate.arg("").arg(0).arg(60_000).arg("KEYS").arg(keys);
         migrate
     }
 
-    /// The second node takes the key's slot as its own; the first learns of it, and drops the keys that it has there.
+    /// Makes the second node claim the key's slot; the first learns of it, and drops its keys of the slot.
     #[track_caller]
     fn take_over(&self, key: &str) {
         let (mut c, mut d) = self.connections();
@@ -570,13 +570,13 @@ impl Nodes {
         });
     }
 
-    /// Waits until the first node has nothing left of a slot, though every connection is still there.
+    /// Waits until the first node keeps nothing of a slot, though every connection is still open.
     #[track_caller]
     fn await_nothing_left(&self, way: &str) {
         self.await_nothing_left_of(way, 0);
     }
 
-    /// The same, but there are so many other locks that are held and waited for.
+    /// Waits until the first node keeps nothing of a slot, where `others` other locks have holders and waiters.
     #[track_caller]
     fn await_nothing_left_of(&self, way: &str, others: u64) {
         for (name, left) in [
@@ -593,10 +593,10 @@ impl Nodes {
     }
 }
 
-/// All unlock messages of a node, and what has been said of ends until now.
+/// Returns the ends in the unlock messages of a node so far.
 #[track_caller]
 fn ends_told(news: &Subscriber, c: &mut Wire) -> Vec<String> {
-    // Whatever a command has left for the module's next event is worked off by this one.
+    // This command makes the module process everything that an earlier command left for its next event.
     c.run("DLOCK.STATS");
     c.run("PUBLISH __dlock@end end");
     let mut told = Vec::new();
@@ -609,7 +609,7 @@ fn ends_told(news: &Subscriber, c: &mut Wire) -> Vec<String> {
     }
 }
 
-/// What counts ends of holds.
+/// Returns the counters of ends of holds.
 fn ends_counted(server: &Server) -> [u64; 4] {
     [
         "removed_total",
@@ -633,7 +633,7 @@ fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
         // A slot for each.
         let name = |name: &str| format!("{{{way}}}{name}").replace(' ', "-");
         let (quiet, wanted, shared) = (name("quiet"), name("wanted"), name("shared"));
-        // A connection that stays: what is tied to it must go all the same.
+        // A connection that stays: its ties must go nevertheless.
         let mut tied = nodes.one.connection();
         let mut tie =
             |key: &str| -> Grant { tied.ask(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION")) };
@@ -668,7 +668,7 @@ fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
     nodes.assert_sound();
 }
 
-/// In a slot on its way a user may still remove a lock: that ends its holds.
+/// In a migrating slot a user may still remove a lock: that ends its holds.
 #[test]
 fn a_lock_that_is_removed_from_a_slot_on_its_way_has_ended() {
     let nodes = Nodes::start();
@@ -685,7 +685,7 @@ fn a_lock_that_is_removed_from_a_slot_on_its_way_has_ended() {
         let token = take(&mut c, &key, "alice", 600_000);
         nodes.begin_move("{k}");
         let before = stat(&nodes.one, "removed_total");
-        // To have looked at a value is not to have carried it over.
+        // Reading a value does not count as migrating it.
         let payload: Vec<u8> = c.ask(&format!("DUMP {key}"));
         assert!(!payload.is_empty());
         match line {
@@ -704,7 +704,7 @@ fn a_lock_that_is_removed_from_a_slot_on_its_way_has_ended() {
     nodes.assert_sound();
 }
 
-/// Where there is no cluster a key that is carried away is a key that is removed.
+/// Without a cluster a migrated key is a removed key.
 #[test]
 fn a_lock_that_migrates_outside_of_a_cluster_has_ended() {
     let (one, two) = (Server::start(), Server::start());
@@ -721,8 +721,8 @@ fn a_lock_that_migrates_outside_of_a_cluster_has_ended() {
     assert_sound(&two);
 }
 
-/// However many wait in a slot: each is told that it has left, be it for a lock that is held, for one that has no key, or
-/// behind others.
+/// However many requests wait in a slot, each is answered that it has left: for a held lock, for one without a key, or behind
+/// others.
 #[test]
 fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
     const EACH: usize = 1700;
@@ -733,7 +733,7 @@ fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
         println!("{way}");
         let tag = format!("{{{way}}}").replace(' ', "-");
         take(&mut c, &tag, "alice", 600_000);
-        // Reserves a lock that nobody holds.
+        // Reserves a free lock.
         let line = format!("DLOCK.MACQUIRE 2 {tag} {tag}free many BLOCK 0");
         let many = Blocked::start(&nodes.one, &line);
         let keys: Vec<String> = (0..EACH).map(|at| format!("{tag}{at}")).collect();
@@ -755,14 +755,14 @@ fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
     nodes.assert_sound();
 }
 
-/// Who waits by a channel for a name without a key is told as well: nothing happens to a key then.
+/// A wait by a channel for a name without a key is answered as well, although nothing happens to a key.
 #[test]
 fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
     let news = Subscriber::channels(&nodes.one, &["news"]);
     for (way, go) in ways(&nodes) {
-        // There is no key to carry over.
+        // There is no key to migrate.
         let go: Way = match way {
             "key by key" => |nodes, keys| {
                 nodes.begin_move(keys[0]);
@@ -777,7 +777,7 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
         let line = format!("DLOCK.MACQUIRE 2 {tag} {tag}free many BLOCK 0");
         let many = Blocked::start(&nodes.one, &line);
         c.run(&format!("DLOCK.ACQUIRE {tag}free told 600000 NOTIFY news"));
-        // Leaves nobody but the one at the name without a key.
+        // Leaves only the waiter at the name without a key.
         c.run("CONFIG SET dlock.grants no");
         many.kill();
         await_until("the connection is gone", PATIENCE, || {
@@ -794,7 +794,7 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
     nodes.assert_sound();
 }
 
-/// However short the time that a slot is here: whoever began to wait in it is told that it has left, and ties are lost by the move.
+/// However short a slot's stay, each waiter that began in it is answered that it has left, and ties are lost by the move.
 #[test]
 fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
     const ROUNDS: usize = 6;
@@ -807,7 +807,7 @@ fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
         if !nodes.move_at_once(&key) {
             return;
         }
-        // Looks that find nobody waiting.
+        // Scans that find no waiter.
         sleep(Duration::from_millis(600));
         assert!(nodes.move_to(&nodes.one, &key));
         let (token, _): Grant = tied.ask(&format!("DLOCK.ACQUIRE {key} alice 600000 AUTO 600000"));
@@ -828,7 +828,7 @@ fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
     nodes.assert_sound();
 }
 
-/// A slot that leaves and comes back between two looks: what its locks have come to elsewhere counts.
+/// A slot leaves and comes back between two scans: the state that its locks had reached elsewhere counts.
 #[test]
 fn a_slot_that_goes_and_comes_between_two_looks_is_looked_at() {
     const ROUNDS: usize = 6;
@@ -845,7 +845,7 @@ fn a_slot_that_goes_and_comes_between_two_looks_is_looked_at() {
         }
         assert_eq!(d.ask::<u64>(&format!("DLOCK.RELEASE {key} alice")), 0);
         assert!(nodes.move_to(&nodes.one, &key));
-        // A look between the moves has told it, or the lock is granted where it is again.
+        // A scan between the moves has reported it, or the lock is granted where it is again.
         let message = news.payload();
         let told = message.starts_with("moved 0 ") || message.starts_with("granted ");
         let his = message.ends_with(&format!(" {wait}"));
@@ -855,7 +855,7 @@ fn a_slot_that_goes_and_comes_between_two_looks_is_looked_at() {
     nodes.assert_sound();
 }
 
-/// The keys that LIST shows, however many pages that takes.
+/// Returns the keys that LIST shows, however many pages that takes.
 fn listed(connection: &mut Wire) -> Vec<String> {
     let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
     loop {
@@ -870,7 +870,7 @@ fn listed(connection: &mut Wire) -> Vec<String> {
     }
 }
 
-/// The keys that TOP shows.
+/// Returns the keys that TOP shows.
 fn hot(connection: &mut Wire) -> Vec<String> {
     let rows: Vec<Vec<Value>> = connection.ask("DLOCK.TOP COUNT 1000");
     let mut keys: Vec<String> = rows.iter().map(|row| text(&row[0])).collect();
@@ -882,8 +882,8 @@ fn text(value: &Value) -> String {
     from_redis_value(value).expect("a text")
 }
 
-/// What a node shows of locks is what it answers for: TOP forgets those whose slot has left, and LIST shows none of which INFO
-/// says that it is elsewhere.
+/// A node shows the locks for which it answers: TOP forgets those whose slot has left, and LIST shows none for which INFO
+/// redirects.
 #[test]
 fn top_and_list_are_of_the_node_s_own_slots() {
     let nodes = Nodes::start();
@@ -897,7 +897,7 @@ fn top_and_list_are_of_the_node_s_own_slots() {
         let name = |name: &str| format!("{{{way}}}{name}").replace(' ', "-");
         let (held, free) = (name("held"), name("free"));
         take(&mut c, &held, "alice", 600_000);
-        // Behind it there is a lock that has waits and no key.
+        // The keys are followed by a lock that has waits and no key.
         let line = format!("DLOCK.MACQUIRE 2 {free} {held} many 600000 BLOCK 0");
         let many = Blocked::start(&nodes.one, &line);
         let line = format!("DLOCK.ACQUIRE {free} waits 600000 BLOCK 0");
@@ -919,7 +919,7 @@ fn top_and_list_are_of_the_node_s_own_slots() {
         assert_eq!(listed(&mut d), gone, "{way}");
     }
     assert_eq!(stays.outcome_within(WHILE), None);
-    // They do not come back when the slot does.
+    // They do not come back with the slot.
     let key = gone[0].clone();
     let line = format!("CLUSTER SETSLOT {} NODE {}", nodes.slot(&key), nodes.one_id);
     c.run(&line);
@@ -927,7 +927,7 @@ fn top_and_list_are_of_the_node_s_own_slots() {
     nodes.assert_sound();
 }
 
-/// On its way a lock is not listed where it has been carried to, as that node does not answer for it yet.
+/// During a migration a lock is not listed at the target, as that node does not answer for it yet.
 #[test]
 fn a_lock_in_an_open_slot_is_listed_where_the_slot_is() {
     let nodes = Nodes::start();
@@ -952,7 +952,7 @@ fn a_lock_in_an_open_slot_is_listed_where_the_slot_is() {
     nodes.assert_sound();
 }
 
-/// A replica answers for no slot, and lists all that it has.
+/// A replica answers for no slot, and lists all its locks.
 #[test]
 fn a_replica_in_a_cluster_lists_its_primary_s_locks() {
     let nodes = Nodes::start();
@@ -964,8 +964,8 @@ fn a_replica_in_a_cluster_lists_its_primary_s_locks() {
     nodes.assert_sound();
 }
 
-/// In a slot that is on its way a newcomer is served at the target before those who wait at the source, by the server's rule;
-/// who waits keeps its place at the source, and comes to nothing by it while the move lasts.
+/// In a migrating slot a newcomer is served at the target before the waiters at the source, by the server's rule; a waiter keeps
+/// its place at the source, which is of no use to it during the move.
 #[test]
 fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
     let nodes = Nodes::start();
@@ -981,14 +981,14 @@ fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
     d.run("ASKING");
     let (there, _): Grant = d.ask("DLOCK.ACQUIRE {k}a dave 600000");
     assert_eq!(bob.outcome_within(WHILE), None);
-    // The move is given up: at the source it is bob's turn, and the target has granted it, too.
+    // The move is given up: at the source it is bob's turn, and the target has granted the lock, too.
     nodes.call_off("{k}");
     let (here, _): Grant = bob.reply();
     assert_eq!(behind.outcome_within(WHILE), None);
     let moved = d.refusal(&format!("DLOCK.CHECK {{k}}a {there}"));
     assert!(moved.starts_with("MOVED"), "{moved}");
     assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK {{k}}a {here}")), "OK");
-    // Whoever was granted it at the target cannot show it to anybody: its writes come to the source, which knows better.
+    // The owner at the target cannot use its grant: its writes come to the source, which has the true holder.
     let write = format!("DLOCK.GUARD {{k}}a {there} SET {{k}}value x");
     let late = c.refusal(&write);
     assert!(

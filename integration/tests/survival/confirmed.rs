@@ -1,5 +1,5 @@
-//! Answers that replicas confirm (`dlock.replicas`), on real groups of servers: what is told when, what is not confirmed, and whose
-//! confirmation counts.
+//! Answers that replicas confirm (`dlock.replicas`), on real groups of servers: when they come, what happens without a
+//! confirmation, and which replicas count.
 
 use dlock_integration::redis::Value;
 use dlock_integration::{
@@ -9,7 +9,7 @@ use dlock_integration::{
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Long enough for everything that is to be seen while it lasts.
+/// Longer than everything that happens in a test.
 const LONG_MS: u64 = 600_000;
 
 /// A primary and its replicas, all of which count.
@@ -18,7 +18,7 @@ struct Group {
     replicas: Vec<Server>,
 }
 
-/// A server that is to have so many replicas, with a quarantine of moments.
+/// Returns a server that needs `replicas` replicas, with a quarantine of moments.
 fn server(replicas: usize) -> ServerBuilder {
     let builder = Server::builder().module_argument("replicas");
     let builder = builder.module_argument(replicas);
@@ -74,13 +74,13 @@ impl Group {
         self.replicas.iter().for_each(Server::freeze);
     }
 
-    /// How long an answer waits at least.
+    /// Sets how long an answer waits at least.
     fn set_ack_timeout(&self, ms: u64) {
         let setting = format!("CONFIG SET dlock.ack-timeout-ms {ms}");
         self.primary.connection().run(&setting);
     }
 
-    /// A connection that has sent this, and waits for replicas to confirm the answer.
+    /// Returns a connection that has sent the line, and waits for replicas to confirm the answer.
     #[track_caller]
     fn unconfirmed(&self, line: &str) -> Wire {
         let before = stat(&self.primary, "confirmations_waiting");
@@ -106,7 +106,7 @@ fn await_counting(primary: &Server, count: usize) {
     });
 }
 
-/// The text of the error that comes.
+/// Returns the text of the next error.
 #[track_caller]
 fn refused(wire: &mut Wire, line: &str) -> String {
     wire.send(line);
@@ -127,7 +127,7 @@ fn assert_late(error: &str) {
     );
 }
 
-/// Waits until so many answers wait for their confirmation.
+/// Waits until `count` answers wait for their confirmation.
 #[track_caller]
 fn await_unconfirmed(primary: &Server, count: u64) {
     await_until(&format!("{count} answers wait"), PATIENCE, || {
@@ -135,7 +135,7 @@ fn await_unconfirmed(primary: &Server, count: u64) {
     });
 }
 
-/// Waits until the lock `k` is held by nobody.
+/// Waits until the lock `k` has no holder.
 #[track_caller]
 fn await_given_back(primary: &Server) {
     let mut c = primary.connection();
@@ -164,7 +164,7 @@ fn an_answer_comes_when_enough_replicas_have_confirmed_it() {
             assert_eq!(stat(&group.primary, "confirmations_waiting"), 1);
         }
         assert!(!wire.has_something());
-        // It is held for everybody else, and INFO says so.
+        // For all others it is held, and INFO shows the missing confirmation.
         let mut other = group.primary.connection();
         assert_eq!(other.ask::<Option<Grant>>("DLOCK.ACQUIRE k bob"), None);
         assert_eq!(acked(&group.primary, "k"), 0);
@@ -176,7 +176,7 @@ fn an_answer_comes_when_enough_replicas_have_confirmed_it() {
     }
 }
 
-/// What INFO says of the only holder.
+/// Returns whether the only holder is acknowledged, as INFO shows it.
 fn acked(server: &Server, key: &str) -> u64 {
     let mut wire = server.connection();
     wire.send(&format!("DLOCK.INFO {key}"));
@@ -242,7 +242,7 @@ fn giving_back_and_looking_wait_for_nobody() {
     group.end();
 }
 
-/// `BLOCK 0` waits for a replica that hangs as long as it does; its hand-over is confirmed like an immediate grant.
+/// `BLOCK 0` waits for a hanging replica for as long as that hangs; its hand-over is confirmed like an immediate grant.
 #[test]
 fn a_wait_without_bound_waits_for_its_confirmation_too() {
     let group = Group::start(1);
@@ -262,7 +262,7 @@ fn a_wait_without_bound_waits_for_its_confirmation_too() {
     group.end();
 }
 
-/// Who is not there any more when it is confirmed, or was told by the operator, has it no more.
+/// A connection that has ended before the confirmation, or that the operator has unblocked, loses the hold.
 #[test]
 fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
     let group = Group::start(1);
@@ -295,7 +295,7 @@ fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
     group.end();
 }
 
-/// What ends before its confirmation is not told as held; what a later command has found is not given back.
+/// A hold that ends before its confirmation is not answered as held; one that a later command has found is not given back.
 #[test]
 fn what_others_did_before_the_confirmation_stands() {
     let group = Group::start(1);
@@ -305,10 +305,10 @@ fn what_others_did_before_the_confirmation_stands() {
     assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
     group.thaw();
     assert_eq!(
-        wire.read().expect_err("it has ended"),
+        wire.read().expect_err("the hold has ended"),
         "NOACK the hold had ended before replicas confirmed it"
     );
-    // A resend, and a renewal, before the time is up.
+    // A repeated request, and a renewal, before the time is up.
     for line in [
         "DLOCK.ACQUIRE k alice 30000 HOLDS 1 BLOCK 0",
         "DLOCK.RENEW k alice 30000",
@@ -327,7 +327,8 @@ fn what_others_did_before_the_confirmation_stands() {
     group.end();
 }
 
-/// With too few replicas nothing is given or prolonged, and everything else goes on; who waits is granted when they are back.
+/// With too few replicas the server neither grants nor renews, and everything else goes on; waiters are granted when they are
+/// back.
 #[test]
 fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     let mut group = Group::start(1);
@@ -364,7 +365,7 @@ fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     assert_sound(&group.primary);
 }
 
-/// Where a caller cannot be kept waiting, nothing is decided that would have to be confirmed.
+/// Where a caller cannot wait, the server makes no decision that would need a confirmation.
 #[test]
 fn who_cannot_wait_is_refused_and_nothing_has_changed() {
     let group = Group::start(1);
@@ -396,7 +397,7 @@ fn who_cannot_wait_is_refused_and_nothing_has_changed() {
         .query::<String>(&mut c)
         .expect("the error's text");
     assert!(script.starts_with(barred), "{script}");
-    // What gives back works there.
+    // Commands that give back work there.
     wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
     wire.ask::<String>("MULTI");
     wire.ask::<String>("DLOCK.RELEASE k alice");
@@ -432,7 +433,7 @@ fn a_message_comes_with_the_confirmation() {
     group.end();
 }
 
-/// In a pause the time-out is answered, and the giving back follows.
+/// In a pause the time-out is answered, and the hold is given back afterwards.
 #[test]
 fn in_a_pause_the_time_out_is_told() {
     let group = Group::start(1);
@@ -449,7 +450,7 @@ fn in_a_pause_the_time_out_is_told() {
     group.end();
 }
 
-/// What waits goes by the setting as it is now.
+/// Waiting answers follow the current setting.
 #[test]
 fn a_setting_that_changes_is_heeded_by_what_waits() {
     let group = Group::start(3);
@@ -460,7 +461,7 @@ fn a_setting_that_changes_is_heeded_by_what_waits() {
     wire.read()
         .expect("a grant: nobody needs to confirm it any more");
     wire.ask::<Grant>("DLOCK.ACQUIRE l alice 30000");
-    // A server that was started a short while ago would wait: so that while is over.
+    // A recently started server would wait, so the quarantine is ended first.
     c.run("CONFIG SET dlock.quarantine-ms 1");
     c.run("CONFIG SET dlock.replicas 3");
     c.run(&format!("CONFIG SET dlock.quarantine-ms {LONG_MS}"));
@@ -476,17 +477,17 @@ fn a_setting_that_changes_is_heeded_by_what_waits() {
     group.end();
 }
 
-/// Switched off and on again at a running primary: the replica that is there counts as before.
+/// Switched off and on again at a running primary: the connected replica counts as before.
 #[test]
 fn switched_on_again_it_grants_as_before() {
     let group = Group::start(1);
     let mut c = group.primary.connection();
-    // Shorter than the primary has been there: it does not wait for the rest of it.
+    // Shorter than the primary has been running: it does not wait for the rest.
     c.run("CONFIG SET dlock.quarantine-ms 200");
     for _ in 0..3 {
         c.run("CONFIG SET dlock.replicas 0");
         c.run("CONFIG SET dlock.replicas 1");
-        // The module sees it by itself, before a command does.
+        // The module notices the change by itself, before a command does.
         sleep(Duration::from_millis(50));
         let mut wire = group.primary.connection();
         await_until("it grants again", PATIENCE, || {
@@ -518,7 +519,7 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     await_counting(new, 1);
     assert_eq!(stat(new, "replicas_joined_partial"), 1);
     new.connection().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
-    // What was held goes on, and its owner's renewal is confirmed.
+    // The holds go on, and their owner's renewal is confirmed.
     assert_eq!(
         new.connection()
             .ask::<Option<Grant>>("DLOCK.ACQUIRE old bob"),
@@ -529,8 +530,8 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     assert_sound(other);
 }
 
-/// The second one leaves a server alone, with what it has confirmed and what the first one had. Those that come back have
-/// forgotten, and count late: until then nobody is let in.
+/// The second failover leaves a server alone, with its own confirmations and those of the first. Replicas that come back have
+/// forgotten theirs, and count late: until then no new owner is granted a lock.
 #[test]
 fn two_failovers_within_a_lease_let_nobody_in_twice() {
     let mut group = Group::start(2);
@@ -567,8 +568,8 @@ fn two_failovers_within_a_lease_let_nobody_in_twice() {
     assert_sound(last);
 }
 
-/// All lose their power at once. Who writes each command to its disk has what it confirmed, and nobody grants anything before the
-/// quarantine is over.
+/// All servers lose their power at once. A server that writes each command to its disk has everything that it confirmed, and none
+/// grants a lock before the quarantine is over.
 #[test]
 fn a_power_cut_of_all_loses_no_confirmed_grant() {
     let durable = server(2)
@@ -605,8 +606,8 @@ fn a_power_cut_of_all_loses_no_confirmed_grant() {
     group.end();
 }
 
-/// A replica that has taken over all of the data counts late, and so does whoever joins in that time: here, and at a server that is
-/// promoted meanwhile.
+/// A replica after a full synchronisation counts late, and so does any other that joins in that time: here, and at a server that
+/// is promoted meanwhile.
 #[test]
 fn after_a_full_joining_whoever_joins_counts_late() {
     let group = Group::start(2);
@@ -615,12 +616,16 @@ fn after_a_full_joining_whoever_joins_counts_late() {
     group.await_counting(1);
     forgets.connection().run("SET x y");
     forgets.replica_of(&group.primary);
-    // The one that was there all the time still counts.
-    await_until("it has joined by a full one", PATIENCE, || {
-        stat(&group.primary, "replicas_connected") == 2
-            && stat(&group.primary, "replicas_counting") == 1
-            && stat(&group.primary, "joins_count_late_ms") > 1_000
-    });
+    // The replica that was connected all the time still counts.
+    await_until(
+        "the replica has joined by a full synchronisation",
+        PATIENCE,
+        || {
+            stat(&group.primary, "replicas_connected") == 2
+                && stat(&group.primary, "replicas_counting") == 1
+                && stat(&group.primary, "joins_count_late_ms") > 1_000
+        },
+    );
     group
         .primary
         .connection()
@@ -628,7 +633,7 @@ fn after_a_full_joining_whoever_joins_counts_late() {
     await_until("it was told in the stream", PATIENCE, || {
         stat(&group.replicas[1], "joins_count_late_ms") > 1_000
     });
-    // Both join again, by partial ones.
+    // Both join again, by partial resynchronisations.
     group.primary.connection().run("CLIENT KILL TYPE replica");
     await_until("both have joined again", PATIENCE, || {
         stat(&group.primary, "replicas_connected") == 2
@@ -645,7 +650,7 @@ fn after_a_full_joining_whoever_joins_counts_late() {
     group.end();
 }
 
-/// A server that was started confirms nothing before all that it may have confirmed has ended, and tells its replicas.
+/// A started server confirms nothing before everything that it may have confirmed has ended, and tells its replicas.
 #[test]
 fn a_start_is_told_and_waited_out() {
     let mut group = Group::start(2);
@@ -666,7 +671,7 @@ fn a_start_is_told_and_waited_out() {
     group.end();
 }
 
-/// A replica that takes over all data confirms nothing for as long, if it is promoted.
+/// A replica after a full synchronisation confirms nothing for that time, if it is promoted.
 #[test]
 fn who_has_taken_over_all_data_waits_after_a_promotion() {
     let group = Group::start(2);
@@ -686,7 +691,7 @@ fn who_has_taken_over_all_data_waits_after_a_promotion() {
     group.end();
 }
 
-/// The settings of each way in which this server sends a copy. Without a delay a small one leaves within milliseconds.
+/// Returns the settings of each way in which this server sends a copy. Without a delay a small one leaves within milliseconds.
 fn ways_of_a_copy(server: &Server) -> Vec<Vec<(&'static str, &'static str)>> {
     let at_once = [
         ("repl-diskless-sync", "yes"),
@@ -704,12 +709,12 @@ fn ways_of_a_copy(server: &Server) -> Vec<Vec<(&'static str, &'static str)>> {
     ways
 }
 
-/// How often this server, pointed to a replica, was refused.
+/// Returns how often this server, pointed to a replica, was refused.
 fn refusals(server: &Server) -> usize {
     server.log().matches("a replica serves no replicas").count()
 }
 
-/// Points a server to a replica, and waits until that has refused it, or it has lost what it knew: the lock `k`.
+/// Points a server to a replica, and waits until that has refused it, or it has lost its own data: the lock `k`.
 #[track_caller]
 fn ask_for_a_copy(server: &Server, replica: &Server) {
     let before = refusals(server);
@@ -721,7 +726,7 @@ fn ask_for_a_copy(server: &Server, replica: &Server) {
     });
 }
 
-/// Whom a replica brings up to date may forget what it has confirmed, and nobody would be told. So not a byte of a copy leaves.
+/// A server that copies a replica may forget its confirmations, and no primary would learn of it. So not a byte of a copy leaves.
 #[test]
 fn a_replica_serves_no_replicas() {
     let group = Group::start(2);
@@ -752,7 +757,7 @@ fn a_replica_serves_no_replicas() {
             );
         }
     }
-    // The rest of a stream that is known but for that is not sent, either.
+    // The replica does not continue a stream either, though it has the missing part.
     other
         .connection()
         .run(&format!("REPLICAOF 127.0.0.1 {}", one.port()));
@@ -774,7 +779,7 @@ fn a_replica_serves_no_replicas() {
     group.end();
 }
 
-/// Users who may do nothing but replicate are refused by the same answer: by another one they would forget that they can join by a
+/// Users who may only replicate are refused by the usual answer: after another one they would forget that they can join by a
 /// partial resynchronisation.
 #[test]
 fn a_replica_refuses_users_who_may_only_replicate() {
@@ -790,7 +795,8 @@ fn a_replica_refuses_users_who_may_only_replicate() {
     group.end();
 }
 
-/// `protocol/schedules/15-chained-later.txt`: the fourth replica has confirmed what it would forget by a copy of the third one.
+/// `protocol/schedules/15-chained-later.txt`: the fourth replica has confirmed a grant that it would forget by a copy of the
+/// third one.
 #[test]
 fn a_copy_of_a_replica_lets_in_no_second_owner() {
     let group = Group::start(4);
@@ -825,8 +831,8 @@ fn a_copy_of_a_replica_lets_in_no_second_owner() {
     group.end();
 }
 
-/// The other replica stays with the old primary, as some clusters leave it. It is refused, asks again once a second, and that is
-/// all; the new primary reports that it is missing.
+/// The other replica stays with the old primary, as some clusters leave it. It is refused and asks again once a second; the new
+/// primary reports that it is missing.
 #[test]
 fn a_replica_that_stays_with_a_replica_is_refused_and_missed() {
     let group = Group::start(2);
@@ -868,7 +874,7 @@ fn a_replica_that_stays_with_a_replica_is_refused_and_missed() {
     group.end();
 }
 
-/// A coordinated failover asks a replica for a copy, and makes it a primary by that.
+/// A coordinated failover asks a replica for a copy, and thereby makes it a primary.
 #[test]
 fn a_coordinated_failover_passes() {
     let group = Group::start(2);
@@ -888,7 +894,7 @@ fn a_coordinated_failover_passes() {
     group.end();
 }
 
-/// What is more than configured is gone by, and warned of.
+/// The server follows the replicas beyond the configured number, and warns of them.
 #[test]
 fn more_replicas_than_configured_are_counted_and_warned_of() {
     let group = Group::start(2);
@@ -906,7 +912,7 @@ fn more_replicas_than_configured_are_counted_and_warned_of() {
     group.end();
 }
 
-/// What a KEEP tells of lost ties is told again if the KEEP was not confirmed.
+/// A KEEP that was not confirmed is followed by one with its losses.
 #[test]
 fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
     let group = Group::start(1);
@@ -937,7 +943,7 @@ fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
     group.end();
 }
 
-/// One look and one question serve all that is decided in a turn of the event loop, and in order.
+/// One check and one question cover all decisions of a turn of the event loop, in order.
 #[test]
 fn two_hundred_connections_are_confirmed_together() {
     let group = Group::start(2);
@@ -957,7 +963,7 @@ fn two_hundred_connections_are_confirmed_together() {
     group.end();
 }
 
-/// A replica that cannot apply what it hears would confirm it: its process ends.
+/// A replica that cannot apply an effect would still confirm it, so its process ends.
 #[test]
 fn a_replica_that_cannot_follow_ends() {
     let mut group = Group::start(1);
@@ -965,7 +971,7 @@ fn a_replica_that_cannot_follow_ends() {
         .primary
         .connection()
         .run("CONFIG SET dlock.replicas 0");
-    // As a later version of the module might say it.
+    // As a later version of the module might write it.
     let mut writable = group.replicas[0].connection();
     writable.run("CONFIG SET replica-read-only no");
     writable.run("SET k x");
@@ -980,7 +986,7 @@ fn a_replica_that_cannot_follow_ends() {
     assert_sound_log(&group.primary);
 }
 
-/// What a server had counted as a primary before is not new when it is promoted again.
+/// The confirmations of an earlier primary do not count as new when it is promoted again.
 #[test]
 fn a_primary_that_comes_back_to_its_place_is_as_any_other() {
     let group = Group::start(2);
@@ -1004,8 +1010,8 @@ fn a_primary_that_comes_back_to_its_place_is_as_any_other() {
     group.end();
 }
 
-/// While no replica needed to confirm anything nobody looked at them; and a late one does not count early because another setting
-/// would let it.
+/// While no confirmation was needed the module did not watch the replicas; and a late one does not count early because another
+/// setting would allow it.
 #[test]
 fn a_changed_setting_lets_nobody_count_early() {
     let group = Group::start(2);
@@ -1020,7 +1026,7 @@ fn a_changed_setting_lets_nobody_count_early() {
     };
     forget();
     count(1);
-    // The other one leaves, and the late one is the only one.
+    // The other one leaves, and only the late one remains.
     other.promote();
     count(0);
     c.run("CONFIG SET dlock.replicas 1");
@@ -1034,7 +1040,8 @@ fn a_changed_setting_lets_nobody_count_early() {
     group.end();
 }
 
-/// A planned failover that comes to nothing, since its replica hangs: what waits is told so in time, and given back afterwards.
+/// A planned failover is given up, since its replica hangs: the waiting answers come in time, and the holds are given back
+/// afterwards.
 #[test]
 fn a_failover_that_is_given_up_leaves_nothing() {
     let group = Group::start(1);
@@ -1049,8 +1056,8 @@ fn a_failover_that_is_given_up_leaves_nothing() {
     group.end();
 }
 
-/// Valkey since 8.1 does not block a RESP3 connection with subscriptions: there nothing is decided that would have to wait. The
-/// fine print says so, of these servers.
+/// Valkey has not blocked RESP3 connections with subscriptions since 8.1: there the module makes no decision that would have to
+/// wait. The fine print names these servers.
 #[test]
 fn a_connection_with_subscriptions_is_not_answered_early() {
     let group = Group::start(1);
@@ -1073,8 +1080,8 @@ fn a_connection_with_subscriptions_is_not_answered_early() {
     group.end();
 }
 
-/// A hold that is ended by force while its grant waits for replicas was nobody's: its connection is answered NOACK, and is not told
-/// of a loss as well.
+/// A hold that is ended by force while its grant waits for replicas was never answered: its connection receives NOACK, and no
+/// loss.
 #[test]
 fn what_nobody_had_nobody_loses() {
     let group = Group::start(1);

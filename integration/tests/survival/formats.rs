@@ -1,15 +1,15 @@
-//! What earlier versions wrote is read: dumped values, files, and what a primary sends to its replicas. And what a later
-//! version writes is refused, with nothing lost.
+//! The module reads everything that earlier versions wrote: dumped values, files, and a primary's stream. It refuses what a later
+//! version writes, and loses nothing.
 //!
-//! `formats/0.1.0` was written by 0.1.0, on a server that lived on the first day of 2024, with leases of fifty years, so that its
-//! tokens are of the past wherever the tests run. What recorded it is in the history: `git log -- '*/formats/record.sh'`.
+//! Version 0.1.0 wrote `formats/0.1.0` on a server whose clock showed the first day of 2024, with leases of fifty years, so that
+//! its tokens are in the past whenever the tests run. The history has the recorder: `git log -- '*/formats/record.sh'`.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
 //! | `dump.rdb` | locks of every sort, by SAVE |
-//! | `preamble/`, `plain/` | the AOF's directory: the same locks by a rewrite, with and without RDB preamble, then a story in effects |
-//! | `snapshot.rdb`, `stream` | what a replica is sent: the same locks, then the story |
-//! | `*.values` | what 0.1.0 had then: for each key its DUMP and the end of its TTL |
+//! | `preamble/`, `plain/` | the AOF's directory: these locks by a rewrite, with and without RDB preamble, then a story in effects |
+//! | `snapshot.rdb`, `stream` | the data for a replica: these locks, then the story |
+//! | `*.values` | the state of 0.1.0 then: for each key its DUMP and the end of its TTL |
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,10 +27,10 @@ use dlock_integration::{
 /// Fifty years.
 const LEASE: u64 = 1_577_836_800_000;
 
-/// The last key of a story: when it is there the rest is.
+/// The last key of a story: when it exists the story is complete.
 const END: &str = "the-end";
 
-/// A server that believes leases this long, and dumps values as they are.
+/// Returns a server that accepts leases this long, and dumps values unchanged.
 fn builder() -> ServerBuilder {
     Server::builder()
         .config("dlock.max-lease-ms", 2 * LEASE)
@@ -45,7 +45,7 @@ fn recorded(name: &str) -> PathBuf {
 /// A key of a database.
 type Key = (i64, Vec<u8>);
 
-/// What is kept of a lock: its DUMP, and the end of its TTL in unix milliseconds (-1: none).
+/// The stored lock: its DUMP, and the end of its TTL in unix milliseconds (-1: none).
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Kept {
     dump: Vec<u8>,
@@ -53,13 +53,13 @@ struct Kept {
 }
 
 impl Kept {
-    /// The value in the DUMP, with what says of what type it is; without the server's version and checksum.
+    /// Returns the value in the DUMP with its type, without the server's version and checksum.
     fn value(&self) -> &[u8] {
         &self.dump[..self.dump.len() - 10]
     }
 }
 
-/// What is kept of all locks.
+/// Returns all stored locks.
 fn values(server: &Server) -> BTreeMap<Key, Kept> {
     let mut values = BTreeMap::new();
     for db in [0, 3] {
@@ -111,7 +111,7 @@ fn copy_directory(from: &Path, to: &Path) {
 /// The name of a primary's history.
 const RUN: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// One that replays to a replica what a primary has sent.
+/// A primary that replays recorded data to a replica.
 struct Primary {
     listener: TcpListener,
 }
@@ -126,7 +126,7 @@ impl Primary {
         self.listener.local_addr().expect("an address").port()
     }
 
-    /// Has the replica that comes replicate this: a snapshot, and what follows it. Gives the connection.
+    /// Sends a snapshot, and the stream after it, to the replica that connects. Returns the connection.
     fn send(&self, snapshot: &[u8], stream: &[u8]) -> TcpStream {
         let (mut link, asked) = self.accept();
         assert_eq!(asked, ["?", "-1"], "it has nothing yet");
@@ -137,7 +137,7 @@ impl Primary {
         link
     }
 
-    /// Waits for a replica. Gives its connection, and from where on it wants to be sent what the primary does.
+    /// Waits for a replica. Returns its connection, and the offset from which it asks to continue.
     fn accept(&self) -> (TcpStream, Vec<String>) {
         let (mut link, _) = self.listener.accept().expect("the replica comes");
         link.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -159,7 +159,7 @@ impl Primary {
 /// A holder: token, hold count and limit.
 type Hold = (u64, u64, u64);
 
-/// What a value says: who holds, and who has a ticket, in order.
+/// The contents of a value: the holders, and the tickets in order.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Lock {
     holds: BTreeMap<Vec<u8>, Hold>,
@@ -169,7 +169,7 @@ struct Lock {
 impl Lock {
     /// Reads format 1, as its description has it (`engine/src/lock/codec.rs`).
     fn of(kept: &Kept) -> Lock {
-        // Before it stand the type, its id, the mark of a string and its length.
+        // The type, its id, the mark of a string and its length precede it.
         let value = kept.value();
         let mut rest = match value[11] {
             0..=0x3f => &value[12..],
@@ -195,7 +195,7 @@ impl Lock {
         lock
     }
 
-    /// What the server says of a lock.
+    /// Returns a lock as the server shows it.
     fn shown(c: &mut Wire, key: &[u8]) -> Lock {
         let info: BTreeMap<String, Value> = c.ask_command(cmd("DLOCK.INFO").arg(key));
         let maps = |name: &str| -> Vec<BTreeMap<String, Value>> {
@@ -236,7 +236,7 @@ fn bytes(rest: &mut &[u8]) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// Whoever held goes on, who had a ticket is next in its turn, and new tokens are above the old ones.
+/// Asserts that holders go on, tickets are next in their turn, and new tokens are above the old ones.
 #[track_caller]
 fn assert_they_go_on(server: &Server, values: &BTreeMap<Key, Kept>) {
     let locks: BTreeMap<&Key, Lock> = values
@@ -284,7 +284,7 @@ fn dumped_values_are_restored() {
     let values = read_values("dump.values");
     for ((db, key), kept) in &values {
         let mut c = server.connection_in(*db);
-        // Looked at before anything can be done about it.
+        // In one transaction, before the module can act on it.
         c.run("MULTI");
         c.ask_command::<String>(cmd("RESTORE").arg(key).arg(0).arg(&kept.dump));
         c.ask_command::<String>(cmd("DUMP").arg(key));
@@ -295,14 +295,14 @@ fn dumped_values_are_restored() {
     assert_they_go_on(&server, &values);
 }
 
-/// A server that follows nobody who is there: it decides nothing, so what it has loaded is as it was read.
+/// Returns a replica of a primary that does not exist: it decides nothing, so its loaded data stays as it was read.
 fn idle_replica() -> ServerBuilder {
     let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let port = nobody.local_addr().expect("an address").port();
     builder().config("replicaof", format!("127.0.0.1 {port}"))
 }
 
-/// Puts files in the place of a server's own before it starts anew.
+/// Replaces a server's files before it restarts.
 fn with_files(mut server: Server, put: impl Fn(&Path)) -> Server {
     server.kill9();
     put(server.dir());
@@ -355,7 +355,7 @@ fn snapshot() -> Vec<u8> {
     fs::read(recorded("snapshot.rdb")).expect("a recorded file")
 }
 
-/// Waits until a replica has done all that the recorded stream says.
+/// Waits until a replica has applied the whole recorded stream.
 #[track_caller]
 fn await_the_end(replica: &Server) {
     let mut c = replica.connection();
@@ -365,23 +365,23 @@ fn await_the_end(replica: &Server) {
     });
 }
 
-/// The values, and when their keys end.
+/// Returns the values, and when their keys expire.
 fn bodies(values: &BTreeMap<Key, Kept>) -> BTreeMap<Key, (Vec<u8>, i64)> {
     let body = |(key, kept): (&Key, &Kept)| (key.clone(), (kept.value().to_vec(), kept.ends));
     values.iter().map(body).collect()
 }
 
-/// The recorded bytes in which the lock `sole` has a value of format 3.
+/// Returns the recorded bytes, in which the lock `sole` has a value of format 3.
 fn of_a_later_format(mut bytes: Vec<u8>) -> Vec<u8> {
     let values = read_values("dump.values");
     let sole = values[&(0, b"sole".to_vec())].value();
     let at = (0..bytes.len()).find(|at| bytes[*at..].starts_with(&sole[10..]));
-    // The mark of a string and its length stand before the format.
+    // The mark of a string and its length precede the format.
     bytes[at.expect("the value is there") + 2] = 3;
     bytes
 }
 
-/// What the log says of it.
+/// Returns the complaint in the log about `what`.
 fn complaint(what: &str) -> String {
     format!(
         "{what} has format 3, and dlock {} knows formats up to 2: update the module of this server",
@@ -406,11 +406,11 @@ fn a_value_of_a_later_format_is_not_restored() {
     assert_sound(&server);
 }
 
-/// Has a server start in a directory. Gives the log of it that does not.
+/// Makes a server start in a directory. Returns its log, since the start must fail.
 fn refused_start(builder: ServerBuilder, directory: &Path) -> String {
     let started = builder.config("dir", directory.display()).try_start();
     match started {
-        Ok(_) => panic!("it has started"),
+        Ok(_) => panic!("the server has started"),
         Err(refused) => refused.log,
     }
 }
@@ -420,7 +420,7 @@ fn a_file_of_a_later_format_is_not_loaded() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("dump.rdb");
     let mut bytes = of_a_later_format(fs::read(recorded("dump.rdb")).expect("a recorded file"));
-    // No checksum, as of a server that writes none.
+    // No checksum, as a server without checksums writes it.
     let end = bytes.len() - 8;
     bytes[end..].fill(0);
     fs::write(&file, &bytes).expect("our directory");
@@ -429,7 +429,7 @@ fn a_file_of_a_later_format_is_not_loaded() {
     assert_eq!(fs::read(&file).expect("our file"), bytes);
 }
 
-/// An effect that only a later version can read.
+/// Returns an effect that only a later version can read.
 fn effect_of_a_later_format() -> Vec<u8> {
     let mut line = cmd("DLOCK.APPLY");
     line.arg("sole").arg("3 q1704067202394187 whatever");
@@ -450,7 +450,7 @@ fn an_effect_of_a_later_format_in_the_aof_is_not_passed_over() {
     assert_eq!(fs::read(&file).expect("our file"), bytes);
 }
 
-/// A replica that cannot follow ends. What it has kept is from before, so it goes on at that very effect once it can.
+/// A replica that cannot follow ends. Its stored data ends before that effect, so it continues with it after an update.
 #[test]
 fn an_effect_of_a_later_format_is_not_passed_over_by_a_replica() {
     let primary = Primary::new();
@@ -469,7 +469,7 @@ fn an_effect_of_a_later_format_is_not_passed_over_by_a_replica() {
     server.restart();
     let (mut link, asked) = primary.accept();
     assert_eq!(asked, [RUN.to_owned(), (stream.len() + 1).to_string()]);
-    // It is as if it had been updated: what comes now it can read.
+    // As after an update: it can read the next effect.
     let mut line = cmd("DLOCK.APPLY");
     let hold = "1 h1704067300000000 3281904002394 1 1 5:alice";
     let now = line.arg("updated").arg(hold).get_packed_command();

@@ -1,4 +1,4 @@
-//! What outlives a server or its clock: files, replicas, clusters, earlier versions.
+//! Locks that outlive a server or its clock: files, replicas, clusters, earlier versions.
 
 mod acknowledged;
 mod clocks;

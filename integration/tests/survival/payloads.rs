@@ -1,4 +1,4 @@
-//! Values that no server has made: RESTORE refuses them, or makes locks of them that work.
+//! Values that no server has made: RESTORE refuses them, or makes working locks of them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,14 +15,14 @@ fn now_us() -> u64 {
     since.as_micros() as u64
 }
 
-/// The payload with its checksum put right after a change.
+/// Returns the payload with a correct checksum after a change.
 fn resealed(mut payload: Vec<u8>) -> Vec<u8> {
     payload.truncate(payload.len().saturating_sub(8));
     seal(payload)
 }
 
-/// Windows near the end of the numbers: added to the clock, or made microseconds, they must not come out in the past.
-/// Each has a server to itself, with no other time-out that would come first.
+/// Windows near the largest number: added to the clock, or converted to microseconds, they must not end in the past. Each has a
+/// server to itself, with no earlier time-out.
 #[test]
 fn a_restored_claim_window_is_bounded() {
     for claim in [1 << 62, (1 << 63) - 1, 18_446_744_073_709_552] {
@@ -40,8 +40,7 @@ fn a_restored_claim_window_is_bounded() {
     }
 }
 
-/// A number so low that no server has ever given it is refused. The lowest of the others keeps the lock reserved for its
-/// window, and no longer.
+/// A number too low for any server is refused. The lowest valid one keeps the lock reserved for its window, and no longer.
 #[test]
 fn a_restored_ticket_number_stands_in_nobodys_way() {
     const LOWEST: u64 = 1 << 40;
@@ -65,7 +64,7 @@ fn a_restored_ticket_number_stands_in_nobodys_way() {
     c.run("DLOCK.FAIRACQUIRE k first CLAIM 600000");
     assert_eq!(c.ask::<u64>("DLOCK.RELEASE k first"), 0);
     bob.reply::<Grant>();
-    // Nobody comes for the next.
+    // No owner claims the next one.
     c.run("CONFIG SET dlock.max-claim-ms 300");
     c.run("CONFIG SET dlock.claim-window-ms 200");
     c.run("DEL k");
@@ -77,7 +76,7 @@ fn a_restored_ticket_number_stands_in_nobodys_way() {
     assert_sound(&server);
 }
 
-/// Two owners of one mutex are a state that no server makes.
+/// No server makes a state with two owners of one mutex.
 #[test]
 fn a_restored_lock_obeys_the_rule_of_granting() {
     let server = Server::start();
@@ -99,7 +98,7 @@ fn a_restored_lock_obeys_the_rule_of_granting() {
     assert_sound(&server);
 }
 
-/// A hold has a permit at least, and no more than its limit.
+/// A hold has at least one permit, and no more than its limit.
 #[test]
 fn restored_permits_are_possible() {
     let server = Server::start();
@@ -151,7 +150,7 @@ fn restored_holders_have_tokens_of_their_own() {
     assert_sound(&server);
 }
 
-/// Every byte of a payload changed in turn, to a few values, and every length cut off: refused, or a lock that works.
+/// Every byte of a payload changed in turn, to a few values, and every length cut off: refused, or a working lock.
 #[test]
 fn mutated_payloads_do_no_harm() {
     let server = Server::start();
@@ -182,7 +181,7 @@ fn mutated_payloads_do_no_harm() {
             continue;
         }
         taken += 1;
-        // What was accepted can be looked at, waited for, given up, dumped and removed.
+        // An accepted value can be read, waited for, given up, dumped and removed.
         for line in [
             "DLOCK.INFO m",
             "DLOCK.ACQUIRE m eve 1000",

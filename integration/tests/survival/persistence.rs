@@ -1,4 +1,4 @@
-//! What survives a restart, and what becomes of it.
+//! Locks after a restart.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -23,14 +23,14 @@ fn now_us() -> u64 {
     since.as_micros() as u64
 }
 
-/// How a server keeps its data, and what is done before it is killed.
+/// How a server stores its data, and what is done before it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// A file of everything, written by SAVE; then the server is killed.
     Save,
-    /// The same, written by a child.
+    /// A file of everything, written by a child.
     BackgroundSave,
-    /// The same, written by SHUTDOWN.
+    /// A file of everything, written by SHUTDOWN.
     Shutdown,
     /// Every effect, as it happens.
     Aof,
@@ -64,7 +64,7 @@ impl Way {
         }
     }
 
-    /// Writes down what there is, and ends the server without a further word.
+    /// Stores the data, and ends the server without another command.
     fn end(self, server: &mut Server) {
         let mut c = server.connection();
         match self {
@@ -94,7 +94,7 @@ impl Way {
     }
 }
 
-/// Owner, kind and milliseconds left of each place.
+/// Returns owner, kind and milliseconds left of each place.
 fn queue(c: &mut Wire, key: &str) -> Vec<(String, String, u64)> {
     let info: HashMap<String, Value> = c.ask(&format!("DLOCK.INFO {key}"));
     let Value::Array(places) = &info["queue"] else {
@@ -109,7 +109,7 @@ fn queue(c: &mut Wire, key: &str) -> Vec<(String, String, u64)> {
     places.iter().map(place).collect()
 }
 
-/// Locks of every sort, none of which ends soon, and nobody who waits.
+/// Locks of every sort, none of which ends soon, and without waiters.
 const SORTS: [&str; 8] = [
     "plain",
     "counted",
@@ -162,7 +162,7 @@ fn kept_of_sorts(c: &mut Wire) -> Vec<(&'static str, (String, i64))> {
     SORTS.map(|key| (key, kept(c, key))).into()
 }
 
-/// Every sort of lock comes back as it was, to the byte, and works as before.
+/// Every sort of lock comes back unchanged, to the byte, and works as before.
 #[test]
 fn every_sort_of_lock_survives() {
     for way in WAYS {
@@ -221,12 +221,12 @@ fn every_sort_of_lock_survives() {
         let bob: Grant = c.ask("DLOCK.FAIRACQUIRE queued bob 600000");
         assert!(bob.0 > token);
         c.run("DLOCK.RELEASE queued bob");
-        // Those who share go in together.
+        // Those who share are granted together.
         c.ask::<Grant>("DLOCK.FAIRACQUIRE queued carol 600000 SHARED");
         c.ask::<Grant>("DLOCK.FAIRACQUIRE queued dave 600000 LIMIT 7");
         assert_eq!(c.ask::<Grant>("DLOCK.FAIRACQUIRE reserved bob 600000").1, 1);
         assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE semaphore"), 2);
-        // Twelve of sixteen are free when alice has given eight back, and one is bob's.
+        // Twelve of sixteen are free when alice has given eight back, and one belongs to bob.
         let carol = "DLOCK.FAIRACQUIRE budget carol 600000 LIMIT 16 PERMITS 12";
         assert_eq!(c.try_ask(carol), Ok(Value::Nil), "{way:?}");
         assert_eq!(c.ask::<u64>("DLOCK.RELEASE budget alice"), 0);
@@ -237,7 +237,7 @@ fn every_sort_of_lock_survives() {
     }
 }
 
-/// Twice and three times over: nothing gets lost or added by saving what was loaded.
+/// Saved and loaded again and again: nothing is lost or added.
 #[test]
 fn locks_survive_again_and_again() {
     for (first, second) in [
@@ -255,7 +255,7 @@ fn locks_survive_again_and_again() {
     }
 }
 
-/// A lock that somebody waits for has no TTL in the file. After the restart nobody touches it: it must end by itself.
+/// A lock with waiters has no TTL in the file. After the restart no command touches it: it must end by itself.
 #[test]
 fn a_contended_lock_still_ends() {
     for way in WAYS {
@@ -277,7 +277,7 @@ fn a_contended_lock_still_ends() {
         drop(bob);
         server.restart();
         let mut c = server.connection();
-        // DBSIZE touches no key, so nothing is looked up that could put the matter right.
+        // DBSIZE touches no key, so it cannot make the module notice.
         await_until("the locks have ended", PATIENCE, || {
             c.ask::<u64>("DBSIZE") == 0
         });
@@ -285,7 +285,7 @@ fn a_contended_lock_still_ends() {
     }
 }
 
-/// Those who waited are gone, so the key has a TTL again; those who come now wait for what is left of the lease.
+/// The waiters are gone, so the key has a TTL again; new ones wait for the rest of the lease.
 #[test]
 fn a_contended_lock_is_waited_for_again() {
     for way in [Way::Save, Way::Aof, Way::AofPlain] {
@@ -321,8 +321,8 @@ fn a_contended_lock_is_waited_for_again() {
     }
 }
 
-/// Tickets are absent after a restart, in their old order, for the larger of their own window and the default. Also those
-/// whose owner was blocked on them without CLAIM: a server that is shut down or dies drops none.
+/// Tickets are absent after a restart, in their old order, for the larger of their own window and the default. So are tickets
+/// without CLAIM whose owners were blocked: a server that is shut down or dies drops none.
 #[test]
 fn tickets_survive_in_order() {
     for way in WAYS {
@@ -366,7 +366,7 @@ fn tickets_survive_in_order() {
     }
 }
 
-/// The windows begin anew with the restart, and then they end.
+/// The windows begin again with the restart, and then they end.
 #[test]
 fn absent_tickets_do_not_stall_the_queue_after_a_restart() {
     for way in [Way::Save, Way::Aof] {
@@ -425,7 +425,7 @@ fn a_lease_that_ends_while_the_server_is_down_has_ended() {
     }
 }
 
-/// Whatever clients did before: the AOF, rewritten in the middle of it, makes the same state again.
+/// Whatever clients did before: the AOF, rewritten in the middle of it, gives an equal state.
 #[test]
 fn an_aof_rewritten_under_load_is_complete() {
     for way in [Way::AofPreamble, Way::AofPlain] {
@@ -438,7 +438,7 @@ fn an_aof_rewritten_under_load_is_complete() {
                     scope.spawn(move || random_client(server, client))
                 })
                 .collect();
-            // As often as it can be done meanwhile.
+            // As often as possible meanwhile.
             while clients.iter().any(|client| !client.is_finished()) {
                 server.rewrite_aof();
             }
@@ -497,7 +497,7 @@ fn random_client(server: &Server, seed: u64) {
     }
 }
 
-/// The file that a server without a rewrite appends its effects to.
+/// Returns the file to which a server appends its effects without a rewrite.
 fn incremental_file(server: &Server) -> PathBuf {
     fs::read_dir(server.dir().join("appendonlydir"))
         .expect("the AOF's directory")
@@ -506,7 +506,7 @@ fn incremental_file(server: &Server) -> PathBuf {
         .expect("an incremental file")
 }
 
-/// The last command of an AOF that was cut off is not there; all before it is.
+/// A cut-off AOF lacks its last command; everything before it is loaded.
 #[test]
 fn a_cut_off_aof_loads_up_to_the_cut() {
     let mut server = Way::Aof.builder().start();
@@ -528,7 +528,7 @@ fn a_cut_off_aof_loads_up_to_the_cut() {
     }
 }
 
-/// The data is written and loaded anew under those who wait: they stay, in order, and are served.
+/// The data is saved and reloaded under waiters: they stay, in order, and are served.
 #[test]
 fn who_waits_stays_over_a_reload() {
     for reload in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
@@ -582,7 +582,7 @@ fn who_waits_stays_over_a_reload() {
     }
 }
 
-/// What was loaded is not what was there before: locks that are not in the file are gone, and whoever waits gets them.
+/// Loading replaces the earlier locks: those that are not in the file are gone, and their waiters are granted them.
 #[test]
 fn who_waits_is_served_by_a_reload_of_an_older_file() {
     let server = Server::start();
@@ -641,7 +641,7 @@ fn tokens_rise_over_everything_though_the_clock_is_behind() {
         way.restart(&mut server);
         let mut c = server.connection();
         assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD ahead alice").0, ahead);
-        // What was granted and given back since is in the AOF, but in no file of what there is.
+        // A grant that has been given back since is in the AOF, but in no file of the current data.
         if way != Way::Aof {
             c.run("DLOCK.ACQUIRE since zoe 600000");
             let (token, _, _): (u64, u64, u64) = c.ask("DLOCK.HELD since zoe");
@@ -661,7 +661,7 @@ fn tokens_rise_over_everything_though_the_clock_is_behind() {
     }
 }
 
-/// A dump is the lock: under another name, in another database, on another server.
+/// A dump is the whole lock: under another name, in another database, on another server.
 #[test]
 fn a_dump_restores_the_lock() {
     let (server, other) = (Server::start(), Server::start());
@@ -671,7 +671,7 @@ fn a_dump_restores_the_lock() {
     for key in SORTS {
         let (before, end) = kept(&mut c, key);
         let payload: Vec<u8> = c.ask(&format!("DUMP {key}"));
-        // Whatever TTL it is given, the leases decide: later, none, and gone at once are put right.
+        // Whatever TTL RESTORE sets, the leases decide: a later TTL, none, and an immediate one are corrected.
         for ttl in ["0", "3600000"] {
             for connection in [&mut c, &mut elsewhere] {
                 let copy = format!("{key}:{ttl}");
@@ -699,7 +699,7 @@ fn a_dump_restores_the_lock() {
     let (highest, _): Grant = c.ask("DLOCK.ACQUIRE highest alice");
     let (next, _): Grant = elsewhere.ask("DLOCK.ACQUIRE next alice");
     assert!(next > highest);
-    // They work, all of them.
+    // All of them work.
     let bob = Blocked::start(&other, "DLOCK.ACQUIRE plain:0 bob 600000 BLOCK 0");
     elsewhere.run("DLOCK.RELEASE plain:0 alice");
     assert!(bob.reply::<Grant>().0 > next);
@@ -709,7 +709,7 @@ fn a_dump_restores_the_lock() {
     assert_sound(&other);
 }
 
-/// A TTL shorter than the lease, given to a lock that nobody waits for and one that is.
+/// A TTL shorter than the lease, given to a lock with waiters and to one without.
 #[test]
 fn a_restored_lock_without_touch_ends_with_its_lease() {
     let server = Server::start();
@@ -718,7 +718,7 @@ fn a_restored_lock_without_touch_ends_with_its_lease() {
     c.run("CONFIG SET dlock.max-claim-ms 100");
     c.run("DLOCK.ACQUIRE alone alice 600000");
     c.run("DLOCK.ACQUIRE queued alice 600000");
-    // Nothing comes between these: there is all of it to be copied.
+    // No command comes between these: the locks are copied complete.
     let [_, _, _, alone, queued] = at_once(
         &server,
         [
@@ -743,7 +743,7 @@ fn restore_for(c: &mut Wire, key: &str, ttl: &str, payload: &[u8]) {
     c.ask_command::<()>(command(&format!("RESTORE {key} {ttl}")).arg(payload));
 }
 
-/// A lease longer than this server allows is cut to what it allows, for replicas and the AOF, too.
+/// A lease longer than this server allows is cut, for replicas and the AOF, too.
 #[test]
 fn restored_deadlines_are_bounded() {
     for way in [Way::Save, Way::Aof, Way::AofPlain] {
@@ -790,7 +790,7 @@ fn restored_deadlines_are_bounded() {
     }
 }
 
-/// A token more than a day ahead did not come from a healthy server. It is refused, and no token is higher for it.
+/// A token more than a day ahead did not come from a healthy server. It is refused, and raises no later token.
 #[test]
 fn restored_tokens_are_bounded() {
     const DAY_US: u64 = 86_400_000_000;
@@ -817,7 +817,7 @@ fn restored_tokens_are_bounded() {
         let (next, _): Grant = c.ask("DLOCK.ACQUIRE next alice HOLDS 1");
         assert!(next <= now_us(), "{token} has moved the tokens");
     }
-    // A past one is a lock like any other, whose next grant is above the present all the same.
+    // A past token makes a usual lock, whose next grant is above the present nevertheless.
     let old = value(0, &[(1, deadline, 1, 1, b"alice")], &[]);
     restore(&mut c, "k", &frame.around(&old)).expect("an old lock");
     c.run("DLOCK.CHECK k 1");
@@ -828,7 +828,7 @@ fn restored_tokens_are_bounded() {
     assert_sound(&server);
 }
 
-/// RESTORE goes to the AOF as it was sent; what is put right afterwards must be in it, too.
+/// RESTORE goes to the AOF as it was sent; the later corrections must be in it, too.
 #[test]
 fn a_restored_lock_is_kept_in_the_aof() {
     let mut server = Way::Aof.builder().start();
@@ -863,7 +863,7 @@ fn a_restored_lock_is_kept_in_the_aof() {
     assert_sound(&server);
 }
 
-/// A save by a child while locks change hands: what it holds is one moment of the server.
+/// A save by a child while locks change hands: the file has one instant of the server.
 #[test]
 fn saving_under_load_harms_nobody() {
     let server = Server::builder().config("save", "3600 1000000").start();
@@ -937,7 +937,7 @@ fn large_locks_survive() {
     }
 }
 
-/// The usual release is told by the key alone; said in full, as it may be as well, it is understood too.
+/// The key alone expresses the usual release; the long form is understood, too.
 #[test]
 fn a_release_needs_no_words() {
     for said in [false, true] {
@@ -966,7 +966,7 @@ fn a_release_needs_no_words() {
     }
 }
 
-/// An AOF that somebody has edited: an effect that says nothing the module understands is passed over.
+/// An edited AOF: an effect that the module does not understand is skipped.
 #[test]
 fn an_effect_that_makes_no_sense_is_skipped() {
     for effect in ["", "1 h", "0 w1", "1 z9 1:a", "1 h1 1 1 1 9:a", "2x w1"] {

@@ -1,5 +1,5 @@
-//! Planned failovers. No server tells a module that a promotion has lost nothing, so there is a quarantine after each;
-//! who plans one can go without.
+//! Planned failovers. No server tells a module that a promotion has lost nothing, so there is a quarantine after each; a planned
+//! one can do without.
 
 use dlock_integration::{await_until, Ask, Grant, Server, PATIENCE};
 
@@ -12,7 +12,7 @@ fn pair() -> (Server, Server) {
     };
     let (old, new) = (start(), start());
     new.replica_of(&old);
-    // The quarantine of the start is not what is looked at; setting it begins none.
+    // Not the quarantine of the start; setting it begins none.
     old.connection().run("CONFIG SET dlock.quarantine-ms 0");
     let line = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
     old.connection().run(&line);
@@ -21,7 +21,7 @@ fn pair() -> (Server, Server) {
 
 fn hand_over(old: &Server, new: &Server) {
     let line = format!("FAILOVER TO 127.0.0.1 {}", new.port());
-    // It is refused until the primary has heard that its replica is ready.
+    // The primary refuses it until it knows that its replica is ready.
     await_until("a failover is possible", PATIENCE, || {
         old.connection().try_ask(&line).is_ok()
     });
@@ -58,7 +58,7 @@ fn who_plans_a_failover_can_go_without_the_quarantine() {
     let line = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
     connection.run(&line);
     let _: Grant = connection.ask("DLOCK.ACQUIRE m bob 1000");
-    // Whoever is promoted next without a plan begins one.
+    // The next unplanned promotion begins one.
     old.wait_in_sync(&new);
     old.promote();
     assert!(old

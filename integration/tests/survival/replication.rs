@@ -1,4 +1,4 @@
-//! Replicas: they agree with their primary byte for byte, decide nothing, and take over when told to.
+//! Replicas: they agree with their primary byte for byte, decide nothing, and take over after a promotion.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use dlock_integration::{
 };
 use fastrand::Rng;
 
-/// Locks that the random traffic is about.
+/// The number of locks in the random traffic.
 const KEYS: usize = 24;
 
-/// Databases that it is about.
+/// The number of its databases.
 const DATABASES: i64 = 2;
 
-/// All the locks of the random traffic, in all its databases.
+/// Returns all locks of the random traffic, in all its databases.
 fn kept_of_all(server: &Server) -> Vec<(i64, usize, (String, i64))> {
     let mut all = Vec::new();
     for db in 0..DATABASES {
@@ -31,7 +31,7 @@ fn kept_of_all(server: &Server) -> Vec<(i64, usize, (String, i64))> {
     all
 }
 
-/// Waits until two servers keep the same. Short leases may still end meanwhile; what has come apart stays so.
+/// Waits until two servers have equal locks. Short leases may still end meanwhile; a divergence would last.
 #[track_caller]
 fn assert_same(primary: &Server, replica: &Server) {
     replica.wait_in_sync(primary);
@@ -50,7 +50,7 @@ fn assert_same(primary: &Server, replica: &Server) {
     }
 }
 
-/// Waits until no key of the random traffic ends within minutes: one that has run out is shown as gone, by whatever server.
+/// Waits until no lease of the random traffic ends within minutes: an expired one shows as gone on every server.
 #[track_caller]
 fn await_short_ends(server: &Server) {
     let mut connections = Vec::from_iter((0..DATABASES).map(|db| server.connection_in(db)));
@@ -64,7 +64,7 @@ fn await_short_ends(server: &Server) {
     });
 }
 
-/// A digest of everything the server keeps.
+/// Returns a digest of all data of the server.
 fn digest(server: &Server) -> String {
     server.connection().ask("DEBUG DIGEST")
 }
@@ -99,7 +99,7 @@ fn assert_same_digest(primary: &Server, replica: &Server) {
     );
 }
 
-/// One random command about one of a few locks.
+/// Returns a random command on one of a few locks.
 fn random_command(rng: &mut Rng) -> Cmd {
     let key = format!("k{}", rng.usize(..KEYS));
     let owner = format!("o{}", rng.u8(..8));
@@ -157,7 +157,7 @@ fn random_command(rng: &mut Rng) -> Cmd {
     command(&line)
 }
 
-/// A client that sends batches of random commands, some in transactions, and leaves in the middle of a wait at times.
+/// Sends batches of random commands, some in transactions, and sometimes leaves in the middle of a wait.
 fn random_client(server: &Server, seed: u64, batches: usize) {
     let mut rng = Rng::with_seed(seed);
     let mut wire = server.connection();
@@ -197,7 +197,7 @@ fn random_client(server: &Server, seed: u64, batches: usize) {
     }
 }
 
-/// Random traffic of many clients at once. Tells its seed when it fails.
+/// Runs random traffic of many clients at once. Prints its seed.
 fn random_traffic(server: &Server, seed: u64, batches: usize) {
     println!("random traffic with seed {seed}");
     thread::scope(|scope| {
@@ -207,8 +207,8 @@ fn random_traffic(server: &Server, seed: u64, batches: usize) {
     });
 }
 
-/// Takes locks under ever new names, in pipelines and as fast as the server goes, and gives every third back: an effect
-/// that a listener misses is a key that it lacks or has too many, and nothing later makes up for it.
+/// Takes locks under ever new names, in pipelines and as fast as the server can, and gives every third back: an effect that a
+/// listener misses leaves it with a key too few or too many, and nothing later corrects it.
 struct Load {
     stop: AtomicBool,
     rests: AtomicBool,
@@ -252,7 +252,7 @@ impl Load {
         }
     }
 
-    /// Waits until so many more commands were served: whatever was asked for has come into full traffic.
+    /// Waits until the server has served `commands` further commands: then the change happened under full traffic.
     fn await_more(&self, commands: u64) {
         let until = self.done.load(Ordering::Relaxed) + commands;
         await_until("the load goes on", PATIENCE, || {
@@ -260,7 +260,7 @@ impl Load {
         });
     }
 
-    /// Does without the load while it takes to get somewhere, which would only be in the way.
+    /// Pauses the load during `work`, which it would only delay.
     fn rest(&self, work: impl FnOnce()) {
         self.rests.store(true, Ordering::Relaxed);
         work();
@@ -270,7 +270,7 @@ impl Load {
     /// Runs `work` under load.
     fn during(server: &Server, work: impl FnOnce(&Load)) {
         let load = Load::new();
-        /// Stops the load also when `work` panics, or its clients would go on for ever.
+        /// Stops the load also when `work` panics: otherwise its clients would go on forever.
         struct Stop<'a>(&'a Load);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -289,8 +289,8 @@ impl Load {
     }
 }
 
-/// Makes it a replica to which effects flow at once: for up to a second after a full synchronisation the primary holds
-/// them back.
+/// Makes a server a replica that receives effects at once: for up to a second after a full synchronisation the primary holds them
+/// back.
 fn follow(replica: &Server, primary: &Server) {
     replica.replica_of(primary);
     primary.connection().run("SET flows 1");
@@ -310,7 +310,7 @@ fn attach(replica: &Server, primary: &Server) {
     });
 }
 
-/// Whether full synchronisations go from socket to socket or by a file.
+/// Sets whether full synchronisations go from socket to socket or by a file.
 fn transfer(builder: ServerBuilder, diskless: bool) -> ServerBuilder {
     let word = if diskless { "yes" } else { "no" };
     let load = if diskless { "swapdb" } else { "disabled" };
@@ -319,7 +319,7 @@ fn transfer(builder: ServerBuilder, diskless: bool) -> ServerBuilder {
         .config("repl-diskless-load", load)
 }
 
-/// A replica, a replica of the replica and the AOF of each all keep what the primary does.
+/// A replica, a replica of the replica and the AOF of each all agree with the primary.
 #[test]
 fn a_replica_agrees_after_any_traffic() {
     let primary = Server::builder()
@@ -343,17 +343,17 @@ fn a_replica_agrees_after_any_traffic() {
             kept_of_all(&primary) == kept_of_all(&end)
         });
     }
-    // Traffic in which nobody waited would have shown little.
+    // Traffic without waits would have shown little.
     let stats = primary.info("dlock");
     assert!(stats.number::<u64>("dlock_grants_waited_total") > 0);
 
-    // A replica that starts again reads its own AOF, and finds there what it had.
+    // A replica that restarts reads its own AOF, and finds its earlier locks there.
     let port = primary.port();
     replica.connection().run("CONFIG REWRITE");
     await_short_ends(&primary);
     replica.wait_in_sync(&primary);
     primary.freeze();
-    // What the primary has sent at last is read on the way.
+    // Reading the last effects takes one pass.
     kept_of_all(&replica);
     let before = kept_of_all(&replica);
     replica.kill9();
@@ -436,7 +436,7 @@ fn a_replica_tells_and_changes_nothing() {
     assert_eq!(owners, ["bob", "carol"]);
     assert_eq!(kept(&mut r, "k"), before);
 
-    // A writable replica is one all the same.
+    // A writable replica is still a replica.
     r.run("CONFIG SET replica-read-only no");
     for line in [
         "DLOCK.ACQUIRE free alice",
@@ -450,7 +450,7 @@ fn a_replica_tells_and_changes_nothing() {
     assert_eq!(r.ask::<u64>("EXISTS free"), 0);
 }
 
-/// A lease runs out while the primary cannot say so: the replica leaves it at that.
+/// A lease runs out while the primary cannot report it: the replica does not end it.
 #[test]
 fn a_replica_ends_no_lease() {
     let primary = Server::builder().config("dlock.claim-window-ms", 1).start();
@@ -483,7 +483,7 @@ fn a_replica_ends_no_lease() {
     });
 }
 
-/// What a lock's INFO says of who is queued: the owner, the kind of place, the milliseconds left.
+/// Returns the places of a lock in INFO: the owner, the kind of place, the milliseconds left.
 fn queue(connection: &mut Wire, key: &str) -> Vec<(String, String, Option<u64>)> {
     places(&connection.ask(&format!("DLOCK.INFO {key}")))
 }
@@ -502,14 +502,14 @@ fn places(info: &Value) -> Vec<(String, String, Option<u64>)> {
         .collect()
 }
 
-/// The time in microseconds, as tokens have it.
+/// Returns the time in microseconds, as in tokens.
 fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let since = since.expect("a clock past 1970").as_micros();
     u64::try_from(since).expect("a year before 500000")
 }
 
-/// The new primary watches the leases it has heard of, keeps every ticket for a window from now, and goes on granting.
+/// The new primary watches the leases that it received, keeps every ticket for a window from now, and goes on granting.
 #[test]
 fn a_promoted_replica_takes_over() {
     let primary = Server::start();
@@ -517,7 +517,7 @@ fn a_promoted_replica_takes_over() {
         .config("dlock.claim-window-ms", 1200)
         .start();
     let mut c = primary.connection();
-    // Half of it comes by the full synchronisation, half as effects.
+    // The full synchronisation brings one half, effects the other.
     c.run("DLOCK.ACQUIRE ends alice 600000");
     c.run("DLOCK.FAIRACQUIRE ends bob CLAIM 600000");
     let (token, _): Grant = c.ask("DLOCK.ACQUIRE stays alice 600000");
@@ -554,7 +554,7 @@ fn a_promoted_replica_takes_over() {
         kinds,
         ["waits", "polls", "long"].map(|owner| (owner.to_owned(), "absent".to_owned()))
     );
-    // The windows begin when the server has looked around.
+    // The windows begin with the server's first scan.
     await_until("the windows have begun", PATIENCE, || {
         let all = queue(&mut r, "stays");
         let begun = all.iter().all(|(_, _, left)| left.is_some());
@@ -572,11 +572,11 @@ fn a_promoted_replica_takes_over() {
     });
     assert_eq!(r.ask::<String>(&format!("DLOCK.CHECK stays {token}")), "OK");
 
-    // Who waits here waits behind the tickets.
+    // New waiters wait behind the tickets.
     let dave = Blocked::send(&replica, "DLOCK.ACQUIRE also dave 600000 BLOCK 0");
     let erin = Blocked::start(&replica, "DLOCK.ACQUIRE stays erin 600000 BLOCK 0");
-    // The lease ends, and so does the window of the ticket before him, which began with the promotion. A token is the moment
-    // of its grant.
+    // The lease ends, and so does the window of the ticket before him, which began with the promotion. A token is the instant of
+    // its grant.
     let (next, _): Grant = dave.reply();
     assert!(
         next > token && next >= promoted_us + 1_199_000,
@@ -592,7 +592,7 @@ fn a_promoted_replica_takes_over() {
         r.ask::<u64>("EXISTS alone") == 0
     });
 
-    // Windows that have run out are no obstacle, those that have not are.
+    // Windows that have run out are no obstacle, the others are.
     await_until("the short windows are over", PATIENCE, || {
         position(&mut r, "stays", "erin") == Some(1)
     });
@@ -604,7 +604,7 @@ fn a_promoted_replica_takes_over() {
     assert_sound(&replica);
 }
 
-/// The owner of a ticket finds it again at the new primary, with nobody having passed.
+/// The owner of a ticket finds it again at the new primary, without having been passed.
 #[test]
 fn a_ticket_is_found_again_after_a_promotion() {
     let (primary, replica) = (Server::start(), Server::start());
@@ -640,7 +640,7 @@ fn a_ticket_is_found_again_after_a_promotion() {
     assert_sound(&replica);
 }
 
-/// A primary that is made a replica sends its waiters away but keeps their tickets.
+/// A primary that becomes a replica unblocks its waiters but keeps their tickets.
 #[test]
 fn a_demoted_primary_drops_no_ticket() {
     let server = Server::start();
@@ -653,7 +653,7 @@ fn a_demoted_primary_drops_no_ticket() {
     );
     let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter 600000 BLOCK 0");
     let before = kept(&mut c, "k");
-    // Nobody answers there: it stays with what it has.
+    // No primary answers there: it keeps its own data.
     let nobody = Server::start();
     nobody.freeze();
     c.run(&format!("REPLICAOF 127.0.0.1 {}", nobody.port()));
@@ -694,7 +694,7 @@ fn a_demoted_primary_drops_no_ticket() {
     assert_sound(&server);
 }
 
-/// Demoted to the replica it had: all it kept for itself is replaced by the new primary's state.
+/// A primary is demoted to a replica of its own replica: the new primary's state replaces everything that it kept.
 #[test]
 fn primary_and_replica_change_places() {
     let one = Server::builder()
@@ -721,8 +721,8 @@ fn primary_and_replica_change_places() {
     }
 }
 
-/// The primary writes no effects while it is sure that nobody listens. A listener that comes in the middle of the
-/// heaviest traffic must miss none.
+/// The primary writes no effects while it is sure that it has no listener. A listener that comes in the middle of the heaviest
+/// traffic must miss none.
 #[test]
 fn a_listener_that_comes_under_load_misses_nothing() {
     for diskless in [true, false] {
@@ -739,7 +739,7 @@ fn a_listener_that_comes_under_load_misses_nothing() {
     }
 }
 
-/// A listener leaves for so long that effects are no longer written, and comes back; again and again.
+/// A listener leaves until the primary no longer writes effects, and comes back; again and again.
 #[test]
 fn listeners_that_come_and_go_under_load_miss_nothing() {
     let primary = Server::builder().config("repl-backlog-ttl", 1).start();
@@ -749,7 +749,7 @@ fn listeners_that_come_and_go_under_load_miss_nothing() {
             attach(&one, &primary);
             load.await_more(400);
             one.promote();
-            // Gone at once, another one there: the backlog of the first is still kept.
+            // Gone at once, another one there: the backlog for the first is still kept.
             attach(&two, &primary);
             load.await_more(400);
             two.promote();
@@ -760,8 +760,8 @@ fn listeners_that_come_and_go_under_load_miss_nothing() {
                         .number::<u64>("repl_backlog_active")
                         == 0
                 });
-                // The module looks at the server once a second: in the first round effects may still be written, or
-                // not any more; in the second they are not.
+                // The module checks for listeners once a second: in the first round it may or may not write effects; in the
+                // second it does not.
                 let until = Instant::now() + Duration::from_millis(round * 1_050);
                 await_until("the module has looked", PATIENCE, || Instant::now() > until);
             });
@@ -776,7 +776,7 @@ fn listeners_that_come_and_go_under_load_miss_nothing() {
     }
 }
 
-/// Saves do not count as listeners, but they fork as an attaching replica does.
+/// Saves do not count as listeners, but they fork like a replica that attaches.
 #[test]
 fn a_listener_that_comes_during_a_save_misses_nothing() {
     let primary = Server::builder()
@@ -794,7 +794,7 @@ fn a_listener_that_comes_during_a_save_misses_nothing() {
     assert_sound(&primary);
 }
 
-/// Restarts after a crash and expects the same state.
+/// Restarts the server after a crash and asserts that its state is unchanged.
 #[track_caller]
 fn assert_aof_is_complete(server: &mut Server) {
     let mut c = server.connection();
@@ -844,12 +844,12 @@ fn an_aof_that_is_switched_on_and_off_under_load_misses_nothing() {
     assert_aof_is_complete(&mut server);
 }
 
-/// What was changed in the same transaction, before anybody listened, is in the file once.
+/// A change in this transaction, before there was a listener, is in the file once.
 #[test]
 fn an_aof_that_is_switched_on_in_a_transaction_misses_nothing() {
     let mut server = Server::start();
     let mut c = server.connection();
-    // The first look at the server, which finds no listener, comes with the first turns of its loop.
+    // The first check, which finds no listener, comes with the first turns of the event loop.
     let heartbeat = Instant::now() + Duration::from_millis(50);
     await_until("the server has looked for listeners", PATIENCE, || {
         Instant::now() > heartbeat
@@ -894,7 +894,7 @@ fn a_dropped_link_is_taken_up_where_it_was() {
     assert_sound(&replica);
 }
 
-/// Partial and full synchronisations so far.
+/// Returns the numbers of partial and full synchronisations so far.
 fn syncs(server: &Server) -> (u64, u64) {
     let stats = server.info("stats");
     (stats.number("sync_partial_ok"), stats.number("sync_full"))
@@ -926,7 +926,7 @@ fn a_replica_that_starts_again_catches_up() {
     assert_eq!(position(&mut r, "k", "bob"), Some(0));
 }
 
-/// Tokens go on rising, whoever gives them out.
+/// Tokens go on rising, whichever server makes them.
 #[test]
 fn tokens_rise_over_promotions() {
     let (one, two) = (Server::start(), Server::start());

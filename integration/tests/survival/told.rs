@@ -1,14 +1,14 @@
-//! Leases that their owners were told: no setting that was lowered since makes any of them end earlier, whatever becomes of the
-//! lock. What a user brings by RESTORE is bounded.
+//! Answered leases: no later, lower setting makes any of them end earlier, whatever happens to the lock. Leases that a user
+//! brings by RESTORE are bounded.
 
 use dlock_integration::redis::Value;
 use dlock_integration::{assert_sound, is_held, with, Ask, Blocked, Grant, Server, Wire};
 
-/// The lease that was told, and one that a setting allows later.
+/// The answered lease, and the lower one that a setting allows later.
 const LEASE_MS: u64 = 600_000;
 const LOWERED_MS: u64 = 5_000;
 
-/// A lease of ten minutes has most of them left.
+/// Asserts that a lease of ten minutes has most of them left.
 #[track_caller]
 fn assert_kept(c: &mut Wire, key: &str, token: u64) {
     let (held, _, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD {key} ann"));
@@ -25,7 +25,7 @@ fn acquire(c: &mut Wire, key: &str) -> u64 {
     token
 }
 
-/// The same of a replica that has a quarantine and is promoted.
+/// A replica that has a quarantine and is promoted keeps answered leases, too.
 #[test]
 fn a_quarantine_after_a_promotion_cuts_no_lease() {
     let (primary, replica) = (Server::start(), Server::start());
@@ -42,7 +42,7 @@ fn a_quarantine_after_a_promotion_cuts_no_lease() {
     assert_sound(&replica);
 }
 
-/// RESTORE by a user: a lock with one holder, with several, with a long name; waited for or not; and wherever it goes right after.
+/// RESTORE by a user: a lock with one holder, with several, with a long name; with waiters or without; and wherever it goes next.
 #[test]
 fn what_a_user_brings_is_bounded() {
     let (server, replica) = (Server::start(), Server::start());
@@ -73,7 +73,7 @@ fn what_a_user_brings_is_bounded() {
         c.run(&format!("RENAME {from} {to}"));
         c.run("EXEC");
         for key in [&rest, &waited, &to] {
-            // A use of the lock: where the server tells nothing of a RENAME in MULTI it is noticed by that.
+            // A use of the lock: where the server does not report a RENAME in MULTI, the module notices it by this.
             c.run(&format!("DLOCK.CANCEL {key} nobody"));
             let held: Vec<Value> = c.ask(&format!("DLOCK.HELD {key}"));
             let bounded =
@@ -85,7 +85,7 @@ fn what_a_user_brings_is_bounded() {
         waits.kill();
         c.run(&format!("DEL {waited}"));
     }
-    // The one that was told, and what a replica has of them.
+    // The answered lease, and the replica's copies.
     assert_kept(&mut c, "k", token);
     replica.wait_in_sync(&server);
     let digest = |server: &Server| server.connection().ask::<String>("DEBUG DIGEST");

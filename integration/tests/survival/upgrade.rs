@@ -1,5 +1,5 @@
-//! A running system is updated from an earlier version of the module, as `docs/upgrade.md` says: replicas first, then one of
-//! them is promoted, then the old primary. Locks, tokens and queues stay; a token of before is good after it.
+//! A running system is updated from an earlier version of the module, as `docs/upgrade.md` says: replicas first, then one of them
+//! is promoted, then the old primary. Locks, tokens and queues stay; an earlier token remains valid.
 //!
 //! `DLOCK_OLD_MODULE` is the earlier module. `make upgrade` builds it from the project's history.
 
@@ -25,7 +25,7 @@ fn old_server() -> Server {
     builder.config("appendonly", "yes").start()
 }
 
-/// The file from which the server has loaded the module. Two modules may call themselves by one version until it is released.
+/// Returns the file from which the server has loaded the module. Two modules may have one version number until it is released.
 fn loaded(server: &Server) -> PathBuf {
     let log = server.log();
     let mut paths = log.lines().filter_map(|line| {
@@ -35,7 +35,7 @@ fn loaded(server: &Server) -> PathBuf {
     paths.next_back().expect("the server has loaded it")
 }
 
-/// Has a server load the new module, as an administrator does: the line in its configuration, then a restart.
+/// Makes a server load the new module, as an administrator does: the line in its configuration, then a restart.
 fn update(server: &mut Server) {
     let (old, new) = (old_module(), module_path());
     let new = new.canonicalize().expect("the module is built");
@@ -45,13 +45,13 @@ fn update(server: &mut Server) {
     assert_eq!(loaded(server), old_module());
     let config = config.replace(old, new.to_str().expect("a path in UTF-8"));
     fs::write(server.config_path(), config).expect("the configuration can be written");
-    // While its first AOF is written, a server refuses to be shut down.
+    // While a server writes its first AOF, it refuses to shut down.
     server.await_aof();
     server.restart();
     assert_eq!(loaded(server), new);
 }
 
-/// Locks of every sort. Their keys.
+/// The keys of locks of every sort.
 const KEYS: [&str; 5] = ["sole", "shared", "slots", "queued", "reserved"];
 
 fn make_locks(connection: &mut Wire) -> u64 {
@@ -69,7 +69,7 @@ fn make_locks(connection: &mut Wire) -> u64 {
     token
 }
 
-/// What the old module decides is what a server with the new one has.
+/// Asserts that a server with the new module has the decisions of the old one.
 #[track_caller]
 fn assert_same(one: &Server, other: &Server) {
     let (mut one, mut other) = (one.connection(), other.connection());
@@ -78,7 +78,7 @@ fn assert_same(one: &Server, other: &Server) {
     }
 }
 
-/// The locks of [`make_locks`] go on where they were.
+/// Asserts that the locks of [`make_locks`] go on unchanged.
 #[track_caller]
 fn assert_goes_on(server: &Server, token: u64) {
     let mut connection = server.connection();
@@ -125,9 +125,9 @@ fn replicas_first_then_one_is_promoted_then_the_old_primary() {
         assert_same(&primary, replica);
     }
 
-    // 2. One of them takes over. A failover that is asked for loses nothing: writes wait until all have arrived.
+    // 2. One of them takes over. A planned failover loses nothing: writes wait until all have arrived.
     let failover = format!("FAILOVER TO 127.0.0.1 {}", first.port());
-    // It is refused until the primary has heard that its replica is ready.
+    // The primary refuses it until it knows that its replica is ready.
     await_until("a failover is possible", PATIENCE, || {
         connection.try_ask(&failover).is_ok()
     });
@@ -137,7 +137,7 @@ fn replicas_first_then_one_is_promoted_then_the_old_primary() {
     second.replica_of(&first);
     assert_same(&first, &second);
 
-    // 3. The old primary, before anything else: it may not understand what the new one decides.
+    // 3. The old primary, before anything else: it may not understand the decisions of the new one.
     update(&mut primary);
     primary.replica_of(&first);
     assert_same(&first, &primary);
@@ -150,7 +150,7 @@ fn replicas_first_then_one_is_promoted_then_the_old_primary() {
     }
 }
 
-/// The same while programs work: nobody is let in twice. Then replicas confirm the answers.
+/// An update while programs work: no lock is granted twice. Then replicas confirm the answers.
 #[test]
 #[ignore = "make upgrade builds the old module"]
 fn programs_go_on_meanwhile() {
