@@ -1,26 +1,26 @@
 //! `make bench`: what dlock costs, side by side with what it replaces.
 //!
-//! A *way* is something that is measured, a *group* some ways that are measured in turn on the same servers, a
-//! *round* one sample of each of them, and a *row* a line of the result: mostly the ratio of two ways. The plan
-//! lists groups and rows; all else is how each way is done.
+//! A *way* is an operation to measure, a *group* several ways that are measured in turn on one set of servers, a *round* one
+//! sample of each of them, and a *row* a line of the result: mostly the ratio of two ways. The plan lists groups and rows;
+//! everything else implements the ways.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | `plan.rs`, `results/rows.txt` | all groups, and all rows: start here |
-//! | `way.rs`, `round.rs` | what a way and a group are, and the one loop that measures them |
-//! | `failure.rs` | why something was not measured |
-//! | `servers.rs` | the same on one server version after the other |
+//! | `way.rs`, `round.rs` | the types of a way and a group, and the one loop that measures them |
+//! | `failure.rs` | why a measurement failed |
+//! | `servers.rs` | a part of the plan on one server version after the other |
 //!
-//! | room | what is in it |
+//! | module | contents |
 //! |---|---|
-//! | `tools/` | what ways are made of: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and give it back, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server keeps its data, its accounts, and when it does not answer; `percentile.rs`: many durations in a few numbers |
-//! | `waiting/` | locks that somebody waits for: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `notice.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `session.rs` |
-//! | `holding/` | locks that nobody waits for: `pair.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `keep.rs`, `renewal.rs`, `confirmed.rs`; and what both cost: `memory.rs`, `growth.rs` |
-//! | `contending/` | locks that many want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |
-//! | `results/` | samples and what they say together: `series.rs`, `spread.rs`; rows, what came of them, and where: `row.rs`, `outcome.rs`, `machine.rs`; what the user sees: `report.rs`, `plot.rs`, `check.rs` |
-//! | `peers/` | the Python libraries that are measured beside it |
+//! | `tools/` | parts of ways: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and release it, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server stores its data, its expenses, and when it does not answer; `percentile.rs`: the distribution of many durations |
+//! | `waiting/` | locks with waiters: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `notice.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `session.rs` |
+//! | `holding/` | locks without waiters: `pair.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `keep.rs`, `renewal.rs`, `confirmed.rs`; and the cost of both: `memory.rs`, `growth.rs` |
+//! | `contending/` | locks that many clients want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |
+//! | `results/` | samples and their statistics: `series.rs`, `spread.rs`; rows, their outcome, and the machine: `row.rs`, `outcome.rs`, `machine.rs`; the output: `report.rs`, `plot.rs`, `check.rs` |
+//! | `peers/` | the Python libraries for comparison |
 //!
-//! A room uses those before it, and `way.rs` and `failure.rs`; only the plots also know the plan.
+//! A module uses those before it, and `way.rs` and `failure.rs`; only the plots also know the plan.
 
 mod contending;
 mod failure;
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all is as it should be.
+/// Runs the benchmark. Returns whether every bound was kept.
 fn run(options: &Options) -> Result<bool, Failure> {
     if options.plot {
         let directory = options.results.join("full");
@@ -129,7 +129,7 @@ fn measure_and_report(groups: &[Group], options: &Options) -> (Outcome, bool) {
     (outcome, failures.is_empty())
 }
 
-/// Compares with the committed result. What is worse is measured once more before it is believed.
+/// Compares with the committed result. A worse row is measured once more before the run fails.
 fn check(
     committed: &Outcome,
     outcome: &Outcome,
@@ -160,17 +160,17 @@ fn keep(mut outcome: Outcome, results: &Path) -> Result<(), Failure> {
     fs::create_dir_all(&directory)?;
     outcome.save(&directory.join(FIGURES))?;
     plot::draw_all(&outcome, &directory)?;
-    // What is committed and compared with.
+    // The committed part, which later runs are compared with.
     outcome.figures.clear();
     outcome.save(&directory.join("bench.json"))?;
     println!("Kept in {}", directory.display());
     Ok(())
 }
 
-/// With a higher load than this something else was going on.
+/// With a higher load the machine was busy with something else.
 const BUSY: f64 = 0.5;
 
-/// All that a run has measured.
+/// The file of everything that a run has measured.
 const FIGURES: &str = "figures.json";
 
 /// The rows of a full run, which the documents quote.
@@ -210,7 +210,7 @@ fn progress_bar(name: &'static str, rounds: usize) -> ProgressBar {
 /// As many as the longest queue needs, and some more.
 const CONNECTIONS: u64 = 20_000;
 
-/// Thousands of connections, here and in the servers, which inherit it.
+/// Allows thousands of connections, here and in the servers, which inherit the limit.
 fn allow_many_connections() -> Result<(), Failure> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let wanted = hard.min(CONNECTIONS).max(soft);

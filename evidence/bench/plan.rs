@@ -1,4 +1,4 @@
-//! What is measured: all groups. The rows that are made of them are in `results/rows.txt`.
+//! All groups of the plan. `results/rows.txt` has the rows.
 
 use std::time::Duration;
 
@@ -14,29 +14,28 @@ use crate::way::{Effort, Group, Opened};
 
 /// The group of the uncontended pair.
 pub const PAIR: &str = "pair";
-/// The same with an append-only file.
+/// The uncontended pair with an append-only file.
 pub const PAIR_EVERYSEC: &str = "pair, AOF everysec";
 /// From a release to the waiter's reply.
 pub const HANDOVER: &str = "hand-over";
-/// What a held lock takes.
+/// The memory of a held lock.
 pub const MEMORY: &str = "memory";
 
-/// Pairs in a sample: some 20 ms of CPU time, so that INFO is lost in it, and short, so that what happens on the
-/// machine meanwhile hits the samples of one round alike or not at all. There are many rounds instead.
+/// Pairs in a sample: some 20 ms of CPU time, so that the cost of INFO is negligible, and short, so that a disturbance of the
+/// machine affects all samples of one round or none. There are many rounds instead.
 const PAIRS: usize = 10_000;
 
-/// With an AOF a sample lasts longer: once a second the file is brought to the disk, and every sample should
-/// have its part of that.
+/// With an AOF a sample lasts longer: the file is synced once a second, and every sample should have its share of that.
 const PAIRS_AOF: usize = 40_000;
 
-/// Pairs in a sample, one command after the other: enough for one in a thousand, and so few that there are many rounds
-/// where a round trip takes a third of a millisecond.
+/// Pairs in a sample, one command after the other: enough for one in a thousand, and few enough for many rounds where a round
+/// trip takes a third of a millisecond.
 const SINGLES: usize = 1_000;
 
-/// The same when each command waits for the disk.
+/// Pairs in a sample when each command waits for the disk.
 const SINGLES_ALWAYS: usize = 300;
 
-/// All that is measured.
+/// Returns all groups.
 pub fn groups() -> Vec<Group> {
     let full = Effort::full;
     let of_kind = full(3, 12, 16).quick(1, 8, 3);
@@ -192,7 +191,7 @@ fn group(name: &'static str, effort: Effort, open: fn() -> Opened) -> Group {
 pub struct HotLock {
     /// The group's name.
     pub group: &'static str,
-    /// How many want it.
+    /// The number of clients.
     pub clients: usize,
     /// How long each keeps it.
     pub section_us: u64,
@@ -225,14 +224,14 @@ pub const HOT_LOCKS: [HotLock; 15] = [
     hot_lock("hot lock, 500 clients, 0 ms", 500, 0),
 ];
 
-/// A second each, three times; only one of them, once, when there is little time.
+/// Returns the group of a hot lock: a second each, three times; in the quick run only one of them, once.
 fn hot(lock: &HotLock) -> Group {
     let contest = Contest {
         clients: lock.clients,
         section: Duration::from_micros(lock.section_us),
         duration: Duration::from_secs(1),
     };
-    // Hundreds who try again and again have all had their turn only seconds after the contest is over.
+    // Hundreds of clients that poll have all had their turn only seconds after the end of the contest.
     let share_s = match lock.clients {
         ..100 => 22,
         100..500 => 30,
@@ -255,7 +254,7 @@ mod tests {
     use super::*;
     use crate::results::row::ROWS;
 
-    /// What the shares of all groups come to. The last round of a group may end later.
+    /// Returns the sum of the shares of all groups. The last round of a group may end later.
     fn minutes(is_quick: bool) -> f64 {
         let shares = groups()
             .into_iter()

@@ -9,11 +9,11 @@ use crate::failure::Failure;
 use crate::results::series::Records;
 use crate::way::{Group, Opened, Stint, Way};
 
-/// Measures the wanted ways of a group, so many times or for so long.
+/// Measures the wanted ways of a group, for a number of rounds or until its share of the time is over.
 ///
-/// Every round takes one sample of each way, so that all ways see the same weather; the order changes from
-/// round to round, so that none always comes after the same other. Before the first round each warms up, and a
-/// way that cannot do that is left out; the failures say why.
+/// Every round takes one sample of each way, so that a disturbance affects all ways; the order changes from round to round, so
+/// that no way always follows the same other. Before the first round each way warms up, and one that fails to is left out; the
+/// failures give the reason.
 pub fn measure(
     group: &Group,
     stint: Stint,
@@ -24,13 +24,13 @@ pub fn measure(
     let mut failures = Vec::new();
     let start = Instant::now();
     for sitting in 1..=stint.sittings {
-        // Each has its part of the share, so that the first does not leave the last with nothing.
+        // Each sitting has its part of the share, so that the first leaves time for the last.
         let end = start + stint.share.mul_f64(sitting as f64 / stint.sittings as f64);
         let sitting = || {
             let ways = open(group, &is_wanted, &mut failures)?;
             sit(group, ways, (stint.rounds, end), records, progress)
         };
-        // The harness panics when a server does not do as it should; it has said why then.
+        // The harness panics when a server misbehaves, and has printed the reason.
         let sat = catch_unwind(AssertUnwindSafe(sitting));
         if let Err(failure) = sat.unwrap_or_else(|_| Err("given up".into())) {
             failures.push(failure);
@@ -88,7 +88,7 @@ fn sit(
     Ok(())
 }
 
-/// Who is measured when: each round begins with another way, and every second one goes backwards.
+/// Returns the order of the ways in a round: each round begins with another way, and every second one is reversed.
 fn order(round: usize, ways: usize) -> impl Iterator<Item = usize> {
     (0..ways).map(move |turn| {
         if round % 2 == 0 {

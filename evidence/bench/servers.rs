@@ -1,6 +1,6 @@
 //! `make bench-servers`: the pair, the hand-over and the memory of a held lock on one server version after the other.
 //!
-//! The versions take turns, a sitting each, so that all of them see the same weather.
+//! The versions take turns, a sitting each, so that a disturbance affects all of them.
 
 use std::env;
 use std::fmt::Write as _;
@@ -19,16 +19,16 @@ use crate::round;
 use crate::way::{Group, Stint};
 use crate::{progress_bar, Options};
 
-/// The environment's variable that says which server program is used.
+/// The environment's variable with the server program.
 const PROGRAM: &str = "DLOCK_REDIS_SERVER";
 
-/// Beside the environment's own server: what `integration/servers.sh` fetches.
+/// The servers besides the environment's own: those that `integration/servers.sh` fetches.
 const FETCHED: [&str; 4] = ["redis-7.2", "redis-8.6", "valkey-8.1", "valkey-9.1"];
 
-/// What is measured on each.
+/// The groups that are measured on each.
 const GROUPS: [&str; 3] = [PAIR, HANDOVER, MEMORY];
 
-/// Ratios of the table, by their rows' names, and what they are called.
+/// Ratios of the table, by their rows' names, and their headings.
 const RATIOS: [(&str, &str); 5] = [
     ("pair/set-del", "pair ∕ `SET` + `DEL`"),
     ("pair/set-script", "pair ∕ compare-and-delete"),
@@ -40,14 +40,14 @@ const RATIOS: [(&str, &str); 5] = [
     ("memory", "a held lock ∕ `SET key owner PX`"),
 ];
 
-/// A server version, and what was measured on it.
+/// A server version, and its measurements.
 struct Version {
     program: PathBuf,
     machine: Machine,
     records: Records,
 }
 
-/// Measures, and keeps what came of it unless only a part was wanted. Whether all was measured.
+/// Measures all versions, and keeps the results unless only a part was wanted. Returns whether everything was measured.
 pub fn run(directory: &Path, options: &Options) -> Result<bool, Failure> {
     let own = PathBuf::from(server_program());
     let fetched = FETCHED.map(|name| directory.join(name).join("server"));
@@ -119,7 +119,7 @@ fn measure(versions: &mut [Version], options: &Options) -> Vec<String> {
     failures
 }
 
-/// A line for each ratio and figure, a column for each version.
+/// Returns the table: a line for each ratio and figure, a column for each version.
 fn table(outcomes: &[Outcome]) -> Result<String, Failure> {
     let first = outcomes.first().ok_or("no server was measured")?;
     let mut text = String::new();

@@ -1,33 +1,33 @@
-//! Something that is measured, again and again.
+//! An operation that is measured again and again.
 
 use std::time::Duration;
 
 use crate::failure::Failure;
 
-/// A number, and what it says, its unit included: `("cpu µs", 1.2)`.
+/// A number and its meaning, with the unit: `("cpu µs", 1.2)`.
 pub type Figure = (&'static str, f64);
 
-/// Something that is measured, again and again, in turn with others of its group.
+/// An operation that is measured again and again, in turn with the other ways of its group.
 pub trait Way {
-    /// What the tables call it.
+    /// Returns the name in the tables.
     fn name(&self) -> &str;
 
     /// Measures once.
     ///
     /// # Errors
-    /// When a server does not answer as it should.
+    /// If a server does not answer as expected.
     fn sample(&mut self) -> Result<Vec<Figure>, Failure>;
 
-    /// Does what makes the first sample like the others: a sample that does not count, where nothing less will do.
+    /// Makes the first sample like the others: takes a sample that does not count, where nothing less suffices.
     ///
     /// # Errors
-    /// The same.
+    /// If a server does not answer as expected.
     fn warm_up(&mut self) -> Result<(), Failure> {
         self.sample().map(drop)
     }
 }
 
-/// A way that is no more than how it is measured once.
+/// Makes a way from a function that measures once.
 pub fn way(
     name: &'static str,
     sample: impl FnMut() -> Result<Vec<Figure>, Failure> + 'static,
@@ -50,46 +50,45 @@ pub fn way(
 /// The ways of a group, ready to be measured.
 pub type Opened = Result<Vec<Box<dyn Way>>, Failure>;
 
-/// Ways that are measured side by side.
+/// Ways that are compared with each other.
 pub struct Group {
-    /// What the tables call it.
+    /// The name in the tables.
     pub name: &'static str,
-    /// How much of it is measured.
+    /// The amount of measurement.
     pub effort: Effort,
-    /// Starts servers and makes all ready.
+    /// Starts servers and prepares the ways.
     pub open: Box<dyn Fn() -> Opened>,
 }
 
-/// How much of a group is measured.
+/// The amount of measurement of a group.
 #[derive(Clone, Copy)]
 pub struct Effort {
-    /// When there is time.
+    /// In a full run.
     pub full: Stint,
-    /// When there is little; none where that is too little.
+    /// In the quick run; none if even that takes too long.
     pub quick: Option<Stint>,
-    /// Whether the first sample must not be the first that a server has to do with it. What is made ready anew for
-    /// every sample, for longer than it is measured, needs nothing before.
+    /// Whether a way needs a warm-up, because its first sample must not be the server's first such work. A way that prepares for
+    /// every sample, longer than it measures, needs none.
     pub warms_up: bool,
 }
 
 /// Sittings, and rounds in each.
 ///
-/// Rounds follow each other on the same servers. A *sitting* starts new ones: where a process happens to lie
-/// in memory makes it faster or slower by some percent for as long as it lives, and that is to be seen in the
-/// spread.
+/// Rounds follow each other on one set of servers. A *sitting* starts new ones: the position of a process in memory makes it
+/// faster or slower by some percent for its life, and the spread should show that.
 #[derive(Clone, Copy)]
 pub struct Stint {
-    /// How often servers are started.
+    /// The number of sittings.
     pub sittings: usize,
-    /// Rounds on each of them.
+    /// The rounds of each.
     pub rounds: usize,
-    /// The group's share of the time: when it is over, no further round begins. So a machine that is slow or busy
-    /// measures less, and does not take much longer.
+    /// The group's share of the time: when it is over, no further round begins. So a slow or busy machine measures less, and does
+    /// not take much longer.
     pub share: Duration,
 }
 
 impl Effort {
-    /// Sittings, rounds in each, and the share in seconds. Nothing when there is little time.
+    /// Plans sittings, rounds in each, and the share in seconds. The quick run has none.
     pub const fn full(sittings: usize, rounds: usize, share_s: u64) -> Effort {
         Effort {
             full: Stint::new(sittings, rounds, share_s),
@@ -98,7 +97,7 @@ impl Effort {
         }
     }
 
-    /// The same when there is little time.
+    /// Plans the quick run.
     pub const fn quick(self, sittings: usize, rounds: usize, share_s: u64) -> Effort {
         Effort {
             quick: Some(Stint::new(sittings, rounds, share_s)),
@@ -106,7 +105,7 @@ impl Effort {
         }
     }
 
-    /// The same from a cold start.
+    /// Plans no warm-up.
     pub const fn cold(self) -> Effort {
         Effort {
             warms_up: false,
@@ -114,7 +113,7 @@ impl Effort {
         }
     }
 
-    /// What is to be done.
+    /// Returns the stint of this run.
     pub fn stint(&self, is_quick: bool) -> Option<Stint> {
         if is_quick {
             self.quick

@@ -1,5 +1,5 @@
-//! A primary and its replicas, promoted and pointed by an operator: nobody watches them. Here a schedule is played step by step,
-//! which a Sentinel would set right before it is over.
+//! A primary and its replicas, promoted and pointed by an operator: no Sentinel watches them. Here a schedule runs step by step,
+//! which a Sentinel would correct before its end.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::sentinel::log;
 /// How long a replica may take to be in sync.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The servers. Which of them is the primary is in `lead`, as its door's port.
+/// The servers. `lead` has the primary, as its door's port.
 pub struct ByHand {
-    // Its doors close when it goes.
+    // Its doors close when it is dropped.
     _network: Network,
     nodes: Vec<Node>,
     plan: Plan,
     lead: Arc<AtomicU16>,
-    /// Does half of the clients stay with the old primary?
+    /// Whether half of the clients stay with the old primary.
     island: Arc<AtomicBool>,
 }
 
@@ -71,7 +71,7 @@ impl ByHand {
         self.nodes[number].say(&format!("REPLICAOF 127.0.0.1 {port}"));
     }
 
-    /// Is it in sync with that one?
+    /// Returns true if the node is in sync with that primary.
     fn follows(&self, number: usize, primary: usize) -> bool {
         let port = self.nodes[primary].door.port().to_string();
         self.nodes[number].info("replication").is_some_and(|info| {
@@ -83,8 +83,8 @@ impl ByHand {
         until(PATIENCE, || self.follows(number, primary))
     }
 
-    /// `protocol/schedules/15-chained-later.txt`: the second replica is promoted, the third joins it; the fourth has confirmed for
-    /// the old primary, asks the third for a copy, and joins the second. True if all went as it should.
+    /// Plays `protocol/schedules/15-chained-later.txt`: the second replica is promoted, the third joins it; the fourth has
+    /// confirmed for the old primary, asks the third for a copy, and joins the second. Returns true if every step succeeded.
     fn chain_later(&self, random: &mut Rng) -> bool {
         let old = self.primary();
         let mut replicas: Vec<usize> = (0..self.nodes.len())
@@ -106,7 +106,7 @@ impl ByHand {
             self.nodes[third].say("CONFIG SET dlock.replicas 0");
         }
         self.point(fourth, third);
-        // A small copy is there within milliseconds, if it comes.
+        // A small copy, if it is served, arrives within milliseconds.
         thread::sleep(Duration::from_millis(random.u64(100..500)));
         self.point(fourth, second);
         let joined = joined && self.await_following(fourth, second);
@@ -114,7 +114,7 @@ impl ByHand {
             let setting = format!("CONFIG SET dlock.replicas {}", self.plan.replicas);
             self.nodes[third].say(&setting);
         }
-        // Whoever would be let in by that has time to ask.
+        // Time for an owner that would be granted a lock by that to ask for it.
         thread::sleep(Duration::from_millis(random.u64(1_000..3_000)));
         self.island.store(false, Ordering::Relaxed);
         for number in 0..self.nodes.len() {
@@ -143,7 +143,7 @@ impl Scene for ByHand {
         let new = self.primary();
         let healed = played
             && (0..self.nodes.len()).all(|node| node == new || self.await_following(node, new));
-        // Who has taken over all data counts late, and so does whoever joins soon after.
+        // A replica after a full synchronisation counts late, and so does any other that joins soon after.
         thread::sleep(Duration::from_millis(self.plan.setting.quarantine_ms));
         Inflicted {
             new: Some((promoted_at, self.nodes[new].door.port())),

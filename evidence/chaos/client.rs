@@ -1,4 +1,4 @@
-//! A client: what it asks for, what it believes, what it writes down.
+//! A client: its requests, its beliefs, its records.
 
 mod calls;
 mod hold;
@@ -19,18 +19,18 @@ use crate::setting::Setting;
 pub use hold::{log_of, REPLICATED};
 pub use ways::{all_locks, Way, CLAIM_MS, PULSES};
 
-/// All leases, in milliseconds: longer than a failover takes, so that what it has lost shows.
+/// All leases, in milliseconds: longer than a failover takes, so that losses show.
 pub const LEASE_MS: u64 = 8_000;
 
-/// What all clients of a run share.
+/// The state that all clients of a run share.
 pub struct Shared {
     pub began: Instant,
     pub stop: AtomicBool,
     pub setting: Setting,
     pub replicas: usize,
-    /// Are all calls written down?
+    /// Whether all calls are recorded.
     pub keeps_calls: bool,
-    /// Do half of the grants count as they came, without a renewal?
+    /// Whether half of the grants are believed at once, without a renewal.
     pub believes_grants: bool,
 }
 
@@ -55,13 +55,13 @@ pub struct Client<'a> {
     pub number: usize,
     pub party: Party,
     pub way: Way,
-    /// A patient client leaves its request where it is for long; others look elsewhere sooner.
+    /// A patient client leaves its request in place for long; others turn elsewhere sooner.
     pub patient: bool,
     pub shared: &'a Shared,
     pub route: Box<dyn Route>,
     pub random: Rng,
     links: HashMap<u16, Link>,
-    /// When a link was given up, by port. What was tied to it has ended then.
+    /// When a link was given up, by port. Its ties ended then.
     given_up: HashMap<u16, Micros>,
     notes: History,
     owners: u64,
@@ -93,7 +93,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Works until all is stopped; what it has written down.
+    /// Works until all is stopped. Returns its records.
     pub fn run(mut self) -> History {
         while !self.shared.has_ended() {
             self.turn();
@@ -103,7 +103,7 @@ impl<'a> Client<'a> {
         self.notes
     }
 
-    /// A name that nobody has had: each request is an actor of its own.
+    /// Returns a new name: each request is an actor of its own.
     fn fresh_owner(&mut self) -> String {
         self.owners += 1;
         format!("{}-{}", self.name, self.owners)
@@ -113,7 +113,7 @@ impl<'a> Client<'a> {
         std::thread::sleep(Duration::from_millis(ms));
     }
 
-    /// How long a blocking request waits.
+    /// Returns how long a blocking request waits.
     fn block_ms(&self) -> u64 {
         if self.patient {
             10_000

@@ -23,18 +23,18 @@ const PRIMARIES: usize = 3;
 /// How long a failover or a move may take, and how long the nodes may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A primary votes for a replica of the same primary again after twice the time-out of the nodes. A failover that is asked for
-/// sooner gets no votes, and has the old primary hold its clients for five seconds in vain.
+/// A primary votes for another replica of a primary after twice the time-out of the nodes. A failover that is requested sooner
+/// gets no votes, and makes the old primary hold its clients for five seconds in vain.
 const VOTES_AGAIN: Duration = Duration::from_millis(2 * DOWN_AFTER_MS + 1_000);
 
 /// The nodes.
 pub struct Cluster {
     network: Network,
     nodes: Vec<Node>,
-    /// Where the nodes talk to each other.
+    /// The doors of the cluster bus.
     _buses: Vec<Door>,
     plan: Plan,
-    /// When a failover was asked for last.
+    /// When a failover was last requested.
     asked_at: Option<Instant>,
 }
 
@@ -87,7 +87,7 @@ impl Cluster {
         assert!(all_met, "the nodes do not find each other");
         for (number, replica) in self.nodes.iter().enumerate().skip(PRIMARIES) {
             let id = self.nodes[number % PRIMARIES].text("CLUSTER MYID");
-            // A node must have heard that the other is no replica before it can follow it.
+            // A node must know that the other is no replica before it can follow it.
             let follows = until(PATIENCE, || {
                 replica.text(&format!("CLUSTER REPLICATE {id}")) == "OK"
             });
@@ -99,7 +99,7 @@ impl Cluster {
         );
     }
 
-    /// Do all nodes serve, agree on who serves what, and has each primary its replicas, in sync?
+    /// Returns true if all nodes serve, agree on the slots, and each primary has its replicas, in sync.
     fn is_together(&self) -> bool {
         let replicas = self.plan.replicas.to_string();
         let mut tables = self.nodes.iter().map(|node| self.table_of(node));
@@ -120,12 +120,12 @@ impl Cluster {
             })
     }
 
-    /// Which door each slot's primary has, as a node says.
+    /// Returns the door of each slot's primary, as a node reports it.
     fn table_of(&self, node: &Node) -> Option<Vec<u16>> {
         slots_of(Party::LOCALHOST, node.server.port())
     }
 
-    /// Who serves this slot, as all others than `but` say.
+    /// Returns the primary of this slot, as all nodes except `but` report it.
     fn primary_of(&self, slot: usize, but: Option<usize>) -> Option<usize> {
         let mut said = None;
         for (number, node) in self.nodes.iter().enumerate() {
@@ -173,7 +173,7 @@ impl Cluster {
             .cut(&[self.nodes[number].party, ISLANDERS], &others);
     }
 
-    /// Another node becomes the slot's primary; gives whether it did.
+    /// Makes another node the slot's primary. Returns whether it succeeded.
     fn replace(&mut self, fault: Fault, slot: usize, old: usize, random: &mut Rng) -> bool {
         match fault {
             Fault::Failover | Fault::FailoverForce | Fault::FailoverTakeover => {
@@ -186,7 +186,7 @@ impl Cluster {
                     thread::sleep(VOTES_AGAIN.saturating_sub(asked_at.elapsed()));
                 }
                 self.asked_at = Some(Instant::now());
-                // Who asks for one and gets none asks again.
+                // A replica that gets no votes asks again.
                 until(PATIENCE, || {
                     if let Some(replica) = self.replica_of(old) {
                         self.nodes[replica].say(&format!("CLUSTER FAILOVER{how}"));
@@ -294,7 +294,7 @@ impl Scene for Cluster {
 }
 
 impl Node {
-    /// The text that a line is answered with.
+    /// Returns the text of the answer to a line.
     fn text(&self, line: &str) -> String {
         let connection = self.connection();
         connection
@@ -302,7 +302,7 @@ impl Node {
             .unwrap_or_default()
     }
 
-    /// The list of texts that a line is answered with.
+    /// Returns the list of texts in the answer to a line.
     fn list(&self, line: &str) -> Vec<String> {
         let connection = self.connection();
         connection

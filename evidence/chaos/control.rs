@@ -1,5 +1,5 @@
-//! What shows that a run can fail: where two owners must be seen, they are; what a setting does is seen; the judge sees what
-//! is planted before it.
+//! Proof that a run can fail: where two owners must be seen, they are; the effect of a setting is seen; the judge sees planted
+//! faults.
 
 use clap::ValueEnum;
 
@@ -11,26 +11,26 @@ use crate::judge::{judge, Verdict};
 use crate::run::{Mode, Plan};
 use crate::setting::{Replicas, NOTHING, ONE_REPLICA, RECOMMENDED, WAIT_ONE};
 
-/// What shows itself in some rounds only has shown itself after so many.
+/// An effect that shows in some rounds only has shown after this many.
 const OFTEN: usize = 12;
 
-/// What is wrong with the run itself, to see that it fails.
+/// A fault of the run itself, which must make it fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Planted {
-    /// Servers are started without the setting.
+    /// Servers start without the setting.
     NoSetting,
     /// New primaries have no quarantine, though the setting is there before and afterwards.
     NoQuarantine,
-    /// The judge sees no two owners in what the clients have recorded.
+    /// The judge sees no two owners in the clients' records.
     BlindJudge,
-    /// Clients believe only what was renewed.
+    /// Clients believe only renewed holds.
     OnlyRenewed,
-    /// A replica serves a copy while the schedule asks it for one.
+    /// A replica serves a copy when the schedule asks it for one.
     ServesCopies,
 }
 
 impl Plan {
-    /// Does this setting break a rule in such a way that this fault must show two owners, after so many rounds?
+    /// Returns true if this setting breaks a rule so that this fault must show two owners, after this many rounds.
     pub fn must_overlap(&self, rounds: usize) -> bool {
         if self.mode == Mode::Cluster {
             return false;
@@ -41,7 +41,7 @@ impl Plan {
                 self.setting == NOTHING
             }
             // It has fewer replicas than half, and the setting asks for no more; or it has all that the setting asks for, and a
-            // replica is promoted all the same.
+            // replica is promoted nevertheless.
             Fault::PartitionBeside(beside) => {
                 let has_enough = usize::from(beside) >= Replicas::Half.of(self.replicas);
                 let goes_on = self.setting == RECOMMENDED && has_enough && rounds >= OFTEN;
@@ -55,13 +55,13 @@ impl Plan {
         }
     }
 
-    /// Must a write have been refused for want of replicas?
+    /// Returns true if a write must have been refused for want of replicas.
     pub fn must_refuse(&self) -> bool {
         let needed = self.setting.to_write.of(self.replicas);
         self.fault.is_cut() && needed > self.fault.beside()
     }
 
-    /// What shows that this cell would have found something, and does not show it.
+    /// Returns the controls of this cell that should have shown a fault, and do not.
     pub fn failed_controls(&self, history: &History, verdict: &Verdict) -> Vec<String> {
         let mut failed = Vec::new();
         let mut control = |is_well: bool, what: &str| {
@@ -125,7 +125,7 @@ impl Plan {
 
 type IsSeen = fn(&Verdict) -> bool;
 
-/// Histories with one thing wrong in each, and what the judge must say of it.
+/// Returns histories with one fault each, and whether the judge sees it.
 fn wrong() -> Vec<(&'static str, History, IsSeen)> {
     let peaceful = History {
         beliefs: vec![belief("k", "a", 5, 0, 3)],
@@ -241,7 +241,7 @@ fn wrong() -> Vec<(&'static str, History, IsSeen)> {
     ]
 }
 
-/// What a judge does not see.
+/// Returns the faults that a judge does not see.
 pub fn blind_spots(judge: impl Fn(&History, u64) -> Verdict) -> Vec<String> {
     let unseen = wrong()
         .into_iter()
@@ -251,7 +251,7 @@ pub fn blind_spots(judge: impl Fn(&History, u64) -> Verdict) -> Vec<String> {
         .collect()
 }
 
-/// What this run's judge says of a cell.
+/// Returns the verdict of this run's judge on a cell.
 pub fn verdict_of(plan: &Plan, history: &History) -> Verdict {
     let mut verdict = judge(history, plan.setting.after_promotion_ms());
     if plan.planted == Some(Planted::BlindJudge) {
@@ -267,7 +267,7 @@ mod tests {
     use crate::report::tests::plan;
     use crate::setting::{Setting, WAIT_AND_QUARANTINE};
 
-    /// A history in which all controls of this cell show what they must.
+    /// Returns a history in which all controls of this cell succeed.
     fn convincing(plan: &Plan) -> History {
         let mut promotion = round(10, 40);
         promotion.new = Some((15 * SECOND, 7));
@@ -301,7 +301,7 @@ mod tests {
         plan.failed_controls(history, &verdict_of(plan, history))
     }
 
-    /// The one control that fails when this is wrong.
+    /// Asserts that exactly one control fails for this fault, and returns its text.
     #[track_caller]
     fn caught(fault: Fault, setting: Setting, change: impl Fn(&mut Plan, &mut History)) -> String {
         let mut plan = plan(fault, setting);

@@ -1,25 +1,25 @@
-//! What is done to the servers.
+//! The faults of the servers.
 
-/// One kind of fault, or of change.
+/// A kind of fault, or of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The primary is killed (SIGKILL), and comes back as a replica when another has taken over.
     Kill,
-    /// The primary is killed, and is started again in its place before anybody has missed it. It has forgotten everything.
+    /// The primary is killed and restarted in its place before its absence is noticed. It has forgotten everything.
     Restart,
-    /// The replicas hear nothing of the primary for a while; then it is killed.
+    /// The replicas receive nothing from the primary for a while; then it is killed.
     LagThenKill,
-    /// The primary is stopped (SIGSTOP), and goes on when another has taken over.
+    /// The primary is stopped (SIGSTOP), and resumes when another has taken over.
     Stop,
-    /// The primary is busy for so long that it is replaced (DEBUG SLEEP).
+    /// The primary is busy until it has been replaced (DEBUG SLEEP).
     Stall,
     /// The primary stands still until a replica has been promoted, and no longer: the other replicas still follow it.
     BriefStop,
-    /// One replica hears nothing of the primary for a while, and is promoted all the same, for its priority.
+    /// One replica receives nothing from the primary for a while, and is promoted nevertheless, for its priority.
     WrongChoice,
     /// The primary is cut off with half of the clients.
     Partition,
-    /// The same with so many of its replicas on its side.
+    /// The primary is cut off with half of the clients and this number of its replicas.
     PartitionBeside(u8),
     /// A slot moves key by key (MIGRATE).
     Migrate,
@@ -31,13 +31,13 @@ pub enum Fault {
     FailoverForce,
     /// CLUSTER FAILOVER TAKEOVER.
     FailoverTakeover,
-    /// Schedule 15 of the model: a replica that has confirmed grants for the old primary asks a replica of the new one for a copy, and
-    /// joins the new one.
+    /// Schedule 15 of the model: a replica that has confirmed grants for the old primary asks a replica of the new one for a
+    /// copy, and joins the new one.
     ChainedLater,
 }
 
 impl Fault {
-    /// What Sentinels are for.
+    /// The faults under Sentinels.
     pub const SENTINEL: [Fault; 5] = [
         Fault::Kill,
         Fault::LagThenKill,
@@ -46,7 +46,7 @@ impl Fault {
         Fault::Stall,
     ];
 
-    /// What happens in a cluster.
+    /// The faults in a cluster.
     pub const CLUSTER: [Fault; 8] = [
         Fault::Migrate,
         Fault::MoveAtOnce,
@@ -79,18 +79,18 @@ impl Fault {
         }
     }
 
-    /// Is there a server that is there and does not answer? One that comes back accepts connections before it answers.
+    /// Returns true if a server runs and does not answer. One that comes back accepts connections before it answers.
     pub fn is_silent(self) -> bool {
         let is_gone = matches!(self, Fault::Stop | Fault::Stall | Fault::BriefStop);
         is_gone || self.is_cut() || self.is_deadly()
     }
 
-    /// Is the primary cut off from those who replace it?
+    /// Returns true if the primary is cut off from the servers that replace it.
     pub fn is_cut(self) -> bool {
         matches!(self, Fault::Partition | Fault::PartitionBeside(_))
     }
 
-    /// How many replicas stay with a primary that is cut off.
+    /// Returns the number of replicas that stay with a primary that is cut off.
     pub fn beside(self) -> usize {
         match self {
             Fault::PartitionBeside(replicas) => replicas.into(),
@@ -98,7 +98,7 @@ impl Fault {
         }
     }
 
-    /// Does the old primary end before another takes over?
+    /// Returns true if the old primary ends before another takes over.
     pub fn is_deadly(self) -> bool {
         matches!(
             self,
@@ -106,12 +106,12 @@ impl Fault {
         )
     }
 
-    /// Is another server primary after it?
+    /// Returns true if another server is primary after it.
     pub fn replaces(self) -> bool {
         !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Restart)
     }
 
-    /// Can a grant or a place be lost in it?
+    /// Returns true if it can lose a grant or a place.
     pub fn is_lossy(self) -> bool {
         !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Failover)
     }

@@ -1,4 +1,4 @@
-//! What a run's clients have recorded, and what was seen of the servers. The judge reads nothing else.
+//! The records of a run's clients, and the observations of its servers. The judge reads nothing else.
 
 use std::collections::BTreeMap;
 
@@ -15,57 +15,57 @@ pub const SECOND: Micros = 1_000_000;
 pub struct History {
     /// The times in which a client believed that it held a lock.
     pub beliefs: Vec<Belief>,
-    /// What was written by GUARD.
+    /// The writes by GUARD.
     pub writes: Vec<Write>,
-    /// What was found at the end of what was written.
+    /// The written lists, as they were at the end.
     pub logs: Vec<Log>,
     /// Waits in a queue.
     pub waits: Vec<Wait>,
-    /// Places that were kept by ticket.
+    /// Places kept by ticket.
     pub tickets: Vec<Ticket>,
-    /// What was done to the servers.
+    /// The faults.
     pub rounds: Vec<Round>,
     /// Answers by command and kind.
     pub answers: BTreeMap<String, u64>,
     /// Calls that got no answer within their bound.
     pub unanswered: Vec<Unanswered>,
-    /// What was left at the servers when everybody had gone.
+    /// The counts that were left at the servers after all clients had ended.
     pub left: Vec<Left>,
     /// Servers that ended without having been killed.
     pub died: Vec<String>,
-    /// What the servers said of their settings in the end.
+    /// The settings of the servers at the end.
     pub settings: Vec<Applied>,
-    /// The calls about locks, one by one, if somebody wants them.
+    /// The calls about locks, one by one, if they are recorded.
     pub calls: Vec<Call>,
 }
 
-/// One owner believed that it held one lock.
+/// A time in which an owner believed that it held a lock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Belief {
     pub lock: String,
     pub owner: String,
     pub token: u64,
-    /// The most owners that this one allows; 0 is no bound.
+    /// The most owners that this one allows; 0 means no bound.
     pub limit: u64,
     /// When the request was sent.
     pub asked: Micros,
-    /// From when on it worked.
+    /// When it began to work.
     pub from: Micros,
-    /// When it stopped: it gave the lock back, its lease was over, or it was told that it had lost it.
+    /// When it stopped: it released the lock, its lease was over, or it learned that it had lost it.
     pub until: Micros,
     pub end: End,
     /// The door of the server that granted it.
     pub server: u16,
-    /// Was it believed only after a renewal? The others count from the request that was granted.
+    /// Whether it was believed only after a renewal. Otherwise it counts from the granted request.
     pub renewed: bool,
 }
 
 /// Why an owner stopped believing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// It gave the lock back.
+    /// It released the lock.
     Released,
-    /// Its lease was over, by what it had last been told.
+    /// Its lease was over, by its last answer.
     RanOut,
     /// A server said that it did not hold the lock, before its lease was over.
     Lost,
@@ -79,8 +79,8 @@ pub struct Write {
     pub lock: String,
     pub token: u64,
     pub sent: Micros,
-    /// The last instant at which the hold can have been alive: the arrival of the last reply that lengthened its
-    /// lease, and that lease.
+    /// The last instant at which the hold can have been alive: the arrival of the last reply that extended its lease, and that
+    /// lease.
     pub alive_until: Micros,
     pub done: bool,
 }
@@ -108,11 +108,11 @@ pub struct Ticket {
     pub owner: String,
     /// When the place was first asked for.
     pub asked: Micros,
-    /// When the server had said that there was a place.
+    /// When the server had confirmed the place.
     pub placed: Micros,
     /// When its owner last asked for it, or had the lock.
     pub until: Micros,
-    /// The token, if it came to that.
+    /// The token, if it was granted.
     pub token: Option<u64>,
 }
 
@@ -124,26 +124,26 @@ pub struct Unanswered {
     pub until: Micros,
 }
 
-/// One fault, or one move of a slot.
+/// A fault, or a move of a slot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
     pub name: String,
     pub from: Micros,
-    /// From when on everything is as if nothing had been: what nobody knows of has ended too.
+    /// When everything is as before the fault: forgotten holds and places have ended too.
     pub calm: Micros,
-    /// Can places be lost in it? (Replication is asynchronous.)
+    /// Whether it can lose places. (Replication is asynchronous.)
     pub lossy: bool,
-    /// Can a server be there and not answer?
+    /// Whether a server can run and not answer.
     pub silent: bool,
-    /// Was there another primary afterwards?
+    /// Whether there was another primary afterwards.
     pub promoted: bool,
-    /// Did the servers find together again?
+    /// Whether the servers agreed again.
     pub healed: bool,
-    /// When somebody noticed that another server was primary, and its door.
+    /// When the new primary was noticed, and its door.
     pub new: Option<(Micros, u16)>,
 }
 
-/// What a server still counted when everybody had gone.
+/// A count that a server still had after all clients had ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Left {
     pub server: String,
@@ -151,7 +151,7 @@ pub struct Left {
     pub value: u64,
 }
 
-/// What a server said of itself.
+/// A server's report of its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
     pub server: String,
@@ -170,31 +170,31 @@ pub struct Call {
     pub command: String,
     pub keys: Vec<String>,
     pub owner: Option<String>,
-    /// The token that was named in the request.
+    /// The token that the request named.
     pub named: Option<u64>,
-    /// The lease that was asked for.
+    /// The lease of the request.
     pub lease_ms: Option<u64>,
-    /// The most owners that this one allows, of a request for a lock; 0 is no bound.
+    /// The most owners that this one allows, for a request for a lock; 0 means no bound.
     pub limit: Option<u64>,
     pub sent: Micros,
     pub ended: Micros,
     pub outcome: Outcome,
-    /// The door where it was answered.
+    /// The door of the server that answered.
     pub server: u16,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// It was carried out.
     Done {
         /// One for each key, if it was a grant.
         tokens: Vec<u64>,
-        /// What is left of the lease, if that was told.
+        /// The rest of the lease, if the answer has it.
         left_ms: Option<u64>,
     },
     /// It was not carried out, and will not be.
     Refused(String),
-    /// Nobody knows.
+    /// It is unknown whether it was carried out.
     Unknown(String),
 }

@@ -1,4 +1,4 @@
-//! A history as lines of JSON, for checkers that others wrote. `HISTORIES.md` describes them.
+//! A history as lines of JSON, for other checkers. `HISTORIES.md` describes them.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -9,8 +9,8 @@ use crate::client::LEASE_MS;
 use crate::history::{Call, History, Micros, Outcome};
 use crate::run::Plan;
 
-/// In which order lines of the same instant stand: whoever takes over is not there with the one before, and requests
-/// that touch are taken for concurrent. A process ends one call before it begins the next: those come later still.
+/// The order of lines of one instant: an owner that takes over does not overlap with the one before, and requests that touch
+/// count as concurrent. A process ends one call before it begins the next: those come later still.
 type Rank = u32;
 
 const HOLD_ENDS: Rank = 0;
@@ -29,7 +29,7 @@ impl Lines {
         self.all.push((time, rank, line));
     }
 
-    /// Returns where the two lines of a process's next call stand.
+    /// Returns the ranks of the two lines of a process's next call.
     fn ranks(&mut self, process: &str, sent: Micros, ended: Micros) -> (Rank, Rank) {
         let invoke = match self.ended.get(process) {
             Some((time, rank)) if *time == sent => rank + 1,
@@ -44,7 +44,7 @@ impl Lines {
     }
 }
 
-/// Writes what was called and believed, and what was done to the servers, in the order of time.
+/// Writes the calls, the beliefs and the faults, in the order of time.
 pub fn write(to: &mut impl Write, plan: &Plan, history: &History) -> io::Result<()> {
     let mut lines = Lines::default();
     let mut calls: Vec<&Call> = history.calls.iter().collect();
@@ -80,7 +80,7 @@ impl Lines {
     fn call(&mut self, call: &Call) {
         let is_single = call.keys.len() == 1;
         for (at, key) in call.keys.iter().enumerate() {
-            // Of several keys each is an operation of its own.
+            // For several keys each is an operation of its own.
             let process = if is_single {
                 call.client.clone()
             } else {
@@ -132,7 +132,7 @@ impl Lines {
         }
     }
 
-    /// From when until when an owner worked, believing in its hold.
+    /// Adds the times in which owners worked, believing in their holds.
     fn holds(&mut self, history: &History) {
         for belief in &history.beliefs {
             if belief.from >= belief.until {
@@ -150,7 +150,7 @@ impl Lines {
     }
 }
 
-/// `DLOCK.FAIRACQUIRE` is `fairacquire`.
+/// Returns `fairacquire` for `DLOCK.FAIRACQUIRE`.
 fn name_of(command: &str) -> String {
     command.trim_start_matches("DLOCK.").to_lowercase()
 }
@@ -249,7 +249,7 @@ mod tests {
         let null = || Outcome::Refused("null".into());
         let first = call("DLOCK.ACQUIRE", &["k"], null());
         let (mut second, mut third) = (first.clone(), first.clone());
-        // In the instant in which the first ends: the second takes no time, the third some.
+        // At the instant at which the first ends: the second takes no time, the third some.
         (second.sent, second.ended) = (9, 9);
         (third.sent, third.ended) = (9, 12);
         let mut other = first.clone();
@@ -267,7 +267,7 @@ mod tests {
             of("Block0"),
             ["invoke", "fail", "invoke", "fail", "invoke", "fail"]
         );
-        // To the others a call that ends in an instant and one that begins in it are concurrent.
+        // To the others a call that ends at an instant and one that begins at it are concurrent.
         let at = |process: &str, time: u64| {
             let is = |line: &Value| line["process"] == process && line["time"] == time;
             lines.iter().position(is)

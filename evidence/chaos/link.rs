@@ -11,7 +11,7 @@ pub const NO_ANSWER: &str = "no answer in time";
 /// How long a connect may take.
 const CONNECTING: Duration = Duration::from_millis(500);
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Value(Value),
@@ -26,7 +26,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// What it is counted as.
+    /// Returns the kind under which it is counted.
     pub fn kind(&self) -> &str {
         match self {
             Reply::Value(Value::Nil) => "null",
@@ -38,7 +38,7 @@ impl Reply {
         }
     }
 
-    /// An error with this code?
+    /// Returns true for an error with this code.
     pub fn is_error(&self, code: &str) -> bool {
         matches!(self, Reply::Error(_)) && self.kind() == code
     }
@@ -50,7 +50,7 @@ impl Reply {
         }
     }
 
-    /// A list of integers.
+    /// Returns a list of integers.
     pub fn integers(&self) -> Option<Vec<u64>> {
         match self {
             Reply::Value(value @ Value::Array(_)) => {
@@ -65,7 +65,7 @@ impl Reply {
 pub struct Link(Wire);
 
 impl Link {
-    /// Connects as a party. `None` when that takes too long or is refused.
+    /// Connects as a party; `None` if that takes too long or is refused.
     pub fn connect(from: Party, port: u16) -> Option<Link> {
         let stream = connect(from, port, CONNECTING).ok()?;
         Some(Link(Wire::new(stream)))
@@ -83,7 +83,7 @@ impl Link {
         }
     }
 
-    /// The next that comes.
+    /// Reads the next reply.
     pub fn next(&mut self, bound: Duration) -> Reply {
         self.0
             .set_read_timeout(Some(bound.max(Duration::from_millis(1))));

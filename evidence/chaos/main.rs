@@ -1,20 +1,19 @@
-//! The chaos run: what a lock is worth beyond one machine.
+//! The chaos run: the value of a lock beyond one machine.
 //!
-//! Servers that replicate, watched by Sentinels, joined to a cluster or pointed by hand; clients that use all of the commands; and one
-//! kind of fault after the other. The clients write down what they asked for, what they were told and when they
-//! believed that they held a lock; the [judge](judge) reads that, and nothing else. The figures go to a directory,
-//! with a table of them.
+//! Servers replicate, watched by Sentinels, joined to a cluster or pointed by hand; clients use all of the commands; and one kind
+//! of fault follows the other. The clients record their requests, the answers, and when they believed that they held a lock; the
+//! [judge](judge) reads these records, and nothing else. The figures go to a directory, with a table of them.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `options.rs` | what a run is told, and its cells |
+//! | `options.rs` | the options of a run, and its cells |
 //! | `run.rs` | one cell: servers, clients, faults |
-//! | `fault.rs`, `setting.rs` | what is done to the servers, and what is done against it |
+//! | `fault.rs`, `setting.rs` | the faults, and the settings against them |
 //! | `nodes.rs`, `sentinel.rs`, `cluster.rs`, `by_hand.rs` | the servers |
 //! | `client.rs`, `route.rs`, `link.rs` | the clients, their way to the primary, calls with a bound |
-//! | `history.rs`, `judge/` | what was recorded, and what is wrong in it |
-//! | `control.rs` | what shows that a run can fail |
-//! | `lines.rs` | what was recorded, as lines of JSON |
+//! | `history.rs`, `judge/` | the records, and the rules that they must obey |
+//! | `control.rs` | proof that a run can fail |
+//! | `lines.rs` | the records as lines of JSON |
 //! | `quorum.rs` | the quorum over independent masters |
 //! | `report.rs` | figures and the table |
 
@@ -153,7 +152,7 @@ fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCo
     ExitCode::FAILURE
 }
 
-/// Plays a cell, or reads what was played before.
+/// Plays a cell, or reads its earlier history.
 fn history_of(plan: &Plan, options: &Options, progress: &ProgressBar) -> Option<History> {
     let name = format!("{} {}", plan.name(), plan.seed).replace([' ', '|', ',', '+'], "-");
     let path = |directory: &Path, kind: &str| directory.join(format!("{name}.{kind}"));

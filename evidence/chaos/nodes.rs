@@ -1,4 +1,4 @@
-//! What Sentinel's and the cluster's servers have in common.
+//! Servers under Sentinel and in the cluster: their common parts.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use crate::history::{Applied, Left};
 use crate::run::Plan;
 use crate::setting::{Setting, NOTHING};
 
-/// Where half of the clients live: on the island when a primary is cut off.
+/// The address of half of the clients: on the island when a primary is cut off.
 pub const ISLANDERS: Party = Party::new(127, 0, 2, 1);
 
-/// Where the others live.
+/// The address of the other clients.
 pub const MAINLANDERS: Party = Party::new(127, 0, 2, 2);
 
 /// The seconds of silence after which a replica and its primary end their link.
 pub const REPL_TIMEOUT: u64 = 5;
 
-/// What must be nothing when everybody has gone.
+/// The gauges that must be zero after all clients have ended.
 const GAUGES: [&str; 7] = [
     "dlock_locks",
     "dlock_holders",
@@ -38,7 +38,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts a server whose doors are where the others look for it.
+    /// Starts a server at whose doors the others find it.
     pub fn start(
         network: &Network,
         number: u8,
@@ -84,14 +84,14 @@ impl Node {
         (node, bus)
     }
 
-    /// A connection with a bound, past the door. `None` when the server does not answer.
+    /// Opens a connection with a bound, past the door; `None` if the server does not answer.
     pub fn connection(&self) -> Option<Wire> {
         let connection = Wire::open(self.server.port(), Duration::from_secs(2)).ok()?;
         connection.set_read_timeout(Some(Duration::from_secs(20)));
         Some(connection)
     }
 
-    /// A section of INFO, if it answers.
+    /// Returns a section of INFO, if the server answers.
     pub fn info(&self, section: &str) -> Option<Info> {
         let text: String = cmd("INFO")
             .arg(section)
@@ -100,13 +100,13 @@ impl Node {
         Some(Info::parse(&text))
     }
 
-    /// Ends the quarantine of the start, which is not what is measured.
+    /// Ends the quarantine of the start, which is not measured.
     pub fn end_quarantine(&self, setting: &Setting) {
         if !setting.confirms {
             self.set_quarantine(0);
         }
         self.set_quarantine(setting.quarantine_ms);
-        // It is to be so after a restart, too.
+        // It must last beyond a restart.
         self.say("CONFIG REWRITE");
     }
 
@@ -114,7 +114,7 @@ impl Node {
         self.say(&format!("CONFIG SET dlock.quarantine-ms {ms}"));
     }
 
-    /// What it says of its settings. `None` when it does not answer.
+    /// Returns the server's settings; `None` if it does not answer.
     fn applied(&self) -> Option<Applied> {
         let mut connection = self.connection()?;
         let mut number = |name: &str| -> Option<u64> {
@@ -132,7 +132,7 @@ impl Node {
         })
     }
 
-    /// Says a line to the server; gives the answer's text, or the error's.
+    /// Sends a line to the server. Returns the answer's text, or the error's.
     pub fn say(&self, line: &str) -> String {
         let Some(mut connection) = self.connection() else {
             return "no connection".into();
@@ -146,7 +146,7 @@ impl Node {
     }
 }
 
-/// Waits for as long as is allowed; gives whether it came true.
+/// Waits within the bound. Returns whether the condition came true.
 pub fn until(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + bound;
     loop {
@@ -160,7 +160,7 @@ pub fn until(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// What the servers count when nobody is there any more. The leases of what nobody knows of run out meanwhile.
+/// Returns the servers' counts after all clients have ended. The leases of forgotten holds run out meanwhile.
 pub fn gauges(nodes: &[Node]) -> Vec<Left> {
     let look = || -> Vec<Left> {
         let mut all = Vec::new();
@@ -189,12 +189,12 @@ pub fn gauges(nodes: &[Node]) -> Vec<Left> {
     left
 }
 
-/// What the servers say of their settings.
+/// Returns the servers' settings.
 pub fn settings(nodes: &[Node]) -> Vec<Applied> {
     nodes.iter().filter_map(Node::applied).collect()
 }
 
-/// Servers that ended by themselves, or said in their log that something is broken.
+/// Returns the servers that ended by themselves, or logged an internal fault.
 pub fn died(nodes: &mut [Node]) -> Vec<String> {
     let mut died = Vec::new();
     for node in nodes {

@@ -1,4 +1,4 @@
-//! What a run is told, and the cells that follow from it.
+//! The options of a run, and its cells.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,19 @@ use crate::setting::{
     RECOMMENDED, WAIT_ALL, WAIT_AND_QUARANTINE, WAIT_ONE,
 };
 
-/// The servers that are measured, if they were fetched.
+/// The measured servers, if they were fetched.
 const MAIN_SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
 
-/// Rounds a cell, if nobody says otherwise.
+/// Rounds per cell, unless the options say otherwise.
 const ROUNDS: usize = 15;
 
 /// The primary is cut off with one of its replicas.
 const BESIDE: Fault = Fault::PartitionBeside(1);
 
-/// A cell of the quick run ends after the round in which this is over.
+/// A cell of the quick run ends after the round in which this time is over.
 const QUICK: Duration = Duration::from_secs(45);
 
-/// A cell on whatever server.
+/// A cell, for any server.
 struct Kind {
     mode: Mode,
     replicas: usize,
@@ -55,7 +55,7 @@ fn cluster(replicas: usize, fault: Fault, setting: Setting) -> Kind {
     }
 }
 
-/// What an operator does: the schedule needs four replicas.
+/// Returns the cell with an operator: its schedule needs four replicas.
 fn by_hand(setting: Setting) -> Kind {
     Kind {
         mode: Mode::ByHand,
@@ -65,7 +65,7 @@ fn by_hand(setting: Setting) -> Kind {
     }
 }
 
-/// What is played within minutes: what is recommended, and what shows that the run would have seen it fail.
+/// Returns cells for a run of minutes: the recommended setting, and those that show that the run would notice its failure.
 fn quick(is_first: bool) -> Vec<Kind> {
     let mut cells = vec![
         sentinel(2, Fault::Partition, NOTHING),
@@ -97,7 +97,7 @@ fn quick(is_first: bool) -> Vec<Kind> {
     cells
 }
 
-/// On the first server all is measured, on the others what matters most.
+/// Returns all cells on the first server, and the most important ones on the others.
 fn full(is_first: bool) -> Vec<Kind> {
     let mut cells = Vec::new();
     let (first, others) = ALL.split_at(MAIN_SETTINGS);
@@ -129,7 +129,7 @@ fn full(is_first: bool) -> Vec<Kind> {
     cells
 }
 
-/// Each rule of the recommended setting, kept and broken.
+/// Returns cells with each rule of the recommended setting, kept and broken.
 fn rules(is_first: bool) -> Vec<Kind> {
     let mut cells = vec![
         sentinel(1, Fault::Partition, RECOMMENDED),
@@ -225,7 +225,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The cells of this run, the most telling first.
+    /// Returns the cells of this run, the most telling first.
     pub fn plans(&self) -> Vec<Plan> {
         let servers = self.main_servers();
         let mut cells = Vec::new();
@@ -262,13 +262,13 @@ impl Options {
         name.contains(&self.only) && !self.skip.iter().any(|text| name.contains(text))
     }
 
-    /// What is still to be played when these runs are there.
+    /// Returns the plans that are still to be played when these runs exist.
     pub fn lacking(&self, plans: Vec<Plan>, runs: &[Cell]) -> Vec<Plan> {
         let plans = plans.into_iter().map(|mut plan| {
             let of_it: Vec<&Cell> = runs.iter().filter(|run| run.is_of(&plan)).collect();
             for run in of_it {
                 plan.end.rounds = plan.end.rounds.saturating_sub(run.verdict.rounds);
-                // What comes to it is another run.
+                // The additional rounds are another run.
                 plan.seed = plan.seed.max(run.seed + 1);
             }
             plan
@@ -288,7 +288,7 @@ impl Options {
         }
     }
 
-    /// Names and programs: the environment's server when no other was fetched.
+    /// Returns names and programs: the environment's server if no other was fetched.
     pub fn main_servers(&self) -> Vec<(String, OsString)> {
         let fetched = self.servers.iter().flat_map(|directory| {
             let programs = MAIN_SERVERS.map(|name| (name, directory.join(name).join("server")));
@@ -311,8 +311,8 @@ mod tests {
     use super::*;
     use crate::report::tests::plan;
 
-    /// A run of any length on any server would notice it if its judge were blind, its faults did nothing, its settings were
-    /// not applied or the module had no quarantine.
+    /// A run of any length on any server would notice a blind judge, faults without effect, settings that were not applied, or a
+    /// module without a quarantine.
     #[test]
     fn every_plan_has_its_controls() {
         for cells in [quick(true), quick(false), full(true), full(false)] {
@@ -334,7 +334,7 @@ mod tests {
         }
     }
 
-    /// What must show two owners is not what promises one.
+    /// A setting that must show two owners promises no single one.
     #[test]
     fn no_cell_must_show_what_it_promises_not_to() {
         for cells in [quick(true), full(true)] {

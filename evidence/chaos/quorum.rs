@@ -1,4 +1,4 @@
-//! The quorum over independent masters, measured: split votes, waits, and what happens when masters die and come back.
+//! The quorum over independent masters, measured: split votes, waits, and the effect of masters that die and come back.
 
 use std::ffi::OsString;
 use std::fmt::{self, Write as _};
@@ -29,30 +29,30 @@ const QUARANTINE: Duration = Duration::from_millis(6_200);
 const WAIT: Duration = Duration::from_secs(10);
 const LOCK: &str = "k";
 
-/// One row.
+/// A row of the table.
 #[derive(Clone, Copy)]
 pub struct Variant {
     name: &'static str,
     how: How,
     keeps: Keeps,
-    /// Do two masters die, one shortly after the other, again and again?
+    /// Whether two masters die, one shortly after the other, again and again.
     deaths: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum How {
-    /// As `in_order.rs` does it.
+    /// By `in_order.rs`.
     InOrder,
     /// All masters are asked without waiting, in any order, until a majority agrees.
     AtOnce,
 }
 
-/// What a master that comes back remembers.
+/// The memory of a master that comes back.
 #[derive(Clone, Copy, PartialEq)]
 enum Keeps {
     Nothing,
     AofAlways,
-    /// Nothing, but it grants nothing until what it has forgotten is over.
+    /// Nothing, but it grants nothing until every forgotten hold is over.
     Quarantine,
 }
 
@@ -98,7 +98,7 @@ pub const VARIANTS: [Variant; 5] = [
     ),
 ];
 
-/// What was measured.
+/// The results.
 #[derive(Serialize)]
 pub struct Row {
     name: String,
@@ -110,7 +110,7 @@ pub struct Row {
     grants: usize,
     /// Tries that some masters granted, but no majority.
     split_votes: usize,
-    /// Tries that ended with the time that was given.
+    /// Tries that ended with the given time.
     busy: usize,
     /// Tries that found no master.
     unreachable: usize,
@@ -130,11 +130,11 @@ struct Count {
     unreachable: usize,
 }
 
-/// Plays one variant for so long.
+/// Plays one variant for `length`.
 pub fn measure(variant: Variant, program: &OsString, length: Duration, seed: u64) -> Row {
     let mut masters: Vec<Server> = (0..MASTERS).map(|_| variant.master(program)).collect();
     for master in &masters {
-        // The quarantine of the start is not what is measured.
+        // The quarantine of the start is not measured.
         set_quarantine(master, 0);
         if variant.keeps == Keeps::Quarantine {
             set_quarantine(master, QUARANTINE.as_millis());
@@ -229,7 +229,7 @@ struct Client {
 }
 
 impl Client {
-    /// One request, and the work under it.
+    /// Makes one request, and works under it.
     fn turn(&mut self, how: How, ports: &[u16], random: &mut Rng, count: &Mutex<Count>) {
         let asked = Instant::now();
         let vote = match how {
@@ -330,8 +330,8 @@ impl fmt::Display for Row {
 }
 
 impl Row {
-    /// What is not as promised: a queue splits no votes while all masters are there, and masters that remember, or wait
-    /// until what they forgot is over, vote once.
+    /// Returns the broken promises: a queue splits no votes while all masters are up, and masters that remember, or wait until
+    /// every forgotten hold is over, vote once.
     pub fn faults(&self, variant: &Variant) -> Vec<String> {
         let mut faults = Vec::new();
         let in_order = variant.how == How::InOrder;

@@ -25,7 +25,7 @@ pub struct Cell {
     pub verdict: Verdict,
     /// Answers by command and kind.
     pub answers: BTreeMap<String, u64>,
-    /// What is not as promised.
+    /// The broken promises.
     pub faults: Vec<String>,
 }
 
@@ -54,12 +54,12 @@ impl Cell {
         }
     }
 
-    /// Where it stands in the table.
+    /// Returns its place in the table.
     fn place(&self) -> [&str; 4] {
         [&self.mode, &self.server, &self.fault, &self.setting]
     }
 
-    /// Is it a run of this plan's cell?
+    /// Returns true if it is a run of this plan's cell.
     pub fn is_of(&self, plan: &Plan) -> bool {
         let (mode, fault) = (plan.mode_name(), plan.fault.name());
         self.place()
@@ -71,7 +71,7 @@ impl Cell {
             ]
     }
 
-    /// A line for who watches.
+    /// Returns a line about it for the terminal.
     pub fn line(&self) -> String {
         let verdict = &self.verdict;
         format!(
@@ -92,7 +92,7 @@ impl Cell {
     }
 }
 
-/// The figures of all runs that are kept there.
+/// Returns the figures of all runs in a directory.
 pub fn kept(directory: &Path) -> io::Result<Vec<Cell>> {
     match fs::read(directory.join("figures.json")) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
@@ -101,7 +101,7 @@ pub fn kept(directory: &Path) -> io::Result<Vec<Cell>> {
     }
 }
 
-/// Puts runs to the figures, each in the place of one of the same cell and seed, and writes the table anew.
+/// Adds runs to the figures, each replacing one of its cell and seed, and writes the table again.
 pub fn keep(directory: &Path, runs: Vec<Cell>) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let mut cells = kept(directory)?;
@@ -115,14 +115,14 @@ pub fn keep(directory: &Path, runs: Vec<Cell>) -> io::Result<()> {
     write(&directory.join("table.md"), &table(&cells))
 }
 
-/// Whoever is ended in between leaves the old file.
+/// Writes a file; an interrupted write leaves the old one.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, text)?;
     fs::rename(new, path)
 }
 
-/// The table as Markdown: a line a cell, with all of its runs.
+/// Returns the table as Markdown: a line per cell, with all of its runs.
 pub fn table(runs: &[Cell]) -> String {
     let mut cells: Vec<Cell> = Vec::new();
     for run in runs {
@@ -204,7 +204,7 @@ pub mod tests {
         }
     }
 
-    /// A cell of which the run's own controls are not looked at.
+    /// Returns a cell without its controls.
     fn cell(fault: Fault, setting: Setting, history: &History) -> Cell {
         let mut cell = Cell::new(&plan(fault, setting), "Redis".into(), history);
         cell.faults.retain(|fault| !fault.starts_with("CONTROL"));

@@ -1,4 +1,4 @@
-//! Where a client finds the primary of a lock: by asking the Sentinels, by what the cluster's nodes say, or as the operator says.
+//! The client's way to the primary of a lock: by the Sentinels, by the cluster's nodes, or by the operator.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use crate::link::{Link, Reply};
 /// Slots of a cluster.
 pub const SLOTS: usize = 16_384;
 
-/// A question about the way has this bound.
+/// The bound of a question about the way.
 const BOUND: Duration = Duration::from_millis(500);
 
 /// A client's knowledge of the way.
 pub trait Route: Send {
-    /// Where to send what is about this key.
+    /// Returns the server for requests about this key.
     fn port_of(&mut self, key: &str) -> Option<u16>;
-    /// A server said that the slot is there.
+    /// Notes that a server has redirected the slot there.
     fn moved(&mut self, slot: usize, port: u16);
-    /// This server did not answer, or is no primary.
+    /// Notes that this server did not answer, or is no primary.
     fn forget(&mut self, port: u16);
 }
 
-/// By three Sentinels. Who is on the island of a cut-off primary reaches no Sentinel and stays with what it knows.
+/// By three Sentinels. A client on the island of a cut-off primary reaches no Sentinel and keeps its knowledge.
 pub struct BySentinel {
     pub sentinels: Vec<u16>,
     pub on_island: bool,
-    /// Is there an island now?
+    /// Whether there is an island now.
     pub island: Arc<AtomicBool>,
-    /// How often the Sentinels have told of another primary: whoever hears it goes there.
+    /// The number of times that the Sentinels have announced another primary: a client that learns of it goes there.
     pub told: Arc<AtomicUsize>,
     pub heard: usize,
     pub known: Option<u16>,
@@ -65,11 +65,11 @@ impl Route for BySentinel {
     }
 }
 
-/// As the operator says. Who is on the island stays with what it knew before.
+/// By the operator. A client on the island keeps its earlier knowledge.
 pub struct Pointed {
     pub lead: Arc<AtomicU16>,
     pub on_island: bool,
-    /// Is there an island now?
+    /// Whether there is an island now.
     pub island: Arc<AtomicBool>,
     pub known: u16,
 }
@@ -87,7 +87,7 @@ impl Route for Pointed {
     fn forget(&mut self, _: u16) {}
 }
 
-/// Where a Sentinel says that the primary is.
+/// Returns the primary according to a Sentinel.
 pub fn ask_sentinel(port: u16) -> Option<u16> {
     let mut link = Link::connect(Party::LOCALHOST, port)?;
     match link.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY], BOUND) {
@@ -98,7 +98,7 @@ pub fn ask_sentinel(port: u16) -> Option<u16> {
     }
 }
 
-/// By the table of slots that any node gives, and by MOVED.
+/// By the table of slots of any node, and by MOVED.
 pub struct ByCluster {
     pub nodes: Vec<u16>,
     pub party: Party,
@@ -146,7 +146,7 @@ impl Route for ByCluster {
     }
 }
 
-/// The table of slots as a node gives it; 0 where nobody serves.
+/// Returns the table of slots of a node; 0 where no node serves.
 pub fn slots_of(party: Party, port: u16) -> Option<Vec<u16>> {
     let mut link = Link::connect(party, port)?;
     let Reply::Value(Value::Array(ranges)) = link.call(&["CLUSTER", "SLOTS"], BOUND) else {
@@ -168,7 +168,7 @@ pub fn slots_of(party: Party, port: u16) -> Option<Vec<u16>> {
     Some(slots)
 }
 
-/// The slot of a key: CRC16 (XMODEM) of its hash tag, or of all of it.
+/// Returns the slot of a key: CRC16 (XMODEM) of its hash tag, or of all of it.
 pub fn slot_of(key: &str) -> usize {
     let tag = key
         .split_once('{')

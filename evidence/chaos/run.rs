@@ -19,25 +19,25 @@ use crate::route::Route;
 use crate::sentinel::Watched;
 use crate::setting::Setting;
 
-/// In the middle and after the last round everybody works in peace for so long: then it shows whether somebody waits for a
-/// lock that nobody has.
+/// In the middle and after the last round all clients work in peace for this time: then it shows if a client waits for a free
+/// lock.
 const PEACE: Duration = Duration::from_millis(UNKNOWN_MS + 10_000);
 
 /// How many rounds pass between two pauses without faults.
 const ROUNDS_TO_PEACE: usize = 8;
 
-/// After a fault in which something can be lost there may be holds and tickets that nobody knows of: so long at most.
+/// The longest time for which holds and tickets may survive unknown after a lossy fault.
 const UNKNOWN_MS: u64 = if LEASE_MS > CLAIM_MS {
     LEASE_MS
 } else {
     CLAIM_MS
 };
 
-/// What a cell is made of.
+/// The parameters of a cell.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub mode: Mode,
-    /// How many of them each primary has.
+    /// The number of replicas of each primary.
     pub replicas: usize,
     pub server: String,
     pub program: OsString,
@@ -45,13 +45,13 @@ pub struct Plan {
     pub setting: Setting,
     pub seed: u64,
     pub end: Length,
-    /// Does the history have each call?
+    /// Whether the history has each call.
     pub keeps_calls: bool,
-    /// What is wrong with the run itself.
+    /// The planted fault of the run itself.
     pub planted: Option<Planted>,
 }
 
-/// When a cell has had enough.
+/// When a cell ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Length {
     pub rounds: usize,
@@ -76,7 +76,7 @@ impl Plan {
         }
     }
 
-    /// As it stands in the table. Two replicas are the usual number under Sentinel, and one in a cluster.
+    /// Returns its name in the table. Two replicas are the usual number under Sentinel, and one in a cluster.
     pub fn mode_name(&self) -> String {
         match (self.mode, self.replicas) {
             (Mode::Sentinel, 2) => "Sentinel".into(),
@@ -92,27 +92,27 @@ impl Plan {
         Server::builder().program(&self.program).version()
     }
 
-    /// Can the server do that?
+    /// Returns true if the server supports the fault.
     pub fn is_possible(&self) -> bool {
         let version = self.version();
         self.fault != Fault::MoveAtOnce || version.is_redis(8, 4) || version.is_valkey(9, 0)
     }
 
-    /// Is it promised that no two owners believe in a lock? A quarantine alone promises it if the old primary is dead.
+    /// Returns true if no two owners may believe in a lock. A quarantine alone promises it if the old primary is dead.
     pub fn promises_one_owner(&self) -> bool {
         let outlives = self.setting.quarantine_ms > 0 && self.fault.is_deadly();
         let is_safe = self.setting.is_safe(self.replicas, self.fault.beside());
         is_safe || outlives || self.promises_no_loss()
     }
 
-    /// Is it promised that no grant is lost?
+    /// Returns true if no grant may be lost.
     pub fn promises_no_loss(&self) -> bool {
         !self.fault.is_lossy()
     }
 
-    /// What this cell is drawn from: by its name, so that it is the same whichever cells are played with it.
+    /// Returns the random numbers of this cell: by its name, so that they do not depend on the other cells.
     fn random(&self) -> Rng {
-        // FNV-1a, which is the same in every version of the compiler.
+        // FNV-1a, which does not change between versions of the compiler.
         let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let seed = self.name().bytes().fold(0xcbf2_9ce4_8422_2325, add);
         Rng::with_seed(seed ^ self.seed)
@@ -131,27 +131,27 @@ impl Plan {
 
 /// The servers of a cell.
 pub trait Scene {
-    /// A client's knowledge of the way to them.
+    /// Returns a client's way to the servers.
     fn route(&self, on_island: bool, random: Rng) -> Box<dyn Route>;
-    /// One fault, from its beginning until all is well again. Was another server primary in the end?
+    /// Causes one fault, from its beginning until all is well again. Returns whether another server was primary in the end.
     fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted;
-    /// What was written by GUARD, as the primaries have it now.
+    /// Returns the lists written by GUARD, as the primaries have them now.
     fn logs(&self) -> Vec<Log>;
     fn gauges(&self) -> Vec<Left>;
-    /// What the servers say of their settings.
+    /// Returns the servers' settings.
     fn settings(&self) -> Vec<Applied>;
     fn died(&mut self) -> Vec<String>;
 }
 
-/// What came of a fault.
+/// The outcome of a fault.
 pub struct Inflicted {
-    /// Who took over, and when that was noticed.
+    /// The new primary, and when it was noticed.
     pub new: Option<(Instant, u16)>,
-    /// Did all servers find together again?
+    /// Whether all servers agreed again.
     pub healed: bool,
 }
 
-/// Plays a cell. `progress` is told after every round.
+/// Plays a cell. Calls `progress` after every round.
 pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History {
     let shared = Shared {
         began: Instant::now(),

@@ -25,17 +25,17 @@ const QUORUM: usize = 2;
 /// How long a failover may take, and how long the servers may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The servers and who watches them.
+/// The servers and their Sentinels.
 pub struct Watched {
     network: Network,
     nodes: Vec<Node>,
     sentinels: Vec<Sentinel>,
     plan: Plan,
-    /// Is a primary cut off with half of the clients?
+    /// Whether a primary is cut off with half of the clients.
     island: Arc<AtomicBool>,
-    /// How often clients were told of another primary.
+    /// How often clients learned of another primary.
     told: Arc<AtomicUsize>,
-    /// When it was noticed that another server was primary.
+    /// When another primary was noticed.
     promoted_at: Option<Instant>,
 }
 
@@ -71,14 +71,14 @@ impl Watched {
             all.is_together(primary) && all.sentinels.iter().all(|one| one.knows() == knows)
         });
         assert!(ready, "the Sentinels do not find the servers");
-        // On all: whoever is promoted has its own from its start on where replicas confirm answers.
+        // On all: a promoted server has its own from its start on where replicas confirm answers.
         for node in &all.nodes {
             node.end_quarantine(&plan.setting);
         }
         all
     }
 
-    /// Where most Sentinels say that the primary is.
+    /// Returns the primary according to most Sentinels.
     fn primary(&self) -> Option<u16> {
         let said: Vec<u16> = (self.sentinels.iter())
             .filter_map(|sentinel| ask_sentinel(sentinel.port()))
@@ -91,7 +91,7 @@ impl Watched {
         self.nodes.iter().position(|node| node.door.port() == port)
     }
 
-    /// Is this the primary, and are all others its replicas, in sync?
+    /// Returns true if this is the primary, and all others are its replicas, in sync.
     fn is_together(&self, primary: u16) -> bool {
         let replicas = self.plan.replicas.to_string();
         self.nodes.iter().all(|node| {
@@ -115,7 +115,7 @@ impl Watched {
         others.map(|(_, node)| node.party).collect()
     }
 
-    /// All servers but this one, in any order.
+    /// Returns all servers but this one, in any order.
     fn replicas_of(&self, number: usize, random: &mut Rng) -> Vec<usize> {
         let all = 0..self.nodes.len();
         let mut replicas: Vec<usize> = all.filter(|other| *other != number).collect();
@@ -144,7 +144,7 @@ impl Watched {
         self.network.cut(&island, &others);
     }
 
-    /// Returns when one of these says that it is a primary.
+    /// Waits until one of these reports that it is a primary.
     fn await_role(&self, replicas: &[usize]) {
         until(PATIENCE, || {
             replicas.iter().any(|number| {
@@ -154,7 +154,7 @@ impl Watched {
         });
     }
 
-    /// Takes the primary away and gives it back; where the primary is then.
+    /// Takes the primary away and gives it back. Returns the primary afterwards.
     fn replace(&mut self, fault: Fault, old: u16, number: usize, random: &mut Rng) -> Option<u16> {
         match fault {
             Fault::LagThenKill => {
@@ -185,7 +185,7 @@ impl Watched {
                 self.await_promotion(old)
             }
             Fault::BriefStop => {
-                // As long as it stands still its replicas hear nothing of it, and must not give it up for that.
+                // While it is stopped its replicas receive nothing from it, and must not give it up for that.
                 let replicas = self.replicas_of(number, random);
                 for node in &self.nodes {
                     node.say("CONFIG SET repl-timeout 20");
@@ -195,7 +195,7 @@ impl Watched {
                 self.await_role(&replicas);
                 self.nodes[number].server.thaw();
                 let new = self.await_promotion(old);
-                // Half of the clients hear of it at once, the others stay.
+                // Half of the clients learn of it at once, the others stay.
                 self.told.fetch_add(1, Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(random.u64(2_000..4_000)));
                 self.island.store(false, Ordering::Relaxed);
@@ -225,7 +225,7 @@ impl Watched {
                 self.cut_off(&island);
                 let new = self.await_promotion(old);
                 if fault.beside() > 0 {
-                    // Whoever was promoted has time to grant while the old primary still has its replicas.
+                    // The promoted server has time to grant while the old primary still has its replicas.
                     thread::sleep(Duration::from_millis(self.plan.setting.quarantine_ms));
                 }
                 thread::sleep(Duration::from_millis(random.u64(500..5_000)));
@@ -240,7 +240,7 @@ impl Watched {
         }
     }
 
-    /// Waits for the other primary; starts the dead server again, and makes it a replica as an operator would.
+    /// Waits for the other primary; restarts the dead server, and makes it a replica as an operator would.
     fn come_back(&mut self, old: u16, number: usize) -> Option<u16> {
         let new = self.await_promotion(old);
         self.nodes[number].server.restart();
@@ -291,7 +291,8 @@ impl Scene for Watched {
                 .is_some_and(|primary| self.is_together(primary))
         });
         let quarantine = Duration::from_millis(self.plan.setting.quarantine_ms);
-        // Where replicas confirm answers, who has taken over all data counts late, and so does whoever joins soon after.
+        // Where replicas confirm answers, one after a full synchronisation counts late, and so does any other that joins soon
+        // after.
         let since = match self.plan.setting.confirms {
             true => Instant::now(),
             false => promoted_at,
@@ -329,7 +330,7 @@ impl Scene for Watched {
     }
 }
 
-/// What was written under a lock, if it can be read.
+/// Returns the list written under a lock, if it can be read.
 pub fn log(connection: &mut Wire, lock: &str) -> Option<Log> {
     let mut request = cmd("LRANGE");
     request.arg(log_of(lock)).arg(0).arg(-1);

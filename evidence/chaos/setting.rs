@@ -1,4 +1,4 @@
-//! What the servers and the clients do against lost grants.
+//! Settings of servers and clients against lost grants.
 
 use dlock_integration::ServerBuilder;
 
@@ -20,24 +20,24 @@ pub struct Setting {
     pub max_lag: u64,
     /// `dlock.quarantine-ms`; 0 is none.
     pub quarantine_ms: u64,
-    /// `dlock.replicas` is the number of replicas: answers wait until half of them have confirmed them.
+    /// Whether `dlock.replicas` is the number of replicas: answers wait until half of them have confirmed them.
     pub confirms: bool,
-    /// The clients do `WAIT` for so many after each grant and renewal, and believe only what these have.
+    /// The clients send `WAIT` for this many after each grant and renewal, and believe only what these have.
     pub wait: Replicas,
 }
 
-/// How many of the replicas.
+/// A share of the replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replicas {
     None,
     One,
-    /// As many as two primaries cannot both have at the same time: floor((r + 1) / 2) of r.
+    /// The number that two primaries cannot both have at one time: floor((r + 1) / 2) of r.
     Half,
     All,
 }
 
 impl Replicas {
-    /// Of so many.
+    /// Returns the number, of this many replicas.
     pub fn of(self, replicas: usize) -> usize {
         match self {
             Replicas::None => 0,
@@ -48,7 +48,7 @@ impl Replicas {
     }
 }
 
-/// Nothing is done.
+/// No measure.
 pub const NOTHING: Setting = Setting {
     name: "nothing",
     to_write: Replicas::None,
@@ -58,7 +58,7 @@ pub const NOTHING: Setting = Setting {
     wait: Replicas::None,
 };
 
-/// What is recommended to who can afford a round trip to a replica: the servers themselves wait for their replicas.
+/// The recommendation if a round trip to a replica is affordable: the servers themselves wait for their replicas.
 pub const CONFIRMED: Setting = Setting {
     name: "dlock.replicas",
     quarantine_ms: QUARANTINE_MS,
@@ -66,7 +66,7 @@ pub const CONFIRMED: Setting = Setting {
     ..NOTHING
 };
 
-/// What is recommended without a round trip: half of the replicas, a lag that is 2 s below the detection, and a quarantine.
+/// The recommendation without a round trip: half of the replicas, a lag that is 2 s below the detection, and a quarantine.
 pub const RECOMMENDED: Setting = Setting {
     name: "min-replicas half, lag 1 + quarantine",
     to_write: Replicas::Half,
@@ -74,14 +74,14 @@ pub const RECOMMENDED: Setting = Setting {
     ..NOTHING
 };
 
-/// One replica, of however many: enough for up to two of them.
+/// One replica of any number: enough for up to two of them.
 pub const ONE_REPLICA: Setting = Setting {
     name: "min-replicas 1, lag 1 + quarantine",
     to_write: Replicas::One,
     ..RECOMMENDED
 };
 
-/// All replicas: a cut that leaves the primary any but one stops it.
+/// All replicas: a cut that leaves the primary all but one stops it.
 pub const ALL_REPLICAS: Setting = Setting {
     name: "min-replicas all, lag 1 + quarantine",
     to_write: Replicas::All,
@@ -119,7 +119,7 @@ pub const WAIT_AND_QUARANTINE: Setting = Setting {
     ..QUARANTINE
 };
 
-/// All that are measured under the usual faults, the most telling first.
+/// All settings that are measured under the usual faults, the most telling first.
 pub const ALL: [Setting; 9] = [
     CONFIRMED,
     RECOMMENDED,
@@ -141,23 +141,23 @@ pub const ALL: [Setting; 9] = [
     },
 ];
 
-/// How many of them are measured first.
+/// The number of settings that are measured first.
 pub const MAIN_SETTINGS: usize = 4;
 
 impl Setting {
-    /// Is it promised that no two owners believe in a lock, whatever the fault, if a cut leaves the primary at most
-    /// `beside` of its replicas?
+    /// Returns true if no two owners may believe in a lock, whatever the fault, if a cut leaves the primary at most `beside` of
+    /// its replicas.
     pub fn is_safe(&self, replicas: usize, beside: usize) -> bool {
         let least = Replicas::Half.of(replicas);
         let is_enough =
             |asked: Replicas| asked.of(replicas) >= least && asked.of(replicas) > beside;
         let stops = is_enough(self.to_write) && self.max_lag * 1_000 + 2_000 <= DOWN_AFTER_MS;
         let outlives = self.quarantine_ms >= QUARANTINE_MS && (stops || is_enough(self.wait));
-        // Whoever is promoted knows what all replicas have.
+        // A promoted server knows what all replicas have.
         self.confirms || outlives || self.wait == Replicas::All
     }
 
-    /// What a server with so many replicas is started with.
+    /// Configures a server with this many replicas.
     pub fn apply(&self, mut server: ServerBuilder, replicas: usize) -> ServerBuilder {
         if self.to_write != Replicas::None {
             server = server
@@ -175,17 +175,17 @@ impl Setting {
         server
     }
 
-    /// How long a server grants nothing after its first start, which is not what is measured: it is set to what it is to be as soon as
-    /// all servers are together.
+    /// Returns how long a server grants nothing after its first start, which is not measured: the final value is set when all
+    /// servers are together.
     fn quarantine_of_the_start(&self) -> u64 {
         match self.confirms {
-            // Nothing shortens it where replicas confirm answers.
+            // Where replicas confirm answers it cannot be shortened later.
             true => 1,
             false => self.quarantine_ms,
         }
     }
 
-    /// How long a new primary grants nothing after its promotion.
+    /// Returns how long a new primary grants nothing after its promotion.
     pub fn after_promotion_ms(&self) -> u64 {
         match self.confirms {
             true => 0,

@@ -1,10 +1,10 @@
-//! What steps of the wall clock do to locks: how many owners are let in beside one who still believes in its lease, and for how long a
-//! dead owner's lock is kept.
+//! The effect of steps of the wall clock on locks: how many owners are granted a lock while another still believes in its lease,
+//! and how long a dead owner's lock is kept.
 //!
-//! A lease ends by the wall clock of the server, so a server whose clock is put forward ends it early, and one whose clock is put back
-//! ends it late. Twenty workers take ten locks while the clock of the primary, of its replicas or of all three is stepped once, or
-//! strobes to and fro. Where replicas are concerned, the primary dies a moment later and one of them takes over. The workers believe
-//! by their own clock, which nobody touches.
+//! A lease ends by the wall clock of the server, so a server whose clock is put forward ends it early, and one whose clock is put
+//! back ends it late. Twenty workers take ten locks while the clock of the primary, of its replicas or of all three is stepped
+//! once, or strobes to and fro. In the cases with replicas the primary dies a moment later and one of them takes over. The
+//! workers believe by their own clock, which does not step.
 
 mod table;
 
@@ -24,12 +24,12 @@ use crate::table::{Row, Table};
 /// The longest lease, and a second.
 const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
 
-/// How long workers work before the step, how long after it the primary dies, and how long it is watched.
+/// How long workers work before the step, how long after it the primary dies, and how long they are observed.
 const BEFORE: Duration = Duration::from_millis(2_000);
 const THEN: Duration = Duration::from_millis(300);
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 3_000);
 
-/// How often the clock turns where it strobes, and for how long.
+/// How often the clock turns when it strobes, and for how long.
 const TURN: Duration = Duration::from_millis(150);
 const STROBE: Duration = Duration::from_millis(3_000);
 
@@ -44,25 +44,25 @@ struct Options {
     results: std::path::PathBuf,
 }
 
-/// What the servers do against lost grants.
+/// The servers' setting against lost grants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Setting {
     Nothing,
     Replicas,
 }
 
-/// Whose clock it is.
+/// The server whose clock steps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
-    /// The primary's, which lives on.
+    /// The primary, which lives on.
     Primary,
-    /// The replicas': one of them takes over.
+    /// The replicas: one of them takes over.
     Replicas,
-    /// Everybody's: one of the replicas takes over.
+    /// All servers: one of the replicas takes over.
     All,
 }
 
-/// What the clock does.
+/// The motion of the clock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Motion {
     /// Steps the clock once, by this many milliseconds.
@@ -114,10 +114,10 @@ impl Case {
         }
     }
 
-    /// Returns true if a clock that ends leases early is that of a server that ends them: it must show.
+    /// Returns true if a server with a fast clock ends leases early: two owners must be seen.
     fn must_let_in_two(self) -> bool {
         let outruns = self.ahead_ms() >= LEASE_MS as i64;
-        // One that strobes is right again by the time at which a replica takes over, or it is not.
+        // A strobing clock may or may not be right again when a replica takes over.
         outruns && !(self.whose != Whose::Primary && matches!(self.motion, Motion::Strobe(_)))
     }
 
@@ -169,12 +169,12 @@ impl Case {
         }
     }
 
-    /// A primary and two replicas, each with a clock of its own, which are together.
+    /// Starts a primary and two replicas, each with a clock of its own, and waits until they are in sync.
     fn start(self) -> ([Server; 3], [Clock; 3]) {
         let server = || {
             let mut builder = Server::builder();
             if self.setting == Setting::Replicas {
-                // Of moments until all are together: nothing shortens it later.
+                // Of moments until all are together: it cannot be shortened later.
                 for word in ["replicas", "2", "quarantine-ms", "1"] {
                     builder = builder.module_argument(word);
                 }
@@ -219,7 +219,7 @@ fn strobe(clocks: &[Clock], ms: i64, goes_on: &AtomicBool) {
     }
 }
 
-/// Watches for a while. Returns when the lock of the dead owner was free, counted from its grant, if it was.
+/// Observes the server for a while. Returns when the lock of the dead owner was free, counted from its grant, if it was.
 fn watch(server: &Server, since: Instant) -> Option<Duration> {
     let begun = Instant::now();
     let mut connection = server.connection();

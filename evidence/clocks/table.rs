@@ -1,4 +1,4 @@
-//! The table: a row a case.
+//! The table: a row per case.
 
 use std::fmt::{self, Write as _};
 use std::path::Path;
@@ -11,18 +11,18 @@ use dlock_integration::Server;
 
 use crate::{Motion, Setting, Whose, AFTER};
 
-/// What was seen in one case.
+/// The observations of one case.
 pub struct Row {
     pub setting: Setting,
     pub whose: Whose,
     pub motion: Motion,
-    /// Owners that were let in beside one that believed in its lease.
+    /// Owners that were granted a lock while another believed in its lease.
     pub twice: usize,
-    /// For how long they were together, over all locks.
+    /// The time for which both believed, over all locks.
     pub together: Duration,
     /// From the step, or from the primary's death, to the first grant after it.
     pub gap: Duration,
-    /// From its grant until the lock of a dead owner was free. None: not as long as it was watched.
+    /// From its grant until the lock of a dead owner was free. None: not within the observed time.
     pub free: Option<Duration>,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// All rows of a run, and where it was.
+/// All rows of a run, and its machine.
 pub struct Table {
     place: String,
     pub rows: Vec<Row>,
@@ -129,7 +129,7 @@ impl Table {
     }
 }
 
-/// What a program writes.
+/// Returns the output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     output.map_or_else(

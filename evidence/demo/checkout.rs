@@ -7,33 +7,33 @@ use dlock_integration::redis::{self, cmd, RedisResult};
 use dlock_integration::rivals::COMPARE_AND_DELETE;
 use dlock_integration::{command, Grant, Wire};
 
-/// Where the stock is kept.
+/// The key of the stock.
 pub const STOCK: &str = "stock";
 
 const LOCK: &str = "stock-lock";
 
-/// A lock that its holder forgot is free again after this time. Nobody forgets here.
+/// A forgotten lock is free again after this time. No customer forgets one here.
 const LEASE_MS: u64 = 10_000;
 
-/// The lease where customers do freeze: all others wait so long for one that did.
+/// The lease where customers do freeze: all others wait this long for a frozen one.
 const SHORT_LEASE_MS: u64 = 40;
 
-/// Longer than the lease: who was frozen so long has lost the lock without knowing.
+/// Longer than the lease: a frozen customer has lost the lock without knowing.
 const FREEZE: Duration = Duration::from_millis(100);
 
-/// One order in so many is frozen in the middle.
+/// One order in this many is frozen in the middle.
 const FREEZES_ONE_IN: u32 = 120;
 
-/// Between two tries to get a lock that cannot be waited for.
+/// The pause between two tries for a lock that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A way to place an order: a row of the table.
 pub struct Way {
-    /// What the table calls it.
+    /// Its name in the table.
     pub name: &'static str,
-    /// Does it promise that no order is lost?
+    /// Whether it promises that no order is lost.
     pub promises: bool,
-    /// Are some customers frozen in the middle of an order?
+    /// Whether some customers are frozen in the middle of an order.
     pub freezes: bool,
     /// Places one order.
     pub order: fn(&mut Customer, &mut Wire) -> RedisResult<()>,
@@ -67,21 +67,21 @@ pub const WAYS: [Way; 4] = [
     },
 ];
 
-/// Who places orders.
+/// A customer, who places orders.
 pub struct Customer {
     owner: String,
-    /// How long it waits between reading the stock and writing it back.
+    /// How long the customer waits between reading the stock and writing it back.
     thinking: Duration,
-    /// Says how long it looks around, and when it freezes.
+    /// Decides how long the customer looks around, and when it freezes.
     pub random: fastrand::Rng,
-    /// How often it was frozen in the middle of an order.
+    /// How often the customer was frozen in the middle of an order.
     pub frozen: u64,
     /// How many of its writes were fenced.
     pub fenced: u64,
 }
 
 impl Customer {
-    /// One that has ordered nothing yet.
+    /// Returns a customer without orders.
     pub fn new(number: usize, thinking: Duration) -> Customer {
         Customer {
             owner: format!("customer-{number}"),
@@ -92,14 +92,14 @@ impl Customer {
         }
     }
 
-    /// What needs the lock.
+    /// Sells one piece, which needs the lock.
     fn sell_one(&mut self, connection: &mut Wire) -> RedisResult<()> {
         let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
         self.think();
         cmd("SET").arg(STOCK).arg(stock - 1).query(connection)
     }
 
-    /// A price to work out, another service to ask. Even the shortest sleep would take a part of a millisecond.
+    /// Thinks: a price to work out, another service to ask. Even the shortest sleep would take a part of a millisecond.
     fn think(&self) {
         if !self.thinking.is_zero() {
             thread::sleep(self.thinking);
@@ -107,7 +107,7 @@ impl Customer {
     }
 }
 
-/// With a lock as clients make it of a plain key: whoever can set it has it, whoever cannot tries again.
+/// Orders with a lock as clients make it of a plain key: the first to set it has it, the others try again.
 fn client_side(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     let owner = customer.owner.clone();
     let acquire = command(&format!("SET {LOCK} {owner} NX PX {LEASE_MS}"));
@@ -120,7 +120,7 @@ fn client_side(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()
     expect_held(delete.query::<u64>(connection)? == 1)
 }
 
-/// With this module's lock: the server says when it is our turn.
+/// Orders with this module's lock: the server answers when it is our turn.
 fn dlock(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     let owner = customer.owner.clone();
     let line = format!("DLOCK.ACQUIRE {LOCK} {owner} {LEASE_MS} BLOCK 0");
@@ -130,8 +130,8 @@ fn dlock(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     expect_held(command(&line).query::<u64>(connection)? == 0)
 }
 
-/// With this module's lock and a short lease, by customers that are frozen in the middle now and then: the write
-/// names the token of the lock, and the server takes it only from who still holds it.
+/// Orders with this module's lock and a short lease, with customers that are sometimes frozen in the middle: the write names the
+/// token of the lock, and the server accepts it only from the present holder.
 fn guarded(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     while !try_guarded(customer, connection)? {
         customer.fenced += 1;
@@ -139,7 +139,7 @@ fn guarded(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     Ok(())
 }
 
-/// One try. False when the lock was lost before the stock was written.
+/// Tries once. Returns false if the lock was lost before the stock was written.
 fn try_guarded(customer: &mut Customer, connection: &mut Wire) -> RedisResult<bool> {
     let owner = customer.owner.clone();
     let line = format!("DLOCK.ACQUIRE {LOCK} {owner} {SHORT_LEASE_MS} BLOCK 0");
@@ -156,7 +156,7 @@ fn try_guarded(customer: &mut Customer, connection: &mut Wire) -> RedisResult<bo
         return Ok(false);
     }
     written?;
-    // The stock is written. If the lease ends only now, there is nothing left to give back.
+    // The stock is written. If the lease ends only now, there is nothing left to release.
     let line = format!("DLOCK.RELEASE {LOCK} {owner} TOKEN {token}");
     let released = command(&line).query::<u64>(connection);
     if !is_refused(&released, "NOTHELD") {

@@ -1,11 +1,11 @@
-//! The shop: what a lock is for, and what it costs.
+//! The shop: the purpose of a lock, and its cost.
 //!
-//! A hundred customers buy six thousand pieces of one article. Each order reads the stock, thinks, and writes
-//! the stock less one: exactly the program that needs a lock. It is run with each way to [`checkout`]; in the
-//! end no piece may be left, or orders were lost. In the last run some customers are frozen in the middle of an
-//! order until their lease is over, and then go on as if nothing had been.
+//! A hundred customers buy six thousand pieces of one article. Each order reads the stock, thinks, and writes the stock less one:
+//! exactly the program that needs a lock. It runs with each way to [`checkout`]; in the end no piece may be left, or orders were
+//! lost. In the last run some customers are frozen in the middle of an order until their lease is over, and then continue
+//! unaware.
 //!
-//! Then fifty customers who neither look around nor think buy as fast as they can: what the lock itself costs.
+//! Then fifty customers who neither look around nor think buy as fast as they can: that shows the cost of the lock itself.
 
 mod checkout;
 mod report;
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         "\nThe rush: {} orders by {} customers, who neither look around nor think.\n",
         RUSH.orders, RUSH.customers
     );
-    // Nobody freezes in a rush.
+    // No customer freezes in a rush.
     let rush: Vec<Outcome> = WAYS
         .iter()
         .filter(|way| !way.freezes)

@@ -1,4 +1,4 @@
-//! What the user sees in the end.
+//! The output at the end.
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
@@ -10,7 +10,7 @@ const HEADER: [&str; 11] = [
     "orders/s",
 ];
 
-/// One row for each run.
+/// Returns a table with one row for each run.
 pub fn table(outcomes: &[Outcome]) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(HEADER);
@@ -36,7 +36,7 @@ pub fn table(outcomes: &[Outcome]) -> Table {
     table
 }
 
-/// What the numbers of a run mean, where they need a word.
+/// Explains the numbers of a run, where they need it.
 pub fn remark(outcome: &Outcome) -> Option<String> {
     let name = outcome.way.name;
     let fenced = match (outcome.frozen, outcome.fenced) {

@@ -10,21 +10,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::checkout::{Customer, Way, STOCK};
 
-/// A shop: how many buy how much there, and how.
+/// A shop: its customers and orders.
 #[derive(Clone, Copy)]
 pub struct Shop {
-    /// Who place the orders, each with a connection of its own.
+    /// The customers, each with a connection of its own.
     pub customers: usize,
     /// Orders in all, and pieces in stock at the beginning.
     pub orders: usize,
     /// A customer looks around before each order, for this time on average and at most twice as long.
     pub looking_around: Duration,
-    /// Between reading the stock and writing it back.
+    /// The time between reading the stock and writing it back.
     pub thinking: Duration,
 }
 
-/// Looking around keeps the shop busy (without it, all would stand in line all the time, and what a row shows is its length)
-/// but not beyond what one cashier can do.
+/// Looking around keeps the shop busy (without it, all would queue all the time, and a row would show the length of the queue)
+/// but not beyond the capacity of one cashier.
 pub const SHOP: Shop = Shop {
     customers: 100,
     orders: 6_000,
@@ -32,7 +32,7 @@ pub const SHOP: Shop = Shop {
     thinking: Duration::from_millis(1),
 };
 
-/// Nobody looks around or thinks: what a row shows is what the lock itself costs when all want it all the time.
+/// No customer looks around or thinks: a row shows the cost of the lock itself when all want it all the time.
 pub const RUSH: Shop = Shop {
     customers: 50,
     orders: 5_000,
@@ -43,17 +43,17 @@ pub const RUSH: Shop = Shop {
 /// Latencies are kept to three digits.
 const DIGITS: u8 = 3;
 
-/// What came of a run.
+/// The outcome of a run.
 pub struct Outcome {
-    /// How the orders were placed.
+    /// The way of the orders.
     pub way: &'static Way,
-    /// How many.
+    /// The number of orders.
     pub orders: usize,
     /// Orders that left no trace in the stock.
     pub lost: i64,
     /// Microseconds from wanting an order to having it.
     pub latencies: Histogram<u64>,
-    /// How long all of it took.
+    /// The duration of the run.
     pub duration: Duration,
     /// Customers that were frozen in the middle of an order.
     pub frozen: u64,
@@ -62,12 +62,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Orders a second.
+    /// Returns the orders per second.
     pub fn rate(&self) -> f64 {
         self.orders as f64 / self.duration.as_secs_f64()
     }
 
-    /// Were no orders lost or doubled, if none should be, and was each frozen customer kept from writing?
+    /// Returns true if no orders were lost or doubled, where that is promised, and each frozen customer was kept from writing.
     pub fn is_as_promised(&self) -> bool {
         !self.way.promises || (self.lost == 0 && self.fenced >= self.frozen)
     }
@@ -78,7 +78,7 @@ pub fn open(server: &Server, shop: Shop, way: &'static Way) -> Outcome {
     let mut connection = server.connection();
     connection.run(&format!("SET {STOCK} {}", shop.orders));
     let progress = progress_bar(way.name, shop.orders);
-    // Everybody is in the shop before it opens, the cashier with the stop-watch too.
+    // All customers are in the shop before it opens, and so is the cashier with the stop-watch.
     let door = Barrier::new(shop.customers + 1);
     let (latencies, frozen, fenced, duration) = thread::scope(|scope| {
         let customers: Vec<_> = (0..shop.customers)
@@ -114,7 +114,7 @@ pub fn open(server: &Server, shop: Shop, way: &'static Way) -> Outcome {
     }
 }
 
-/// All orders of one customer, and how long each took.
+/// Places all orders of one customer. Returns how long each took.
 fn buy(
     shop: Shop,
     way: &Way,

@@ -1,4 +1,4 @@
-//! An AOF that ends anywhere.
+//! An AOF that is cut at any byte.
 
 use std::fmt;
 use std::fs;
@@ -11,16 +11,16 @@ const LOCKS: usize = 6;
 const OWNERS: usize = 4;
 const COMMANDS: usize = 250;
 
-/// Longer than the run: no lease and no claim ends while it lasts.
+/// Longer than the run: no lease and no claim ends in it.
 const LONG_MS: u64 = 600_000;
 
-/// What came of the cuts.
+/// The outcome of the cuts.
 pub struct Cuts {
     cuts: usize,
     bytes: usize,
     /// Cuts within the effects of a command.
     within: usize,
-    /// Cuts after which the next command's locks would have been seen to be others.
+    /// Cuts after which the locks would differ from those after the next command.
     told_apart: usize,
     pub wrong: Vec<String>,
 }
@@ -39,13 +39,13 @@ impl fmt::Display for Cuts {
     }
 }
 
-/// Who holds each lock by which token and count, and who has which place.
+/// Returns the holders of each lock with token and count, and the places.
 fn picture(c: &mut Wire) -> Vec<Value> {
     let mut all = Vec::new();
     for lock in 0..LOCKS {
         let held: Value = c.ask(&format!("DLOCK.HELD lock:{lock}"));
         all.push(match held {
-            // What is left of the lease changes.
+            // The rest of the lease changes.
             Value::Array(mut fields) if fields.len() == 4 => {
                 fields.remove(2);
                 Value::Array(fields)
@@ -59,7 +59,7 @@ fn picture(c: &mut Wire) -> Vec<Value> {
     all
 }
 
-/// A command as clients send it.
+/// Returns a random command, as clients send it.
 fn any(random: &mut fastrand::Rng) -> String {
     let (lock, owner) = (random.usize(..LOCKS), random.usize(..OWNERS));
     let other = (lock + 1) % LOCKS;
@@ -74,7 +74,7 @@ fn any(random: &mut fastrand::Rng) -> String {
     }
 }
 
-/// Cuts an AOF at so many bytes.
+/// Cuts an AOF at `cuts` bytes.
 pub fn play(cuts: usize, seed: u64) -> Cuts {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut server = Server::builder()
@@ -83,7 +83,7 @@ pub fn play(cuts: usize, seed: u64) -> Cuts {
         .start();
     let aof = aof_of(&server);
     let mut c = server.connection();
-    // By the size of the AOF: what the locks are like when it is read as far as that.
+    // By the size of the AOF: the locks after reading it up to there.
     let mut pictures = vec![(size(&aof), picture(&mut c))];
     for _ in 0..COMMANDS {
         // A refusal changes nothing.
@@ -103,7 +103,7 @@ pub fn play(cuts: usize, seed: u64) -> Cuts {
         let at = random.usize(pictures[0].0..=whole.len());
         fs::write(&aof, &whole[..at]).expect("the AOF can be written");
         server.restart();
-        // Of several with one size the last: those before it changed nothing that lasts.
+        // The last one of a size: those before it had no lasting change.
         let next = pictures.partition_point(|(size, _)| *size <= at);
         let (size, expected) = &pictures[next - 1];
         found.within += usize::from(*size < at);
@@ -122,13 +122,13 @@ pub fn play(cuts: usize, seed: u64) -> Cuts {
             .wrong
             .push("what is cut off makes no difference".to_owned());
     }
-    // So that it can end in peace.
+    // So that it can end normally.
     fs::write(&aof, &whole).expect("the AOF can be written");
     server.restart();
     found
 }
 
-/// Where a server writes its AOF.
+/// Returns the path of a server's AOF.
 pub fn aof_of(server: &Server) -> PathBuf {
     let files = fs::read_dir(server.dir().join("appendonlydir")).expect("it has an AOF");
     let mut paths = files.map(|file| file.expect("a file").path());

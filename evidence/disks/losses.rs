@@ -1,4 +1,4 @@
-//! A server that loses the newest of what it has written.
+//! A server that loses its newest writes.
 
 use std::fmt;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::cuts::{aof_of, size};
 /// The longest lease, and a second.
 const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
 
-/// How long workers work, how long before the end the disk stands still, and how long it is watched.
+/// How long workers work, how long before the end the disk stands still, and how long they are observed.
 const BEFORE: Duration = Duration::from_millis(3_500);
 const LOST: Duration = Duration::from_millis(1_000);
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
@@ -23,16 +23,16 @@ const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
 /// The head of the table.
 pub const HEAD: &str = "| what the server keeps | what is lost | against that | two owners | first grant after the death |\n|---|---|---|---|---|";
 
-/// How the server keeps its data, and what it loses of it.
+/// How the server stores its data, and what it loses of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Disk {
-    /// Each answer is on the disk before it is sent, so nothing that was answered is lost.
+    /// Each answer is on the disk before it is sent, so no answered grant is lost.
     Always,
     /// The last second.
     EverySecond,
-    /// All that the system had not written: here all of the run.
+    /// Everything that the system had not written: here the whole run.
     No,
-    /// All since the RDB was saved, a second ago.
+    /// Everything since the RDB was saved, a second ago.
     Rdb,
 }
 
@@ -43,7 +43,7 @@ pub struct Case {
     has_quarantine: bool,
 }
 
-/// What was seen in it.
+/// The observations of a case.
 pub struct Row {
     case: Case,
     pub twice: usize,
@@ -52,12 +52,12 @@ pub struct Row {
 }
 
 impl Case {
-    /// Returns true if no owner may be let in beside another.
+    /// Returns true if no two owners may believe in a lock.
     pub fn promises_one_owner(self) -> bool {
         self.disk == Disk::Always || self.has_quarantine
     }
 
-    /// Returns true if two must be: else the run would not see it.
+    /// Returns true if two owners must be seen: otherwise the run could not detect them.
     pub fn must_let_in_two(self) -> bool {
         matches!(self.disk, Disk::No) && !self.has_quarantine
     }
@@ -74,7 +74,7 @@ impl Case {
             .config("appendfsync", fsync)
             .start();
         if self.has_quarantine {
-            // In the file it holds from the restart on: the first start has none.
+            // In the file it applies from the restart on: the first start has none.
             let set = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
             server.connection().ask::<String>(&set);
             server.connection().ask::<String>("CONFIG REWRITE");
@@ -114,7 +114,7 @@ impl Case {
 }
 
 impl Row {
-    /// Returns what the case is.
+    /// Returns the name of the case.
     pub fn name(&self) -> String {
         let (keeps, loses) = match self.case.disk {
             Disk::Always => ("AOF, `appendfsync always`", "nothing that was answered"),
@@ -141,7 +141,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Plays all cases, so many at a time.
+/// Plays all cases, `lanes` at a time.
 pub fn play(lanes: usize) -> Vec<(Case, Row)> {
     let disks = [Disk::Always, Disk::EverySecond, Disk::No, Disk::Rdb];
     let cases: Vec<Case> = disks

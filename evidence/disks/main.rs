@@ -1,10 +1,10 @@
-//! What a disk may lose, and what that does to locks.
+//! The effect of a disk's losses on locks.
 //!
-//! **Cuts.** A server works with `appendfsync always`, dies, and its AOF is cut at one byte after the other. It has to come up with
-//! the locks, tokens and tickets of the last command whose effects are there as a whole: not more, not less, nothing half.
+//! **Cuts.** A server works with `appendfsync always`, dies, and its AOF is cut at one byte after the other. It must come up with
+//! the locks, tokens and tickets of the last command whose effects are complete: not more, not less, and none in part.
 //!
-//! **Losses.** Twenty workers take ten locks. The server dies, loses what was not yet on its disk, and starts again in its place: how
-//! many owners are let in beside one who still believes in its lease, with and without a quarantine?
+//! **Losses.** Twenty workers take ten locks. The server dies, loses the writes that were not on its disk yet, and restarts in
+//! its place: how many owners are granted a lock while another still believes in its lease, with and without a quarantine?
 
 mod cuts;
 mod losses;
@@ -83,7 +83,7 @@ fn page(cuts: &cuts::Cuts, rows: &[(Case, Row)]) -> String {
     )
 }
 
-/// What a program writes.
+/// Returns the output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     output.map_or_else(

@@ -1,9 +1,9 @@
-//! A failover that one can watch: a primary is killed while programs use locks, under three settings. Who was let in twice, and how
-//! long was nobody let in?
+//! A failover to watch: a primary is killed while programs use locks, under three settings. How many locks were granted twice,
+//! and for how long was none granted?
 //!
-//! Twenty workers take ten locks, and believe in each until its lease ends, counted from when they asked. Then the primary dies by
-//! kill -9, and one of its two replicas is promoted at once, as a Sentinel would after its failure detection. In the hard case it is
-//! the one that lagged for a second, and lacks the last grants.
+//! Twenty workers take ten locks, and believe in each until its lease ends, counted from their request. Then the primary dies by
+//! kill -9, and one of its two replicas is promoted at once, as a Sentinel would after its failure detection. In the hard case it
+//! is the one that lagged for a second, and lacks the last grants.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -16,14 +16,14 @@ use dlock_integration::workers::{self, Seen, Workers, LEASE_MS};
 /// The longest lease, and a second.
 const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
 
-/// How long workers work before the failover, how long the replica lags in that and what is written besides, and how long it is
-/// watched afterwards.
+/// How long workers work before the failover, how long the replica lags in that and how much other data is written, and how long
+/// they are observed afterwards.
 const BEFORE: Duration = Duration::from_millis(2_500);
 const LAG: Duration = Duration::from_millis(1_000);
 const MUCH: usize = 1 << 20;
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
 
-/// What the servers do against lost grants.
+/// The servers' setting against lost grants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Setting {
     Nothing,
@@ -45,7 +45,7 @@ impl Setting {
         let words = match self {
             Setting::Nothing => vec![],
             Setting::Quarantine => argument("quarantine-ms", QUARANTINE_MS).to_vec(),
-            // Of moments until all are together: nothing shortens it later.
+            // Of moments until all are together: it cannot be shortened later.
             Setting::Replicas => [argument("replicas", 2), argument("quarantine-ms", 1)].concat(),
         };
         let builder = words.into_iter().fold(Server::builder(), |builder, word| {
@@ -55,7 +55,7 @@ impl Setting {
     }
 }
 
-/// A primary and two replicas, which are together.
+/// Starts a primary and two replicas, and waits until they are in sync.
 fn start(setting: Setting) -> [Server; 3] {
     let servers = [setting.server(), setting.server(), setting.server()];
     let [primary, replicas @ ..] = &servers;
@@ -72,7 +72,7 @@ fn start(setting: Setting) -> [Server; 3] {
     };
     match setting {
         Setting::Nothing => {}
-        // The quarantine of the start is not what is shown.
+        // The quarantine of the start is not shown.
         Setting::Quarantine => {
             say("CONFIG SET dlock.quarantine-ms 0");
             say(&format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}"));
@@ -87,16 +87,16 @@ fn start(setting: Setting) -> [Server; 3] {
     servers
 }
 
-/// Kills the primary of such a group while workers work, and has a replica take over: the one that lags, or one of equals.
+/// Kills the primary of such a group while workers work, and promotes a replica: the one that lags, or one of equals.
 fn fail_over(setting: Setting, lags: bool) -> Seen {
     let [mut primary, new, other] = start(setting);
     let workers = Workers::start(primary.port());
     sleep(BEFORE - LAG);
-    // What is said to it now it hears when it goes on, before the rest of what its primary has sent.
+    // It reads this when it resumes, before the rest of its primary's stream.
     let mut promotion: Wire = new.connection();
     if lags {
         new.freeze();
-        // Other programs write, too: what it has still to read is more than it reads at once.
+        // Other programs write, too: the rest of the stream is more than it reads at once.
         let much = command("SET other-data").arg(vec![b'x'; MUCH]).to_owned();
         primary.connection().ask_command::<String>(&much);
         promotion.send_to_still("REPLICAOF NO ONE");

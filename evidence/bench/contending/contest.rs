@@ -1,44 +1,43 @@
-//! Many clients that want one lock: who got it when, and what that says.
+//! Many clients that want one lock: the grants of each, and figures about them.
 
 use std::time::Duration;
 
 use crate::tools::percentile::Durations;
 use crate::way::Figure;
 
-/// How it is fought.
+/// The setting of a contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Contest {
-    /// Clients, each with a connection of its own. Each asks again as soon as it has given back.
+    /// Clients, each with a connection of its own. Each asks again as soon as it has released.
     pub clients: usize,
     /// How long a client keeps the lock, doing nothing.
     pub section: Duration,
-    /// For how long clients ask. What they have asked for until then they get.
+    /// How long clients ask. Every request of this time is granted in the end.
     pub duration: Duration,
 }
 
-/// One time that a client got the lock. Times are from the start of the contest.
+/// One grant of the lock. Times are from the start of the contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
-    /// Who.
+    /// The client.
     pub client: usize,
     /// When it asked.
     pub asked: Duration,
-    /// When it was told that it has the lock.
+    /// When it received the grant.
     pub granted: Duration,
 }
 
-/// Turns in a second.
+/// Turns a second.
 pub const RATE: &str = "hand-overs/s";
-/// Jain's index of the turns of each client: 1 when all had as many, 1/n when one had all.
+/// Jain's index of the turns of each client: 1 when all had equally many, 1/n when one had all.
 pub const JAIN: &str = "Jain index";
-/// The most turns that others had who had asked later than somebody who still waited, by more than it may
-/// take from the client's asking to the server's hearing it.
+/// The most turns of clients that had asked later than a waiting one, by more than a request may take to reach the server.
 pub const BYPASS: &str = "longest bypass";
 
-/// Who asked within this time of each other has asked at the same time.
+/// Requests within this time count as simultaneous.
 const AT_ONCE: Duration = Duration::from_millis(2);
 
-/// What the turns of a contest say.
+/// Returns the figures of a contest.
 pub fn figures(contest: &Contest, turns: &[Turn]) -> Vec<Figure> {
     let in_time = turns
         .iter()
@@ -65,7 +64,8 @@ fn jain(clients: usize, turns: &[Turn]) -> f64 {
     sum * sum / (clients as f64 * squares)
 }
 
-/// For each turn, how many asked later, and not [`AT_ONCE`], and were granted earlier; the most of all.
+/// Returns the most turns by which a waiting client was passed: turns that were asked for more than [`AT_ONCE`] later, and
+/// granted earlier.
 fn longest_bypass(turns: &[Turn]) -> usize {
     let mut by_grant: Vec<&Turn> = turns.iter().collect();
     by_grant.sort_by_key(|turn| turn.granted);
@@ -75,7 +75,7 @@ fn longest_bypass(turns: &[Turn]) -> usize {
         .map(|(rank, turn)| (turn.asked, rank))
         .collect();
     by_asking.sort_unstable();
-    // From the last that asked to the first; counted are those that asked later.
+    // From the last request to the first: then exactly the later ones are counted.
     let mut later = Counts::new(turns.len());
     let mut still_to_count = by_asking.iter().rev().peekable();
     let mut longest = 0;
@@ -89,7 +89,7 @@ fn longest_bypass(turns: &[Turn]) -> usize {
     longest
 }
 
-/// How many numbers were added, and how many of them are below a given one (a Fenwick tree).
+/// The count of added numbers, and of those below a given one (a Fenwick tree).
 struct Counts(Vec<usize>);
 
 impl Counts {
@@ -134,9 +134,9 @@ mod tests {
         let check = |turns: &[Turn], longest| assert_eq!(longest_bypass(turns), longest);
         check(&[], 0);
         check(&[turn(0, 1, 2), turn(1, 2, 3), turn(2, 3, 4)], 0);
-        // The first to ask is the last to be served.
+        // The first to ask is served last.
         check(&[turn(0, 1, 9), turn(1, 2, 3), turn(2, 3, 4)], 2);
-        // Client 1 gets it twice while client 0 waits; what it asked for before does not count.
+        // Client 1 gets it twice while client 0 waits; earlier requests do not count.
         check(
             &[
                 turn(1, 0, 2),

@@ -1,7 +1,7 @@
-//! Clients that each want three of six locks, in whatever order: all at once by MACQUIRE, or one after the other.
+//! Clients that each want three of six locks, in any order: all at once by MACQUIRE, or one after the other.
 //!
-//! One after the other they come to stand crosswise. dlock refuses the request that would close the circle; with plain keys
-//! nobody sees it, so who has waited for too long gives back what it has, and both begin anew.
+//! One after the other they wait crosswise. dlock refuses the request that would close the circle. With plain keys no one notices
+//! it, so a client that has waited for too long releases its locks, and both start again.
 
 use std::rc::Rc;
 use std::thread;
@@ -27,7 +27,7 @@ const CONTEST: Contest = Contest {
     duration: Duration::from_secs(1),
 };
 
-/// All on one server.
+/// Opens all ways on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let crossing = |name, make: Make| -> Box<dyn Way> {
@@ -36,7 +36,7 @@ pub fn open() -> Opened {
             let clients = (0..CONTEST.clients).map(|number| make(&server, number));
             let clients = clients.collect::<Result<Vec<_>, _>>()?;
             let figures = hot::measure(&server, &CONTEST, || hot::run(&CONTEST, clients))?;
-            // Who wants other locks overtakes nobody.
+            // Clients that want other locks overtake no one.
             let figures = figures
                 .into_iter()
                 .filter(|(name, _)| ![JAIN, BYPASS].contains(name));
@@ -49,7 +49,7 @@ pub fn open() -> Opened {
     };
     Ok(vec![
         crossing("MACQUIRE", AtOnce::make),
-        // The circle refused, or ended by a time-out.
+        // The circle is refused, or ended by a time-out.
         crossing("ACQUIRE one by one, DEADLOCK: again", Refused::make),
         crossing("SET one by one, 1 ms sleep, 50 ms: again", TimedOut::make),
     ])
@@ -57,7 +57,7 @@ pub fn open() -> Opened {
 
 type Make = fn(&Server, usize) -> Result<Box<dyn Client>, Failure>;
 
-/// Which locks a client wants next: the same in every way.
+/// The locks that a client wants next: identical in every way.
 struct Wishes {
     random: Rng,
     locks: [usize; LOCKS],
@@ -126,7 +126,7 @@ struct Refused {
 }
 
 impl Refused {
-    /// After a refusal it asks again within this time: a few of the others' turns.
+    /// After a refusal it asks again within this time: a few turns of the others.
     const REST: Duration = Duration::from_millis(5);
 
     fn make(server: &Server, client: usize) -> Result<Box<dyn Client>, Failure> {
@@ -140,7 +140,7 @@ impl Refused {
         }))
     }
 
-    /// Whether all were granted; else those that were are given back.
+    /// Takes all locks. Returns whether all were granted; otherwise releases those that were.
     fn try_all(&mut self, wanted: &[String]) -> Result<bool, Failure> {
         for key in wanted {
             let take = format!("DLOCK.ACQUIRE {key} {} 30000 BLOCK 0", self.owner);
@@ -148,7 +148,7 @@ impl Refused {
             let mut reply = self.line.reply()?;
             if reply.starts_with("-DEADLOCK") {
                 self.release()?;
-                // Else the same would meet again.
+                // Otherwise these would meet again.
                 thread::sleep(Self::REST.mul_f64(self.random.f64()));
                 return Ok(false);
             }
@@ -192,9 +192,9 @@ struct TimedOut {
 }
 
 impl TimedOut {
-    /// Between two tries for one lock.
+    /// The sleep between two tries for one lock.
     const SLEEP: Duration = Duration::from_millis(1);
-    /// How long it waits for one lock before it gives up those that it has.
+    /// How long a client waits for one lock before it releases those that it has.
     const PATIENCE: Duration = Duration::from_millis(50);
 
     fn make(server: &Server, client: usize) -> Result<Box<dyn Client>, Failure> {
@@ -218,7 +218,7 @@ impl TimedOut {
                     "+OK" => break,
                     "$-1" if begin.elapsed() >= Self::PATIENCE => {
                         self.release()?;
-                        // Else the same would meet again.
+                        // Otherwise these would meet again.
                         thread::sleep(Self::PATIENCE.mul_f64(self.random.f64()));
                         return Ok(false);
                     }

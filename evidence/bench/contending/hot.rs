@@ -1,4 +1,4 @@
-//! One hot lock: many clients, each of which wants it again as soon as it has given it back.
+//! One hot lock: many clients, each of which wants it again as soon as it has released it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,37 +19,37 @@ use crate::tools::meter::Meter;
 use crate::tools::replies::Pattern;
 use crate::way::{way, Figure, Opened, Way};
 
-/// The lock.
+/// The lock's key.
 const KEY: &str = "hot";
 
-/// Server CPU a hand-over.
+/// Server CPU per hand-over.
 pub const CPU: &str = "cpu µs";
-/// Bytes that the server receives and sends for a hand-over.
+/// Bytes that the server receives and sends per hand-over.
 pub const BYTES: &str = "net bytes";
 
 /// This module.
 pub const BLOCKING: &str = "dlock";
 /// A plain key, tried again after a millisecond.
 pub const POLLING_1MS: &str = "SET + script, 1 ms sleep";
-/// The scripts over a hash, tried again when a message says that the lock is free.
+/// The scripts over a hash, tried again after a message that the lock is free.
 pub const PUBSUB: &str = "counted-hash, publish/subscribe";
 /// A Python library.
 pub const REDIS_PY_100MS: &str = "redis-py Lock, 100 ms sleep";
-/// The same with a shorter sleep.
+/// The Python library with a shorter sleep.
 pub const REDIS_PY_1MS: &str = "redis-py Lock, 1 ms sleep";
-/// Another one, that waits by BLPOP.
+/// Another Python library, which waits by BLPOP.
 pub const PYTHON_REDIS_LOCK: &str = "python-redis-lock, BLPOP";
 
-/// The ways in Python, what the program calls them, and with how many clients they are still done in seconds:
-/// a program of hundreds of threads that wake up a thousand times a second is not.
+/// The ways in Python, their names in the program, and the most clients with which they take seconds: a program of hundreds of
+/// threads that wake up a thousand times a second does not.
 const PEERS: [(&str, &str, usize); 3] = [
     (REDIS_PY_100MS, "redis-py-100ms", 500),
     (REDIS_PY_1MS, "redis-py-1ms", 50),
     (PYTHON_REDIS_LOCK, "python-redis-lock", 500),
 ];
 
-/// All ways on one server. Those in Python are left out where `DLOCK_BENCH_PYTHON` does not say which
-/// interpreter has the libraries.
+/// Opens all ways on one server. Those in Python are left out unless `DLOCK_BENCH_PYTHON` names an interpreter with the
+/// libraries.
 pub fn open(contest: Contest) -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
@@ -81,7 +81,7 @@ pub fn open(contest: Contest) -> Opened {
     Ok(ways)
 }
 
-/// The figures of a contest, with what the server has spent on it.
+/// Returns the figures of a contest, with the server's expenses for it.
 pub fn measure(
     server: &Server,
     contest: &Contest,
@@ -97,17 +97,17 @@ pub fn measure(
     Ok(figures)
 }
 
-/// A client that takes the lock and gives it back, waiting as long as it takes.
+/// A client that takes the lock, waiting as long as necessary, and releases it.
 pub trait Client: Send {
-    /// Returns when it has it.
+    /// Takes the lock.
     fn acquire(&mut self) -> Result<(), Failure>;
-    /// Gives it back.
+    /// Releases the lock.
     fn release(&mut self) -> Result<(), Failure>;
 }
 
 type MakeClient = fn(&Server, &Locking, usize) -> Result<Box<dyn Client>, Failure>;
 
-/// Lets clients contend, each in a thread of its own; who got it when.
+/// Lets clients contend, each in a thread of its own. Returns the turns.
 pub fn run(contest: &Contest, clients: Vec<Box<dyn Client>>) -> Result<Vec<Turn>, Failure> {
     let door = Barrier::new(clients.len());
     let start = OnceLock::new();
@@ -158,7 +158,7 @@ fn contend(
     }
 }
 
-/// The server says when it is our turn.
+/// Waits in the server's queue.
 struct Blocking {
     line: Line,
     acquire: Vec<u8>,
@@ -230,7 +230,7 @@ impl Client for Polling {
     }
 }
 
-/// Tries again when a message says that the lock is free, as all the others do.
+/// Tries again, like all others, after a message that the lock is free.
 struct Subscribing {
     line: Line,
     messages: Line,
@@ -263,7 +263,7 @@ impl Client for Subscribing {
             if reply == "$-1" {
                 return Ok(());
             }
-            // Else it is the time that the lease of whoever has it lasts.
+            // Otherwise it is the rest of the holder's lease.
             let lease_ms: u64 = reply
                 .trim_start_matches(':')
                 .parse()
@@ -278,12 +278,12 @@ impl Client for Subscribing {
     }
 }
 
-/// The name of a client.
+/// Returns the name of a client.
 pub fn owner(number: usize) -> String {
     format!("6f9619ff-8b86-d011-b42d-00cf4fc964ff:{number:03}")
 }
 
-/// Lets clients contend that are threads of a program in Python, with a library that people use.
+/// Lets clients contend that are threads of a program in Python, with a popular library.
 fn run_peer(
     python: &OsStr,
     program: &str,
@@ -310,7 +310,7 @@ fn run_peer(
         .collect()
 }
 
-/// A line of the program: client, asked, granted, in nanoseconds.
+/// Reads a line of the program: client, asked, granted, in nanoseconds.
 fn parse(line: &str) -> Result<Turn, Failure> {
     let mut words = line.split_whitespace();
     let mut number =

@@ -1,38 +1,38 @@
-//! Whether a run is as good as the committed one.
+//! Comparison of a run with the committed one.
 
 use std::fmt::{Display, Formatter};
 
 use crate::results::outcome::Line;
 use crate::results::report::number;
 
-/// A row beside what it was.
+/// A row, compared with the committed one.
 pub struct Change<'a> {
     /// The row's name.
     pub name: &'a str,
     verdict: Verdict,
 }
 
-/// What to say of a row.
+/// The verdict on a row.
 #[derive(Debug, PartialEq)]
 enum Verdict {
-    /// It may be this.
+    /// The row has a limit.
     Held {
         was: Option<f64>,
         is: f64,
         limit: f64,
     },
-    /// A figure that belongs to the machine that it was measured on, and has no bound.
+    /// A figure that depends on the machine, and has no bound.
     Shown { was: f64, is: f64 },
     /// The committed result is older than the row.
     New { is: f64 },
-    /// It was committed, but this run has not measured it.
+    /// The row was committed, but this run has not measured it.
     NotMeasured { was: f64 },
 }
 
-/// All rows of either.
+/// Returns a verdict for each row of either run.
 ///
-/// A ratio may be more than the committed one by its tolerance, and a plain figure is held to its bound. Tolerance
-/// and bound are those of this run's plan: to change them does not take a new committed result.
+/// A ratio may exceed the committed one by its tolerance, and a plain figure must keep its bound. Tolerance and bound are those
+/// of this run's plan: changing them needs no new committed result.
 pub fn changes<'a>(committed: &'a [Line], now: &'a [Line]) -> Vec<Change<'a>> {
     let measured = now.iter().map(|row| Change {
         name: &row.name,
@@ -50,7 +50,7 @@ pub fn changes<'a>(committed: &'a [Line], now: &'a [Line]) -> Vec<Change<'a>> {
     measured.chain(not_measured).collect()
 }
 
-/// The names of those that are more than they may be.
+/// Returns the names of the rows that exceed their limit.
 pub fn worse<'a>(changes: &[Change<'a>]) -> Vec<&'a str> {
     let worse = changes.iter().filter(|change| change.is_worse());
     worse.map(|change| change.name).collect()
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use crate::results::spread::Spread;
 
-    /// A ratio with a tolerance of a tenth.
+    /// Returns a ratio with a tolerance of a tenth.
     fn ratio(median: f64) -> Line {
         Line {
             name: "row".to_owned(),
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// A figure of the machine.
+    /// Returns a figure that depends on the machine.
     fn plain(median: f64, bound: Option<f64>) -> Line {
         Line {
             is_ratio: false,
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// Whether the one row is worse, and what is said of it.
+    /// Asserts whether the one row is worse, and the text about it.
     fn check(committed: &[Line], now: &[Line], is_worse: bool, said: &str) {
         let changes = changes(committed, now);
         let [change] = &changes[..] else {

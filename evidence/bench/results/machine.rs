@@ -1,4 +1,4 @@
-//! Where it was measured.
+//! The machine of a run.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::thread;
 use dlock_integration::Server;
 use serde::{Deserialize, Serialize};
 
-/// Where it was measured, and what.
+/// The machine and the programs of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Machine {
     /// The day, in UTC.
@@ -15,12 +15,12 @@ pub struct Machine {
     pub date: String,
     /// Model of the processor.
     pub cpu: String,
-    /// How many of them this process may use.
+    /// The number of processors that this process may use.
     pub cores: usize,
     /// Operating system.
     pub kernel: String,
-    /// How many processes wanted to run just before, on average over a minute, if that can be known. With more
-    /// than a few tenths something else was going on.
+    /// The number of processes that wanted to run just before, averaged over a minute, if known. With more than a few tenths the
+    /// machine was busy with something else.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub load: Option<f64>,
     /// The server's version.
@@ -32,7 +32,7 @@ pub struct Machine {
 const UNKNOWN: &str = "unknown";
 
 impl Machine {
-    /// This one.
+    /// Returns this machine.
     pub fn this() -> Machine {
         let server = Server::start();
         Machine {

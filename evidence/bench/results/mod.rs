@@ -1,4 +1,4 @@
-//! Samples, what they say together, and how the user sees it.
+//! Samples, their statistics, and the output.
 
 pub(crate) mod check;
 pub(crate) mod machine;

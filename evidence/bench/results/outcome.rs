@@ -1,4 +1,4 @@
-//! What came of a run, as it is kept in a file.
+//! The outcome of a run, as stored in a file.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::results::row::{Row, Value, ROWS};
 use crate::results::series::Records;
 use crate::results::spread::Spread;
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Where.
+    /// The machine.
     pub machine: Machine,
     /// Whether it was the quick run.
     pub quick: bool,
@@ -25,30 +25,30 @@ pub struct Outcome {
     pub figures: Vec<Absolute>,
 }
 
-/// A row as it came out.
+/// The outcome of a row.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Line {
     /// The row's name.
     pub name: String,
-    /// What it is.
+    /// The subject, in words.
     pub what: String,
-    /// Against what; the unit where it is no ratio.
+    /// The object of comparison; the unit where the row is no ratio.
     pub against: String,
     /// Whether it is a ratio.
     pub is_ratio: bool,
-    /// What was measured.
+    /// The measured values.
     pub spread: Spread,
-    /// What it must not be more than.
+    /// The most that it may be.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bound: Option<f64>,
-    /// What we would like beyond that.
+    /// The goal beyond the bound.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub goal: Option<f64>,
-    /// How much more than here, as a part of it, is a change.
+    /// The smallest relative increase that counts as a change.
     pub tolerance: f64,
 }
 
-/// A figure as it came out.
+/// The outcome of a figure.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Absolute {
     /// Group.
@@ -57,12 +57,12 @@ pub struct Absolute {
     pub way: String,
     /// Figure, with its unit.
     pub figure: String,
-    /// What was measured.
+    /// The measured values.
     pub spread: Spread,
 }
 
 impl Outcome {
-    /// All rows and figures of a run.
+    /// Collects all rows and figures of a run.
     pub fn new(machine: Machine, quick: bool, records: &Records) -> Outcome {
         let figures = records.iter().filter_map(|series| {
             Some(Absolute {
@@ -95,7 +95,7 @@ impl Outcome {
         Ok(fs::write(path, self.text()? + "\n")?)
     }
 
-    /// As it stands in a file.
+    /// Returns the text of the file.
     pub fn text(&self) -> Result<String, Failure> {
         let figures = match &self.figures[..] {
             [] => String::new(),
@@ -110,7 +110,7 @@ impl Outcome {
     }
 }
 
-/// So that a difference of two results can be read.
+/// Writes one item a line, so that a difference of two results is readable.
 fn one_a_line(items: &[impl Serialize]) -> Result<String, Failure> {
     let lines: Vec<String> = items
         .iter()
@@ -133,7 +133,7 @@ impl Line {
         })
     }
 
-    /// Whether it is within its bound, if it has one.
+    /// Returns whether it keeps its bound, if it has one.
     pub fn passes(&self) -> Option<bool> {
         self.bound.map(|bound| self.spread.median <= bound)
     }

@@ -1,4 +1,4 @@
-//! Results as a picture, and as the numbers that `make pictures` draws.
+//! Results as a picture, and as the numbers for `make pictures`.
 
 use std::fs;
 use std::path::Path;
@@ -21,11 +21,11 @@ const FONT: &str = "sans-serif";
 const TITLE: (&str, u32) = (FONT, 20);
 const LABEL: (&str, u32) = (FONT, 13);
 
-/// Colours that are distinguished without red and green, too (Okabe and Ito's).
+/// Colours that can be distinguished without red and green (Okabe and Ito's).
 const WITHIN: RGBColor = RGBColor(0, 114, 178);
 const BOUND: RGBColor = RGBColor(213, 94, 0);
 
-/// Draws what the run has figures for.
+/// Draws every plot for which the run has figures.
 pub fn draw_all(outcome: &Outcome, directory: &Path) -> Result<(), Failure> {
     let file = |name| directory.join(name);
     ratios(outcome, &file("ratios.svg"))?;
@@ -33,7 +33,7 @@ pub fn draw_all(outcome: &Outcome, directory: &Path) -> Result<(), Failure> {
     Ok(fs::write(file("plots.md"), numbers(outcome, &day))?)
 }
 
-/// The day on which a file was written, as a page says it.
+/// Returns the day on which a file was written, as a page writes it.
 fn day_of(path: &Path) -> Result<String, Failure> {
     let date = Command::new("date")
         .args(["-u", "-r"])
@@ -57,7 +57,7 @@ fn label_style(to_the: HPos) -> TextStyle<'static> {
         .pos(Pos::new(to_the, VPos::Center))
 }
 
-/// Every row with a bound, as a part of its bound: what reaches the line is too much.
+/// Draws every row with a bound, relative to its bound: a bar that reaches the line is too long.
 fn ratios(outcome: &Outcome, path: &Path) -> Result<(), Failure> {
     const ROW: i32 = 26;
     const TEXT: i32 = 560;
@@ -112,7 +112,7 @@ fn ratios(outcome: &Outcome, path: &Path) -> Result<(), Failure> {
     Ok(area.present()?)
 }
 
-/// What users know the ways by which a lock is taken and released as.
+/// The users' names of the ways to take and release a lock.
 const PAIRS: [(&str, &str); 5] = [
     (DLOCK, "dlock"),
     (SET_DEL, "`SET NX PX` + `DEL` (checks no owner)"),
@@ -121,7 +121,7 @@ const PAIRS: [(&str, &str); 5] = [
     (PING, "two `PING`s, to compare"),
 ];
 
-/// What users know the ways to wait as.
+/// The users' names of the ways to wait.
 const WAITS: [(&str, &str); 6] = [
     (hot::BLOCKING, "dlock"),
     (hot::POLLING_1MS, "`SET NX PX`, polled each ms"),
@@ -131,7 +131,7 @@ const WAITS: [(&str, &str); 6] = [
     (hot::REDIS_PY_1MS, "redis-py `Lock`, sleeps 1 ms"),
 ];
 
-/// The page that `make pictures` draws from: the CPU time of a pair, and the waits and hand-overs of a lock that many want.
+/// Returns the page for `make pictures`: the CPU time of a pair, and the waits and hand-overs of a lock that many clients want.
 fn numbers(outcome: &Outcome, date: &str) -> String {
     let pairs = table("server CPU of a pair, µs", &PAIRS, |way| {
         let settings = [
@@ -168,7 +168,7 @@ fn numbers(outcome: &Outcome, date: &str) -> String {
     )
 }
 
-/// A row for each way that has a figure. The cells say which column they are of.
+/// Returns a table with a row for each way that has a figure. The cells name their column.
 fn table(
     heading: &str,
     ways: &[(&str, &str)],

@@ -1,4 +1,4 @@
-//! What the user sees in the end.
+//! The output at the end.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table};
 use crate::results::outcome::{Line, Outcome};
 use crate::results::spread::Spread;
 
-/// Ratios first, then where they were measured, then all figures.
+/// Returns the report: first the ratios, then the machine, then all figures.
 pub fn text(outcome: &Outcome) -> String {
     let mut text = String::new();
     let machine = &outcome.machine;
@@ -108,14 +108,14 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Numbers stand to the right.
+/// Aligns numbers to the right.
 fn align(table: &mut Table, first: usize) {
     for column in table.column_iter_mut().skip(first) {
         column.set_cell_alignment(CellAlignment::Right);
     }
 }
 
-/// Three digits that say something.
+/// Formats a number with three significant digits.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
         size if size > 0.0 && size < 0.01 => 5,
@@ -126,7 +126,7 @@ pub fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// From here to there.
+/// Formats a range.
 pub fn range(from: f64, to: f64) -> String {
     format!("{} – {}", number(from), number(to))
 }

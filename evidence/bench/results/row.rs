@@ -1,4 +1,4 @@
-//! A line of the result: one figure beside another, and how far apart they may be.
+//! A line of the result: one figure compared with another, and the bound of their ratio.
 
 use std::sync::LazyLock;
 
@@ -16,42 +16,42 @@ pub struct Source {
     pub figure: &'static str,
 }
 
-/// What a row shows.
+/// The value of a row.
 #[derive(Clone, Copy)]
 pub enum Value {
-    /// Of each round the ratio of two samples.
+    /// The ratio of two samples in each round.
     Ratio(Source, Source),
-    /// The samples as they are.
+    /// The samples unchanged.
     Plain(Source),
 }
 
 /// A line of the result.
 pub struct Row {
-    /// Names it in the result file, for good.
+    /// Its name in the result file, which must not change.
     pub name: &'static str,
-    /// What it is, in words.
+    /// The subject, in words.
     pub what: &'static str,
-    /// Against what, in words; the unit where it is no ratio.
+    /// The object of comparison, in words; the unit where the row is no ratio.
     pub against: &'static str,
-    /// What is shown.
+    /// The value.
     pub value: Value,
-    /// It must not be more than this; without it the row is only shown.
+    /// The most that it may be; a row without a bound is only shown.
     pub bound: Option<f64>,
-    /// What we would like beyond that.
+    /// The goal beyond the bound.
     pub goal: Option<f64>,
-    /// The largest increase over the committed result, as a part of it, that may be chance.
+    /// The largest relative increase over the committed result that may be chance.
     pub tolerance: f64,
 }
 
 impl Row {
-    /// The group that it is made of.
+    /// Returns the group of its figures.
     pub fn group(&self) -> &'static str {
         match self.value {
             Value::Ratio(subject, _) | Value::Plain(subject) => subject.group,
         }
     }
 
-    /// What the row shows in this run; none if it was not measured.
+    /// Returns the row's value in this run; none if it was not measured.
     pub fn spread(&self, records: &Records) -> Option<Spread> {
         let samples = |source: Source| records.samples(source.group, source.way, source.figure);
         match self.value {
@@ -61,7 +61,7 @@ impl Row {
     }
 }
 
-/// All rows, in the order in which they are shown. `rows.txt` says what stands where.
+/// All rows, in the order of the output. `rows.txt` explains its columns.
 pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
     let (mut group, mut head, mut rows) = ("", "", Vec::new());
     let lines = include_str!("rows.txt").lines();
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// What is written in all Rust files of a directory and of those in it.
+    /// Returns the text of all Rust files in a directory and below it.
     fn sources(directory: &Path) -> String {
         let files = fs::read_dir(directory).expect("our sources");
         let paths = files.map(|file| file.expect("a file").path());
@@ -123,7 +123,7 @@ mod tests {
             .collect()
     }
 
-    /// A name that nobody measures under would be a row that is never shown.
+    /// A row with a name that no way has would never be shown.
     #[test]
     fn every_way_and_figure_is_in_the_code() {
         let sources = sources(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/bench")));

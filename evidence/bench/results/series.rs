@@ -8,7 +8,7 @@ pub struct Series {
     pub way: String,
     /// Figure.
     pub figure: &'static str,
-    /// One a round.
+    /// One per round.
     pub samples: Vec<f64>,
 }
 
@@ -18,7 +18,7 @@ impl Series {
     }
 }
 
-/// All samples of a run, in the order in which they first came.
+/// All samples of a run, in the order of their first sample.
 #[derive(Default)]
 pub struct Records {
     series: Vec<Series>,
@@ -42,7 +42,7 @@ impl Records {
         }
     }
 
-    /// The samples of a figure; none if it was not measured.
+    /// Returns the samples of a figure; none if it was not measured.
     pub fn samples(&self, group: &str, way: &str, figure: &str) -> &[f64] {
         self.series
             .iter()
@@ -50,7 +50,7 @@ impl Records {
             .map_or(&[], |series| &series.samples)
     }
 
-    /// All.
+    /// Returns all series.
     pub fn iter(&self) -> impl Iterator<Item = &Series> {
         self.series.iter()
     }

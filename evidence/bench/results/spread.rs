@@ -1,11 +1,11 @@
-//! What many samples say together.
+//! Statistics of many samples.
 
 use serde::{Deserialize, Serialize};
 
-/// The middle of many samples, and how far they lie apart.
+/// The median of many samples, and their spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The middle one.
+    /// The median.
     pub median: f64,
     /// A quarter of the samples lie below.
     pub lower: f64,
@@ -15,12 +15,12 @@ pub struct Spread {
     pub min: f64,
     /// The greatest.
     pub max: f64,
-    /// How many there are.
+    /// The number of samples.
     pub samples: usize,
 }
 
 impl Spread {
-    /// None if there are no samples.
+    /// Computes the spread; none without samples.
     pub fn of(samples: &[f64]) -> Option<Spread> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -34,20 +34,20 @@ impl Spread {
         })
     }
 
-    /// The ratios of two series, round by round: what disturbs a round disturbs both of its samples.
+    /// Computes the ratios of two series, round by round: a disturbance affects both samples of a round.
     pub fn of_ratios(subject: &[f64], against: &[f64]) -> Option<Spread> {
         let ratios: Vec<f64> = subject.iter().zip(against).map(|(a, b)| a / b).collect();
         Spread::of(&ratios)
     }
 }
 
-/// Four digits: more than any measurement here is good for, and files stay readable.
+/// Rounds to four digits: more than the precision of any measurement here, and files stay readable.
 fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
     let decimals = 3 - value.abs().log10().floor() as i32;
-    // Two powers, since a quotient of whole numbers comes out with fewer digits than a product with 0.001.
+    // Two powers, since a quotient of whole numbers has fewer digits than a product with 0.001.
     let (up, down) = (
         10_f64.powi(decimals.max(0)),
         10_f64.powi((-decimals).max(0)),
@@ -55,7 +55,7 @@ fn rounded(value: f64) -> f64 {
     (value * up / down).round() * down / up
 }
 
-/// A quantile between samples is on the line between the two neighbours.
+/// Returns a quantile, interpolated between its two neighbours.
 fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     let place = sorted.len().checked_sub(1)? as f64 * q;
     let (low, high) = (place.floor(), place.ceil());
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_round_by_round() {
-        // The second round was disturbed: twice the time for both.
+        // The second round was disturbed: both samples took twice the time.
         let spread = Spread::of_ratios(&[3.0, 6.0], &[2.0, 4.0]).expect("there are samples");
         assert_eq!((spread.min, spread.median, spread.max), (1.5, 1.5, 1.5));
     }

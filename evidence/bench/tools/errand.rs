@@ -1,4 +1,4 @@
-//! What everybody at a lock does in turn, and what that costs when they are few or many.
+//! Commands that all owners of a lock send in turn, and their cost with few and with many owners.
 
 use std::rc::Rc;
 
@@ -11,36 +11,36 @@ use crate::tools::meter::Meter;
 use crate::tools::replies::Pattern;
 use crate::way::{Figure, Way};
 
-/// Commands measured in a sample.
+/// The number of commands in a sample.
 const COMMANDS: usize = 20_000;
 
-/// Commands that are sent at once.
+/// The number of commands that are sent at once.
 const BATCH: usize = 500;
 
-/// Commands with `{key}` and `{owner}` for what differs, and their replies.
+/// Commands with `{key}` and `{owner}` as placeholders, and their replies.
 #[derive(Clone, Copy)]
 pub struct Errand {
-    /// One after the other.
+    /// The commands, one after the other.
     pub commands: &'static [&'static str],
     /// The replies to all of them.
     pub reply: &'static str,
 }
 
-/// Owners' names as clients make them: 43 bytes. Those of a crowd of another size are others: an owner is one actor, and could
-/// not hold one lock while it waits for the next.
+/// Returns owners' names as clients make them: 43 bytes. Crowds of different sizes have different names: an owner is one actor,
+/// and could not hold one lock while it waits for the next.
 pub fn owners(count: usize) -> Rc<Vec<String>> {
     let owner = |number| format!("6f9619ff-8b86-d011-b42d-{count:012}:{number:06}");
     Rc::new((0..count).map(owner).collect())
 }
 
 impl Errand {
-    /// Everybody does it once, in order.
+    /// Runs the errand once for each owner, in order.
     pub fn once(&self, line: &mut Line, key: &str, owners: &[String]) -> Result<(), Failure> {
         let batches = self.batches(key, owners);
         batches.iter().try_for_each(|batch| line.run(batch))
     }
 
-    /// Everybody does it, in the order of these turns.
+    /// Returns the batches for these owners, in this order.
     pub fn batches(&self, key: &str, owners: &[String]) -> Vec<Batch> {
         let bytes_of = |owner: &String| -> Vec<u8> {
             let fill = |template: &&str| {
@@ -61,7 +61,7 @@ impl Errand {
     }
 }
 
-/// An errand, and those who run it.
+/// An errand, and its owners.
 pub struct Errands {
     name: &'static str,
     errand: Errand,
@@ -73,7 +73,7 @@ pub struct Errands {
 }
 
 impl Errands {
-    /// On a connection of their own.
+    /// Makes the errands, with a connection of their own.
     pub fn new(
         name: &'static str,
         errand: Errand,
@@ -92,8 +92,8 @@ impl Errands {
         })
     }
 
-    /// Everybody's turn comes equally often, each time in another order: in one order, those who leave a queue and
-    /// come back would soon always be those at its head.
+    /// Returns the next turns. Every owner's turn comes equally often, in another order each time: in a fixed order, owners that
+    /// leave a queue and come back would soon always be at its head.
     fn turns(&mut self) -> Vec<String> {
         let mut turns = Vec::with_capacity(COMMANDS);
         while turns.len() < COMMANDS {

@@ -10,36 +10,36 @@ use dlock_integration::{command, connect, PATIENCE};
 use crate::failure::Failure;
 use crate::tools::replies::{Check, Pattern};
 
-/// For lines with much traffic: more than the server sends at once.
+/// The buffer of lines with much traffic: more than the server sends at once.
 const WIDE: usize = 64 * 1024;
 
-/// For lines that mostly wait, of which there are thousands.
+/// The buffer of lines that mostly wait, of which there are thousands.
 const NARROW: usize = 256;
 
-/// Commands that go out together, and what should come back.
+/// Commands that are sent together, and the expected replies.
 pub struct Batch {
     /// The commands as they go over the wire.
     pub bytes: Vec<u8>,
     /// The reply, or replies, to one of the commands.
     pub reply: Pattern,
-    /// How many times it should come.
+    /// How many times the reply is expected.
     pub times: usize,
 }
 
-/// A plain TCP connection: it sends bytes that were made before and compares what comes back with what
-/// should. Nothing is parsed or allocated in between, so that the client does not slow the server down.
+/// A plain TCP connection: it sends prepared bytes and compares the answer with the expected one. It parses and allocates nothing
+/// in between, so that the client does not slow the server down.
 pub struct Line {
     stream: TcpStream,
     buffer: Vec<u8>,
 }
 
 impl Line {
-    /// A line for batches, to a server on this machine.
+    /// Opens a line for batches, to a server on this machine.
     pub fn wide(port: u16) -> Result<Line, Failure> {
         Line::connect(port, WIDE)
     }
 
-    /// A line for single replies, to a server on this machine.
+    /// Opens a line for single replies, to a server on this machine.
     pub fn narrow(port: u16) -> Result<Line, Failure> {
         Line::connect(port, NARROW)
     }
@@ -56,7 +56,7 @@ impl Line {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    /// Waits until `pattern` has come so many times, and nothing else.
+    /// Waits until `pattern` has come `times` times, and nothing else.
     pub fn expect(&mut self, pattern: &Pattern, times: usize) -> Result<(), Failure> {
         let mut check = Check::new(pattern, times);
         while !check.is_complete() {
@@ -86,7 +86,7 @@ impl Line {
         )
     }
 
-    /// A reply of one line, whatever it is, without its end.
+    /// Reads a reply of one line without its end.
     pub fn reply(&mut self) -> Result<String, Failure> {
         let mut used = 0;
         while !self.buffer[..used].ends_with(b"\r\n") {
@@ -99,7 +99,7 @@ impl Line {
         Ok(String::from_utf8_lossy(&self.buffer[..used - 2]).into_owned())
     }
 
-    /// Waits until anything comes, and takes all that is there; or until it takes too long.
+    /// Waits until data comes, and discards all that has arrived; or until the timeout.
     pub fn wait_for_news(&mut self, timeout: Duration) -> Result<(), Failure> {
         self.stream.set_read_timeout(Some(timeout))?;
         match self.stream.read(&mut self.buffer) {
@@ -110,15 +110,14 @@ impl Line {
         }
     }
 
-    /// Closes it, from one moment to the next.
+    /// Shuts the connection down.
     pub fn close(&self, how: Shutdown) -> Result<(), Failure> {
         Ok(self.stream.shutdown(how)?)
     }
 
     /// Sends all commands of the batch at once and waits for their replies.
     ///
-    /// The server reads while it answers and keeps what we have not read yet, so that sending never waits
-    /// for reading.
+    /// The server reads while it answers and buffers its unread answers, so that sending never waits for reading.
     pub fn run(&mut self, batch: &Batch) -> Result<(), Failure> {
         self.send(&batch.bytes)?;
         self.expect(&batch.reply, batch.times)
@@ -146,7 +145,7 @@ impl Line {
         Ok(())
     }
 
-    /// The connection itself. Nothing that the server has sent so far is left to be read.
+    /// Returns the connection itself. No received data is left unread.
     pub fn into_stream(self) -> TcpStream {
         self.stream
     }

@@ -1,4 +1,4 @@
-//! Ways to take a lock and give it back, as commands.
+//! Ways to take a lock and release it, as commands.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,10 +17,10 @@ pub const OWNER: &str = "6f9619ff-8b86-d011-b42d-00cf4fc964ff:17";
 /// Longer than any sample.
 const LEASE_MS: u64 = 30_000;
 
-/// A way to take a lock and give it back when nobody else wants it. In the commands `{key}`, `{owner}`,
-/// `{lease}`, `{now}` (unix ms) and `{script0}` (its SHA-1) stand for what differs.
+/// A way to take a lock and release it without contention. In the commands `{key}`, `{owner}`, `{lease}`, `{now}` (unix ms) and
+/// `{script0}` (its SHA-1) are placeholders.
 pub struct Locking {
-    /// What the tables call it.
+    /// Its name in the tables.
     pub name: &'static str,
     scripts: &'static [&'static str],
     take: Step,
@@ -35,9 +35,9 @@ struct Step {
 
 /// This module.
 pub const DLOCK: &str = "dlock";
-/// A plain key, deleted blindly.
+/// A plain key, deleted without a check.
 pub const SET_DEL: &str = "SET NX PX + DEL";
-/// A plain key, deleted by a script that looks first.
+/// A plain key, deleted by a script that checks the owner.
 pub const SET_SCRIPT: &str = "SET NX PX + script";
 /// Two scripts over a hash.
 pub const COUNTED_HASH: &str = "counted-hash scripts";
@@ -81,7 +81,7 @@ const SET_AND_SCRIPT: Locking = Locking {
     },
 };
 
-/// An exclusive lock.
+/// Ways to take an exclusive lock.
 pub const LOCKINGS: [Locking; 5] = [
     PLAIN,
     Locking {
@@ -114,16 +114,16 @@ pub const LOCKINGS: [Locking; 5] = [
     },
 ];
 
-/// The one of this name.
+/// Returns the exclusive way of this name.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn exclusive(name: &str) -> Result<&'static Locking, Failure> {
     let locking = LOCKINGS.iter().find(|locking| locking.name == name);
     Ok(locking.ok_or("no such way to lock")?)
 }
 
-/// A lock that is shared by readers: one of them.
+/// Ways to take a lock that readers share, for one of them.
 pub const READING: [Locking; 2] = [
     Locking {
         name: "dlock, SHARED",
@@ -148,7 +148,7 @@ pub const READING: [Locking; 2] = [
     },
 ];
 
-/// A semaphore of ten.
+/// Ways to take a semaphore of ten.
 pub const COUNTING: [Locking; 2] = [
     Locking {
         name: "dlock, LIMIT 10",
@@ -173,7 +173,7 @@ pub const COUNTING: [Locking; 2] = [
     },
 ];
 
-/// Three locks at once, or none.
+/// Ways to take three locks at once, or none.
 pub const MANY: [Locking; 2] = [
     Locking {
         name: "dlock, 3 locks",
@@ -211,7 +211,7 @@ const AUTO: Locking = Locking {
     give: RELEASE,
 };
 
-/// A hold that ends with the connection, or is renewed as long as it is open.
+/// Ways to take a hold that ends with the connection, or is renewed as long as it is open.
 pub const TIED: [Locking; 4] = [
     Locking {
         name: "dlock, SESSION",
@@ -227,10 +227,10 @@ pub const TIED: [Locking; 4] = [
     SET_AND_SCRIPT,
 ];
 
-/// A hold that is renewed, and one that is not.
+/// A hold that the server renews, and one that it does not.
 pub const RENEWED: [Locking; 2] = [AUTO, PLAIN];
 
-/// A way that a server is ready for.
+/// A way whose scripts a server has loaded.
 pub struct Loaded {
     take: String,
     give: String,
@@ -241,12 +241,12 @@ pub struct Loaded {
 }
 
 impl Locking {
-    /// Loads the scripts.
+    /// Loads the scripts into a server.
     pub fn load(&self, server: &Server) -> Loaded {
         self.load_with_lease(server, LEASE_MS)
     }
 
-    /// The same, with another lease.
+    /// Loads the scripts into a server, for another lease.
     pub fn load_with_lease(&self, server: &Server, lease_ms: u64) -> Loaded {
         let mut connection = server.connection();
         let lease = lease_ms.to_string();
@@ -269,27 +269,27 @@ impl Locking {
 }
 
 impl Loaded {
-    /// The bytes that take the lock `key`.
+    /// Returns the bytes that take the lock `key`.
     pub fn take(&self, key: &str) -> Vec<u8> {
         self.take_as(key, OWNER)
     }
 
-    /// The bytes that give it back.
+    /// Returns the bytes that release the lock `key`.
     pub fn give(&self, key: &str) -> Vec<u8> {
         self.give_as(key, OWNER)
     }
 
-    /// The same for another owner.
+    /// Returns the bytes that take the lock for another owner.
     pub fn take_as(&self, key: &str, owner: &str) -> Vec<u8> {
         fill(&self.take, key, owner)
     }
 
-    /// The same for another owner.
+    /// Returns the bytes that release the lock for another owner.
     pub fn give_as(&self, key: &str, owner: &str) -> Vec<u8> {
         fill(&self.give, key, owner)
     }
 
-    /// The replies to one after the other.
+    /// Returns the replies to both, one after the other.
     pub fn pair(&self) -> Pattern {
         self.taken.clone().then(&self.given)
     }

@@ -1,10 +1,10 @@
-//! What a server says about its own expenses.
+//! A server's own account of its expenses.
 
 use dlock_integration::Server;
 
 use crate::failure::Failure;
 
-/// What a server has used since its start.
+/// The expenses of a server since its start.
 #[derive(Clone, Copy)]
 pub struct Meter {
     cpu_s: f64,
@@ -12,7 +12,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Reads it: all threads of the server, in user and in kernel mode, to the microsecond (getrusage).
+    /// Reads the expenses: all threads of the server, in user and in kernel mode, to the microsecond (getrusage).
     pub fn read(server: &Server) -> Meter {
         let cpu = server.info("cpu");
         let stats = server.info("stats");
@@ -24,12 +24,12 @@ impl Meter {
         }
     }
 
-    /// Microseconds of CPU time since an earlier reading.
+    /// Returns the microseconds of CPU time since an earlier reading.
     pub fn cpu_us_since(&self, earlier: &Meter) -> f64 {
         (self.cpu_s - earlier.cpu_s) * 1e6
     }
 
-    /// Microseconds of CPU time that a server needs for this.
+    /// Returns the microseconds of CPU time that a server needs for `work`.
     pub fn cpu_us(
         server: &Server,
         work: impl FnOnce() -> Result<(), Failure>,
@@ -39,7 +39,7 @@ impl Meter {
         Ok(Meter::read(server).cpu_us_since(&before))
     }
 
-    /// Bytes received and sent since an earlier reading.
+    /// Returns the bytes received and sent since an earlier reading.
     pub fn net_bytes_since(&self, earlier: &Meter) -> f64 {
         self.net_bytes - earlier.net_bytes
     }

@@ -1,4 +1,4 @@
-//! What ways are made of: connections and what is said on them, servers and what they spend.
+//! Parts of ways: connections and their commands, servers and their expenses.
 
 pub(crate) mod errand;
 pub(crate) mod line;

@@ -1,4 +1,4 @@
-//! How long a server does not answer, while much happens at once.
+//! How long a server does not answer during a burst of work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,17 +11,17 @@ use crate::tools::line::Line;
 use crate::tools::replies::Pattern;
 use crate::way::Figure;
 
-/// From one PING to the next.
+/// The time from one PING to the next.
 const INTERVAL: Duration = Duration::from_micros(500);
 
-/// What was seen.
+/// The observed pauses.
 pub struct Pauses {
     longest: Duration,
     event_ms: f64,
 }
 
 impl Pauses {
-    /// Does something, and looks meanwhile.
+    /// Runs `work`, and observes the server meanwhile.
     pub fn during<T>(
         server: &Server,
         work: impl FnOnce() -> Result<T, Failure>,
@@ -52,8 +52,8 @@ impl Pauses {
         })
     }
 
-    /// The longest time for which the server did not answer a PING, as a client sees it; and the longest that the module was busy
-    /// with an event of its own, as the server's latency monitor has it.
+    /// Returns the longest time for which the server did not answer a PING, as a client sees it; and the longest event of the
+    /// module, as the server's latency monitor reports it.
     pub fn figures(&self) -> Vec<Figure> {
         vec![
             ("longest pause ms", milliseconds(self.longest)),
@@ -62,7 +62,7 @@ impl Pauses {
     }
 }
 
-/// 0 when none took as long as a millisecond.
+/// Returns the longest event; 0 if none took a millisecond.
 fn longest_event_ms(connection: &mut Wire) -> f64 {
     let latest: Vec<(String, u64, u64, f64)> = connection.ask("LATENCY LATEST");
     latest
@@ -71,7 +71,7 @@ fn longest_event_ms(connection: &mut Wire) -> f64 {
         .map_or(0.0, |(.., longest_ms)| longest_ms)
 }
 
-/// As a figure.
+/// Returns a duration as a figure.
 pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

@@ -1,4 +1,4 @@
-//! Many durations, told in a few numbers.
+//! The distribution of many durations.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ pub const P99: &str = "p99 µs";
 /// The longest.
 pub const MAX: &str = "max µs";
 
-/// Longer ones count as this.
+/// Longer durations count as this.
 const LONGEST_NS: u64 = 600_000_000_000;
 
 /// Nanoseconds, to three digits.
 pub struct Durations(Histogram<u64>);
 
 impl Durations {
-    /// None yet.
+    /// Makes an empty distribution.
     pub fn new() -> Durations {
         Durations(Histogram::new_with_max(LONGEST_NS, 3).expect("bounds that are in order"))
     }
 
-    /// One more.
+    /// Adds a duration.
     pub fn record(&mut self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.0.saturating_record(nanos);
     }
 
-    /// All figures.
+    /// Returns all figures.
     pub fn figures(&self) -> Vec<Figure> {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
         vec![

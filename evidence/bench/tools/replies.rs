@@ -1,14 +1,14 @@
-//! What the server should answer, and whether it does.
+//! Expected replies, compared with the actual ones.
 
 use std::fmt;
 
-/// What a reply should look like, byte for byte, but for numbers that nobody can foretell: `#` stands for any
-/// number of digits, as in `*2\r\n:#\r\n:1\r\n`.
+/// An expected reply, byte for byte, except for unpredictable numbers: `#` stands for any number of digits, as in
+/// `*2\r\n:#\r\n:1\r\n`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(Vec<u8>);
 
 impl Pattern {
-    /// A pattern ends with a fixed byte, as every reply does.
+    /// Makes a pattern, which must end with a fixed byte, as every reply does.
     pub fn new(text: &str) -> Pattern {
         assert!(
             text.ends_with("\r\n"),
@@ -17,14 +17,14 @@ impl Pattern {
         Pattern(text.as_bytes().to_vec())
     }
 
-    /// First this, then that.
+    /// Appends another pattern.
     pub fn then(mut self, next: &Pattern) -> Pattern {
         self.0.extend_from_slice(&next.0);
         self
     }
 }
 
-/// Compares what comes with what should come, in pieces of any size.
+/// Compares received bytes with expected ones, in pieces of any size.
 pub struct Check<'p> {
     pattern: &'p [u8],
     at: usize,
@@ -52,7 +52,7 @@ impl fmt::Display for Mismatch {
 }
 
 impl<'p> Check<'p> {
-    /// Expects `pattern` so many times.
+    /// Expects `pattern` `times` times.
     pub fn new(pattern: &'p Pattern, times: usize) -> Check<'p> {
         Check {
             pattern: &pattern.0,
@@ -62,7 +62,7 @@ impl<'p> Check<'p> {
         }
     }
 
-    /// Has all come that should?
+    /// Returns true if everything expected has come.
     pub fn is_complete(&self) -> bool {
         self.times_left == 0
     }
@@ -70,7 +70,7 @@ impl<'p> Check<'p> {
     /// Takes the next bytes.
     ///
     /// # Errors
-    /// When a byte is not what should have come, or nothing should come any more.
+    /// If a byte is not the expected one, or none is expected any more.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Mismatch> {
         for (offset, &byte) in bytes.iter().enumerate() {
             if !self.accepts(byte) {
@@ -108,7 +108,7 @@ impl<'p> Check<'p> {
         true
     }
 
-    /// Shows the line in which it happened, as far as it is in this piece.
+    /// Shows the line of the mismatch, as far as it is in this piece.
     fn mismatch(&self, bytes: &[u8], offset: usize) -> Mismatch {
         let is_end = |&byte: &u8| byte == b'\n';
         let start = bytes[..offset]
@@ -137,7 +137,7 @@ mod tests {
 
     const GRANT: &str = "*2\r\n:#\r\n:1\r\n";
 
-    /// Feeds byte by byte, and in one piece: both must come to the same.
+    /// Feeds byte by byte, and in one piece: both must have one result.
     fn check(pattern: &str, times: usize, bytes: &str) -> Result<bool, Mismatch> {
         let pattern = Pattern::new(pattern);
         let mut whole = Check::new(&pattern, times);

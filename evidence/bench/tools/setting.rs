@@ -1,10 +1,10 @@
-//! How a server keeps what it does.
+//! Where a server stores its data.
 
 use std::rc::Rc;
 
 use dlock_integration::{Server, ServerBuilder};
 
-/// How a server keeps what it does.
+/// Where a server stores its data.
 #[derive(Clone, Copy)]
 pub enum Setting {
     /// In memory only.
@@ -19,13 +19,13 @@ pub enum Setting {
 
 /// A server, and its replica if it has one.
 pub struct Stage {
-    /// The server that is measured.
+    /// The measured server.
     pub server: Rc<Server>,
     _replica: Option<Server>,
 }
 
 impl Stage {
-    /// A server that is there already.
+    /// Wraps a running server.
     pub fn of(server: &Rc<Server>) -> Stage {
         Stage {
             server: Rc::clone(server),
@@ -35,7 +35,7 @@ impl Stage {
 }
 
 impl Setting {
-    /// Starts what it takes.
+    /// Starts the server, and its replica if it has one.
     pub fn start(self) -> Stage {
         let server = match self {
             Setting::Memory | Setting::Replica => Server::builder(),
@@ -59,6 +59,6 @@ fn with_aof(fsync: &str) -> ServerBuilder {
     Server::builder()
         .config("appendonly", "yes")
         .config("appendfsync", fsync)
-        // A rewrite in the middle of a sample would be paid by whoever is measured just then.
+        // A rewrite in the middle of a sample would burden the way that is measured then.
         .config("auto-aof-rewrite-percentage", "0")
 }

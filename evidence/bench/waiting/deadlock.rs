@@ -1,4 +1,4 @@
-//! Looking for deadlocks: what a long chain of owners takes, and what every wait pays for it.
+//! The search for deadlocks: the cost of a long chain of owners, and its share of every wait.
 
 use std::rc::Rc;
 
@@ -14,18 +14,18 @@ use crate::way::{way, Figure, Opened, Way};
 /// Owners in the chain, each of whom waits for the next one.
 const CHAIN: usize = 1_000;
 
-/// Owners in a chain that is longer than what one look may pass.
+/// Owners in a chain that is longer than the bound of one search.
 const LONG_CHAIN: usize = 60_000;
 
-/// Looks in a sample.
+/// The number of searches in a sample.
 const LOOKS: usize = 100;
 
-/// Who wait in turn.
+/// The number of owners that wait in turn.
 const OWNERS: usize = 1_000;
 
 const LEASE_MS: u64 = 86_400_000;
 
-/// All of them.
+/// Opens all chains.
 pub fn open_chain() -> Opened {
     let way = |name, owners, closed| -> Result<Box<dyn Way>, Failure> {
         Ok(Box::new(Chain::new(name, owners, closed)?))
@@ -37,7 +37,7 @@ pub fn open_chain() -> Opened {
     ])
 }
 
-/// A chain: owner n holds lock n and waits for lock n + 1, and the last one for nothing.
+/// A chain: owner n holds lock n and waits for lock n + 1, and the last one waits for nothing.
 ///
 /// All of them wait by a channel: so none of them can act but the last one.
 struct Chain {
@@ -46,7 +46,7 @@ struct Chain {
     closed: bool,
     connection: Wire,
     server: Server,
-    // By which they wait.
+    // The connection of their waits.
     _line: Line,
 }
 
@@ -55,14 +55,14 @@ impl Chain {
         let server = Server::start();
         let mut connection = server.connection();
         if owners == CHAIN {
-            // All of it is to be looked at.
+            // The search must reach the end of the chain.
             connection.run("CONFIG SET dlock.deadlock-max-steps 1000000");
         }
         let mut line = Line::wide(server.port())?;
         line.run_each(owners, "*2\r\n:#\r\n:1\r\n", |number| {
             format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}")
         })?;
-        // Owner 0 has no part yet in the chain that it would close, or stand at the beginning of.
+        // Owner 0 is not yet in the chain that it would close, or begin.
         line.run_each(owners - 2, QUEUED, |number| wait(number + 1, number + 2))?;
         let _: Queued = connection.ask(&wait(owners, 0));
         if closed {
@@ -78,7 +78,7 @@ impl Chain {
         })
     }
 
-    /// Asks for what the whole chain has to be looked at for.
+    /// Sends a request whose search follows the whole chain.
     fn look(&mut self) -> Result<(), Failure> {
         if self.closed {
             let refusal = self.connection.refusal(&wait(self.owners - 1, 0));
@@ -96,7 +96,7 @@ impl Chain {
     }
 }
 
-/// The request of an owner that is to wait for a lock.
+/// Returns the request of an owner that must wait for a lock.
 fn wait(owner: usize, lock: usize) -> String {
     format!("DLOCK.ACQUIRE chain:{lock} {owner} {LEASE_MS} NOTIFY news")
 }
@@ -120,7 +120,7 @@ impl Way for Chain {
             .find_map(|time| time.parse().ok());
         let time = time.ok_or("the server does not tell its time")?;
         Ok(vec![
-            // The server's own, by the clock: whatever else the machine did meanwhile is in it.
+            // By the server's own clock: it includes other load of the machine.
             ("command µs", time),
             ("cpu µs", cpu_us / LOOKS as f64),
         ])
@@ -136,7 +136,7 @@ const WAIT: Errand = Errand {
     reply: "*3\r\n:0\r\n:0\r\n:#\r\n:1\r\n",
 };
 
-/// A server with the look for deadlocks, and one without.
+/// Opens a server with deadlock detection, and one without.
 pub fn open_wait() -> Opened {
     let owners = owners(OWNERS);
     let mut ways: Vec<Box<dyn Way>> = Vec::new();

@@ -1,4 +1,4 @@
-//! When a lease runs out while somebody waits: how late the next in line has the lock.
+//! Expiry under a waiter: how late the next waiter has the lock.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,19 +12,19 @@ use crate::tools::percentile::Durations;
 use crate::tools::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
 
-/// Locks whose leases end in a sample, each with one who waits for it.
+/// The number of locks whose leases end in a sample, each with a waiter.
 const LOCKS: u64 = 300;
 
-/// The first lease ends after this time, when all who wait are in line.
+/// The first lease ends after this time, when all waiters are queued.
 const FIRST_MS: u64 = 300;
 
-/// How often that is tried on a machine that is too busy.
+/// The number of tries on a machine that is too busy.
 const TRIES: u32 = 10;
 
-/// From one end to the next: not a divisor of anything that a server does regularly.
+/// The time from one end to the next: no divisor of any regular interval of a server.
 const STEP_MS: u64 = 3;
 
-/// A server that has nothing else to do.
+/// Opens a server that has nothing else to do.
 pub fn open() -> Opened {
     let server = Server::start();
     let lines = (0..LOCKS)
@@ -67,8 +67,7 @@ impl Way for Expiry {
 }
 
 impl Expiry {
-    /// Takes all locks; when their leases end, by the server's own word: as long as nobody waits, that is
-    /// when the key expires.
+    /// Takes all locks. Returns when their leases end, by the server's own clock: without waiters, that is when the key expires.
     fn take_all(&mut self) -> Vec<u64> {
         (0..LOCKS)
             .map(|number| {
@@ -81,7 +80,7 @@ impl Expiry {
             .collect()
     }
 
-    /// Everybody waits for a lock. Whether all did before the first lease ended.
+    /// Queues a waiter for each lock. Returns whether all were queued before the first lease ended.
     fn queue_up(&mut self, deadlines_ms: &[u64]) -> Result<bool, Failure> {
         for (number, line) in self.lines.iter_mut().enumerate() {
             let acquire = format!("DLOCK.ACQUIRE expiry:{number} second 3600000 BLOCK 0");
@@ -98,7 +97,7 @@ impl Expiry {
         Ok(true)
     }
 
-    /// Waits until everybody has a lock, and tells how late that was.
+    /// Waits until each waiter has its lock. Returns how late that was.
     fn watch(&mut self, deadlines_ms: &[u64]) -> Result<Durations, Failure> {
         let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
         let mut late = Durations::new();
@@ -123,7 +122,7 @@ impl Expiry {
     }
 }
 
-/// Which of the lines have something to read, in order; waits for the first.
+/// Returns the lines that have data to read, in order; waits for the first.
 fn readable(waiting: &[(&mut Line, u64)]) -> Result<Vec<usize>, Failure> {
     let mut descriptors: Vec<PollFd> = waiting
         .iter()

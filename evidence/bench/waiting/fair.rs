@@ -1,7 +1,7 @@
-//! A fair lock by scripts, beside a fair lock: what a hand-over costs the server with few and with many queued.
+//! A fair lock by scripts, compared with this module's: the cost of a hand-over to the server with few and with many queued.
 //!
-//! One connection speaks for everybody. In each turn the holder gives the lock back, the next one asks again and has it, and
-//! who had it queues up anew: three commands here and there.
+//! One connection sends for all owners. In each turn the holder releases the lock, the next one asks again and has it, and the
+//! former holder queues up again: three commands in either way.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -16,17 +16,17 @@ use crate::tools::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
 use dlock_integration::rivals::{FAIR_GIVE, FAIR_TAKE};
 
-/// Turns that are sent at once.
+/// The number of turns that are sent at once.
 const BATCH: usize = 500;
 
-/// How long a place in the queue of the scripts is good for.
+/// How long a place in the queue of the scripts lasts.
 const PATIENCE_MS: u64 = 3_600_000;
 
 /// Longer than any sample.
 const LEASE_MS: u64 = 86_400_000;
 
-/// How many are queued, the turns in a sample of each way, and what the tables call them. The scripts look at everybody
-/// who is queued in each turn, so they get fewer.
+/// Queue lengths, the turns in a sample of each way, and their names in the tables. The scripts visit every queued owner in each
+/// turn, so they get fewer.
 const QUEUES: [(usize, usize, &str, usize, &str); 3] = [
     (
         1,
@@ -51,7 +51,7 @@ const QUEUES: [(usize, usize, &str, usize, &str); 3] = [
     ),
 ];
 
-/// All on one server.
+/// Opens all ways on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
@@ -70,8 +70,7 @@ pub fn open() -> Opened {
     Ok(ways)
 }
 
-/// How one asks for the lock and gives it back. In the commands `{key}`, `{owner}`, `{now}`, `{take}` and `{give}` (the scripts'
-/// SHA-1) stand for what differs.
+/// The commands for the lock. `{key}`, `{owner}`, `{now}`, `{take}` and `{give}` (the scripts' SHA-1) are placeholders.
 struct Protocol {
     prefix: &'static str,
     ask: &'static str,
@@ -81,7 +80,7 @@ struct Protocol {
     given: &'static str,
 }
 
-/// This module, by tickets, since a connection that blocks could not speak for all.
+/// This module, by tickets, since a blocked connection could not send for all.
 const TICKETS: Protocol = Protocol {
     prefix: "fair",
     ask: "DLOCK.FAIRACQUIRE {key} {owner} 86400000 CLAIM 600000",
@@ -103,7 +102,7 @@ const SCRIPTS: Protocol = Protocol {
 /// A lock with its queue.
 struct Fair {
     name: &'static str,
-    /// The holder, and those who are queued, in order; the holder's place is `next`.
+    /// The holder and the queued owners, in order; `next` is the index of the holder.
     owners: Rc<Vec<String>>,
     next: usize,
     turns: usize,
@@ -184,7 +183,7 @@ impl Fair {
         command(&line).get_packed_command()
     }
 
-    /// Runs that many turns, from the present holder on.
+    /// Returns a batch of `turns` turns, from the present holder on.
     fn batch(&mut self, turns: usize) -> Batch {
         let mut bytes = Vec::new();
         for _ in 0..turns {

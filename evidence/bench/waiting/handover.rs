@@ -1,10 +1,10 @@
-//! From one holder to the next: how soon the first in line has its reply after the lock was given back, beside
-//! how soon a subscriber has a message after it was published.
+//! From one holder to the next: the time from a release to the reply of the first waiter, compared with the time from a
+//! publication to the message at a subscriber.
 //!
-//! Both are measured in the same way: one thread sends on one connection and then reads from another, so that
-//! no thread has to wake a second one. The clock runs from just before the send to just after the read. Both
-//! sides also serve as many connections in turn: one that was used a moment ago is answered faster than the
-//! least recently used of thousands, by the kernel too, and that is no merit of either.
+//! Both are measured alike: one thread sends on one connection and then reads from another, so that no thread has to wake a
+//! second one. The clock runs from just before the send to just after the read. Both sides also use equally many connections in
+//! turn: a recently used one is answered faster than the least recently used of thousands, by the kernel too, and that is no
+//! merit of either.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -20,19 +20,19 @@ use crate::tools::replies::Pattern;
 use crate::waiting::mass;
 use crate::way::{Figure, Opened, Way};
 
-/// Measured in a sample: enough for one in a thousand.
+/// Hand-overs in a sample: enough for one in a thousand.
 pub const HANDOVERS: usize = 1_000;
 
-/// Nobody's lease ends while we measure.
+/// Longer than any measurement.
 const LEASE_MS: u64 = 3_600_000;
 
-/// Server CPU of all that belongs to one: for a lock the hand-over and queueing again, for a message the
-/// publishing, and for both the two PINGs that separate them.
+/// Server CPU per hand-over: for a lock the hand-over and queueing again, for a message the publication, and for both the two
+/// PINGs that separate them.
 pub const CPU: &str = "cpu µs";
 
 /// The lock with a short queue.
 pub const QUEUE_100: &str = "release → waiter, 100 queued";
-/// All on one server, so that all see as many connections.
+/// Opens all ways on one server, so that all have equally many connections.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     Ok(vec![
@@ -55,7 +55,7 @@ pub fn open() -> Opened {
     ])
 }
 
-/// The same with a queue as long as a server may have connections by default.
+/// Opens a queue as long as the default limit of a server's connections.
 pub fn open_crowded() -> Opened {
     let server = Rc::new(mass::start());
     Ok(vec![
@@ -68,7 +68,7 @@ pub fn open_crowded() -> Opened {
     ])
 }
 
-/// A lock with its holder and those who wait, the first of them in front.
+/// A lock with its holder and its waiters, the first of them in front.
 pub struct Queue {
     name: &'static str,
     holder: Client,
@@ -86,7 +86,8 @@ struct Client {
 }
 
 impl Client {
-    /// One of so many for this lock. Those for another lock are other owners: an owner that waits gives nothing back.
+    /// Connects the client of this number for this lock. Those of another lock are other owners: an owner that waits releases
+    /// nothing.
     fn new(server: &Server, key: &str, queued: usize, number: usize) -> Result<Client, Failure> {
         let owner = format!("6f9619ff-8b86-d011-b42d-{queued:012}:{number:05}");
         let acquire = format!("DLOCK.ACQUIRE {key} {owner} {LEASE_MS} BLOCK 0");
@@ -100,12 +101,12 @@ impl Client {
 }
 
 impl Queue {
-    /// A lock of its own, held, and so many who wait for it.
+    /// Makes a held lock of its own with `queued` waiters.
     fn new(name: &'static str, queued: usize, server: &Rc<Server>) -> Result<Queue, Failure> {
         Queue::of(name, &format!("queue:{queued}"), queued, server)
     }
 
-    /// The same with a lock of that name.
+    /// Makes a held lock of this name with `queued` waiters.
     pub fn of(
         name: &'static str,
         key: &str,
@@ -120,7 +121,7 @@ impl Queue {
         for number in 1..=queued {
             let mut waiter = Client::new(server, key, queued, number)?;
             waiter.line.send(&waiter.acquire)?;
-            // The server reads its connections in no certain order, and we must know who is first.
+            // The server reads its connections in no certain order, and the first waiter must be known.
             bystander.wait_for_quiet()?;
             waiters.push_back(waiter);
         }
@@ -201,7 +202,7 @@ impl Subscriber {
 
 impl Channels {
     fn new(name: &'static str, count: usize, server: &Rc<Server>) -> Result<Channels, Failure> {
-        // Channels of several of these must not be the same.
+        // Several of these must have different channels.
         let numbers = count..2 * count;
         Ok(Channels {
             name,
@@ -239,7 +240,7 @@ impl Way for Channels {
     }
 }
 
-/// Someone whose PING is answered only after what was sent before has been worked off.
+/// A connection whose PING is answered only after all earlier commands have been processed.
 struct Bystander {
     line: Line,
     ping: Vec<u8>,
@@ -255,8 +256,8 @@ impl Bystander {
         })
     }
 
-    /// Twice: the server may have looked for news between our last command and the first PING, and then
-    /// answers the PING first.
+    /// Sends two PINGs: the server may have polled its connections between our last command and the first PING, and then answers
+    /// the PING first.
     fn wait_for_quiet(&mut self) -> Result<(), Failure> {
         self.line.exchange(&self.ping, &self.pong)?;
         self.line.exchange(&self.ping, &self.pong)

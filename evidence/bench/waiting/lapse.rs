@@ -1,6 +1,6 @@
-//! A hundred thousand leases that end within a second, each with somebody who waits for it.
+//! A hundred thousand leases that end within a second, each with a waiter.
 //!
-//! They wait by a channel: as many connections would not fit in the server's memory.
+//! They wait by a channel: equally many connections would not fit in the server's memory.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::way::{Figure, Opened, Way};
 
 const LEASES: usize = 100_000;
 
-/// A server for it.
+/// Opens a server for them.
 pub fn open() -> Opened {
     let server = Server::start();
     Ok(vec![Box::new(Lapses {
@@ -53,13 +53,13 @@ impl Way for Lapses {
     }
 }
 
-/// Has the leases of `first` on so many locks end evenly over the second after the `lead`; when they end.
+/// Makes the leases of `first` on the locks end evenly over the second after the `lead`. Returns when they end.
 ///
-/// Everybody waits already, so that the lead need not be long, and is known to be: to renew all leases takes less
-/// than to take the locks and queue up.
+/// All waiters are queued already, so the lead can be short, and is known to suffice: renewing all leases takes less time than
+/// taking the locks and queueing.
 ///
 /// # Errors
-/// When the first lease ends before the last one was renewed.
+/// If the first lease ends before the last one was renewed.
 pub fn end_within_a_second(
     line: &mut Line,
     name: &str,
@@ -72,7 +72,7 @@ pub fn end_within_a_second(
         let end = first_end + Duration::from_secs(1).mul_f64(number as f64 / count as f64);
         let now = now().unwrap_or(end);
         let lease_ms = end.saturating_sub(now).as_millis().max(1) as u64;
-        // The server begins to count when it reads this: the lease ends no earlier, but for the rounding.
+        // The server begins to count when it reads this: the lease ends no earlier, except for rounding.
         deadlines.push(now + Duration::from_millis(lease_ms));
         format!("DLOCK.RENEW {name}:{number} first {lease_ms}")
     })?;
@@ -85,7 +85,7 @@ pub fn end_within_a_second(
 }
 
 impl Lapses {
-    /// Hears of all grants, and how late each was.
+    /// Receives all grants. Returns how late each was.
     fn watch(&mut self, deadlines: &[Duration]) -> Result<(Durations, Pauses), Failure> {
         let mut late = Durations::new();
         let listener = &mut self.listener;
@@ -101,14 +101,14 @@ impl Lapses {
     }
 }
 
-/// A server counts whole milliseconds, and may have read its clock a fraction of one before the request: so much earlier a
-/// lease may end than its length after the request was sent.
+/// A server counts whole milliseconds, and may have read its clock a fraction of one before the request: a lease may end this
+/// much earlier than its length after the request.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// How late it is now, after the end of a lease.
+/// Returns the time since the end of a lease.
 ///
 /// # Errors
-/// When that lease cannot have ended yet.
+/// If that lease cannot have ended yet.
 pub fn lateness(deadline: Duration) -> Result<Duration, Failure> {
     let now = now()?;
     if now + ROUNDING < deadline {

@@ -1,4 +1,4 @@
-//! Masses: ten thousand who wait, and all of them are to be served or buried at once.
+//! Masses: ten thousand waiters, all of which are granted their lock, or die, at once.
 
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::tools::replies::Pattern;
 use crate::waiting::lapse::{end_within_a_second, lateness};
 use crate::way::{way, Figure, Opened};
 
-/// Who wait.
+/// The number of waiters.
 const WAITERS: usize = 10_000;
 
-/// A server for each, with room for so many connections.
+/// Opens a server for each, with room for the connections.
 pub fn open() -> Opened {
     let (leases, deaths) = (start(), start());
     Ok(vec![
@@ -27,7 +27,7 @@ pub fn open() -> Opened {
     ])
 }
 
-/// A server that takes more connections than it does by default.
+/// Starts a server that accepts more connections than by default.
 pub fn start() -> Server {
     Server::builder().config("maxclients", 15_000).start()
 }
@@ -44,7 +44,7 @@ fn wait_all(server: &Server, line_of: impl Fn(usize) -> String) -> Result<Vec<Li
     lines
 }
 
-/// All leases end within a second, each with somebody who waits for it.
+/// Ends all leases within a second, each with a waiter.
 fn end_leases(server: &Server) -> Result<Vec<Figure>, Failure> {
     let start = Instant::now();
     let mut line = Line::wide(server.port())?;
@@ -59,11 +59,11 @@ fn end_leases(server: &Server) -> Result<Vec<Figure>, Failure> {
     line.run_each(WAITERS, ":0\r\n", |number| {
         format!("DLOCK.RELEASE mass:{number} second")
     })?;
-    // How late the last one has the lock, after the end of the lease that it waited for.
+    // How late the last waiter has the lock, after the end of the lease for which it waited.
     Ok([vec![("latest ms", milliseconds(latest))], pauses.figures()].concat())
 }
 
-/// Reads in the order of the deadlines. What comes out of order is found late, so the truth may be better.
+/// Reads in the order of the deadlines. A grant out of order is read late, so the true delay may be smaller.
 fn watch(lines: &mut [Line], deadlines: &[Duration]) -> Result<Duration, Failure> {
     let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
     let mut latest = Duration::ZERO;
@@ -74,7 +74,7 @@ fn watch(lines: &mut [Line], deadlines: &[Duration]) -> Result<Duration, Failure
     Ok(latest)
 }
 
-/// All who wait for one lock are gone from one moment to the next.
+/// Ends all waiters of one lock at one instant.
 fn let_die(server: &Server) -> Result<Vec<Figure>, Failure> {
     let mut connection = server.connection();
     let _: Grant = connection.ask("DLOCK.ACQUIRE deaths holder 3600000");
@@ -92,7 +92,7 @@ fn let_die(server: &Server) -> Result<Vec<Figure>, Failure> {
         Ok(start.elapsed())
     })?;
     let _: u64 = connection.ask("DLOCK.RELEASE deaths holder");
-    // How long it takes until the server has forgotten all of them.
+    // How long it takes until the server has removed all of them.
     Ok([
         vec![("gone after ms", milliseconds(gone))],
         pauses.figures(),

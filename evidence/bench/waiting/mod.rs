@@ -1,4 +1,4 @@
-//! Locks that somebody waits for: how soon the next one has it, and what a queue costs.
+//! Locks with waiters: the delay of the next one, and the cost of a queue.
 
 pub(crate) mod deadlock;
 pub(crate) mod expiry;

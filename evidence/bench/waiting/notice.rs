@@ -1,4 +1,4 @@
-//! Waiting by a channel: one connection asks for all, another one hears who was granted what.
+//! Waiting by a channel: one connection asks for all owners, another one receives the grants.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use crate::tools::line::Line;
 use crate::tools::meter::Meter;
 use crate::way::{Figure, Opened, Way};
 
-/// Measured in a sample.
+/// Hand-overs in a sample.
 const HANDOVERS: usize = 20_000;
 
 const WAIT: Errand = Errand {
@@ -28,10 +28,10 @@ const LEAVE_AND_WAIT: Errand = Errand {
     reply: ":0\r\n*3\r\n:0\r\n:#\r\n:#\r\n",
 };
 
-/// The reply to somebody who is to wait by a channel.
+/// The reply to a request that waits by a channel.
 pub const QUEUED: &str = "*3\r\n:0\r\n:#\r\n:#\r\n";
 
-/// Both queues on one server.
+/// Opens both queues on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
@@ -44,7 +44,7 @@ pub fn open() -> Opened {
     Ok(ways)
 }
 
-/// Has all but the first of these owners wait for the lock that the first one takes.
+/// Makes all but the first of these owners wait for the lock that the first one takes.
 pub fn queue_up(
     server: &Server,
     line: &mut Line,
@@ -57,7 +57,7 @@ pub fn queue_up(
     WAIT.once(line, key, others)
 }
 
-/// A lock, and those who hold it in turn.
+/// A lock, and the owners that hold it in turn.
 struct Notices {
     name: &'static str,
     key: &'static str,
@@ -115,16 +115,16 @@ impl Way for Notices {
     }
 }
 
-/// Who hears of all grants.
+/// A subscriber to all grants.
 pub struct Listener {
-    /// What every message begins with, up to its length.
+    /// The beginning of every message, up to its length.
     header: Vec<u8>,
     stream: TcpStream,
     bytes: Vec<u8>,
 }
 
 impl Listener {
-    /// Of grants that are told on this channel from now on.
+    /// Subscribes to the grants on this channel.
     pub fn new(server: &Server, channel: &str) -> Result<Listener, Failure> {
         let mut line = Line::wide(server.port())?;
         let name = format!("${}\r\n{channel}\r\n", channel.len());
@@ -136,7 +136,7 @@ impl Listener {
         })
     }
 
-    /// Waits for so many, and tells of each which lock it was.
+    /// Waits for `count` grants, and passes the lock of each on.
     pub fn hear(
         &mut self,
         count: usize,
@@ -164,8 +164,8 @@ impl Listener {
     }
 }
 
-/// The lock that was granted, and how many bytes the message is long; none if it is not complete. As in
-/// `granted 1795266194973614 5:stock 3:bob`.
+/// Returns the granted lock, and the length of the message in bytes; none if it is not complete. As in `granted 1795266194973614
+/// 5:stock 3:bob`.
 fn message<'b>(header: &[u8], bytes: &'b [u8]) -> Result<Option<(&'b str, usize)>, Failure> {
     let Some(rest) = bytes.get(header.len()..) else {
         return Ok(None);

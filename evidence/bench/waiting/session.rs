@@ -1,5 +1,5 @@
-//! Ten thousand holds that end with their connections, all at once, each with somebody who waits for it; and as many
-//! connections that hold nothing, since the server needs its time for those too.
+//! Ten thousand holds that end with their connections, all at once, each with a waiter; and equally many connections without a
+//! hold, since the server needs time for those too.
 
 use std::net::Shutdown;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::way::{way, Opened};
 
 const SESSIONS: usize = 10_000;
 
-/// A server for each.
+/// Opens a server for each.
 pub fn open() -> Opened {
     let server = mass::start();
     let mut line = Line::wide(server.port())?;
@@ -58,13 +58,13 @@ pub fn open() -> Opened {
     Ok(vec![ends, plain])
 }
 
-/// Each on a connection of its own, with a lock that it has for as long as it stays.
+/// Connects the holders, each with a connection of its own and a lock for the connection's life.
 fn holders(server: &Server) -> Result<Vec<Line>, Failure> {
     let take = |number| format!("DLOCK.ACQUIRE session:{number} holder-{number} 3600000 SESSION");
     connect(server, take, "*2\r\n:#\r\n:1\r\n")
 }
 
-/// Connections, each of which has been answered.
+/// Opens connections, each of which has been answered.
 fn connect(
     server: &Server,
     line_of: impl Fn(usize) -> String,

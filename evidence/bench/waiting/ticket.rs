@@ -1,4 +1,4 @@
-//! Tickets: what a command costs in a long queue and in a short one.
+//! Tickets: the cost of a command in a long queue and in a short one.
 
 use std::rc::Rc;
 
@@ -28,7 +28,7 @@ const CANCEL: Errand = Errand {
     reply: ":1\r\n*-1\r\n",
 };
 
-/// What somebody with a ticket does, and what the tables call it with a short queue and with a long one.
+/// The commands of an owner with a ticket, and their names in the tables with a short queue and with a long one.
 const ERRANDS: [(Errand, &str, &str); 3] = [
     (POLL, "poll, 100 queued", "poll, 10,000 queued"),
     (POSITION, "position, 100 queued", "position, 10,000 queued"),
@@ -39,7 +39,7 @@ const ERRANDS: [(Errand, &str, &str); 3] = [
     ),
 ];
 
-/// Both queues on one server: somebody holds the lock, and all the others have a ticket.
+/// Opens both queues on one server: one owner holds the lock, and all others have a ticket.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();

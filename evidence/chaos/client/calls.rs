@@ -1,4 +1,4 @@
-//! Calls that find their way: MOVED and ASK are followed, what cannot have been carried out is sent again.
+//! Calls that find their way: they follow MOVED and ASK, and are sent again if they cannot have been carried out.
 
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
@@ -7,18 +7,17 @@ use super::Client;
 use crate::history::{Call, Micros, Outcome, Unanswered};
 use crate::link::{Link, Reply};
 
-/// How much longer than a request may wait at the server its answer may take.
+/// How much longer an answer may take than its request may wait at the server.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A call is sent so often at most.
+/// The most times that a call is sent.
 const TRIES: usize = 8;
 
-/// Between two tries.
+/// The pause between two tries.
 const PAUSE_MS: u64 = 100;
 
 impl Client<'_> {
-    /// Sends a request about `key` to whom it concerns. `block_ms` is how long it may wait at the server. The answer,
-    /// and where it came from.
+    /// Sends a request about `key` to its server. `block_ms` is how long it may wait there. Returns the answer and its sender.
     pub(super) fn call(&mut self, key: &str, words: &[&str], block_ms: u64) -> (Reply, u16) {
         let sent = self.shared.now();
         let (reply, port) = self.deliver(key, words, block_ms);
@@ -131,7 +130,7 @@ impl Client<'_> {
         });
     }
 
-    /// The message, or none, that answered a wait by NOTIFY.
+    /// Records the message, or its absence, that answered a wait by NOTIFY.
     pub(super) fn note_message(
         &mut self,
         words: &[&str],
@@ -168,7 +167,7 @@ impl Client<'_> {
     }
 }
 
-/// What came of a call by its reply. `None` if that is still to be told by a message.
+/// Returns the outcome of a call by its reply; `None` if a message will bring it.
 fn outcome(words: &[&str], reply: &Reply) -> Option<Outcome> {
     let command = words.first().copied().unwrap_or_default();
     let done = |tokens, left_ms| Outcome::Done { tokens, left_ms };
@@ -197,7 +196,7 @@ enum Redirection {
     Ask(u16),
 }
 
-/// `MOVED 866 127.0.0.1:7001`, `ASK 866 127.0.0.1:7001`.
+/// Reads `MOVED 866 127.0.0.1:7001` and `ASK 866 127.0.0.1:7001`.
 fn redirection(reply: &Reply) -> Option<Redirection> {
     let Reply::Error(text) = reply else {
         return None;
@@ -213,13 +212,13 @@ fn redirection(reply: &Reply) -> Option<Redirection> {
     }
 }
 
-/// The server's replicas do not answer it, or are too few: perhaps another one is primary, and this one was not told yet. (One that
-/// stood still is demoted ten seconds after it has come back.)
+/// Returns true if the server's replicas do not answer it, or are too few: perhaps another server is primary, and this one does
+/// not know yet. (A stopped one is demoted ten seconds after it has resumed.)
 fn is_alone(reply: &Reply) -> bool {
     reply.is_error("NOACK") || reply.is_error("NOREPLICAS")
 }
 
-/// The server is no primary, or not yet one again. The request was not carried out.
+/// Returns true if the server is no primary, or not yet one again. The request was not carried out.
 fn is_elsewhere(reply: &Reply) -> bool {
     ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN"]
         .iter()

@@ -1,4 +1,4 @@
-//! What a client does with a lock: it believes at the grant or confirms, works, writes, renews, and gives back or is late.
+//! A client with a lock: it believes at the grant or confirms it, works, writes, renews, and releases or is late.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ const ALLOWANCE_MS: u64 = 2;
 /// The pause before it repeats a release that the server has refused.
 const AGAIN_MS: u64 = 100;
 
-/// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.
+/// How much longer a late writer waits after the end of its lease, so that no rounding lets it in.
 const LATE_MS: u64 = 50;
 
-/// What is counted when WAIT has found enough replicas.
+/// The count of successful WAITs.
 pub const REPLICATED: &str = "replicated";
 
-/// One hold, as its owner knows it.
+/// A hold, as its owner knows it.
 pub(super) struct Hold {
     pub lock: String,
     pub owner: String,
@@ -35,22 +35,22 @@ pub(super) struct Hold {
     pub asked: Micros,
     /// When the request that was granted was sent.
     pub sent: Micros,
-    /// Where it was granted.
+    /// The server that granted it.
     pub server: u16,
-    /// Did the grant come as the answer to its request, which was sent once? Then nothing of it is still under way, and WAIT
-    /// on that connection is about it.
+    /// Whether the grant came as the answer to its request, which was sent once. Then no other request is under way, and WAIT on
+    /// that connection is about this one.
     pub is_plain: bool,
-    /// Does the server renew it, and end it with the connection?
+    /// Whether the server renews it, and ends it with the connection.
     pub tied: bool,
-    /// Where it is tied, and since when: a connection that ended before was another.
+    /// The server of the tie, and since when: an earlier connection was another.
     tied_at: u16,
     tied_since: Micros,
     from: Micros,
-    /// Was it renewed before it was believed?
+    /// Whether it was renewed before it was believed.
     renewed: bool,
-    /// Until when it believes: counted from when the last request that was answered had been sent.
+    /// Until when the owner believes: counted from the sending of the last answered request.
     deadline: Micros,
-    /// Until when the hold can be alive at most.
+    /// The latest instant at which the hold can be alive.
     alive_until: Micros,
 }
 
@@ -77,19 +77,19 @@ impl Hold {
 }
 
 impl Hold {
-    /// Does the server know it for longer than its owner believes? It renews what is tied for as long as the connection is
-    /// open, and a lease begins later than the request if that had to wait.
+    /// Returns true if the server may keep the hold for longer than its owner believes. It renews a tied hold as long as the
+    /// connection is open, and a lease begins later than the request if that had to wait.
     fn outlives_belief(&self) -> bool {
         self.tied || self.alive_until > self.deadline + SECOND
     }
 }
 
-/// For how long a lease is believed in, in microseconds: servers count in whole milliseconds and round down.
+/// Returns how long a lease is believed in, in microseconds: servers count in whole milliseconds and round down.
 fn believed(left_ms: u64) -> Micros {
     left_ms.saturating_sub(ALLOWANCE_MS) * 1_000
 }
 
-/// What a holder learned from a call about its hold.
+/// What a call tells a holder about its hold.
 #[derive(PartialEq)]
 enum Learned {
     Holds,
@@ -98,12 +98,12 @@ enum Learned {
 }
 
 impl Client<'_> {
-    /// Does all that is done with a hold, from the confirmation on.
+    /// Works with a hold, from the confirmation on.
     pub(super) fn use_hold(&mut self, hold: Hold) {
         self.use_holds(vec![hold]);
     }
 
-    /// The same with several that were granted together.
+    /// Works with several holds that were granted together.
     pub(super) fn use_holds(&mut self, mut holds: Vec<Hold>) {
         let at_once = self.shared.believes_grants && self.random.bool();
         let learned: Vec<Learned> = holds
@@ -137,11 +137,11 @@ impl Client<'_> {
             for (hold, lost) in holds.iter_mut().zip(&mut lost) {
                 if lost.is_none() && self.step(hold, renews) == Learned::Lost {
                     let now = self.shared.now();
-                    // Later than its deadline it is told nothing new.
+                    // After its deadline the answer is no news.
                     *lost = Some((now, End::Lost)).filter(|_| now < hold.deadline);
                 }
                 if hold.tied && lost.is_none() {
-                    // Whoever gives up the connection gives up what is tied to it.
+                    // Giving up the connection gives up its ties.
                     let given_up = self.given_up.get(&hold.tied_at).copied();
                     let at = given_up.filter(|at| *at > hold.tied_since);
                     *lost = at.map(|at| (at.min(hold.deadline), End::Released));
@@ -160,8 +160,8 @@ impl Client<'_> {
         }
     }
 
-    /// Gives back what was granted and could not be confirmed. Nobody has believed in it, but its token counts, and so does
-    /// its loss, if its lease can only have been running when the server knew nothing of it.
+    /// Releases a grant that could not be confirmed. No client has believed in it, but its token counts, and so does its loss, if
+    /// its lease must have been running when the server did not know it.
     fn give_up(&mut self, hold: Hold, learned: Learned) {
         let now = self.shared.now();
         self.release(&hold);
@@ -181,7 +181,7 @@ impl Client<'_> {
         });
     }
 
-    /// For how long it works, and whether it renews. Most work is short; some needs more than a lease.
+    /// Returns how long it works, and whether it renews. Most work is short; some needs more than a lease.
     fn plan(&mut self) -> (u64, bool) {
         match self.random.u8(0..10) {
             0..=6 => (self.random.u64(5..60), false),
@@ -202,11 +202,11 @@ impl Client<'_> {
         }
     }
 
-    /// Believes in a grant as it came. Since when its lease runs it does not say: no earlier than it was asked for.
+    /// Believes in a grant at once. It does not say when its lease began: no earlier than the request.
     fn believe(&mut self, hold: &mut Hold) -> Learned {
         let received = self.shared.now();
         if self.waits() && !(hold.is_plain && self.is_replicated(hold.server)) {
-            // WAIT would be about something else, or was in vain.
+            // WAIT would be about another write, or was in vain.
             hold.renewed = true;
             return self.renew(hold);
         }
@@ -224,7 +224,7 @@ impl Client<'_> {
         self.shared.setting.wait != Replicas::None
     }
 
-    /// RENEW, which confirms and ties; and WAIT, if the setting asks for that.
+    /// Renews, which confirms and ties; and sends WAIT, if the setting asks for it.
     fn renew(&mut self, hold: &mut Hold) -> Learned {
         let (token, lease, auto) = (
             hold.token.to_string(),
@@ -265,7 +265,7 @@ impl Client<'_> {
         Learned::Holds
     }
 
-    /// WAIT on the connection that wrote.
+    /// Sends WAIT on the connection that wrote.
     fn is_replicated(&mut self, port: u16) -> bool {
         if !self.links.contains_key(&port) {
             return false;
@@ -280,7 +280,7 @@ impl Client<'_> {
         is_replicated
     }
 
-    /// HELD; at another server than the one where the hold was tied, it is tied anew.
+    /// Sends HELD; at another server than that of the tie, it ties the hold again.
     fn look(&mut self, hold: &mut Hold) -> Learned {
         let sent = self.shared.now();
         let words = ["DLOCK.HELD", &hold.lock, &hold.owner];
@@ -288,7 +288,7 @@ impl Client<'_> {
         match reply.integers().as_deref() {
             Some([token, _, left_ms]) if *token == hold.token => {
                 if hold.tied {
-                    // What the server has renewed by itself, under the settings that need no WAIT.
+                    // The server's own renewals, under the settings that need no WAIT.
                     if !self.waits() && !self.shared.setting.confirms {
                         hold.deadline = hold.deadline.max(sent + believed(*left_ms));
                     }
@@ -304,7 +304,7 @@ impl Client<'_> {
         }
     }
 
-    /// A write that the server lets through only under the hold.
+    /// Sends a write that the server accepts only under the hold.
     fn write(&mut self, hold: &Hold) -> Learned {
         let token = hold.token.to_string();
         let log = log_of(&hold.lock);
@@ -357,12 +357,12 @@ impl Client<'_> {
         });
     }
 
-    /// Does its process stand still until its lease is over?
+    /// Returns true if its process stands still until its lease is over.
     fn is_suspended(&mut self, hold: &Hold) -> bool {
         hold.limit == 1 && !hold.outlives_belief() && self.random.u8(0..40) == 0
     }
 
-    /// A client that was suspended: it writes when its lease is over.
+    /// Writes after the lease is over, as a client that was suspended.
     fn write_late(&mut self, hold: &Hold) {
         if hold.limit != 1 || hold.alive_until == Micros::MAX {
             return;
@@ -394,7 +394,7 @@ impl Client<'_> {
     }
 }
 
-/// The list that a lock guards, in the lock's slot.
+/// Returns the list that a lock guards, in the lock's slot.
 pub fn log_of(lock: &str) -> String {
     format!("{lock}:log")
 }

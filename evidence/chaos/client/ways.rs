@@ -1,4 +1,4 @@
-//! The ways to ask for a lock, one a client.
+//! The ways to ask for a lock, one per client.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use super::{Client, LEASE_MS};
 use crate::history::{Belief, End, Ticket, Wait, SECOND};
 use crate::link::{Link, Reply};
 
-/// How long a ticket is kept for an owner that cannot ask: longer than it takes to replace a primary.
+/// How long a ticket is kept for an owner that cannot ask: longer than the replacement of a primary.
 pub const CLAIM_MS: u64 = 12_000;
 
-/// One slice of a wait for a ticket's turn.
+/// The length of one slice of a wait for a ticket's turn.
 const SLICE_MS: u64 = 1_000;
 
-/// Who has no turn in so many microseconds gives its ticket up.
+/// An owner without a turn within these microseconds gives its ticket up.
 const TICKET_PATIENCE: u64 = 40 * SECOND;
 
 /// The locks of the pulses; in a new cluster each is at another primary.
 pub const PULSES: [&str; 3] = ["{p3}", "{p2}", "{p0}"];
 
-/// A pulse's lease: what a fault leaves behind of it is soon over.
+/// A pulse's lease: a fault leaves it behind for a short time only.
 const PULSE_LEASE_MS: u64 = 300;
 
-/// How a client asks.
+/// A way to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// ACQUIRE … BLOCK, for itself alone.
+    /// ACQUIRE … BLOCK, for an exclusive lock.
     Block,
-    /// ACQUIRE … BLOCK … SHARED, LIMIT, or for itself alone.
+    /// ACQUIRE … BLOCK … SHARED, LIMIT, or exclusive.
     Share,
     /// MACQUIRE of two locks.
     Many,
@@ -41,12 +41,12 @@ pub enum Way {
     Session,
     /// ACQUIRE … HOLDS 1 without waiting, sent again after a lost answer.
     Try,
-    /// ACQUIRE of a lock that nobody else wants, again and again: its grants show for how long there are none.
+    /// ACQUIRE of a lock that no other client wants, again and again: its grants show the times without any.
     Pulse,
 }
 
 impl Way {
-    /// Who takes part in a run, and how often: patient ones wait for long where they are.
+    /// The clients of a run: patient ones wait for long in one place.
     pub const CREW: [(Way, bool); 20] = [
         (Way::Block, false),
         (Way::Block, true),
@@ -70,7 +70,7 @@ impl Way {
         (Way::Session, true),
     ];
 
-    /// The locks of this way: few, so that there is a queue.
+    /// Returns the locks of this way: few, so that there is a queue.
     fn locks(self) -> &'static [&'static str] {
         match self {
             Way::Block | Way::Notify | Way::Session | Way::Try => {
@@ -84,7 +84,7 @@ impl Way {
     }
 }
 
-/// All locks of a run.
+/// Returns all locks of a run.
 pub fn all_locks() -> Vec<&'static str> {
     [Way::Block, Way::Share, Way::Many, Way::Ticket, Way::Pulse]
         .iter()
@@ -94,7 +94,7 @@ pub fn all_locks() -> Vec<&'static str> {
 }
 
 impl Client<'_> {
-    /// One request, and what follows from it.
+    /// Makes one request, and handles its outcome.
     pub(super) fn turn(&mut self) {
         let locks = self.way.locks();
         let lock = locks[self.random.usize(..locks.len())];
@@ -180,7 +180,7 @@ impl Client<'_> {
         }
     }
 
-    /// Takes its own lock and gives it back.
+    /// Takes its own lock and releases it.
     fn pulse(&mut self) {
         let lock = PULSES[self.number % PULSES.len()];
         let owner = self.fresh_owner();
@@ -217,7 +217,7 @@ impl Client<'_> {
         });
     }
 
-    /// A place that is kept by ticket, and its turn.
+    /// Keeps a place by ticket until its turn.
     fn ticket(&mut self, lock: &str) {
         let owner = self.fresh_owner();
         let (lease, claim, slice) = (
@@ -238,7 +238,7 @@ impl Client<'_> {
         ];
         let mut sent = asked;
         let (mut reply, mut at) = self.call(lock, &words[..6], 0);
-        // Whoever gives up without an answer may leave a ticket behind that nobody asks for.
+        // A client that gives up without an answer may leave an unclaimed ticket behind.
         while !matches!(reply, Reply::Value(_)) && !self.shared.has_ended() {
             self.cool_down(&reply);
             sent = self.shared.now();
@@ -281,13 +281,13 @@ impl Client<'_> {
         });
         if let Some(token) = token {
             let mut hold = Hold::new(lock, &owner, token, asked, at);
-            // A slice before it that had no answer may still be under way.
+            // An earlier slice without an answer may still be under way.
             (hold.sent, hold.is_plain) = (sent, false);
             self.use_hold(hold);
         }
     }
 
-    /// A wait that is answered by a message on another connection to the same server.
+    /// Waits for a message on another connection to the server.
     fn notify(&mut self, lock: &str) {
         let owner = self.fresh_owner();
         let channel = format!("to-{owner}");
@@ -348,19 +348,19 @@ impl Client<'_> {
                     None => self.leave(lock, &owner),
                 }
             }
-            // The slot had moved between the two connections: nobody would hear the message.
+            // The slot had moved between the two connections: no subscriber would receive the message.
             Some(_) => self.leave(lock, &owner),
             None => self.cool_down(&reply),
         }
     }
 
-    /// Leaves a wait, and what may have come of it.
+    /// Leaves a wait, and a hold that it may have become.
     fn leave(&mut self, lock: &str, owner: &str) {
         self.call(lock, &["DLOCK.CANCEL", lock, owner], 0);
         self.call(lock, &["DLOCK.RELEASE", lock, owner, "HOLDS", "0"], 0);
     }
 
-    /// Only a wait that the server has answered is known to have stood there all the time.
+    /// Records a wait. Only one that the server has answered is known to have stood there all the time.
     fn note_wait(&mut self, lock: &str, owner: &str, from: u64, reply: &Reply) {
         if matches!(reply, Reply::Value(_)) {
             self.notes.waits.push(Wait {
@@ -372,7 +372,7 @@ impl Client<'_> {
         }
     }
 
-    /// After a refusal it asks less often.
+    /// Asks less often after a refusal.
     fn cool_down(&self, reply: &Reply) {
         if !matches!(reply, Reply::Value(_)) {
             self.pause(150);
@@ -380,7 +380,7 @@ impl Client<'_> {
     }
 }
 
-/// The words of the message about this wait: `granted 7 5:stock 3:bob 12`.
+/// Returns the words of the message about this wait: `granted 7 5:stock 3:bob 12`.
 fn words_of_message(told: &Reply, wait: u64) -> Option<Vec<String>> {
     let Reply::Value(value @ Value::Array(_)) = told else {
         return None;

@@ -1,4 +1,4 @@
-//! Slots that move while locks in them are held and waited for.
+//! Slots that move while their locks have holders and waiters.
 
 use std::thread;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use super::{Cluster, PATIENCE};
 use crate::fault::Fault;
 use crate::nodes::until;
 
-/// Rounds of looking for keys that are left; more than a few are needed only if something is wrong.
+/// Rounds of searching for keys that are left; more than a few are needed only after a fault.
 const SWEEPS: usize = 50;
 
 impl Cluster {
-    /// Moves a slot from a primary to another one; gives whether that came to its end.
+    /// Moves a slot from a primary to another one. Returns whether the move was completed.
     pub(super) fn move_slot(
         &self,
         fault: Fault,
@@ -40,7 +40,7 @@ impl Cluster {
         info.is_some_and(|info| info.get("role") == Some("master"))
     }
 
-    /// Key by key, as tools for clusters do it.
+    /// Moves it key by key, as tools for clusters do.
     fn migrate(&self, slot: usize, from: usize, to: usize, random: &mut Rng) -> bool {
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
         let source_id = source.text("CLUSTER MYID");
@@ -68,7 +68,7 @@ impl Cluster {
         is_empty
     }
 
-    /// All at once, by the server itself.
+    /// Moves it in one step, by the server itself.
     fn move_at_once(&self, slot: usize, from: usize, to: usize) -> bool {
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
         let is_valkey = source.server.version().is_valkey(9, 0);

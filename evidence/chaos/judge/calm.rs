@@ -1,14 +1,14 @@
-//! The times in which nothing was done to the servers.
+//! The times without faults.
 
 use crate::history::{Micros, Round};
 
-/// What is left of `from..until` when all rounds are taken out.
+/// Returns the parts of `from..until` outside all rounds.
 pub fn calm(from: Micros, until: Micros, rounds: &[Round]) -> Vec<(Micros, Micros)> {
     let rounds = rounds.iter().map(|round| (round.from, round.calm));
     without(from, until, rounds.collect())
 }
 
-/// What is left of `from..until` when all `taken` are taken out.
+/// Returns the parts of `from..until` outside all `taken`.
 pub fn without(
     from: Micros,
     until: Micros,

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use crate::history::{Micros, Round, Ticket, SECOND};
 
-/// An owner that stopped asking so shortly after another was served may have been next.
+/// An owner that stopped asking within this time of another's turn may have been next.
 const SLACK: Micros = SECOND;
 
-/// Tickets that stood there when another came, and were served after it, or not at all though they were still asked
-/// for. Those that lived through a fault in which places can be lost are not looked at.
+/// Counts the tickets that existed when another came, and were served after it, or not at all though their owners still asked.
+/// Tickets that lived through a fault that can lose places are ignored.
 pub fn overtaken(tickets: &[Ticket], rounds: &[Round]) -> usize {
     let mut locks: HashMap<&str, Vec<&Ticket>> = HashMap::new();
     for ticket in tickets {
@@ -25,7 +25,7 @@ pub fn overtaken(tickets: &[Ticket], rounds: &[Round]) -> usize {
     locks.values().map(of_one).sum()
 }
 
-/// Was `second` served before `first`, though `first` had its place when `second` asked?
+/// Returns true if `second` was served before `first`, though `first` had its place when `second` asked.
 fn is_before(second: &Ticket, first: &Ticket) -> bool {
     let Some(served) = second.token else {
         return false;

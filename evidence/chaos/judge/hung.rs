@@ -1,8 +1,8 @@
-//! Bad cases get an answer, not a hang.
+//! Every call is answered: a bad case gets an error, not a hang.
 
 use crate::history::{Round, Unanswered};
 
-/// Calls that got no answer within their bound, though no server was there that could not answer.
+/// Counts the calls without an answer within their bound, while every server could answer.
 pub fn hung(unanswered: &[Unanswered], rounds: &[Round]) -> usize {
     let excused = |call: &&Unanswered| {
         let mut silent = rounds.iter().filter(|round| round.silent);

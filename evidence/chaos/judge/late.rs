@@ -1,16 +1,16 @@
-//! What GUARD let through that it must not.
+//! Writes that GUARD must not have accepted.
 
 use std::collections::HashSet;
 
 use crate::history::{Log, Write};
 
-/// Writes that were sent when their hold can only have been over, and that were done all the same.
+/// Counts the writes that were sent when their hold can only have been over, and that were done nevertheless.
 pub fn late(writes: &[Write]) -> usize {
     let late = |write: &&Write| write.done && write.sent > write.alive_until;
     writes.iter().filter(late).count()
 }
 
-/// Writes that stand behind one of a later holder.
+/// Counts the writes after one of a later holder.
 pub fn out_of_order(logs: &[Log]) -> usize {
     let of_one = |log: &Log| {
         let mut highest = 0;
@@ -23,7 +23,7 @@ pub fn out_of_order(logs: &[Log]) -> usize {
     logs.iter().map(of_one).sum()
 }
 
-/// Locks that were written under, and of which nobody could read in the end what had been written.
+/// Counts the locks with writes whose list could not be read at the end.
 pub fn unread(writes: &[Write], logs: &[Log]) -> usize {
     let read: HashSet<&str> = logs.iter().map(|log| log.lock.as_str()).collect();
     let written = writes.iter().filter(|write| write.done);

@@ -1,4 +1,4 @@
-//! What is wrong in a history. Each rule is a file; each has tests in which it catches a planted fault.
+//! The faults in a history. Each rule is a file; each has tests in which it catches a planted fault.
 
 mod calm;
 mod fifo;
@@ -14,39 +14,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::history::{End, History};
 
-/// What the judge found.
+/// The judge's findings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Faults or moves.
     pub rounds: usize,
-    /// Of these, such after which the servers did not find together again, within a minute.
+    /// Rounds after which the servers did not agree again within a minute.
     pub apart: usize,
-    /// Of these, such after which another server was primary.
+    /// Rounds after which another server was primary.
     pub promotions: usize,
     pub grants: usize,
     /// Seconds in which more owners believed that they held a lock than each of them allows, over all locks.
     pub overlap_s: f64,
-    /// How often that was so.
+    /// The number of these times.
     pub overlaps: usize,
-    /// Grants that came later and had a lower token, of one lock.
+    /// Later grants of one lock with a lower token.
     pub tokens_fallen: usize,
-    /// Tokens that two grants had.
+    /// Tokens of two grants.
     pub tokens_twice: usize,
-    /// Grants whose owner was told, before its lease was over, that it held nothing.
+    /// Grants whose owner learned, before its lease was over, that it held nothing.
     pub grants_lost: usize,
     /// Writes by GUARD.
     pub writes: usize,
-    /// Such that landed after their hold, or after one with a later token.
+    /// Writes that landed after their hold, or after one with a later token.
     pub writes_late: usize,
-    /// Locks of which it could not be read in the end what had been written under them.
+    /// Locks whose written lists could not be read at the end.
     pub logs_unread: usize,
     /// Waits during which the lock was free.
     pub wakeups_lost: usize,
-    /// Tickets that got the lock.
+    /// Tickets that were granted the lock.
     pub tickets: usize,
     /// Tickets that were served after one that had come later.
     pub overtaken: usize,
-    /// What a server still counted at the end: `name of the server: gauge = value`.
+    /// Counts that a server still had at the end: `name of the server: gauge = value`.
     pub left: Vec<String>,
     /// Servers that died by themselves.
     pub died: Vec<String>,
@@ -54,20 +54,20 @@ pub struct Verdict {
     pub silences_s: Vec<f64>,
     /// Calls that got no answer within their bound.
     pub unanswered: usize,
-    /// Of these, such that no silent server excuses.
+    /// Unanswered calls that no silent server excuses.
     pub hung: usize,
     /// Grants by a new primary within its quarantine.
     #[serde(default, skip_serializing_if = "is_none")]
     pub early: usize,
 }
 
-/// Figures from before this was counted stay as they are.
+/// Returns true for zero: figures from before this was counted stay unchanged.
 fn is_none(count: &usize) -> bool {
     *count == 0
 }
 
 impl Verdict {
-    /// What several runs found.
+    /// Adds the findings of another run.
     pub fn add(&mut self, other: Verdict) {
         let Verdict {
             rounds,
@@ -120,7 +120,8 @@ impl Verdict {
         self.silences_s.sort_by(f64::total_cmp);
     }
 
-    /// What may never be, under whatever fault and setting; overlaps and lost grants are the setting's to prevent.
+    /// Returns the faults that must never happen, under any fault and setting; preventing overlaps and lost grants is the
+    /// setting's task.
     pub fn never(&self) -> Vec<String> {
         let counts = [
             ("tokens fell", self.tokens_fallen),
@@ -151,7 +152,7 @@ impl Verdict {
     }
 }
 
-/// Reads a history of servers with this quarantine.
+/// Judges a history of servers with this quarantine.
 pub fn judge(history: &History, quarantine_ms: u64) -> Verdict {
     let (overlap, overlaps) = overlap::overlap(&history.beliefs);
     let (tokens_fallen, tokens_twice) = tokens::disorder(&history.beliefs);
@@ -191,7 +192,7 @@ fn seconds(micros: u64) -> f64 {
     std::time::Duration::from_micros(micros).as_secs_f64()
 }
 
-/// Histories in which something is wrong, for the rules' tests and the run's own controls; in seconds.
+/// Histories with a fault, for the rules' tests and the run's own controls; in seconds.
 pub mod planted {
     use crate::history::*;
 

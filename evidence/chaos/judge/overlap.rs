@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::history::{Belief, Micros};
 
-/// How long, over all locks, more owners believed in a lock than one of them allowed; how often that began.
+/// Returns how long, over all locks, more owners believed in a lock than one of them allowed, and how often that began.
 pub fn overlap(beliefs: &[Belief]) -> (Micros, usize) {
     let mut locks: HashMap<&str, Vec<&Belief>> = HashMap::new();
     for belief in beliefs {
@@ -15,7 +15,7 @@ pub fn overlap(beliefs: &[Belief]) -> (Micros, usize) {
 }
 
 fn of_one_lock(beliefs: &[&Belief]) -> (Micros, usize) {
-    // At each instant at which something changes: the ends first, since who takes over is not there with the one before.
+    // At each instant of a change: the ends first, since an owner that takes over does not overlap with the one before.
     let mut changes: BTreeMap<(Micros, bool), Vec<usize>> = BTreeMap::new();
     for (index, belief) in beliefs.iter().enumerate() {
         if belief.from < belief.until {

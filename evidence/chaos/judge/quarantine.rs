@@ -2,10 +2,10 @@
 
 use crate::history::{Belief, Micros, Round, SECOND};
 
-/// A promotion is noticed so much later than it happens: Sentinels ask once a second and tell each other every two.
+/// How much later a promotion is noticed than it happens: Sentinels ask once a second and inform each other every two.
 const NOTICED: Micros = 5 * SECOND;
 
-/// Counts grants by new primaries within their quarantine. Without one nobody is early, however late a promotion is noticed.
+/// Counts grants by new primaries within their quarantine. The allowance excuses a promotion that is noticed late.
 pub fn early(beliefs: &[Belief], rounds: &[Round], quarantine_ms: u64) -> usize {
     if quarantine_ms == 0 {
         return 0;

@@ -1,9 +1,9 @@
-//! For how long a client that asks all the time was granted nothing.
+//! How long a client that asks all the time was granted nothing.
 
 use crate::client::PULSES;
 use crate::history::{History, Micros, Round};
 
-/// The longest time in which one of the pulses had no grant, for each round, shortest first.
+/// Returns the longest time without a grant of one of the pulses, for each round, shortest first.
 pub fn longest(history: &History) -> Vec<Micros> {
     let pulses = PULSES.map(|lock| {
         let beliefs = history.beliefs.iter().filter(|belief| belief.lock == lock);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::history::Belief;
 
-/// Grants of a lock with a lower token than one that had arrived before they were asked for; tokens that two had.
+/// Counts the grants of a lock with a lower token than one that had arrived before their request, and the tokens of two grants.
 pub fn disorder(beliefs: &[Belief]) -> (usize, usize) {
     let mut locks: HashMap<&str, Vec<&Belief>> = HashMap::new();
     for belief in beliefs {

@@ -1,15 +1,15 @@
-//! Nobody waits for a free lock.
+//! No client waits for a free lock.
 
 use std::collections::HashMap;
 
 use super::calm::{calm, without};
 use crate::history::{History, Micros, SECOND};
 
-/// How long a client may wait for a lock that nobody believes to hold. The hand-over takes microseconds, but on a busy
-/// machine the new owner's answer, its confirmation and its process take longer.
+/// How long a client may wait for a lock in which no owner believes. The hand-over takes microseconds, but on a busy machine the
+/// new owner's answer, its confirmation and its process take longer.
 const ALLOWED: Micros = 3 * SECOND;
 
-/// Waits in a calm time during which nobody believed in the lock for longer than is allowed.
+/// Counts the waits in a calm time during which no owner believed in the lock for longer than allowed.
 pub fn lost(history: &History) -> usize {
     let mut held: HashMap<&str, Vec<(Micros, Micros)>> = HashMap::new();
     for belief in &history.beliefs {

@@ -1,4 +1,4 @@
-//! The way that the recipe is compared with: every master is asked at once, by everybody, without a queue.
+//! The way with which the recipe is compared: every client asks every master at once, without a queue.
 
 use std::time::{Duration, Instant};
 

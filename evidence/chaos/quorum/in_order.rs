@@ -1,18 +1,18 @@
-//! The recipe of docs/quorum.md, as it is measured: a lock over independent masters that know nothing of each other outlives the loss
+//! The recipe of docs/quorum.md, as it is measured: a lock over independent masters that do not know each other survives the loss
 //! of a minority of them.
 //!
-//! Every client names the masters in the same order. It waits in the queue of the first and then asks the others
-//! without waiting; with a majority it holds the lock. Because all wait in one queue, only the head of that queue asks
-//! the others: votes are not split. Two details keep it so:
+//! Every client names the masters in one order. It waits in the queue of the first and then asks the others without waiting; with
+//! a majority it holds the lock. Because all wait in one queue, only the head of that queue asks the others: votes are not split.
+//! Two details keep it so:
 //!
-//! * The others are given back before the first, and their leases end before the first's. The client
-//!   that gets the first finds the others free, whether its predecessor has released or died.
-//! * The lease at the first is renewed after the wait, since the wait's reply does not say when the grant was made. All
-//!   leases are then counted from when their request was sent, so that the client never believes longer than a master.
+//! * The others are released before the first, and their leases end before the first's. The client that gets the first finds the
+//!   others free, whether its predecessor has released or died.
+//! * The lease at the first is renewed after the wait, since the wait's reply does not say when the grant was made. All leases
+//!   then count from the sending of their request, so that the client never believes longer than a master.
 //!
-//! Whoever gives up leaves at every master that was asked: one that did not answer may grant it later, for the whole
-//! lease. What is sent to it goes behind the request, on the same connection. It may arrive late, too, so each try has an owner
-//! name of its own: what the last one has left gives back nothing of the next one's.
+//! A client that gives up leaves at every master that it asked: one that did not answer may grant the request later, for the
+//! whole lease. The commands that leave go behind the request, on its connection. They may arrive late, too, so each try has an
+//! owner name of its own: the commands of one try cannot release the next.
 //!
 //! A master that forgets its grants (a restart without `appendfsync always`) would vote twice: give it an AOF, or
 //! `dlock.quarantine-ms` of the longest lease.
@@ -22,17 +22,16 @@ use std::time::{Duration, Instant};
 use dlock_integration::Wire;
 use redis::{Cmd, FromRedisValue, Pipeline, RedisResult};
 
-/// How long a master may take for an answer that waits for nothing. The lease pays for that time, too.
+/// How long a master may take for an answer that waits for nothing. This time reduces the lease.
 const BOUND: Duration = Duration::from_millis(300);
 
 /// How long a master that did not answer is asked last.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// The leases at the others end so much before the first's.
+/// How much earlier than the first's the leases at the others end.
 const EARLIER_MS: u64 = 5;
 
-/// What is taken off each lease for clocks: servers count in whole milliseconds, and none runs faster by more than a
-/// hundredth.
+/// The time taken off each lease for clocks: servers count in whole milliseconds, and none runs faster by more than a hundredth.
 const ROUNDING: Duration = Duration::from_millis(2);
 const DRIFT: u32 = 100;
 
@@ -46,22 +45,22 @@ pub struct Quorum {
 struct Master {
     port: u16,
     connection: Option<Wire>,
-    /// The connection is still to bring an answer, which came too late for whoever asked.
+    /// Whether the connection still owes an answer, which came too late for its request.
     owes: bool,
     /// When it did not answer, if it has not since.
     silent: Option<Instant>,
 }
 
-/// What came of asking.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum Vote {
     /// The lock is held.
     Held(Held),
-    /// The time was up while others had it.
+    /// The time was up while others had the lock.
     Busy,
-    /// Some masters granted it, but no majority. All has been given back.
+    /// Some masters granted it, but no majority. All grants have been released.
     Split,
-    /// No master was there to wait at.
+    /// No master was up to wait at.
     Unreachable,
 }
 
@@ -72,16 +71,17 @@ pub struct Held {
     pub lock: String,
     /// The owner at each master.
     pub owner: String,
-    /// Until when it is held for sure.
+    /// Until when it is certainly held.
     pub deadline: Instant,
     /// Each master's token, where it granted.
     pub tokens: Vec<Option<u64>>,
-    /// Where the queue was.
+    /// The master of the queue.
     first: usize,
 }
 
 impl Quorum {
-    /// A client whose owners' names begin with this one, which is its own. All clients must give the masters in the same order.
+    /// Makes a client whose owners' names begin with `name`, which must be unique. All clients must give the masters in one
+    /// order.
     pub fn new(ports: &[u16], name: &str) -> Quorum {
         let masters = ports.iter().map(|port| Master {
             port: *port,
@@ -129,7 +129,7 @@ impl Quorum {
         vote
     }
 
-    /// The first has granted: asks the others, and counts.
+    /// Asks the others after the grant of the first, and counts.
     fn collect(
         &mut self,
         lock: &str,
@@ -156,7 +156,7 @@ impl Quorum {
             held.count_lease(begun, lease);
         }
         for number in self.silent_last((0..self.masters.len()).filter(|number| *number != first)) {
-            // What this takes is no part of the lease.
+            // This time must not count for the lease.
             self.masters[number].connect();
             let sent = Instant::now();
             let shorter = shorter(lease, begun.elapsed());
@@ -174,12 +174,12 @@ impl Quorum {
         Vote::Split
     }
 
-    /// Gives the lock back at all masters, also at those that did not answer.
+    /// Releases the lock at all masters, also at those that did not answer.
     pub fn release(&mut self, held: &Held) {
         self.leave(&held.lock, &held.owner, &self.others_before(held.first));
     }
 
-    /// Gives back what was granted or will be, and leaves the queues.
+    /// Releases present and future grants, and leaves the queues.
     fn leave(&mut self, lock: &str, owner: &str, masters: &[usize]) {
         for number in masters {
             let mut last_words = redis::pipe();
@@ -190,13 +190,13 @@ impl Quorum {
         }
     }
 
-    /// All masters, that one after the others, so that whoever is next there finds the others free.
+    /// Returns all masters, with `first` at the end, so that its next holder finds the others free.
     fn others_before(&self, first: usize) -> Vec<usize> {
         let others = (0..self.masters.len()).filter(|number| *number != first);
         self.silent_last(others.chain([first]))
     }
 
-    /// Those that were silent a moment ago come last: nobody is kept waiting by one that hangs.
+    /// Returns the masters with recently silent ones last: one that hangs keeps no client waiting.
     fn silent_last(&self, masters: impl Iterator<Item = usize>) -> Vec<usize> {
         let is_silent = |number: &usize| {
             let since = self.masters[*number].silent;
@@ -208,7 +208,7 @@ impl Quorum {
 }
 
 impl Held {
-    /// A hold that was come by in another way, with the first master's queue of no account.
+    /// Makes a hold that was obtained in another way, without the queue of a first master.
     pub fn new(lock: &str, owner: &str, deadline: Instant, tokens: Vec<Option<u64>>) -> Held {
         Held {
             lock: lock.to_owned(),
@@ -219,12 +219,12 @@ impl Held {
         }
     }
 
-    /// How many masters have granted it.
+    /// Returns the number of masters that granted it.
     pub fn votes(&self) -> usize {
         self.tokens.iter().flatten().count()
     }
 
-    /// The hold is sure for no longer than this lease.
+    /// Bounds the time for which the hold is certain by this lease.
     fn count_lease(&mut self, sent: Instant, lease: Duration) {
         let sure = lease.saturating_sub(ROUNDING + lease / DRIFT);
         self.deadline = self.deadline.min(sent + sure);
@@ -234,7 +234,7 @@ impl Held {
 impl Master {
     fn connect(&mut self) {
         if self.owes {
-            // What comes late must not be taken for the next answer; and a wait ends with its connection.
+            // A late answer must not be taken for the next one; and a wait ends with its connection.
             (self.connection, self.owes) = (None, false);
         }
         if self.connection.is_none() {
@@ -242,19 +242,19 @@ impl Master {
         }
     }
 
-    /// The answer, or `None` when there is none in time or the request is refused.
+    /// Returns the answer, or `None` if none comes in time or the request is refused.
     fn ask<T: FromRedisValue>(&mut self, request: &Cmd, bound: Duration) -> Option<T> {
         self.connect();
         let answer = self.query(bound, |connection| request.query(connection));
         answer.and_then(Result::ok)
     }
 
-    /// Sends what need not be answered. To one that still owes an answer it goes behind the request, on the same connection:
-    /// on another it could overtake the request and find nothing to give back.
+    /// Sends commands whose answers do not matter. To a master that still owes an answer they go behind the request, on its
+    /// connection: on another they could overtake the request and find nothing to release.
     fn tell(&mut self, words: &Pipeline, bound: Duration) {
         if self.owes {
             if let Some(connection) = &mut self.connection {
-                // What cannot be sent is as good as unanswered: the lease ends it.
+                // A failed send is as good as no answer: the lease ends the hold.
                 let _ = connection.send_bytes(&words.get_packed_pipeline());
             }
             (self.connection, self.owes) = (None, false);
@@ -265,7 +265,7 @@ impl Master {
         }
     }
 
-    /// What the server has answered, or `None` when it was silent.
+    /// Returns the server's answer, or `None` if it was silent.
     fn query<T>(
         &mut self,
         bound: Duration,
@@ -296,7 +296,7 @@ fn request(name: &str, lock: &str, owner: &str, lease: Duration) -> Cmd {
     request
 }
 
-/// A lease that ends before one of that length that was asked for so long ago.
+/// Returns a lease that ends before one of this length that was requested `ago`.
 fn shorter(lease: Duration, ago: Duration) -> Duration {
     lease.saturating_sub(ago + Duration::from_millis(EARLIER_MS))
 }
