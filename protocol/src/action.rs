@@ -1,4 +1,4 @@
-//! What can happen, one step each, and how it is written: a schedule is a list of these lines, found or given.
+//! The steps, and their text: a schedule is a list of these lines, found or given.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ pub type Node = u8;
 /// A client: 0 is `A`, 1 is `B`.
 pub type Client = u8;
 
-/// What a joiner that asks for everything gets.
+/// The outcome for a joiner that asks for everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// It has emptied itself and is loading.
     Begins,
-    /// The server has seen the request, the joiner hears nothing.
+    /// The server has seen the request; the joiner receives nothing.
     Unheard,
     /// The joiner has given up its old history, and the transfer fails before it empties itself.
     Fails,
 }
 
-/// What a restarted process still has.
+/// The data that a restarted process still has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// All, and its replication id (an RDB at shutdown).
@@ -51,7 +51,7 @@ pub enum Action {
     /// The client learns a token by HELD.
     Held(Client, Node),
     Release(Client, Node),
-    /// The server renews by AUTO what is held: nobody is told.
+    /// The server renews by AUTO the lock that is held: no client is told.
     Auto(Node),
     /// An operator ends the hold.
     Force(Node),
@@ -66,7 +66,7 @@ pub enum Action {
     Promote(Node),
     /// A server is told to follow another.
     Follow(Node, Node),
-    /// It joins by a partial resynchronisation; heard: it knows that it has.
+    /// It joins by a partial resynchronisation; `heard`: whether it knows.
     Partial {
         node: Node,
         heard: bool,
@@ -181,7 +181,7 @@ fn client_of(word: &str) -> Option<Client> {
 }
 
 impl Action {
-    /// Reads what `Display` writes. None if it is none of that.
+    /// Reads the text that `Display` writes. None for any other text.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -1,26 +1,26 @@
 //! Every schedule, shortest first, for small instances.
 //!
-//! Why not a crate: the steps are those of the walk, and what a crate cannot do for us is the whole work, which is to see
-//! that two states are one. Times count from now and are cut where they are over, entries that nobody can come back to are
-//! left out, histories and tokens are numbered in the order in which servers meet them, and servers may change places.
+//! Not by a crate: the steps are those of the walk, and the whole work, which no crate can do, is to recognise equal states.
+//! Times count from now and are cut where they are over, entries to which no server can return are left out, histories and tokens
+//! are numbered in the order in which servers meet them, and servers may change places.
 
 use crate::action::{Action, Full, Kept};
 use crate::rule::Word;
 use crate::system::{Link, Setup, System, CLIENTS, NODES};
 use std::collections::HashSet;
 
-/// What a search has come to.
+/// The outcome of a search.
 #[derive(Debug)]
 pub struct Searched {
     /// Different states.
     pub states: u64,
-    /// All schedules up to this length were looked at.
+    /// The length up to which all schedules were tried.
     pub depth: usize,
     /// The shortest schedule that gives two owners.
     pub found: Option<Vec<Action>>,
 }
 
-/// Looks at all schedules, until two own the lock or there are more than `states`.
+/// Tries all schedules, until two own the lock or there are more than `states`.
 #[must_use]
 pub fn search(setup: &Setup, states: usize) -> Searched {
     let actions = actions(setup);
@@ -91,7 +91,7 @@ fn replay(setup: &Setup, steps: &[(u32, Action)], index: usize) -> System {
     system
 }
 
-/// What is tried in each state: restarts lose two entries at most.
+/// Returns the steps that are tried in each state: restarts lose two entries at most.
 fn actions(setup: &Setup) -> Vec<Action> {
     let nodes = setup.world.nodes();
     let mut actions = vec![Action::Tick, Action::Heal];
@@ -165,7 +165,7 @@ fn actions(setup: &Setup) -> Vec<Action> {
     actions
 }
 
-/// All orders of the servers.
+/// Returns all orders of the servers.
 fn orders(nodes: u8) -> Vec<Vec<u8>> {
     let mut orders = vec![Vec::new()];
     for _ in 0..nodes {
@@ -181,7 +181,7 @@ fn orders(nodes: u8) -> Vec<Vec<u8>> {
     orders
 }
 
-/// A number that is the same for states that differ in names only.
+/// Returns a number that is equal for states that differ in names only.
 fn fingerprint(setup: &Setup, system: &System, orders: &[Vec<u8>]) -> u64 {
     let first = Numbered::new(setup, system);
     orders
@@ -194,11 +194,11 @@ fn fingerprint(setup: &Setup, system: &System, orders: &[Vec<u8>]) -> u64 {
 struct Numbered<'a> {
     setup: &'a Setup,
     system: &'a System,
-    /// Entries that somebody can come back to.
+    /// Entries to which a server can return.
     kept: u64,
 }
 
-/// How many entries a restart loses at most, here.
+/// The most entries that a restart loses, here.
 const LESS: u32 = 2;
 
 impl<'a> Numbered<'a> {

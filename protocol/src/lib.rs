@@ -6,18 +6,18 @@
 //!                                       └── schedules/*.txt, replayed
 //! ```
 //!
-//! | part | what is in it |
+//! | part | contents |
 //! |---|---|
-//! | [`action`] | what can happen, one step each, and how it is written |
-//! | [`rule`] | what servers and clients do, as switches |
-//! | [`system`] | servers, links, clients, and what a step does to them |
-//! | [`settings`] | the table: each setting and what it is worth; each clause taken out |
+//! | [`action`] | the steps, and their text |
+//! | [`rule`] | the behaviour of servers and clients, as switches |
+//! | [`system`] | servers, links, clients, and the effect of a step on them |
+//! | [`settings`] | the table: each setting and its worth; each clause taken out |
 //! | [`walk`], [`breadth`] | the two searches |
 //! | [`schedule`] | schedules as files |
-//! | [`page`] | what the page of the documents says |
+//! | [`page`] | the part of the documentation that the program writes |
 //!
-//! The property: never do two clients believe, by an answer that they got, that they hold the lock at one time.
-//! `docs/protocol.md` says what is modelled and what is not.
+//! The property: never do two clients believe, by an answer that they received, that they hold the lock at one time.
+//! `docs/protocol.md` lists the modelled parts and the omitted ones.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
-//! `make check-long`: searches every setting of the table, and every clause taken out, and says what was found.
+//! `make check-long`: searches every setting of the table, and every clause taken out, and prints the results.
 //!
-//! Arguments: steps for each row that is to find nothing (20,000,000); `--write`: put the table into the page;
-//! `--show`: print every schedule; `--servers`: search nothing, but put what `make schedules` has seen into the page. Ends with an error where a setting is not what the table says.
+//! Arguments: steps for each row that must find nothing (20,000,000); `--write`: put the table into the page; `--show`: print
+//! every schedule; `--servers`: search nothing, but put the results of `make schedules` into the page. Ends with an error where a
+//! setting differs from the table.
 
 use dlock_protocol::page::{self, Found, How};
 use dlock_protocol::schedule::{self, Schedule};
@@ -13,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const SEED: u64 = 1;
-/// States of each breadth-first search, in a world where servers do not restart and nobody forces anything.
+/// States of each breadth-first search, in a world where servers do not restart and no operator forces an end.
 const STATES: usize = 3_000_000;
 
 fn main() -> ExitCode {
@@ -103,7 +104,7 @@ fn run() -> Result<bool, String> {
 }
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
-/// What `make schedules` has seen.
+/// The results of `make schedules`.
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results/schedules.md");
 
 fn read(path: &str) -> Result<String, String> {
@@ -120,7 +121,7 @@ fn right(replicas: u8) -> Setup {
     (rule.setup)(replicas)
 }
 
-/// Looks at one row.
+/// Searches one row.
 fn look(
     options: &Options,
     setting: &Setting,
@@ -169,7 +170,7 @@ fn look(
     all
 }
 
-/// Looks for two owners: at random, then among the schedules that are known.
+/// Searches for two owners: at random, then among the known schedules.
 fn find(setup: &Setup, steps: u64, schedules: &[(String, Schedule)]) -> Found {
     let replicas = setup.world.replicas;
     let walked = walk::walk(setup, SEED, steps);

@@ -1,4 +1,4 @@
-//! What the page of the documents says of the settings: written by the program, held by a test.
+//! The settings in the documentation: the program writes this part, and a test compares it.
 
 use crate::settings::Setting;
 
@@ -8,21 +8,21 @@ pub const MARKS: (&str, &str) = (
     "<!-- end of table -->\n",
 );
 
-/// What a search of one setting came to, for one number of replicas.
+/// The outcome of a search of one setting, for one number of replicas.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub replicas: u8,
     pub how: How,
 }
 
-/// How it was found, or not.
+/// How two owners were found, or that they were not.
 #[derive(Clone, Debug)]
 pub enum How {
-    /// By the walk, after so many steps; shortened to so many.
+    /// By the walk: the steps it took, and the length after shortening.
     Walk(u64, usize),
     /// By the schedule of this name.
     Schedule(String),
-    /// Not at all, in so many steps.
+    /// Not at all: the steps it took.
     Not(u64),
 }
 
@@ -34,13 +34,13 @@ fn numbers(list: &[u8]) -> String {
     words.join(", ")
 }
 
-/// The first three columns as the table has them, if the search finds what it should.
+/// Returns the first three columns as in the table, if the search finds the expected.
 #[must_use]
 pub fn promise(setting: &Setting) -> String {
     columns(setting, setting.breaks, setting.holds)
 }
 
-/// The first three columns, where two owners were found for some numbers of replicas and none for others.
+/// Returns the first three columns, where two owners were found for some numbers of replicas and none for others.
 fn columns(setting: &Setting, found: &[u8], none: &[u8]) -> String {
     let result = match (found, none) {
         (found, []) => format!("possible, r = {}", numbers(found)),
@@ -54,7 +54,7 @@ fn columns(setting: &Setting, found: &[u8], none: &[u8]) -> String {
     format!("| {} | {} | {result} |", setting.text, setting.failovers)
 }
 
-/// A row: it says what this search found, whatever it should have found.
+/// Returns a row with the result of this search, whatever was expected.
 #[must_use]
 pub fn row(setting: &Setting, found: &[Found]) -> String {
     let those = |wanted: bool| -> Vec<u8> {
@@ -90,7 +90,7 @@ fn rounded(steps: u64) -> String {
     }
 }
 
-/// The page with another table. None if it has no marks.
+/// Returns the page with another table. None if it has no marks.
 #[must_use]
 pub fn with_table(page: &str, table: &str) -> Option<String> {
     let (before, rest) = page.split_once(MARKS.0)?;
@@ -104,7 +104,7 @@ pub const SCHEDULES: (&str, &str) = (
     "<!-- end of table -->\n",
 );
 
-/// What servers showed of a schedule, as the row that `make schedules` has written says.
+/// Returns the result of servers for a schedule, from the row that `make schedules` has written.
 #[must_use]
 pub fn on_servers(results: &str, schedule: &str) -> String {
     let row = results.lines().find_map(|line| {
@@ -143,7 +143,7 @@ pub fn on_servers(results: &str, schedule: &str) -> String {
     cell
 }
 
-/// The page with another last column of the table of schedules. None if it has no marks.
+/// Returns the page with another last column of the table of schedules. None if it has no marks.
 #[must_use]
 pub fn with_servers(page: &str, results: &str) -> Option<String> {
     let (before, rest) = page.split_once(SCHEDULES.0)?;

@@ -1,10 +1,10 @@
-//! What a server and a client do, as switches: a setting is one value of [`Rule`], and a planted fault differs from the
+//! The behaviour of servers and clients, as switches: a setting is one value of [`Rule`], and a planted fault differs from the
 //! right rule by one switch.
 
-/// Whose confirmations a primary counts.
+/// The replicas whose confirmations a primary counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// Those of every replica that is connected.
+    /// Every connected replica.
     AtOnce,
     /// A server that was promoted distinguishes partial from full joiners; one that was not counts all.
     SincePromotion,
@@ -12,7 +12,7 @@ pub enum Counting {
     ByJoining,
 }
 
-/// Where it is told that a replica has asked for a full resynchronisation.
+/// Where a replica's request for a full resynchronisation is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Nowhere.
@@ -23,12 +23,12 @@ pub enum Word {
     Data,
 }
 
-/// What a replica does when another server asks it for a resynchronisation.
+/// The reaction of a replica when another server asks it for a resynchronisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chains {
     /// It serves it.
     Served,
-    /// It serves it, and ends the link a little later: whatever happens without a tick can happen before.
+    /// It serves it, and ends the link a little later: events without a tick can happen before.
     EndedLater,
     /// It refuses it.
     Refused,
@@ -41,60 +41,61 @@ pub struct Rule {
     pub confirmations: u8,
     pub counting: Counting,
     pub word: Word,
-    /// After a word a partial joiner counts when the word's time is over; else a whole quarantine after its joining.
+    /// Whether, after a word, a partial joiner counts when the word's time is over; otherwise a whole quarantine after its
+    /// joining.
     pub word_ends: bool,
     pub lease: i16,
     pub quarantine: i16,
     /// How much earlier than its lease a client stops.
     pub allowance: i16,
-    /// A primary that starts tells it as a word, before anything else.
+    /// Whether a primary that starts tells its start as a word, before anything else.
     pub start_is_told: bool,
-    /// A server grants nothing for a quarantine after its start.
+    /// Whether a server grants nothing for a quarantine after its start.
     pub closed_after_start: bool,
-    /// … after the beginning of its own full resynchronisation.
+    /// Whether a server grants nothing for a quarantine after the beginning of its own full resynchronisation.
     pub closed_after_full: bool,
-    /// … also if that failed.
+    /// Whether a failed full resynchronisation has that quarantine, too.
     pub closed_after_failed_full: bool,
-    /// … after its promotion.
+    /// Whether a server grants nothing for a quarantine after its promotion.
     pub closed_after_promotion: bool,
-    /// While a server is closed by its start or its own full resynchronisation, whoever joins it counts as a full joiner.
+    /// Whether any joiner counts as a full one while a server is closed by its start or its own full resynchronisation.
     pub closed_is_word: bool,
-    /// While a server is closed, RENEW needs the hold's token.
+    /// Whether RENEW needs the hold's token while a server is closed.
     pub closed_renews_by_token: bool,
-    /// While a server is closed, no RENEW and no KEEP is answered.
+    /// Whether a closed server answers no RENEW and no KEEP.
     pub closed_renews_never: bool,
-    /// A hold that has ended by the time of its confirmation is not confirmed.
+    /// Whether a hold that has ended by the time of its confirmation is not confirmed.
     pub ended_is_not_confirmed: bool,
-    /// A joiner counts only for what it has acknowledged since it joined.
+    /// Whether a joiner counts only for its acknowledgements since it joined.
     pub acknowledged_since: bool,
-    /// With one replica a joiner counts at once.
+    /// Whether a joiner counts at once if there is one replica.
     pub alone_counts: bool,
-    /// What a replica does that is asked for a resynchronisation.
+    /// The reaction of a replica to a request for a resynchronisation.
     pub chains: Chains,
-    /// A client counts its lease from the moment when it sent the request, not from the answer.
+    /// Whether a client counts its lease from the sending of the request, not from the answer.
     pub counts_from_sending: bool,
-    /// A client that asked for a shorter lease and was not answered believes the earlier end.
+    /// Whether a client that asked for a shorter lease and was not answered believes the earlier end.
     pub believes_earlier: bool,
-    /// The server refuses writes with fewer replicas that have acknowledged within `lag`. 0: it does not.
+    /// The server refuses writes with fewer replicas that have acknowledged within `lag`. 0: it never does.
     pub min_replicas: u8,
     pub lag: i16,
 }
 
-/// A lease of most requests.
+/// The lease of most requests.
 pub const LEASE: i16 = 4;
 /// The lease of a renewal that shortens.
 pub const SHORT: i16 = 2;
-/// By how much servers' clocks differ at most, and how much earlier a client stops.
+/// The most by which servers' clocks differ, and how much earlier a client stops.
 pub const SKEW: i16 = 1;
 
-/// `floor((r + 1) / 2)`: so many confirmations for r replicas.
+/// Returns `floor((r + 1) / 2)`: the confirmations for r replicas.
 #[must_use]
 pub const fn needed(replicas: u8) -> u8 {
     replicas.div_ceil(2)
 }
 
 impl Rule {
-    /// Nothing is done about failovers.
+    /// Returns the rule without any measure for failovers.
     #[must_use]
     pub const fn nothing() -> Self {
         Self {
@@ -124,7 +125,7 @@ impl Rule {
         }
     }
 
-    /// `dlock.quarantine-ms` alone, longer than the lease by `allowance` ticks.
+    /// Returns `dlock.quarantine-ms` alone, longer than the lease by `allowance` ticks.
     #[must_use]
     pub const fn quarantine(allowance: i16) -> Self {
         Self {
@@ -135,7 +136,7 @@ impl Rule {
         }
     }
 
-    /// `dlock.replicas` as it was first written down: what [`Rule::mended`] adds is missing.
+    /// Returns the first version of `dlock.replicas`, without the additions of [`Rule::mended`].
     #[must_use]
     pub const fn first(replicas: u8) -> Self {
         Self {
@@ -152,7 +153,7 @@ impl Rule {
         }
     }
 
-    /// The rule that stands: also a primary's start is told, and a closed server confirms nothing.
+    /// Returns the present rule: a primary's start is told as well, and a closed server confirms nothing.
     #[must_use]
     pub const fn mended(replicas: u8) -> Self {
         Self {
@@ -163,7 +164,7 @@ impl Rule {
         }
     }
 
-    /// The client's own `WAIT n` after each grant and renewal.
+    /// Returns the client's own `WAIT n` after each grant and renewal.
     #[must_use]
     pub const fn wait(n: u8) -> Self {
         Self {
@@ -172,7 +173,7 @@ impl Rule {
         }
     }
 
-    /// `min-replicas-to-write n` with a small lag, and a quarantine of the lease and what orderly failovers take.
+    /// Returns `min-replicas-to-write n` with a small lag, and a quarantine of the lease and the duration of orderly failovers.
     #[must_use]
     pub const fn min_replicas(n: u8) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Schedules as files: what breaks weaker rules, and leaves the right one alone.
+//! Schedules as files: they break weaker rules, and not the right one.
 
 use crate::action::Action;
 use crate::rule::Rule;
@@ -8,23 +8,23 @@ use crate::walk;
 /// One file of `schedules/`.
 #[derive(Debug)]
 pub struct Schedule {
-    /// What happens, in words.
+    /// The events, in words.
     pub text: String,
     pub replicas: u8,
     /// The settings under which it gives two owners; under all others it does not.
     pub breaks: Vec<String>,
     /// The clauses of the right rule without which it does.
     pub faults: Vec<String>,
-    /// The world has replicas that follow replicas, or that restart from an older RDB.
+    /// Whether the world has replicas that follow replicas, or that restart from an older RDB.
     pub chains: bool,
     pub older_replica: bool,
-    /// Its failovers are orderly, but the old primary may come back before all follow the new one.
+    /// Whether its failovers are orderly, but the old primary may come back before all follow the new one.
     pub orderly: bool,
     pub steps: Vec<Action>,
 }
 
 impl Schedule {
-    /// This rule, where everything happens that the schedule needs.
+    /// Returns this rule, in a world with all events that the schedule needs.
     #[must_use]
     pub fn setup(&self, rule: Rule) -> Setup {
         let mut world = World::any(self.replicas);
@@ -54,7 +54,7 @@ impl Schedule {
 /// one a line.
 ///
 /// # Errors
-/// The first line that is none of that.
+/// The first other line.
 pub fn parse(file: &str) -> Result<Schedule, String> {
     let mut schedule = Schedule {
         text: String::new(),
@@ -87,7 +87,7 @@ pub fn parse(file: &str) -> Result<Schedule, String> {
     Ok(schedule)
 }
 
-/// The files of `schedules/` in their order, each with its name.
+/// Reads the files of `schedules/` in their order, each with its name.
 ///
 /// # Errors
 /// A file that cannot be read, or a line that is no step.

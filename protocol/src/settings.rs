@@ -6,14 +6,14 @@ use crate::system::{Orderly, Setup, World};
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// By which schedules and programs name it.
+    /// Its name in schedules and programs.
     pub name: &'static str,
     pub text: &'static str,
     pub failovers: &'static str,
     pub setup: fn(u8) -> Setup,
-    /// For these numbers of replicas two owners are possible …
+    /// Numbers of replicas for which two owners are possible.
     pub breaks: &'static [u8],
-    /// … and for these they are not.
+    /// Numbers of replicas for which they are not.
     pub holds: &'static [u8],
 }
 
@@ -36,7 +36,7 @@ const fn beside(rule: Rule, replicas: u8) -> Setup {
     }
 }
 
-/// Replicas are told to follow replicas, too.
+/// Returns the setup with replicas that may be told to follow replicas.
 const fn chained(rule: Rule, replicas: u8) -> Setup {
     Setup {
         rule,
@@ -54,7 +54,7 @@ const fn apart(rule: Rule, replicas: u8) -> Setup {
     }
 }
 
-/// What was wrong, or weaker, about a rule: changes to the one that stands.
+/// Weaker rules: changes to the present one.
 const fn all_count(r: u8) -> Rule {
     Rule {
         counting: Counting::AtOnce,
@@ -380,7 +380,7 @@ pub const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Its name, its text, a number of replicas that needs the clause, and the rule without it.
+/// A clause's name, its text, a number of replicas that needs it, and the rule without it.
 pub type Fault = (&'static str, &'static str, u8, fn(Rule) -> Rule);
 
 /// Each clause of the rule taken out, one at a time, with a number of replicas that needs it.
@@ -505,7 +505,7 @@ pub const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// The rule that stands, without a clause of it, where what that clause is about happens.
+/// Returns the present rule without one of its clauses, in a world with the events of that clause.
 #[must_use]
 pub fn without(fault: &Fault) -> Setup {
     let (_, _, replicas, change) = *fault;
@@ -516,7 +516,7 @@ pub fn without(fault: &Fault) -> Setup {
     }
 }
 
-/// The row of this name.
+/// Returns the row of this name.
 #[must_use]
 pub fn setting(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)

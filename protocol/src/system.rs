@@ -1,10 +1,10 @@
-//! The servers, links and clients, and what one step does to them.
+//! The servers, links and clients, and the effect of one step on them.
 //!
-//! What was replicated is a tree: each entry knows the line of entries before it, and the state of the one lock after it.
-//! A server knows the line of the entry where it stands, and nothing else. A history that branches is a primary that went
-//! on beside another one. A partial resynchronisation is given to a joiner whose entry is in the server's line.
+//! The replicated data is a tree: each entry knows the line of entries before it, and the state of the one lock after it. A
+//! server knows its entry and that entry's line, and nothing else. A history branches when a primary goes on while another one
+//! exists. A server gives a partial resynchronisation to a joiner whose entry is in the server's line.
 //!
-//! A step that is not possible changes nothing and says so: a search tries, and a schedule that was shortened is replayed.
+//! An impossible step changes nothing and is reported: a search tries steps, and a shortened schedule is replayed.
 
 use crate::action::{Action, Client, Full, Kept, Node};
 use crate::rule::{Chains, Counting, Rule, Word, SHORT, SKEW};
@@ -14,18 +14,18 @@ pub const NODES: usize = 6;
 pub const CLIENTS: usize = 2;
 /// Entries of one run, one bit of a line each.
 pub const ENTRIES: usize = 64;
-/// A time that is over.
+/// A time in the past.
 const PAST: i16 = -1000;
 /// No client.
 const NOBODY: u8 = u8::MAX;
 
-/// What may happen, beside what always may: requests, answers, replication, links that end, time.
+/// The events that may happen, in addition to the usual ones: requests, answers, replication, links that end, time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct World {
     pub replicas: u8,
     /// Clocks of servers may differ by [`SKEW`].
     pub skew: bool,
-    /// Servers restart with what they knew.
+    /// Servers restart with their data.
     pub restarts: bool,
     /// They restart without their last entries, under a new history (AOF everysec).
     pub lossy: bool,
@@ -33,35 +33,35 @@ pub struct World {
     pub losses: bool,
     /// A primary restarts from an older RDB, and gives partial resynchronisations from there.
     pub older_primary: bool,
-    /// A replica does, and asks for a partial one. Outside of the contract.
+    /// A replica does so, and asks for a partial one. Outside of the contract.
     pub older_replica: bool,
     /// Replicas follow replicas.
     pub chains: bool,
     /// Operators force holds to end.
     pub force: bool,
-    /// Clients learn tokens by HELD, also of holds that nobody confirmed.
+    /// Clients learn tokens by HELD, also of unconfirmed holds.
     pub held: bool,
-    /// A partial resynchronisation takes the joiner's replication id, as servers do it; else it takes only that the joiner
-    /// knows no more than the server.
+    /// Whether a partial resynchronisation needs the joiner's replication id, as on servers; otherwise it only needs that the
+    /// joiner knows no more than the server.
     pub ids: bool,
-    /// Failovers as a failure detector makes them; else anybody is promoted and follows anybody at any time.
+    /// Failovers as a failure detector makes them; otherwise any server is promoted and follows any other at any time.
     pub orderly: Option<Orderly>,
 }
 
-/// Failovers as they usually are: the primary was silent for `detection`, one replica that it cannot reach is promoted, and
-/// all that can be reached follow it within `gap` ticks, those that were cut off `gap` ticks after the cut has healed.
+/// Usual failovers: the primary was silent for `detection`, one replica that it cannot reach is promoted, and all reachable
+/// servers follow it within `gap` ticks, those that were cut off `gap` ticks after the cut has healed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orderly {
     pub detection: i16,
     pub gap: i16,
     /// A Sentinel on each server's machine and none elsewhere: a majority of the machines promotes.
     pub beside: bool,
-    /// A cut that was answered by a promotion heals only when all others follow the new primary.
+    /// A cut that led to a promotion heals only when all others follow the new primary.
     pub heals_late: bool,
 }
 
 impl World {
-    /// Everything that the contract covers, at any time.
+    /// Returns everything that the contract covers, at any time.
     #[must_use]
     pub const fn any(replicas: u8) -> Self {
         Self {
@@ -111,7 +111,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// The same rule where clocks agree, no server restarts, and only owners end holds: fewer states, for breadth first.
+    /// Returns the rule in a world where clocks agree, no server restarts, and only owners end holds: fewer states, for the
+    /// breadth-first search.
     #[must_use]
     pub fn quiet(self) -> Self {
         let world = World {
@@ -135,56 +136,56 @@ pub struct Entry {
     pub line: u64,
     pub holder: u8,
     pub token: u8,
-    /// By the wall clock of whoever granted it.
+    /// The end of the lease, by the wall clock of the server that granted it.
     pub deadline: i16,
-    /// Until when joiners of this line's primaries count as full ones, by the wall clock of whoever wrote it.
+    /// Until when joiners of this line's primaries count as full ones, by the wall clock of the server that wrote it.
     pub word: i16,
-    /// The word that this very entry is; else past.
+    /// The word that this very entry is; otherwise past.
     pub said: i16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     Down,
-    /// It is being sent the snapshot at this entry, and is empty.
+    /// It receives the snapshot at this entry, and is empty.
     Loading(u8),
     Up,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// The entry where it stands.
+    /// Its entry.
     pub pos: u8,
-    /// Whom it follows; itself: it is a primary.
+    /// The server that it follows; itself if it is a primary.
     pub master: Node,
     pub link: Link,
-    /// It remembers its history, by which it may ask for a partial resynchronisation.
+    /// Whether it remembers its history, by which it may ask for a partial resynchronisation.
     pub remembers: bool,
     /// The replication id of its history.
     pub id: u8,
-    /// The one before, which was its own up to the entry `shared`.
+    /// The id before, which was its own up to the entry `shared`.
     pub id_before: u8,
     pub shared: u8,
-    /// It grants nothing before.
+    /// It grants nothing before this time.
     pub closed: i16,
-    /// The same, but by a promotion only, in which all renewals go on.
+    /// It grants nothing before this time after a promotion, during which all renewals go on.
     pub closed_by_promotion: i16,
-    /// The last word that it heard in the stream, as far as a rule knows of no other.
+    /// The last word that it received in the stream, if a rule knows no other.
     pub heard: i16,
     pub promoted: bool,
     /// How much its clock is ahead.
     pub clock: i16,
 }
 
-/// What a primary knows of a replica.
+/// A primary's knowledge of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Follower {
     pub on: bool,
-    /// The joiner knows that it has joined.
+    /// Whether the joiner knows that it has joined.
     pub joined: bool,
     /// When its confirmations begin to count.
     pub counts: i16,
-    /// What it has acknowledged, read or still under way.
+    /// The entry that it has acknowledged, read or still under way.
     pub got: u8,
     pub lived: i16,
 }
@@ -196,9 +197,9 @@ pub struct Asked {
     pub at: Node,
     pub entry: u8,
     pub token: u8,
-    /// Until when the client will believe, when it is answered.
+    /// Until when the client will believe, once it is answered.
     pub until: i16,
-    /// For how long, if it counted from the answer.
+    /// How long it believes, if it counts from the answer.
     pub length: i16,
     pub grant: bool,
 }
@@ -207,33 +208,33 @@ pub struct Asked {
 pub struct Believer {
     /// It believes that it holds the lock before this time.
     pub until: i16,
-    /// The entry whose answer it believed last.
+    /// The last entry whose answer it believed.
     pub entry: u8,
-    /// The entries that an operator knew who took its hold away, and the entry that did it: whoever has not heard of that
-    /// gives nothing back that it was for.
+    /// The entries that an operator knew who took its hold away, and the entry of that: a server without that entry gives back no
+    /// hold for which it was.
     pub void: u64,
     pub forced: u8,
-    /// It has asked for the lock since it last released it, and so renews what is in its name.
+    /// Whether it has asked for the lock since it last released it, and so renews the holds in its name.
     pub wants: bool,
     /// The token that it knows. 0: none.
     pub token: u8,
     pub asked: Asked,
 }
 
-/// All of it: a value of a kilobyte and a half, copied by searches.
+/// The whole system: a value of a kilobyte and a half, copied by searches.
 #[derive(Clone, Copy, Debug)]
 pub struct System {
     pub now: i16,
     pub entries: [Entry; ENTRIES],
     pub len: u8,
     pub servers: [Server; NODES],
-    /// `followers[s][x]`: what s knows of x.
+    /// `followers[s][x]`: the knowledge of s about x.
     pub followers: [[Follower; NODES]; NODES],
     pub clients: [Believer; CLIENTS],
     pub tokens: u8,
     pub ids: u8,
-    /// Of orderly failovers: who is cut off, since when, whether that was answered by a promotion, who is the primary, and
-    /// until when all who can must follow it.
+    /// Of orderly failovers: the servers that are cut off, since when, whether a promotion followed, the primary, and until when
+    /// all reachable servers must follow it.
     pub cut: u8,
     pub cut_since: i16,
     pub cut_answered: bool,
@@ -242,7 +243,7 @@ pub struct System {
 }
 
 impl System {
-    /// `P` is the primary, all others have followed it for long, and nobody holds the lock.
+    /// Returns the beginning: `P` is the primary, all others have followed it for long, and the lock is free.
     #[must_use]
     pub fn new(world: &World) -> Self {
         let server = Server {
@@ -322,8 +323,9 @@ impl System {
         self.clients.iter().all(|client| client.until > self.now)
     }
 
-    /// How near two owners are, as a search guesses: 0 while nobody believes, else higher with each server that does not
-    /// know what is believed, with another client's request at one of them, and with those that have received that.
+    /// Returns how near two owners are, as a search guesses: 0 while no client believes, otherwise higher with each server that
+    /// does not know the believed entry, with another client's request at one of them, and with the servers that have received
+    /// that.
     #[must_use]
     pub fn nearness(&self, nodes: u8) -> usize {
         let Some(c) = self
@@ -374,7 +376,7 @@ impl System {
         self.server(x).master == x
     }
 
-    /// Returns true if who stands at `at` knows the entry.
+    /// Returns true if a server at `at` knows the entry.
     fn knows(&self, at: u8, entry: u8) -> bool {
         self.entry(at).line >> entry & 1 == 1
     }
@@ -383,7 +385,7 @@ impl System {
         self.now + self.server(s).clock
     }
 
-    /// The lock as this server sees it, if it is held.
+    /// Returns the lock as this server sees it, if it is held.
     fn held(&self, s: Node) -> Option<Entry> {
         let entry = *self.entry(self.server(s).pos);
         (entry.holder != NOBODY && entry.deadline > self.clock(s)).then_some(entry)
@@ -409,13 +411,13 @@ impl System {
         index
     }
 
-    /// A primary writes.
+    /// Writes an entry at a primary.
     fn write(&mut self, s: Node, entry: Entry) {
         let pos = self.push(Some(self.server(s).pos), entry);
         self.server_mut(s).pos = pos;
     }
 
-    /// A primary writes what becomes of the lock.
+    /// Writes a new state of the lock at a primary.
     fn set(&mut self, s: Node, holder: u8, token: u8, deadline: i16) {
         let word = self.entry(self.server(s).pos).word;
         self.write(
@@ -446,7 +448,7 @@ impl System {
         (self.cut >> x & 1) == (self.cut >> s & 1)
     }
 
-    /// Whoever follows this server notices that the link is gone.
+    /// Makes the followers of this server notice that the link is gone.
     fn lose_followers(&mut self, s: Node) {
         for x in 0..NODES {
             self.followers[usize::from(s)][x].on = false;
@@ -462,7 +464,7 @@ impl System {
         }
     }
 
-    /// Until when joiners count as full ones here, in time of the model.
+    /// Returns until when joiners count as full ones here, in time of the model.
     fn word(&self, setup: &Setup, s: Node) -> i16 {
         let told = match setup.rule.word {
             Word::None => PAST,
@@ -476,7 +478,7 @@ impl System {
         }
     }
 
-    /// When the confirmations of a joiner begin to count.
+    /// Returns when the confirmations of a joiner begin to count.
     fn counts_from(&self, setup: &Setup, s: Node, full: bool) -> i16 {
         let rule = &setup.rule;
         let later = self.now + rule.quarantine;
@@ -503,7 +505,7 @@ impl System {
         server.closed = server.closed.max(until);
     }
 
-    /// The answer to a request; sent at once if it needs no confirmation.
+    /// Answers a request; at once if it needs no confirmation.
     fn ask(&mut self, setup: &Setup, c: Client, s: Node, length: i16, grant: bool) {
         let pos = self.server(s).pos;
         let token = self.entry(pos).token;
@@ -615,7 +617,7 @@ impl System {
         true
     }
 
-    /// Replicas end the links of those who follow them.
+    /// Ends the links of replicas that follow replicas.
     fn end_chains(&mut self) {
         for x in 0..NODES as Node {
             let master = self.server(x).master;
@@ -660,7 +662,7 @@ impl System {
         true
     }
 
-    /// The client's hold here, if a renewal or a KEEP of it is answered now.
+    /// Returns the client's hold here, if a renewal or a KEEP of it is answered now.
     fn renewable(&self, setup: &Setup, c: Client, s: Node, token: bool) -> Option<Entry> {
         let Believer {
             token: known,
@@ -691,7 +693,7 @@ impl System {
         true
     }
 
-    /// Only a hold whose token the client knows is tied to its connection.
+    /// Renews by KEEP: only a hold whose token the client knows is tied to its connection.
     fn keep(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
         let Some(hold) = self.renewable(setup, c, s, true) else {
             return false;
@@ -735,8 +737,8 @@ impl System {
         }
     }
 
-    /// What the operator takes away is no longer believed. An answer of a server that has not heard of it is not held
-    /// against the rule: the operator has decided. (One of a server that has is what `ended_is_not_confirmed` is about.)
+    /// Ends the hold by force: the client no longer believes in it. An answer of a server without that entry does not violate the
+    /// rule: the operator has decided. (`ended_is_not_confirmed` is about answers of a server with that entry.)
     fn force(&mut self, setup: &Setup, s: Node) -> bool {
         let Some(hold) = self
             .held(s)
@@ -754,7 +756,7 @@ impl System {
         true
     }
 
-    /// A new grant that nothing has touched is given back.
+    /// Gives back a new grant that no later command has touched.
     fn time_out(&mut self, setup: &Setup, c: Client) -> bool {
         let asked = self.clients[usize::from(c)].asked;
         if !asked.on {
@@ -810,7 +812,7 @@ impl System {
         possible
     }
 
-    /// Its history gets an id of its own from here on; who has the one before is still let in, up to here.
+    /// Gives its history an id of its own from here on; a joiner with the one before is still accepted, up to here.
     fn renew_id(&mut self, x: Node) {
         self.ids += 1;
         let id = self.ids;
@@ -863,7 +865,7 @@ impl System {
         true
     }
 
-    /// Returns true if `x` can ask its master to be let in.
+    /// Returns true if `x` can ask its master to accept it.
     fn can_join(&self, setup: &Setup, x: Node) -> bool {
         let Server { master, link, .. } = *self.server(x);
         let server = self.server(master);
@@ -948,7 +950,7 @@ impl System {
         true
     }
 
-    /// A primary says the word.
+    /// Writes the word at a primary.
     fn tell(&mut self, setup: &Setup, s: Node) {
         if setup.rule.word == Word::None {
             return;
@@ -968,7 +970,7 @@ impl System {
         server.heard = server.heard.max(heard);
     }
 
-    /// A history of its own without anything in it.
+    /// Returns a history of its own without entries.
     fn blank(&mut self) -> u8 {
         self.push(
             None,
@@ -995,7 +997,7 @@ impl System {
         if !self.reach(x, master) {
             return false;
         }
-        // Else it was closed when it began.
+        // Otherwise it was closed when it began.
         if setup.rule.closed_after_full && !setup.rule.closed_after_failed_full {
             self.close(setup, x);
         }
@@ -1031,7 +1033,7 @@ impl System {
         true
     }
 
-    /// Where a server stands that lacks its last `n` entries.
+    /// Returns the entry of a server that lacks its last `n` entries.
     fn before(&self, pos: u8, n: u8) -> Option<u8> {
         let mut line = self.entry(pos).line;
         for _ in 0..n {
@@ -1080,7 +1082,7 @@ impl System {
             self.renew_id(x);
             self.server_mut(x).id_before = 0;
         } else if primary {
-            // From an RDB: its replicas are let in by the old id, and it asks for nothing by it.
+            // From an RDB: its replicas are accepted by the old id, and it asks for nothing by it.
             self.renew_id(x);
         } else {
             server.id_before = 0;

@@ -1,5 +1,5 @@
-//! A random walk with a seed: run after run from the beginning, each with its own mixture of steps, until two own the lock
-//! or the steps are used up. What is found is shortened.
+//! A random walk with a seed: run after run from the beginning, each with its own mixture of steps, until two own the lock or the
+//! steps are used up. A found schedule is shortened.
 
 use crate::action::{Action, Full, Kept};
 use crate::system::{Setup, System, NODES};
@@ -9,7 +9,7 @@ use crate::system::{Setup, System, NODES};
 pub struct Dice(u64);
 
 impl Dice {
-    /// Any seed will do.
+    /// Makes a generator from any seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self((seed ^ 0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9) | 1)
@@ -22,7 +22,7 @@ impl Dice {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     fn below(&mut self, n: u8) -> u8 {
         ((self.next() * u64::from(n)) >> 32) as u8
     }
@@ -32,7 +32,7 @@ impl Dice {
     }
 }
 
-/// How often each kind of step is tried, before a run changes the mixture. Steps that fit only now and then are tried often.
+/// How often each kind of step is tried, before a run changes the mixture. Steps that are rarely possible are tried often.
 const KINDS: [(Kind, u8); 23] = [
     (Kind::Tick, 8),
     (Kind::Acquire, 16),
@@ -86,11 +86,11 @@ enum Kind {
     Heal,
 }
 
-/// Steps of a schedule at most: a longer one forgets nothing that another would not find sooner.
+/// The most steps of a schedule: a longer one finds nothing that another would not find sooner.
 const LONGEST: usize = 120;
-/// Steps of a run at most, whether it began at the beginning or at a state that was kept.
+/// The most steps of a run, whether it began at the beginning or at a kept state.
 const RUN: usize = 60;
-/// Levels of nearness, and states kept of each.
+/// Levels of nearness, and the states kept of each.
 const LEVELS: usize = 2 * NODES + 3;
 const KEPT: usize = 64;
 
@@ -156,10 +156,10 @@ fn action(dice: &mut Dice, kind: Kind, nodes: u8) -> Action {
     }
 }
 
-/// What a walk has come to.
+/// The outcome of a walk.
 #[derive(Debug)]
 pub struct Walked {
-    /// Steps taken, without those that were not possible.
+    /// Steps taken, without the impossible ones.
     pub steps: u64,
     /// The first schedule that gave two owners, shortened.
     pub found: Option<Vec<Action>>,
@@ -167,8 +167,8 @@ pub struct Walked {
 
 /// Walks until two own the lock, or `steps` were taken.
 ///
-/// A run begins at the beginning, or where an earlier one came near to two owners: of each level of
-/// [nearness](System::nearness) some states are kept, and levels are tried alike ("importance splitting").
+/// A run begins at the beginning, or at a state of an earlier one that was near two owners: some states of each level of
+/// [nearness](System::nearness) are kept, and levels are tried alike ("importance splitting").
 #[must_use]
 pub fn walk(setup: &Setup, seed: u64, steps: u64) -> Walked {
     let nodes = setup.world.nodes();
@@ -229,7 +229,7 @@ pub fn walk(setup: &Setup, seed: u64, steps: u64) -> Walked {
     }
 }
 
-/// Keeps a state, in the place of another one if there are enough.
+/// Keeps a state, replacing another one if there are enough.
 fn keep(dice: &mut Dice, kept: &mut Vec<(System, Vec<Action>)>, system: &System, trace: &[Action]) {
     if kept.len() < KEPT {
         kept.push((*system, trace.to_vec()));
@@ -241,8 +241,8 @@ fn keep(dice: &mut Dice, kept: &mut Vec<(System, Vec<Action>)>, system: &System,
     before.extend_from_slice(trace);
 }
 
-/// A mixture for one run: each kind more or less often than usual, some never. Runs that leave things out go deeper in what
-/// they have (Groce and others, "Swarm testing", 2012).
+/// Chooses a mixture for one run: each kind more or less often than usual, some never. Runs that leave kinds out go deeper with
+/// the rest (Groce and others, "Swarm testing", 2012).
 fn turn_wheel(dice: &mut Dice, setup: &Setup, wheel: &mut Vec<Kind>) {
     wheel.clear();
     for (kind, weight) in KINDS {
@@ -271,7 +271,7 @@ fn turn_wheel(dice: &mut Dice, setup: &Setup, wheel: &mut Vec<Kind>) {
     }
 }
 
-/// Returns true if the schedule, without the steps of it that are not possible, ends with two owners.
+/// Returns true if the schedule, without its impossible steps, ends with two owners.
 #[must_use]
 pub fn breaks(setup: &Setup, schedule: &[Action]) -> bool {
     let mut system = System::new(&setup.world);
@@ -280,7 +280,7 @@ pub fn breaks(setup: &Setup, schedule: &[Action]) -> bool {
         .any(|action| system.apply(setup, *action) && system.two_owners())
 }
 
-/// Leaves out what can be left out, one step or two or three at a time, until nothing can.
+/// Leaves out one step or two or three at a time, until none can be left out.
 #[must_use]
 pub fn shorten(setup: &Setup, schedule: &[Action]) -> Vec<Action> {
     let mut short = possible(setup, schedule);
@@ -327,7 +327,7 @@ fn without_two(setup: &Setup, short: &[Action]) -> Option<Vec<Action>> {
     None
 }
 
-/// The steps that are possible, up to the one that gives two owners.
+/// Returns the possible steps, up to the one that gives two owners.
 fn possible(setup: &Setup, schedule: &[Action]) -> Vec<Action> {
     let mut system = System::new(&setup.world);
     let mut steps = Vec::new();
