@@ -144,7 +144,7 @@ fn main() -> ExitCode {
                 setting.name(),
                 seen.gap.as_secs_f64()
             );
-            // That nothing lets two in shows that this would be seen.
+            // The hard case without a measure must grant a lock twice: that shows that the run would detect it.
             let must = lags && setting == Setting::Nothing;
             as_promised &= match setting {
                 Setting::Nothing => !must || seen.twice > 0,

@@ -1,4 +1,4 @@
-//! A client's process, as the step sees it.
+//! A client's process, as a step of the ladder sees it.
 
 use std::env;
 use std::process::{Child, Command, Stdio};
@@ -20,7 +20,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts it.
+    /// Starts the client.
     pub fn start(stage: &Stage, part: Part, terms: Terms) -> Client {
         let owner = terms.owner.clone();
         let order = Order {
@@ -38,13 +38,13 @@ impl Client {
         }
     }
 
-    /// Waits until it says this.
+    /// Waits for its next report, which must be `what`.
     pub fn await_saying(&mut self, what: &str) {
         let said = self.hear();
         assert_eq!(said, what, "{} says something else", self.owner);
     }
 
-    /// The next thing that it says.
+    /// Returns its next report.
     pub fn hear(&mut self) -> String {
         // The connection's own time-out is PATIENCE.
         let line = format!("BLPOP {} 0", says(&self.owner));
@@ -52,7 +52,7 @@ impl Client {
         said
     }
 
-    /// How long it took from `since` until it said this; `None` when it has not within `limit`.
+    /// Returns how long it took from `since` until it reported this; `None` if it has not within `limit`.
     pub fn said_within(&mut self, what: &str, since: Instant, limit: Duration) -> Option<Duration> {
         let line = format!("BLPOP {} {}", says(&self.owner), limit.as_secs_f64());
         let said: Option<(String, String)> = self.connection.ask(&line);
@@ -61,13 +61,13 @@ impl Client {
         Some(since.elapsed())
     }
 
-    /// Lets it go on.
+    /// Lets the client go on.
     pub fn go_on(&mut self) {
         let line = format!("RPUSH {} go", goes_on(&self.owner));
         self.connection.run(&line);
     }
 
-    /// `kill -9`. Returns when the server has seen that its connection has ended.
+    /// Kills the client with `kill -9`, and waits until the server has noticed the end of its connection.
     pub fn kill9(&mut self) {
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("a child can be waited for");
@@ -77,17 +77,17 @@ impl Client {
         });
     }
 
-    /// Stops it, as a long pause of its machine or of its runtime would.
+    /// Stops the client, like a long pause of its machine or of its runtime.
     pub fn stop(&self) {
         stop(self.pid());
     }
 
-    /// Lets it run again.
+    /// Resumes the client.
     pub fn run_on(&self) {
         self.signal(Signal::SIGCONT);
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the client has ended by itself.
     pub fn await_end(&mut self) {
         await_until("the client has done its part", PATIENCE, || {
             let status = self.child.try_wait().expect("a child can be waited for");

@@ -8,7 +8,7 @@ use dlock_integration::rivals::{COMPARE_AND_DELETE, COMPARE_AND_EXPIRE, TAKE_IN_
 use dlock_integration::{command, Ask, Grant, Wire};
 use serde::{Deserialize, Serialize};
 
-/// A lease that nobody lives to see the end of.
+/// A lease that outlasts every run.
 pub const LONG_MS: u64 = 24 * 3_600_000;
 
 /// How a lock is made.
@@ -24,54 +24,54 @@ pub enum Way {
     SetGetDel,
     /// `SET NX PX`; a script that deletes the key if it is still ours.
     SetCompare,
-    /// A queue that scripts keep. A place in it is dropped when its client has not asked for so many milliseconds.
+    /// A queue kept by scripts. A place is dropped if its client has not asked for this many milliseconds.
     ScriptedQueue { window_ms: u64 },
     /// DLOCK, in one of its ways.
     Dlock(Use),
-    /// DLOCK, used wrongly: what the step looks for happens with it, too.
+    /// DLOCK, used wrongly: the fault of the step happens with it, too.
     Misused(Use),
 }
 
-/// What of DLOCK is used, and how it is misused.
+/// The feature of DLOCK that a step uses, and its misuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Use {
     /// The hold ends with the connection. Misused: it does not, and has a long lease.
     Session,
-    /// Whoever has lost the lock is told at the release. Misused: the release is forced.
+    /// An owner that has lost the lock learns it at the release. Misused: the release is forced.
     Release,
-    /// The server renews the lease. Misused: nobody does.
+    /// The server renews the lease. Misused: it is not renewed.
     Auto,
-    /// The token is checked where data are written. Misused: it is not.
+    /// The token is checked at the write. Misused: it is not.
     Guard,
-    /// Clients wait in the lock's queue. Misused: they ask again and again.
+    /// Clients wait in the lock's queue. Misused: they poll.
     Block,
-    /// They wait there by a ticket that ends with the wait. Misused: it is kept for the window of a [`Way::ScriptedQueue`].
+    /// Clients wait by a ticket that ends with the wait. Misused: it is kept for the window of a [`Way::ScriptedQueue`].
     Ticket { window_ms: u64 },
 }
 
-/// What came of giving a lock back.
+/// The outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// It was ours.
     Ours,
-    /// It was another's, and is taken from it.
+    /// It was another owner's, and is taken away.
     Stolen,
-    /// It was not ours any more, and nothing was done.
+    /// It was not ours any more, and nothing was changed.
     Lost,
 }
 
-/// A lock, an owner, and how they come together.
+/// A lock, an owner, and the way to take it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Terms {
     /// How the lock is made.
     pub way: Way,
     /// The lock.
     pub key: String,
-    /// Who wants it.
+    /// The owner.
     pub owner: String,
-    /// For how long.
+    /// The lease.
     pub lease_ms: u64,
-    /// Between two tries, where there are several.
+    /// The pause between two tries, where there are several.
     pub pause_ms: u64,
 }
 
@@ -82,18 +82,18 @@ pub struct Lock {
     token: u64,
 }
 
-/// Where a scripted queue has its owners.
+/// Returns the key of a scripted queue.
 pub fn queue_of(key: &str) -> String {
     format!("{key}:queue")
 }
 
-/// Where it is counted how often a lock was taken.
+/// Returns the key of the number of times that a lock was taken.
 pub fn served(key: &str) -> String {
     format!("{key}:served")
 }
 
 impl Lock {
-    /// Nobody has taken it yet.
+    /// Makes a lock that is not taken yet.
     pub fn new(terms: &Terms) -> Lock {
         Lock {
             terms: terms.clone(),
@@ -101,10 +101,10 @@ impl Lock {
         }
     }
 
-    /// Takes it, however long that takes. Replies how many had been served when the server read the first try.
+    /// Takes the lock, however long it takes. Returns how many grants there had been when the server read the first try.
     pub fn take(&mut self, connection: &mut Wire) -> u64 {
         let try_it = self.acquire();
-        // Both in one packet: nobody can be served in between.
+        // Both in one packet: no grant can come in between.
         let mut bytes = cmd("GET").arg(served(&self.terms.key)).get_packed_command();
         bytes.extend(try_it.get_packed_command());
         let mut replies = connection
@@ -161,7 +161,7 @@ impl Lock {
         }
     }
 
-    /// Whether a try was successful. Keeps the token.
+    /// Returns whether a try succeeded. Keeps the token.
     fn is_taken(&mut self, reply: &Value) -> bool {
         match reply {
             Value::Okay | Value::Int(1) => true,
@@ -185,7 +185,7 @@ impl Lock {
             Way::SetnxExpire => connection.run(&format!("PEXPIRE {key} {lease_ms}")),
             Way::Dlock(Use::Auto) => {
                 let token = self.token;
-                // If the lease is over already, the release says so.
+                // If the lease is over already, the release reports it.
                 let _ = connection.try_ask(&format!(
                     "DLOCK.RENEW {key} {owner} {lease_ms} TOKEN {token} AUTO 0"
                 ));
@@ -194,7 +194,7 @@ impl Lock {
         }
     }
 
-    /// Renews the lease, as a client's own renewal thread does. Whether it was still ours.
+    /// Renews the lease, like a client's own renewal thread. Returns whether it was still ours.
     pub fn renew(&self, connection: &mut Wire) -> bool {
         let Terms {
             key,
@@ -217,7 +217,7 @@ impl Lock {
         }
     }
 
-    /// Writes what the lock protects. Whether the server has taken it.
+    /// Writes the data that the lock protects. Returns whether the server accepted it.
     pub fn write(&self, connection: &mut Wire, key: &str, value: i64) -> bool {
         match self.terms.way {
             Way::Dlock(Use::Guard) => {
@@ -236,7 +236,7 @@ impl Lock {
         }
     }
 
-    /// Gives it back.
+    /// Releases the lock.
     pub fn give(&self, connection: &mut Wire) -> Given {
         let Terms { key, owner, .. } = &self.terms;
         match self.terms.way {
@@ -268,7 +268,7 @@ impl Lock {
         }
     }
 
-    /// `DEL`. It is `GETDEL` here, which also says whose lock it was.
+    /// Releases by `DEL`: by `GETDEL` here, which also shows the owner.
     fn delete(&self, connection: &mut Wire) -> Given {
         let holder: Option<String> = connection.ask(&format!("GETDEL {}", self.terms.key));
         match holder {
@@ -278,7 +278,7 @@ impl Lock {
         }
     }
 
-    /// Releases a lock of DLOCK, and looks in the same step whose it was.
+    /// Releases a lock of DLOCK, and reads its owner in one step.
     fn release(&self, connection: &mut Wire, release: &str) -> Given {
         let lines = [
             "MULTI",

@@ -1,16 +1,15 @@
-//! The ladder: why a lock that is made of `SETNX` is not one, step by step, and what DLOCK does at each step.
+//! The ladder: why a lock made of `SETNX` is none, step by step, and how DLOCK behaves at each step.
 //!
-//! Every client is a process of its own. It is killed by SIGKILL or stopped by SIGSTOP where a step says so. Each step is
-//! played twice at one server: with a lock that is made of plain keys, and with DLOCK. What went wrong is counted in the
-//! same way on both sides.
+//! Every client is a process of its own. A step may kill it by SIGKILL or stop it by SIGSTOP. Each step runs twice at one server:
+//! with a lock made of plain keys, and with DLOCK. Faults are counted alike on both sides.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `steps.rs` | the steps: who does what, and what is counted |
-//! | `stage.rs` | the server, and how a step learns what happened |
-//! | `watch.rs` | for how long the server stood still |
+//! | `steps.rs` | the steps: their clients, and what is counted |
+//! | `stage.rs` | the server, and a step's views of it |
+//! | `watch.rs` | how long the server stood still |
 //! | `client.rs` | a client's process, as the step sees it |
-//! | `part.rs` | what a client does |
+//! | `part.rs` | a client's actions |
 //! | `lock.rs` | the ways to make a lock |
 //! | `report.rs` | the table |
 

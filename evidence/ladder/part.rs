@@ -1,5 +1,5 @@
-//! What a client does. It runs in a process of its own, and tells what happens by lists and counters at the server, where
-//! what it has told stays when it is killed.
+//! A client's actions. It runs in a process of its own, and reports by lists and counters at the server, where its reports remain
+//! when it is killed.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,75 +9,75 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::{served, Given, Lock, Terms};
 
-/// How often a client that repeats looks whether it is to end.
+/// How often a repeating client checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a client does.
+/// A client's actions.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Part {
     /// It takes the lock and keeps it.
     Keep,
-    /// It takes the lock, works, gives it back and rests, until it is told to end. It says when it has done so once.
+    /// It takes the lock, works, releases and rests, until it must end. It reports the first round.
     Repeat { work_ms: u64, rest_ms: u64 },
-    /// It does the same so many times. Every so many times the work is slow.
+    /// It does this a number of times; every so often the work is slow.
     Work {
         times: u64,
         work_ms: u64,
         slow_ms: u64,
         slow_one_in: u64,
     },
-    /// It takes the lock, which a thread renews, reads the stock, is told to go on, and writes the stock less one.
+    /// It takes the lock, which a thread renews, reads the stock, waits for permission, and writes the stock less one.
     Sell,
 }
 
-/// What a client's process is told.
+/// The order to a client's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
     /// The server.
     pub port: u16,
-    /// What it does.
+    /// Its actions.
     pub part: Part,
-    /// With which lock.
+    /// Its lock.
     pub terms: Terms,
 }
 
-/// Where the client of this owner says what it has done.
+/// Returns the key of an owner's reports.
 pub fn says(owner: &str) -> String {
     format!("{owner}:says")
 }
 
-/// Where it is told to go on.
+/// Returns the key of the permission to go on.
 pub fn goes_on(owner: &str) -> String {
     format!("{owner}:goes-on")
 }
 
-/// Where things that happened at a lock are counted.
+/// Returns the key of the counters of a lock.
 pub fn tally(key: &str) -> String {
     format!("{key}:tally")
 }
 
-/// It exists when those who repeat are to end.
+/// Returns the key that ends the repeating clients.
 pub fn end(key: &str) -> String {
     format!("{key}:end")
 }
 
-/// Where each wait for a lock is noted, in microseconds.
+/// Returns the key of the waits for a lock, in microseconds.
 pub fn waits(key: &str) -> String {
     format!("{key}:waits")
 }
 
-/// Where it is noted by how many each wait was overtaken or preceded.
+/// Returns the key of the numbers of owners that overtook or preceded each wait.
 pub fn passed(key: &str) -> String {
     format!("{key}:passed")
 }
 
-/// Where the stock is kept that a lock protects.
+/// Returns the key of the stock that a lock protects.
 pub fn stock(key: &str) -> String {
     format!("{key}:stock")
 }
 
 impl Order {
-    /// Does all of it.
+    /// Carries the order out.
     pub fn carry_out(&self) {
         let mut actor = Actor {
             order: self,
@@ -139,7 +139,7 @@ impl Actor<'_> {
         }
     }
 
-    /// Takes and gives, with nothing else to do but a look now and then whether it is to end.
+    /// Takes and releases, and checks now and then whether it must end.
     fn repeat(&mut self, work: Duration, rest: Duration) {
         let end = end(&self.order.terms.key);
         let mut looked = None;
@@ -164,7 +164,7 @@ impl Actor<'_> {
         }
     }
 
-    /// Takes the lock, and notes who was before.
+    /// Takes the lock, and records the grants before it.
     fn take(&mut self) {
         let key = &self.order.terms.key;
         let asked = Instant::now();

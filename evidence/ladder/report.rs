@@ -1,11 +1,11 @@
-//! What the user sees in the end.
+//! The output at the end.
 
 use comfy_table::presets::UTF8_FULL;
 use comfy_table::Table;
 
 use crate::steps::{Outcome, Seen};
 
-/// A row for each step.
+/// Returns a table with a row for each step.
 pub fn table(outcomes: &[Outcome]) -> Table {
     let mut table = Table::new();
     table

@@ -1,4 +1,4 @@
-//! The server, and how a step learns what happened.
+//! The server, and a step's views of it.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use dlock_integration::{Ask, Server, Wire};
 use crate::lock::{Terms, Way, LONG_MS};
 use crate::part::tally;
 
-/// A server with the module, and how much is asked of it.
+/// A server with the module, and the load on it.
 pub struct Stage {
     server: Server,
     quick: bool,
@@ -15,7 +15,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// With `quick`, steps have smaller numbers. With `planted`, DLOCK is misused at each step.
+    /// Starts the server. With `quick`, steps have smaller numbers. With `planted`, DLOCK is misused at each step.
     pub fn new(quick: bool, planted: bool) -> Stage {
         Stage {
             server: Server::start(),
@@ -24,12 +24,12 @@ impl Stage {
         }
     }
 
-    /// The server.
+    /// Returns the server.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// A number: the smaller one for a quick run.
+    /// Returns a number: the smaller one for a quick run.
     pub fn so_many(&self, full: u64, quick: u64) -> u64 {
         match self.quick {
             true => quick,
@@ -37,19 +37,19 @@ impl Stage {
         }
     }
 
-    /// Whether DLOCK is misused.
+    /// Returns true if DLOCK is misused.
     pub fn is_planted(&self) -> bool {
         self.planted
     }
 }
 
-/// What was counted at a lock.
+/// Returns a counter of a lock.
 pub fn counted(connection: &mut Wire, key: &str, what: &str) -> u64 {
     let counts: HashMap<String, u64> = connection.ask(&format!("HGETALL {}", tally(key)));
     counts.get(what).copied().unwrap_or(0)
 }
 
-/// Whether the lock is still that of an owner whose connection has ended, and nothing will ever end that (or not within a day).
+/// Returns true if an owner whose connection has ended still has the lock, and nothing will end that (or not within a day).
 pub fn is_stuck(connection: &mut Wire, terms: &Terms) -> bool {
     let Terms { key, owner, .. } = terms;
     match terms.way {
@@ -60,14 +60,14 @@ pub fn is_stuck(connection: &mut Wire, terms: &Terms) -> bool {
         }
         _ => {
             let holder: Option<String> = connection.ask(&format!("GET {key}"));
-            // -1: it has no end.
+            // -1: it does not expire.
             let left: i64 = connection.ask(&format!("PTTL {key}"));
             holder.as_ref() == Some(owner) && left == -1
         }
     }
 }
 
-/// Whether anybody has the lock.
+/// Returns true if the lock is taken.
 pub fn is_taken(connection: &mut Wire, terms: &Terms) -> bool {
     let key = &terms.key;
     match terms.way {

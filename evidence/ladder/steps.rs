@@ -1,4 +1,4 @@
-//! The steps: who does what, and what is counted.
+//! The steps: their clients, and what is counted.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use crate::part::{end, passed, stock, waits, Part};
 use crate::stage::{counted, is_stuck, is_taken, Stage};
 use crate::watch::Watch;
 
-/// A lease that is not what a step is about.
+/// The lease where a step is about something else.
 const LEASE_MS: u64 = 30_000;
 
 /// A lease that slow work outlasts.
 const SHORT_LEASE_MS: u64 = 50;
 
-/// Work that outlasts it, and a stop that does.
+/// Work that outlasts the short lease, and a stop that does.
 const SLOW_MS: u64 = 120;
 
-/// How long it is watched that a lock which is stuck is not given to anybody.
+/// How long a stuck lock is observed not to be granted.
 const WATCH: Duration = Duration::from_millis(300);
 
 /// How long a queue of scripts keeps the place of a client that does not ask. Libraries keep it for 5 seconds to 5 minutes.
 const WINDOW_MS: u64 = 3_000;
 
-/// How often a step is played at most that needs a server which does not stand still.
+/// The most tries of a step that needs a server without a stall.
 const ROUNDS: u64 = 5;
 
-/// The lock is taken and given back, and nothing else.
+/// The lock is taken and released, and nothing else happens.
 const NO_WORK: Part = Part::Repeat {
     work_ms: 0,
     rest_ms: 0,
@@ -39,32 +39,32 @@ const NO_WORK: Part = Part::Repeat {
 
 /// A step of the ladder.
 pub struct Step {
-    /// What the table calls it.
+    /// The name in the table.
     pub name: &'static str,
-    /// How the lock is made of plain keys.
+    /// The description of the lock made of plain keys.
     pub plain: &'static str,
-    /// How it is made with DLOCK.
+    /// The description of DLOCK's lock.
     pub dlock: &'static str,
-    /// What the lock of plain keys is.
+    /// The lock made of plain keys.
     plain_way: Way,
-    /// What of DLOCK is used.
+    /// The feature of DLOCK that is used.
     dlock_use: Use,
-    /// Nothing else runs while it is measured.
+    /// Whether nothing else may run during the step.
     alone: bool,
     run: fn(&mut Scene) -> Seen,
 }
 
-/// What was seen on one side of a step.
+/// The observations on one side of a step.
 pub struct Seen {
-    /// How often it happened what must not happen.
+    /// The number of faults.
     pub wrong: u64,
-    /// Whether there was an occasion for it.
+    /// Whether there was an occasion for a fault.
     pub arose: bool,
-    /// What the table says.
+    /// The text in the table.
     pub text: String,
 }
 
-/// What was seen on both sides.
+/// The observations on both sides.
 pub struct Outcome {
     /// The step.
     pub step: &'static Step,
@@ -75,7 +75,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What is not as it should be: a step that shows nothing, or a failure of DLOCK.
+    /// Returns the faults of the outcome: a step that shows nothing, or a failure of DLOCK.
     pub fn faults(&self) -> Vec<&'static str> {
         let mut faults = Vec::new();
         if self.plain.wrong == 0 {
@@ -218,7 +218,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// The terms on which `name` wants lock number so-and-so.
+    /// Returns the terms on which `name` wants the lock of this number.
     fn terms(&self, number: u64, name: impl std::fmt::Display) -> Terms {
         let key = format!("{}-{number}", self.key);
         Terms {
@@ -234,7 +234,7 @@ impl<'a> Scene<'a> {
         Client::start(self.stage, part, terms.clone())
     }
 
-    /// Starts those who work for one lock, lets them all begin at once, and waits for their end.
+    /// Starts the workers of one lock, lets them all begin at once, and waits for their end.
     fn run_workers(&mut self, number: u64, count: u64, part: Part) -> Terms {
         let mut workers: Vec<Client> = (0..count)
             .map(|worker| self.start(part, &self.terms(number, worker)))
@@ -266,12 +266,12 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Whether more must be tried: so often, and then until what is looked for has happened (at most thirty times as often).
+/// Returns true if more tries are needed: `times`, and then until the event has happened (at most thirty times as many).
 fn goes_on(tried: u64, times: u64, happened: u64) -> bool {
     tried < times || (happened == 0 && tried < 30 * times)
 }
 
-/// A client takes the lock and is killed, while another wants it.
+/// Kills a holder, while another client wants the lock.
 fn holder_is_killed(scene: &mut Scene) -> Seen {
     let rounds = scene.stage.so_many(5, 2);
     let (mut stuck, mut longest) = (0, Duration::ZERO);
@@ -307,7 +307,7 @@ fn holder_is_killed(scene: &mut Scene) -> Seen {
     }
 }
 
-/// Clients take locks and give them back all the time, and are killed.
+/// Kills clients that take and release locks all the time.
 fn killed_at_any_moment(scene: &mut Scene) -> Seen {
     scene.lease_ms = 1_000;
     let times = scene.stage.so_many(40, 20);
@@ -332,7 +332,7 @@ fn killed_at_any_moment(scene: &mut Scene) -> Seen {
     }
 }
 
-/// One piece of work in four takes longer than the lease.
+/// Makes one piece of work in four take longer than the lease.
 fn slow_work(scene: &mut Scene) -> Seen {
     scene.lease_ms = SHORT_LEASE_MS;
     let part = Part::Work {
@@ -352,7 +352,7 @@ fn slow_work(scene: &mut Scene) -> Seen {
     }
 }
 
-/// One client is stopped for longer than its lease, wherever it is.
+/// Stops one client for longer than its lease, wherever it is.
 fn stopped_at_any_moment(scene: &mut Scene) -> Seen {
     scene.lease_ms = SHORT_LEASE_MS;
     scene.pause_ms = 30;
@@ -364,7 +364,7 @@ fn stopped_at_any_moment(scene: &mut Scene) -> Seen {
         scene.start(part, &scene.terms(0, other))
     });
     let mut clients: Vec<Client> = others.collect();
-    // Between two tries it leaves the others little time: it is to have the lock when it is stopped.
+    // It leaves the others little time between two tries: it should have the lock when it is stopped.
     scene.pause_ms = 5;
     clients.push(scene.start(NO_WORK, &scene.terms(0, "victim")));
     for client in &mut clients {
@@ -374,7 +374,7 @@ fn stopped_at_any_moment(scene: &mut Scene) -> Seen {
     let times = scene.stage.so_many(20, 6);
     let (mut stops, mut late) = (0, 0);
     while goes_on(stops, times, late) {
-        // Others work for a part of it.
+        // The others work for a part of it.
         thread::sleep(Duration::from_micros(scene.random.u64(10_000..60_000)));
         let victim = clients.last().expect("the victim is the last");
         victim.stop();
@@ -406,9 +406,9 @@ fn stolen_and_noticed(scene: &Scene, stolen: u64, lost: u64, of: &str) -> String
     }
 }
 
-/// Each client works for longer than its lease. A server that stands still cannot renew a lease: then it is done again.
+/// Makes each client work for longer than its lease. A server that stalls cannot renew a lease: then the step is repeated.
 fn lease_too_short(scene: &mut Scene) -> Seen {
-    // The server renews a lease of 1,000 ms at least.
+    // The shortest lease that the server renews is 1,000 ms.
     scene.lease_ms = 1_500;
     let part = Part::Work {
         times: 1,
@@ -436,7 +436,7 @@ fn lease_too_short(scene: &mut Scene) -> Seen {
     }
 }
 
-/// A client reads, is stopped until another has had the lock, and writes.
+/// Makes a client read, stops it until another has had the lock, and lets it write.
 fn late_write(scene: &mut Scene) -> Seen {
     scene.lease_ms = 1_000;
     let rounds = scene.stage.so_many(5, 2);
@@ -482,7 +482,7 @@ fn late_write(scene: &mut Scene) -> Seen {
     }
 }
 
-/// Clients want the lock all the time.
+/// Makes clients want the lock all the time.
 fn crowd(scene: &mut Scene) -> Seen {
     scene.pause_ms = 50;
     let clients = scene.stage.so_many(10, 5);
@@ -499,7 +499,7 @@ fn crowd(scene: &mut Scene) -> Seen {
         numbers
     };
     let (waits, passed) = (list(waits(&terms.key)), list(passed(&terms.key)));
-    // Each of the others may have been there before, once.
+    // Each of the others may have been before it once.
     let overtaken = passed.iter().filter(|&&others| others >= clients).count();
     let (longest, most) = (last(&waits), last(&passed));
     Seen {
@@ -517,7 +517,7 @@ fn last(sorted: &[u64]) -> u64 {
     sorted.last().copied().unwrap_or(0)
 }
 
-/// Two wait in a queue. The first of them is killed, then the lock is given back.
+/// Makes two clients wait in a queue, kills the first of them, then releases the lock.
 fn next_is_killed(scene: &mut Scene) -> Seen {
     scene.pause_ms = 20;
     let holder = scene.terms(0, "holder");
@@ -565,7 +565,7 @@ fn next_is_killed(scene: &mut Scene) -> Seen {
     }
 }
 
-/// Gives the lock back, and says whether nobody has it in the same step.
+/// Releases the lock, and returns whether it is free in that step.
 fn give_and_look(connection: &mut Wire, give: &str, look: &str) -> bool {
     let mut bytes = cmd("MULTI").get_packed_command();
     for line in [give, look, "EXEC"] {

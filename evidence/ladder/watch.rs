@@ -1,4 +1,4 @@
-//! For how long the server stood still.
+//! How long the server stood still.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::{Ask, Server};
 
-/// Between two looks.
+/// The time between two looks.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Somebody who asks the server all the time whether it is there.
+/// A client that asks the server all the time.
 pub struct Watch {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Duration>,
 }
 
 impl Watch {
-    /// Begins to look.
+    /// Begins to observe.
     pub fn start(server: &Server) -> Watch {
         let ends = Arc::new(AtomicBool::new(false));
         let (mut connection, has_ended) = (server.connection(), Arc::clone(&ends));
@@ -34,7 +34,7 @@ impl Watch {
         Watch { ends, thread }
     }
 
-    /// Ends. The longest time between two answers.
+    /// Ends. Returns the longest time between two answers.
     pub fn stop(self) -> Duration {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.join().expect("the server has answered")

@@ -1,9 +1,9 @@
-//! A picture from lines of text, one for each thing that is drawn. Numbers are pixels at the width of a page, 800.
+//! A picture from lines of text, one for each element. Numbers are pixels at the width of a page, 800.
 //!
 //! | line | draws |
 //! |---|---|
-//! | `size W H` | how large the picture is; comes first |
-//! | `title WORDS` | what a reader hears who does not see it |
+//! | `size W H` | the size of the picture; comes first |
+//! | `title WORDS` | the text for readers who do not see it |
 //! | `text X Y STYLE WORDS` | words; the style is `left`, `middle`, `right`, `bold`, `soft` or `mono` |
 //! | `box X Y W H STYLE WORDS` | a box; its words are in the middle, `\n` begins a line; `plain`, `good`, `bad`, `busy` or `free` |
 //! | `arrow X Y X Y STYLE WORDS` | an arrow with words above its middle; `plain`, `good`, `bad`, or `dashed` |
@@ -81,7 +81,7 @@ pub fn picture(text: &str, project: &Path) -> Result<String, String> {
     ))
 }
 
-/// The numbers that a line begins with, and what follows.
+/// Returns the numbers at the beginning of a line, and the rest.
 fn numbers<const COUNT: usize>(mut line: &str) -> Option<([f64; COUNT], &str)> {
     let mut found = [0.0; COUNT];
     for number in &mut found {
@@ -145,7 +145,7 @@ fn arrow(line: &str) -> Option<String> {
     Some(drawn)
 }
 
-/// The largest number in a cell.
+/// Returns the largest number in a cell.
 fn largest(cell: &str) -> Option<f64> {
     let numbers = cell.split(|c: char| !c.is_ascii_digit() && c != '.');
     let numbers = numbers.filter_map(|number| number.parse::<f64>().ok());
@@ -193,7 +193,7 @@ fn bars(line: &str, project: &Path) -> Option<String> {
     Some(drawn)
 }
 
-/// The cells of the first table of a page that begins with this heading, which is the first row.
+/// Returns the cells of the first table of a page that begins with this heading, which is the first row.
 fn table(project: &Path, file: &str, heading: &str) -> Option<Vec<Vec<String>>> {
     let page = fs::read_to_string(project.join(file)).ok()?;
     let lines = page.lines().skip_while(|line| !line.starts_with(heading));
@@ -231,7 +231,7 @@ fn column(line: &str, project: &Path) -> Option<String> {
     Some(drawn)
 }
 
-/// A value on the scale, and how it is written.
+/// A value on the scale, and its label.
 type Tick = (f64, String);
 
 fn curves(line: &str, project: &Path) -> Option<String> {
@@ -298,7 +298,7 @@ fn curves(line: &str, project: &Path) -> Option<String> {
     Some(drawn)
 }
 
-/// From zero to a round number that no value exceeds.
+/// Returns ticks from zero to a round number that no value exceeds.
 fn quarters(values: &[f64]) -> Vec<Tick> {
     let least = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max) / 4.0;
     let unit = 10f64.powf(least.log10().floor());
@@ -308,7 +308,7 @@ fn quarters(values: &[f64]) -> Vec<Tick> {
     values.map(|value| (value, format!("{value:.0}"))).collect()
 }
 
-/// Powers of ten of a millisecond, so that all values lie between them.
+/// Returns powers of ten of a millisecond, with all values between them.
 fn powers(values: &[f64]) -> Vec<Tick> {
     let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let least = values.iter().copied().fold(most, f64::min);

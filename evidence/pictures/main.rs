@@ -1,6 +1,6 @@
-//! Draws the pictures of the documents, `docs/pictures/*.svg`, from the texts beside them (see [`draw`]).
+//! Draws the pictures of the documents, `docs/pictures/*.svg`, from the texts next to them (see [`draw`]).
 //!
-//! `pictures` writes them; `pictures --check` fails if one is not what its text says.
+//! `pictures` writes them; `pictures --check` fails if one differs from its text.
 
 mod draw;
 

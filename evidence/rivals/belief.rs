@@ -1,15 +1,15 @@
-//! What clients believed, and what was wrong in it.
+//! The clients' beliefs, and the faults in them.
 
 use std::collections::HashMap;
 
 use nix::time::{clock_gettime, ClockId};
 
-/// A moment, in nanoseconds of the one monotonic clock of this machine. The drivers in Java and Go read the same clock.
+/// An instant, in nanoseconds of the one monotonic clock of this machine. The drivers in Java and Go read this clock, too.
 pub type Nanos = i64;
 
 pub const MS: Nanos = 1_000_000;
 
-/// How many groups of clients there are.
+/// The number of groups of clients.
 pub const GROUPS: usize = 2;
 
 /// Returns the time of the clock that all clients read.
@@ -23,18 +23,18 @@ pub fn now() -> Nanos {
 pub enum End {
     /// The release was answered as done.
     Released,
-    /// The server said that the client does not hold it, within the time that it had been promised.
+    /// The server reported, within the promised time, that the client does not hold the lock.
     Lost,
-    /// Nobody answered the release, or nobody knows.
+    /// The release was not answered, or its outcome is unknown.
     Unknown,
 }
 
-/// A client believed that it had a lock: from the answer that said so until it began to give it back, or until its lease ended
+/// The time in which a client believed that it had a lock: from the answer until it began to release it, or until its lease ended
 /// by its own clock.
 #[derive(Clone, Debug)]
 pub struct Belief {
     pub lock: usize,
-    /// Which of the two groups the client belongs to.
+    /// The client's group.
     pub group: usize,
     pub client: String,
     pub from: Nanos,
@@ -47,14 +47,14 @@ pub struct Belief {
 pub struct Round {
     pub from: Nanos,
     pub until: Nanos,
-    /// Had the fault its effect? A replica was promoted, where there are replicas.
+    /// Whether the fault had its effect: a replica was promoted, where there are replicas.
     pub took_effect: bool,
-    /// A Sentinel had seen its own timer stand still, and decided nothing for half a minute: the machine was too busy for the time of
-    /// this round to say anything about the lock.
+    /// Whether a Sentinel had seen its own timer stand still, and decided nothing for half a minute: the machine was too busy for
+    /// the times of this round to mean anything.
     pub tilted: bool,
 }
 
-/// What was seen in a cell.
+/// The observations of a cell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     pub grants: usize,
@@ -69,7 +69,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Reads it from what the clients believed.
+    /// Analyses the clients' beliefs.
     pub fn of(beliefs: &[Belief], rounds: &[Round]) -> Seen {
         let mut seen = Seen {
             grants: beliefs.len(),
@@ -85,7 +85,7 @@ impl Seen {
         }
         for of_one in locks.values_mut() {
             of_one.sort_by_key(|belief| belief.from);
-            // The one that believes for longest of those who came before.
+            // The earlier belief that lasts longest.
             let mut busy: Option<&Belief> = None;
             for belief in of_one.iter().copied() {
                 if let Some(before) = busy.filter(|before| before.until > belief.from) {
@@ -122,7 +122,7 @@ impl Seen {
         seen
     }
 
-    /// Returns the longest gap of the round in the middle.
+    /// Returns the median of the rounds' longest gaps.
     pub fn median_gap(&self) -> Nanos {
         let mut gaps = self.gaps.clone();
         gaps.sort_unstable();
@@ -174,7 +174,7 @@ mod tests {
         beliefs.push(belief("c", 1, 2));
         beliefs[3].lock = 1;
         assert_eq!(twice(&beliefs), (0, 0, 0));
-        // A grant that came after its own lease is nobody's belief.
+        // A grant that came after its own lease is no belief.
         beliefs.push(belief("d", 5, 5));
         assert_eq!(twice(&beliefs), (0, 0, 0));
     }
@@ -202,7 +202,7 @@ mod tests {
             belief("c", 160, 161),
         ];
         let rounds = [round(100, 200), round(155, 170), round(2_000, 2_009)];
-        // The other group has nothing at all.
+        // The other group has no grants at all.
         assert_eq!(Seen::of(&beliefs, &rounds).gaps, [100 * MS, 15 * MS]);
         let mut others = beliefs.clone();
         others.iter_mut().for_each(|belief| belief.group = 1);

@@ -1,4 +1,4 @@
-//! The locks that are compared, and the load that all of them get.
+//! The compared locks, and their common load.
 
 use std::fmt;
 
@@ -25,13 +25,13 @@ pub enum Contestant {
     SetWait,
     /// dlock with `dlock.replicas`.
     DlockReplicas,
-    /// dlock as it comes.
+    /// dlock with its defaults.
     Dlock,
     /// No lock: every client believes at once. A run that does not report it is blind.
     Nothing(Driver),
 }
 
-/// Who plays the clients.
+/// The program that runs the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// This program.
@@ -50,7 +50,7 @@ impl Contestant {
         Contestant::Dlock,
     ];
 
-    /// What must be reported as believed by two.
+    /// The contestants that must be reported as believed by two.
     pub const PLANTED: [Contestant; 3] = [
         Contestant::Nothing(Driver::Here),
         Contestant::Nothing(Driver::Java),
@@ -79,7 +79,7 @@ impl Contestant {
         }
     }
 
-    /// Does it need the module?
+    /// Returns true if it needs the module.
     pub fn is_ours(self) -> bool {
         matches!(self, Contestant::DlockReplicas | Contestant::Dlock)
     }
@@ -101,7 +101,7 @@ impl fmt::Display for Contestant {
     }
 }
 
-/// What is done to the servers.
+/// The faults of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Kill,

@@ -32,7 +32,7 @@ impl Drivers {
         }
     }
 
-    /// Returns the versions of what they drive: the lines that `install.sh` has written.
+    /// Returns the versions of the driven libraries: the lines that `install.sh` has written.
     pub fn versions(&self) -> String {
         let lines = fs::read_to_string(self.directory.join("versions"));
         let lines = lines.expect("install.sh has written the versions");
@@ -59,7 +59,7 @@ pub struct Playing {
 }
 
 impl Playing {
-    /// Starts a driver with clients for each group. What it complains of goes to a file.
+    /// Starts a driver with clients for each group. Its error output goes to a file.
     pub fn start(
         drivers: &Drivers,
         contestant: Contestant,
@@ -100,7 +100,7 @@ impl Playing {
         Playing { child, reader }
     }
 
-    /// Tells it to end; what its clients believed.
+    /// Ends the driver. Returns its clients' beliefs.
     pub fn end(mut self) -> Vec<Belief> {
         drop(self.child.stdin.take());
         let begun = Instant::now();
@@ -117,7 +117,7 @@ impl Playing {
     }
 }
 
-/// A group's ways, as the drivers read them: masters, or Sentinels and then `announced:way`.
+/// Returns a group's ways, as the drivers read them: masters, or Sentinels and then `announced:way`.
 fn told(contestant: Contestant, group: &Group) -> String {
     let list = |ports: &[u16]| {
         let words: Vec<String> = ports.iter().map(u16::to_string).collect();
@@ -131,17 +131,17 @@ fn told(contestant: Contestant, group: &Group) -> String {
     format!("{}/{}", list(&group.sentinels), ways.join(","))
 }
 
-/// What a driver says, line by line.
+/// The output of a driver, line by line.
 #[derive(Default)]
 struct Notes {
     beliefs: Vec<Belief>,
-    /// Holds that are not over: which belief it is, and when its lease ends.
+    /// Holds that are not over: the index of the belief, and the end of its lease.
     open: HashMap<String, (usize, Nanos)>,
 }
 
 impl Notes {
-    /// `grant GROUP-NUMBER LOCK FROM LEASE-END`, `over GROUP-NUMBER UNTIL released|lost|unknown`, in nanoseconds. Returns the group
-    /// if a lock was granted.
+    /// Reads `grant GROUP-NUMBER LOCK FROM LEASE-END` or `over GROUP-NUMBER UNTIL released|lost|unknown`, in nanoseconds. Returns
+    /// the group if a lock was granted.
     fn add(&mut self, line: &str) -> Option<usize> {
         let words: Vec<&str> = line.split(' ').collect();
         let time = |word: &str| word.parse::<Nanos>().expect("a time in nanoseconds");
@@ -180,7 +180,7 @@ impl Notes {
         }
     }
 
-    /// What is open when the driver ends is believed no longer.
+    /// Ends the open beliefs when the driver ends.
     fn end(mut self) -> Vec<Belief> {
         let over = crate::belief::now();
         for (belief, _) in self.open.into_values() {

@@ -12,11 +12,11 @@ use crate::belief::{now, Belief, End, Nanos, GROUPS, MS};
 use crate::contestant::{Contestant, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::{ask_sentinel, Group};
 
-/// How long a connection may take, and an answer besides the time that the server may wait.
+/// How long a connection may take, and an answer in addition to the time that the server may wait.
 const CONNECTING: Duration = Duration::from_millis(500);
 const BOUND: Duration = Duration::from_millis(2_000);
 
-/// How long `WAIT` waits, and how often a taken lock is asked for.
+/// How long `WAIT` waits, and how often a client polls a taken lock.
 const REPLICA_MS: u64 = 1_000;
 const POLL: Duration = Duration::from_millis(20);
 
@@ -26,7 +26,7 @@ const REST: Duration = Duration::from_millis(50);
 /// How long before its end a client takes a lease for ended.
 const ALLOWANCE: Nanos = 2 * MS;
 
-/// What starts the answer of a server that is no primary, or may be none any more.
+/// The beginnings of answers of a server that is no primary, or may be none any more.
 const ELSEWHERE: [&str; 6] = [
     "READONLY",
     "NOACK",
@@ -48,7 +48,7 @@ pub struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// Takes locks and gives them back until all is over. What it believed.
+    /// Takes and releases locks until the end. Returns its beliefs.
     pub fn work(mut self) -> Vec<Belief> {
         let mut beliefs = Vec::new();
         while !self.over.load(Ordering::Relaxed) {
@@ -84,7 +84,7 @@ impl Client<'_> {
         beliefs
     }
 
-    /// Waits for a lock for a while. When the request was sent that was granted.
+    /// Waits for a lock for a while. Returns when the granted request was sent.
     fn take(&mut self, lock: usize, owner: &str) -> Option<Nanos> {
         match self.contestant {
             Contestant::SetWait => self.set_and_wait(lock, owner),
@@ -121,7 +121,7 @@ impl Client<'_> {
         None
     }
 
-    /// Did the client still have it? None if nobody says so.
+    /// Releases a lock. Returns whether the client still had it; none if that is unknown.
     fn give_back(&mut self, lock: usize, owner: &str) -> Option<bool> {
         match self.contestant {
             Contestant::Nothing(_) => Some(true),
@@ -155,8 +155,8 @@ impl Client<'_> {
         None
     }
 
-    /// Sends a command to the primary. None if nobody answers. After that, and after the answer of a server that is no primary, the
-    /// next call asks the Sentinels again.
+    /// Sends a command to the primary; none without an answer. After that, and after the answer of a server that is no primary,
+    /// the next call asks the Sentinels again.
     fn call(&mut self, bytes: &[u8], bound: Duration) -> Option<Result<Value, String>> {
         if self.link.is_none() {
             let sentinels = self.group.1.sentinels.iter();

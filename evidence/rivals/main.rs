@@ -1,16 +1,16 @@
-//! The rivals under the same chaos: which lock was believed by two clients at once, which was lost, and for how long nobody was
-//! granted any, while the primary was killed, stopped, stalled or cut off.
+//! The rivals under equal chaos: locks that two clients believed in at once, lost locks, and the time without grants, while the
+//! primary was killed, stopped, stalled or cut off.
 //!
-//! Each cell has servers and clients of its own on this machine. Every client notes when it believed that it had a lock, by the one
-//! monotonic clock of the machine. First the run plays clients without any lock: if these are not reported, it fails.
+//! Each cell has servers and clients of its own on this machine. Every client records when it believed that it had a lock, by the
+//! one monotonic clock of the machine. First the run plays clients without any lock: if it does not report these, it fails.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | `contestant.rs` | the locks, the faults, and the load |
-//! | `scene.rs` | the servers, and what is done to them |
+//! | `scene.rs` | the servers, and their faults |
 //! | `here.rs` | clients that are threads of this program |
-//! | `driver.rs`, `java/`, `redlock/` | clients in Java (Redisson) and Go (redsync), and how they are played |
-//! | `belief.rs` | what clients believed, and what was wrong in it |
+//! | `driver.rs`, `java/`, `redlock/` | clients in Java (Redisson) and Go (redsync), and the programs that run them |
+//! | `belief.rs` | the clients' beliefs, and the faults in them |
 //! | `page.rs` | the page |
 
 mod belief;
@@ -39,13 +39,13 @@ use crate::here::Client;
 use crate::page::{Page, Row};
 use crate::scene::Scene;
 
-/// How many locks each group of clients takes before a fault.
+/// The number of locks that each group of clients takes before a fault.
 const GRANTS: usize = 10;
 
 /// How long they work before a fault.
 const CALM: Duration = Duration::from_secs(3);
 
-/// How long the clients may take for that. After it the fault comes all the same, and the gap counts as a time without grants.
+/// How long the clients may take for that. After it the fault comes nevertheless, and the gap counts as a time without grants.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command line.
@@ -97,7 +97,7 @@ impl Options {
     }
 }
 
-/// The clients of a cell, at work while something happens.
+/// Runs the clients of a cell during `happen`.
 fn play(
     contestant: Contestant,
     scene: &mut Scene,
@@ -160,7 +160,7 @@ fn play(
     })
 }
 
-/// Plays clients without a lock, by each kind of driver. What was reported of them, or which was not reported.
+/// Plays clients without a lock, with each kind of driver. Returns the number of reported faults, or the driver without any.
 fn planted(options: &Options, drivers: &Drivers, logs: &Path) -> Result<usize, String> {
     let mut reported = 0;
     for contestant in Contestant::PLANTED {

@@ -10,7 +10,7 @@ use crate::belief::{Nanos, Seen, MS};
 use crate::contestant::{Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::{AFTER, DOWN_AFTER_MS, QUARANTINE_MS, REPL_TIMEOUT};
 
-/// What was seen of a lock under a fault.
+/// The observations of a lock under a fault.
 pub struct Row {
     pub contestant: Contestant,
     pub fault: Fault,
@@ -19,12 +19,12 @@ pub struct Row {
     pub tilted: usize,
     /// Faults after which no replica was promoted, although no Sentinel was in TILT.
     pub without_effect: usize,
-    /// The server's, and the module's.
+    /// The versions of the server and the module.
     pub versions: (String, Option<String>),
 }
 
 impl Row {
-    /// Returns what shows that this row says less than it seems to.
+    /// Returns the reasons why this row says less than it seems to.
     pub fn failed_controls(&self, rounds: usize) -> Vec<String> {
         let mut failed = Vec::new();
         if self.without_effect > 0 {
@@ -77,12 +77,12 @@ impl fmt::Display for Row {
     }
 }
 
-/// All rows of a run, and what is to be known of it.
+/// All rows of a run, and its conditions.
 pub struct Page {
     pub rounds: usize,
-    /// How often clients without a lock were reported.
+    /// The number of reports on clients without a lock.
     pub reported: usize,
-    /// The versions of what the drivers drive.
+    /// The versions of the driven libraries.
     pub drivers: String,
     pub rows: Vec<Row>,
 }
@@ -193,7 +193,7 @@ impl Page {
     }
 }
 
-/// What a program writes.
+/// Returns the output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     output.map_or_else(

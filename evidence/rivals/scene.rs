@@ -1,4 +1,4 @@
-//! The servers, and what is done to them.
+//! The servers, and their faults.
 
 use std::collections::HashMap;
 use std::thread::sleep;
@@ -25,17 +25,17 @@ pub const REPL_TIMEOUT: u64 = 5;
 /// The quarantine of dlock with `dlock.replicas`: the lease, and 5 s.
 pub const QUARANTINE_MS: u64 = LEASE_MS + 5_000;
 
-/// For so long the clients work after a promotion until the fault ends, or until what is dead is started again. It is longer than
-/// any lease.
+/// How long the clients work after a promotion until the fault ends, or until a dead server is restarted. It is longer than any
+/// lease.
 pub const AFTER: Duration = Duration::from_secs(15);
 
-/// One master of redlock stands still for so long: as long as Sentinel needs to promote.
+/// How long one master of redlock stands still: as long as Sentinel needs to promote.
 const STALL: Duration = Duration::from_millis(DOWN_AFTER_MS + 1_500);
 
 /// How long a failover may take, and how long the servers may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Who lives where: the clients of one group are cut off together with a primary.
+/// The addresses of the groups: the clients of one group are cut off together with a primary.
 const GROUPS: [Party; 2] = [Party::new(127, 0, 2, 1), Party::new(127, 0, 2, 2)];
 
 /// The ways of a group of clients to the servers.
@@ -43,7 +43,7 @@ const GROUPS: [Party; 2] = [Party::new(127, 0, 2, 1), Party::new(127, 0, 2, 2)];
 pub struct Group {
     pub sentinels: Vec<u16>,
     pub masters: Vec<u16>,
-    /// From the port that Sentinels name to the one that this group uses.
+    /// From the port that Sentinels announce to the one that this group uses.
     pub ways: HashMap<u16, u16>,
 }
 
@@ -53,7 +53,7 @@ struct Node {
     party: Party,
 }
 
-/// Servers under Sentinel, or three masters that know nothing of each other, or none.
+/// Servers under Sentinel, or three masters that do not know each other, or none.
 pub struct Scene {
     contestant: Contestant,
     network: Network,
@@ -65,7 +65,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Starts what a contestant needs, and returns when all are together.
+    /// Starts a contestant's servers, and returns when all are together.
     pub fn start(contestant: Contestant) -> Scene {
         let mut scene = Scene {
             contestant,
@@ -100,7 +100,7 @@ impl Scene {
             .config("replica-announce-port", door.port());
         builder = match self.contestant {
             Contestant::Dlock => builder,
-            // The quarantine of the first start is of moments: it is not what is measured.
+            // The quarantine of the first start lasts moments: it is not measured.
             Contestant::DlockReplicas => (builder.module_argument("replicas"))
                 .module_argument(REPLICAS)
                 .module_argument("quarantine-ms")
@@ -141,7 +141,7 @@ impl Scene {
         }
     }
 
-    /// Gives each group of clients entrances of its own to everything.
+    /// Gives each group of clients entrances of its own to all servers.
     fn open_ways(&mut self) {
         for (group, guests) in self.groups.iter_mut().zip(GROUPS) {
             let mut open = |party: Party, port: u16| {
@@ -164,7 +164,7 @@ impl Scene {
         }
     }
 
-    /// Where most Sentinels say that the primary is.
+    /// Returns the primary according to most Sentinels.
     fn primary(&self) -> Option<usize> {
         let said: Vec<u16> = (self.sentinels.iter())
             .filter_map(|sentinel| ask_sentinel(sentinel.port()))
@@ -174,7 +174,7 @@ impl Scene {
         self.nodes.iter().position(|node| node.door.port() == *port)
     }
 
-    /// Has the primary all others as its replicas, in sync?
+    /// Returns true if the primary has all others as its replicas, in sync.
     fn is_together(&self) -> bool {
         if self.sentinels.is_empty() {
             return self.nodes.iter().all(|node| node.replication().is_some());
@@ -212,7 +212,7 @@ impl Scene {
         others
     }
 
-    /// Does one fault, from its beginning until all is well again.
+    /// Causes one fault, from its beginning until all is well again.
     pub fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Round {
         let number = match self.sentinels.is_empty() {
             true => random.usize(..self.nodes.len()),
@@ -229,12 +229,12 @@ impl Scene {
             from,
             until: now(),
             took_effect,
-            // Who was in it before has not left it, or has in this round.
+            // A Sentinel was in TILT before, or entered it in this round.
             tilted: self.tilts() != tilts || tilts.0 != tilts.1,
         }
     }
 
-    /// Returns how often Sentinels have seen their timers stand still, and how often that was over.
+    /// Returns how often Sentinels have entered TILT, and how often they have left it.
     fn tilts(&self) -> (usize, usize) {
         let logs: String = self.sentinels.iter().map(Sentinel::log).collect();
         let count = |mark: &str| logs.matches(mark).count();
@@ -294,7 +294,7 @@ impl Scene {
         true
     }
 
-    /// Starts a server again, without its data.
+    /// Restarts a server without its data.
     fn come_back(&mut self, number: usize) {
         let server = &mut self.nodes[number].server;
         server.kill9();
@@ -313,7 +313,7 @@ impl Scene {
         self.network.cut(&island, &others);
     }
 
-    /// Returns how long dlock needs until a replica that took over all data counts: the next fault waits for it.
+    /// Returns how long dlock needs until a replica counts after a full synchronisation: the next fault waits for it.
     pub fn settling(&self) -> Duration {
         match self.contestant {
             Contestant::DlockReplicas => Duration::from_millis(QUARANTINE_MS),
@@ -321,7 +321,7 @@ impl Scene {
         }
     }
 
-    /// Returns the version of the server, and of the module if it has it.
+    /// Returns the versions of the server, and of the module if it has it.
     pub fn versions(&self) -> (String, Option<String>) {
         let server = &self.nodes[0].server;
         let module = self.contestant.is_ours();
@@ -355,7 +355,7 @@ impl Node {
     }
 }
 
-/// Returns where a Sentinel says that the primary is.
+/// Returns the primary according to a Sentinel.
 pub fn ask_sentinel(port: u16) -> Option<u16> {
     let mut wire = Wire::open(port, Duration::from_millis(500)).ok()?;
     let mut request = cmd("SENTINEL");

@@ -1,4 +1,4 @@
-//! Clients that ask for the lock, and write down when they believed that they had it.
+//! Clients that ask for the lock, and record when they believed that they had it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,14 @@ pub const LOCK: &str = "lock";
 /// How long after a refusal a client asks again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What clients have believed, and the tokens that they know.
+/// The clients' beliefs, and the tokens that they know.
 #[derive(Clone, Default)]
 pub struct Beliefs {
     all: Arc<Mutex<Vec<Belief>>>,
     tokens: [Arc<AtomicU64>; 2],
 }
 
-/// A client believes that it has the lock, from the answer until its lease, counted from when it asked, ends.
+/// The time in which a client believes that it has the lock: from the answer until its lease, counted from its request, ends.
 #[derive(Clone, Copy, Debug)]
 struct Belief {
     client: usize,
@@ -39,7 +39,7 @@ impl Beliefs {
         all.push(belief);
     }
 
-    /// A client believes in nothing any more after that time.
+    /// Ends a client's beliefs at that time.
     pub fn end(&self, client: usize, at: Instant) {
         let mut all = self.all.lock().expect("no client panics with it");
         for belief in all.iter_mut().filter(|belief| belief.client == client) {
@@ -51,12 +51,12 @@ impl Beliefs {
         self.tokens[client].load(Ordering::Relaxed)
     }
 
-    /// When the last of them ends.
+    /// Returns when the last of them ends.
     pub fn last_end(&self) -> Option<Instant> {
         self.all().iter().map(|belief| belief.until).max()
     }
 
-    /// For how long both have believed at one time, if they have.
+    /// Returns how long both believed at one time, if they did.
     pub fn together(&self) -> Option<Duration> {
         let all = self.all();
         let of = |client: usize| all.iter().filter(move |belief| belief.client == client);
@@ -69,16 +69,16 @@ impl Beliefs {
     }
 }
 
-/// What a client asks for, again and again until it is answered.
+/// A request that a client repeats until it is answered.
 pub struct Request {
     pub client: usize,
     pub port: u16,
     pub line: String,
-    /// The number of replicas that it then waits for, by WAIT.
+    /// The number of replicas for which it then waits, by WAIT.
     pub wait: u8,
-    /// For how long it believes in the answer.
+    /// How long it believes in the answer.
     pub length: Duration,
-    /// It counts from the answer, not from when it asked.
+    /// Whether that counts from the answer, not from the request.
     pub from_answer: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Has a client ask. It goes on in the background.
+    /// Begins a request, which goes on in the background.
     pub fn begin(request: Request, beliefs: &Beliefs) -> Asked {
         let asked = Asked::default();
         let (stop, answered) = (asked.stop.clone(), asked.answered.clone());
@@ -127,20 +127,20 @@ impl Asked {
     }
 }
 
-/// A client that asks anew no longer asks for what it asked before. What was sent is answered nevertheless.
+/// A client with a new request no longer repeats the old one. A sent request is answered nevertheless.
 impl Drop for Asked {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Sends a line. None: the server is gone.
+/// Sends a line; none if the server is gone.
 fn send(wire: &mut Wire, line: &str) -> Option<()> {
     wire.send_bytes(&command(line).get_packed_command()).ok()
 }
 
 impl Request {
-    /// Asks once: the token, if there is one in the answer; or why not. None: nothing more will come.
+    /// Asks once. Returns the token, if the answer has one, or the refusal; none if nothing more will come.
     fn once(&self) -> Option<Result<Option<u64>, String>> {
         let mut wire = Wire::open(self.port, PATIENCE).ok()?;
         // An answer that waits for replicas comes when they have confirmed it, or never.

@@ -1,4 +1,4 @@
-//! The servers of one schedule, each behind a door. All links are held back until a step lets something through.
+//! The servers of one schedule, each behind a door. All links are held back until a step lets data through.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -17,10 +17,10 @@ use dlock_protocol::rule::{Rule, LEASE};
 /// No replica and no primary gives the other up by itself: only steps end links. In seconds.
 const FOR_EVER: u64 = 3_600;
 
-/// What an answer waits for replicas at least, in ms: longer than any schedule.
+/// How long an answer waits for replicas at least, in ms: longer than any schedule.
 const ACK_TIMEOUT_MS: u64 = 600_000;
 
-/// What the group is started with.
+/// The configuration of a group.
 pub struct Start<'a> {
     pub program: &'a OsString,
     /// The module, and the clause that it lacks.
@@ -29,9 +29,9 @@ pub struct Start<'a> {
     pub rule: Rule,
     pub replicas: u8,
     pub tick: Duration,
-    /// Each server has a clock of its own.
+    /// Whether each server has a clock of its own.
     pub has_clocks: bool,
-    /// These write an AOF.
+    /// The servers that write an AOF.
     pub logs: Vec<usize>,
 }
 
@@ -40,9 +40,9 @@ struct Node {
     door: Door,
     party: Party,
     clock: Option<Clock>,
-    /// Whom it follows; itself: it is a primary.
+    /// The server that it follows; itself if it is a primary.
     master: usize,
-    /// What is on its disk, by where it stood: the length of the AOF, or a copy of the RDB.
+    /// Its saved data, by the entry at that time: the length of the AOF, or a copy of the RDB.
     saved: HashMap<u8, Saved>,
 }
 
@@ -56,7 +56,7 @@ pub struct Group {
     nodes: Vec<Node>,
     /// Connections that have asked for a resynchronisation in a replica's name.
     unheard: Vec<Wire>,
-    // Its doors close when it goes.
+    // Its doors close when it is dropped.
     network: Network,
 }
 
@@ -80,7 +80,7 @@ pub fn until(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
 }
 
 impl Group {
-    /// Starts the servers. All replicas have all, count, and are held back from now on.
+    /// Starts the servers. All replicas have all data, count, and are held back from now on.
     pub fn start(start: &Start) -> Group {
         let network = Network::new();
         let count = usize::from(start.replicas) + 1;
@@ -125,7 +125,7 @@ impl Group {
             group.say(number, "CONFIG REWRITE");
         }
         if rule.min_replicas > 0 {
-            // Once a second the primary counts those that have said so lately.
+            // Once a second the primary counts the replicas that have acknowledged lately.
             sleep(Duration::from_millis(1_500));
         }
         for replica in 0..count {
@@ -149,7 +149,7 @@ impl Group {
         self.nodes[number].master
     }
 
-    /// What the servers have logged, one after the other, and whom they know.
+    /// Returns the servers' logs, one after the other, and the servers that each knows.
     pub fn logs(&self) -> String {
         let logs = self.nodes.iter().enumerate();
         let logs = logs.map(|(number, node)| {
@@ -162,7 +162,7 @@ impl Group {
         logs.collect()
     }
 
-    /// Says a line to a server; its answer, or the error's text.
+    /// Sends a line to a server. Returns its answer, or the error's text.
     pub fn ask(&self, number: usize, line: &str) -> Result<Value, String> {
         let mut wire =
             Wire::open(self.port(number), PATIENCE).map_err(|error| error.to_string())?;
@@ -176,7 +176,7 @@ impl Group {
         }
     }
 
-    /// Lets the link of these two through until the condition holds, but no longer than that.
+    /// Lets the link of these two through until the condition holds, and no longer.
     fn let_through(
         &self,
         one: usize,
@@ -191,7 +191,7 @@ impl Group {
         came_true
     }
 
-    /// Returns true if a replica follows its master, and has acknowledged what it has.
+    /// Returns true if a replica follows its master, and has acknowledged its data.
     fn is_up(&self, replica: usize) -> bool {
         let master = &self.nodes[self.master(replica)];
         let info = self.nodes[replica].server.info("replication");
@@ -200,7 +200,7 @@ impl Group {
             && master.followed_by(&self.nodes[replica]).as_deref() == info.get("slave_repl_offset")
     }
 
-    /// Returns true if a replica has all that its master has, and the master knows.
+    /// Returns true if a replica has all its master's data, and the master knows.
     fn has_all(&self, replica: usize) -> bool {
         let master = &self.nodes[self.master(replica)];
         let info = master.server.info("replication");
@@ -210,20 +210,20 @@ impl Group {
             && master.followed_by(&self.nodes[replica]) == Some(all)
     }
 
-    /// A replica receives all that its master has sent, and acknowledges it.
+    /// Lets a replica receive everything that its master has sent, and acknowledge it.
     pub fn catch_up(&self, replica: usize, bound: Duration) -> bool {
         let master = self.master(replica);
         master != replica && self.let_through(replica, master, bound, || self.has_all(replica))
     }
 
-    /// A replica acknowledges that it lives, as it does once a second.
+    /// Lets a replica acknowledge that it lives, as it does once a second.
     pub fn live(&self, replica: usize) {
         let end = Instant::now() + Duration::from_millis(1_200);
         let over = || Instant::now() >= end;
         self.let_through(replica, self.master(replica), PATIENCE, over);
     }
 
-    /// A replica joins its master, if it is let in; how, as the master counts.
+    /// Lets a replica join its master, if it is accepted. Returns how, as the master counts.
     pub fn join(&self, replica: usize, bound: Duration) -> Option<Joined> {
         let master = self.master(replica);
         if master == replica {
@@ -241,7 +241,7 @@ impl Group {
         })
     }
 
-    /// The master sees a replica join by a partial resynchronisation, of which the replica does not hear.
+    /// Makes the master see a replica join by a partial resynchronisation, of which the replica does not learn.
     pub fn join_unheard(&mut self, replica: usize) -> bool {
         let (master, joiner) = (self.master(replica), &self.nodes[replica]);
         let info = joiner.server.info("replication");
@@ -261,7 +261,7 @@ impl Group {
         accepted
     }
 
-    /// Whoever follows this server notices that the link is gone.
+    /// Makes the followers of this server notice that the link is gone.
     fn lose_followers(&self, number: usize) {
         for other in 0..self.count() {
             if other != number && self.master(other) == number {
@@ -270,13 +270,13 @@ impl Group {
         }
     }
 
-    /// A replica's link ends; the master does not notice yet.
+    /// Ends a replica's link; the master does not notice yet.
     fn break_link(&self, replica: usize) {
         // There may be none.
         let _ = self.ask(replica, "CLIENT KILL TYPE master");
     }
 
-    /// The link of a master's only replica ends, at both of its ends.
+    /// Ends the link of a master's only replica, at both of its ends.
     pub fn end_link(&self, replica: usize) {
         self.break_link(replica);
         let _ = self.ask(self.master(replica), "CLIENT KILL TYPE replica");
@@ -305,7 +305,7 @@ impl Group {
         );
     }
 
-    /// Keeps what is on a server's disk now, where it stands at this entry.
+    /// Saves the data that a server has on its disk at this entry.
     pub fn save(&mut self, number: usize, at: u8, anew: bool) {
         let saved = match anew {
             true => Saved::Length(
@@ -314,7 +314,7 @@ impl Group {
                     .len(),
             ),
             false => {
-                // A copy for a replica may be on its way.
+                // A copy for a replica may be under way.
                 await_until("the RDB is saved", PATIENCE, || {
                     self.ask(number, "SAVE").is_ok()
                 });
@@ -327,7 +327,7 @@ impl Group {
         self.nodes[number].saved.insert(at, saved);
     }
 
-    /// A process dies, and starts again with what it had at this entry, or with nothing.
+    /// Kills a process, and restarts it with its data of this entry, or with nothing.
     pub fn restart(&mut self, number: usize, kept: Kept, at: Option<u8>) -> Result<(), String> {
         self.lose_followers(number);
         self.say(number, "CONFIG REWRITE");
@@ -378,7 +378,7 @@ impl Node {
             arguments.extend(["ack-timeout-ms".to_owned(), ACK_TIMEOUT_MS.to_string()]);
         }
         if rule.quarantine > 0 {
-            // Of moments until all are together: nothing shortens it later.
+            // Of moments until all are together: it cannot be shortened later.
             arguments.extend(["quarantine-ms".to_owned(), "1".to_owned()]);
         }
         for argument in arguments {
@@ -420,7 +420,7 @@ impl Node {
         }
     }
 
-    /// What a replica has acknowledged to this server, if it is online.
+    /// Returns the offset that a replica has acknowledged to this server, if it is online.
     fn followed_by(&self, replica: &Node) -> Option<String> {
         let info = self.server.info("replication");
         let port = format!(",port={},", replica.door.port());
@@ -436,7 +436,7 @@ impl Node {
         (field("state=")? == "online").then(|| field("offset="))?
     }
 
-    /// The file that its AOF grows in.
+    /// Returns the file to which its AOF grows.
     fn log(&self) -> PathBuf {
         let directory = self.server.dir().join("appendonlydir");
         let files = fs::read_dir(directory).expect("Redis 7.0 and later have one");
@@ -446,7 +446,7 @@ impl Node {
     }
 }
 
-/// The lease of the clients, in milliseconds.
+/// Returns the lease of the clients, in milliseconds.
 pub fn lease_ms(tick: Duration) -> u64 {
     ms(tick, LEASE)
 }

@@ -1,15 +1,15 @@
 //! The schedules of the protocol's model, played on real servers.
 //!
-//! `protocol/schedules/*.txt` are what breaks weaker rules than the one that stands. Each is played with `dlock.replicas` as released,
-//! with a module that lacks the clause that it breaks, and without the setting: no second owner in the first case, two owners in the
-//! others. A proxy holds back every link between two servers, except in the steps that let something through. So events that race
-//! in operation happen in the order of the schedule.
+//! `protocol/schedules/*.txt` break weaker rules than the present one. Each runs with `dlock.replicas` as released, with a module
+//! that lacks the clause that it breaks, and without the setting: no second owner in the first case, two owners in the others. A
+//! proxy holds back every link between two servers, except in the steps that let data through. So events that race in operation
+//! happen in the order of the schedule.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | `group.rs` | the servers, their links, joins, restarts |
-//! | `client.rs` | the clients, and what they believe |
-//! | `play.rs` | one schedule: from steps to what is done |
+//! | `client.rs` | the clients, and their beliefs |
+//! | `play.rs` | one schedule: its steps on the servers |
 //! | `table.rs` | the table |
 
 mod client;
@@ -33,10 +33,11 @@ use dlock_protocol::schedule::{self, Schedule};
 use crate::play::{play, Must, Play, Seen, Variant};
 use crate::table::{Row, Table};
 
-/// How often a play is tried that does not show what it must. Each try has ticks twice as long, because the machine may be busy.
+/// The number of tries of a play that does not show the expected. Each try has ticks twice as long, because the machine may be
+/// busy.
 const TRIES: usize = 3;
 
-/// The servers that are played on beside the environment's, if they were fetched.
+/// The servers besides the environment's own, if they were fetched.
 const SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
 
 /// The command line.
@@ -81,7 +82,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// What was seen in the last try.
+    /// Plays the case. Returns the observations of the last try.
     fn play(&self, options: &Options, program: &OsString) -> Seen {
         let module = match self.variant.of_module() {
             Some(_) => options.planted.clone(),
@@ -108,7 +109,7 @@ impl Case<'_> {
         };
         let mut seen = once();
         for _ in 1..TRIES {
-            // Two owners are never tried away.
+            // Two owners are never retried.
             if seen.together.is_some() || seen.shows(self.must) {
                 break;
             }

@@ -22,12 +22,12 @@ const SHORTLY: Duration = Duration::from_millis(700);
 /// How long a request may take to be decided.
 const DECISION: Duration = Duration::from_millis(300);
 
-/// With what a schedule is played.
+/// The variant with which a schedule runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
     /// `dlock.replicas`, with all clauses.
     Rule,
-    /// Without a clause: the one that the schedule's file names.
+    /// Without one clause, which the schedule's file names.
     Without(&'static str),
     /// Another setting.
     Setting(&'static str),
@@ -39,20 +39,20 @@ const SETTINGS: [&str; 4] = ["nothing", "wait", "wait-all", "older"];
 /// A setting of the model that the module has if it lacks a clause.
 const OF_MODULE: [&str; 1] = ["chains"];
 
-/// The module has one clause for this and `closed-renews`: what a closed server does not renew.
+/// The module has one clause for this and `closed-renews`: the renewals that a closed server refuses.
 const SAME: [&str; 1] = ["closed-renews-all"];
 
-/// What shows two owners on servers only now and then.
+/// Schedules that show two owners on servers only sometimes.
 ///
-/// A replica without the refusal ends the link as soon as it sees it: mostly in the turn of the event loop in which it forks the child
-/// that makes the copy, and then nothing of the copy has left.
+/// A replica without the refusal ends the link as soon as it notices it: mostly in the turn of the event loop in which it forks
+/// the child that makes the copy, and then nothing of the copy has left.
 const RACES: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
 
 /// The clauses that clients keep.
 const OF_CLIENTS: [&str; 3] = ["no-allowance", "counts-from-answer", "later-end"];
 
 impl Variant {
-    /// All with which a schedule is to be played; the first is the rule, and two owners come of each of the others.
+    /// Returns all variants of a schedule; the first is the rule, and each of the others gives two owners.
     pub fn of(schedule: &Schedule) -> Vec<Variant> {
         let mut all = vec![Variant::Rule];
         if !Variant::Rule.breaks(schedule) {
@@ -69,7 +69,7 @@ impl Variant {
         all
     }
 
-    /// The rule, and the clause that the fewest schedules break.
+    /// Returns the rule, and the clause that the fewest schedules break.
     pub fn most_telling(all: &[Variant]) -> Vec<Variant> {
         let of_rule = |variant: &&Variant| matches!(variant, Variant::Without(_));
         let clause = all.iter().rfind(of_rule).or(all.get(1));
@@ -83,7 +83,7 @@ impl Variant {
         }
     }
 
-    /// The clause that the module lacks.
+    /// Returns the clause that the module lacks.
     pub fn of_module(self) -> Option<&'static str> {
         match self {
             Variant::Without(name) if !OF_CLIENTS.contains(&name) => Some(name),
@@ -104,12 +104,12 @@ impl Variant {
         }
     }
 
-    /// Returns true if the model sees two owners.
+    /// Returns true if the model finds two owners.
     fn breaks(self, schedule: &Schedule) -> bool {
         schedule.breaks(self.rule(schedule.replicas))
     }
 
-    /// What servers must show.
+    /// Returns the expected result on servers.
     pub fn must(self, name: &str, schedule: &Schedule) -> Must {
         match self.breaks(schedule) {
             false => Must::ShowOne,
@@ -119,30 +119,30 @@ impl Variant {
     }
 }
 
-/// What servers must show.
+/// The expected result on servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Must {
     /// One owner, though all steps are taken that the model allows.
     ShowOne,
-    /// Two owners, as the model.
+    /// Two owners, as in the model.
     ShowTwo,
-    /// Two owners, or not: a race decides.
+    /// Either: a race decides.
     Race,
 }
 
-/// What was seen.
+/// The observations of a play.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// For how long two owners believed in the lock, if they did.
+    /// How long two owners believed in the lock, if they did.
     pub together: Option<Duration>,
     /// Steps that the model allows and the servers did not take, or took otherwise.
     pub otherwise: Vec<String>,
-    /// What the servers have logged.
+    /// The servers' logs.
     pub logs: String,
 }
 
 impl Seen {
-    /// Returns true if this is what must be shown, and no step was left out on the way.
+    /// Returns true if this is the expected result, and no step was left out.
     pub fn shows(&self, must: Must) -> bool {
         match must {
             Must::ShowOne => self.together.is_none() && self.otherwise.is_empty(),
@@ -151,7 +151,7 @@ impl Seen {
     }
 }
 
-/// A schedule, and what it is played on.
+/// A schedule, and its servers.
 #[derive(Clone, Copy)]
 pub struct Play<'a> {
     pub schedule: &'a Schedule,
@@ -222,19 +222,19 @@ struct Stage {
     tick: Duration,
     beliefs: Beliefs,
     asked: [Asked; 2],
-    /// Requests that the server has not granted yet when their step was over: where, and the entry that the model has for it.
+    /// Requests that the server had not granted when their step was over: the server, and the entry that the model has for it.
     late: [Option<(usize, u8)>; 2],
     otherwise: Vec<String>,
 }
 
 impl Stage {
-    /// Takes a step, in the model and on the servers. What the model does not allow is tried nevertheless.
+    /// Takes a step, in the model and on the servers. A step that the model does not allow is tried nevertheless.
     fn take(&mut self, step: Action) {
         let before = self.model;
         let applied = self.model.apply(&self.setup, step);
         let possible = applied
             && match step {
-                // Else the answer is that the hold has ended.
+                // Otherwise the answer is that the hold has ended.
                 Action::Answer(c) => {
                     let (before, after) = (&before.clients, &self.model.clients);
                     after[usize::from(c)].entry == before[usize::from(c)].asked.entry
@@ -296,7 +296,7 @@ impl Stage {
                 return until(bound, || self.asked[usize::from(c)].is_answered());
             }
             Action::Stream(x) => return group.catch_up(x.into(), bound),
-            // Nobody counts when a replica lived, but for min-replicas-to-write.
+            // Only min-replicas-to-write depends on a replica's signs of life.
             Action::Live(x) if self.setup.rule.min_replicas > 0 => group.live(x.into()),
             Action::Promote(x) => group.promote(x.into()),
             Action::Follow(x, s) => group.follow(x.into(), s.into()),
@@ -304,7 +304,7 @@ impl Stage {
                 return group.join(node.into(), bound) == Some(Joined::Partially);
             }
             Action::Partial { node, heard: false } => return group.join_unheard(node.into()),
-            // The joiner has loaded the copy as soon as it is there.
+            // The joiner has loaded the copy as soon as it arrives.
             Action::Full(_, Full::Begins) => {}
             Action::Loaded(x) => return group.join(x.into(), bound) == Some(Joined::Fully),
             Action::Break(x) => group.end_link(x.into()),
@@ -346,7 +346,7 @@ impl Stage {
         self.late[usize::from(client)] = None;
     }
 
-    /// Does this server know a hold of this client?
+    /// Returns true if this server knows a hold of this client.
     fn is_held(&self, client: u8, at: u8) -> bool {
         let held = self
             .group
@@ -354,8 +354,8 @@ impl Stage {
         matches!(held, Ok(Value::Array(_)))
     }
 
-    /// A server grants nothing while too few replicas count, which the model does not know: it may grant later, and then all
-    /// receive it who know it by now in the model.
+    /// Delivers late grants. A server grants nothing while too few replicas count, which the model does not know: it may grant
+    /// later, and then all servers receive the grant that know it by now in the model.
     fn deliver_late(&mut self) {
         for client in 0..2 {
             let Some((at, entry)) = self.late[usize::from(client)] else {
@@ -375,7 +375,7 @@ impl Stage {
         }
     }
 
-    /// Watches for as long as somebody believes in the lock.
+    /// Observes as long as a client believes in the lock.
     fn watch(&self) {
         while self.beliefs.together().is_none() {
             match self.beliefs.last_end() {
@@ -386,7 +386,7 @@ impl Stage {
     }
 }
 
-/// Where a server stood that lacks its last `n` entries.
+/// Returns the entry of a server that lacks its last `n` entries.
 fn lacking(model: &System, number: usize, n: u8) -> Option<u8> {
     let mut line = model.entries[usize::from(model.servers[number].pos)].line;
     for _ in 0..n {
@@ -405,7 +405,7 @@ mod tests {
 
     use super::*;
 
-    /// Whatever a schedule is played with, one owner and two are both seen, on any run.
+    /// In every variant, one owner and two are both detected, on any run.
     #[test]
     fn every_schedule_shows_that_it_can_fail() {
         for (name, schedule) in schedule::all().expect("the schedules can be read") {

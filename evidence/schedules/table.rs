@@ -1,4 +1,4 @@
-//! The table: a row a schedule.
+//! The table: a row per schedule.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::{fs, io, thread};
 
 use crate::play::{Must, Seen, Variant};
 
-/// A schedule in one of its variants, and what was seen.
+/// A schedule in one of its variants, and its observations.
 pub struct Row {
     pub schedule: String,
     /// The server's version.
@@ -18,7 +18,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// What was seen: for how long there were two owners, or that there was one.
+    /// Returns the cell: how long there were two owners, or that there was one.
     fn cell(&self) -> String {
         match self.seen.together {
             Some(together) => format!("{:.1}", together.as_secs_f64()),
@@ -38,7 +38,7 @@ impl Table {
         Table { rows, tick_ms }
     }
 
-    /// What is not as it must be: two owners where the rule stands, or none where there must be two.
+    /// Returns the rows with a wrong result: two owners under the rule, or none where there must be two.
     pub fn wrong(&self) -> Vec<String> {
         let wrong = |row: &&Row| row.must != Must::Race && !row.seen.shows(row.must);
         let text = |row: &Row| {
@@ -89,7 +89,7 @@ impl Table {
     }
 }
 
-/// Each of them once, in their order.
+/// Returns each of them once, in their order.
 fn different<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut different: Vec<&str> = Vec::new();
     for one in all {
@@ -100,7 +100,7 @@ fn different<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     different
 }
 
-/// What a program writes.
+/// Returns the output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     output.map_or_else(

@@ -1,8 +1,8 @@
-//! The ladder (`make ladder`), with small numbers: each step shows what it is to show, and would notice if DLOCK failed.
+//! The ladder (`make ladder`), with small numbers: each step shows its fault, and would notice a failure of DLOCK.
 
 use std::process::{Command, Output};
 
-/// What each row of the table begins with.
+/// The beginning of each row of the table.
 const STEPS: [&str; 8] = [
     "1. The holder is killed",
     "2. Clients are killed at any moment",
@@ -48,7 +48,7 @@ fn each_step_notices_a_failure() {
 #[test]
 fn the_page_has_every_step() {
     for step in STEPS {
-        // Once in the table, once where it is explained.
+        // Once in the table, once in its explanation.
         assert_eq!(PAGE.matches(step).count(), 2, "{step}");
     }
 }

@@ -1,4 +1,4 @@
-//! The programs do what their pages say.
+//! The programs behave as their pages say.
 
 mod ladder;
 mod pictures;

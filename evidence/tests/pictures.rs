@@ -1,4 +1,4 @@
-//! The pictures of the documents (`make pictures`) are those of their texts and data, and are legible.
+//! The pictures of the documents (`make pictures`) agree with their texts and data, and are legible.
 
 use std::fs;
 use std::path::PathBuf;

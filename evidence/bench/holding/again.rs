@@ -1,4 +1,4 @@
-//! What a holder does while it holds: it renews its lease, or takes the lock once more and gives that back.
+//! A holder's commands: it renews its lease, or takes the lock once more and releases that hold.
 
 use std::rc::Rc;
 
@@ -12,13 +12,13 @@ use crate::tools::setting::Setting;
 use crate::way::{Opened, Way};
 use dlock_integration::rivals::{COUNTED_GIVE, COUNTED_RENEW, COUNTED_TAKE};
 
-/// How often it is done in a sample.
+/// The number of commands in a sample.
 const TIMES: usize = 10_000;
 
 /// A renewal by this module.
 pub const RENEW: &str = "dlock, RENEW";
-/// How the lock is held, and what its holder does then. In the commands `{key}` and `{owner}` stand for what differs, and `{take}`,
-/// `{give}`, `{renew}` for the SHA-1 of the scripts.
+/// How the lock is held, and the holder's commands. In the commands `{key}` and `{owner}` are placeholders, and `{take}`,
+/// `{give}`, `{renew}` stand for the SHA-1 of the scripts.
 struct Again {
     name: &'static str,
     hold: &'static str,
@@ -64,7 +64,7 @@ const ALL: [Again; 4] = [
     },
 ];
 
-/// All on one server, with locks of their own.
+/// Opens all ways on one server, with locks of their own.
 pub fn open() -> Opened {
     let stage = Rc::new(Setting::Memory.start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();

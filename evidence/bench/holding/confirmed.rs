@@ -1,5 +1,5 @@
-//! A grant that replicas confirm before it is told (`dlock.replicas`), beside one that nobody confirms, and beside what a client does
-//! without it: `SET`, and then `WAIT` until as many replicas have it.
+//! A grant that replicas confirm before its answer (`dlock.replicas`), compared with an unconfirmed one, and with a client's own
+//! confirmation: `SET`, and then `WAIT` until equally many replicas have it.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ const GRANTS: usize = 2_000;
 /// Long enough for a sample.
 const LEASE_MS: u64 = 60_000;
 
-/// Long enough that no lease is longer: what is confirmed needs that.
+/// Longer than every lease: confirmations need that.
 const QUARANTINE_MS: u64 = 600_000;
 
-/// Two servers with so many replicas, one of which has them confirm its answers, and so many connections that ask at once and wait
-/// for each other.
+/// Opens two servers with `replicas` replicas, one of which makes them confirm its answers, and connections that ask at once and
+/// wait for each other.
 pub fn open(replicas: usize, connections: usize) -> Opened {
     let [confirming, plain] = [replicas, 0].map(|wanted| Rc::new(Group::start(replicas, wanted)));
     let way = |name, group: &Rc<Group>, steps: &[(&str, &str)]| -> Result<Box<dyn Way>, Failure> {
@@ -38,7 +38,7 @@ pub fn open(replicas: usize, connections: usize) -> Opened {
     let ours = format!("DLOCK.ACQUIRE NAME owner {LEASE_MS}");
     let ours = [(&*ours, "*2\r\n:#\r\n:1\r\n")];
     let set = format!("SET NAME owner NX PX {LEASE_MS}");
-    // More than half of all servers have it: as many replicas as dlock asks for.
+    // More than half of all servers have it: as many replicas as dlock needs.
     let wait = format!("WAIT {} 0", replicas.div_ceil(2));
     Ok(vec![
         way("dlock.replicas", &confirming, &ours)?,
@@ -59,7 +59,7 @@ struct Group {
 }
 
 impl Group {
-    /// Starts a group in which `wanted` replicas must confirm; 0: none is asked.
+    /// Starts a group in which `wanted` replicas must confirm; 0: none.
     fn start(replicas: usize, wanted: usize) -> Group {
         let quarantine = if wanted > 0 { "200" } else { "0" };
         let settings = ["replicas", &wanted.to_string(), "quarantine-ms", quarantine];
@@ -96,13 +96,13 @@ struct Grants {
     name: &'static str,
     group: Rc<Group>,
     lines: Vec<Line>,
-    // What each connection sends, one after the other was answered, and the answer; NAME is a lock of its own each time.
+    // The commands of each connection, one after the other, and their answers; NAME is a lock of its own each time.
     steps: Vec<(String, Pattern)>,
     turns: usize,
 }
 
 impl Grants {
-    /// All connections ask, and all are answered.
+    /// Makes all connections ask, and waits for all answers.
     fn turn(&mut self) -> Result<Duration, Failure> {
         self.turns += 1;
         let turn = self.turns;
@@ -148,7 +148,7 @@ impl Way for Grants {
         if confirmed != wanted {
             return Err(format!("{confirmed} of {grants} grants were confirmed").into());
         }
-        // Of many connections that ask at once it is all of them, divided by their number.
+        // For many connections that ask at once: the time of all, divided by their number.
         Ok(vec![(
             "µs a grant",
             took.as_secs_f64() * 1e6 / grants as f64,

@@ -1,4 +1,4 @@
-//! A server that already keeps many locks: what one more costs.
+//! A server with many locks: the cost of one more.
 
 use std::rc::Rc;
 
@@ -14,8 +14,8 @@ use crate::way::{way, Opened, Way};
 /// Pairs in a sample.
 const PAIRS: usize = 20_000;
 
-/// The locks that are held while the pair is measured, and what the tables call the way: the module's, and a
-/// plain key in the same crowd.
+/// The locks that are held while the pair is measured, and the names in the tables: the module's, and a plain key's in an equal
+/// crowd.
 const CROWDS: [(usize, &str, &str); 4] = [
     (1_000, "dlock, 1,000 held", "SET NX PX + DEL, 1,000 held"),
     (10_000, "dlock, 10,000 held", "SET NX PX + DEL, 10,000 held"),
@@ -31,7 +31,7 @@ const CROWDS: [(usize, &str, &str); 4] = [
     ),
 ];
 
-/// A server for each crowd.
+/// Opens a server for each crowd.
 pub fn open() -> Opened {
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
     for (held, dlock, plain) in CROWDS {

@@ -1,8 +1,7 @@
-//! A cluster that grows: what a lock costs its master, whoever else there is.
+//! A cluster that grows: the cost of a lock to its master, however many others there are.
 //!
-//! The same locks at the same kind of master, which is alone, or one of several. The others keep locks and waits of their
-//! own meanwhile. What is counted is what that master does: its CPU time, and its instructions, which do not depend on what
-//! else the machine does.
+//! The locks are at one kind of master, which is alone, or one of several. The others have locks and waiters of their own
+//! meanwhile. The figures are that master's CPU time, and its instructions, which do not depend on other load of the machine.
 
 use std::rc::Rc;
 
@@ -21,28 +20,28 @@ use crate::waiting::handover::{self, Queue, HANDOVERS};
 use crate::waiting::notice;
 use crate::way::{Figure, Opened, Way};
 
-/// Instructions of the server's main thread in user mode, a pair or a hand-over. Some machines do not count them.
+/// Instructions of the server's main thread in user mode, per pair or hand-over. Some machines do not count them.
 const INSTRUCTIONS: &str = "instructions";
 
 /// Pairs in a sample.
 const PAIRS: usize = 10_000;
 
-/// Who waits for the lock that is handed over.
+/// The number of waiters for the lock that is handed over.
 const QUEUED: usize = 100;
 
-/// What each other master keeps.
+/// The number of locks at each other master.
 const LOCKS_ELSEWHERE: usize = 10_000;
 const WAITS_ELSEWHERE: usize = 1_000;
 
-/// In the slot of all that is measured.
+/// The hash tag of all measured keys.
 const TAG: &str = "{growth}";
 
 const SLOTS: usize = 16_384;
 
-/// A cluster, and what its ways are called.
+/// A cluster, and the names of its ways.
 struct Size {
     masters: usize,
-    /// Has each a replica?
+    /// Whether each master has a replica.
     replicas: bool,
     pair: &'static str,
     handover: &'static str,
@@ -75,7 +74,7 @@ const OF_THREE_WITH_REPLICAS: Size = Size {
 
 const SIZES: [Size; 4] = [ALONE, OF_SIX, WITH_REPLICA, OF_THREE_WITH_REPLICAS];
 
-/// All sizes.
+/// Opens all sizes.
 pub fn open() -> Opened {
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
     for size in SIZES {
@@ -102,7 +101,7 @@ fn pair_of(name: &'static str, server: &Rc<Server>) -> Result<Pipelined, Failure
     Pipelined::of(name, commands.collect(), &loaded.pair(), stage, PAIRS)
 }
 
-/// Another way, and the instructions that its server takes for it.
+/// A way, and the instructions that its server takes for it.
 struct Growth {
     way: Box<dyn Way>,
     /// How often one sample repeats the counted commands.
@@ -122,7 +121,7 @@ impl Growth {
     }
 }
 
-/// None where the processor, the machine under it, or the kernel does not let us count.
+/// Opens a counter; none where the processor, the machine under it, or the kernel does not allow it.
 fn counter(server: &Server) -> Option<Counter> {
     let mut builder = Builder::new(Hardware::INSTRUCTIONS);
     builder.observe_pid(i32::try_from(server.pid()).ok()?);
@@ -148,7 +147,7 @@ impl Way for Growth {
             .as_mut()
             .and_then(|counter| counter.read().ok());
         if let (Some(before), Some(after)) = (before, after) {
-            // On a virtual machine there may be a counter that never counts.
+            // A virtual machine may have a counter that never counts.
             if after > before {
                 let each = (after - before) as f64 / self.times as f64;
                 figures.push((INSTRUCTIONS, each));
@@ -164,7 +163,7 @@ impl Way for Growth {
 
 /// Nodes that serve all slots together.
 struct Cluster {
-    /// The master of all that is measured.
+    /// The master that is measured.
     measured: Rc<Server>,
     _others: Vec<Server>,
 }
@@ -211,7 +210,7 @@ fn node() -> Server {
         .start()
 }
 
-/// Gives a master locks that are held, and one for which others wait.
+/// Gives a master locks that are held, and one with waiters.
 fn keep_busy(master: &Server) -> Result<(), Failure> {
     let mut connection = master.connection();
     let tag = (0..)

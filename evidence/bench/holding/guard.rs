@@ -1,4 +1,4 @@
-//! A write that only the holder of a lock can make: what the look at the lock adds to it.
+//! A write that only the holder of a lock can make: the cost of its check.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use dlock_integration::rivals::COMPARE_AND_SET;
 
 /// The module's own command.
 pub const GUARD: &str = "dlock, GUARD";
-/// A script that looks at a plain key before it writes.
+/// A script that checks a plain key before it writes.
 pub const SCRIPT: &str = "compare-and-set script";
 /// The write alone.
 pub const SET: &str = "SET";
@@ -22,7 +22,7 @@ pub const SET: &str = "SET";
 /// Longer than the whole run.
 const LEASE_MS: u64 = 86_400_000;
 
-/// All on one server: each lock is held, and what it stands for is written again and again.
+/// Opens all ways on one server: each lock is held, and its data is written again and again.
 pub fn open(writes: usize) -> Opened {
     let stage = Rc::new(Setting::Memory.start());
     let mut connection = stage.server.connection();

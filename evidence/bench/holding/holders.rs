@@ -1,4 +1,4 @@
-//! Shared holds: what it costs to give one back and take it again, among few and among many.
+//! Shared holds: the cost of releasing one and taking it again, among few and among many.
 
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ const LEAVE_AND_JOIN: Errand = Errand {
     reply: ":0\r\n*2\r\n:#\r\n:1\r\n",
 };
 
-/// Both locks on one server.
+/// Opens both locks on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();

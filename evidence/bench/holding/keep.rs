@@ -9,13 +9,13 @@ use crate::way::{way, Opened};
 
 const HOLDS: usize = 10_000;
 
-/// Signs of life that are sent at once.
+/// The number of signs of life that are sent at once.
 const BATCH: usize = 500;
 
-/// How many batches a sample has.
+/// The number of batches in a sample.
 const BATCHES: usize = 20;
 
-/// A server, and a connection that holds so much.
+/// Opens a server, and a connection with all holds.
 pub fn open() -> Opened {
     let server = Server::start();
     let mut line = Line::wide(server.port())?;

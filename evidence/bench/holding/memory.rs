@@ -1,4 +1,4 @@
-//! The bytes that a held lock takes, and a wait for one.
+//! The bytes of a held lock, and of a wait for one.
 
 use std::thread;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::tools::locking::{DLOCK, LOCKINGS, SET_DEL};
 use crate::waiting::notice;
 use crate::way::{way, Opened};
 
-/// Sent at once.
+/// The number of commands that are sent at once.
 const BATCH: usize = 1_000;
 
 /// The figure.
 const BYTES: &str = "bytes";
 
-/// How many locks are held at once. Each sample has a server of its own, because freed memory of an earlier sample would be
+/// Opens a way with `locks` held locks. Each sample has a server of its own, because freed memory of an earlier sample would be
 /// reused.
 pub fn open(locks: usize) -> Opened {
     let lockings = LOCKINGS.iter();
@@ -48,17 +48,17 @@ pub fn open(locks: usize) -> Opened {
     Ok(ways.collect())
 }
 
-/// Waits for one lock by a channel.
+/// Opens waits for one lock by a channel.
 pub fn open_notify() -> Opened {
     waits("a wait by NOTIFY", 100_000, Duration::ZERO, by_channel)
 }
 
-/// Connections that wait for one lock.
+/// Opens connections that wait for one lock.
 pub fn open_blocked() -> Opened {
     waits("a connection that waits", 3_000, IDLE, blocked)
 }
 
-/// After this time the server has taken away the buffers of connections that nothing comes from.
+/// After this time the server has freed the buffers of silent connections.
 const IDLE: Duration = Duration::from_secs(8);
 
 fn waits(
@@ -99,7 +99,7 @@ fn blocked(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
     lines
 }
 
-/// What is in use when the server has cleaned up after its clients and moved its keys to a larger table.
+/// Returns the used memory after the server has cleaned up after its clients and moved its keys to a larger table.
 fn used_memory(server: &Server) -> f64 {
     let read = || server.info("memory").number::<f64>("used_memory");
     let mut last = read();

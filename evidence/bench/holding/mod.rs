@@ -1,5 +1,5 @@
-//! Locks that nobody waits for: what it costs to take, keep and give back one, or many. Memory and the growth of a cluster
-//! are also measured where somebody waits.
+//! Locks without waiters: the cost of taking, keeping and releasing one, or many. Memory and the growth of a cluster are also
+//! measured with waiters.
 
 pub(crate) mod again;
 pub(crate) mod confirmed;

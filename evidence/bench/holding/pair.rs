@@ -1,4 +1,4 @@
-//! An uncontended lock: what it costs to be granted and taken back.
+//! An uncontended lock: the cost of a grant and its release.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -12,23 +12,23 @@ use crate::tools::replies::Pattern;
 use crate::tools::setting::{Setting, Stage};
 use crate::way::{way, Figure, Opened, Way};
 
-/// The locks that are taken in turn.
+/// The number of locks that are taken in turn.
 const NAMES: usize = 1_000;
 
-/// Pairs that are sent at once.
+/// The number of pairs that are sent at once.
 const PAIRS_IN_BATCH: usize = 500;
 
-/// The CPU time that the server needs for a pair.
+/// The server's CPU time for a pair.
 pub const CPU: &str = "cpu µs";
 
-/// These ways to lock on one server, many pairs sent at once: what the commands cost, and little else.
+/// Opens these ways on one server, many pairs sent at once: the cost of the commands, and little else.
 pub fn pipelined(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
     on_one_server(setting, lockings, |locking, stage| {
         Ok(Box::new(Pipelined::new(locking, stage, pairs)?))
     })
 }
 
-/// These ways to lock on one server, each command sent when the one before was answered, as a single client does.
+/// Opens these ways on one server, each command sent after the answer to the one before, as a single client does.
 pub fn single(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
     on_one_server(setting, lockings, |locking, stage| {
         one_by_one(locking, stage, pairs)
@@ -47,7 +47,7 @@ fn on_one_server(
         .collect()
 }
 
-/// Their names.
+/// Returns their names.
 pub fn names() -> Vec<String> {
     (0..NAMES)
         .map(|number| format!("stock:item:{number:06}"))
@@ -64,7 +64,7 @@ pub struct Pipelined {
 }
 
 impl Pipelined {
-    /// On this server, so many pairs in a sample.
+    /// Makes a way on this server, with `pairs` pairs in a sample.
     pub fn new(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Pipelined, Failure> {
         let loaded = locking.load(&stage.server);
         let pair_of = |name: &String| [loaded.take(name), loaded.give(name)].concat();
@@ -72,7 +72,7 @@ impl Pipelined {
         Pipelined::of(locking.name, commands, &loaded.pair(), stage, pairs)
     }
 
-    /// The same with other commands, a few for each lock, that are all answered alike.
+    /// Makes a way with other commands, a few for each lock, whose answers are all alike.
     pub fn of(
         name: &'static str,
         commands: Vec<Vec<u8>>,
@@ -119,7 +119,7 @@ impl Way for Pipelined {
         ])
     }
 
-    /// Every lock once: a sample may be a hundred times as long.
+    /// Takes every lock once: a sample may be a hundred times as long.
     fn warm_up(&mut self) -> Result<(), Failure> {
         self.batches
             .iter()
@@ -127,7 +127,7 @@ impl Way for Pipelined {
     }
 }
 
-/// A way, one command after the other.
+/// Makes a way that sends one command after the other.
 fn one_by_one(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Box<dyn Way>, Failure> {
     let loaded = locking.load(&stage.server);
     let mut line = Line::narrow(stage.server.port())?;

@@ -11,13 +11,13 @@ use crate::way::{way, Opened};
 
 const HOLDS: usize = 20_000;
 
-/// Renewed when a quarter to a third of it has passed, as each hold's token says.
+/// The server renews after a quarter to a third of it, depending on the hold's token.
 const LEASE_MS: u64 = 3_500;
 
-/// How long a sample looks on.
+/// The duration of a sample.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// A server that does nothing else.
+/// Opens a server that does nothing else.
 pub fn open() -> Opened {
     let server = Server::start();
     let mut line = Line::wide(server.port())?;
@@ -28,7 +28,7 @@ pub fn open() -> Opened {
         format!("DLOCK.RENEW renewal:{number} owner-{number} {LEASE_MS} AUTO 0")
     })?;
     Ok(vec![way("20,000 holds, AUTO", move || {
-        // Its end would be that of the renewals.
+        // The end of the connection would end the renewals.
         let (server, _line) = (&server, &line);
         let before = stat(server, "auto_renewals_total");
         let cpu_us = Meter::cpu_us(server, || {
@@ -40,7 +40,7 @@ pub fn open() -> Opened {
             return Err("holds were lost, or not renewed".into());
         }
         Ok(vec![
-            // What an idle server needs is in it.
+            // An idle server's needs are included.
             ("cpu µs a renewal", cpu_us / renewed),
             ("renewals a second", renewed / WINDOW.as_secs_f64()),
         ])

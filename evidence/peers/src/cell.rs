@@ -1,4 +1,4 @@
-//! What is measured of a service.
+//! The measurements of a service.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -17,54 +17,54 @@ use crate::machine::tree;
 /// Figures by name.
 pub type Figures = Vec<(&'static str, f64)>;
 
-/// Pairs, or hand-overs, a second.
+/// Pairs, or hand-overs, per second.
 pub const RATE: &str = "per second";
-/// From asking for a lock to having it, the middle.
+/// From asking for a lock to having it, the median.
 pub const P50: &str = "wait p50 µs";
-/// The same, one in a hundred takes longer.
+/// The wait that one in a hundred exceeds.
 pub const P99: &str = "wait p99 µs";
-/// The same, the longest.
+/// The longest wait.
 pub const MAX: &str = "wait max µs";
 /// Processor time of all the service's processes for each.
 pub const CPU: &str = "server cpu µs";
-/// Jain's index of the turns of each client: 1 when all had as many.
+/// Jain's index of the turns of each client: 1 when all had equally many.
 pub const FAIRNESS: &str = "Jain index";
-/// Hand-overs, or pairs, for each second that a core of the server worked.
+/// Hand-overs, or pairs, per second of work of one core of the server.
 pub const PER_CORE: &str = "per second of a core";
 /// From the kill of the holder until the next has the lock.
 pub const NEXT: &str = "s until the next has it";
-/// What a held lock adds to the memory of all the service's processes.
+/// The memory that a held lock adds to all the service's processes.
 pub const HELD: &str = "bytes a held lock";
-/// What somebody who waits adds, connection included.
+/// The memory that a waiter adds, connection included.
 pub const WAITER: &str = "bytes a waiter";
 
-/// Clients that take and give back for some time.
+/// Clients that take and release for some time.
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// How many.
+    /// The number of clients.
     pub clients: usize,
-    /// Whether all want the same lock; else each has its own.
+    /// Whether all want one lock; otherwise each has its own.
     pub hot: bool,
     /// How long each keeps it.
     pub work: Duration,
-    /// For how long they ask.
+    /// How long they ask.
     pub duration: Duration,
 }
 
-/// One time that a client had the lock: who, when it asked, when it had it and when it gave it back, from the start.
+/// One hold of a client: when it asked, had the lock, and began to release it, from the start.
 #[derive(Clone, Copy)]
 pub struct Turn {
-    /// Who.
+    /// The client.
     pub client: usize,
     /// When it asked.
     pub asked: Duration,
     /// When it had it.
     pub granted: Duration,
-    /// When it began to give it back.
+    /// When it began to release it.
     pub released: Duration,
 }
 
-/// Clients with a thread each, as most programs have them.
+/// Runs clients with a thread each, like most programs.
 pub fn contend(
     handle: &Handle,
     address: Address,
@@ -87,7 +87,7 @@ pub fn contend(
     })
 }
 
-/// What came of a round.
+/// The outcome of a round.
 pub struct Round {
     /// Its figures.
     pub figures: Figures,
@@ -95,7 +95,8 @@ pub struct Round {
     pub hand_overs: Histogram<u64>,
 }
 
-/// From each release until the next client has the lock, if it was waiting by then, in nanoseconds. Fails when two had it at once.
+/// Returns the times from each release until the next client has the lock, if it was waiting by then, in nanoseconds. Fails when
+/// two had it at once.
 pub fn hand_overs(turns: &mut [Turn]) -> Result<Histogram<u64>, Failure> {
     turns.sort_unstable_by_key(|turn| turn.granted);
     let mut waits = histogram();
@@ -111,7 +112,7 @@ pub fn hand_overs(turns: &mut [Turn]) -> Result<Histogram<u64>, Failure> {
     Ok(waits)
 }
 
-/// Nanoseconds, up to ten minutes.
+/// Makes a histogram of nanoseconds, up to ten minutes.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_max(600_000_000_000, 3).expect("bounds in order")
 }
@@ -172,7 +173,7 @@ fn run(handle: &Handle, clients: Vec<Box<dyn Client>>, load: Load) -> Result<Vec
     failed.map_or(Ok(turns), Err)
 }
 
-/// What the turns say.
+/// Returns the figures of the turns.
 pub fn figures(turns: &[Turn], load: Load, cpu_us: f64) -> Figures {
     let mut waits = histogram();
     let mut counts = vec![0.0_f64; load.clients];
@@ -198,7 +199,7 @@ pub fn figures(turns: &[Turn], load: Load, cpu_us: f64) -> Figures {
     ]
 }
 
-/// Kills a process that holds a lock, with SIGKILL, while somebody waits for it.
+/// Kills a process that holds a lock, with SIGKILL, while another waits for it.
 pub async fn kill_holder(address: Address, lifetime: Lifetime) -> Result<Figures, Failure> {
     const LOCK: usize = 777;
     let mut command = Command::new(std::env::current_exe()?);
@@ -218,7 +219,7 @@ pub async fn kill_holder(address: Address, lifetime: Lifetime) -> Result<Figures
         client.release(LOCK).await?;
         Ok::<_, Failure>(granted)
     });
-    // It is in the queue by then, and the holder has said at least once that it lives.
+    // The waiter is in the queue by then, and the holder has given a sign of life.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let killed = Instant::now();
     holder.kill()?;
@@ -230,7 +231,7 @@ pub async fn kill_holder(address: Address, lifetime: Lifetime) -> Result<Figures
     )])
 }
 
-/// The process that is killed: takes the lock, says so, and lives on.
+/// Runs the process that is killed: it takes the lock, reports it, and lives on.
 pub async fn hold(text: &str) -> Result<(), Failure> {
     let mut words = text.split(',');
     let mut word = || words.next().ok_or("a word is missing");
@@ -246,7 +247,7 @@ pub async fn hold(text: &str) -> Result<(), Failure> {
     std::future::pending().await
 }
 
-/// Many locks held by one client, and then many clients that wait for one lock.
+/// Measures many locks held by one client, and then many clients that wait for one lock.
 pub async fn memory(
     address: Address,
     processes: &[u32],

@@ -1,4 +1,4 @@
-//! Why something was not measured.
+//! The reason why a measurement failed.
 
-/// Why something was not measured, in words.
+/// Why a measurement failed, in words.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

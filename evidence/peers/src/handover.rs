@@ -1,4 +1,4 @@
-//! One hot lock of dlock on several servers: how long a hand-over takes, by how many clients there are and how long each keeps the lock.
+//! One hot lock of dlock on several servers: the duration of a hand-over, by the number of clients and the time of each hold.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,32 +12,32 @@ use crate::failure::Failure;
 use crate::locks::client::{Address, Kind};
 use crate::outcome::Outcome;
 
-/// What the outcome calls it.
+/// The name in the outcome.
 pub const GROUP: &str = "hand-over";
-/// How many clients there are.
+/// The numbers of clients.
 pub const CLIENTS: [usize; 4] = [2, 16, 100, 1_000];
-/// For how long each keeps the lock, in milliseconds, and for how long a round asks in the full run.
+/// How long each keeps the lock, in milliseconds, and how long a round asks in the full run.
 pub const HOLDS: [(u64, Duration); 3] = [
     (0, Duration::from_millis(1_000)),
     (1, Duration::from_millis(1_500)),
     (10, Duration::from_millis(4_000)),
 ];
 
-/// From a release that is sent until somebody who waited has the lock, the middle.
+/// From the sending of a release until a waiter has the lock, the median.
 pub const P50: &str = "hand-over p50 µs";
-/// The same, one in a hundred takes longer.
+/// The duration that one in a hundred exceeds.
 pub const P99: &str = "hand-over p99 µs";
-/// The same, one in a thousand takes longer; of all rounds together.
+/// The duration that one in a thousand exceeds, of all rounds together.
 pub const P999: &str = "hand-over p99.9 µs";
-/// How many hand-overs that is taken from.
+/// The number of hand-overs.
 pub const COUNT: &str = "hand-overs";
 
-/// What the outcome calls a situation.
+/// Returns the name of a situation in the outcome.
 pub fn situation(clients: usize, hold_ms: u64) -> String {
     format!("{clients} clients, {hold_ms} ms")
 }
 
-/// What the rounds of a situation gave.
+/// The samples of a situation.
 struct Samples {
     rounds: Vec<Figures>,
     all: Histogram<u64>,

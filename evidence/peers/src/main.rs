@@ -1,16 +1,16 @@
-//! `make bench-peers`: dlock beside other lock services, grouped by what is promised.
+//! `make bench-peers`: dlock and other lock services, grouped by their promises.
 //!
-//! | room or file | what is in it |
+//! | module or file | contents |
 //! |---|---|
-//! | `machine/` | processes of a service, what they use, the disk |
-//! | `locks/` | a client, whatever service it is of, and each of them |
-//! | `service.rs` | the services: how each is started, what it promises, what is unequal |
-//! | `cell.rs` | what is measured |
+//! | `machine/` | processes of a service, their resources, the disk |
+//! | `locks/` | the interface of a client, and the client of each service |
+//! | `service.rs` | the services: their start, their promises, their differences |
+//! | `cell.rs` | the measurements |
 //! | `handover.rs` | dlock's hand-overs, by clients, hold time and server |
 //! | `redisson.rs`, `java/` | Redisson, and dlock from Java |
 //! | `permits.rs` | several permits at once: the large requests, and the order |
-//! | `install.sh`, `etcd/`, `zookeeper/` | what is compared, in which version |
-//! | `outcome.rs`, `report.rs` | what came of it |
+//! | `install.sh`, `etcd/`, `zookeeper/` | the compared services and their versions |
+//! | `outcome.rs`, `report.rs` | the outcome, and its tables |
 
 mod cell;
 mod failure;
@@ -138,7 +138,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     let is_all = options.part.is_none() && options.only.is_none();
     for part in [Bench::services, Bench::kills, Bench::memories, Bench::java] {
         part(&mut bench);
-        // What comes next takes minutes.
+        // The rest takes minutes.
         if is_all {
             Page::PEERS.keep(bench.outcome, &options.results)?;
         }
@@ -157,7 +157,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is measured of dlock on several servers, and of permits.
+/// Measures dlock on several servers, and permits.
 fn hand_overs(options: &Options, runtime: &Runtime, outcome: &mut Outcome) -> Result<(), Failure> {
     let rounds = rounds(options);
     let own = PathBuf::from(dlock_integration::server_program());
@@ -176,10 +176,10 @@ fn hand_overs(options: &Options, runtime: &Runtime, outcome: &mut Outcome) -> Re
     Ok(())
 }
 
-/// Next to the environment's own server: what `integration/servers.sh` fetches.
+/// The servers besides the environment's own: those that `integration/servers.sh` fetches.
 const FETCHED: [&str; 2] = ["redis-8.6", "valkey-9.1"];
 
-/// The part whose result is kept by itself.
+/// The part whose result has a file of its own.
 const HAND_OVER: &str = "hand-over";
 
 fn rounds(options: &Options) -> usize {
@@ -190,7 +190,7 @@ fn rounds(options: &Options) -> usize {
     }
 }
 
-/// Thousands of connections, here and in the servers, which inherit it.
+/// Allows thousands of connections, here and in the servers, which inherit the limit.
 fn allow_many_connections() -> Result<(), Failure> {
     const CONNECTIONS: u64 = 10_000;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
@@ -233,7 +233,8 @@ impl Bench<'_> {
         PLANS.into_iter().filter(is_wanted).collect()
     }
 
-    /// Every service in turn, each with servers of its own, round after round, so that all of them see the same weather.
+    /// Measures every service in turn, each with servers of its own, round after round, so that a disturbance affects all of
+    /// them.
     fn services(&mut self) {
         if !self.wants("contend") {
             return;
@@ -262,7 +263,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The memory of every service.
+    /// Measures the memory of every service.
     fn memories(&mut self) {
         if !self.wants("memory") {
             return;
@@ -279,7 +280,7 @@ impl Bench<'_> {
         }
     }
 
-    /// A round of a service.
+    /// Measures a round of a service.
     fn contend(&mut self, plan: &Plan, samples: &mut Cells) -> Result<(), Failure> {
         let service = plan.start(&self.options.installed)?;
         self.runtime
@@ -297,7 +298,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// With servers of its own: what came before leaves room that would be used again.
+    /// Measures memory with servers of its own: freed memory of earlier parts would be reused.
     fn memory(&mut self, plan: &Plan) -> Result<(), Failure> {
         let service = plan.start(&self.options.installed)?;
         let (locks, waiters) = if self.options.quick {
@@ -323,7 +324,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Where only the disk differs, fewer will do.
+    /// Returns the situations: fewer where only the disk differs.
     fn situations(&self, promise: Promise) -> Vec<(&'static str, usize, u64, bool)> {
         let uncontended = UNCONTENDED
             .iter()
@@ -340,7 +341,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Redisson's locks and dlock's, in pairs.
+    /// Measures Redisson's locks and dlock's, in pairs.
     fn java(&mut self) {
         if !self.wants("java") || !self.wants_service("Redisson") {
             return;
@@ -382,7 +383,7 @@ impl Bench<'_> {
         }
     }
 
-    /// All at the same time: most of it is waiting.
+    /// Measures all kills at one time: most of it is waiting.
     fn kills(&mut self) {
         if !self.wants("kill") {
             return;
@@ -477,7 +478,7 @@ impl Bench<'_> {
     }
 }
 
-/// Redisson's kills are no part of its table.
+/// Redisson's kills do not belong in its table.
 const KILLED_JAVA: &str = "Redisson, killed";
 
 /// A page of results.

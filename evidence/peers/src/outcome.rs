@@ -1,4 +1,4 @@
-//! What came of a run, and how it is kept.
+//! The outcome of a run, and its file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::cell::Figures;
 use crate::failure::Failure;
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
-    /// Model of the processor, and how many of them.
+    /// Model of the processor, and the number of processors.
     pub cpu: String,
     /// The day, in UTC.
     pub date: String,
@@ -24,18 +24,18 @@ pub struct Outcome {
     pub quick: bool,
     /// The median time of a small synchronized write, in microseconds.
     pub fsync_us: f64,
-    /// What was compared.
+    /// The compared services.
     pub versions: Vec<String>,
-    /// What was measured.
+    /// The measured cells.
     pub cells: Vec<Cell>,
-    /// What was not, and why.
+    /// The cells that were left out, and why.
     pub left_out: Vec<String>,
 }
 
 /// Figures of a service in one situation.
 #[derive(Serialize, Deserialize)]
 pub struct Cell {
-    /// What the service promises, in words; for the Java program its own group.
+    /// The service's promise, in words; for the Java program its own group.
     pub group: String,
     /// Service.
     pub service: String,
@@ -49,7 +49,7 @@ pub struct Cell {
 }
 
 impl Outcome {
-    /// An empty one, for this machine.
+    /// Makes an empty outcome for this machine.
     pub fn new(quick: bool, fsync_us: f64, versions: Vec<String>) -> Outcome {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
@@ -75,7 +75,7 @@ impl Outcome {
         }
     }
 
-    /// Adds the median of each figure over the rounds, and how far they spread.
+    /// Adds the median of each figure over the rounds, and their spread.
     pub fn add(&mut self, group: &str, service: &str, cell: &str, rounds: &[Figures]) {
         let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (name, value) in rounds.iter().flatten() {
@@ -98,13 +98,13 @@ impl Outcome {
         });
     }
 
-    /// Adds a figure that is no median to the cell that was added last.
+    /// Adds a figure that is no median to the last cell.
     pub fn set(&mut self, figure: &str, value: f64) {
         let last = self.cells.last_mut().expect("a cell");
         last.figures.insert(figure.to_owned(), value);
     }
 
-    /// A cell.
+    /// Returns a cell.
     pub fn cell(&self, group: &str, service: &str, cell: &str) -> Option<&Cell> {
         let is_it = |known: &&Cell| {
             (&*known.group, &*known.service, &*known.cell) == (group, service, cell)
@@ -112,13 +112,13 @@ impl Outcome {
         self.cells.iter().find(is_it)
     }
 
-    /// A figure.
+    /// Returns a figure.
     pub fn get(&self, group: &str, service: &str, cell: &str, figure: &str) -> Option<f64> {
         let cell = self.cell(group, service, cell)?;
         cell.figures.get(figure).copied()
     }
 
-    /// The services of a group, in the order in which they were measured.
+    /// Returns the services of a group, in the order of their measurement.
     pub fn services(&self, group: &str) -> Vec<&str> {
         let mut services: Vec<&str> = Vec::new();
         for cell in self.cells.iter().filter(|cell| cell.group == group) {
@@ -157,7 +157,7 @@ impl Outcome {
     }
 }
 
-/// The day, in UTC.
+/// Returns the day, in UTC.
 fn today() -> String {
     let output = std::process::Command::new("date")
         .args(["-u", "+%F"])

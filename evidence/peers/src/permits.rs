@@ -13,22 +13,22 @@ use crate::failure::Failure;
 use crate::outcome::Outcome;
 use crate::redisson::{Driver, Run};
 
-/// What the outcome calls it.
+/// The name in the outcome.
 pub const GROUP: &str = "permits";
-/// How many clients there are.
+/// The number of clients.
 pub const CLIENTS: usize = 1_000;
-/// How many permits the semaphore has.
+/// The number of permits of the semaphore.
 pub const LIMIT: usize = 16;
-/// How many of them the clients take, by their numbers in turn.
+/// The permits that the clients take, by their numbers in turn.
 pub const SIZES: [usize; 10] = [8, 1, 2, 1, 4, 1, 2, 1, 1, 1];
 /// The largest of these.
 pub const LARGE: usize = 8;
-/// For how long a client keeps them.
+/// How long a client keeps them.
 pub const WORK: Duration = Duration::from_millis(5);
-/// For how long they ask.
+/// How long they ask.
 pub const DURATION: Duration = Duration::from_secs(8);
 
-/// The kinds: what the Java program calls them, and what the tables do. The first is dlock.
+/// The kinds: their names in the Java program and in the tables. The first is dlock.
 pub const KINDS: [(&str, &str); 3] = [
     ("acquire", "dlock, `LIMIT 16 PERMITS k`"),
     ("rsemaphore", "Redisson `RSemaphore.acquire(k)`"),
@@ -40,22 +40,22 @@ pub const SITUATION: &str = "1,000 clients";
 /// The situation's name in the run in which the order is checked.
 pub const CHECKED: &str = "the order, checked";
 
-/// Waits of large requests, and of the others, from asking to having.
+/// Waits of large requests, and of the others, from the request to the grant.
 pub const LARGE_P50: &str = "large p50 ms";
-/// One in a hundred of the large ones takes longer.
+/// The wait that one large request in a hundred exceeds.
 pub const LARGE_P99: &str = "large p99 ms";
-/// One in a hundred of the others takes longer.
+/// The wait that one of the others in a hundred exceeds.
 pub const SMALL_P99: &str = "small p99 ms";
-/// Large requests that had their permits while all still asked.
+/// Large requests that were granted while all still asked.
 pub const LARGE_IN_TIME: &str = "large in time";
 /// Requests that still waited 10 s after the last was sent.
 pub const IN_VAIN: &str = "in vain";
 /// Requests whose order is known.
 pub const ORDERED: &str = "requests in order";
-/// Those that were granted after one that came later.
+/// Requests that were granted after a later one.
 pub const OVERTAKEN: &str = "overtaken";
 
-/// Measures all kinds in turn, round after round, and then looks at the order in which dlock grants.
+/// Measures all kinds in turn, round after round, and then checks the order of dlock's grants.
 pub fn measure(driver: &Driver, rounds: usize, outcome: &mut Outcome) -> Result<(), Failure> {
     let load = Load {
         clients: CLIENTS,
@@ -113,7 +113,7 @@ fn figures(run: &Run, load: Load) -> Result<Figures, Failure> {
         return Err(format!("{most} permits were held at once").into());
     }
     let waits = |is_meant: fn(usize) -> bool| {
-        // Who has waited in vain has waited for at least so long.
+        // A request in vain has waited at least this long.
         let mut waits: Vec<f64> = turns
             .iter()
             .chain(&run.waiting)
@@ -147,7 +147,7 @@ fn figures(run: &Run, load: Load) -> Result<Figures, Failure> {
     Ok(figures)
 }
 
-/// The most permits that were surely held at the same time: from the reply of the grant until the release is sent.
+/// Returns the most permits that were certainly held at one time: from the reply of the grant until the release is sent.
 fn most_at_once(turns: &[Turn]) -> usize {
     let mut changes: Vec<(Duration, isize)> = turns
         .iter()
@@ -156,7 +156,7 @@ fn most_at_once(turns: &[Turn]) -> usize {
             [(turn.granted, size), (turn.released, -size)]
         })
         .collect();
-    // What is given back in the same nanosecond goes first.
+    // Releases come first within a nanosecond.
     changes.sort_unstable();
     let (mut now, mut most) = (0, 0);
     for (_, change) in changes {
@@ -200,14 +200,14 @@ fn order(driver: &Driver, kind: &str, load: Load) -> Result<Figures, Failure> {
     ])
 }
 
-/// The client of a request for the semaphore that is measured.
+/// Returns the client of a request for the measured semaphore.
 fn arrival(line: &str) -> Option<usize> {
     let (_, rest) = line.split_once("\"DLOCK.ACQUIRE\" \"permits\" \"")?;
     let (owner, _) = rest.split_once('"')?;
     owner.rsplit_once(':')?.1.parse().ok()
 }
 
-/// The tokens of requests in the order in which they came. Each client's turns are in its own order.
+/// Returns the tokens of requests in order of arrival. Each client's turns are in its own order.
 fn in_order(arrivals: &[usize], by_client: &HashMap<usize, Vec<u64>>) -> Result<Vec<u64>, Failure> {
     let mut next: HashMap<usize, std::slice::Iter<u64>> = by_client
         .iter()
@@ -224,7 +224,7 @@ fn in_order(arrivals: &[usize], by_client: &HashMap<usize, Vec<u64>>) -> Result<
     Ok(tokens)
 }
 
-/// How many have a higher token than one that came later.
+/// Returns how many have a higher token than a later one.
 fn overtaken(tokens: &[u64]) -> usize {
     let mut least = u64::MAX;
     let is_overtaken = |token: &&u64| {
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn permits_above_the_limit_are_found() {
-        // Two with eight, one after the other, and then one with one beside them.
+        // Two with eight permits, one after the other, and then one with one at the second's time.
         let mut turns = vec![turn(0, 1, 5), turn(10, 2, 4), turn(20, 5, 9)];
         assert_eq!(most_at_once(&turns), 16);
         turns.push(turn(1, 3, 4));
@@ -276,7 +276,7 @@ mod tests {
         // The last of them passed two.
         assert_eq!(overtaken_with(20, 15), 2);
         assert_eq!(overtaken_with(35, 40), 1);
-        // What is not known is no order.
+        // Without a token there is no order.
         assert!(in_order(&arrivals, &tokens(20, 0)).is_err());
         assert!(in_order(&arrivals[1..], &tokens(20, 40)).is_err());
         assert!(in_order(&[7, 8, 7, 9, 9], &tokens(20, 40)).is_err());

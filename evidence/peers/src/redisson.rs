@@ -1,4 +1,4 @@
-//! Redisson's locks, and dlock from Java beside them: a program of its own, since they are Java.
+//! Redisson's locks, and dlock's from Java: a program of its own, since they are Java.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::cell::{self, Figures, Load, Turn};
 use crate::failure::Failure;
 use crate::machine::tree;
 
-/// A kind of lock: what the program calls it, and what the tables do. Redisson's first, then dlock's for the same purpose.
+/// A kind of lock: its name in the program and in the tables. Redisson's first, then dlock's for this purpose.
 pub const KINDS: [(&str, &str); 10] = [
     ("rlock", "Redisson RLock"),
     ("acquire", "dlock by Lettuce, ACQUIRE"),
@@ -25,13 +25,13 @@ pub const KINDS: [(&str, &str); 10] = [
     ("macquire", "dlock by Lettuce, MACQUIRE of 3"),
 ];
 
-/// What came of a run of the program.
+/// The outcome of a run of the program.
 pub struct Run {
     /// Every turn.
     pub turns: Vec<Turn>,
     /// The fencing token of each (0 if there is none).
     pub tokens: Vec<u64>,
-    /// Clients that still waited 10 s after the last had asked; granted and released are when the program gave up.
+    /// Clients that still waited 10 s after the last request; granted and released are when the program gave up.
     pub waiting: Vec<Turn>,
     /// The server's processor time.
     pub cpu_us: f64,
@@ -43,7 +43,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The one that `install.sh` has built below this directory.
+    /// Finds the program that `install.sh` has built below this directory.
     pub fn find(directory: &Path) -> Result<Driver, Failure> {
         let directory = directory.join("java");
         let classes = directory.join("classes");
@@ -65,7 +65,7 @@ impl Driver {
         command
     }
 
-    /// Clients that are threads of one program, all for one lock.
+    /// Runs clients that are threads of one program, all for one lock.
     pub fn contend(&self, server: &Server, kind: &str, load: Load) -> Result<Figures, Failure> {
         let run = self.run(server, kind, load, &[])?;
         match run.waiting.len() {
@@ -76,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// The same, with all that came of it. More words: a semaphore's limit, and the permits of its clients in turn.
+    /// Runs clients, and returns the whole outcome. `more` has a semaphore's limit, and the permits of its clients in turn.
     pub fn run(
         &self,
         server: &Server,
@@ -92,7 +92,7 @@ impl Driver {
             load.work.as_micros().to_string(),
             load.duration.as_millis().to_string(),
         ];
-        // The program asks for nothing while it warms up: what the server spends is told between its two lines.
+        // The program sends nothing while it warms up: the server's expenses are those between its two lines.
         let mut command = self.command(&words);
         command.args(more).stdout(Stdio::piped());
         let mut child = spawn(command)?;
@@ -129,8 +129,8 @@ impl Driver {
         })
     }
 
-    /// Kills a program that holds a Redisson lock, with SIGKILL, while another waits for it. Redisson's watchdog says how long
-    /// a holder is believed to live.
+    /// Kills a program that holds a Redisson lock, with SIGKILL, while another waits for it. Redisson's watchdog sets how long a
+    /// holder counts as alive.
     pub fn kill_holder(&self, server: &Server, watchdog: Duration) -> Result<Figures, Failure> {
         let start = |mode: &str| {
             let words = [
@@ -167,7 +167,7 @@ impl Driver {
     }
 }
 
-/// A line of the program: client; asked, granted, released, in nanoseconds; token.
+/// Reads a line of the program: client; asked, granted, released, in nanoseconds; token.
 fn parse(line: &str) -> Result<(Turn, u64), Failure> {
     let mut words = line.split_whitespace();
     let mut number =

@@ -1,4 +1,4 @@
-//! What the user sees: tables, where a peer is better, and a plot.
+//! The output: tables, the cases in which a peer is better, and a plot.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ macro_rules! line {
     };
 }
 
-/// All tables.
+/// Returns all tables.
 pub fn text(outcome: &Outcome) -> String {
     let mut text = String::new();
     head(&mut text, outcome);
@@ -63,7 +63,7 @@ fn table(text: &mut String, first: &str, heads: &[String]) {
     line!(text, "|---|{}", "---:|".repeat(heads.len()));
 }
 
-/// A figure with its thousands apart.
+/// Formats a figure with separated thousands.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
         size if size < 10.0 => 2,
@@ -97,7 +97,7 @@ fn cell(outcome: &Outcome, group: &str, service: &str, name: &str) -> String {
     }
 }
 
-/// A figure, and between which the rounds were.
+/// Formats a figure, and the range of the rounds.
 fn ranged(
     outcome: &Outcome,
     group: &str,
@@ -119,7 +119,7 @@ fn ranged(
     )
 }
 
-/// The tables of hand-overs and permits.
+/// Returns the tables of hand-overs and permits.
 pub fn hand_overs(outcome: &Outcome) -> String {
     let mut text = String::new();
     head(&mut text, outcome);
@@ -237,7 +237,7 @@ fn several_permits(text: &mut String, outcome: &Outcome) {
     }
 }
 
-/// A whole number with its thousands apart.
+/// Formats a whole number with separated thousands.
 fn number_of(value: f64) -> String {
     if value < 100.0 {
         format!("{value:.0}")
@@ -413,7 +413,7 @@ fn memory(text: &mut String, outcome: &Outcome) {
     line!(text, "");
 }
 
-/// Says of each cell in which another service has a clearly better figure than dlock which it is.
+/// Names, for each cell in which another service has a clearly better figure than dlock, that service.
 fn better(text: &mut String, outcome: &Outcome) {
     const FIGURES: [(&str, &str, bool); 6] = [
         (RATE, "more a second", true),
@@ -445,7 +445,7 @@ fn better(text: &mut String, outcome: &Outcome) {
                         cell.figures.get(figure),
                         outcome.get(group, ours, &cell.cell, figure),
                     );
-                    // Where memory was given back meanwhile, nothing is known.
+                    // Where memory was freed meanwhile, nothing is known.
                     let (Some(theirs), Some(own)) = (pair.0.filter(|value| **value > 0.0), pair.1)
                     else {
                         continue;
@@ -508,7 +508,7 @@ fn better(text: &mut String, outcome: &Outcome) {
     }
 }
 
-/// Bars: hand-overs a second of one hot lock, and what each costs the service.
+/// Draws bars: hand-overs per second of one hot lock, and the cost of each to the service.
 pub fn plot(outcome: &Outcome) -> String {
     const ROW: usize = 24;
     const SHOWN: &str = "hot, 16 clients, 0 ms";

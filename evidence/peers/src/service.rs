@@ -1,4 +1,4 @@
-//! The services: how each is started, and what it promises.
+//! The services: their start, and their promises.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,23 +12,23 @@ use crate::failure::Failure;
 use crate::locks::client::{Address, Kind, Lifetime};
 use crate::machine::node::{self, Node};
 
-/// What is left of a grant when something breaks.
+/// The fate of a grant when something breaks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Promise {
-    /// Nothing: it is in the memory of one process.
+    /// It is lost: it is in the memory of one process.
     Memory,
     /// The grant is on the disk of one node before the client has it.
     Durable,
-    /// The same, on a disk whose every `fsync` takes a millisecond more.
+    /// The grant is on the disk of one node before the client has it, and every `fsync` of that disk takes a millisecond more.
     DurableSlow,
-    /// One replica has the grant too before the client has it. It is kept where that replica becomes the primary.
+    /// One replica also has the grant before the client has it. It survives if that replica becomes the primary.
     Replica,
-    /// Most of three nodes have the grant before the client has it, and only who has it too can lead.
+    /// Most of three nodes have the grant before the client has it, and only a node with the grant can lead.
     Majority,
 }
 
 impl Promise {
-    /// All, in the order of the report.
+    /// All promises, in the order of the report.
     pub const ALL: [Promise; 5] = [
         Promise::Memory,
         Promise::Durable,
@@ -37,7 +37,7 @@ impl Promise {
         Promise::Majority,
     ];
 
-    /// In words.
+    /// Returns the promise in words.
     pub fn text(self) -> &'static str {
         match self {
             Promise::Memory => "Memory only",
@@ -52,13 +52,13 @@ impl Promise {
 /// A way to use a service.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// What the tables call it.
+    /// Its name in the tables.
     pub name: &'static str,
-    /// What it promises.
+    /// Its promise.
     pub promise: Promise,
-    /// What is to be known of it beside the figures.
+    /// A remark on its figures.
     pub note: &'static str,
-    /// Which client.
+    /// Its client.
     pub kind: Kind,
 }
 
@@ -71,7 +71,7 @@ const fn plan(name: &'static str, promise: Promise, kind: Kind, note: &'static s
     }
 }
 
-/// All of them.
+/// All ways.
 pub const PLANS: [Plan; 13] = [
     plan("dlock", Promise::Memory, Kind::Dlock, "one thread serves all"),
     plan(
@@ -118,16 +118,16 @@ pub const PLANS: [Plan; 13] = [
     ),
 ];
 
-/// A service that runs.
+/// A running service.
 pub struct Service {
-    /// How its clients reach it.
+    /// The address for its clients.
     pub address: Address,
     servers: Vec<Server>,
     nodes: Vec<Node>,
 }
 
 impl Service {
-    /// The processes that serve.
+    /// Returns the processes that serve.
     pub fn processes(&self) -> Vec<u32> {
         let servers = self.servers.iter().map(Server::pid);
         servers.chain(self.nodes.iter().map(Node::pid)).collect()
@@ -135,7 +135,7 @@ impl Service {
 }
 
 impl Plan {
-    /// Starts it, from what was installed there.
+    /// Starts the service, as installed there.
     pub fn start(&self, installed: &Path) -> Result<Service, Failure> {
         let slow = self.promise == Promise::DurableSlow;
         let (port, servers, nodes) = match self.kind {
@@ -173,7 +173,7 @@ impl Plan {
         }
     }
 
-    /// How a client's death is noticed.
+    /// Returns how a client's death is detected.
     pub fn lifetime(&self, lifetime: Lifetime) -> &'static str {
         match (self.kind, lifetime) {
             (Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait, Lifetime::Default) => {
@@ -200,7 +200,7 @@ fn redis_servers(plan: &Plan) -> Result<Vec<Server>, Failure> {
                 .config("appendfsync", "always");
         }
         if confirms {
-            // A server that starts is quarantined for so long.
+            // A starting server is quarantined for this time.
             let settings = ["replicas", "1", "quarantine-ms", "200"];
             builder = settings
                 .iter()
@@ -223,7 +223,7 @@ fn redis_servers(plan: &Plan) -> Result<Vec<Server>, Failure> {
         await_until("the replica counts", PATIENCE, || {
             stat(&primary, "replicas_counting") == 1 && stat(&primary, "closed") == 0
         });
-        // No lease is longer: what is confirmed needs that.
+        // Longer than every lease: confirmations need that.
         primary
             .connection()
             .run("CONFIG SET dlock.quarantine-ms 600000");
@@ -231,7 +231,7 @@ fn redis_servers(plan: &Plan) -> Result<Vec<Server>, Failure> {
     Ok(vec![primary, replica])
 }
 
-/// A program that is the server with slow synchronizations.
+/// Makes a program that runs the server with slow syncs.
 fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let server = dlock_integration::server_program();
@@ -245,7 +245,7 @@ fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
     Ok(path.into())
 }
 
-/// As it comes, but for as many connections as there are waiters.
+/// Starts PostgreSQL with defaults, except for as many connections as there are waiters.
 fn postgres(installed: &Path) -> Result<(u16, Node), Failure> {
     let programs = postgres_programs(installed)?;
     let user = node::somebody_else(&["postgres", "nobody"])?;
@@ -386,14 +386,14 @@ fn zookeeper(installed: &Path, count: usize, slow: bool) -> Result<(u16, Vec<Nod
     Ok((ports[0].0, nodes))
 }
 
-/// The first line that a program says of its version.
+/// Returns the first line of a program's version.
 fn said(program: &str) -> Result<String, Failure> {
     let output = Command::new(program).arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// The version is in the name of the library.
+/// Returns the version, which is in the name of the library.
 fn zookeeper_version(installed: &Path) -> Option<String> {
     let libraries = std::fs::read_dir(installed.join("zookeeper/lib")).ok()?;
     let names = libraries
@@ -407,7 +407,7 @@ fn zookeeper_version(installed: &Path) -> Option<String> {
     names.filter_map(version).next()
 }
 
-/// The module, with its version, and the Java libraries.
+/// Returns the module with its version, and the Java libraries.
 pub fn own_versions() -> Vec<String> {
     let module = Server::start().module_version().unwrap_or_default();
     let mut versions = java_versions();
@@ -415,7 +415,7 @@ pub fn own_versions() -> Vec<String> {
     versions
 }
 
-/// What was compared, with versions.
+/// Returns the compared services with their versions.
 pub fn versions(installed: &Path) -> Vec<String> {
     let mut versions = own_versions();
     versions.insert(1, Server::builder().version().to_string());
@@ -430,7 +430,7 @@ pub fn versions(installed: &Path) -> Vec<String> {
     versions
 }
 
-/// The Java libraries, as they are asked for.
+/// Returns the Java libraries, as requested from Maven.
 fn java_versions() -> Vec<String> {
     let pom = include_str!("../java/pom.xml");
     let tag = |text: &str, name: &str| -> Option<String> {
@@ -446,7 +446,7 @@ fn java_versions() -> Vec<String> {
         .collect()
 }
 
-/// Waits until a client can take and give back a lock.
+/// Waits until a client can take and release a lock.
 pub async fn await_service(address: Address) -> Result<(), Failure> {
     let end = Instant::now() + Duration::from_secs(60);
     loop {

@@ -1,4 +1,4 @@
-//! A client of a service, whatever service it is.
+//! A client of any service.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,32 +7,32 @@ use std::str::FromStr;
 use crate::failure::Failure;
 use crate::locks::{dlock, etcd, postgres, zookeeper};
 
-/// Something that a client does.
+/// A step of a client.
 pub type Step<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
 
-/// Takes locks, waiting as long as it takes, and gives them back.
+/// Takes locks, waiting as long as necessary, and releases them.
 pub trait Client: Send {
     /// Takes the lock of this number.
     fn acquire(&mut self, lock: usize) -> Step<'_>;
-    /// Gives it back.
+    /// Releases the lock of this number.
     fn release(&mut self, lock: usize) -> Step<'_>;
 }
 
-/// How a client is known to be alive.
+/// How a client's death is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifetime {
-    /// As it comes.
+    /// The default.
     Default,
-    /// The shortest that makes sense.
+    /// The shortest sensible setting.
     Short,
 }
 
-/// Which client: it goes over a command line to the process that is to be killed.
+/// A client: a command line passes it to the process that is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
     /// The service, and the way to use it.
     pub kind: Kind,
-    /// Where its first node listens.
+    /// The port of its first node.
     pub port: u16,
 }
 
@@ -41,15 +41,15 @@ pub struct Address {
 pub enum Kind {
     /// This module.
     Dlock,
-    /// The same, with a server that answers when a replica has the grant (`dlock.replicas`).
+    /// This module, with a server that answers when a replica has the grant (`dlock.replicas`).
     DlockReplicas,
-    /// The same, and `WAIT 1` after each grant.
+    /// This module, and `WAIT 1` after each grant.
     DlockWait,
     /// Advisory locks.
     Postgres,
     /// The service's own lock.
     EtcdRecipe,
-    /// The same steps by the client, with the watch at the next revision.
+    /// The steps of the service's own lock, by the client, with the watch at the next revision.
     EtcdWatch,
     /// Ephemeral sequential nodes.
     ZooKeeper,
@@ -66,7 +66,7 @@ const KINDS: [(Kind, &str); 7] = [
 ];
 
 impl Address {
-    /// A client with a connection of its own.
+    /// Connects a client.
     pub async fn connect(
         self,
         number: usize,

@@ -1,4 +1,4 @@
-//! dlock, by the client library that Rust programs use for Redis.
+//! dlock, by the usual Redis library of Rust programs.
 
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, Client as Library, Cmd};
@@ -24,7 +24,7 @@ impl Connection {
     ) -> Result<Connection, Failure> {
         let library = Library::open(format!("redis://127.0.0.1:{port}"))?;
         let config = redis::AsyncConnectionConfig::new()
-            // A wait may last as long as it takes.
+            // A wait may take any time.
             .set_response_timeout(std::time::Duration::from_secs(3_600));
         Ok(Connection {
             connection: library

@@ -1,9 +1,9 @@
-//! etcd: its own lock, and the same steps with another watch.
+//! etcd: its own lock, and the steps of that lock with another watch.
 //!
-//! etcd's lock lines up keys by their revision, and each client waits for the deletion of the one before its own. Its own
-//! code begins to watch at the revision at which it looked. That one has happened already, so the server takes the watcher
-//! for one that is behind, and serves those only ten times a second. A watch that begins at the *next* revision misses
-//! nothing, and is told at once.
+//! etcd's lock orders keys by their revision, and each client waits for the deletion of the one before its own. Its own code
+//! begins to watch at the revision at which it read the keys. That one is in the past already, so the server takes the watcher
+//! for one that lags, and serves those only ten times a second. A watch that begins at the *next* revision misses nothing, and is
+//! notified at once.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use etcd_client::{
 use crate::failure::Failure;
 use crate::locks::client::{Client, Lifetime, Step};
 
-/// What etcd's own sessions last (Go's `concurrency.NewSession`), and the shortest that a server grants, in seconds.
+/// The lifetime of etcd's own sessions (Go's `concurrency.NewSession`), and the shortest that a server grants, in seconds.
 const TTL_S: (i64, i64) = (60, 2);
 
-/// Connects, and has a lease that is kept alive for as long as this process lives.
+/// Connects, with a lease that is kept alive as long as this process lives.
 async fn connect(port: u16, lifetime: Lifetime) -> Result<(Library, i64), Failure> {
     let mut library = Library::connect([format!("127.0.0.1:{port}")], None).await?;
     let ttl_s = match lifetime {
@@ -44,7 +44,7 @@ fn name(lock: usize) -> String {
     format!("lock:{lock:06}")
 }
 
-/// The lock as it comes: one request, and the server does the rest.
+/// The service's own lock: one request, and the server does the rest.
 pub struct Recipe {
     library: Library,
     lease: i64,
@@ -82,7 +82,7 @@ impl Client for Recipe {
     }
 }
 
-/// The same steps, taken by the client.
+/// The steps of the lock, taken by the client.
 pub struct Watching {
     library: Library,
     lease: i64,

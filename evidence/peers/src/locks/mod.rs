@@ -1,4 +1,4 @@
-//! How each service is asked for a lock: one client a file, and what all of them are to the rest.
+//! The clients of the services, one a file, and their common interface.
 
 pub(crate) mod client;
 mod dlock;

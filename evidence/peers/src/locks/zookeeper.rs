@@ -1,4 +1,4 @@
-//! ZooKeeper's recipe: an ephemeral sequential node for each that asks, and each watches the one before its own.
+//! ZooKeeper's recipe: an ephemeral sequential node for each request, and each watches the one before its own.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use zookeeper_client::{Acls, Client as Library, CreateMode, LockOptions, LockPre
 use crate::failure::Failure;
 use crate::locks::client::{Client, Lifetime, Step};
 
-/// What its own command line asks for, and the shortest that a server grants by default (two ticks).
+/// The default of its own command line, and the shortest that a server grants by default (two ticks).
 const TIMEOUT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(4));
 
 /// A session of one client.
@@ -38,7 +38,7 @@ impl Session {
         let prefix = LockPrefix::new_curator(&directory, "lock-")?;
         let held = self.library.lock(prefix, b"", options).await?;
         self.nodes.insert(lock, held.lock_path().to_owned());
-        // Dropped, it would delete the node in the background, and nobody would know when.
+        // Dropping it would delete the node in the background, at an unknown time.
         std::mem::forget(held);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! How long the machine needs to bring a small write to the disk, and how to make that longer.
+//! How long the machine needs to sync a small write to the disk, and a way to extend that.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 
-/// What a run adds to each `fsync` and `fdatasync` of a server.
+/// The time that a run adds to each `fsync` and `fdatasync` of a server.
 pub const ADDED: Duration = Duration::from_millis(1);
 
-/// The median time to write 4 KiB to a file and have them on the disk.
+/// Returns the median time to write 4 KiB to a file and sync them to the disk.
 pub fn sync_time() -> Result<Duration, Failure> {
     let mut file = tempfile::tempfile()?;
     file.write_all(&[0; 4096])?;
@@ -27,7 +27,7 @@ fn one(file: &File) -> Result<Duration, Failure> {
     Ok(start.elapsed())
 }
 
-/// The same command with [`ADDED`] in each of its synchronizations. The tracer is no parent: the server's process id is that of the
+/// Returns the command with [`ADDED`] in each of its syncs. The tracer is no parent: the server's process id is that of the
 /// command, and the tracer ends with it. Other system calls are not stopped.
 pub fn slowed(command: &[String]) -> Vec<String> {
     let tracer = [
@@ -50,7 +50,7 @@ pub fn slowed(command: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Whether it can be done here.
+/// Returns true if this machine allows it.
 pub fn can_slow() -> bool {
     let command = slowed(&["true".to_owned()]);
     let (program, arguments) = command.split_first().expect("a program");

@@ -1,4 +1,4 @@
-//! Where the services run: their processes, what those use, and the disk.
+//! The machine of the services: their processes, the resources of those, and the disk.
 
 pub(crate) mod disk;
 pub(crate) mod node;

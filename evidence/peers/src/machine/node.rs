@@ -20,19 +20,19 @@ use crate::machine::tree;
 /// How long a service may take to come up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process that is killed, and whose directory is gone, when this value is dropped.
+/// A process that is killed, and whose directory is removed, when this value is dropped.
 pub struct Node {
     child: Child,
     port: u16,
     directory: TempDir,
 }
 
-/// A directory for a node.
+/// Makes a directory for a node.
 pub fn directory() -> Result<TempDir, Failure> {
     Ok(tempfile::Builder::new().prefix("dlock-peer-").tempdir()?)
 }
 
-/// The first of these users that there is, for programs that refuse to be root; none if we are not root ourselves.
+/// Returns the first of these users that exists, for programs that refuse to be root; none if we are not root ourselves.
 pub fn somebody_else(names: &[&str]) -> Result<Option<User>, Failure> {
     if !Uid::effective().is_root() {
         return Ok(None);
@@ -53,7 +53,7 @@ pub fn give(directory: &Path, user: Option<&User>) -> Result<(), Failure> {
     }
 }
 
-/// A command that runs as that user.
+/// Returns a command that runs as that user.
 pub fn command(words: &[String], user: Option<&User>) -> Result<Command, Failure> {
     let (program, arguments) = words.split_first().ok_or("no command")?;
     let mut command = Command::new(program);
@@ -92,7 +92,7 @@ impl Node {
         })
     }
 
-    /// Waits until it listens.
+    /// Waits until the node listens on its port.
     pub fn await_port(&mut self) -> Result<(), Failure> {
         let end = Instant::now() + PATIENCE;
         while TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err() {
@@ -105,7 +105,7 @@ impl Node {
         Ok(())
     }
 
-    /// Its process.
+    /// Returns the id of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -113,7 +113,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Those that it has started, too: they would notice only later.
+        // Its children, too: they would notice only later.
         for pid in tree::of(&[self.child.id()]).into_iter().rev() {
             if let Ok(pid) = i32::try_from(pid) {
                 // It may have ended by itself.

@@ -1,11 +1,11 @@
-//! What processes use, with all their children: by what the kernel says, so that no service is asked for its own account.
+//! The resources of processes and all their children, as the kernel reports them, so that no service accounts for itself.
 
 use std::collections::HashMap;
 use std::fs;
 
 use nix::unistd::{sysconf, SysconfVar};
 
-/// These processes and all their descendants.
+/// Returns these processes and all their descendants.
 pub fn of(roots: &[u32]) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -29,7 +29,7 @@ pub fn of(roots: &[u32]) -> Vec<u32> {
     all
 }
 
-/// Microseconds of processor time that they have used so far, in user and in kernel mode, those children included that have ended.
+/// Returns the microseconds of processor time that they have used so far, in user and in kernel mode, including ended children.
 pub fn cpu_us(roots: &[u32]) -> f64 {
     let ticks_per_s = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
     let ticks: u64 = of(roots)
@@ -43,7 +43,7 @@ pub fn cpu_us(roots: &[u32]) -> f64 {
     ticks as f64 * 1e6 / ticks_per_s as f64
 }
 
-/// Bytes of memory, each page that several share counted in parts.
+/// Returns their bytes of memory, with each shared page counted in parts.
 pub fn memory(roots: &[u32]) -> f64 {
     let kilobytes = of(roots).into_iter().filter_map(|pid| {
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
@@ -53,7 +53,7 @@ pub fn memory(roots: &[u32]) -> f64 {
     kilobytes.sum::<f64>() * 1024.0
 }
 
-/// A field of `/proc/PID/stat`, counted from 1. The second is a name in brackets, which may contain anything.
+/// Returns a field of `/proc/PID/stat`, counted from 1. The second is a name in brackets, which may contain anything.
 fn field(pid: u32, number: usize) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after_name = text.rsplit_once(')')?.1;
