@@ -7,7 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `dump.rdb` | locks of every sort, by SAVE |
-//! | `preamble/`, `plain/` | the AOF's directory: these locks by a rewrite, with and without RDB preamble, then a story in effects |
+//! | `preamble/`, `plain/` | the AOF: these locks by a rewrite, with and without RDB preamble, then a story in effects |
 //! | `snapshot.rdb`, `stream` | the data for a replica: these locks, then the story |
 //! | `*.values` | the state of 0.1.0 then: for each key its DUMP and the end of its TTL |
 
