@@ -67,7 +67,7 @@ pub enum End {
     Released,
     /// Its lease was over, by its last answer.
     RanOut,
-    /// A server said that it did not hold the lock, before its lease was over.
+    /// A server answered that it did not hold the lock, before its lease was over.
     Lost,
     /// It was granted the lock, but could not confirm that, and never believed.
     Unconfirmed,

@@ -180,10 +180,10 @@ pub struct Options {
     /// Faults in each cell
     #[arg(long, default_value_t = ROUNDS)]
     pub rounds: usize,
-    /// A cell begins no round after so many minutes
+    /// A cell begins no round after this many minutes
     #[arg(long, default_value_t = 10.0)]
     pub minutes: f64,
-    /// No cell begins after so many minutes
+    /// No cell begins after this many minutes
     #[arg(long)]
     pub end: Option<f64>,
     /// Plays only what the results lack of the rounds: goes on with a run that was cut off
@@ -192,7 +192,7 @@ pub struct Options {
     /// Starts nothing, but puts the figures of this other directory to the results; may be given several times
     #[arg(long)]
     pub merge: Vec<PathBuf>,
-    /// Cells that run at the same time
+    /// Cells that run at a time
     #[arg(long, default_value_t = 4)]
     pub lanes: usize,
     /// What the clients and the faults are drawn from
@@ -213,7 +213,7 @@ pub struct Options {
     /// Also writes the history of each cell there: as lines of JSON, and as --again reads it
     #[arg(long)]
     pub histories: Option<PathBuf>,
-    /// Only the quorum over independent masters, so many seconds for each way
+    /// Only the quorum over independent masters, this many seconds for each way
     #[arg(long)]
     pub quorum: Option<u64>,
     /// Starts nothing, but judges again the histories that are there

@@ -36,7 +36,7 @@ const STROBE: Duration = Duration::from_millis(3_000);
 /// The command line.
 #[derive(Parser)]
 struct Options {
-    /// Cases that run at the same time
+    /// Cases that run at a time
     #[arg(long, default_value_t = 3)]
     lanes: usize,
     /// Where the table goes

@@ -27,7 +27,7 @@ struct Options {
     /// What the commands and the bytes are drawn from
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Losses that are played at the same time
+    /// Losses that are played at a time
     #[arg(long, default_value_t = 3)]
     lanes: usize,
     /// Where the table goes

@@ -63,7 +63,7 @@ struct Options {
     /// Faults of each kind for each lock
     #[arg(long)]
     rounds: Option<usize>,
-    /// Cells that are played at the same time
+    /// Cells that are played at a time
     #[arg(long, default_value_t = 6)]
     lanes: usize,
     /// Only these locks (rlock, fair, redlock, set-wait, dlock-replicas, dlock)

@@ -55,7 +55,7 @@ struct Options {
     /// Only this clause or setting ("rule": all clauses)
     #[arg(long)]
     variant: Option<String>,
-    /// Plays at the same time
+    /// Plays at a time
     #[arg(long, default_value_t = 4)]
     lanes: usize,
     /// Milliseconds of a tick: a quarter of a lease

@@ -22,7 +22,7 @@
 //! * A server has a directory and a port of its own on the loopback interface, and is gone when its
 //!   [`Server`] is dropped, or when the test process dies, however it dies (on Linux).
 //! * When a test panics, the log of each of its servers is printed.
-//! * Nothing waits without a bound. Every wait says what it waited for when it gives up.
+//! * Nothing waits without a bound. A wait that gives up names its condition.
 //! * No test needs to sleep: [`await_until`] polls a condition, [`Blocked`] and [`Subscriber`] deliver
 //!   what the server sends.
 //!

@@ -48,7 +48,7 @@ pub struct Rule {
     pub quarantine: i16,
     /// How much earlier than its lease a client stops.
     pub allowance: i16,
-    /// Whether a primary that starts tells its start as a word, before anything else.
+    /// Whether a primary that starts writes its start as a word, before anything else.
     pub start_is_told: bool,
     /// Whether a server grants nothing for a quarantine after its start.
     pub closed_after_start: bool,
@@ -153,7 +153,7 @@ impl Rule {
         }
     }
 
-    /// Returns the present rule: a primary's start is told as well, and a closed server confirms nothing.
+    /// Returns the present rule: a primary's start is a word as well, and a closed server confirms nothing.
     #[must_use]
     pub const fn mended(replicas: u8) -> Self {
         Self {

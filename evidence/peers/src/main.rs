@@ -88,7 +88,7 @@ struct Options {
     /// Hand-overs on other servers too: those that `make servers` keeps in this directory
     #[arg(long, value_name = "DIRECTORY", default_value = "target/servers")]
     servers: PathBuf,
-    /// Measures nothing: writes the tables and the plot of the last full run anew
+    /// Measures nothing: writes the tables and the plot of the last full run again
     #[arg(long)]
     report: bool,
     /// Where runs are kept

@@ -322,7 +322,7 @@ fn who_waits_for_many_locks_is_sent_on() {
         assert_eq!(news.payload(), moved);
         await_no_places(&nodes.one);
         assert_eq!(stat(&nodes.one, "locks"), 0);
-        // Over there no queue has those who only waited.
+        // Over there no queue has the clients that only waited.
         for owner in ["bob", "carol", "dave", "frank"] {
             for key in ["{k}a", "{k}b", "{k}c"] {
                 let held: Value = d.ask(&format!("DLOCK.HELD {key} {owner}"));

@@ -221,7 +221,7 @@ fn every_sort_of_lock_survives() {
         let bob: Grant = c.ask("DLOCK.FAIRACQUIRE queued bob 600000");
         assert!(bob.0 > token);
         c.run("DLOCK.RELEASE queued bob");
-        // Those who share are granted together.
+        // Shared requests are granted together.
         c.ask::<Grant>("DLOCK.FAIRACQUIRE queued carol 600000 SHARED");
         c.ask::<Grant>("DLOCK.FAIRACQUIRE queued dave 600000 LIMIT 7");
         assert_eq!(c.ask::<Grant>("DLOCK.FAIRACQUIRE reserved bob 600000").1, 1);

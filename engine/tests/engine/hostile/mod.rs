@@ -13,7 +13,7 @@ use std::fs;
 use std::panic::{catch_unwind, resume_unwind};
 use std::path::Path;
 
-/// The fuzzer's seeds for a target, by name, in a fixed order.
+/// Returns the fuzzer's seeds for a target, by name, in a fixed order.
 fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/seeds")
