@@ -10,8 +10,8 @@ import (
 	"dlock.example/judge/lock"
 )
 
-// explain writes how far a history could be followed: the last steps that are in order, what the locks are like then, and which
-// steps would have to follow and cannot.
+// explain writes how far a history could be followed: the last legal steps, the state of the locks then, and the steps that would
+// have to follow and cannot.
 func explain(to io.Writer, model porcupine.Model, operations []porcupine.Operation, info porcupine.LinearizationInfo) {
 	var longest []porcupine.Operation
 	for _, some := range info.PartialLinearizationsOperations()[0] {

@@ -1,8 +1,8 @@
-// Judge lets Porcupine, a checker of linearizability that others wrote, judge what clients of real servers saw.
+// Judge lets Porcupine, a third-party checker of linearizability, judge the records of clients of real servers.
 //
-// It starts a server with the module, lets clients play scenes at it, cuts their connections, kills the server, and holds what the
-// clients wrote down against a model of what dlock promises (lock/). First it does so at a server with planted faults: the run
-// fails unless each of them is found.
+// It starts a server with the module, lets clients play scenes at it, cuts their connections, kills the server, and compares the
+// clients' records with a model of dlock's promises (lock/). First it does so at a server with planted faults: the run fails
+// unless it finds each of them.
 //
 //	lock/     the model
 //	history/  what clients write down, and the operations that follow from it
@@ -28,7 +28,7 @@ import (
 	"dlock.example/judge/chaos"
 )
 
-// Clients of a scene, beside the one that looks on.
+// Clients of a scene, besides the observer.
 const clients = 4
 
 type options struct {
@@ -39,7 +39,7 @@ type options struct {
 	quick           bool
 	// length is the time for one server, round that of one round of scenes, faulty that of a scene at a faulty server.
 	length, round, faulty time.Duration
-	// trials are how many histories each fault is planted in.
+	// trials is the number of histories in which each fault is planted.
 	trials  int
 	timeout time.Duration
 }

@@ -17,12 +17,12 @@ import (
 // FaultRow is one fault: how often it was planted and found.
 type FaultRow struct {
 	Fault string
-	// Scene is where it was planted, LeaseMs with which lease.
+	// Scene is the scene in which it was planted, LeaseMs its lease.
 	Scene   string
 	LeaseMs int64
-	// Planted are histories in which it showed, Found those of them that were not allowed, Calls what they have together.
+	// Planted are histories in which it occurred, Found the illegal ones among them, Calls their calls in all.
 	Planted, Found, Calls int
-	// Alarms are histories without any fault that were not allowed.
+	// Alarms are histories without any fault that were judged illegal.
 	Alarms int
 	// After are the calls from the fault to the answer that proves it, sorted.
 	After []int
@@ -49,7 +49,7 @@ var where = map[faulty.Fault]struct {
 	faulty.UnreportedDisconnect: {"SESSION", false},
 }
 
-// Scenes at faulty servers that are played at the same time: more of them would slow each other down.
+// The number of scenes at faulty servers at one time: more of them would slow each other down.
 const together = 24
 
 // trial is one scene at a faulty server.
@@ -61,7 +61,7 @@ type trial struct {
 	door  *faulty.Door
 }
 
-// plant plays the scenes at servers with a fault, and each such scene at one without: what is found is the fault.
+// plant plays the scenes at servers with a fault, and each such scene at one without: so a finding is due to the fault.
 func (o *options) plant(st *stage) ([]FaultRow, []string) {
 	var rows []*FaultRow
 	var trials []*trial
@@ -97,7 +97,7 @@ func (o *options) plant(st *stage) ([]FaultRow, []string) {
 	return all, wrong
 }
 
-// try plays some of the scenes at once and judges each. It returns what went wrong beside the faults.
+// try plays some of the scenes at once and judges each. It returns all other failures.
 func (o *options) try(st *stage, trials []*trial, seed uint64) []string {
 	failures := make(chan string, len(trials))
 	var playing sync.WaitGroup
@@ -128,7 +128,7 @@ func (o *options) try(st *stage, trials []*trial, seed uint64) []string {
 	return wrong
 }
 
-// find judges a scene at a faulty server, in which the fault may not have shown.
+// find judges a scene at a faulty server, in which the fault may not have occurred.
 func (o *options) find(st *stage, t *trial) {
 	times, first := t.door.Planted()
 	t.door.Close()
@@ -156,7 +156,7 @@ func (o *options) find(st *stage, t *trial) {
 	}
 }
 
-// proof returns how many calls were answered from the fault until what had been written down was not allowed any more.
+// proof returns how many calls were answered from the fault until the records were illegal.
 func proof(h *history.History, pulse *history.Pulse, timeout time.Duration, fault int64) int {
 	instants := h.Instants()
 	begin := sort.Search(len(instants), func(i int) bool { return instants[i] >= fault })

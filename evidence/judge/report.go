@@ -18,11 +18,11 @@ import (
 	"dlock.example/judge/faulty"
 )
 
-// Figures are those of all runs that are kept, one a server and its version.
+// Figures are those of all kept runs, one per server and version.
 type Figures struct {
 	Runs  []Run
 	Chaos []chaos.Verdict
-	// Machine is where it ran, Checker the version of Porcupine, Go that of the compiler.
+	// Machine is the machine of the run, Checker the version of Porcupine, Go that of the compiler.
 	Machine, Checker, Go string
 }
 
@@ -88,7 +88,7 @@ func checker() string {
 	return "unknown"
 }
 
-// page is the result page. What is worst comes first.
+// page returns the result page. The worst comes first.
 func page(f *Figures) string {
 	var b strings.Builder
 	say := func(format string, values ...any) { fmt.Fprintf(&b, format, values...) }
@@ -157,7 +157,7 @@ func page(f *Figures) string {
 	return b.String()
 }
 
-// sums adds up the rows and the faults of all servers, and says what is wrong at which.
+// sums adds up the rows and the faults of all servers, and returns the failures of each.
 func (f *Figures) sums() (rows []Row, faults []FaultRow, sum Row, wrong []string) {
 	for _, run := range f.Runs {
 		for _, line := range run.Wrong {

@@ -15,10 +15,10 @@ import (
 	"dlock.example/judge/server"
 )
 
-// Within a server's ends of leases and everybody's turn of the CPU there is no reason for a clock to go differently by more.
+// Between the ends of a server's leases and the processes' turns of the CPU no clock deviates by more.
 const clockMs = 10
 
-// Row is one kind of scene with one lease: what was judged of it.
+// Row is one kind of scene with one lease, and its verdicts.
 type Row struct {
 	Scene                     string
 	LeaseMs                   int64
@@ -29,7 +29,7 @@ type Row struct {
 	JudgedMs, LongestJudgedMs int64
 }
 
-// Run is what was done to one server.
+// Run is the run at one server.
 type Run struct {
 	Server, Module, Date       string
 	Seconds                    int
@@ -40,7 +40,7 @@ type Run struct {
 	Wrong []string
 }
 
-// stage is a server that is under the pulse.
+// stage is a server with a pulse.
 type stage struct {
 	server  *server.Server
 	pulse   *history.Pulse
@@ -95,7 +95,7 @@ func (st *stage) beat() {
 	}
 }
 
-// settle waits until the pulse has gone beyond whatever a history can ask of it.
+// settle waits until the pulse has passed every instant that a history can ask for.
 func (st *stage) settle() {
 	for now := history.Now() + 10*history.Millisecond; ; time.Sleep(5 * time.Millisecond) {
 		if _, known := st.pulse.After(now); known {
@@ -147,7 +147,7 @@ func (st *stage) round(length time.Duration, seed uint64, by syscall.Signal) ([]
 	return all, <-failures
 }
 
-// judgeAll adds what Porcupine says of these scenes to the rows.
+// judgeAll adds Porcupine's verdicts on these scenes to the rows.
 func (o *options) judgeAll(st *stage, rows []Row, all []*scenes.Scene) {
 	for i, scene := range all {
 		v := judge(scene.History, st.pulse, o.timeout, o.picture("", scene))
@@ -168,7 +168,7 @@ func (o *options) judgeAll(st *stage, rows []Row, all []*scenes.Scene) {
 	}
 }
 
-// picture is where a history that is not allowed is drawn, without the ending of the file's name.
+// picture returns the path of an illegal history's picture, without the extension.
 func (o *options) picture(prefix string, scene *scenes.Scene) string {
 	name := fmt.Sprintf("%s%s-%d-%d", prefix, scene.Scene, scene.LeaseMs, history.Now())
 	return filepath.Join(o.results, strings.ReplaceAll(name, " ", "-"))
@@ -187,7 +187,7 @@ func (r *Row) count(v Verdict) {
 	r.LongestJudgedMs = max(r.LongestJudgedMs, v.Took.Milliseconds())
 }
 
-// play does all that is done to one server: first the planted faults, then rounds until the time is over.
+// play does the whole run at one server: first the planted faults, then rounds until the time is over.
 func (o *options) play(program string) (Run, error) {
 	begun := time.Now()
 	st, stop, err := o.start(program)
@@ -226,7 +226,7 @@ func (o *options) play(program string) (Run, error) {
 	return run, nil
 }
 
-// check returns what is not as it must be.
+// check returns the failures.
 func (r *Run) check() []string {
 	var wrong []string
 	for i := range r.Rows {

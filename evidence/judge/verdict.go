@@ -13,15 +13,15 @@ import (
 	"dlock.example/judge/lock"
 )
 
-// Verdict is what Porcupine says of one history.
+// Verdict is Porcupine's verdict on one history.
 type Verdict struct {
 	Result porcupine.CheckResult
-	// Calls are those of clients; Steps are what the model judged: calls, answers, ends of leases, of waits, of connections.
+	// Calls are those of clients; Steps are those of the model: calls, answers, ends of leases, of waits, of connections.
 	Calls, Steps int
 	Took         time.Duration
 }
 
-// judge lets Porcupine judge a history. Where it is not what dlock promises, a picture of it is drawn into this file.
+// judge lets Porcupine judge a history. If it breaks a promise, a picture of it is drawn into this file.
 func judge(h *history.History, pulse *history.Pulse, timeout time.Duration, picture string) Verdict {
 	begun := time.Now()
 	operations := h.Operations(pulse)
@@ -50,7 +50,7 @@ type kept struct {
 	Pulse   *history.Pulse
 }
 
-// keepHistory writes down a history, so that it can be judged again.
+// keepHistory writes a history, so that it can be judged again.
 func keepHistory(h *history.History, pulse *history.Pulse, path string) {
 	text, err := json.Marshal(kept{h, pulse})
 	if err == nil {
@@ -61,7 +61,7 @@ func keepHistory(h *history.History, pulse *history.Pulse, path string) {
 	}
 }
 
-// again judges a history that was written down.
+// again judges a written history.
 func again(path string, timeout time.Duration) (Verdict, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

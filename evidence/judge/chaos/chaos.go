@@ -1,8 +1,8 @@
 // Package chaos reads the histories of `make chaos` (evidence/chaos/HISTORIES.md) and lets Porcupine judge them.
 //
-// Replication is asynchronous, so a failover may take a grant back, and what remains to be judged is what an owner may count on:
-// while it believes in its hold, nobody is let in beside it whom the limits exclude, and the tokens of a lock rise. These are
-// histories of many servers. The server where an answer came from is not looked at.
+// Replication is asynchronous, so a failover may take a grant back. What can be judged is what an owner may rely on: while it
+// believes in its hold, no owner that the limits exclude is granted the lock, and the tokens of a lock rise. These are histories
+// of many servers, and the server of an answer does not matter.
 package chaos
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// How much later than its token a grant was answered at best, in microseconds: the tokens are set against the run's clock by the
-// fastest answer.
+// How much later than its token a grant was answered at best, in microseconds: the fastest answer aligns the tokens with the
+// run's clock.
 const slack = 5000
 
 // line is one line of a history.
@@ -34,7 +34,7 @@ type line struct {
 	Limit   int    `json:"limit"`
 	Time    int64  `json:"time"`
 	What    string `json:"what"`
-	// OneOwner: the setting promises that no two owners are let in.
+	// OneOwner: the setting promises that no two owners hold a lock.
 	OneOwner bool `json:"one-owner"`
 }
 
@@ -42,23 +42,23 @@ type line struct {
 type Cell struct {
 	// Name is mode, server, fault and setting.
 	Name string
-	// Promises tells whether two owners at once would break a promise.
+	// Promises tells if two owners at once would break a promise.
 	Promises bool
-	// Lines are those of the file.
+	// Lines is the number of lines of the file.
 	Lines int
 	// Locks are the operations of each lock.
 	Locks map[string][]porcupine.Operation
 }
 
-// Verdict is what Porcupine says of a cell.
+// Verdict is Porcupine's verdict on a cell.
 type Verdict struct {
 	Cell       string
 	Promises   bool
 	Locks      int
 	Operations int
-	// Illegal are locks that were somebody's while they were another's, or whose tokens fell; Unknown those that took too long.
+	// Illegal are locks with excluded owners or falling tokens; Unknown those that took too long.
 	Illegal, Unknown int
-	// Planted and Found are second owners that were put into copies of these histories.
+	// Planted and Found count the second owners that were put into copies of these histories.
 	Planted, Found int
 }
 
@@ -117,7 +117,7 @@ func cellOf(lines []line) (Cell, error) {
 	var grants []grant
 	// The run's beginning by the clock of the tokens: no grant is answered before it is made.
 	begun := int64(0)
-	// Owners with a request at this lock that nobody has seen the answer of: a later one may show what it was granted.
+	// Owners whose request at this lock had no answer: a later call may show its grant.
 	unanswered := map[[2]string]bool{}
 	seen := map[uint64]bool{}
 	for _, l := range lines[1:] {
@@ -152,7 +152,7 @@ func cellOf(lines []line) (Cell, error) {
 				porcupine.Operation{ClientId: client, Input: stop{hold}, Call: l.Time, Return: l.Time})
 		case "acquire", "fairacquire", "macquire":
 			begun = max(begun, int64(l.Token)-l.Time)
-			// Whoever holds the lock already gets the token that it has.
+			// A holder gets the token that it has.
 			if !seen[l.Token] && !unanswered[[2]string{l.Key, l.Owner}] {
 				grants = append(grants, grant{client, first, l})
 			}
@@ -175,20 +175,20 @@ type (
 		owner string
 		limit int
 	}
-	// believe is the moment from which an owner works, stop that until which it does.
+	// believe is the instant from which an owner works, stop the one until which it does.
 	believe struct{ *hold }
 	stop    struct{ *hold }
 	// token is a grant.
 	token uint64
 )
 
-// state is who believes in the lock, and the last token.
+// state has the owners that believe in the lock, and the last token.
 type state struct {
 	holds string
 	last  token
 }
 
-// Model returns the model of one lock: whom the limits exclude is not there with the others, and tokens rise.
+// Model returns the model of one lock: excluded owners do not believe at one time, and tokens rise.
 func Model() porcupine.Model {
 	return porcupine.Model{
 		Init: func() interface{} { return state{} },
@@ -232,7 +232,8 @@ func split(holds string) []string {
 	return strings.Split(holds, "\n")
 }
 
-// Judge lets Porcupine judge each lock of a cell. Into a copy of each that is in order it puts a second owner, which must be found.
+// Judge lets Porcupine judge each lock of a cell. It puts a second owner into a copy of each legal history, which Porcupine must
+// find.
 func Judge(c Cell, timeout time.Duration) Verdict {
 	v := Verdict{Cell: c.Name, Promises: c.Promises, Locks: len(c.Locks)}
 	for _, operations := range c.Locks {
@@ -255,7 +256,7 @@ func Judge(c Cell, timeout time.Duration) Verdict {
 	return v
 }
 
-// second puts an owner of its own beside the middle one of those that exclude others.
+// second adds an owner next to the middle one of those that exclude others.
 func second(operations []porcupine.Operation) ([]porcupine.Operation, bool) {
 	var begins []porcupine.Operation
 	ends := map[*hold]int64{}
@@ -281,7 +282,7 @@ func second(operations []porcupine.Operation) ([]porcupine.Operation, bool) {
 		porcupine.Operation{Input: stop{another}, Call: until, Return: until}), true
 }
 
-// IsWrong tells whether a promise was broken, a lock was not decided, or a planted owner was not found.
+// IsWrong tells if a promise was broken, a lock was not decided, or a planted owner was not found.
 func (v *Verdict) IsWrong() bool {
 	return v.Promises && v.Illegal > 0 || v.Unknown > 0 || v.Found != v.Planted || v.Operations == 0
 }

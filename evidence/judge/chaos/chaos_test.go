@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// what is written by `make chaos`, shortened.
+// some is a shortened history of `make chaos`.
 const some = `
 {"type":"info","process":"faults","f":"cell","what":"a cell","time":0,"one-owner":true}
 {"type":"invoke","process":"c1","f":"acquire","key":"k","owner":"a","limit":1,"time":1000}
@@ -73,7 +73,7 @@ func TestATokenThatFalls(t *testing.T) {
 	if v := verdict(t, fallen); v.Illegal != 1 {
 		t.Error(v.String())
 	}
-	// Unless it may be that of a request that was not answered.
+	// Unless it may belong to a request without an answer.
 	before := `{"type":"invoke","process":"c2","f":"acquire","key":"k","owner":"b","limit":1,"time":900}
 {"type":"info","process":"c2","f":"acquire","key":"k","owner":"b","error":"lost","time":950}
 `

@@ -1,5 +1,5 @@
-// Package faulty makes a faulty server of a real one. It stands between clients and server and does to what goes through what a
-// server with this fault would do. The judge has to find each fault in what the clients wrote down.
+// Package faulty makes a faulty server of a real one. It stands between clients and server and changes the traffic as a server
+// with the fault would. The judge must find each fault in the clients' records.
 package faulty
 
 import (
@@ -14,22 +14,22 @@ import (
 	"dlock.example/judge/server"
 )
 
-// Fault is what is wrong.
+// Fault is a planted fault.
 type Fault string
 
 // The faults.
 const (
-	// None shows that it is not the way through here that is found.
+	// None shows that the findings are not caused by this proxy.
 	None Fault = "none"
-	// SecondGrant grants a lock that somebody holds.
+	// SecondGrant grants a lock that is held.
 	SecondGrant Fault = "second grant"
 	// LostRelease answers a RELEASE that the server never sees.
 	LostRelease Fault = "lost release"
 	// TokenSetBack grants with a token below the last one of the lock.
 	TokenSetBack Fault = "token set back"
-	// SwappedWaiters lets two owners change places in the queue.
+	// SwappedWaiters swaps two owners in the queue.
 	SwappedWaiters Fault = "swapped waiters"
-	// LateLease has leases end 400 ms late.
+	// LateLease ends leases 400 ms late.
 	LateLease Fault = "lease 400 ms late"
 	// UnreportedDisconnect keeps a connection open after its client has gone.
 	UnreportedDisconnect Fault = "disconnect not reported"
@@ -38,12 +38,12 @@ const (
 // All are the faults that must be found.
 var All = []Fault{SecondGrant, LostRelease, TokenSetBack, SwappedWaiters, LateLease, UnreportedDisconnect}
 
-// Door is where clients connect to the faulty server.
+// Door is the address at which clients connect to the faulty server.
 type Door struct {
 	fault    Fault
 	server   string
 	listener net.Listener
-	// armed is when the fault may show first.
+	// armed is the earliest time of the fault.
 	armed time.Time
 
 	mutex   sync.Mutex
@@ -53,10 +53,10 @@ type Door struct {
 	last map[string]int64
 	// queued are the owners whose tickets the server has confirmed, by key, in order.
 	queued map[string][]string
-	// swapped are two owners, and the key at which each goes by the other's name.
+	// swapped are two owners, and the key at which each has the other's name.
 	swapped [2]string
 	at      string
-	// leases tell when each owner's lease began, by key and owner.
+	// leases are the beginnings of the owners' leases, by key and owner.
 	leases map[[2]string]time.Time
 	// links are all connections, by the server's id.
 	links map[int64]*link
@@ -77,17 +77,17 @@ func Open(to string, fault Fault, after time.Duration) (*Door, error) {
 	return d, nil
 }
 
-// Address is where the door is.
+// Address returns the door's address.
 func (d *Door) Address() string { return d.listener.Addr().String() }
 
-// Planted returns how often the fault has shown, and when it did first, in microseconds of the wall clock.
+// Planted returns how often the fault has occurred, and when it first did, in microseconds of the wall clock.
 func (d *Door) Planted() (int, int64) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	return d.planted, d.first
 }
 
-// plant notes that the fault shows.
+// plant notes an occurrence of the fault.
 func (d *Door) plant() {
 	if d.planted == 0 {
 		d.first = time.Now().UnixMicro()
@@ -106,7 +106,7 @@ func (d *Door) Close() {
 	}
 }
 
-// isDue tells whether the fault is to show now. It shows once, but for leases: all of them are late.
+// isDue tells if the fault must occur now. It occurs once, except for leases: all of them are late.
 func (d *Door) isDue(fault Fault) bool {
 	return d.fault == fault && time.Now().After(d.armed) && (d.planted == 0 || fault == LateLease)
 }
@@ -134,7 +134,7 @@ type link struct {
 	from           *bufio.Reader
 	replies        chan server.Value
 	id             int64
-	// tied are key and owner of its hold by SESSION; orphan tells that its client has gone and the server was not told.
+	// tied are key and owner of its hold by SESSION; orphan tells that its client has gone and the server does not know.
 	tied   []string
 	orphan bool
 }
@@ -189,7 +189,7 @@ func (l *link) serve() {
 	}
 }
 
-// end closes a link, or only its client's side where the server is not to learn of it.
+// end closes a link, or only its client's side if the server must not learn of it.
 func (l *link) end() {
 	l.client.Close()
 	l.door.mutex.Lock()
@@ -204,7 +204,7 @@ func (l *link) end() {
 	}
 }
 
-// holds tells whether an owner holds a lock, by another connection. Without that there is nothing that the server could miss.
+// holds tells if an owner holds a lock, according to another connection. Otherwise the server could miss nothing.
 func (d *Door) holds(tied []string) bool {
 	c, err := server.Open(d.server)
 	if err != nil {
@@ -224,7 +224,7 @@ func (l *link) ask(words []string, commands <-chan []string) (server.Value, bool
 	case v, open := <-l.replies:
 		return v, open
 	case <-commands:
-		// The client sends one command at a time: it has gone.
+		// The client sends one command at a time, so it has gone.
 		return server.Value{}, false
 	}
 }
@@ -234,7 +234,7 @@ func (l *link) tell(v server.Value) bool {
 	return err == nil
 }
 
-// carry takes a command to the server and its reply back, as the fault will have it.
+// carry takes a command to the server and its reply back, changed by the fault.
 func (l *link) carry(words []string, commands <-chan []string) bool {
 	d := l.door
 	name := strings.ToUpper(words[0])
@@ -293,7 +293,7 @@ func (l *link) carry(words []string, commands <-chan []string) bool {
 	return l.tell(reply)
 }
 
-// alias returns the name by which an owner goes at the key where two have changed places.
+// alias returns the name of an owner at the key where two are swapped.
 func (d *Door) alias(owner string) string {
 	switch owner {
 	case d.swapped[0]:
@@ -304,7 +304,7 @@ func (d *Door) alias(owner string) string {
 	return owner
 }
 
-// note keeps the tickets that the server has confirmed: by null, without waiting. The first two change places when the fault is
+// note keeps the tickets that the server has confirmed: by null, without waiting. The first two are swapped when the fault is
 // due.
 func (d *Door) note(key, owner string, queued bool) {
 	all := d.queued[key]
@@ -322,7 +322,7 @@ func (d *Door) note(key, owner string, queued bool) {
 	}
 }
 
-// noteLease notes leases that are prolonged. The fault shows when a client sees its hold 100 ms after it should have ended.
+// noteLease notes renewed leases. The fault occurs when a client sees its hold 100 ms after it should have ended.
 func (d *Door) noteLease(name, key, owner string, reply server.Value) {
 	whose := [2]string{key, owner}
 	began, isLate := d.leases[whose]
@@ -344,7 +344,7 @@ func (d *Door) noteLease(name, key, owner string, reply server.Value) {
 	}
 }
 
-// secondGrant grants what the server refuses: the lock is taken.
+// secondGrant grants a request that the server refuses because the lock is held.
 func (l *link) secondGrant(words []string, commands <-chan []string) bool {
 	if at := slices.Index(words, "BLOCK"); at >= 0 {
 		words = slices.Delete(words, at, at+2)
@@ -363,7 +363,7 @@ func (l *link) secondGrant(words []string, commands <-chan []string) bool {
 	return l.tell(reply)
 }
 
-// lostRelease answers as the server would, and does nothing, if this would be the last hold.
+// lostRelease answers as the server would, without releasing, if this would be the last hold.
 func (l *link) lostRelease(words []string, commands <-chan []string) bool {
 	held, open := l.ask([]string{"DLOCK.HELD", words[1], words[2]}, commands)
 	if !open {
@@ -390,7 +390,7 @@ func (l *link) clientCommand(words []string, commands <-chan []string) bool {
 		d.mutex.Lock()
 		other := d.links[id]
 		if strings.EqualFold(words[1], "KILL") && d.fault == UnreportedDisconnect && other != nil {
-			// It ends as if its client had gone.
+			// It ends like one whose client has gone.
 			other.client.Close()
 			d.mutex.Unlock()
 			return l.tell(server.Value{Kind: server.Number, Number: 1})

@@ -1,5 +1,5 @@
-// Package history is what clients wrote down of one scene: the calls, the ends of connections, the restarts; and how the
-// operations of the model follow from it.
+// Package history has the clients' records of one scene: the calls, the ends of connections, the restarts; and derives the
+// operations of the model from them.
 //
 // All times are microseconds of the wall clock. The server runs on the same machine, so it is the server's clock.
 package history
@@ -14,10 +14,10 @@ import (
 // Now returns the wall clock.
 func Now() int64 { return time.Now().UnixMicro() }
 
-// Millisecond in microseconds.
+// Millisecond is in microseconds.
 const Millisecond int64 = 1000
 
-// Call is one command, from when it was sent until it was answered.
+// Call is one command, from its sending to its answer.
 type Call struct {
 	ID, Conn, Epoch int
 	Name            lock.Name
@@ -25,18 +25,18 @@ type Call struct {
 	Owner           string
 	LeaseMs         int64
 	Limit           int
-	// Permits is that of PERMITS, 0 without.
+	// Permits is the value of PERMITS, 0 without.
 	Permits int
 	// BlockMs is how long the request waits: 0 without bound, -1 not at all.
 	BlockMs int64
 	// ClaimMs is how long the ticket is kept, 0 without CLAIM.
 	ClaimMs       int64
 	Session, Auto bool
-	// Holds is that of HOLDS, -1 without.
+	// Holds is the value of HOLDS, -1 without.
 	Holds int
 	Token uint64
 	Sent  int64
-	// Got is when the reply had been read; without a reply it is 0.
+	// Got is when the reply had been read; 0 without a reply.
 	Got   int64
 	Reply lock.Reply
 }
@@ -48,12 +48,12 @@ const (
 	MAcquire    lock.Name = "MACQUIRE"
 )
 
-// Span is an interval in which something happened.
+// Span is an interval in which an event happened.
 type Span struct{ From, Until int64 }
 
-// History is what was written down of one scene.
+// History has the records of one scene.
 type History struct {
-	// Scene is the kind of scene, Locks how many locks it has.
+	// Scene is the kind of scene, Locks the number of its locks.
 	Scene string
 	Locks int
 	// ClaimMs is the claim window of all tickets of the scene, LeaseMs the lease of its holds.
@@ -64,11 +64,11 @@ type History struct {
 	Calls []Call
 	// Ends are the ends of connections: from when one was closed until the server did not list it any more.
 	Ends map[int]Span
-	// Restarts are those of the server, by epoch.
+	// Restarts are the server's restarts, by epoch.
 	Restarts map[int]Restart
 }
 
-// Restart is from the signal to the server until it was dead, and then until the next one answered.
+// Restart lasts from the signal to the server until its death, and then until the next server answered.
 type Restart struct{ From, Dead, Until int64 }
 
 // New returns an empty history.

@@ -8,7 +8,7 @@ import (
 	"dlock.example/judge/lock"
 )
 
-// beats answers each millisecond, but for one that takes until 350 ms.
+// beats answers each millisecond, except for one beat that takes until 350 ms.
 func beats() *Pulse {
 	p := &Pulse{}
 	for at := int64(0); at < 1000; at++ {
@@ -38,7 +38,7 @@ func TestTheEndOfALeaseIsAsLateAsTheServerIs(t *testing.T) {
 	}
 }
 
-// ask is a request that was sent and answered at these milliseconds.
+// ask returns a request that was sent and answered at these milliseconds.
 func ask(id int, owner string, sent, got int64, numbers ...int64) Call {
 	return Call{
 		ID: id, Conn: id, Name: Acquire, Locks: []int{0}, Owner: owner, LeaseMs: 300, Limit: 1, BlockMs: -1, Holds: -1,
@@ -93,7 +93,7 @@ func TestWhatWasWrittenDownUntilThen(t *testing.T) {
 	}
 }
 
-// What is left out because it would change nothing changes nothing.
+// An event that is left out because it would change nothing changes nothing.
 func TestAReplacedLeaseIsLeftOut(t *testing.T) {
 	h := New("", 1, 300, 0)
 	h.Add(ask(1, "a", 0, 1, 1, 1))

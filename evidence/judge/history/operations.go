@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// A lease may end up to two milliseconds early, counted from when the request was sent (docs/commands.md). So may a wait and a
+	// A lease may end up to two milliseconds early, counted from the sending of the request (docs/commands.md). So may a wait and a
 	// claim window, which the server counts in milliseconds too.
 	early = 2 * Millisecond
-	// The server ends a lease by a timer, about one millisecond after it is over. The pulse is taken from then on.
+	// The server ends a lease by a timer, about one millisecond after its end. The pulse counts from then on.
 	timer = 2 * Millisecond
-	// The default claim window, which a ticket has at the least after a restart.
+	// The default claim window, the least that a ticket has after a restart.
 	defaultClaimMs = 5000
-	// A grant is not older than its token says: by more than this it would have come before.
+	// A grant is not older than its token: by more than this it would have come before.
 	tokenSlack = 5 * Millisecond
 )
 
-// Operations returns what Porcupine is to judge.
+// Operations returns the operations for Porcupine.
 func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 	b := builder{history: h, pulse: pulse, owners: map[string][]int{}}
 	for i := range h.Calls {
@@ -54,7 +54,7 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 	if len(autos) > 0 {
 		b.stalls()
 	}
-	// What can only happen after everything else is nobody's concern: the ends of long leases.
+	// An event after everything else changes nothing: the ends of long leases.
 	last := int64(0)
 	for i := range h.Calls {
 		last = max(last, h.Calls[i].Sent, h.Calls[i].Got)
@@ -74,7 +74,7 @@ func (b *builder) add(client int, input interface{}, from, until int64) {
 	b.operations = append(b.operations, porcupine.Operation{ClientId: client, Input: input, Call: from, Return: max(from, until)})
 }
 
-// over returns by when the server has done what was to be done at this instant.
+// over returns when the server has done everything due at this instant, at the latest.
 func (b *builder) over(at int64) int64 {
 	if until, known := b.pulse.After(at + timer); known {
 		return until
@@ -82,7 +82,7 @@ func (b *builder) over(at int64) int64 {
 	return math.MaxInt64
 }
 
-// term returns when something ends that lasts so long and began in this span.
+// term returns when a term of this length ends that began in this span.
 func (b *builder) term(began Span, lasts int64) Span {
 	return Span{began.From + lasts - early, b.over(began.Until + lasts)}
 }
@@ -92,7 +92,7 @@ func (b *builder) window(client int, term lock.Term, began Span, claimMs int64) 
 		end := b.term(began, claimMs*Millisecond)
 		for _, restart := range b.history.Restarts {
 			if began.Until <= restart.Dead && end.From > restart.Dead {
-				// With the restart another window has begun.
+				// The restart has begun another window.
 				return
 			}
 		}
@@ -100,8 +100,8 @@ func (b *builder) window(client int, term lock.Term, began Span, claimMs int64) 
 	}
 }
 
-// isReplaced tells whether a later call of the same owner was answered before this time, by which what the call began is over: the
-// end of it then changes nothing. There are many such ends, and each that is left out halves what Porcupine has to look through.
+// isReplaced tells if a later call of the owner was answered before this time and ended everything that the call began: then the
+// end of that changes nothing. There are many such ends, and each one left out halves Porcupine's search.
 func (b *builder) isReplaced(c *Call, by func(*Call, int) bool, before int64) bool {
 	if !c.Reply.Known {
 		return false
@@ -116,7 +116,7 @@ func (b *builder) isReplaced(c *Call, by func(*Call, int) bool, before int64) bo
 	return len(left) == 0
 }
 
-// endsLease tells whether a call and its reply leave nothing of an earlier lease of the owner at this lock.
+// endsLease tells if a call and its reply leave nothing of an earlier lease of the owner at this lock.
 func endsLease(c *Call, at int) bool {
 	if c.Locks[0] != at && c.Name != lock.MRelease {
 		return false
@@ -135,10 +135,10 @@ func endsLease(c *Call, at int) bool {
 	return false
 }
 
-// endsWindow tells whether a call leaves nothing of an earlier claim window of the owner.
+// endsWindow tells if a call leaves nothing of an earlier claim window of the owner.
 func endsWindow(c *Call, _ int) bool { return c.Name == FairAcquire && c.Reply.Error == "" }
 
-// autoEnd adds the end of the leases that the server renewed until some instant of this span. Of each a third had passed at most
+// autoEnd adds the end of the leases that the server renewed until some instant of this span. At most a third of each had passed
 // since the last renewal, if no timer was late.
 func (b *builder) autoEnd(client int, term lock.Term, ended Span) {
 	lease := b.history.LeaseMs * Millisecond
@@ -223,7 +223,7 @@ func (b *builder) request(c *Call, until int64) {
 		} else {
 			r.Tokens, r.Count = []uint64{uint64(c.Reply.Numbers[0])}, int(c.Reply.Numbers[1])
 		}
-		// A token is the clock of its grant, if it is a new one.
+		// A token is the time of its grant, if it is a new one.
 		granted := int64(r.Tokens[0])
 		if granted > c.Sent && granted <= c.Got {
 			began.From = granted

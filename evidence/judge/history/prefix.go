@@ -6,10 +6,10 @@ import (
 	"dlock.example/judge/lock"
 )
 
-// noReply is that of a call that was not answered.
+// noReply is the reply of a call without an answer.
 var noReply lock.Reply
 
-// Until returns what had been written down at this time: calls without an answer yet may still be carried out.
+// Until returns the records up to this time: calls without an answer yet may still be carried out.
 func (h *History) Until(at int64) *History {
 	p := New(h.Scene, h.Locks, h.LeaseMs, h.ClaimMs)
 	for _, c := range h.Calls {
@@ -34,7 +34,7 @@ func (h *History) Until(at int64) *History {
 	return p
 }
 
-// Instants returns the times at which something was written down, in order.
+// Instants returns the times of all records, in order.
 func (h *History) Instants() []int64 {
 	var all []int64
 	for i := range h.Calls {

@@ -5,23 +5,23 @@ import (
 	"sync"
 )
 
-// Pulse are commands to the server at short intervals. Whatever the server was to do by some instant, it has done when it has
-// answered one that was sent later: that is how far the end of a lease can be off, whatever the machine is busy with.
+// Pulse are commands to the server at short intervals. By the answer to one that was sent after an instant, the server has done
+// everything due at that instant: that bounds the delay of the end of a lease, however busy the machine is.
 type Pulse struct {
 	mutex sync.Mutex
-	// Beats are from when a command was sent until it was answered.
+	// Beats last from the sending of a command to its answer.
 	Beats []Span
 }
 
-// Beat notes one of them.
+// Beat notes one beat.
 func (p *Pulse) Beat(sent, got int64) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.Beats = append(p.Beats, Span{sent, got})
 }
 
-// After returns when the server had answered the second command that was sent at this time or later. It had gone through its
-// timers then: they come after the commands of the same turn of its event loop. Without such a command nobody knows.
+// After returns when the server had answered the second command that was sent at this time or later. It had run its timers then:
+// they come after the commands of a turn of its event loop. Without such a command the time is unknown.
 func (p *Pulse) After(at int64) (int64, bool) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Describe says what an operation is, for the picture of a history that was not allowed.
+// Describe returns the text of an operation, for the picture of an illegal history.
 func Describe(input interface{}) string {
 	switch op := input.(type) {
 	case Ask:

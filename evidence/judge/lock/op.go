@@ -1,22 +1,22 @@
-// Package lock is what dlock promises, as a model that Porcupine can hold a history against.
+// Package lock has the promises of dlock, as a model with which Porcupine compares a history.
 //
-// The state is that of the locks and their queues. Time is not in it. What time does is an operation like any other, which
-// takes effect at some instant of an interval: the end of a lease, of a wait and of a claim window, the end of a connection, a
-// restart. Whoever wrote the history down says how long each interval is.
+// The state has the locks and their queues, and no time. The effect of time is an operation like any other, which takes effect at
+// some instant of an interval: the end of a lease, of a wait and of a claim window, the end of a connection, a restart. The
+// history has the length of each interval.
 //
 // A request that waits is several operations: Ask, with which it enters the queue or is granted at once, and Answer, the instant
-// of its reply, by which the grant must have come. The grant itself is nobody's operation. It is part of the step that frees the
-// lock, because that is what dlock promises: the release is the grant of the next one. Since the whole history is known, the
-// model grants with the token that the reply will have, and a request whose reply is no grant may not be granted.
+// of its reply, by which the grant must have come. The grant itself is no operation. It is part of the step that frees the lock,
+// because dlock promises that: a release grants the lock to the next request. Since the whole history is known, the model grants
+// with the token of the reply, and does not grant a request whose reply is no grant.
 //
 // An operation without a reply takes effect before the end of its connection or of the server, or not at all: after either it
 // changes nothing.
 package lock
 
-// Outcome is what came of a request.
+// Outcome is the outcome of a request.
 type Outcome int
 
-// What can come of a request.
+// The outcomes of a request.
 const (
 	// Unknown: no reply arrived.
 	Unknown Outcome = iota
@@ -34,7 +34,7 @@ func (o Outcome) String() string {
 	return [...]string{"no answer", "granted", "null", "REPLACED", "NOTHELD", "DEADLOCK", "ERR PERMITS"}[o]
 }
 
-// Request is a call of ACQUIRE, FAIRACQUIRE or MACQUIRE, with what came of it.
+// Request is a call of ACQUIRE, FAIRACQUIRE or MACQUIRE, with its outcome.
 type Request struct {
 	ID, Conn, Epoch int
 	// Locks are indices of the history's locks.
@@ -42,16 +42,16 @@ type Request struct {
 	Owner string
 	// Limit is 1 for an exclusive hold, 0 for SHARED.
 	Limit int
-	// Permits is how many of them the request takes; 0 stands for 1.
+	// Permits is the number of permits that the request takes; 0 stands for 1.
 	Permits int
 	Waits   bool
-	// Ticket: the place in the queue is one. Claim: it outlives the wait.
+	// Ticket: the place in the queue is a ticket. Claim: it outlives the wait.
 	Ticket, Claim bool
 	Session, Auto bool
 	// Holds is the least hold count, 0 for one more.
 	Holds   int
 	Outcome Outcome
-	// Tokens are those of the reply, one a lock.
+	// Tokens are the tokens of the reply, one per lock.
 	Tokens []uint64
 	// Count is the hold count of the reply, 0 if it has none.
 	Count int
@@ -64,10 +64,10 @@ func (r *Request) id() int {
 	return r.ID
 }
 
-// permits is how many permits the request takes.
+// permits returns the number of permits that the request takes.
 func (r *Request) permits() int { return max(r.Permits, 1) }
 
-// token is that of the reply for the lock with this index, 0 if there is none.
+// token returns the reply's token for the lock with this index, 0 if there is none.
 func (r *Request) token(lock int) uint64 {
 	if r == nil || r.Outcome != Granted {
 		return 0
@@ -88,23 +88,23 @@ type (
 	Answer struct{ *Request }
 	// TimeUp ends the wait of a request, if it still waits.
 	TimeUp struct{ *Request }
-	// NotYet is an instant shortly before the one that the token names: the grant has not come by then.
+	// NotYet is an instant shortly before that of the token: the grant has not come by then.
 	NotYet struct{ *Request }
-	// LeaseEnd is the end of a lease. Of is the call without an answer that began it, if it is one.
+	// LeaseEnd is the end of a lease. Of is the call without an answer that began it, if there is one.
 	LeaseEnd struct {
 		Term
 		Of *Request
 	}
-	// Timer is what the server does at the end of a lease: it grants the lock to the next.
+	// Timer is the server's timer at the end of a lease: it grants the lock to the next request.
 	Timer struct{ Term }
 	// Stall is a time in which the server stood still for so long that it may have missed the renewals of AUTO: each such hold may
 	// have ended.
 	Stall struct{ From int64 }
 	// WindowEnd is the end of a claim window.
 	WindowEnd struct{ Term }
-	// Disconnect is the moment in which the server learns that a connection has ended.
+	// Disconnect is the instant at which the server learns that a connection has ended.
 	Disconnect struct{ Conn int }
-	// Restart is the death of the server and its return from the AOF, of which only what was decided before is left.
+	// Restart is the death of the server and its return from the AOF, with only the earlier decisions.
 	Restart struct{ Epoch int }
 	// Call is a command that does not wait.
 	Call struct {
@@ -112,7 +112,7 @@ type (
 		Name            Name
 		Locks           []int
 		Owner           string
-		// Token is the one that the command names, 0 if none.
+		// Token is the token that the command names, 0 if none.
 		Token uint64
 		// Holds is the count that RELEASE leaves, -1 for one less.
 		Holds         int
@@ -145,7 +145,7 @@ type Reply struct {
 	// Error is the first word of an error.
 	Error string
 	Null  bool
-	// Numbers are those of the reply; of MRELEASE -1 stands for null.
+	// Numbers are the numbers of the reply; for MRELEASE -1 stands for null.
 	Numbers []int64
 	// Owner is the name in the reply of HELD without an owner.
 	Owner string

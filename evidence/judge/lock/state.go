@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Term names a time that runs: a lease or a claim window. It says what began it.
+// Term names a running time: a lease or a claim window, by its cause.
 type Term struct {
 	// Why is one of the constants below.
 	Why byte
@@ -14,7 +14,7 @@ type Term struct {
 	N int
 }
 
-// What begins a term.
+// The causes of a term.
 const (
 	ByCall       = 'r' // a grant, a re-entry, a renewal; for a window the last poll
 	ByTimeUp     = 't' // the wait of a call that keeps its ticket was over
@@ -25,23 +25,23 @@ const (
 // hold is one owner's hold of one lock.
 type hold struct {
 	owner string
-	// token is 0 as long as nobody has seen it: the reply to the request that was granted never arrived.
+	// token is 0 while it is unknown: the reply to the granted request never arrived.
 	token uint64
-	// above bounds an unseen token from below.
+	// above bounds an unknown token from below.
 	above uint64
 	count int
 	limit int
-	// permits are those that it has of its limit.
+	// permits are its permits, of its limit.
 	permits int
-	// leases are those of which the last must end before the hold does. A re-entry adds one, a renewal replaces all.
+	// leases are the leases of which the last must end before the hold does. A re-entry adds one, a renewal replaces all.
 	leases []Term
-	// tie is the connection that the hold is tied to, by SESSION, by AUTO or by both.
+	// tie is the connection to which the hold is tied, by SESSION, by AUTO or by both.
 	tie     int
 	session bool
 	auto    bool
 	// fresh is the request that was granted this hold, until its answer has arrived or another command has touched the hold.
 	fresh *Request
-	// number is that of the ticket that fresh would get back.
+	// number is the number of the ticket that fresh would get back.
 	number int
 }
 
@@ -52,11 +52,11 @@ type place struct {
 	number  int
 	limit   int
 	permits int
-	// request waits here; nil if nobody does: an absent ticket.
+	// request waits here; nil for an absent ticket.
 	request *Request
 	upgrade bool
 	ticket  bool
-	// claim tells that the ticket outlives the wait.
+	// claim tells if the ticket outlives the wait.
 	claim bool
 	// window runs while the ticket is absent.
 	window Term
@@ -77,20 +77,20 @@ type ended struct {
 	with Outcome
 }
 
-// state is that of all locks of a history. It is not changed once a step has returned it.
+// state is the state of all locks of a history. It does not change once a step has returned it.
 type state struct {
 	locks []lockState
-	// last is the last token that was granted before this step, floor the same while a step is under way.
+	// last is the last token that was granted before this step; floor is that during a step.
 	last, floor uint64
 	epoch       int
 	numbers     int
 	// gone are connections that have ended.
 	gone []int
-	// done are the requests that are decided, sorted by id.
+	// done are the decided requests, sorted by id.
 	done []ended
-	// late are leases of requests without a known answer that ended before any grant: none may follow.
+	// late are leases of requests without a known answer that ended before any grant: no grant may follow.
 	late []int
-	// key tells states apart.
+	// key distinguishes states.
 	key string
 }
 
@@ -196,7 +196,8 @@ func (l *lockState) hold(owner string) *hold {
 	return nil
 }
 
-// isOver tells whether the last lease has ended. Whoever looks does not see such a hold, whoever changes something ends it first.
+// isOver tells if the last lease has ended. A command that reads does not see such a hold; one that changes something ends it
+// first.
 func (h *hold) isOver() bool { return len(h.leases) == 0 && !h.auto }
 
 // running returns an owner's hold if its lease has not ended.
@@ -244,8 +245,8 @@ func (l *lockState) addPlace(p place) {
 	l.queue = slices.Insert(l.queue, at, p)
 }
 
-// fits is the rule of granting, and the only function that counts who is there: the permits of the other holders and its own are no
-// more than its limit, and no more than the limit of any of them. 0 is no bound.
+// fits is the granting rule, and the only function that counts permits: the permits of the other holders and its own exceed
+// neither its limit nor the limit of any of them. 0 means no bound.
 func (l *lockState) fits(r *Request) bool {
 	n, alone := r.permits(), true
 	for i := range l.holds {
@@ -268,7 +269,7 @@ func (l *lockState) fits(r *Request) bool {
 	return true
 }
 
-// refuses tells whether a holder asks for permits that it cannot have.
+// refuses tells if a holder asks for permits that it cannot have.
 func (h *hold) refuses(r *Request) bool {
 	if strict(h.limit, r.Limit) {
 		return r.permits() > h.permits
@@ -276,7 +277,7 @@ func (h *hold) refuses(r *Request) bool {
 	return h.permits > 1
 }
 
-// strict tells whether the limit a is as strict as b or stricter.
+// strict tells if the limit a is as strict as b or stricter.
 func strict(a, b int) bool {
 	return a == b || b == 0 || a != 0 && a < b
 }

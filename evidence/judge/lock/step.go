@@ -6,7 +6,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// Model returns the model of so many locks.
+// Model returns the model of this many locks.
 func Model(locks int) porcupine.Model {
 	model := porcupine.NondeterministicModel{
 		Init: func() []interface{} {
@@ -31,7 +31,7 @@ func Model(locks int) porcupine.Model {
 	return model.ToModel()
 }
 
-// step returns the states that may follow, none if the operation cannot have happened here.
+// step returns the states that may follow; none if the operation cannot have happened here.
 func step(before *state, input interface{}) []*state {
 	s := before.clone()
 	ok := false
@@ -77,7 +77,7 @@ func only(s *state, ok bool) []*state {
 	return []*state{s}
 }
 
-// isOver tells whether nothing comes of this connection any more.
+// isOver tells if this connection has ended.
 func (s *state) isOver(conn, epoch int) bool {
 	return epoch < s.epoch || slices.Contains(s.gone, conn)
 }
@@ -126,12 +126,12 @@ func (s *state) ask(r *Request) bool {
 	return s.wait(r)
 }
 
-// expects tells whether the reply can be this one.
+// expects tells if the reply can be this one.
 func (r *Request) expects(with Outcome) bool {
 	return r.Outcome == Unknown || r.Outcome == with
 }
 
-// isGrantable tells whether a request can be granted where it stands, or at once if it stands nowhere.
+// isGrantable tells if a request can be granted at its place, or at once if it has none.
 func (s *state) isGrantable(r *Request) bool {
 	for _, at := range r.Locks {
 		l := &s.locks[at]
@@ -149,7 +149,7 @@ func (s *state) isGrantable(r *Request) bool {
 	return true
 }
 
-// wait lets a request enter its queues, all at the same instant.
+// wait lets a request enter its queues, all at one instant.
 func (s *state) wait(r *Request) bool {
 	for _, at := range r.Locks {
 		l := &s.locks[at]
@@ -185,8 +185,8 @@ func (s *state) wait(r *Request) bool {
 	return s.serve()
 }
 
-// inOrder tells whether the tokens that those in the queue are going to be granted rise from the head on. Where they do not, some
-// later step would find it: nobody is overtaken.
+// inOrder tells if the tokens of the queued requests' grants rise from the head on. Otherwise a later step would find the fault:
+// no request is overtaken.
 func (l *lockState) inOrder() bool {
 	last := uint64(0)
 	for i := range l.queue {
@@ -287,7 +287,7 @@ func (s *state) grantOne(r *Request, at int) bool {
 	wasAuto := h.auto
 	h.tieTo(r.Conn, r.Session, r.Auto)
 	if wasAuto && !h.auto {
-		// The renewals have ended with what this request has set at the least.
+		// The renewals have ended with at least the lease of this request.
 		h.leases = []Term{{ByCall, r.ID}}
 	}
 	h.fresh, h.number = nil, 0
@@ -300,7 +300,7 @@ func (s *state) grantOne(r *Request, at int) bool {
 	return true
 }
 
-// bind compares a token of a reply with that of the hold, which may not have been seen before.
+// bind compares a token of a reply with that of the hold, which may be unknown so far.
 func (h *hold) bind(token uint64, l *lockState) bool {
 	if token == 0 || token == h.token {
 		return true
@@ -323,8 +323,8 @@ func (h *hold) tieTo(conn int, session, auto bool) {
 	}
 }
 
-// serve grants the heads of all queues as long as they can be granted. It returns false if somebody is granted whose answer says
-// otherwise.
+// serve grants the heads of all queues as long as they can be granted. It returns false if it grants a request whose answer is no
+// grant.
 func (s *state) serve() bool {
 	for again := true; again; {
 		again = false
@@ -353,7 +353,7 @@ func (s *state) serve() bool {
 	return true
 }
 
-// answer is the instant of a reply: what it says has been decided by now.
+// answer is the instant of a reply, which has been decided by now.
 func (s *state) answer(r *Request) bool {
 	with, found := s.decided(r.ID)
 	if !found {
@@ -395,8 +395,8 @@ func (s *state) leave(r *Request, window Term) bool {
 	return s.decide(r, Null)
 }
 
-// endLease ends a lease. A hold without any is over, and the next one is granted with the next command at the lock, also one that
-// only looks, or by the timer.
+// endLease ends a lease. A hold without any is over, and the next request is granted with the next command at the lock, also one
+// that only reads, or by the timer.
 func (s *state) endLease(op LeaseEnd) {
 	if !s.runs(op.Term) && op.Of != nil {
 		s.late = append(s.late, op.Of.ID)
@@ -410,7 +410,7 @@ func (s *state) endLease(op LeaseEnd) {
 	}
 }
 
-// runs tells whether a lease runs for some hold.
+// runs tells if a lease runs for some hold.
 func (s *state) runs(lease Term) bool {
 	for at := range s.locks {
 		for i := range s.locks[at].holds {
@@ -441,8 +441,8 @@ func (s *state) endWindow(term Term) bool {
 	return s.serve()
 }
 
-// disconnect is the end of a connection. A grant that was not heard is given back if the server had not sent it; nobody can tell
-// whether it had, so both may follow.
+// disconnect is the end of a connection. An undelivered grant is given back if the server had not sent it; that is unknown, so
+// both may follow.
 func (s *state) disconnect(conn int) []*state {
 	s.gone = append(s.gone, conn)
 	slices.Sort(s.gone)
@@ -492,8 +492,8 @@ func (s *state) disconnect(conn int) []*state {
 	return append(only(stands, stands.serve()), only(back, back.serve())...)
 }
 
-// stall returns the states with and without each hold that lives by renewals. One that has ended is seen to be over at once, and
-// the next one is granted then or a little later.
+// stall returns the states with and without each hold that lives by renewals. An ended one is over at once, and the next request
+// is granted then or a little later.
 func (s *state) stall() []*state {
 	all := []*state{s}
 	for at := range s.locks {
@@ -634,7 +634,7 @@ func (s *state) call(c *Call) bool {
 		}
 		return !reply.Known || reply.Null
 	case Check:
-		// A hold whose token nobody has seen may have this one.
+		// A hold with an unknown token may have this one.
 		mayBe := false
 		for i := range l.holds {
 			h := &l.holds[i]
@@ -654,7 +654,7 @@ func (s *state) call(c *Call) bool {
 	return false
 }
 
-// mrelease gives several locks back in one step.
+// mrelease releases several locks in one step.
 func (s *state) mrelease(c *Call) bool {
 	for i, at := range c.Locks {
 		l, left := &s.locks[at], int64(-1)
@@ -672,18 +672,18 @@ func (s *state) mrelease(c *Call) bool {
 	return s.serve()
 }
 
-// is tells whether the reply can be this error.
+// is tells if the reply can be this error.
 func (r *Reply) is(code string) bool { return !r.Known || r.Error == code }
 
-// isFine tells whether the reply can be something else than an error.
+// isFine tells if the reply can be something other than an error.
 func (r *Reply) isFine() bool { return !r.Known || r.Error == "" }
 
-// says tells whether the reply can be this number.
+// says tells if the reply can be this number.
 func (r *Reply) says(n int64) bool {
 	return !r.Known || r.Error == "" && !r.Null && len(r.Numbers) > 0 && r.Numbers[0] == n
 }
 
-// shows tells whether the reply can be about this hold, whose token it may be the first to show.
+// shows tells if the reply can be about this hold, whose token it may be the first to show.
 func (r *Reply) shows(h *hold, l *lockState) bool {
 	if !r.Known {
 		return true

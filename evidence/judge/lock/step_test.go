@@ -6,12 +6,12 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// at is an operation in an interval.
+// at returns an operation in an interval.
 func at(from, until int64, input interface{}) porcupine.Operation {
 	return porcupine.Operation{Input: input, Call: from, Return: until}
 }
 
-// asks is a request that is granted with this token if it has one, and else is answered null.
+// asks returns a request that is granted with this token, or answered null without one.
 func asks(id int, owner string, token uint64, change ...func(*Request)) *Request {
 	r := &Request{ID: id, Conn: id, Locks: []int{0}, Owner: owner, Limit: 1, Outcome: Null}
 	if token != 0 {
@@ -42,7 +42,7 @@ func outcome(o Outcome) func(*Request) {
 }
 func holds(n int) func(*Request) { return func(r *Request) { r.Count = n } }
 
-// says is the reply of so many.
+// says returns the reply with these numbers.
 func says(numbers ...int64) Reply { return Reply{Known: true, Numbers: numbers} }
 
 func null() Reply { return Reply{Known: true, Null: true} }
@@ -57,7 +57,7 @@ func looks(name Name, owner string, reply Reply) Call {
 	return Call{ID: 900, Conn: 900, Name: name, Locks: []int{0}, Owner: owner, Reply: reply}
 }
 
-// queued is a request that waits and what comes of it: it is asked for at one instant, and answered at another.
+// queued returns a waiting request and its answer: it is asked at one instant, and answered at another.
 func queued(r *Request, asked, answered int64) []porcupine.Operation {
 	return []porcupine.Operation{at(asked, asked+1, Ask{r}), at(answered, answered, Answer{r})}
 }

@@ -13,7 +13,7 @@ import (
 	"dlock.example/judge/server"
 )
 
-// client is one owner with one connection. It writes down each of its calls.
+// client is one owner with one connection. It records each of its calls.
 type client struct {
 	scene *Scene
 	owner string
@@ -21,18 +21,18 @@ type client struct {
 
 	mutex sync.Mutex
 	conn  *server.Conn
-	// gone is closed when the server lists the connection that was cut no more.
+	// gone is closed when the server no longer lists the connection that was cut.
 	gone chan struct{}
 }
 
-// asks is a request for a lock as most scenes make it; the caller changes what it wants otherwise.
+// asks returns a request for a lock as most scenes make it; the caller changes it as needed.
 func (c *client) asks(name lock.Name, locks ...int) history.Call {
 	return history.Call{
 		Name: name, Locks: locks, Owner: c.owner, LeaseMs: c.scene.LeaseMs, Limit: 1, BlockMs: -1, Holds: -1,
 	}
 }
 
-// words returns the command as it is sent.
+// words returns the words of the command.
 func (s *Scene) words(c *history.Call) []string {
 	words := []string{"DLOCK." + string(c.Name)}
 	if c.Name == history.MAcquire || c.Name == lock.MRelease {
@@ -83,7 +83,7 @@ func (s *Scene) words(c *history.Call) []string {
 	return words
 }
 
-// do sends a call and notes it with its reply. Without a reply it connects anew and returns false.
+// do sends a call and records it with its reply. Without a reply it connects again and returns false.
 func (c *client) do(call history.Call) (lock.Reply, bool) {
 	conn := c.connection()
 	if conn == nil {
@@ -218,5 +218,5 @@ func (c *client) sleep(leastMs, mostMs int) {
 	time.Sleep(time.Duration(leastMs*1000+c.rand.IntN((mostMs-leastMs)*1000)) * time.Microsecond)
 }
 
-// chance returns true in so many of a hundred cases.
+// chance returns true in this many of a hundred cases.
 func (c *client) chance(percent int) bool { return c.rand.IntN(100) < percent }

@@ -1,4 +1,4 @@
-// Package scenes is what clients do to the server while their histories are written down.
+// Package scenes plays clients at the server while it records their histories.
 package scenes
 
 import (
@@ -13,7 +13,7 @@ import (
 	"dlock.example/judge/server"
 )
 
-// A hold that is tied by AUTO is renewed for longer than any scene lasts.
+// Longer than any scene: the renewal of a hold that is tied by AUTO.
 const autoMs = 600_000
 
 // Kind is a kind of scene.
@@ -23,7 +23,7 @@ type Kind struct {
 	Long, Short int64
 	locks       int
 	claimMs     int64
-	// many: an owner of this scene asks for several locks, and asks again only when nothing is left of what it asked before.
+	// many: an owner of this scene asks for several locks, and asks again only when nothing is left of its earlier request.
 	many bool
 	// cutEvery is how often a connection is cut, on average.
 	cutEvery time.Duration
@@ -33,7 +33,7 @@ type Kind struct {
 const (
 	long  = 60_000
 	short = 300
-	// The server renews for a second at least.
+	// The shortest lease that the server renews is a second.
 	shortAuto = 1_200
 )
 
@@ -59,7 +59,7 @@ func Named(name string) *Kind {
 	panic("there is no scene " + name)
 }
 
-// Scene is one scene that is being played. It is the history of itself.
+// Scene is one scene that is being played. It embeds its history.
 type Scene struct {
 	*history.History
 	kind   *Kind
@@ -74,7 +74,7 @@ type Scene struct {
 
 var played atomic.Int64
 
-// New returns a scene of this kind, at locks that no other scene has. Its clients come to the server by this door, if one is named.
+// New returns a scene of this kind, at locks that no other scene has. Its clients connect by this door, if one is named.
 func New(kind *Kind, leaseMs int64, to *server.Server, door string) *Scene {
 	s := &Scene{History: history.New(kind.Name, kind.locks, leaseMs, kind.claimMs), kind: kind, server: to, door: door}
 	n := played.Add(1)
@@ -84,7 +84,7 @@ func New(kind *Kind, leaseMs int64, to *server.Server, door string) *Scene {
 	return s
 }
 
-// fail notes what should not have happened and no model can judge.
+// fail notes a failure that no model can judge.
 func (s *Scene) fail(err error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -99,7 +99,7 @@ func (s *Scene) failed() error {
 	return s.failure
 }
 
-// Play lets so many clients play for so long, with a seed.
+// Play lets clients play for this time, with a seed.
 func (s *Scene) Play(clients int, length time.Duration, seed uint64) error {
 	end := time.Now().Add(length)
 	var all []*client
@@ -109,7 +109,7 @@ func (s *Scene) Play(clients int, length time.Duration, seed uint64) error {
 		all = append(all, c)
 		return c
 	}
-	// Whoever waits in two scenes could close a circle.
+	// An owner that waits in two scenes could close a circle.
 	for i := range clients {
 		join(fmt.Sprintf("%s:owner-%d", s.keys[0], i))
 	}
@@ -145,7 +145,7 @@ func (s *Scene) Play(clients int, length time.Duration, seed uint64) error {
 	return s.failed()
 }
 
-// observe looks at the locks, and now and then touches them.
+// observe reads the locks, and now and then changes them.
 func observe(c *client, players []*client) {
 	c.sleep(4, 20)
 	at := c.rand.IntN(c.scene.Locks)

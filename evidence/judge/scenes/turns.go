@@ -7,7 +7,7 @@ import (
 	"dlock.example/judge/lock"
 )
 
-// The turns: what a client does again and again. After a call without an answer it looks what it holds, and gives that back.
+// The turns: a client repeats them. After a call without an answer it reads its holds, and releases them.
 
 // take asks for a lock. Most requests wait.
 func (c *client) take(call history.Call) (uint64, bool) {
@@ -29,7 +29,7 @@ func (c *client) takes(call history.Call) (uint64, bool) {
 	return token, got
 }
 
-// recover gives back what the owner turns out to hold.
+// recover releases the holds that the owner turns out to have.
 func (c *client) recover() {
 	for at := 0; at < c.scene.Locks && c.scene.failed() == nil; {
 		reply, answered := c.do(history.Call{Name: lock.Held, Locks: []int{at}, Owner: c.owner, Holds: -1})
@@ -42,7 +42,7 @@ func (c *client) recover() {
 	}
 }
 
-// leaves is in how many of a hundred cases a client lets the lease of a hold end that it has come back to.
+// leaves returns in how many of a hundred cases a client lets the lease of a re-entered hold end.
 func (c *client) leaves() int {
 	if c.scene.LeaseMs < 5000 && !c.scene.kind.many {
 		return 50
@@ -50,7 +50,7 @@ func (c *client) leaves() int {
 	return 0
 }
 
-// work is the time in which the lock is held. Where leases are short, some outlast them.
+// work holds the lock for a time. Where leases are short, some work outlasts them.
 func (c *client) work() {
 	if c.scene.LeaseMs == short && c.chance(12) {
 		c.sleep(short, short+250)
@@ -59,12 +59,12 @@ func (c *client) work() {
 	c.sleep(1, 15)
 }
 
-// release gives a hold back: with a count of -1 one of its holds, else down to this count.
+// release releases a hold: with a count of -1 one of its holds, otherwise down to this count.
 func (c *client) release(at int, holds int) (lock.Reply, bool) {
 	return c.do(history.Call{Name: lock.Release, Locks: []int{at}, Owner: c.owner, Holds: holds})
 }
 
-// holdAndRelease works under a token, enters once more, renews, and gives everything back.
+// holdAndRelease works under a token, enters once more, renews, and releases everything.
 func (c *client) holdAndRelease(token uint64, again history.Call) {
 	if c.chance(20) {
 		again.BlockMs = -1

@@ -11,10 +11,10 @@ import (
 
 // Conn is a connection to the server, for one command at a time.
 type Conn struct {
-	// Number tells connections apart, ID is the server's for this one.
+	// Number distinguishes connections; ID is the server's for this one.
 	Number int
 	ID     int64
-	// Epoch counts the server's restarts before it was opened.
+	// Epoch is the number of the server's restarts before it was opened.
 	Epoch int
 	// Cut tells that it is being closed on purpose.
 	Cut  atomic.Bool
@@ -36,7 +36,7 @@ func Open(address string) (*Conn, error) {
 		err = fmt.Errorf("CLIENT ID: %s", id.Text)
 	}
 	if err == nil {
-		// One that is loading its data is not there yet.
+		// A server that is loading its data does not count as ready.
 		var pong Value
 		if pong, err = c.Do("PING"); err == nil && pong.Text != "PONG" {
 			err = fmt.Errorf("PING: %s", pong.Text)
@@ -61,7 +61,7 @@ func (c *Conn) Do(words ...string) (Value, error) {
 // Close closes the connection.
 func (c *Conn) Close() { c.net.Close() }
 
-// Reset closes the connection at once, without the usual farewell.
+// Reset closes the connection at once, without the usual shutdown.
 func (c *Conn) Reset() {
 	if to, ok := c.net.(*net.TCPConn); ok {
 		to.SetLinger(0)
@@ -69,13 +69,13 @@ func (c *Conn) Reset() {
 	c.net.Close()
 }
 
-// Kill has the server close another connection.
+// Kill makes the server close another connection.
 func (c *Conn) Kill(other *Conn) error {
 	_, err := c.Do("CLIENT", "KILL", "ID", strconv.FormatInt(other.ID, 10))
 	return err
 }
 
-// Lists tells whether the server still has another connection.
+// Lists tells if the server still has another connection.
 func (c *Conn) Lists(other *Conn) (bool, error) {
 	list, err := c.Do("CLIENT", "LIST", "ID", strconv.FormatInt(other.ID, 10))
 	if err == nil && list.Kind != Bulk {

@@ -75,7 +75,7 @@ func Read(from *bufio.Reader) (Value, error) {
 	return v, nil
 }
 
-// Append writes a value behind what is there.
+// Append appends a value.
 func (v Value) Append(to []byte) []byte {
 	to = append(to, byte(v.Kind))
 	switch {
@@ -98,7 +98,7 @@ func (v Value) Append(to []byte) []byte {
 	return append(to, "\r\n"...)
 }
 
-// Command returns the value that a command with these words is.
+// Command returns the value of a command with these words.
 func Command(words []string) Value {
 	v := Value{Kind: Array}
 	for _, word := range words {

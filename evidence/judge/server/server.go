@@ -1,4 +1,4 @@
-// Package server starts servers with the module, kills them and starts them again, and talks to them.
+// Package server starts servers with the module, kills and restarts them, and connects to them.
 package server
 
 import (
@@ -15,7 +15,7 @@ import (
 
 // Server is a server's process on this machine.
 type Server struct {
-	// Address is where it listens.
+	// Address is the server's address.
 	Address   string
 	words     []string
 	log       string
@@ -64,7 +64,7 @@ func (s *Server) Again() error {
 	return fmt.Errorf("%s does not answer: %s", strings.Join(s.words, " "), text)
 }
 
-// Epoch returns how often the server has been started again.
+// Epoch returns how often the server has been restarted.
 func (s *Server) Epoch() int { return int(s.epoch.Load()) }
 
 // Kill ends the server by a signal. When it returns, the server is dead, and there is a new epoch.
@@ -83,7 +83,7 @@ func (s *Server) Stop() {
 	s.process.Wait()
 }
 
-// Connect opens a connection to the server, by another door if one is named. It waits for the server where that is down.
+// Connect opens a connection to the server, by another door if one is named. It waits for a server that is down.
 func (s *Server) Connect(door string) (*Conn, error) {
 	if door == "" {
 		door = s.Address

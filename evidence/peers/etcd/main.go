@@ -1,4 +1,4 @@
-// etcd, built from its own module: the program that make bench-peers compares with.
+// etcd, built from its own module: a program for the comparison of make bench-peers.
 package main
 
 import (

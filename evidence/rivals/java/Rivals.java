@@ -110,7 +110,7 @@ public final class Rivals {
         if (lock != null && !lock.tryLock(waitMs, TimeUnit.MILLISECONDS)) {
             return;
         }
-        // The watchdog renews it for as long as this program lives; what it claims is 30 s.
+        // The watchdog renews it as long as this program lives; the claim is 30 s.
         say("grant " + name + " " + number + " " + System.nanoTime() + " " + (asked + 30_000_000_000L));
         Thread.sleep(holdMs);
         long at = System.nanoTime();

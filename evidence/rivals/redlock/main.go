@@ -1,5 +1,5 @@
-// Command redlock plays clients of redlock over independent masters, by redsync. It writes a line when a client has a lock and one
-// when it begins to give it back, and ends with its input.
+// Command redlock plays clients of redlock over independent masters, by redsync. It writes a line when a client has a lock and
+// one when the client begins to release it, and ends with its input.
 package main
 
 import (
@@ -83,7 +83,7 @@ func main() {
 func masters(ports string) *redsync.Redsync {
 	var pools []redsyncredis.Pool
 	for _, port := range strings.Split(ports, ",") {
-		// Without the first setting the client's deadlines have no effect, and a master that stands still stops everybody.
+		// Without the first setting the client's deadlines have no effect, and a stopped master stops every client.
 		pools = append(pools, goredis.NewPool(redis.NewClient(&redis.Options{
 			Addr:                  "127.0.0.1:" + port,
 			ContextTimeoutEnabled: true,

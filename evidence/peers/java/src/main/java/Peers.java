@@ -98,7 +98,7 @@ public final class Peers {
                 try {
                     run(client, clients.get(client), own, asking, door, start, workNs, durationNs);
                 } catch (Throwable error) {
-                    // The others would wait for it at the door.
+                    // The others would wait for it at the barrier.
                     error.printStackTrace();
                     System.exit(1);
                 }
@@ -107,7 +107,7 @@ public final class Peers {
             threads.add(thread);
         }
         limit(durationNs / 1_000_000 + 2 * PATIENCE_MS);
-        // All have warmed up, and none begins before who watches has looked.
+        // All have warmed up, and none begins before the observer has read the server's expenses.
         door.await();
         System.out.println("begin");
         start[0] = System.nanoTime();
