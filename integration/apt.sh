@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# apt.sh PACKAGE…: installs Debian's packages, as root or by sudo. Several of these wait for each other: apt-get's own update fails
-# where another one runs.
+# apt.sh PACKAGE…: installs Debian's packages, as root or by sudo. Concurrent runs wait for each other: apt-get's own update fails
+# while another one runs.
 set -euo pipefail
 
 missing() {
@@ -16,7 +16,7 @@ if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || missing "$@"
     as_root=(sudo)
 fi
-# Nobody that a package starts keeps this lock: it is closed for them.
+# No process that a package starts keeps this lock: it is closed for them.
 exec 9<"${BASH_SOURCE[0]}"
 flock 9
 echo "dlock: installing $*" >&2

@@ -14,7 +14,7 @@ from_debian() {
     '$PWD/$1/root/usr/bin/$2'"
 }
 
-# from_own NAME PACKAGE: a package's program as this machine's own release has it, which needs no more than is there.
+# from_own NAME PACKAGE: a package's program from this machine's own release, which needs no further libraries.
 from_own() {
     mkdir -p "$1/root/lists"
     (
@@ -32,8 +32,8 @@ from_own() {
     write_server "$1" "exec '$PWD/$1/root/usr/bin/$2'"
 }
 
-# unpack_debs DIRECTORY PACKAGE SUITE [BASE]: the package and all it depends on, from SUITE and, what is not
-# there, from BASE. An apt of its own that believes nothing is installed does the choosing.
+# unpack_debs DIRECTORY PACKAGE SUITE [BASE]: the package and all its dependencies, from SUITE and, if missing there, from BASE.
+# An apt of its own, for which nothing is installed, chooses them.
 unpack_debs() {
     local root=$PWD/$1 apt=$PWD/$1.apt suite
     mkdir -p "$root" "$apt"/{etc/preferences.d,lists/partial,cache/archives/partial}
@@ -55,7 +55,7 @@ unpack_debs() {
     rm -r "$apt"
 }
 
-# The archive that this machine's packages come from.
+# The archive of this machine's packages.
 debian_mirror() {
     # The words in $(…) are apt's, not the shell's.
     # shellcheck disable=SC2016

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building and testing need besides Rust: a server, its client, a C compiler and libclang
-# (the bindings to the module API are generated from C headers). Says and does nothing when all is there.
+# Installs the needs of building and testing besides Rust: a server, its client, a C compiler and libclang (the bindings to the
+# module API are generated from C headers). Prints so and does nothing if all are there.
 set -euo pipefail
 
 server=${DLOCK_REDIS_SERVER:-redis-server}
@@ -14,7 +14,7 @@ has() {
     command -v "$1" >/dev/null 2>&1
 }
 
-# Does any of these patterns match a file?
+# Succeeds if any of these patterns matches a file.
 exists() {
     compgen -G "$1" >/dev/null || { [ $# -gt 1 ] && shift && exists "$@"; }
 }

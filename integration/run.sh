@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh MODULE PORT [or-next]: a server with the module, in the foreground, on the loopback interface only.
-# With `or-next` (the user has not asked for this very port) the next free port will do.
+# With `or-next` (the user has not asked for this very port) the next free port is used if this one is taken.
 set -euo pipefail
 
 module=$1
@@ -45,5 +45,5 @@ and in a third, to hand the lock from alice to bob:
 
 END
 
-# Nothing is saved: this server is for looking around.
+# Nothing is saved: this server is for trying dlock.
 exec "$server" --port "$port" --bind 127.0.0.1 --save '' --dir "$(dirname "$module")" --loadmodule "$module"

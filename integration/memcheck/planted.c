@@ -1,5 +1,5 @@
-/* A module with two faults, by which run.sh shows that memcheck would see the like of them: a read of memory that was
- * freed, and a decision on memory that nobody has written to. Both are of the allocator that dlock uses, the server's own.
+/* A module with two faults, by which run.sh shows that memcheck would notice such faults: a read of memory that was
+ * freed, and a decision on uninitialised memory. Both are of the allocator that dlock uses, the server's own.
  * It is compiled by itself, so it asks the server for what it needs by name. */
 
 #include <stddef.h>
@@ -11,7 +11,7 @@ static void *(*allocate)(size_t size);
 static void (*release)(void *memory);
 static int (*reply)(Ctx *ctx, long long number);
 
-/* What is read is used, or the compiler would leave the reading out. */
+/* The result is used, or the compiler would omit the read. */
 static int freed(Ctx *ctx, void **argv, int argc) {
     (void)argv, (void)argc;
     volatile char *memory = allocate(64);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run.sh DIRECTORY SECONDS SEED [TOPIC…]: integration tests, a file each, on a server under valgrind's memcheck, then random commands by a
-# seed for so long. Fails when the server or the module reads or writes memory that is not theirs, or acts on memory that nobody has
-# written to, but for what server.supp says of the server's own; first it shows that it would. What memcheck says goes to
-# DIRECTORY/memcheck.*, what the tests say to DIRECTORY/*.log.
+# run.sh DIRECTORY SECONDS SEED [TOPIC…]: integration tests, a file each, on a server under valgrind's memcheck, then random
+# commands by a seed for that time. Fails if the server or the module reads or writes memory that it does not own, or decides on
+# uninitialised memory, except for the server's own faults in server.supp; first it shows that it would notice. Memcheck's output
+# goes to DIRECTORY/memcheck.*, that of the tests to DIRECTORY/*.log.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -10,13 +10,13 @@ directory=$1
 seconds=$2
 seed=$3
 shift 3
-# Those that open, block, kill, restore, replicate and reload.
+# The tests that open, block, kill, restore, replicate and reload.
 topics=(basics waiting blocked undelivered confirmed many tickets sessions notify removal persistence replication keys payloads scripts words
     conversations)
-# Of the conversations those that do so, too.
+# The conversations that do so, too.
 export DLOCK_SCENARIO=${DLOCK_SCENARIO:-removal,sessions,waiting,session}
 [ $# -gt 0 ] || set -- "${topics[@]}"
-# Masses would take hours, and how long the server stalls says nothing here. A server that ends itself reads everything for its report.
+# Masses would take hours, and the server's stalls mean nothing here. A server that ends itself reads all memory for its report.
 skipped=(--skip cannot_follow --skip stall --skip a_hundred_thousand --skip a_large_keyspace --skip a_thousand_die)
 server=$(command -v "${DLOCK_REDIS_SERVER:-redis-server}")
 
@@ -29,8 +29,8 @@ command -v valgrind >/dev/null || "$here/../apt.sh" valgrind libc6-dbg
 
 mkdir -p "$directory"
 rm -f "$directory"/memcheck.*
-# The tests run this in place of the server. Quiet, memcheck says nothing but what it finds. The server's allocator is jemalloc,
-# in the program itself or beside it.
+# The tests run this in place of the server. With `--quiet` memcheck prints its findings only. The server's allocator is jemalloc, in
+# the program itself or in a library.
 cat >"$directory/server" <<END
 #!/bin/sh
 case \$1 in --version) exec '$server' --version ;; esac
@@ -39,12 +39,12 @@ exec valgrind --quiet --soname-synonyms='somalloc=*jemalloc*' --suppressions='$h
 END
 chmod +x "$directory/server"
 
-# What memcheck has found, if anything.
+# Memcheck's findings, if any.
 found() {
     find "$directory" -name 'memcheck.*' -size +0
 }
 
-# Planted faults: nothing that follows means anything unless these are seen.
+# Planted faults: the rest means nothing unless these are found.
 cc -O1 -shared -fPIC -o "$directory/planted.so" "$here/planted.c"
 plant() {
     "$directory/server" --port 0 --unixsocket "$directory/socket" --save '' --loadmodule "$directory/planted.so" \
@@ -85,8 +85,8 @@ for topic in "$@" random; do
     fi
 done
 
-# The server is some thirty times slower than it should be: a test that counts on a lease fails, and leaves something out. But
-# where many fail it is not for that.
+# The server is some thirty times slower than usual: a test that relies on a lease fails, and skips its rest. But many failures
+# have another cause.
 [ ${#failed[@]} -eq 0 ] || printf 'dlock: too slow for this: %s\n' "${failed[@]}"
 [ "$passed" -gt $((4 * ${#failed[@]})) ] || fail "too many tests fail: see $directory/*.log"
 echo "dlock: memcheck has found nothing in $passed tests; $SECONDS s"

@@ -1,4 +1,4 @@
 #!/bin/sh
-# The server by the clocks beside this: `Clock` links here from a directory with the library and the clocks' file.
+# Runs the server with the clocks next to this file: `Clock` links here from a directory with the library and the clocks' file.
 here=$(dirname "$0")
 exec env LD_PRELOAD="$here/clock.so" DLOCK_CLOCK="$here/clock" "${DLOCK_REDIS_SERVER:-redis-server}" "$@"
