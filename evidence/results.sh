@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# results.sh TARGET DIRECTORY: copies what the documents show of the last full runs in TARGET to DIRECTORY. The figures behind it
-# stay there: they go with a release.
+# results.sh TARGET DIRECTORY: copies the results of the last full runs in TARGET that the documents show to DIRECTORY. The
+# figures behind them stay there: they go with a release.
 set -euo pipefail
 
 show() {

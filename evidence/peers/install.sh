@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# install.sh DIRECTORY: what `make bench-peers` compares with, in the versions that this file and the files next to it name. Tools come
-# by apt-get. What is compared goes into DIRECTORY: etcd by Go, the rest by Maven. What cannot be had is said, and left out.
+# install.sh DIRECTORY: installs the services that `make bench-peers` compares, in the versions that this file and the files next
+# to it name. Tools come by apt-get. The services go into DIRECTORY: etcd by Go, the rest by Maven. It names and leaves out those
+# that it cannot get.
 set -euo pipefail
 
 # A build of PostgreSQL for embedding, by https://github.com/zonkyio/embedded-postgres-binaries.
@@ -17,7 +18,7 @@ has() {
 
 missing() {
     has protoc || echo protobuf-compiler
-    # What the client of etcd imports.
+    # The imports of etcd's client.
     [ -e /usr/include/google/protobuf/descriptor.proto ] || echo libprotobuf-dev
     has strace || echo strace
     has javac || echo default-jdk-headless
@@ -40,12 +41,12 @@ has protoc || {
     exit 1
 }
 
-# is_done NAME FILE…: whether NAME was installed as these files say.
+# is_done NAME FILE…: succeeds if NAME was installed as these files say.
 is_done() {
     [ -e "$directory/$1.done" ] && cat "${@:2}" | cmp -s - "$directory/$1.done"
 }
 
-# Libraries of a project, without what its tests need.
+# Libraries of a project, without those for its tests.
 libraries() {
     rm -rf "$directory/$1/lib" &&
         mvn -q -B -f "$here/$1/pom.xml" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$directory/$1/lib"
@@ -85,7 +86,7 @@ install_zookeeper() {
 install() {
     is_done "$@" && return
     echo "dlock: installing $1" >&2
-    # In an `if` a command that fails does not end a function: those above say by `&&` that it should.
+    # In an `if` a failing command does not end a function, hence the `&&` above.
     if ("install_$1"); then
         cat "${@:2}" >"$directory/$1.done"
     else

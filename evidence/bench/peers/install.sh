@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with the Python libraries that the benchmark compares with. Where that is not
-# possible it says so, and the benchmark does without them.
+# Makes a virtual environment with the Python libraries for the benchmark's comparison. Where that is impossible it prints so, and
+# the benchmark runs without them.
 set -euo pipefail
 
 environment=$1

@@ -12,7 +12,7 @@ import org.redisson.config.SentinelServersConfig;
 import org.redisson.misc.RedisURI;
 
 /**
- * Clients of Redisson's locks. Writes a line when a client has a lock and one when it begins to give it back; ends with its input.
+ * Clients of Redisson's locks. Writes a line when a client has a lock and one when it begins to release it; ends with its input.
  * System.nanoTime is the monotonic clock of the machine, which the runner reads, too.
  */
 public final class Rivals {
@@ -52,7 +52,7 @@ public final class Rivals {
         Runtime.getRuntime().halt(0);
     }
 
-    /** Sets the number of connections, and leaves all else at its default. */
+    /** Sets the number of connections, and leaves everything else at its default. */
     private static RedissonClient redisson(String group) {
         String[] parts = group.split("/");
         Map<Integer, Integer> ways = new HashMap<>();

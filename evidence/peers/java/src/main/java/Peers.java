@@ -23,13 +23,13 @@ import org.redisson.config.Config;
 
 /** Clients of Redisson's locks, and of dlock by Lettuce, as threads of one program. */
 public final class Peers {
-    /** A client: takes its lock, waiting as long as it takes, and gives it back. */
+    /** A client: takes its lock, waiting as long as necessary, and releases it. */
     interface Client {
         void acquire(boolean alone) throws Exception;
 
         void release() throws Exception;
 
-        /** It has warmed up: what follows is measured. */
+        /** Begins the measured part: the client has warmed up. */
         default void begin() {}
 
         /** The fencing token of the last grant, or 0. */
@@ -40,7 +40,7 @@ public final class Peers {
 
     record Turn(int client, long asked, long granted, long released, long token) {}
 
-    /** So long after the last has asked, all should have been served. */
+    /** The time after the last request within which all should have been served. */
     static final long PATIENCE_MS = 10_000;
 
     public static void main(String[] words) throws Exception {

@@ -5,11 +5,11 @@ import java.util.ArrayList;
 import java.util.List;
 import org.redisson.api.RedissonClient;
 
-/** Clients that take several permits of a semaphore: each as many every time. Each warms up with a semaphore of its own. */
+/** Clients that take several permits of a semaphore: each takes a fixed number. Each warms up with a semaphore of its own. */
 final class Permits {
     private static final String MEASURED = "permits";
 
-    /** What redis-py's lock sleeps between two tries. */
+    /** The sleep of redis-py's lock between two tries. */
     private static final long POLL_MS = 100;
 
     /** Takes ARGV[1] of ARGV[2] permits, or none. */
@@ -19,7 +19,7 @@ final class Permits {
 
     private Permits() {}
 
-    /** Has a semaphore's name, which changes once the client has warmed up. */
+    /** A client with a semaphore's name, which changes once the client has warmed up. */
     private abstract static class Named implements Peers.Client {
         String name;
 
