@@ -171,7 +171,7 @@ fn rules(is_first: bool) -> Vec<Kind> {
     cells
 }
 
-/// Kills, stops and cuts off servers while clients use locks, and judges what the clients saw.
+/// Kills, stops and cuts off servers while clients use locks, and judges the clients' records.
 #[derive(Parser)]
 pub struct Options {
     /// Few cells and few rounds: four to five minutes
@@ -186,7 +186,7 @@ pub struct Options {
     /// No cell begins after this many minutes
     #[arg(long)]
     pub end: Option<f64>,
-    /// Plays only what the results lack of the rounds: goes on with a run that was cut off
+    /// Plays only the rounds that the results lack: continues an interrupted run
     #[arg(long)]
     pub more: bool,
     /// Starts nothing, but puts the figures of this other directory to the results; may be given several times
@@ -195,13 +195,13 @@ pub struct Options {
     /// Cells that run at a time
     #[arg(long, default_value_t = 4)]
     pub lanes: usize,
-    /// What the clients and the faults are drawn from
+    /// The seed of the clients and the faults
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Only cells in whose name this stands: "Sentinel | partition"
+    /// Only cells whose name contains this: "Sentinel | partition"
     #[arg(long, default_value = "")]
     pub only: String,
-    /// No cells in whose name this stands; may be given several times
+    /// No cells whose name contains this; may be given several times
     #[arg(long)]
     pub skip: Vec<String>,
     /// Where `make servers` has put other servers

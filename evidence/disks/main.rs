@@ -24,7 +24,7 @@ struct Options {
     /// Bytes at which the AOF is cut
     #[arg(long, default_value_t = 300)]
     cuts: usize,
-    /// What the commands and the bytes are drawn from
+    /// The seed of the commands and the bytes
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Losses that are played at a time

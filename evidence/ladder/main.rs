@@ -29,7 +29,7 @@ use crate::part::Order;
 use crate::stage::Stage;
 use crate::steps::{play, STEPS};
 
-/// Why a lock that is made of SETNX is not one, and what dlock does at each step.
+/// Why a lock made of SETNX is none, and how dlock behaves at each step.
 #[derive(Parser)]
 struct Options {
     /// Smaller numbers: enough to see whether all is as it should be

@@ -49,7 +49,7 @@ struct Options {
     /// The module that lacks a clause when the environment says so
     #[arg(long)]
     planted: PathBuf,
-    /// Only schedules in whose name this stands
+    /// Only schedules whose name contains this
     #[arg(long, default_value = "")]
     only: String,
     /// Only this clause or setting ("rule": all clauses)
@@ -64,7 +64,7 @@ struct Options {
     /// Where the table goes
     #[arg(long, default_value = "target/schedules")]
     results: PathBuf,
-    /// Prints what the servers have logged
+    /// Prints the servers' logs
     #[arg(long)]
     logs: bool,
     /// Where `make servers` has put other servers than the environment's

@@ -25,7 +25,7 @@ pub struct Language {
 pub enum Script {
     /// Builds the package, checks it, and installs it.
     Install,
-    /// Tests what is installed.
+    /// Tests the installed package.
     Tests,
     /// Runs the shared cases only.
     Cases,
@@ -102,7 +102,7 @@ pub struct Failure {
 const LAST_LINES: usize = 15;
 
 impl Failure {
-    /// Returns the end of what it printed.
+    /// Returns the last lines of its output.
     pub fn last_lines(&self) -> impl Iterator<Item = &str> {
         let lines = self.printed.lines().filter(|line| !line.trim().is_empty());
         lines.clone().skip(lines.count().saturating_sub(LAST_LINES))

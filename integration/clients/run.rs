@@ -38,7 +38,7 @@ struct Job<'j> {
     server: &'j OsString,
 }
 
-/// The version of a server on which a language has passed, or what has failed.
+/// The version of a server on which a language has passed, or its failure.
 type Outcome = Result<String, Failure>;
 
 impl Run {

@@ -1,4 +1,4 @@
-//! The harness: real servers for tests, one or many a test, and ways to wait for what they do.
+//! The harness: real servers for tests, one or several per test, and ways to wait for their actions.
 //!
 //! ```no_run
 //! use dlock_integration::{Ask, Blocked, Grant, Server};

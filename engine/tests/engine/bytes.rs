@@ -1,4 +1,4 @@
-//! Stored values and effects: what is written reads back unchanged, and no bytes do harm when read.
+//! Stored values and effects: written ones read back unchanged, and no bytes do harm when read.
 
 use crate::client::Client;
 use crate::random::{for_seeds, Random};

@@ -184,7 +184,7 @@ pub fn closes_a_circle_without(scene: &Scene, id: u64, left_out: Option<Clause>)
     false
 }
 
-/// Plays a scene until nothing moves. What is left are the waits that can never end.
+/// Plays a scene until nothing moves. The waits that are left can never end.
 pub fn play(mut scene: Scene) -> Scene {
     loop {
         let before = (scene.holds.len(), scene.waits.len());

@@ -112,7 +112,7 @@ pub enum Fault {
     Blind,
     /// The server wakes a millisecond late.
     LateTick,
-    /// The server does not settle what was marked.
+    /// The server does not settle marked locks.
     Unsettled,
     /// An effect does not reach the replica.
     LostEffect,

@@ -330,7 +330,7 @@ fn no_overtaking(
         );
         return broken(Rule::NoOvertaking, what);
     }
-    // An owner whose grant was undone stands where it stood: the places behind it may have been granted.
+    // An owner whose grant was undone has its old place: places behind it may have been granted.
     let back = |rank: &usize| {
         was.queue
             .get(*rank)

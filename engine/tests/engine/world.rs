@@ -445,7 +445,7 @@ impl World {
                 let owner = owner(named);
                 self.granted(&Waiting { owner, ..asked }, vec![*token], true);
             }
-            // A command does not look at what is overdue when it comes, and that may be in the way of others.
+            // A command does not process overdue deadlines first, and these may be in the way of others.
             Err(Error::Refused(Refusal::Deadlock(_))) if !late => self.refused.push(asked),
             _ => {}
         }

@@ -89,7 +89,7 @@ fn believed(left_ms: u64) -> Micros {
     left_ms.saturating_sub(ALLOWANCE_MS) * 1_000
 }
 
-/// What a call tells a holder about its hold.
+/// The news about its hold that a holder learns from a call.
 #[derive(PartialEq)]
 enum Learned {
     Holds,

@@ -436,7 +436,7 @@ fn every_block_is_of_a_kind_that_is_tested() {
     assert!(settings > 2, "{settings} blocks of settings");
 }
 
-/// The block of Python in the cookbook does what the page says.
+/// The block of Python in the cookbook behaves as the page says.
 #[test]
 fn a_late_write_in_sql_is_not_made() {
     let script = project().join("docs/examples/guard.py");

@@ -15,7 +15,7 @@ pub const CONNECTIONS: u64 = 5;
 /// Longer than any lease, window or quarantine that can be asked for.
 const LONG_MS: Millis = 31 * 86_400_000;
 
-/// A world, and what was done in it.
+/// A world, and the steps taken in it.
 pub struct Story {
     pub world: World,
     before: Picture,

@@ -77,7 +77,7 @@ fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
             }
         }
         Err(error) if !clear(&error) => story.fail("the error does not say what is wrong"),
-        // The first command of all settles what had become due.
+        // The first command settles everything that was due.
         Err(_) if late => {}
         Err(error) => {
             story.look(true);

@@ -100,7 +100,7 @@ impl Model {
         gone.iter().for_each(|hold| self.lose(key, hold, "taken"));
     }
 
-    /// Renews all of the leases or none. Returns what is left of the shortest.
+    /// Renews all of the leases or none. Returns the rest of the shortest.
     pub fn renew_many(
         &mut self,
         keys: &[String],
@@ -238,7 +238,7 @@ impl Model {
         self.settle();
     }
 
-    /// Returns what a lock has, as DUMP shows it.
+    /// Returns the durable part of a lock, as DUMP shows it.
     pub fn dump(&self, key: &str) -> Option<Value> {
         self.value(key).filter(|value| !value.foreign)
     }
