@@ -60,9 +60,10 @@ class CasesTest {
 
     static Stream<DynamicTest> tests(boolean alone) throws IOException {
         String only = System.getProperty("case", "");
+        String libraries = System.getProperty("libraries", "lettuce,jedis");
         List<JsonNode> some = cases().stream()
                 .filter(one -> alone(one) == alone && one.get("name").asText().contains(only)).toList();
-        return Stream.of("lettuce", "jedis").flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
+        return Stream.of(libraries.split(",")).flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
                 one.get("name").asText() + " by " + library, () -> run(library, one))));
     }
 
