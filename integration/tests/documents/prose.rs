@@ -12,8 +12,10 @@ const TABLE: &str = include_str!("../../../commands/src/table.rs");
 const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 
 /// The pages that are held to the rules as every page of `docs/` itself is.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 12] = [
+    "CONTRIBUTING.md",
     "README.md",
+    "clients/README.md",
     "clients/cli/README.md",
     "clients/go/README.md",
     "clients/java/README.md",
@@ -22,6 +24,7 @@ const PAGES: [&str; 9] = [
     "clients/python/README.md",
     "clients/rust/README.md",
     "docs/results/chaos.md",
+    "evidence/README.md",
 ];
 
 const LONGEST_SENTENCE: usize = 38;
