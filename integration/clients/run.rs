@@ -22,8 +22,8 @@ const EACH: Duration = Duration::from_secs(20 * 60);
 /// How many languages are installed at a time: that keeps the processor busy.
 const INSTALLERS: usize = 2;
 
-/// Limits how many tests run at a time. They mostly wait: five use one and a half processors.
-const TESTERS: usize = 5;
+/// Limits how many tests run at a time. They mostly wait, but a busy machine makes clients late.
+const TESTERS: usize = 4;
 
 /// A run on these server programs.
 pub struct Run {
