@@ -74,7 +74,8 @@ case ${1:-} in
 esac
 
 chosen=()
-[ "${1:-}" != --cases ] || chosen=(--projects tests '-Dtest=CasesTest*')
+# What differs between the libraries does not depend on the server.
+[ "${1:-}" != --cases ] || chosen=(--projects tests '-Dtest=CasesTest*' -Dlibraries=lettuce)
 # Without the phases before it: nothing is built beside another server's tests.
 maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "${chosen[@]}" || {
     # Maven ends with hints on itself.

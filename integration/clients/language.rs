@@ -54,6 +54,10 @@ impl Script {
 /// The languages in the order in which they are installed: those with the most to compile and the longest tests come first.
 pub const LANGUAGES: &[Language] = &[
     Language {
+        name: "java",
+        needs: &["javac"],
+    },
+    Language {
         name: "rust",
         needs: &["cargo"],
     },
@@ -64,10 +68,6 @@ pub const LANGUAGES: &[Language] = &[
     Language {
         name: "go",
         needs: &["go"],
-    },
-    Language {
-        name: "java",
-        needs: &["javac"],
     },
     Language {
         name: "node",

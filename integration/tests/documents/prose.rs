@@ -12,8 +12,10 @@ const TABLE: &str = include_str!("../../../commands/src/table.rs");
 const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 
 /// The pages to which the rules apply, as they do to every page of `docs/` itself.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 12] = [
+    "CONTRIBUTING.md",
     "README.md",
+    "clients/README.md",
     "clients/cli/README.md",
     "clients/go/README.md",
     "clients/java/README.md",
@@ -22,6 +24,7 @@ const PAGES: [&str; 9] = [
     "clients/python/README.md",
     "clients/rust/README.md",
     "docs/results/chaos.md",
+    "evidence/README.md",
 ];
 
 const LONGEST_SENTENCE: usize = 38;
@@ -111,7 +114,8 @@ fn texts(page: &str) -> Vec<Text> {
             continue;
         }
         let item = line.split_once(' ').is_some_and(|(mark, _)| {
-            ["-", "*"].contains(&mark) || mark.ends_with('.') && mark[..1].parse::<u8>().is_ok()
+            ["-", "*"].contains(&mark)
+                || mark.ends_with('.') && mark.starts_with(|first: char| first.is_ascii_digit())
         });
         if item || !is_open || line.starts_with('#') {
             texts.push(Text {
@@ -304,12 +308,12 @@ fn long_sentences_and_cells_are_found() {
 
 #[test]
 fn a_page_is_taken_apart() {
-    let page = "# A title\n\nOne [link](to/it.md). Two\nlines.\n- An item\n  goes on.\n1. Another\n\n```\ncode\n```\n| `a b` | c |\n";
+    let page = "# A title\n\nOne [link](to/it.md). Two\nlines.\n- An item (\n  …). It continues.\n1. Another\n\n```\ncode\n```\n| `a b` | c |\n";
     let words: Vec<String> = texts(page).into_iter().map(|text| text.words).collect();
     let expected = [
         "# A title",
         "One link. Two lines.",
-        "- An item goes on.",
+        "- An item ( …). It continues.",
         "1. Another",
         "CODE",
         " c ",

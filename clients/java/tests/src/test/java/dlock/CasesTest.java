@@ -53,16 +53,17 @@ class CasesTest {
         return all;
     }
 
-    /** These freeze a server that all use, or count what the whole process has or says. */
+    /** These freeze a server that all use, count what the whole process has or says, or measure milliseconds. */
     static boolean alone(JsonNode one) {
-        return one.toString().matches(".*\"do\":\"(freeze|fault|connections|logged|settings)\".*");
+        return one.toString().matches(".*\"(do\":\"(freeze|fault|connections|logged|settings)|at_once)\".*");
     }
 
     static Stream<DynamicTest> tests(boolean alone) throws IOException {
         String only = System.getProperty("case", "");
+        String libraries = System.getProperty("libraries", "lettuce,jedis");
         List<JsonNode> some = cases().stream()
                 .filter(one -> alone(one) == alone && one.get("name").asText().contains(only)).toList();
-        return Stream.of("lettuce", "jedis").flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
+        return Stream.of(libraries.split(",")).flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
                 one.get("name").asText() + " by " + library, () -> run(library, one))));
     }
 
