@@ -44,8 +44,8 @@ const SAME: [&str; 1] = ["closed-renews-all"];
 
 /// Schedules that show two owners on servers only sometimes.
 ///
-/// A replica without the refusal ends the link as soon as it notices it: mostly in the turn of the event loop in which it forks
-/// the child that makes the copy, and then nothing of the copy has left.
+/// A replica without the refusal ends the link as soon as it notices it: mostly in the iteration of the event loop in which it
+/// forks the child that makes the copy, and then nothing of the copy has left.
 const RACES: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
 
 /// The clauses that clients keep.
@@ -296,7 +296,7 @@ impl Stage {
                 return until(bound, || self.asked[usize::from(c)].is_answered());
             }
             Action::Stream(x) => return group.catch_up(x.into(), bound),
-            // Only min-replicas-to-write depends on a replica's signs of life.
+            // Only min-replicas-to-write depends on a replica's heartbeats.
             Action::Live(x) if self.setup.rule.min_replicas > 0 => group.live(x.into()),
             Action::Promote(x) => group.promote(x.into()),
             Action::Follow(x, s) => group.follow(x.into(), s.into()),

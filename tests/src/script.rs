@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! ann: ACQUIRE shop alice 1000      a connection sends a command; `ann@1:` in database 1, `ann (script):` without waiting
-//! ann (pipelined): RELEASE shop alice  the next line comes in this turn of the event loop: the server notices lost answers
+//! ann (pipelined): RELEASE shop alice  the next line comes in this iteration of the event loop: the server notices lost answers
 //!                                   after it
 //! wait 999                          time passes
 //! stall 999                         time passes on a server that is busy
@@ -107,7 +107,7 @@ pub struct Command {
     pub client: u64,
     /// Whether it may wait: not in a script.
     pub may_wait: bool,
-    /// Whether the next line comes in this turn of the event loop.
+    /// Whether the next line comes in this iteration of the event loop.
     pub pipelined: bool,
     pub db: u32,
     pub words: Vec<String>,

@@ -97,7 +97,7 @@ impl Run {
         self.pair.act(&act)
     }
 
-    /// Releases a lock to a waiter whose connection is cut off, in one turn of the event loop with the next command; none if
+    /// Releases a lock to a waiter whose connection is cut off, in one iteration of the event loop with the next command; none if
     /// there is no such lock.
     fn release_in_vain(&mut self) -> Option<String> {
         let (client, may_wait) = self.free_client();

@@ -96,11 +96,11 @@ pub enum Fault {
     /// A grant is answered with another token.
     WrongToken,
 
-    /// The answer to a sign of life lacks a loss.
+    /// The answer to a heartbeat lacks a loss.
     LossUntold,
-    /// The answer to a sign of life counts a tie too few.
+    /// The answer to a heartbeat counts a tie too few.
     TieUncounted,
-    /// The answer to a sign of life is a millisecond too long.
+    /// The answer to a heartbeat is a millisecond too long.
     LongBelief,
 
     // The engine learns other events than happened.
@@ -442,7 +442,7 @@ impl World {
         }
     }
 
-    /// Returns the answer to a sign of life as the client receives it.
+    /// Returns the answer to a heartbeat as the client receives it.
     pub fn misreport(&self, answer: Result<Reply, Error>) -> Result<Reply, Error> {
         let Ok(Reply::Array(mut parts)) = answer else {
             return answer;

@@ -13,7 +13,7 @@ pub struct Wishes {
     pub claim: Millis,
     /// Whether the server renews holds.
     pub auto: bool,
-    /// Whether it renews them from the grant on, as long as their connections give signs of life.
+    /// Whether it renews them from the grant on, as long as their connections send heartbeats.
     pub keep: bool,
 }
 

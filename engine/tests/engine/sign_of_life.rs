@@ -1,10 +1,10 @@
-//! A command between a sign of life and the renewal that it causes.
+//! A command between a heartbeat and the renewal that it causes.
 
 use crate::client::Client;
 use crate::world::{name, World};
 use dlock_engine::Policy;
 
-/// A sign of life covers the holds of its instant, whatever token an upgrade gives them before the renewal.
+/// A heartbeat covers the holds of its instant, whatever token an upgrade gives them before the renewal.
 #[test]
 fn a_sign_of_life_goes_on_under_another_token() {
     let mut world = World::new(Policy::default());

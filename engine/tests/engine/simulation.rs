@@ -140,7 +140,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Releases a lock, in one turn of the event loop with the next command; none if no lock is held.
+    /// Releases a lock, in one iteration of the event loop with the next command; none if no lock is held.
     fn release_in_a_turn(&mut self) -> Option<String> {
         let mut held = Vec::new();
         for key in KEYS {

@@ -43,8 +43,8 @@ pub struct World {
     pub ended: BTreeSet<u64>,
     /// Connections that broke without the server noticing: no answer reaches them.
     pub cut: BTreeSet<u64>,
-    /// Whether the next command belongs to this turn of the event loop; and the promises of undelivered answers, which the server
-    /// learns at the end of the turn.
+    /// Whether the next command belongs to this iteration of the event loop; and the promises of undelivered answers, which the
+    /// server learns at the end of the turn.
     pub turn_goes_on: bool,
     pub unheard: Vec<Promise>,
     /// The value of the last dump, for RESTORE.
@@ -399,7 +399,7 @@ impl World {
         answer
     }
 
-    /// Ends the turn of the event loop: the server learns which of its answers were not delivered.
+    /// Ends the iteration of the event loop: the server learns which of its answers were not delivered.
     fn end_turn(&mut self) {
         self.turn_goes_on = false;
         let unheard = std::mem::take(&mut self.unheard);

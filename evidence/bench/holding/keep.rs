@@ -1,4 +1,4 @@
-//! A sign of life (`KEEP`) for ten thousand holds of one connection.
+//! A heartbeat (`KEEP`) for ten thousand holds of one connection.
 
 use dlock_integration::{command, Server};
 
@@ -9,7 +9,7 @@ use crate::way::{way, Opened};
 
 const HOLDS: usize = 10_000;
 
-/// The number of signs of life that are sent at once.
+/// The number of heartbeats that are sent at once.
 const BATCH: usize = 500;
 
 /// The number of batches in a sample.

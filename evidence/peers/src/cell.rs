@@ -219,7 +219,7 @@ pub async fn kill_holder(address: Address, lifetime: Lifetime) -> Result<Figures
         client.release(LOCK).await?;
         Ok::<_, Failure>(granted)
     });
-    // The waiter is in the queue by then, and the holder has given a sign of life.
+    // The waiter is in the queue by then, and the holder has sent a heartbeat.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let killed = Instant::now();
     holder.kill()?;

@@ -1,4 +1,4 @@
-//! `DLOCK.KEEP` and `AUTO` from the grant on: one sign of life for all holds of a connection, and the losses that it reports. The
+//! `DLOCK.KEEP` and `AUTO` from the grant on: one heartbeat for all holds of a connection, and the losses that it reports. The
 //! conversations specify each case; these tests cover faults that only a server can have.
 
 use dlock_integration::{
@@ -16,7 +16,7 @@ fn keep(wire: &mut Wire, ms: u64) -> Kept {
     wire.ask(&format!("DLOCK.KEEP {ms}"))
 }
 
-/// Sends signs of life until one reports losses. Returns them.
+/// Sends heartbeats until one reports losses. Returns them.
 #[track_caller]
 fn await_lost(wire: &mut Wire) -> Vec<Lost> {
     let mut lost = Vec::new();
@@ -110,7 +110,7 @@ fn an_upgrade_that_nobody_has_heard_of_has_taken_the_tie() {
     let id = other.client_id();
     other.send("DLOCK.ACQUIRE k alice 600000 AUTO 600000 BLOCK 0");
     server.await_blocked_clients(1);
-    // The release and the end of the granted connection come in one turn of the event loop.
+    // The release and the end of the granted connection come in one iteration of the event loop.
     alice.pipeline([
         "DLOCK.RELEASE k bob".to_string(),
         format!("CLIENT KILL ID {id}"),

@@ -184,7 +184,7 @@ fn in_every_order_nothing_is_left() {
     }
 }
 
-/// The commands race: on three connections at once, and in one turn of the event loop.
+/// The commands race: on three connections at once, and in one iteration of the event loop.
 #[test]
 fn in_a_race_nothing_is_left() {
     for case in &CASES {

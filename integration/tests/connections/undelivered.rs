@@ -1,5 +1,5 @@
-//! Grants that do not reach their connection: it ends, or is unblocked by error, in the very turn of the event loop in which its
-//! lock is granted. The server gives a new hold back before it decides any later command on that lock, and serves the next
+//! Grants that do not reach their connection: it ends, or is unblocked by error, in the very iteration of the event loop in which
+//! its lock is granted. The server gives a new hold back before it decides any later command on that lock, and serves the next
 //! waiter. A hold that another command of its owner has touched stands, since that command was answered.
 
 use dlock_integration::redis::{cmd, Value};
@@ -356,8 +356,8 @@ fn reset_before_it_is_written() {
     }
 }
 
-/// Makes alice release the lock, and calls `act` in that turn of the event loop, after the server has read all input and before
-/// it writes. Returns whether it was in time.
+/// Makes alice release the lock, and calls `act` in that iteration of the event loop, after the server has read all input and
+/// before it writes. Returns whether it was in time.
 #[track_caller]
 fn in_the_turn_of_the_release(server: &Server, act: impl FnOnce()) -> bool {
     // Keeps the server in that turn and logs it. The script cannot read the time, but it does not count while the server is

@@ -183,7 +183,7 @@ impl Upheaval {
             await_until(self.what, PATIENCE, || {
                 server.info("dlock").number::<usize>("dlock_locks") == (self.leaves)(locks)
             });
-            // The module's work comes within turns of the event loop; commands keep the loop turning.
+            // The module's work comes within iterations of the event loop; commands keep the loop turning.
             let mut c = server.connection();
             (0..200).for_each(|_| c.run("PING"));
         }
@@ -255,7 +255,7 @@ fn one_lock_of_very_many_stops_nobody() {
             let before = processor_ms(&server);
             c.run(what);
             let took = processor_ms(&server) - before;
-            // The module's work comes within turns of the event loop; commands keep the loop turning.
+            // The module's work comes within iterations of the event loop; commands keep the loop turning.
             (0..200).for_each(|_| c.run("PING"));
             let longest = longest(&server, false).max(took);
             println!("{what}: {longest} ms");

@@ -48,8 +48,8 @@ fn a_connection_waits_in_its_own_database() {
     c.run("DLOCK.ACQUIRE here one 600000");
     let mut elsewhere = server.connection_in(1);
     elsewhere.run("DLOCK.ACQUIRE there one 600000");
-    // All in one turn of the event loop: the module learns of both locks' new TTLs as it runs the last line, and visits the other
-    // database's lock last.
+    // All in one iteration of the event loop: the module learns of both locks' new TTLs as it runs the last line, and visits the
+    // other database's lock last.
     let lines = [
         "PEXPIRE here 500000",
         "SELECT 1",

@@ -943,7 +943,7 @@ fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
     group.end();
 }
 
-/// One check and one question cover all decisions of a turn of the event loop, in order.
+/// One check and one question cover all decisions of an iteration of the event loop, in order.
 #[test]
 fn two_hundred_connections_are_confirmed_together() {
     let group = Group::start(2);

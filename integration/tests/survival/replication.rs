@@ -849,7 +849,7 @@ fn an_aof_that_is_switched_on_and_off_under_load_misses_nothing() {
 fn an_aof_that_is_switched_on_in_a_transaction_misses_nothing() {
     let mut server = Server::start();
     let mut c = server.connection();
-    // The first check, which finds no listener, comes with the first turns of the event loop.
+    // The first check, which finds no listener, comes with the first iterations of the event loop.
     let heartbeat = Instant::now() + Duration::from_millis(50);
     await_until("the server has looked for listeners", PATIENCE, || {
         Instant::now() > heartbeat

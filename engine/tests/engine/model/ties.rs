@@ -1,4 +1,4 @@
-//! The ties between holds and connections: AUTO, SESSION, signs of life, and the losses that a connection learns.
+//! The ties between holds and connections: AUTO, SESSION, heartbeats, and the losses that a connection learns.
 
 use super::{Answer, Hold, Model};
 use dlock_engine::Millis;
@@ -19,7 +19,7 @@ pub struct Auto {
     pub lease: Millis,
     /// From when on, and for how long, the server renews; none without bound.
     pub bound: Option<(Millis, Millis)>,
-    /// From when on, and for how long, it renews by a sign of life that its connection has given since.
+    /// From when on, and for how long, it renews by a heartbeat that its connection has sent since.
     pub kept: Option<(Millis, Millis)>,
     pub next: Next,
 }
@@ -30,7 +30,7 @@ pub enum Next {
     /// When a quarter to a third of a lease (the second) has passed since an instant (the first): the engine chooses.
     Since(Millis, Millis),
     At(Millis),
-    /// When its connection gives a sign of life.
+    /// When its connection sends a heartbeat.
     Paused,
     /// Never: the hold is too old.
     Stopped,
@@ -178,7 +178,7 @@ impl Model {
         self.locks = locks;
     }
 
-    /// Answers a connection's sign of life.
+    /// Answers a connection's heartbeat.
     pub(super) fn keep(&mut self, client: u64, ms: Millis) -> Answer {
         let (now, steady) = (self.now, self.steady);
         let count = self.ties(client).count();
