@@ -44,7 +44,7 @@ pub struct World {
     /// Connections that broke without the server noticing: no answer reaches them.
     pub cut: BTreeSet<u64>,
     /// Whether the next command belongs to this iteration of the event loop; and the promises of undelivered answers, which the
-    /// server learns at the end of the turn.
+    /// server learns at its end.
     pub turn_goes_on: bool,
     pub unheard: Vec<Promise>,
     /// The value of the last dump, for RESTORE.
