@@ -21,6 +21,7 @@ struct Person {
 impl Person {
     /// With bash, or another program, as what the terminal belongs to.
     fn sits_at(program: &mut Command) -> Person {
+        super::reset_signals();
         let pty = openpty(None, None).expect("a terminal");
         let end = || Stdio::from(pty.slave.try_clone().expect("a spare descriptor"));
         let shell = program

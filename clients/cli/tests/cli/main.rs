@@ -7,11 +7,23 @@ mod run;
 mod show;
 
 use dlock_integration::{await_until, stop, Ask, Server, PATIENCE};
-use nix::sys::signal::{kill, Signal};
+use nix::sys::signal::{kill, signal, SigHandler, Signal};
 use nix::unistd::Pid;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Once;
 use std::thread;
+
+/// Resets the signals that a shell ignores in a background job, and nohup: commands inherit that.
+fn reset_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for ignored in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+            // SAFETY: this replaces no handler of Rust's.
+            unsafe { signal(ignored, SigHandler::SigDfl) }.expect("a signal can be reset");
+        }
+    });
+}
 
 /// `dlock` with these words, at this server.
 fn dlock(server: &Server, words: &[&str]) -> Command {
@@ -19,6 +31,7 @@ fn dlock(server: &Server, words: &[&str]) -> Command {
 }
 
 fn dlock_at(url: &str, words: &[&str]) -> Command {
+    reset_signals();
     let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
     command.args(["--url", url]);
     command.args(words).stdin(Stdio::null());
@@ -50,6 +63,7 @@ impl Running {
     }
 
     fn spawn(mut command: Command) -> Running {
+        reset_signals();
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running(Some(command.spawn().expect("dlock can be started")))
     }
