@@ -158,7 +158,7 @@ mod on_panic {
 }
 use on_panic::OnPanic;
 
-/// `dlock.on-panic`, which `ffi::panic` is told.
+/// `dlock.on-panic`. Each change sets the flag in `ffi::panic`.
 static ON_PANIC: Mutex<OnPanic> = Mutex::new(OnPanic::refuse);
 
 /// Rises with each change of a setting.

@@ -25,7 +25,7 @@ pub(crate) enum Channel {
 /// Values that follow from the settings, computed when one changes and not with each event.
 pub(crate) struct Settings {
     epoch: u64,
-    /// The values of what a request leaves out.
+    /// The lease of a request that leaves it out.
     pub default_lease_ms: Millis,
     /// How unlock messages go out.
     pub channel: Channel,

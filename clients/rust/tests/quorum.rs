@@ -48,13 +48,14 @@ impl Masters {
     /// Takes the lock at all of them. On a busy machine one may answer too late.
     async fn lock_everywhere(&self) -> QuorumHold {
         let quorum = self.quorum();
-        loop {
+        for _ in 0..10 {
             let hold = quorum.lock(&self.key, PATIENCE).await.expect("the lock");
             if (0..3).all(|at| hold.at(at).is_some()) {
                 return hold;
             }
             hold.release().await.expect("it was held");
         }
+        panic!("one master does not vote");
     }
 
     async fn ask<T: redis::FromRedisValue>(&self, master: usize, words: &str) -> T {

@@ -41,7 +41,7 @@ import java.util.function.Consumer;
  * TLS, user, database, Sentinel.
  */
 public final class LettuceConnector implements Connector {
-    /** How often a connect is repeated whose answer was lost. One in seventy was on a busy machine. */
+    /** Limits how often a connect is repeated after Lettuce has lost the answer: on a busy machine, one in seventy times. */
     private static final int MOST_LOST = 3;
 
     private final RedisClient own;
@@ -128,7 +128,7 @@ public final class LettuceConnector implements Connector {
     }
 
     /**
-     * Whether Lettuce has lost what the server answered: if a handshake fails before Lettuce has looked at it, it reports only
+     * Returns whether Lettuce has lost the server's answer: if a handshake fails before Lettuce has looked at it, it reports only
      * that. Otherwise a wrong password would look like a server that cannot be reached.
      */
     private static boolean isLost(RedisException error) {
