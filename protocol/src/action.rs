@@ -51,7 +51,7 @@ pub enum Action {
     /// The client learns a token by HELD.
     Held(Client, Node),
     Release(Client, Node),
-    /// The server renews by AUTO the lock that is held: no client is told.
+    /// The server renews the held lock by AUTO, and sends no client an answer.
     Auto(Node),
     /// An operator ends the hold.
     Force(Node),

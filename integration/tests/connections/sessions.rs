@@ -53,8 +53,8 @@ fn holder<T: FromRedisValue>(connection: &mut Wire, key: &str, field: &str) -> O
     Some(from_redis_value(value).expect("a field of that type"))
 }
 
-/// A way in which a connection ends: its name, and a function that does it. The function returns a socket to be kept open on this
-/// side.
+/// Names a way in which a connection ends, with the function that ends it. The function returns the socket that the test must keep
+/// open.
 type Way = (&'static str, fn(&Server, Wire) -> Option<Wire>);
 
 const WAYS: [Way; 13] = [
