@@ -51,6 +51,8 @@ case ${1:-} in
 esac
 
 export DLOCK_CASES=$PWD/../cases/cases.json
+# The tests wait most of the time.
+export RUST_TEST_THREADS=8
 if [ "${1:-}" = --cases ]; then
     inside newest cargo test --quiet --test cases
     exit

@@ -15,8 +15,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, Value};
 use tokio::task::JoinSet;
 
-/// Those that move servers about are alone meanwhile, and a thousand that wait; the others run side by side.
-static STAGE: RwLock<()> = RwLock::new(());
+/// A test that moves servers about is alone in its place, and a thousand waits are alone everywhere; the others run side by side.
+static STAGE: [RwLock<()>; 3] = [const { RwLock::new(()) }; 3];
 
 /// A test in each of these places.
 #[allow(unused_macros)]
@@ -31,9 +31,12 @@ macro_rules! tests {
 
 pub fn run<F: Future<Output = ()>>(place: Place, name: &str, test: impl FnOnce(Server) -> F) {
     println!("{place:?}");
-    let alone = ["_over_a", "a_thousand"].iter().any(|one| name.contains(one));
-    let _alone = alone.then(|| STAGE.write().unwrap_or_else(PoisonError::into_inner));
-    let _shared = (!alone).then(|| STAGE.read().unwrap_or_else(PoisonError::into_inner));
+    let (moves, thousand) = (name.contains("_over_a"), name.contains("a_thousand"));
+    let alone = |one: &'static RwLock<()>| one.write().unwrap_or_else(PoisonError::into_inner);
+    let here = &STAGE[place as usize];
+    let _everywhere: Vec<_> = STAGE.iter().filter(|_| thousand).map(alone).collect();
+    let _alone = moves.then(|| alone(here));
+    let _shared = (!moves && !thousand).then(|| here.read().unwrap_or_else(PoisonError::into_inner));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(test(Server::new(place)));
 }
@@ -288,7 +291,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnM
     let end = Instant::now() + PATIENCE;
     while !condition().await {
         assert!(Instant::now() < end, "gave up waiting until {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
