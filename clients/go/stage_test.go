@@ -145,7 +145,7 @@ func (s stage) must(err error) {
 
 func (s stage) until(what string, condition func() bool) {
 	s.Helper()
-	for end := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
 		s.check(time.Now().Before(end), "gave up waiting until %s", what)
 	}
 }

@@ -33,7 +33,7 @@ def until(condition, what):
         if value:
             return value
         assert time.monotonic() < end, f"gave up waiting until {what}"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def command(line):

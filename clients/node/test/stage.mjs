@@ -159,7 +159,7 @@ export async function until(condition, what) {
     const value = await condition();
     if (value) return value;
     assert.ok(performance.now() < end, `gave up waiting until ${what}`);
-    await sleep(5);
+    await sleep(20);
   }
 }
 

@@ -48,7 +48,7 @@ final class Stage
             if (microtime(true) > $end) {
                 throw new \RuntimeException("gave up waiting until $what");
             }
-            usleep(5000);
+            usleep(20_000);
         }
 
         return $value;

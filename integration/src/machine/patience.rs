@@ -15,13 +15,27 @@ const INTERVAL: Duration = Duration::from_millis(1);
 /// # Panics
 /// If it does not hold within `timeout`; the message names `what`.
 #[track_caller]
-pub fn await_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
+pub fn await_until(what: &str, timeout: Duration, condition: impl FnMut() -> bool) {
+    await_every(INTERVAL, what, timeout, condition);
+}
+
+/// Waits until `condition` holds, with a pause between two looks: for a condition that costs the servers much to look at.
+///
+/// # Panics
+/// If it does not hold within `timeout`; the message names `what`.
+#[track_caller]
+pub fn await_every(
+    pause: Duration,
+    what: &str,
+    timeout: Duration,
+    mut condition: impl FnMut() -> bool,
+) {
     let end = Instant::now() + timeout;
     while !condition() {
         assert!(
             Instant::now() < end,
             "gave up after {timeout:?} waiting until {what}"
         );
-        thread::sleep(INTERVAL);
+        thread::sleep(pause);
     }
 }

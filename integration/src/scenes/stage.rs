@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use crate::machine::patience::{await_until, PATIENCE};
+use crate::machine::patience::{await_every, await_until, PATIENCE};
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 use crate::talk::wire::Wire;
@@ -23,6 +23,9 @@ const LONG_SCRIPT: &str = "for i = 1, 1000000000 do end";
 const BALLAST: usize = 100_000;
 const LOAD_DELAY_US: u64 = 200;
 const BALLAST_DB: i64 = 15;
+
+/// The pause between two looks at the whole cluster.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The nodes' time-out during a vote.
 const VOTING_MS: u64 = 2000;
@@ -399,21 +402,26 @@ fn join(nodes: &[Server]) {
 
 /// Waits until every node is up and serves, and all agree on the nodes, their replicas and their slots.
 fn await_up(nodes: &[Server]) {
-    await_until("every node is up and knows all others", PATIENCE, || {
-        let mut views = nodes.iter().map(|node| {
-            let mut connection = node.connection();
-            let info = node.info("replication");
-            let well = is_up(&mut connection)
-                && (info.get("role") == Some("master")
-                    || info.get("master_link_status") == Some("up"));
-            well.then(|| view(&connection.ask::<String>("CLUSTER NODES")))
-                .flatten()
-        });
-        let first = views.next().flatten();
-        first.is_some_and(|first| {
-            first.len() == nodes.len() && views.all(|view| view.as_ref() == Some(&first))
-        })
-    });
+    await_every(
+        LOOK,
+        "every node is up and knows all others",
+        PATIENCE,
+        || {
+            let mut views = nodes.iter().map(|node| {
+                let mut connection = node.connection();
+                let info = node.info("replication");
+                let well = is_up(&mut connection)
+                    && (info.get("role") == Some("master")
+                        || info.get("master_link_status") == Some("up"));
+                well.then(|| view(&connection.ask::<String>("CLUSTER NODES")))
+                    .flatten()
+            });
+            let first = views.next().flatten();
+            first.is_some_and(|first| {
+                first.len() == nodes.len() && views.all(|view| view.as_ref() == Some(&first))
+            })
+        },
+    );
 }
 
 /// Returns each node's id, role, master and slots from `CLUSTER NODES`; none while a node is not well.

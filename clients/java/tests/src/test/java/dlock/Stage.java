@@ -184,7 +184,7 @@ final class Stage implements AutoCloseable {
             if (System.nanoTime() > end) {
                 throw new TimeoutException("gave up waiting until " + what);
             }
-            Thread.sleep(5);
+            Thread.sleep(20);
         }
     }
 
