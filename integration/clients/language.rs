@@ -66,12 +66,12 @@ pub const LANGUAGES: &[Language] = &[
         needs: &["python3"],
     },
     Language {
-        name: "go",
-        needs: &["go"],
-    },
-    Language {
         name: "node",
         needs: &["node", "npm"],
+    },
+    Language {
+        name: "go",
+        needs: &["go"],
     },
     // Debian's packages run the tests: run.sh installs them.
     Language {
