@@ -43,6 +43,9 @@ final class Connection
      */
     public static function open(Connect $where, float $until): self
     {
+        if (!self::mayStartFibers()) {
+            return self::openInTurn($where, $until);
+        }
         /** @var array<int, array{\Fiber<mixed, mixed, Connection, array{resource, bool}>, ?array{resource, bool}}> $attempts */
         $attempts = [];
         $error = null;
@@ -74,6 +77,39 @@ final class Connection
             self::select(array_filter(array_column($attempts, 1)), min($next, $until));
         }
         throw $error ?? new Unanswered('the server does not answer');
+    }
+
+    /** Returns false in a destructor of PHP before 8.4. */
+    private static function mayStartFibers(): bool
+    {
+        if (PHP_VERSION_ID >= 80400) {
+            return true;
+        }
+        try {
+            (new \Fiber(static fn () => null))->start();
+
+            return true;
+        } catch (\FiberError) {
+            return false;
+        }
+    }
+
+    /**
+     * Opens one in time, where no fiber can be started: one attempt after the other.
+     *
+     * @param Connect $where
+     */
+    private static function openInTurn(Connect $where, float $until): self
+    {
+        $error = null;
+        foreach ($where->attempts(max(0.001, $until - Clock::now())) as $way) {
+            try {
+                return $way($until);
+            } catch (Unanswered | Refused $failed) {
+                $error = $error instanceof Refused ? $error : $failed;
+            }
+        }
+        throw $error ?? new Unanswered('there is no server to connect to');
     }
 
     /**

@@ -317,6 +317,18 @@ final class SymfonyTest extends TestCase
         }
     }
 
+    /** PHP before 8.4 starts no fiber in a destructor, and a new connection is made in one. */
+    public function testALockThatIsDestroyedAfterACutIsReleased(): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        $lock = (new LockFactory(new DlockStore(Kinds::locks(address: $path))))->createLock($this->server->key);
+        $lock->acquire();
+        Stage::control("cut $path");
+        unset($lock);
+        $this->server->awaitGone();
+        self::assertSame([], $this->server->info()['holders']);
+    }
+
     private function fresh(): DlockStore
     {
         return new DlockStore(Kinds::locks());
