@@ -24,9 +24,9 @@ use Symfony\Component\Lock\Store\ExpiringStoreTrait;
  * A store for symfony/lock: `new LockFactory(new DlockStore($locks))`.
  *
  * Waiting is in the server, in a queue: nobody polls and nobody is overtaken. A lock ends by its TTL, as in the other stores
- * for Redis, and its key can be handed to another process. With `watchdog` it ends with this process instead: within the
- * lease of the Locks, or after its TTL if that is earlier. Then a short outage of the connection can end it, too, unless
- * `refresh()` comes in time, and the key belongs to this process.
+ * for Redis, and its key can be handed to another process. With `watchdog` the key belongs to this process: the server renews the
+ * lock while the connection lives, until the TTL after the last `refresh()` is over. Then a short outage of the connection can end
+ * it, too, unless `refresh()` comes in time.
  */
 final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStoreInterface
 {
