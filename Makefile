@@ -22,6 +22,13 @@ PLACE  := $(PREFIX)/lib/redis/modules
 PEERS  := $(TARGET)/peers
 BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --bin bench -- --results '$(TARGET)/bench'
 
+# The version of a development build ends with the last commit that changed what is built. (Any later one builds the same.)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+ifneq ($(findstring -,$(VERSION)),)
+    COMMIT := $(shell git log -1 --abbrev=10 --format=%h -- src engine commands clients/cli Cargo.toml Cargo.lock 2>/dev/null)
+    export DLOCK_VERSION := $(VERSION)$(if $(COMMIT),+$(COMMIT))
+endif
+
 # The last commits of 0.1.0, 0.2.0 and 0.3.0, which `make upgrade` updates from.
 OLD ?= cd925ff e3db170 c85dd40
 

@@ -12,7 +12,9 @@ command -v dpkg-shlibdeps >/dev/null || integration/apt.sh dpkg-dev
 mkdir -p "$1"
 directory=$(cd "$1" && pwd -P)
 architecture=$(dpkg --print-architecture)
-package=$directory/dlock_$(version)_$architecture.deb
+# To dpkg, what stands after a `~` comes before the release.
+version=$(version | tr - '~')
+package=$directory/dlock_${version}_$architecture.deb
 root=$directory/root
 SOURCE_DATE_EPOCH=$(epoch)
 export SOURCE_DATE_EPOCH
@@ -46,7 +48,7 @@ printf 'Source: dlock\n\nPackage: dlock\nArchitecture: any\n' >"$root/debian/con
 depends=$(cd "$root" && find usr -name libdlock.so | xargs dpkg-shlibdeps -O 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 rm -r "$root/debian"
 size=$(cd "$root" && find usr -type f -printf '%s\n' | awk '{ bytes += $1 } END { print int((bytes + 1023) / 1024) }')
-sed -e "s/@VERSION@/$(version)/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@DEPENDS@/$depends/" -e "s/@SIZE@/$size/" \
+sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@DEPENDS@/$depends/" -e "s/@SIZE@/$size/" \
     packaging/debian/control >"$root/DEBIAN/control"
 (cd "$root" && find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 

@@ -35,6 +35,7 @@
 //!
 //! | room | contents | look here for |
 //! |---|---|---|
+//! | `version` | the module's version, as a text and as a number | what `MODULE LIST` shows |
 //! | `ffi` | all raw calls behind safe types: `Ctx`, `Str`, `Answer`, `User`; `callbacks`, where callbacks come in; the log, caught panics | a function of the server's that the module does not use yet |
 //! | `servers` | what exists for one server version only, with the reason and the test that notices its end | every "this version does …" |
 //! | `node` | the server's state: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
@@ -62,13 +63,13 @@ mod run;
 mod servers;
 mod settings;
 mod tell;
+mod version;
 
 use run::load::init;
 
 redis_module::redis_module! {
     name: "dlock",
-    // 0.3.1, as modules count: two digits a part.
-    version: 301,
+    version: version::NUMBER,
     allocator: (redis_module::alloc::RedisAlloc, redis_module::alloc::RedisAlloc),
     // The type comes last (`run::load`): a module that has one cannot be unloaded.
     data_types: [],

@@ -16,6 +16,7 @@ use crate::servers;
 use crate::settings::config;
 use crate::tell::latency;
 use crate::tell::observers;
+use crate::version;
 use dlock_commands::look::stats;
 use dlock_commands::table::COMMANDS;
 use redis_module::{raw, Context, RedisString, Status};
@@ -97,7 +98,7 @@ fn begin(ctx: Ctx) {
     census::refresh_eviction(ctx);
     latency::refresh(ctx);
     observers::refresh();
-    log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
+    log::notice(&format!("dlock {} is ready", version::TEXT));
     timer::init(event::event);
     // The first event is the first heartbeat.
     timer::soon();

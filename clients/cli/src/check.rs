@@ -199,8 +199,13 @@ impl Node {
     }
 }
 
-/// 300 is 0.3.0: two digits a part.
+/// Returns the version that a number in `MODULE LIST` stands for (src/version.rs of the module): 400 is 0.4.0, and a development
+/// build has five digits of its commit.
 fn shown(version: u64) -> String {
+    if version >> 30 == 1 {
+        let (major, minor) = (version >> 26 & 0xf, version >> 20 & 0x3f);
+        return format!("{major}.{minor}.0-dev+{:05x}", version & 0xf_ffff);
+    }
     format!(
         "{}.{}.{}",
         version / 10_000,

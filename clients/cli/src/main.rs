@@ -43,9 +43,15 @@ const USAGE: u8 = 64;
 /// The server cannot be reached, or refuses.
 const UNAVAILABLE: u8 = 69;
 
+/// The version as people read it. That of a development build ends with its commit: `make` passes it to the compiler.
+const VERSION: &str = match option_env!("DLOCK_VERSION") {
+    Some(text) => text,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// Locks of a Redis or Valkey server with the dlock module, in a shell
 #[derive(Parser)]
-#[command(name = "dlock", version, max_term_width = 100, after_help = help::ALL)]
+#[command(name = "dlock", version = VERSION, max_term_width = 100, after_help = help::ALL)]
 struct Options {
     /// The server: redis://[user[:password]@]host[:port][/database], or rediss:// for TLS. A replica, or any node of a
     /// cluster, leads to the primary. The password can be in REDISCLI_AUTH

@@ -71,10 +71,12 @@ fn the_changes_begin_with_this_version() {
             dated.unwrap_or_else(|| panic!("{heading}: no date, and not unreleased"))
         })
         .collect();
-    // The next release has no version yet.
-    releases.retain(|(_, date)| *date != "unreleased");
-    assert_eq!(releases.first().map(|release| release.0), version);
-    assert!(version.is_some());
+    let version = version.expect("a version");
+    // Between two releases the tree has the next one's version, and that one's changes have no date.
+    match version.strip_suffix("-dev") {
+        Some(next) => assert_eq!(releases.remove(0), (next, "unreleased")),
+        None => assert_eq!(releases.first().map(|release| release.0), Some(version)),
+    }
     for (release, date) in &releases {
         let is_date = date.len() == 10 && date.split('-').count() == 3;
         assert!(is_date, "{release}: {date} is no date");

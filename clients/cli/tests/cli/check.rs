@@ -242,6 +242,29 @@ fn check_knows_the_releases_of_the_page() {
     );
 }
 
+/// The log has the version as a text, `MODULE LIST` as a number. Of a commit the number has five digits.
+#[test]
+fn check_names_the_version_that_the_module_logs() {
+    let server = Server::start();
+    let log = server.log();
+    let logged = log.lines().find_map(|line| {
+        let (_, rest) = line.split_once("dlock ")?;
+        rest.strip_suffix(" is ready")
+    });
+    let logged = logged.expect("the module's first line");
+    let logged = match logged.split_once('+') {
+        Some((version, commit)) => format!("{version}+{}", &commit[..5]),
+        // A build of a tree that is not released, without a commit.
+        None if logged.contains('-') => format!("{logged}+00000"),
+        None => logged.to_owned(),
+    };
+    let (_, said, _) = output(&server, &["check"]);
+    assert!(
+        said.contains(&format!("(primary, dlock {logged})")),
+        "{said}"
+    );
+}
+
 /// The server that runs is one of them, whichever it is.
 #[test]
 fn check_judges_the_release_of_a_server() {

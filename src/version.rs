@@ -1,0 +1,51 @@
+//! The version of the module, for people and as the number that `MODULE LIST` shows.
+
+/// The version as people read it. That of a development build ends with its commit: `make` passes it to the compiler.
+pub(crate) const TEXT: &str = match option_env!("DLOCK_VERSION") {
+    Some(text) => text,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
+/// The version as a number.
+///
+/// 400 is 0.4.0, with two digits a part. A development build has the bit of 2^30, then its major version from bit 26 on, its minor
+/// version from bit 20 on, and the first five hexadecimal digits of its commit. So two nodes with different builds differ in
+/// `MODULE LIST`. `shown` in clients/cli/src/check.rs reads it.
+pub(crate) const NUMBER: i32 = {
+    let major = number(env!("CARGO_PKG_VERSION_MAJOR").as_bytes(), 10);
+    let minor = number(env!("CARGO_PKG_VERSION_MINOR").as_bytes(), 10);
+    let patch = number(env!("CARGO_PKG_VERSION_PATCH").as_bytes(), 10);
+    if env!("CARGO_PKG_VERSION_PRE").is_empty() {
+        assert!(minor < 100 && patch < 100);
+        major * 10_000 + minor * 100 + patch
+    } else {
+        assert!(major < 16 && minor < 64 && patch == 0);
+        1 << 30 | major << 26 | minor << 20 | number(commit(TEXT), 16)
+    }
+};
+
+/// Returns the first five digits of the commit: they stand behind the `+` of a version.
+const fn commit(text: &str) -> &[u8] {
+    let mut rest = text.as_bytes();
+    while let Some((&byte, others)) = rest.split_first() {
+        rest = others;
+        if byte == b'+' && rest.len() >= 5 {
+            return rest.split_at(5).0;
+        }
+    }
+    &[]
+}
+
+/// Reads digits to a base.
+const fn number(digits: &[u8], base: u32) -> i32 {
+    let mut number = 0;
+    let mut rest = digits;
+    while let Some((&digit, others)) = rest.split_first() {
+        rest = others;
+        match (digit as char).to_digit(base) {
+            Some(value) => number = number * base as i32 + value as i32,
+            None => panic!("a version has a digit that is none"),
+        }
+    }
+    number
+}
