@@ -29,8 +29,8 @@ ifneq ($(findstring -,$(VERSION)),)
     export DLOCK_VERSION := $(VERSION)$(if $(COMMIT),+$(COMMIT))
 endif
 
-# The last commits of 0.1.0, 0.2.0 and 0.3.0, which `make upgrade` updates from.
-OLD ?= cd925ff e3db170 c85dd40
+# The last commits of 0.1.0, 0.2.0, 0.3.0 and 0.3.1, which `make upgrade` updates from.
+OLD ?= cd925ff e3db170 c85dd40 c9dbc51
 
 # The oldest compiler that is promised: `rust-version` in Cargo.toml.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).0
@@ -167,7 +167,7 @@ fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ
 memcheck: build ## Run tests and random commands on a server under valgrind's memcheck (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
 	@integration/memcheck/run.sh '$(TARGET)/memcheck' '$(MEMCHECK_SECONDS)' '$(MEMCHECK_SEED)'
 
-upgrade: build ## Update a running system from 0.1.0, 0.2.0 and 0.3.0, built from the project's history, to the module of now
+upgrade: build ## Update a running system from 0.1.0 to 0.3.1, built from the project's history, to the module of now
 	@for old in $(OLD); do integration/upgrade.sh '$(TARGET)/upgrade' "$$old" || exit 1; done
 
 install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr, on macOS /usr/local)
