@@ -1,12 +1,14 @@
 //! `dlock check`: reads a running group of servers, and reports what it lacks of the recommended setting.
 
 use crate::config_file;
-use crate::out::say;
+use crate::out::{say, tell};
 use crate::patches::{self, Level, FAULT};
 use crate::server::{address, field, items, number, text, texts, Address, Failure, Link, Place};
 use redis::{cmd, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// The exit codes, the worst one first.
 const BAD: u8 = 1;
@@ -249,6 +251,75 @@ pub(crate) fn check(place: &Place) -> Result<u8, Failure> {
     known.extend(sentinels(place, &mut report));
     chained(place, &known, &mut seen, &mut report);
     Ok(report.finish())
+}
+
+/// How long `dlock check --wait` waits between two questions.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits until the replicas of the primary, or of all primaries of a cluster, count: then the next server may be restarted, or a
+/// replica promoted, and no lock is lost. Prints each change. Returns the exit code, which is [`BAD`] after that time.
+///
+/// # Errors
+/// The servers refuse, or `dlock.replicas` is 0: then no server knows how many replicas it should have.
+pub(crate) fn wait(place: &Place, longest: Duration) -> Result<u8, Failure> {
+    let end = Instant::now().checked_add(longest);
+    let mut said = String::new();
+    loop {
+        // A server that is restarted, or a promotion that is under way, is not there for a while.
+        let state = match missing(place) {
+            Ok(None) => {
+                say!("all replicas count");
+                return Ok(0);
+            }
+            Ok(Some(missing)) => missing,
+            Err(failure) if failure.is_final => return Err(failure),
+            Err(failure) => failure.to_string(),
+        };
+        if state != said {
+            say!("{state}");
+            said = state;
+        }
+        if end.is_some_and(|end| Instant::now() >= end) {
+            tell!("gave up after {} s", longest.as_secs());
+            return Ok(BAD);
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// What one of the primaries lacks.
+fn missing(place: &Place) -> Result<Option<String>, Failure> {
+    let (primaries, _) = primaries(place, place.connect()?)?;
+    for primary in primaries {
+        let mut primary = Node::read(primary)?;
+        let at = primary.link.at.clone();
+        if !primary.has_module() {
+            return Err(Failure::new(format!(
+                "{at}: the module dlock is not loaded"
+            )));
+        }
+        let wanted = primary
+            .amount("dlock.replicas")
+            .ok_or_else(|| Failure::new(format!("{at}: CONFIG GET dlock.replicas is refused")))?;
+        if wanted == 0 {
+            return Err(Failure::new(format!(
+                "{at}: dlock.replicas is 0, so no replica counts"
+            )));
+        }
+        let counting = primary.gauge("replicas_counting");
+        let seconds = |name| primary.gauge(name).div_ceil(1_000);
+        // Whoever is promoted now lets others count as late as this server does.
+        let left = seconds("closed_left_ms").max(seconds("joins_count_late_ms"));
+        if !primary.is_primary || counting < wanted || left > 0 {
+            let of = format!("{at}: {counting} of {wanted} replicas count");
+            return Ok(Some(match left {
+                0 => of,
+                // The number of seconds is not part of it, so that each change is printed once.
+                _ => format!("{of}; a start or a full copy is less than dlock.quarantine-ms ago"),
+            }));
+        }
+    }
+    Ok(None)
 }
 
 /// The primary that was found, or all of its cluster; and the replicas that the cluster knows.
@@ -582,19 +653,49 @@ fn are(count: u64) -> &'static str {
     }
 }
 
+/// Whether this server still has after a restart what it has confirmed, or has nothing at all: then it needs a full copy, and counts
+/// late. A file from which it begins with less is worse than none.
 fn persistence(node: &mut Node, confirms: bool, report: &mut Report) {
     let (aof, saves) = (node.setting("appendonly"), node.setting("save"));
     let (Some(aof), Some(saves)) = (aof, saves) else {
         report.unchecked("what is kept on disk (CONFIG GET is refused)");
         return;
     };
-    match (aof == "yes", saves.is_empty(), confirms) {
-        (true, _, _) => report.good("appendonly is on"),
-        (false, false, true) => report.bad(
-            "save without appendonly: after a restart from an older file this server has forgotten what it confirmed. Set appendonly yes",
-        ),
-        (false, _, _) => report.note("appendonly is off: after a crash of this server its newest locks are unknown to it"),
+    if aof == "yes" {
+        report.good("appendonly is on");
+        return;
     }
+    if !confirms {
+        report.note(
+            "appendonly is off: after a crash of this server its newest locks are unknown to it",
+        );
+        return;
+    }
+    let older =
+        "after a restart from an older file this server has forgotten what it confirmed, and a second owner can get a lock";
+    if !saves.is_empty() {
+        report.bad(&format!(
+            "save without appendonly: {older}. Set appendonly yes"
+        ));
+    } else if node.setting("rdb-del-sync-files").as_deref() != Some("yes") {
+        report.bad(&format!(
+            "without appendonly the file of the last full copy stays: {older}. Set appendonly yes, or rdb-del-sync-files yes"
+        ));
+    } else if let Some(file) = dump(node) {
+        report.bad(&format!(
+            "without appendonly {} is there: {older}. Set appendonly yes, or remove the file",
+            file.display()
+        ));
+    } else {
+        report.note("appendonly is off: after a crash this server needs a full copy, and confirms nothing until dlock.quarantine-ms have passed");
+    }
+}
+
+/// The file from which this server would begin, if it is on this machine and there.
+fn dump(node: &mut Node) -> Option<PathBuf> {
+    let (directory, name) = (node.setting("dir")?, node.setting("dbfilename")?);
+    let file = Path::new(&directory).join(name);
+    (config_file::is_here(&node.link.at) && file.exists()).then_some(file)
 }
 
 fn follows(replica: &mut Node, report: &mut Report) {

@@ -52,8 +52,11 @@ Exit codes:
   2   Nothing is BAD, but something could not be checked
   3   There are notes only
   69  No server could be reached, or it refused
+  With --wait: 0 if all replicas count, 1 if they did not in time
 
 Examples:
+  dlock check --wait --url redis://primary && redis-cli -h replica SHUTDOWN
+      Goes on when all replicas count
   dlock check --sentinel one:26379 --sentinel two:26379 --sentinel three:26379 --primary dlock
       A group, with its Sentinels
   sudo dlock check

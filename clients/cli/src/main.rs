@@ -127,7 +127,12 @@ enum What {
     },
     /// Read a running group of servers, and report what it lacks of the recommended setting
     #[command(after_help = help::CHECK)]
-    Check,
+    Check {
+        /// Only wait until all replicas count (dlock.replicas): before the next server is restarted, or a replica
+        /// is promoted. At most 5 minutes, or TIME
+        #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "5min", value_parser = duration)]
+        wait: Option<Duration>,
+    },
     /// The process above the command of `run`
     #[command(hide = true)]
     Under(guardian::Options),
@@ -192,7 +197,8 @@ fn perform(options: Options) -> Result<u8, Failure> {
         What::Ls { pattern, contended } => show::ls(&place, &pattern, contended),
         What::Release { lock, owner } => show::release(&place, &lock, owner.as_deref()),
         What::Top { delay, times } => top::top(&place, delay, times),
-        What::Check => check::check(&place),
+        What::Check { wait: None } => check::check(&place),
+        What::Check { wait: Some(time) } => check::wait(&place, time),
         What::Under(options) => Ok(guardian::run(&options)),
         What::Become {
             parent,

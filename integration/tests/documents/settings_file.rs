@@ -27,7 +27,8 @@ const LINKS: [(&str, &str); 4] = [
 ];
 
 /// The settings that the recommended setting decides.
-const DECIDED: [&str; 4] = [
+const DECIDED: [&str; 5] = [
+    "rdb-del-sync-files",
     "dlock.replicas",
     "dlock.quarantine-ms",
     "min-replicas-to-write",
@@ -208,7 +209,7 @@ fn another_recommendation_is_found() {
 fn the_recommended_setting_has_one_source() {
     let [with, without] = recommended();
     let (with, without) = (settings(with), settings(without));
-    assert_eq!(with.len(), 2);
+    assert_eq!(with.len(), 4);
     assert_eq!(without.len(), 3);
     assert_eq!(with["dlock.quarantine-ms"], without["dlock.quarantine-ms"]);
     let group = settings(GROUP);

@@ -606,6 +606,43 @@ fn a_power_cut_of_all_loses_no_confirmed_grant() {
     group.end();
 }
 
+/// Without an AOF a replica keeps the file of its last full copy. Restarted from that file it has forgotten what it confirmed since,
+/// joins by a partial resynchronisation, and counts at once: a second owner gets the lock. With `rdb-del-sync-files` it has no file,
+/// and needs a full copy.
+#[test]
+fn a_replica_that_keeps_the_file_of_its_full_copy_lets_in_a_second_owner() {
+    for (deletes, owners) in [("no", 2), ("yes", 1)] {
+        let member = server(2)
+            .config("repl-diskless-load", "disabled")
+            .config("rdb-del-sync-files", deletes);
+        let mut group = Group::of(2, member);
+        let (lags, confirms) = (&group.replicas[0], &group.replicas[1]);
+        confirms.connection().run("CONFIG REWRITE");
+        // The link of one replica is cut, and the other one alone confirms.
+        lags.connection().run("REPLICAOF 127.0.0.1 1");
+        group.await_counting(1);
+        let mut c = group.primary.connection();
+        c.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
+        group.primary.kill9();
+        group.replicas[1].kill9();
+        group.replicas[1].restart();
+        let new = &group.replicas[0];
+        new.promote();
+        group.replicas[1].replica_of(new);
+        await_until("it has joined", PATIENCE, || {
+            stat(new, "replicas_joined_partial") + stat(new, "replicas_joined_full") == 1
+        });
+        let mut wire = new.connection();
+        wire.send("DLOCK.ACQUIRE k bob 600000");
+        match (owners, wire.read()) {
+            (2, Ok(_)) => assert_eq!(stat(new, "replicas_joined_partial"), 1),
+            (1, Err(error)) => assert!(error.ends_with(TOO_FEW), "{error}"),
+            (_, answer) => panic!("rdb-del-sync-files {deletes}: {answer:?}"),
+        }
+        assert_sound(new);
+    }
+}
+
 /// A replica after a full synchronisation counts late, and so does any other that joins in that time: here, and at a server that
 /// is promoted meanwhile.
 #[test]

@@ -1,6 +1,7 @@
 //! `dlock check`.
 
 use super::*;
+use dlock_integration::redis::cmd;
 use dlock_integration::{Sentinel, ServerBuilder, Version, Watch, PRIMARY};
 
 /// A server of a group with two replicas, in the recommended setting.
@@ -131,6 +132,78 @@ fn check_says_how_long_nothing_is_granted() {
         .and_then(|(_, left)| left.strip_suffix(" s"));
     let left: u64 = left.expect("how long").parse().expect("seconds");
     assert!((1..=600).contains(&left), "{said}");
+}
+
+/// Without an AOF a file that a full copy, or somebody, has left is what a server begins from. Then it has forgotten what it confirmed.
+#[test]
+fn check_finds_what_a_replica_would_begin_from() {
+    let member = || member().config("appendonly", "no");
+    let server = member().config("rdb-del-sync-files", "no").start();
+    let mut connection = server.connection();
+    let of = |mark: &str| {
+        let (_, said, _) = output(&server, &["check"]);
+        complaints(mark, &said).join("\n")
+    };
+    assert!(of("BAD").contains("Set appendonly yes, or rdb-del-sync-files yes"));
+    connection.run("CONFIG SET rdb-del-sync-files yes");
+    assert!(!of("BAD").contains("appendonly"), "{}", of("BAD"));
+    assert!(of("note").contains("needs a full copy"));
+    connection.run("SAVE");
+    assert!(of("BAD").contains("dump.rdb is there"), "{}", of("BAD"));
+    connection.ask_command::<()>(cmd("CONFIG").arg("SET").arg("save").arg("900 1"));
+    assert!(of("BAD").contains("save without appendonly"));
+    connection.run("CONFIG SET appendonly yes");
+    assert!(of("ok").contains("appendonly is on"));
+    // Without confirmations nothing is forgotten that a quarantine does not cover.
+    let server = Server::start();
+    let (_, said, _) = output(&server, &["check"]);
+    assert!(
+        !complaints("BAD", &said).join(" ").contains("appendonly"),
+        "{said}"
+    );
+}
+
+/// It ends when all replicas count, also those that have just been started; whoever waits for more is told what is missing.
+#[test]
+fn check_waits_until_all_replicas_count() {
+    let (primary, one) = (member().start(), member().start());
+    one.replica_of(&primary);
+    let (code, said, told) = output(&primary, &["check", "--wait=300ms"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains(" of 2 replicas count"), "{said}");
+    assert!(told.contains("gave up"), "{told}");
+    let waiting = Running::start(&one, &["check", "--wait"]);
+    let two = member().start();
+    two.replica_of(&primary);
+    let (code, said, _) = waiting.end();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.ends_with("all replicas count\n"), "{said}");
+    assert_eq!(dlock_integration::stat(&primary, "replicas_counting"), 2);
+    // Counted once, they count at once.
+    assert_eq!(
+        output(&primary, &["check", "--wait"]).1,
+        "all replicas count\n"
+    );
+    // After a full copy a replica counts late.
+    for server in [&primary, &two] {
+        server
+            .connection()
+            .run("CONFIG SET dlock.quarantine-ms 600000");
+    }
+    two.connection().run("REPLICAOF NO ONE");
+    two.connection().run("SET x y");
+    two.replica_of(&primary);
+    let (code, said, _) = output(&primary, &["check", "--wait=0"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(
+        said.contains("1 of 2 replicas count; a start or a full copy"),
+        "{said}"
+    );
+    // Without confirmations there is nothing to wait for.
+    let alone = Server::start();
+    let (code, _, told) = output(&alone, &["check", "--wait"]);
+    assert_eq!(code, 69, "{told}");
+    assert!(told.contains("dlock.replicas is 0"), "{told}");
 }
 
 /// Whatever cannot be read is counted, and has an exit code of its own: it is not taken for good.
