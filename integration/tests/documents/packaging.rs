@@ -85,6 +85,21 @@ fn the_changes_begin_with_this_version() {
 }
 
 #[test]
+fn every_package_has_this_version() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/version.sh");
+    let output = Command::new(script).output().expect("the script runs");
+    let listed = String::from_utf8(output.stdout).expect("text");
+    let version = env!("CARGO_PKG_VERSION");
+    for line in listed.lines() {
+        assert_eq!(line.split(' ').next(), Some(version), "{line}");
+    }
+    for package in ["python", "node", "go", "java", "rust", "php"] {
+        let named = format!(" ./clients/{package}/");
+        assert!(listed.contains(&named), "{package}: no version");
+    }
+}
+
+#[test]
 fn a_forge_runs_targets_of_the_makefile_and_nothing_else() {
     let targets = targets();
     let mut used = BTreeSet::new();
