@@ -45,7 +45,7 @@ mod state;
 mod types;
 mod view;
 
-pub use holds::{KeepReply, Loss, LostHold, TieRequest, SHORTEST_AUTO_LEASE_MS};
+pub use holds::{KeepReply, Loss, LostHold, TieId, TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use keyspace::{Entry, Event, Keyspace, Value};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};

@@ -10,10 +10,12 @@
 //! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one;
 //! 4. outputs with a message, which are published: a subscriber that receives one may rely on all of that.
 
-use crate::holds::KeepReply;
+use crate::holds::{HoldId, KeepReply};
 use crate::queue::Place;
 use crate::refusal::Refusal;
-use crate::types::{Arrival, ClientId, Grant, Millis, Name, RequestId, SteadyMs, Token, WallMs};
+use crate::types::{
+    Arrival, ClientId, Grant, HoldRef, Millis, Name, RequestId, SteadyMs, Token, WallMs,
+};
 use std::rc::Rc;
 
 /// How a wait ended.
@@ -60,6 +62,14 @@ pub struct Promise {
     pub token: Token,
     /// The ticket with a `CLAIM` that a new hold has used, and its number: the ticket stands again if the hold is given back.
     pub ticket: Option<(Arrival, Box<Place>)>,
+}
+
+impl Promise {
+    /// Returns the hold.
+    pub(crate) fn hold(&self) -> HoldId {
+        let (name, owner) = (self.name.as_ref(), &*self.owner);
+        HoldId::new(HoldRef { name, owner }, self.token)
+    }
 }
 
 /// The part of an answer that replicas confirm.

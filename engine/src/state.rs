@@ -1,13 +1,13 @@
 //! The engine's state, and its getters that need no lock's name.
 
 use super::counters::Counters;
-use super::holds::HoldTable;
+use super::holds::{HoldTable, TieId};
 use super::lock::Lock;
 use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Requests, WaitQueues};
 use super::refusal::Refusal;
-use super::types::{ClientId, Millis, Name, Now, RequestId, Token};
+use super::types::{ClientId, Millis, Name, Now, RequestId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -32,9 +32,9 @@ pub struct Engine {
     pub(super) garbage: VecDeque<Garbage>,
     /// Holds of undelivered answers.
     pub(super) undelivered: Vec<Promise>,
-    /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
-    /// had to be left, since its slot is migrating away.
-    pub(super) disconnected: BTreeMap<ClientId, Option<Token>>,
+    /// Connections that have ended, while what belonged to them is being cleared away; and the last hold that had to be
+    /// left, since its slot is migrating away.
+    pub(super) disconnected: BTreeMap<ClientId, Option<TieId>>,
     /// Position of the once-a-second scan, which finds what the server does not report.
     pub(super) scan: ScanCursor,
     /// Whether a compatible head was not granted because nothing is granted for now.
@@ -67,8 +67,8 @@ pub(crate) enum ScanCursor {
     Over,
     /// At the names without a value, from here on.
     Names(Bound<LockId>),
-    /// At the ties above this token.
-    Ties(Token),
+    /// At the ties above this one.
+    Ties(TieId),
 }
 
 impl Engine {

@@ -1,6 +1,7 @@
 //! Holds: how they begin, are tied to connections, and end; and what decisions change beside them: the token clock, the counters,
 //! the timers.
 
+mod identity;
 mod ties;
 mod tying;
 
@@ -18,8 +19,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use ties::Ties;
 
+pub(crate) use identity::HoldId;
 pub(crate) use ties::{Auto, Renewal, Tie};
-pub use ties::{KeepReply, Loss, LostHold};
+pub use ties::{KeepReply, Loss, LostHold, TieId};
 pub(crate) use tying::next_renewal;
 pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 
@@ -44,7 +46,7 @@ pub struct HoldTable {
     /// The deadlines.
     pub timers: Deadlines<SteadyMs, Due>,
     /// Holds whose grant or entry replicas have not confirmed yet, and whether each is new: then no client knows of it.
-    pub unconfirmed: BTreeMap<Token, bool>,
+    pub unconfirmed: BTreeMap<HoldId, bool>,
 }
 
 impl HoldTable {
@@ -98,7 +100,7 @@ impl HoldTable {
         whose: HoldRef,
         terms: &Terms,
     ) -> Result<Grant, Refusal> {
-        let HoldRef { name, owner } = whose;
+        let owner = whose.owner;
         let Some(hold) = entry.hold(owner) else {
             return Ok(self.grant_first(policy, entry, now, whose, terms));
         };
@@ -115,9 +117,9 @@ impl HoldTable {
             self.counters.upgrades += 1;
             let token = self.tokens.token(now);
             if terms.ties() && !self.ties.is_empty() {
-                self.lose_to(name, hold.token, terms.client);
+                self.lose_to(whose, hold.token, terms.client);
             }
-            self.retie(name, hold.token, token);
+            self.retie(whose, hold.token, token);
             entry.events.push(Event::Acquired(token));
             (token, terms.share.limit, terms.share.permits)
         };
@@ -135,7 +137,7 @@ impl HoldTable {
         entry.revise(hold, entered);
         if !self.ties.is_empty() {
             let (lease, end) = (terms.lease, entered.deadline);
-            self.ties.reentered(name, token, lease, end);
+            self.ties.reentered(whose, token, lease, end);
         }
         if terms.ties() {
             self.tie_granted(whose, token, entered.deadline, terms, now);

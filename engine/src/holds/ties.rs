@@ -8,14 +8,11 @@
 //! The cost of `DLOCK.KEEP` must not grow with the ties: a connection's ties stand in the order in which their leases end, a
 //! heartbeat is noted once for all of them, and losses that the connection did not cause are kept until a KEEP reports them.
 
+use super::identity::{HoldId, HoldKey};
 use crate::invariants::broken;
 use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, SteadyMs, Token, WallMs};
-use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
-
-/// A lock's name and its owner's, in bytes: a short key and a UUID.
-const USUAL_WORDS: usize = 64;
 
 /// The most losses that are kept for a connection until it asks, and the most bytes of their keys. Beyond them, the reply says only
 /// that there were more.
@@ -35,41 +32,6 @@ pub struct Tie {
     pub auto: Option<Auto>,
     /// When the hold's lease ends.
     pub end: WallMs,
-}
-
-/// A lock and its owner, in one piece.
-#[derive(Debug, Clone)]
-pub struct HoldKey {
-    db: u32,
-    // The key's length; what follows it is the owner.
-    key: u32,
-    // Most names have room in the tie itself: a tie is then one allocation, not two.
-    words: SmallVec<[u8; USUAL_WORDS]>,
-}
-
-impl HoldKey {
-    /// Copies the names of a hold.
-    pub fn new(hold: HoldRef) -> HoldKey {
-        let mut words = SmallVec::from_slice(hold.name.key);
-        words.extend_from_slice(hold.owner);
-        HoldKey {
-            db: hold.name.db,
-            key: hold.name.key.len() as u32,
-            words,
-        }
-    }
-
-    /// Returns the lock.
-    pub fn name(&self) -> NameRef<'_> {
-        let (key, _) = self.words.split_at(self.key as usize);
-        NameRef { db: self.db, key }
-    }
-
-    /// Returns the owner.
-    pub fn owner(&self) -> &[u8] {
-        let (_, owner) = self.words.split_at(self.key as usize);
-        owner
-    }
 }
 
 /// How the server renews a hold.
@@ -191,6 +153,11 @@ impl Tie {
         self.whose.owner()
     }
 
+    /// Returns the lock and the owner.
+    pub fn whose(&self) -> HoldRef<'_> {
+        self.whose.as_ref()
+    }
+
     /// Returns why the hold is lost: its lease is over, or else what has happened.
     pub fn loss(&self, why: Loss, now: WallMs) -> Loss {
         match self.end <= now {
@@ -205,11 +172,11 @@ impl Tie {
             .is_some_and(|auto| !matches!(auto.next, Renewal::Paused | Renewal::Stopped))
     }
 
-    fn ranked(&self, token: Token) -> ByExpiry {
+    fn ranked(&self, id: TieId) -> ByExpiry {
         ByExpiry {
             session_only: self.auto.is_none(),
             end: self.end,
-            token,
+            id,
         }
     }
 }
@@ -219,7 +186,7 @@ impl Tie {
 struct ByExpiry {
     session_only: bool,
     end: WallMs,
-    token: Token,
+    id: TieId,
 }
 
 impl ByExpiry {
@@ -228,20 +195,29 @@ impl ByExpiry {
         ByExpiry {
             session_only,
             end: WallMs(0),
-            token: Token(0),
+            id: TieId::default(),
         }
     }
 }
 
 /// When the server renews which hold, in order.
-pub(crate) type Renewals = BTreeSet<(SteadyMs, Token)>;
+pub(crate) type Renewals = BTreeSet<(SteadyMs, TieId)>;
+
+/// Identifies a tie as long as it exists.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TieId {
+    /// The token of the hold.
+    pub token: Token,
+    // Tells ties of one token apart. 0 for the first: nearly always there is no other.
+    twin: u64,
+}
 
 /// A connection that holds are tied to, or were. It is kept until it ends: a connection that ties one hold ties another.
 #[derive(Debug, Clone, Default)]
 struct Connection {
     holds: BTreeSet<ByExpiry>,
     // Holds whose bound has passed.
-    paused: BTreeSet<Token>,
+    paused: BTreeSet<TieId>,
     // Whether it is blocked by a request, and when it last was.
     waits: bool,
     waited: SteadyMs,
@@ -255,28 +231,28 @@ struct Connection {
 
 impl Connection {
     /// Enters when a hold is renewed next.
-    fn enter(&mut self, renewals: &mut Renewals, token: Token, next: Renewal) {
+    fn enter(&mut self, renewals: &mut Renewals, id: TieId, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(renewals.insert((at, token))),
-            Renewal::Paused => drop(self.paused.insert(token)),
+            Renewal::At(at) => drop(renewals.insert((at, id))),
+            Renewal::Paused => drop(self.paused.insert(id)),
             Renewal::Stopped => {}
         }
     }
 
     /// Puts a hold of it in its place by the end of its lease.
-    fn set_end(&mut self, tie: &mut Tie, token: Token, end: WallMs) {
+    fn set_end(&mut self, tie: &mut Tie, id: TieId, end: WallMs) {
         if tie.end != end {
-            self.holds.remove(&tie.ranked(token));
+            self.holds.remove(&tie.ranked(id));
             tie.end = end;
-            self.holds.insert(tie.ranked(token));
+            self.holds.insert(tie.ranked(id));
         }
     }
 
     /// Removes when a hold is renewed next.
-    fn take_out(&mut self, renewals: &mut Renewals, token: Token, next: Renewal) {
+    fn take_out(&mut self, renewals: &mut Renewals, id: TieId, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(renewals.remove(&(at, token))),
-            Renewal::Paused => drop(self.paused.remove(&token)),
+            Renewal::At(at) => drop(renewals.remove(&(at, id))),
+            Renewal::Paused => drop(self.paused.remove(&id)),
             Renewal::Stopped => {}
         }
     }
@@ -289,9 +265,9 @@ impl Connection {
 
     /// Drops the bounds that apply to no hold. Takes time by the number of holds; as many heartbeats have come since it was last
     /// done.
-    fn forget_bounds(&mut self, ties: &BTreeMap<Token, Box<Tie>>) {
+    fn forget_bounds(&mut self, ties: &BTreeMap<TieId, Box<Tie>>) {
         let autos = self.holds.iter();
-        let autos = autos.filter_map(|hold| ties.get(&hold.token)?.auto);
+        let autos = autos.filter_map(|hold| ties.get(&hold.id)?.auto);
         let needed: BTreeSet<usize> = autos
             .map(|auto| self.first_since(auto.heartbeats))
             .collect();
@@ -334,28 +310,31 @@ impl LossLog {
     }
 }
 
-/// All ties, by the token of the hold. RESTORE can bring a second hold under that token to another lock, which is not the tied one:
-/// so a question about the hold of a lock names the lock.
+/// All ties.
 #[derive(Debug, Clone, Default)]
 pub struct Ties {
-    by_token: BTreeMap<Token, Box<Tie>>,
+    by_id: BTreeMap<TieId, Box<Tie>>,
+    // The ties of tokens that others had when these were made.
+    twins: BTreeMap<HoldId, TieId>,
     by_client: BTreeMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
     /// When the server renews which hold.
     pub renewals: Renewals,
     // Holds whose renewal is due.
-    due: VecDeque<Token>,
+    due: VecDeque<TieId>,
     // Holds that were paused until a heartbeat came, and are to be renewed again.
-    resumed: Vec<BTreeSet<Token>>,
+    resumed: Vec<BTreeSet<TieId>>,
     // The connection whose command runs; none between commands. Its own acts are not reported to it as losses.
     current_client: ClientId,
+    // How many twins there have been so far.
+    last_twin: u64,
 }
 
 impl Ties {
     /// Returns true if nothing is tied.
     pub fn is_empty(&self) -> bool {
-        self.by_token.is_empty()
+        self.by_id.is_empty()
     }
 
     /// Returns how many holds end with a connection.
@@ -368,20 +347,48 @@ impl Ties {
         self.autos
     }
 
-    /// Returns the tie under this token.
-    pub fn get(&self, token: Token) -> Option<&Tie> {
-        self.by_token.get(&token).map(|tie| &**tie)
+    /// Returns the tie with this number.
+    pub fn get(&self, id: TieId) -> Option<&Tie> {
+        self.by_id.get(&id).map(|tie| &**tie)
     }
 
-    /// Returns the tie of this lock's hold.
-    pub fn at(&self, name: NameRef, token: Token) -> Option<&Tie> {
-        self.get(token).filter(|tie| tie.name() == name)
+    /// Finds the tie of a lock's hold. No lock has two holds under one token, so they need not be told apart by their owners.
+    #[inline(always)]
+    pub fn find(&self, name: NameRef, token: Token) -> Option<TieId> {
+        let first = TieId { token, twin: 0 };
+        match self.get(first) {
+            Some(tie) if tie.name() == name => Some(first),
+            _ => self.find_twin(name, token),
+        }
     }
 
-    /// Returns the first tie above this token.
-    pub fn after(&self, token: Token) -> Option<(Token, &Tie)> {
-        let mut rest = self.by_token.range((Excluded(token), Unbounded));
-        rest.next().map(|(token, tie)| (*token, &**tie))
+    fn find_twin(&self, name: NameRef, token: Token) -> Option<TieId> {
+        if self.twins.is_empty() {
+            return None;
+        }
+        // Of all owners this one sorts first.
+        let owner = &[];
+        let from = HoldId::new(HoldRef { name, owner }, token);
+        let (hold, id) = self.twins.range(from..).next()?;
+        (hold.token == token && hold.whose.name() == name).then_some(*id)
+    }
+
+    /// Finds the tie of a hold.
+    pub fn find_hold(&self, whose: HoldRef, token: Token) -> Option<TieId> {
+        let id = self.find(whose.name, token)?;
+        let tie = self.get(id)?;
+        (tie.owner() == whose.owner).then_some(id)
+    }
+
+    /// Returns the tie of a hold.
+    pub fn of_hold(&self, whose: HoldRef, token: Token) -> Option<&Tie> {
+        self.get(self.find_hold(whose, token)?)
+    }
+
+    /// Returns the first tie above this one.
+    pub fn after(&self, id: TieId) -> Option<(TieId, &Tie)> {
+        let mut rest = self.by_id.range((Excluded(id), Unbounded));
+        rest.next().map(|(id, tie)| (*id, &**tie))
     }
 
     /// Returns true if something is tied to this connection, or was.
@@ -394,38 +401,57 @@ impl Ties {
         self.current_client = client;
     }
 
-    /// Ties a hold that has no tie.
-    pub fn tie(&mut self, token: Token, tie: Box<Tie>) {
+    /// Ties a hold that has no tie. Returns the tie's number.
+    pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> TieId {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
+        let id = self.number(&tie, token);
         let connection = self.by_client.entry(tie.client).or_default();
-        connection.holds.insert(tie.ranked(token));
+        connection.holds.insert(tie.ranked(id));
         if let Some(auto) = tie.auto {
-            connection.enter(&mut self.renewals, token, auto.next);
+            connection.enter(&mut self.renewals, id, auto.next);
         }
-        if self.by_token.insert(token, tie).is_some() {
+        if self.by_id.insert(id, tie).is_some() {
             broken!("a hold that is tied anew is tied by nothing");
         }
+        id
+    }
+
+    /// Numbers a tie: by its token alone, unless another tie has that number.
+    fn number(&mut self, tie: &Tie, token: Token) -> TieId {
+        let first = TieId { token, twin: 0 };
+        if !self.by_id.contains_key(&first) {
+            return first;
+        }
+        self.last_twin += 1;
+        let (twin, whose) = (self.last_twin, tie.whose.clone());
+        let id = TieId { token, twin };
+        if self.twins.insert(HoldId { token, whose }, id).is_some() {
+            broken!("a hold that is tied anew is tied by nothing");
+        }
+        id
     }
 
     /// Unties a hold.
-    pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
-        let tie = self.by_token.remove(&token)?;
+    pub fn untie(&mut self, id: TieId) -> Option<Box<Tie>> {
+        let tie = self.by_id.remove(&id)?;
+        if id.twin > 0 {
+            self.twins.remove(&HoldId::new(tie.whose(), id.token));
+        }
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
         if let Some(its) = self.by_client.get_mut(&tie.client) {
-            its.holds.remove(&tie.ranked(token));
+            its.holds.remove(&tie.ranked(id));
             if let Some(auto) = tie.auto {
-                its.take_out(&mut self.renewals, token, auto.next);
+                its.take_out(&mut self.renewals, id, auto.next);
             }
         }
         Some(tie)
     }
 
-    /// Unties the hold of this lock.
-    pub fn untie_at(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
-        self.at(name, token)?;
-        self.untie(token)
+    /// Unties the hold of this owner.
+    pub fn untie_hold(&mut self, whose: HoldRef, token: Token) -> Option<Box<Tie>> {
+        self.untie(self.find_hold(whose, token)?)
     }
 
     /// Records the loss of a tie that was removed, unless its connection's own command has done it.
@@ -444,8 +470,8 @@ impl Ties {
         connection.lost.add(LostHold { name, token, why });
     }
 
-    /// Moves a hold that is to be renewed again to its new token.
-    pub fn resume_as(&mut self, old: Token, new: Token) {
+    /// Moves a hold that is to be renewed again to its new number.
+    pub fn resume_as(&mut self, old: TieId, new: TieId) {
         let mut sets = self.resumed.iter_mut();
         if let Some(holds) = sets.find_map(|holds| holds.remove(&old).then_some(holds)) {
             holds.insert(new);
@@ -453,15 +479,16 @@ impl Ties {
     }
 
     /// Returns true if a hold was paused, and is to be renewed again because its connection has sent a heartbeat.
-    pub fn is_resumed(&self, token: Token) -> bool {
-        self.resumed.iter().any(|holds| holds.contains(&token))
+    pub fn is_resumed(&self, id: TieId) -> bool {
+        self.resumed.iter().any(|holds| holds.contains(&id))
     }
 
     /// Unties everything after a demotion. `DLOCK.KEEP` reports the losses once the server is a primary again.
     pub fn lose_all(&mut self, now: WallMs) {
-        for (token, tie) in std::mem::take(&mut self.by_token) {
-            self.lose(token, &tie, tie.loss(Loss::Demoted, now));
+        for (id, tie) in std::mem::take(&mut self.by_id) {
+            self.lose(id.token, &tie, tie.loss(Loss::Demoted, now));
         }
+        self.twins.clear();
         self.by_client.retain(|_, connection| {
             *connection = Connection {
                 lost: std::mem::take(&mut connection.lost),
@@ -487,40 +514,42 @@ impl Ties {
                 break;
             }
             let first = self.renewals.pop_first();
-            self.due.extend(first.map(|(_, token)| token));
+            self.due.extend(first.map(|(_, id)| id));
         }
     }
 
     /// Notes when the lease of a hold that was due ends now, and when the server renews it next.
-    pub fn renewed(&mut self, token: Token, end: WallMs, next: Renewal) {
-        let Some(tie) = self.by_token.get_mut(&token) else {
+    pub fn renewed(&mut self, id: TieId, end: WallMs, next: Renewal) {
+        let Some(tie) = self.by_id.get_mut(&id) else {
             return broken!("a hold that is renewed is tied");
         };
         let Some(connection) = self.by_client.get_mut(&tie.client) else {
             return broken!("a hold is tied to a connection that is known");
         };
         self.autos -= usize::from(tie.renews());
-        connection.set_end(tie, token, end);
+        connection.set_end(tie, id, end);
         if let Some(auto) = &mut tie.auto {
             let before = std::mem::replace(&mut auto.next, next);
-            connection.take_out(&mut self.renewals, token, before);
-            connection.enter(&mut self.renewals, token, next);
+            connection.take_out(&mut self.renewals, id, before);
+            connection.enter(&mut self.renewals, id, next);
         }
         self.autos += usize::from(tie.renews());
     }
 
     /// Notes that a tied hold was entered once more: each renewal gives at least this lease from now on, and its lease ends at
     /// `end`.
-    pub fn reentered(&mut self, name: NameRef, token: Token, lease: Millis, end: WallMs) {
-        let tie = self.by_token.get_mut(&token);
-        let Some(tie) = tie.filter(|tie| tie.name() == name) else {
+    pub fn reentered(&mut self, whose: HoldRef, token: Token, lease: Millis, end: WallMs) {
+        let Some(id) = self.find_hold(whose, token) else {
+            return;
+        };
+        let Some(tie) = self.by_id.get_mut(&id) else {
             return;
         };
         if let Some(auto) = &mut tie.auto {
             auto.lease = auto.lease.max(lease);
         }
         if let Some(connection) = self.by_client.get_mut(&tie.client) {
-            connection.set_end(tie, token, end);
+            connection.set_end(tie, id, end);
         }
     }
 
@@ -561,7 +590,7 @@ impl Ties {
         its.bounds.truncate(stay);
         its.bounds.push((its.heartbeats, bound));
         if its.bounds.len() > 2 * its.holds.len() {
-            its.forget_bounds(&self.by_token);
+            its.forget_bounds(&self.by_id);
         }
     }
 
@@ -586,13 +615,13 @@ impl Ties {
     }
 
     /// Takes out a hold that is to be renewed now: its renewal is due, or its connection has sent a heartbeat.
-    pub fn next_due(&mut self) -> Option<Token> {
-        if let Some(token) = self.due.pop_front() {
-            return Some(token);
+    pub fn next_due(&mut self) -> Option<TieId> {
+        if let Some(id) = self.due.pop_front() {
+            return Some(id);
         }
         while let Some(holds) = self.resumed.last_mut() {
-            if let Some(token) = holds.pop_first() {
-                return Some(token);
+            if let Some(id) = holds.pop_first() {
+                return Some(id);
             }
             self.resumed.pop();
         }
@@ -605,17 +634,17 @@ impl Ties {
     }
 
     /// Defers the renewal of holds that are due: the server accepts no change of them now.
-    pub fn put_off(&mut self, refused: Vec<Token>) {
+    pub fn put_off(&mut self, refused: Vec<TieId>) {
         self.due.extend(refused);
     }
 
     /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
-    pub fn ended(&self, client: ClientId, now: WallMs) -> Option<Token> {
+    pub fn ended(&self, client: ClientId, now: WallMs) -> Option<TieId> {
         let holds = &self.by_client.get(&client)?.holds;
         let first = |session_only| holds.range(ByExpiry::first(session_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
         let ended = firsts.find(|hold| hold.end <= now);
-        ended.map(|hold| hold.token)
+        ended.map(|hold| hold.id)
     }
 
     /// Notes that a connection begins to wait for a request, or no longer waits.
@@ -627,14 +656,14 @@ impl Ties {
     }
 
     /// Returns the hold of a connection that comes after this one, or its first.
-    pub fn next_of(&self, client: ClientId, after: Option<Token>) -> Option<Token> {
+    pub fn next_of(&self, client: ClientId, after: Option<TieId>) -> Option<TieId> {
         let holds = &self.by_client.get(&client)?.holds;
-        let after = after.and_then(|token| Some(self.get(token)?.ranked(token)));
+        let after = after.and_then(|id| Some(self.get(id)?.ranked(id)));
         let next = match after {
             None => holds.first(),
             Some(after) => holds.range((Excluded(after), Unbounded)).next(),
         };
-        next.map(|hold| hold.token)
+        next.map(|hold| hold.id)
     }
 
     /// Forgets a connection that has ended, and has no ties left.
@@ -643,8 +672,8 @@ impl Ties {
     }
 
     /// Returns the holds of the locks that this is true of.
-    pub fn of(&self, chosen: impl Fn(NameRef) -> bool) -> Vec<Token> {
-        let ties = self.by_token.iter().filter(|(_, tie)| chosen(tie.name()));
-        ties.map(|(token, _)| *token).collect()
+    pub fn of(&self, chosen: impl Fn(NameRef) -> bool) -> Vec<TieId> {
+        let ties = self.by_id.iter().filter(|(_, tie)| chosen(tie.name()));
+        ties.map(|(id, _)| *id).collect()
     }
 }

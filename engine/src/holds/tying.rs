@@ -1,6 +1,7 @@
 //! Tying holds to connections, and untying them: by commands, by the end of a hold, by the return of an undelivered grant.
 
-use super::ties::{Auto, Bound, HoldKey, Loss, Renewal, Tie, Ties};
+use super::identity::{HoldId, HoldKey};
+use super::ties::{Auto, Bound, Loss, Renewal, Tie, TieId, Ties};
 use super::HoldTable;
 use crate::lock::End;
 use crate::types::{ClientId, HoldRef, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
@@ -46,13 +47,12 @@ impl HoldTable {
         terms: &Terms,
         now: Now,
     ) {
-        let name = whose.name;
         let how = TieRequest {
             client: terms.client,
             session: terms.session,
             auto: terms.auto.map(|ms| Millis::from(ms.get())),
         };
-        let before = self.take_tie(name, token);
+        let before = self.ties.untie_hold(whose, token);
         let (session, mut auto) = match &before {
             Some(tie) if tie.client == how.client => (tie.session, tie.auto),
             _ => (false, None),
@@ -81,12 +81,11 @@ impl HoldTable {
         how: &TieRequest,
         now: Now,
     ) {
-        let name = whose.name;
         let asked = how.session || how.auto.is_some();
-        if !asked && self.ties.at(name, token).is_none() {
+        let before = self.ties.untie_hold(whose, token);
+        if !asked && before.is_none() {
             return;
         }
-        let before = self.take_tie(name, token);
         let stays = before
             .as_ref()
             .filter(|tie| tie.session && (!asked || tie.client == how.client));
@@ -103,16 +102,6 @@ impl HoldTable {
         self.replace_tie(token, before, tie);
     }
 
-    /// Unties a hold before it is tied anew. A tie under its token at another lock, which RESTORE can bring about, is lost.
-    fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
-        let tie = self.ties.untie(token)?;
-        if tie.name() == name {
-            return Some(tie);
-        }
-        self.ties.lose(token, &tie, Loss::Taken);
-        None
-    }
-
     /// Replaces a tie that was removed. `DLOCK.KEEP` reports the loss to another connection that had it.
     fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
         if let Some(before) = before {
@@ -127,64 +116,79 @@ impl HoldTable {
         }
     }
 
-    /// Unties the hold of this token, which has ended or has left its name, and records the loss. If the lease is over, that is
-    /// the reason, whatever has happened to the hold since.
-    pub fn lose(&mut self, token: Token, why: Loss, now: WallMs) {
-        let why = self.ties.get(token).map(|tie| tie.loss(why, now));
+    /// Unties a hold, which has ended or has left its name, and records the loss. If the lease is over, that is the reason,
+    /// whatever has happened to the hold since.
+    pub fn lose(&mut self, id: TieId, why: Loss, now: WallMs) {
+        let why = self.ties.get(id).map(|tie| tie.loss(why, now));
         if let Some(why) = why {
-            self.lose_as(token, why);
+            self.lose_as(id, why);
         }
     }
 
     /// Records a loss whose reason is certain. No client knows of a new hold that replicas have not confirmed: nobody loses it.
-    pub fn lose_as(&mut self, token: Token, why: Loss) {
-        let was_had = self.unconfirmed.get(&token) != Some(&true);
-        if let Some(tie) = self.ties.untie(token).filter(|_| was_had) {
-            self.ties.lose(token, &tie, why);
+    pub fn lose_as(&mut self, id: TieId, why: Loss) {
+        let Some(tie) = self.ties.untie(id) else {
+            return;
+        };
+        if self.is_unconfirmed(tie.whose(), id.token) != Some(true) {
+            self.ties.lose(id.token, &tie, why);
         }
     }
 
     /// Unties everything after a demotion.
     pub fn lose_all(&mut self, now: WallMs) {
-        for (token, is_new) in std::mem::take(&mut self.unconfirmed) {
+        for (hold, is_new) in std::mem::take(&mut self.unconfirmed) {
             if is_new {
-                self.ties.untie(token);
+                self.ties.untie_hold(hold.whose.as_ref(), hold.token);
             }
         }
         self.ties.lose_all(now);
     }
 
-    /// Records the loss of this lock's hold for another connection than this one, under the token that it knows.
-    pub fn lose_to(&mut self, name: NameRef, token: Token, client: ClientId) {
-        let tie = self.ties.at(name, token);
-        if tie.is_some_and(|tie| tie.client != client) {
-            if let Some(tie) = self.ties.untie(token) {
-                self.ties.revoke(token, &tie, Loss::Taken);
-            }
+    /// Returns whether a hold is new that replicas have not confirmed; none if nothing about it is unconfirmed.
+    pub fn is_unconfirmed(&self, whose: HoldRef, token: Token) -> Option<bool> {
+        if self.unconfirmed.is_empty() {
+            return None;
+        }
+        self.unconfirmed.get(&HoldId::new(whose, token)).copied()
+    }
+
+    /// Records the loss of a hold for another connection than this one, under the token that it knows.
+    pub fn lose_to(&mut self, whose: HoldRef, token: Token, client: ClientId) {
+        let Some(id) = self.ties.find_hold(whose, token) else {
+            return;
+        };
+        let other = self.ties.get(id).is_some_and(|tie| tie.client != client);
+        if let Some(tie) = other.then(|| self.ties.untie(id)).flatten() {
+            self.ties.revoke(token, &tie, Loss::Taken);
         }
     }
 
     /// Unties the hold of this lock, which ends for this reason.
     #[inline(never)]
     pub fn lose_by(&mut self, name: NameRef, token: Token, end: End) {
+        let Some(id) = self.ties.find(name, token) else {
+            return;
+        };
         let why = match end {
             End::Released => Loss::Taken,
             End::Expired => Loss::Expired,
             End::Forced => Loss::Forced,
             End::Removed => Loss::Removed,
             // Its connection has ended: there is nobody to report a loss to.
-            End::Session => return drop(self.ties.untie_at(name, token)),
+            End::Session => return drop(self.ties.untie(id)),
         };
         // The reason that the unlock message gives.
-        if self.ties.at(name, token).is_some() {
-            self.lose_as(token, why);
-        }
+        self.lose_as(id, why);
     }
 
     /// Moves a tie to the hold's new token.
-    pub fn retie(&mut self, name: NameRef, old: Token, new: Token) {
-        if let Some(tie) = self.ties.untie_at(name, old) {
-            self.ties.tie(new, tie);
+    pub fn retie(&mut self, whose: HoldRef, old: Token, new: Token) {
+        let Some(old) = self.ties.find_hold(whose, old) else {
+            return;
+        };
+        if let Some(tie) = self.ties.untie(old) {
+            let new = self.ties.tie(new, tie);
             self.ties.resume_as(old, new);
         }
     }

@@ -260,9 +260,9 @@ impl Engine {
         if !self.holds.ties.is_empty() {
             let ended = entry.value().leases();
             let ended = ended.filter(|(_, deadline)| *deadline <= now.wall());
-            let tied = ended.filter(|(token, _)| self.holds.ties.at(name, *token).is_some());
-            for (token, _) in tied.collect::<Vec<_>>() {
-                self.renew_in_time(entry, now, name, token);
+            let tied = ended.filter_map(|(token, _)| self.holds.ties.find(name, token));
+            for id in tied.collect::<Vec<_>>() {
+                self.renew_in_time(entry, now, id);
             }
         }
         if entry.value().ended(now.wall()).is_none() {

@@ -5,7 +5,7 @@ use crate::queue::{Place, WaitQueue};
 use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{
-    ClientId, Limit, Millis, NameRef, Now, Permits, RequestId, Share, Token, WallMs,
+    ClientId, HoldRef, Limit, Millis, NameRef, Now, Permits, RequestId, Share, Token, WallMs,
 };
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -211,7 +211,6 @@ impl Engine {
                 (live().map(|hold| hold.limit).min(), permits.sum())
             }
         };
-        let tie = |token: Token| self.holds.ties.at(name, token);
         Some(View {
             state: match () {
                 () if held > 0 => LockState::Held,
@@ -224,22 +223,29 @@ impl Engine {
             queued,
             holders: holds
                 .iter()
-                .map(|hold| HoldView {
-                    owner: hold.owner.to_vec(),
-                    token: hold.token,
-                    holds: hold.holds,
-                    limit: hold.limit,
-                    permits: hold.permits,
-                    lease_ms: hold.deadline.since(now.wall()),
-                    held_ms: now.wall().since(hold.token.granted()),
-                    session: tie(hold.token).is_some_and(|tie| tie.session),
-                    auto: tie(hold.token).is_some_and(|tie| tie.renews()),
-                    acked: !self.holds.unconfirmed.contains_key(&hold.token),
-                    client: tie(hold.token).map_or(hold.client, |tie| tie.client),
-                })
+                .map(|hold| self.view_hold(now, name, hold))
                 .collect(),
             queue,
         })
+    }
+
+    fn view_hold(&self, now: Now, name: NameRef, hold: &Hold) -> HoldView {
+        let (owner, token) = (hold.owner, hold.token);
+        let whose = HoldRef { name, owner };
+        let tie = self.holds.ties.of_hold(whose, token);
+        HoldView {
+            owner: owner.to_vec(),
+            token,
+            holds: hold.holds,
+            limit: hold.limit,
+            permits: hold.permits,
+            lease_ms: hold.deadline.since(now.wall()),
+            held_ms: now.wall().since(token.granted()),
+            session: tie.is_some_and(|tie| tie.session),
+            auto: tie.is_some_and(|tie| tie.renews()),
+            acked: self.holds.is_unconfirmed(whose, token).is_none(),
+            client: tie.map_or(hold.client, |tie| tie.client),
+        }
     }
 
     fn queue(&self, name: NameRef) -> &WaitQueue {

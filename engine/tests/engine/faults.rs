@@ -20,7 +20,8 @@ use dlock_engine::change::Change;
 use dlock_engine::lock::Hold;
 use dlock_engine::Refusal;
 use dlock_engine::{
-    End, Grant, Limit, Outcome, Permits, PlaceKind, Policy, Promise, RequestId, Token, ONE,
+    End, Grant, Limit, NameRef, Outcome, Permits, PlaceKind, Policy, Promise, RequestId, TieId,
+    Token, ONE,
 };
 
 /// A planted fault.
@@ -63,6 +64,8 @@ pub enum Fault {
     ForgetsOne,
     /// A waiting owner is assumed able to act by another of its connections.
     TwoActors,
+    /// A command that ties a hold unties all others of its token.
+    OneTieAToken,
 
     // The client receives another answer than the engine gave.
     /// A holder that waits is refused although it could be granted.
@@ -207,7 +210,7 @@ use Fault::*;
 /// Each fault with the check that catches it, and a sequence at whose end it does: it does not without any of these lines, and no
 /// shorter sequence of [`exploration`](crate::exploration)'s acts does.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 93] = [
+const CAUGHT: [(Fault, By, &str); 95] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -234,6 +237,7 @@ const CAUGHT: [(Fault, By, &str); 93] = [
     (PollTakesOver, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2: ACQUIRE x b 10"),
     (ForgetsOne, Model, "1: MACQUIRE 2 x y a 10 BLOCK 0"),
     (TwoActors, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (OneTieAToken, Model, "1: ACQUIRE x a SESSION; copy x y; 1: RENEW y a SESSION"),
     (FalseAlarm, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
     (WrongPlace, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2"),
     (ReentryWaits, Model, "config quarantine 15; 1: ACQUIRE x a 10"),
@@ -275,6 +279,7 @@ const CAUGHT: [(Fault, By, &str); 93] = [
     (TieUncounted, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
     (LongBelief, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
     (StaleTie, Invariant(Rule::TieEnds), "1: ACQUIRE x a AUTO 9"),
+    (OneTieAToken, Invariant(Rule::TiesStay), "1: ACQUIRE x a SESSION; copy x y; 2: RENEW y a AUTO 0"),
     (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
     (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
     (TooManyPermits, Invariant(Rule::Limits), "1: ACQUIRE x a LIMIT 2; 2: ACQUIRE x b LIMIT 2"),
@@ -386,6 +391,13 @@ impl World {
                         .set_policy(|policy| policy.deadlock_detection = false);
                 }
             }
+            (OneTieAToken, ..)
+                if ["SESSION", "AUTO"]
+                    .iter()
+                    .any(|tie| at(&heard, tie).is_some()) =>
+            {
+                self.untie_others(db, &heard);
+            }
             (ForgetsOne, Some(asked), _) if asked.many && asked.names.len() == 2 => {
                 heard[1] = b"1".to_vec();
                 heard.remove(3);
@@ -393,6 +405,24 @@ impl World {
             _ => {}
         }
         heard
+    }
+
+    /// Unties the holds at other keys whose token is that of the hold that a command is about.
+    fn untie_others(&mut self, db: u32, words: &[Vec<u8>]) {
+        let here = NameRef { db, key: &words[1] }.to_owned();
+        let lock = self.primary.keys.lock(&here);
+        let Some(token) = lock.and_then(|lock| Some(lock.hold(&words[2])?.token)) else {
+            return;
+        };
+        let ties = &mut self.engine().holds_mut().ties;
+        let mut last = TieId::default();
+        while let Some((id, tie)) = ties.after(last) {
+            let other = id.token == token && tie.name() != here.as_ref();
+            last = id;
+            if other {
+                ties.untie(id);
+            }
+        }
     }
 
     /// Treats every value as one that a user brought.
@@ -583,9 +613,11 @@ impl Fault {
             LostTicket => drop(rows.find_map(|row| row.tickets.as_mut()?.pop())?),
             WrongTtl => rows.find_map(|row| row.ttl.as_mut())?.0.take().map(drop)?,
             StraySession => {
-                let mut holds = before.rows.values().flat_map(|row| &row.holders);
-                let hold = holds.find(|hold| hold.session.is_none())?;
-                after.over.push((End::Session, hold.token));
+                let rows = before.rows.iter();
+                let mut holds =
+                    rows.flat_map(|(name, row)| row.holders.iter().map(move |hold| (name, hold)));
+                let (name, hold) = holds.find(|(_, hold)| hold.session.is_none())?;
+                after.over.push((name.clone(), End::Session, hold.token));
             }
             EntersAhead => {
                 let many = |wait: &Waiting| wait.many && wait.event > before.event;

@@ -51,6 +51,8 @@ pub enum Rule {
     AutoRenews,
     /// A tie knows when the lease of its hold ends.
     TieEnds,
+    /// A command at one key changes no tie of a hold at another.
+    TiesStay,
     /// A connection learns how many holds are tied to it, how long all of them are safe, and which it has lost.
     KeepTold,
     /// No waiter is granted a lock while its slot migrates to another node.
@@ -469,15 +471,19 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
             return broken(Rule::SessionEnds, what);
         }
     }
-    let stray = |token: Token| {
-        let mut holders = before.rows.values().flat_map(|row| &row.holders);
-        let untied = holders.any(|hold| hold.token == token && hold.session.is_none());
-        untied && !after.restored.contains(&token)
+    let stray = |name: &Name, token: Token| {
+        let mut holders = before
+            .rows
+            .get(name)
+            .into_iter()
+            .flat_map(|row| &row.holders);
+        holders.any(|hold| hold.token == token && hold.session.is_none())
     };
-    let ended = after.over.iter().filter(|(end, _)| *end == End::Session);
-    for (_, token) in ended {
-        if stray(*token) {
-            let what = format!("{token:?} had no session, and ended with a connection");
+    let ended = after.over.iter().filter(|(_, end, _)| *end == End::Session);
+    for (name, _, token) in ended {
+        if stray(name, *token) {
+            let name = key(name);
+            let what = format!("{name}: {token:?} had no session, and ended with a connection");
             return broken(Rule::SessionEnds, what);
         }
     }
@@ -507,7 +513,8 @@ fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
         let held = after.rows.values().flat_map(|row| &row.holders);
         let mut its = held.filter(|other| other.token == hold.token);
         let cut = its.any(|other| other.deadline < hold.deadline);
-        let over = after.over.contains(&(End::Expired, hold.token));
+        let mut over = after.over.iter();
+        let over = over.any(|(_, end, token)| (*end, *token) == (End::Expired, hold.token));
         if cut || over && hold.deadline > after.now {
             let (owner, token) = (text(&hold.owner), hold.token);
             let what = format!(
@@ -532,7 +539,8 @@ fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
         };
         let renewed = |hold: &&Holder| hold.auto && hold.deadline > before.now;
         // Leases follow a step of the wall clock, and renewals do not.
-        let nearer = |hold: &&Holder| after.stepped.get(&hold.token) == Some(&hold.deadline);
+        let nearer =
+            |hold: &&Holder| after.stepped.get(&(name.clone(), hold.token)) == Some(&hold.deadline);
         let mut holds = row.holders.iter().filter(renewed);
         if let Some(hold) = holds.find(|hold| ended(hold) && !nearer(hold)) {
             let what = format!("{}'s hold {:?} has ended", text(&hold.owner), hold.token);
@@ -543,7 +551,7 @@ fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
 }
 
 fn tie_ends(after: &Picture) -> Result<(), Broken> {
-    for (token, tied) in &after.ties {
+    for ((_, token), tied) in &after.ties {
         let row = after.rows.get(&tied.name);
         let hold = row.and_then(|row| row.hold(&tied.owner));
         let hold = hold.filter(|hold| hold.token == *token && !after.unseen.contains(&tied.name));
@@ -700,7 +708,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 8] = [
-    "by_token: {}, by_client: {}, sessions: 0, autos: 0, renewals: {}, due: [], resumed: []",
+    "by_id: {}, twins: {}, by_client: {}, sessions: 0, autos: 0, renewals: {}, due: [], resumed: []",
     "timers: Deadlines { index: {}",
     "outbox: []",
     "by_id: {}, places: 0, leases: Deadlines { index: {}",

@@ -6,7 +6,7 @@ use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
 use crate::script::{Act, Command};
 use crate::tie_oracle;
 use crate::transcript::Labels;
-use crate::world::{Heard, World};
+use crate::world::{name, Heard, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::Refusal;
@@ -269,10 +269,6 @@ impl Pair {
             _ => None,
         };
         let mut told: Vec<_> = told.iter().filter_map(lost).collect();
-        // Which of two holds under one token is tied is undefined.
-        let double = |token: u64| self.world.restored.contains(&Token(token));
-        must.retain(|(_, token, _)| !double(*token));
-        told.retain(|(_, token, _)| !double(*token));
         must.sort();
         told.sort();
         must == told
@@ -402,12 +398,10 @@ impl Pair {
     /// Adopts the engine's renewals. The server chooses the instant of a renewal itself: after a quarter to a third of the lease.
     fn adopt_renewals(&mut self) -> Result<(), String> {
         let ties = tie_oracle::ties(&self.world);
-        let holds = self
-            .model
-            .locks
-            .values_mut()
-            .flat_map(|lock| &mut lock.holds);
-        for hold in holds {
+        let locks = self.model.locks.iter_mut();
+        let holds =
+            locks.flat_map(|(key, lock)| lock.holds.iter_mut().map(move |hold| (key, hold)));
+        for (key, hold) in holds {
             let grant = hold.grant;
             let auto = hold.tie.as_mut().and_then(|tie| tie.auto.as_mut());
             let Some((auto, Next::Since(from, lease))) = auto.map(|auto| {
@@ -416,10 +410,11 @@ impl Pair {
             }) else {
                 continue;
             };
-            let tied = self
-                .tokens
-                .get(&grant)
-                .and_then(|token| ties.get(&Token(*token)));
+            let named = |token: &u64| {
+                let (db, key) = key.split_once(':')?;
+                ties.get(&(name(db.parse().ok()?, key), Token(*token)))
+            };
+            let tied = self.tokens.get(&grant).and_then(named);
             let due = tied.and_then(|tied| tied.due);
             let third = from + (lease / 3).max(1);
             match due.filter(|due| (third.saturating_sub(lease / 12 + 1)..=third).contains(due)) {

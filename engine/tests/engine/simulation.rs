@@ -424,7 +424,7 @@ fn the_runs_come_by_everything() {
                 .heard
                 .iter()
                 .filter(|heard| heard.asked.channel.is_some());
-            let sessions = after.over.iter().filter(|(end, _)| *end == End::Session);
+            let sessions = after.over.iter().filter(|(_, end, _)| *end == End::Session);
             let lost = after.heard.iter().filter(|heard| heard.lost);
             let counts = [
                 after.refused.len(),

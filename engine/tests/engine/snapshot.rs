@@ -46,7 +46,7 @@ pub struct Picture {
     pub answers: Vec<Answered>,
     pub stale: Vec<Answered>,
     /// How holds ended since the previous picture, as far as the engine ended them.
-    pub over: Vec<(End, Token)>,
+    pub over: Vec<(Name, End, Token)>,
     /// The outcomes that waiters received since the previous picture.
     pub heard: Vec<Heard>,
     pub unasked: Vec<(RequestId, Outcome)>,
@@ -63,9 +63,9 @@ pub struct Picture {
     /// Tokens of holds whose keys a user gave a TTL.
     pub retimed: BTreeSet<Token>,
     /// The ends of leases that a step of the wall clock has moved nearer.
-    pub stepped: BTreeMap<Token, WallMs>,
+    pub stepped: BTreeMap<(Name, Token), WallMs>,
     /// The ties between holds and connections.
-    pub ties: BTreeMap<Token, Tied>,
+    pub ties: BTreeMap<(Name, Token), Tied>,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
     /// The number of events.

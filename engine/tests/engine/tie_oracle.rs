@@ -1,12 +1,13 @@
 //! The answers to `DLOCK.KEEP`, compared with the ties: a client that follows the contract believes in no hold that it has lost.
 
 use crate::invariants::{Broken, Rule};
-use crate::script::Act;
-use crate::snapshot::{key, text, Picture};
-use crate::world::World;
+use crate::script::{Act, Command};
+use crate::server;
+use crate::snapshot::{key, text, Holder, Picture};
+use crate::world::{name, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
-use dlock_engine::{Millis, Name, Token, WallMs};
+use dlock_engine::{Millis, Name, TieId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tie in the engine.
@@ -28,12 +29,12 @@ fn due(text: &str) -> Option<Millis> {
     at.split(')').next()?.parse().ok()
 }
 
-/// Returns all ties.
-pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
+/// Returns all ties, by lock and token.
+pub fn ties(world: &World) -> BTreeMap<(Name, Token), Tied> {
     let ties = &world.primary.engine.holds().ties;
     let mut found = BTreeMap::new();
-    let mut last = Token(0);
-    while let Some((token, tie)) = ties.after(last) {
+    let mut last = TieId::default();
+    while let Some((id, tie)) = ties.after(last) {
         let tied = Tied {
             client: tie.client.0,
             name: tie.name().to_owned(),
@@ -42,10 +43,40 @@ pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
             end: tie.end,
             due: tie.auto.and_then(|auto| due(&format!("{:?}", auto.next))),
         };
-        found.insert(token, tied);
-        last = token;
+        found.insert((tied.name.clone(), id.token), tied);
+        last = id;
     }
     found
+}
+
+/// Checks that a command changes no tie of a hold at a key that it does not name.
+fn ties_stay(act: &Act, before: &Picture, after: &Picture) -> Result<(), Broken> {
+    let keep = |command: &Command| command.words[0].eq_ignore_ascii_case("KEEP");
+    // A renewal may have been due.
+    let at_once = (before.now, before.steady) == (after.now, after.steady);
+    if !matches!(act, Act::Command(command) if at_once && !keep(command)) {
+        return Ok(());
+    }
+    let named = server::keys_of(act).into_iter();
+    let named: BTreeSet<Name> = named.map(|(db, key)| name(db, &key)).collect();
+    for (name, row) in before
+        .rows
+        .iter()
+        .filter(|(name, _)| !named.contains(*name))
+    {
+        for hold in &row.holders {
+            let after = after.rows.get(name).and_then(|row| row.hold(&hold.owner));
+            let changed = |after: &&Holder| {
+                after.token == hold.token
+                    && (after.session, after.auto) != (hold.session, hold.auto)
+            };
+            if let Some(after) = after.filter(changed) {
+                let what = format!("{}: {hold:?} became {after:?}", key(name));
+                return Err(Broken(Rule::TiesStay, what));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Losses that connections have not learned yet: by connection, lock and token.
@@ -57,8 +88,9 @@ pub struct Losses {
     may: BTreeSet<(u64, Name, Token)>,
     /// Losses that a demoted server may report once it decides again.
     elsewhere: BTreeSet<(u64, Name, Token)>,
-    /// Grants whose first ties no picture shows: they began and ended between two of them. And the connection of each then.
-    fleeting: BTreeMap<Token, Option<u64>>,
+    /// Grants whose first ties no picture shows, by key and token: they began and ended between two of them. And the connection
+    /// of each then.
+    fleeting: BTreeMap<(Vec<u8>, Token), Option<u64>>,
 }
 
 impl Losses {
@@ -70,10 +102,11 @@ impl Losses {
         before: &Picture,
         after: &Picture,
     ) -> Result<(), Broken> {
+        ties_stay(act, before, after)?;
         if matches!(act, Act::Failover | Act::Restart | Act::Crash { .. }) {
             // Another server decides, or this one starts again: to that one these are other connections.
             let ties = before.ties.iter();
-            let ties = ties.map(|(token, tied)| (tied.client, tied.name.clone(), *token));
+            let ties = ties.map(|((name, token), tied)| (tied.client, name.clone(), *token));
             self.elsewhere.extend(ties);
             self.elsewhere.append(&mut self.must);
             self.elsewhere.append(&mut self.may);
@@ -87,7 +120,7 @@ impl Losses {
             ),
             _ => (None, false),
         };
-        for (token, tied) in &before.ties {
+        for (hold @ (_, token), tied) in &before.ties {
             let Tied {
                 client,
                 name,
@@ -95,7 +128,7 @@ impl Losses {
                 ..
             } = tied;
             let its = |tie: &Tied| (tie.client, &tie.name, &tie.owner) == (*client, name, owner);
-            if !after.ties.get(token).is_some_and(its) {
+            if !after.ties.get(hold).is_some_and(its) {
                 let lost = (*client, name.clone(), *token);
                 // An upgrade goes on under another token, possibly after a renewal.
                 let upgraded = tied.end > after.now || tied.auto;
@@ -106,12 +139,13 @@ impl Losses {
                 };
             }
         }
-        let tied = |token: &Token| after.ties.get(token).map(|tied| tied.client);
-        let fleeting = after.grants.iter();
-        self.fleeting
-            .extend(fleeting.map(|(_, _, token)| (*token, tied(token))));
-        for (token, tied) in &after.ties {
-            let lost = (tied.client, tied.name.clone(), *token);
+        for (name, _, token) in &after.grants {
+            let tied = after.ties.get(&(name.clone(), *token));
+            let hold = (name.key.to_vec(), *token);
+            self.fleeting.insert(hold, tied.map(|tied| tied.client));
+        }
+        for ((name, token), tied) in &after.ties {
+            let lost = (tied.client, name.clone(), *token);
             // A grant that was given back: the tie was never lost.
             if self.must.remove(&lost) {
                 self.may.insert(lost);
@@ -127,8 +161,8 @@ impl Losses {
     }
 
     /// Returns true if this grant's tie to this connection, if there was one, is in no picture.
-    fn began_elsewhere(&self, token: Token, client: u64) -> bool {
-        let tied = self.fleeting.get(&token);
+    fn began_elsewhere(&self, hold: &(Vec<u8>, Token), client: u64) -> bool {
+        let tied = self.fleeting.get(hold);
         tied.is_some_and(|tied| *tied != Some(client))
     }
 
@@ -182,8 +216,8 @@ impl Losses {
         let of = |lost: &(u64, Name, Token)| (lost.1.key.to_vec(), lost.2);
         for missed in self.must.iter().filter(|lost| lost.0 == client) {
             // A hold that was upgraded and then lost is reported with its last token.
-            let upgraded = |(key, token): &(Vec<u8>, Token)| {
-                **key == *missed.1.key && self.began_elsewhere(*token, client)
+            let upgraded = |hold: &(Vec<u8>, Token)| {
+                *hold.0 == *missed.1.key && self.began_elsewhere(hold, client)
             };
             if !heard.contains(&of(missed)) && !heard.iter().any(upgraded) {
                 return broken(format!(
@@ -196,8 +230,7 @@ impl Losses {
         let known = |lost: &(Vec<u8>, Token)| {
             let mut all = self.must.iter().chain(&self.may).chain(&self.elsewhere);
             let knows = all.any(|other| other.0 == client && of(other) == *lost);
-            // Which of two holds under one token is tied, and which was lost, is undefined.
-            knows || self.began_elsewhere(lost.1, client) || after.restored.contains(&lost.1)
+            knows || self.began_elsewhere(lost, client)
         };
         if let Some((name, token)) = heard.iter().find(|lost| !known(lost)) {
             return broken(format!("the answer has {} {token:?}", text(name)));

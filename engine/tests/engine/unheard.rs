@@ -2,8 +2,9 @@
 
 use crate::client::Client;
 use crate::server::Server;
+use crate::world::name;
 use dlock_commands::Reply;
-use dlock_engine::{Now, Policy, Promise};
+use dlock_engine::{codec, Now, Policy, Promise};
 
 const NOW: Now = Now {
     us: 1_000_000_000_000,
@@ -45,6 +46,17 @@ fn refuse(server: &mut Server, promises: Vec<Promise>) {
     server.engine.on_undelivered(promises);
     server.engine.give_back(&mut server.keys, NOW);
     server.keys.close();
+}
+
+/// Returns how many losses the first connection learns.
+fn lost(server: &mut Server) -> usize {
+    match say(server, 1, "KEEP 9000") {
+        Reply::Array(parts) => match &parts[..] {
+            [_, _, Reply::Array(lost)] => lost.len(),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
 }
 
 fn is_held(server: &mut Server, key: &str) -> bool {
@@ -127,13 +139,6 @@ fn a_reentry_and_an_upgrade_stand() {
 /// A hold that no client knew is no loss. A hold that its connection had before is one.
 #[test]
 fn what_nobody_had_nobody_loses() {
-    let lost = |server: &mut Server| match say(server, 1, "KEEP 9000") {
-        Reply::Array(parts) => match &parts[..] {
-            [_, _, Reply::Array(lost)] => lost.len(),
-            other => panic!("{other:?}"),
-        },
-        other => panic!("{other:?}"),
-    };
     let mut server = primary();
     let promises = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
     say(&mut server, 2, "FORCERELEASE shop");
@@ -146,4 +151,28 @@ fn what_nobody_had_nobody_loses() {
     say(&mut server, 2, "FORCERELEASE shop");
     refuse(&mut server, reentry);
     assert_eq!(lost(&mut server), 1);
+}
+
+/// A second hold under a token, which a user has brought, is another hold: what becomes of its answer says nothing of the first.
+#[test]
+fn answers_about_two_holds_of_one_token_are_told_apart() {
+    let acked = |server: &mut Server, key: &str| {
+        let name = name(0, key);
+        let lock = server.keys.lock(&name);
+        let view = server.engine.view(lock, NOW, name.as_ref(), 1);
+        view.is_some_and(|view| view.holders.iter().all(|hold| hold.acked))
+    };
+    let mut server = primary();
+    let first = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
+    let stored = server.keys.lock(&name(0, "shop")).map(codec::encode);
+    server.bring(&name(0, "cart"), &stored.unwrap_or_default(), None, NOW);
+    assert!(acked(&mut server, "cart") && !acked(&mut server, "shop"));
+    let second = ask(&mut server, 2, "ACQUIRE cart ada SESSION");
+    server.engine.confirmed(&second, 0);
+    assert!(acked(&mut server, "cart") && !acked(&mut server, "shop"));
+    // Nobody had it yet, so nobody loses it.
+    say(&mut server, 3, "FORCERELEASE shop");
+    assert_eq!(lost(&mut server), 0);
+    refuse(&mut server, first);
+    assert!(is_held(&mut server, "cart"));
 }

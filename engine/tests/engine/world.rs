@@ -66,7 +66,7 @@ pub struct World {
     /// The number of `answers` that `verify` has seen.
     seen: usize,
     /// How holds ended, as far as the engine ended them; a test takes them.
-    pub over: Vec<(End, Token)>,
+    pub over: Vec<(Name, End, Token)>,
     /// The requests refused with DEADLOCK; a test takes them.
     pub refused: Vec<Waiting>,
     /// Whether only time has passed since a test last took this.
@@ -76,7 +76,7 @@ pub struct World {
     /// The owners that have renewed: their leases may end earlier than before. A test takes them.
     pub renewed: BTreeSet<Vec<u8>>,
     /// The ends of leases that a step of the wall clock has moved nearer.
-    pub stepped: BTreeMap<Token, WallMs>,
+    pub stepped: BTreeMap<(Name, Token), WallMs>,
     /// Whether a crash has lost decisions since a test last took this.
     pub lost: bool,
     /// Whether the operator wants deadlock detection.
@@ -89,7 +89,7 @@ pub struct World {
     pub fault: Option<Fault>,
     /// The connections by which owners have sent commands, for a fault that depends on them.
     pub speakers: BTreeSet<(Vec<u8>, u64)>,
-    /// Tokens that RESTORE brought: one may stand at two keys, and then it is undefined which of the two a session ties.
+    /// Tokens that RESTORE brought: one may stand at two keys.
     pub restored: BTreeSet<Token>,
     /// Tokens of holds whose keys a user gave a TTL.
     pub retimed: BTreeSet<Token>,
@@ -282,7 +282,7 @@ impl World {
                 self.now.us = self.now.us.saturating_add_signed(ms * 1000);
                 let ties = tie_oracle::ties(self).into_iter();
                 self.stepped
-                    .extend(ties.map(|(token, tied)| (token, tied.end)));
+                    .extend(ties.map(|(hold, tied)| (hold, tied.end)));
                 if self.is(Fault::SteadySteps) {
                     self.now.steady_us = self.now.steady_us.saturating_add_signed(ms * 1000);
                 }
@@ -847,7 +847,7 @@ impl World {
         for event in &closed.events {
             self.events.push((closed.name.clone(), *event));
             if let Event::Ended(end, token) = event {
-                self.over.push((*end, *token));
+                self.over.push((closed.name.clone(), *end, *token));
             }
         }
         for (owner, token) in granted(&closed.effect) {
@@ -938,7 +938,8 @@ impl World {
                 other.owner == answer.owner
                     && parts.any(|(lock, token)| lock == name && held == Some(*token))
             };
-            let over = self.over.iter().any(|(_, over)| over == token);
+            let mut over = self.over.iter();
+            let over = over.any(|(lock, _, over)| (lock, over) == (name, token));
             held == Some(*token) || over || fresh.iter().any(another)
         };
         let stale = fresh.iter().filter(|answer| {

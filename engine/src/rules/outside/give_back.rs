@@ -19,7 +19,7 @@ impl Engine {
     /// possible.
     pub fn on_undelivered(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
-            self.holds.unconfirmed.remove(&promise.token);
+            self.holds.unconfirmed.remove(&promise.hold());
             self.undelivered.push(promise);
         }
     }
@@ -64,8 +64,8 @@ impl Engine {
             .ok()
             .filter(|hold| hold.fresh)?;
         // No client knows of it, so nobody loses it.
-        self.holds.ties.untie_at(name, promise.token);
         let whose = HoldRef { name, owner };
+        self.holds.ties.untie_hold(whose, promise.token);
         self.holds
             .end(entry, whose, promise.token, End::Released, now);
         if let Some((number, place)) = promise.ticket {

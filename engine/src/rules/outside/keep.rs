@@ -15,15 +15,15 @@ impl Engine {
 
     /// Unties a hold that has left with its key, to another name or with its slot. The hold goes on there.
     pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss, now: Now) {
-        if self.holds.ties.at(name, token).is_some() {
-            self.holds.lose(token, why, now.wall());
+        if let Some(id) = self.holds.ties.find(name, token) {
+            self.holds.lose(id, why, now.wall());
         }
     }
 
     /// Unties all holds of the locks that have left.
     pub fn on_locks_left(&mut self, left: impl Fn(NameRef) -> bool, why: Loss, now: Now) {
-        for token in self.holds.ties.of(left) {
-            self.holds.lose(token, why, now.wall());
+        for id in self.holds.ties.of(left) {
+            self.holds.lose(id, why, now.wall());
         }
     }
 
@@ -53,12 +53,12 @@ impl Engine {
 
     /// Records the ties of a connection whose leases have ended as lost.
     fn end_ties(&mut self, now: Now, client: ClientId) {
-        while let Some(token) = self.holds.ties.ended(client, now.wall()) {
-            let Some(tie) = self.holds.ties.get(token) else {
+        while let Some(id) = self.holds.ties.ended(client, now.wall()) {
+            let Some(tie) = self.holds.ties.get(id) else {
                 break;
             };
             let lock = self.queues.id_or_new(tie.name());
-            self.holds.lose_as(token, Loss::Expired);
+            self.holds.lose_as(id, Loss::Expired);
             self.mark(lock);
         }
     }

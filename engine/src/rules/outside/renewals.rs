@@ -1,11 +1,11 @@
 //! Renewals by the server, for connections that asked for them (`AUTO`).
 
-use crate::holds::{next_renewal, Auto, Loss, Renewal, Tie};
+use crate::holds::{next_renewal, Auto, Loss, Renewal, Tie, TieId};
 use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::lock::Hold;
 use crate::rules::requests::hold::held;
 use crate::state::Engine;
-use crate::types::{NameRef, Now, Token};
+use crate::types::Now;
 
 /// The most holds that one settlement renews.
 pub(super) const RENEWED_A_STEP: usize = 256;
@@ -15,10 +15,10 @@ impl Engine {
     pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = Vec::new();
         for _ in 0..RENEWED_A_STEP {
-            let Some(token) = self.holds.ties.next_due() else {
+            let Some(id) = self.holds.ties.next_due() else {
                 break;
             };
-            let Some(tie) = self.holds.ties.get(token).cloned() else {
+            let Some(tie) = self.holds.ties.get(id).cloned() else {
                 continue;
             };
             let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused();
@@ -26,15 +26,15 @@ impl Engine {
                 continue;
             }
             if !self.may_renew(&tie, now) {
-                self.holds.ties.renewed(token, tie.end, Renewal::Paused);
+                self.holds.ties.renewed(id, tie.end, Renewal::Paused);
             } else if keys.can_write(tie.name()) {
                 self.close_if_leaving(keys, tie.name());
-                self.renew_for(keys, now, token, &tie);
+                self.renew_for(keys, now, id, &tie);
             } else if exists(keys, tie.name()) {
-                refused.push(token);
+                refused.push(id);
             } else {
                 // The lock has left with its slot.
-                self.holds.lose(token, Loss::Moved, now.wall());
+                self.holds.lose(id, Loss::Moved, now.wall());
             }
         }
         let left = self.holds.ties.has_due();
@@ -48,17 +48,17 @@ impl Engine {
     }
 
     /// Renews a hold that has not ended.
-    fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
+    fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, id: TieId, tie: &Tie) {
         let name = tie.name();
         let entry = keys.entry(name);
-        match held(entry, tie.owner(), Some(token)) {
-            Err(_) => self.holds.lose(token, Loss::Removed, now.wall()),
+        match held(entry, tie.owner(), Some(id.token)) {
+            Err(_) => self.holds.lose(id, Loss::Removed, now.wall()),
             Ok(hold) if hold.deadline < now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);
             }
             Ok(hold) => {
-                self.prolong(entry, now, hold, tie);
+                self.prolong(entry, now, hold, id, tie);
                 let lock = self.queues.id(name);
                 self.settle_changed(entry, now, name, lock);
             }
@@ -66,7 +66,14 @@ impl Engine {
     }
 
     /// Renews a hold for its full lease, within the current limits.
-    fn prolong(&mut self, entry: &mut Entry<impl Value>, now: Now, hold: Hold, tie: &Tie) {
+    fn prolong(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        hold: Hold,
+        id: TieId,
+        tie: &Tie,
+    ) {
         let (Some(auto), token) = (tie.auto, hold.token) else {
             return;
         };
@@ -89,7 +96,7 @@ impl Engine {
         } else {
             Renewal::At(next_renewal(token, lease, now))
         };
-        self.holds.ties.renewed(token, deadline, next);
+        self.holds.ties.renewed(id, deadline, next);
     }
 
     /// Renews a hold whose renewal is due in the very moment in which its lease ends.
@@ -97,20 +104,19 @@ impl Engine {
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
-        name: NameRef,
-        token: Token,
+        id: TieId,
     ) {
-        let Some(tie) = self.holds.ties.at(name, token).cloned() else {
+        let Some(tie) = self.holds.ties.get(id).cloned() else {
             return;
         };
-        let resumed = || self.holds.ties.is_resumed(token);
+        let resumed = || self.holds.ties.is_resumed(id);
         let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused() && resumed();
         let due = tie.auto.is_some_and(renews);
-        let Ok(hold) = held(entry, tie.owner(), Some(token)) else {
+        let Ok(hold) = held(entry, tie.owner(), Some(id.token)) else {
             return;
         };
         if due && hold.deadline >= now.wall() && self.may_renew(&tie, now) {
-            self.prolong(entry, now, hold, &tie);
+            self.prolong(entry, now, hold, id, &tie);
         }
     }
 }

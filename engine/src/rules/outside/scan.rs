@@ -6,11 +6,11 @@
 //!
 //! A scan runs in steps, so that it stalls nobody. A request that uses a lock before the scan reaches it finds the same.
 
-use crate::holds::Loss;
+use crate::holds::{Loss, TieId};
 use crate::keyspace::Keyspace;
 use crate::queue::LockId;
 use crate::state::{Engine, ScanCursor};
-use crate::types::{Now, Token};
+use crate::types::Now;
 use std::ops::Bound::{Excluded, Unbounded};
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
             self.scan = match self.scan {
                 ScanCursor::Over => return false,
                 ScanCursor::Names(from) => match self.queues.next_awaited(from) {
-                    None => ScanCursor::Ties(Token(0)),
+                    None => ScanCursor::Ties(TieId::default()),
                     Some(lock) => {
                         self.scan_name(keys, lock);
                         ScanCursor::Names(Excluded(lock))
@@ -36,9 +36,9 @@ impl Engine {
                 },
                 ScanCursor::Ties(after) => match self.holds.ties.after(after) {
                     None => ScanCursor::Over,
-                    Some((token, _)) => {
-                        self.scan_tie(keys, now, token);
-                        ScanCursor::Ties(token)
+                    Some((id, _)) => {
+                        self.scan_tie(keys, now, id);
+                        ScanCursor::Ties(id)
                     }
                 },
             };
@@ -55,20 +55,20 @@ impl Engine {
     }
 
     /// Records the loss of a tied hold that has left its name, and marks its lock if the lease is over and the key still there.
-    fn scan_tie(&mut self, keys: &mut impl Keyspace, now: Now, token: Token) {
-        let Some(tie) = self.holds.ties.get(token) else {
+    fn scan_tie(&mut self, keys: &mut impl Keyspace, now: Now, id: TieId) {
+        let Some(tie) = self.holds.ties.get(id) else {
             return;
         };
         let name = tie.name();
         let mut end = None;
         keys.inspect(name, &mut |lock| {
-            let hold = lock.hold(tie.owner()).filter(|hold| hold.token == token);
+            let hold = lock.hold(tie.owner()).filter(|hold| hold.token == id.token);
             end = hold.map(|hold| hold.deadline);
         });
         match end {
             // Not every server reports the keys that leave with a slot.
-            None if keys.moved(name) => self.holds.lose(token, Loss::Moved, now.wall()),
-            None => self.holds.lose(token, Loss::Removed, now.wall()),
+            None if keys.moved(name) => self.holds.lose(id, Loss::Moved, now.wall()),
+            None => self.holds.lose(id, Loss::Removed, now.wall()),
             Some(end) if end <= now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);

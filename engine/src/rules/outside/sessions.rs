@@ -1,12 +1,12 @@
 //! The end of connections: of the holds that end with them, and of their requests by a channel.
 
-use crate::holds::Tie;
+use crate::holds::{Tie, TieId};
 use crate::keyspace::{exists, Keyspace};
 use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
 use crate::rules::requests::hold::held;
 use crate::state::Engine;
-use crate::types::{ClientId, HoldRef, Now, Token};
+use crate::types::{ClientId, Now};
 use std::collections::BTreeMap;
 
 /// The most holds and places of ended connections that one settlement clears away.
@@ -36,7 +36,7 @@ impl Engine {
                 self.end_wait_later(id, now, Outcome::Gone);
                 continue;
             }
-            let Some(token) = self.holds.ties.next_of(client, after) else {
+            let Some(id) = self.holds.ties.next_of(client, after) else {
                 self.disconnected.remove(&client);
                 match self.holds.ties.next_of(client, None) {
                     Some(_) => drop(refused.insert(client, None)),
@@ -44,23 +44,23 @@ impl Engine {
                 }
                 continue;
             };
-            let tie = self.holds.ties.get(token).cloned();
+            let tie = self.holds.ties.get(id).cloned();
             let Some(tie) = tie.filter(|tie| tie.session) else {
                 // Its lease runs on to its end.
-                self.holds.ties.untie(token);
+                self.holds.ties.untie(id);
                 continue;
             };
             let name = tie.name();
             if keys.can_write(name) {
                 // The end of a hold opens a key and hands a lock over; a place only goes.
                 room = room.saturating_sub(3);
-                self.end_session(keys, now, token, &tie);
+                self.end_session(keys, now, id, &tie);
             } else if !exists(keys, name) {
                 // The lock has left with its slot.
-                self.holds.ties.untie(token);
+                self.holds.ties.untie(id);
             } else {
                 // The server accepts no change of it now: it is tried again, after all others.
-                self.disconnected.insert(client, Some(token));
+                self.disconnected.insert(client, Some(id));
             }
         }
         let left = !self.disconnected.is_empty();
@@ -68,8 +68,8 @@ impl Engine {
         left
     }
 
-    fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
-        let name = tie.name();
+    fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, id: TieId, tie: &Tie) {
+        let (name, token) = (tie.name(), id.token);
         let lock = self.queues.id(name);
         if lock.is_none() {
             drop(self.settled(keys, now, name));
@@ -78,14 +78,12 @@ impl Engine {
         let entry = keys.entry(name);
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
-            let owner = tie.owner();
-            self.holds
-                .end(entry, HoldRef { name, owner }, token, End::Session, now);
+            self.holds.end(entry, tie.whose(), token, End::Session, now);
             // Its queue is served when all holds of the connection have ended: a request for several of them gets them together.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);
             }
         }
-        self.holds.ties.untie(token);
+        self.holds.ties.untie(id);
     }
 }

@@ -1,7 +1,7 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use crate::deadlock::{two_upgrades, Asked, Wanted};
-use crate::holds::Due;
+use crate::holds::{Due, HoldId};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::outbox::{Outcome, Promise};
@@ -196,8 +196,8 @@ impl Engine {
         }
         let confirms = self.policy.confirms();
         if confirms {
-            let unconfirmed = self.holds.unconfirmed.entry(grant.token);
-            unconfirmed.or_insert(is_new);
+            let hold = HoldId::new(whose, grant.token);
+            self.holds.unconfirmed.entry(hold).or_insert(is_new);
         }
         let promise = (confirms || used.is_some()).then(|| Promise {
             name: whose.name.to_owned(),

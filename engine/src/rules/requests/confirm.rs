@@ -83,7 +83,7 @@ impl Engine {
     pub fn confirmed(&mut self, promises: &[Promise], took_us: u64) {
         self.holds.counters.confirmations.record(took_us);
         for promise in promises {
-            self.holds.unconfirmed.remove(&promise.token);
+            self.holds.unconfirmed.remove(&promise.hold());
         }
     }
 

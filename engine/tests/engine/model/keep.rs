@@ -31,15 +31,12 @@ impl Model {
         asked: Option<Tie>,
     ) -> Result<u64, Error> {
         let hold = self.held(key, owner, grant)?.clone();
-        let (grant, wanted) = (hold.grant, self.now + lease);
+        let wanted = self.now + lease;
         // A lower bound ends no existing lease earlier.
         let deadline = self
             .bounded(hold.since, wanted)
             .max(hold.deadline.min(wanted));
         let before = self.held(key, owner, None)?.clone();
-        if asked.is_some() || before.tie.is_some() {
-            self.untie(key, grant);
-        }
         let session = before.session();
         let tie = match asked {
             Some(tie) => Some(Tie {

@@ -226,7 +226,6 @@ impl Model {
                 // The old connection knows the hold by its old token.
                 self.revoke(key, &told, "taken");
             }
-            self.untie(key, hold.grant);
             let auto = request.auto.map(|ms| self.auto(request.lease, ms));
             let tie = Tie {
                 client,
@@ -244,22 +243,6 @@ impl Model {
         lock.holds.retain(|other| other.owner != hold.owner);
         lock.holds.push(hold);
         told
-    }
-
-    /// Unties other holds with this token: RESTORE can bring a second one, and at most one of them, the one of this lock, is
-    /// tied.
-    pub(super) fn untie(&mut self, key: &str, grant: u64) {
-        for (name, lock) in self.locks.clone() {
-            for hold in lock.holds.iter().filter(|hold| hold.grant == grant) {
-                if name != key {
-                    self.lose(&name, hold, "taken");
-                }
-            }
-        }
-        let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
-        for hold in holds.filter(|hold| hold.grant == grant) {
-            hold.tie = None;
-        }
     }
 
     /// Returns the deadline, bounded by the greatest age of a hold.

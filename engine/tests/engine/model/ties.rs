@@ -137,25 +137,22 @@ impl Model {
 
     /// Renews the holds whose renewal is due.
     pub(super) fn renew_by_itself(&mut self) {
-        let due = |auto: &Auto| matches!(auto.next, Next::At(at) if at <= self.steady);
-        let holds = self.locks.values().flat_map(|lock| &lock.holds);
-        let due = holds.filter(|hold| {
-            hold.tie
-                .and_then(|tie| tie.auto)
-                .is_some_and(|auto| due(&auto))
+        let steady = self.steady;
+        self.renew_those(|tie| {
+            let auto = tie.auto;
+            auto.is_some_and(|auto| matches!(auto.next, Next::At(at) if at <= steady))
         });
-        let due: Vec<u64> = due.map(|hold| hold.grant).collect();
-        self.renew_these(&due);
     }
 
-    fn renew_these(&mut self, grants: &[u64]) {
+    /// Renews the holds with these ties.
+    fn renew_those(&mut self, chosen: impl Fn(&Tie) -> bool) {
         let mut locks = std::mem::take(&mut self.locks);
         for hold in locks.values_mut().flat_map(|lock| &mut lock.holds) {
-            let Some(tie) = hold.tie.filter(|tie| tie.auto.is_some()) else {
+            let Some(tie) = hold.tie.filter(&chosen) else {
                 continue;
             };
             // A hold that has ended before is not renewed.
-            if !grants.contains(&hold.grant) || hold.deadline < self.now {
+            if hold.deadline < self.now {
                 continue;
             }
             let over = self.is_over(&tie);
@@ -202,16 +199,10 @@ impl Model {
                 auto.kept = Some((steady, ms));
             }
         }
-        let paused = |hold: &&Hold| {
-            let auto = hold.tie.and_then(|tie| tie.auto);
+        self.renew_those(|tie| {
+            let auto = tie.auto.filter(|_| tie.client == client);
             auto.is_some_and(|auto| auto.next == Next::Paused)
-        };
-        let paused: Vec<u64> = self
-            .ties(client)
-            .filter(paused)
-            .map(|hold| hold.grant)
-            .collect();
-        self.renew_these(&paused);
+        });
         Answer::KeepReply(count, left, lost)
     }
 }

@@ -1,0 +1,68 @@
+//! What identifies a hold: its lock, its owner and its token. A token alone does not: RESTORE can bring a second hold under it to
+//! another lock.
+
+use crate::types::{HoldRef, NameRef, Token};
+use smallvec::SmallVec;
+
+/// A lock's name and its owner's, in bytes: a short key and a UUID.
+const USUAL_WORDS: usize = 64;
+
+/// A lock and its owner, in one piece.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HoldKey {
+    db: u32,
+    // The key's length; what follows it is the owner.
+    key: u32,
+    // Most names have room in the tie itself: a tie is then one allocation, not two.
+    words: SmallVec<[u8; USUAL_WORDS]>,
+}
+
+impl HoldKey {
+    /// Copies the names of a hold.
+    pub fn new(hold: HoldRef) -> HoldKey {
+        let mut words = SmallVec::from_slice(hold.name.key);
+        words.extend_from_slice(hold.owner);
+        HoldKey {
+            db: hold.name.db,
+            key: hold.name.key.len() as u32,
+            words,
+        }
+    }
+
+    /// Borrows both names.
+    pub fn as_ref(&self) -> HoldRef<'_> {
+        HoldRef {
+            name: self.name(),
+            owner: self.owner(),
+        }
+    }
+
+    /// Returns the lock.
+    pub fn name(&self) -> NameRef<'_> {
+        let (key, _) = self.words.split_at(self.key as usize);
+        NameRef { db: self.db, key }
+    }
+
+    /// Returns the owner.
+    pub fn owner(&self) -> &[u8] {
+        let (_, owner) = self.words.split_at(self.key as usize);
+        owner
+    }
+}
+
+/// A hold: its token, its lock and its owner.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HoldId {
+    /// The token.
+    pub token: Token,
+    /// The lock and the owner.
+    pub whose: HoldKey,
+}
+
+impl HoldId {
+    /// Names a hold.
+    pub fn new(whose: HoldRef, token: Token) -> HoldId {
+        let whose = HoldKey::new(whose);
+        HoldId { token, whose }
+    }
+}
