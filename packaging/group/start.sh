@@ -2,6 +2,10 @@
 # start.sh server|sentinel: one node of a group: a primary and two replicas that grant only what replicas have confirmed, and a
 # Sentinel beside each. All nodes are started alike, at first and again; who is primary is what most Sentinels say.
 #
+# start.sh leave: before this node's server is ended. It waits, for a minute at most, until the group can do without the node. If it is
+# the primary, another one takes over, and no hold is lost.
+# start.sh ready: succeeds if this node is in its place, and all replicas that the primary has count.
+#
 #   DLOCK_NODES      the nodes, the same on each: "dlock-0 dlock-1 dlock-2", also name:port. The first one is the first primary
 #   DLOCK_SELF       which of them this is
 #   DLOCK_PASSWORD   for clients, replicas and Sentinels alike; none if it is empty
@@ -88,11 +92,100 @@ run_sentinel() {
     exec "$server" "$data/sentinel.conf" --sentinel
 }
 
+# Asks a node's server.
+ask() {
+    node=$1
+    shift
+    REDISCLI_AUTH=$password timeout 2 "$cli" -h "$(host "$node")" -p "$(port "$node")" "$@" 2>/dev/null | tr -d '\r'
+}
+
+is_primary() { ask "$DLOCK_SELF" ROLE | head -n 1 | grep -q '^master$'; }
+
+# is_ready LEAST: succeeds if the server is the primary, or follows it, and all replicas that the primary has count, and so many at
+# least. One that was started again joins by a full copy, and counts dlock.quarantine-ms later.
+is_ready() {
+    primary=$DLOCK_SELF
+    if ! is_primary; then
+        primary=$(ask "$DLOCK_SELF" INFO replication | awk -F: '
+            /^master_host:/ { host = substr($0, 13) } /^master_port:/ { port = $2 } /^master_link_status:up/ { up = 1 }
+            END { if (up) print host ":" port }')
+        [ -n "$primary" ] || return 1
+    fi
+    ask "$primary" INFO dlock | awk -F: -v least="$1" '{ of[$1] = $2 } END {
+        counting = of["dlock_replicas_counting"]
+        exit !(counting >= least && counting >= of["dlock_replicas_needed"] && counting == of["dlock_replicas_connected"] &&
+            of["dlock_closed"] == 0)
+    }'
+}
+
+# The other nodes whose Sentinel answers.
+others() {
+    for node in $DLOCK_NODES; do
+        [ "$node" = "$DLOCK_SELF" ] || [ -z "$(told_by "$node")" ] || echo "$node"
+    done
+}
+
+# sentinel NODE WORD…: has a node's Sentinel do something.
+sentinel() {
+    by=$1
+    shift
+    REDISCLI_AUTH=$password timeout 2 "$cli" -h "$(host "$by")" -p "$(sentinel_port "$by")" SENTINEL "$@" 2>/dev/null |
+        grep -q '^OK$'
+}
+
+# Waits until all count: without that, the end of one more node would stop grants, or close the next primary. Then, at the primary,
+# has another node take over without losing a write: all others join it with what they have, and count at once.
+leave() {
+    # shellcheck disable=SC2086
+    set -- $DLOCK_NODES
+    tries=0
+    until is_ready $(($# - 1)); do
+        tries=$((tries + 1))
+        # Nobody is left: the whole group ends.
+        [ -n "$(others)" ] || return 0
+        [ "$tries" -lt 120 ] || break
+        sleep 0.5
+    done
+    is_primary || return 0
+    for by in $(others); do
+        # Valkey 9 knows a way of its own. Elsewhere nothing may be written meanwhile, not even a sign of life to the replicas.
+        if ! sentinel "$by" FAILOVER dlock COORDINATED; then
+            every=$(ask "$DLOCK_SELF" CONFIG GET repl-ping-replica-period | tail -n 1)
+            ask "$DLOCK_SELF" CONFIG SET repl-ping-replica-period 3600 >/dev/null
+            ask "$DLOCK_SELF" CLIENT PAUSE 3000 WRITE >/dev/null
+            sentinel "$by" FAILOVER dlock || {
+                ask "$DLOCK_SELF" CLIENT UNPAUSE >/dev/null
+                ask "$DLOCK_SELF" CONFIG SET repl-ping-replica-period "$every" >/dev/null
+                continue
+            }
+        fi
+        tries=0
+        until next=$(told_by "$by") && [ -n "$next" ] && [ "$next" != "$(host "$DLOCK_SELF") $(port "$DLOCK_SELF")" ]; do
+            tries=$((tries + 1))
+            [ "$tries" -lt 100 ] || return 1
+            sleep 0.1
+        done
+        # Sentinel would say that ten seconds later.
+        # shellcheck disable=SC2086
+        ask "$DLOCK_SELF" REPLICAOF $next >/dev/null
+        if [ -n "${every:-}" ]; then
+            # A replica that is paused confirms nothing.
+            ask "$DLOCK_SELF" CLIENT UNPAUSE >/dev/null
+            ask "$DLOCK_SELF" CONFIG SET repl-ping-replica-period "$every" >/dev/null
+        fi
+        echo "dlock: handed over to $next"
+        return 0
+    done
+    return 1
+}
+
 case ${1:-} in
 server) run_server ;;
 sentinel) run_sentinel ;;
+ready) is_ready 1 ;;
+leave) leave ;;
 *)
-    echo "start.sh server|sentinel" >&2
+    echo "start.sh server|sentinel|ready|leave" >&2
     exit 2
     ;;
 esac

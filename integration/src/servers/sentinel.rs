@@ -86,6 +86,15 @@ impl Sentinel {
         Wire::open(self.port, PATIENCE).ok()
     }
 
+    /// Returns a connection to it.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    #[track_caller]
+    pub fn connection(&self) -> Wire {
+        self.try_connection().expect("the Sentinel answers")
+    }
+
     /// Returns the Sentinel's port.
     pub fn port(&self) -> u16 {
         self.port
@@ -103,7 +112,7 @@ impl Sentinel {
     /// If it does not answer.
     #[track_caller]
     pub fn primary(&self) -> u16 {
-        let mut connection = self.try_connection().expect("the Sentinel answers");
+        let mut connection = self.connection();
         let line = format!("SENTINEL get-master-addr-by-name {PRIMARY}");
         let (_, port): (String, u16) = connection.ask(&line);
         port
@@ -115,7 +124,7 @@ impl Sentinel {
     /// If it does not answer.
     #[track_caller]
     pub fn knows(&self) -> (usize, usize) {
-        let mut connection = self.try_connection().expect("the Sentinel answers");
+        let mut connection = self.connection();
         let mut count = |what: &str| {
             let all: Vec<redis::Value> = connection.ask(&format!("SENTINEL {what} {PRIMARY}"));
             all.len()

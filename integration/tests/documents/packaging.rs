@@ -297,13 +297,34 @@ fn a_groups_settings_are_settings() {
     }
 }
 
+/// What Kubernetes runs in a pod is what the script can do: the nodes, the step before a pod ends, and whether it is ready.
+#[test]
+fn kubernetes_runs_what_the_script_can_do() {
+    let read = |name| fs::read_to_string(project().join("packaging/group").join(name));
+    let text = read("kubernetes.yaml").expect("the file of the group");
+    let script = read("start.sh").expect("the script");
+    let mut words = BTreeSet::new();
+    for rest in text.split("[/usr/local/bin/dlock-node, ").skip(1) {
+        let (word, _) = rest.split_once(']').expect("one word");
+        assert!(script.contains(&format!("\n{word}) ")), "{word}");
+        words.insert(word);
+    }
+    assert_eq!(
+        words.into_iter().collect::<Vec<_>>(),
+        ["leave", "ready", "sentinel", "server"]
+    );
+}
+
 /// Sentinel gives clients the names of the nodes. A client in another namespace resolves only names that end with the group's.
 #[test]
 fn the_names_of_nodes_are_known_in_every_namespace() {
     let text = fs::read_to_string(project().join("packaging/group/kubernetes.yaml"));
     let text = text.expect("the file of the group");
     let mut seen = 0;
-    for container in text.split("command: [/usr/local/bin/dlock-node").skip(1) {
+    for container in text
+        .split("\n          command: [/usr/local/bin/dlock-node")
+        .skip(1)
+    {
         let (_, known) = container
             .split_once("name: NAMESPACE\n")
             .expect("the namespace");

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 const LONG_MS: u64 = 600_000;
 
 /// A primary and its replicas, all of which count.
-struct Group {
-    primary: Server,
+pub(super) struct Group {
+    pub(super) primary: Server,
     replicas: Vec<Server>,
 }
 
@@ -28,7 +28,7 @@ fn server(replicas: usize) -> ServerBuilder {
 }
 
 impl Group {
-    fn start(replicas: usize) -> Group {
+    pub(super) fn start(replicas: usize) -> Group {
         Group::of(replicas, server(replicas))
     }
 
@@ -53,7 +53,7 @@ impl Group {
         group
     }
 
-    fn all(&self) -> impl Iterator<Item = &Server> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Server> {
         std::iter::once(&self.primary).chain(&self.replicas)
     }
 

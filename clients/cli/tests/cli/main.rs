@@ -5,6 +5,7 @@ mod check;
 mod jobs;
 mod run;
 mod show;
+mod update;
 
 use dlock_integration::{await_until, stop, Ask, Server, PATIENCE};
 use nix::sys::signal::{kill, signal, SigHandler, Signal};
