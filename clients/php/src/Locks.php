@@ -168,7 +168,8 @@ final class Locks
     }
 
     /**
-     * Runs the work while the lock is held, and gives back what it gives.
+     * Runs the work while the lock is held, and gives back what it gives. InvalidArgumentException if that is a generator or a
+     * promise, whose work would not be locked.
      *
      * @template T
      *
@@ -179,9 +180,10 @@ final class Locks
      */
     public function with(string $key, callable $work, mixed ...$options): mixed
     {
+        Work::check($work);
         $hold = $this->lock($key, ...$options);
         try {
-            $result = $work($hold);
+            $result = Work::done($work($hold));
         } catch (\Throwable $error) {
             try {
                 $hold->release();

@@ -477,6 +477,32 @@ final class LocksTest extends TestCase
         }
     }
 
+    /** The lock is given back when the work returns: what runs after that is refused, before it can run. */
+    public function testWorkThatRunsLaterIsRefused(): void
+    {
+        $locks = Kinds::locks();
+        $ran = 0;
+        $later = static function () use (&$ran): \Generator {
+            yield ++$ran;
+        };
+        $promise = new class () {
+            public function then(): void
+            {
+            }
+        };
+        foreach ([$later, static fn () => $later(), static fn () => $promise] as $work) {
+            try {
+                $locks->with($this->key(), $work, timeout: 10);
+                self::fail('it would run without the lock');
+            } catch (\InvalidArgumentException $error) {
+                self::assertStringContainsString('work must not', $error->getMessage());
+            }
+            self::assertSame(null, $this->server->ask('DLOCK.HELD', $this->key()) ?: null);
+        }
+        self::assertSame(0, $ran);
+        self::assertSame([1, 2], $locks->with($this->key(), static fn () => [1, 2], timeout: 10));
+    }
+
     public function testAfterClose(): void
     {
         $locks = Kinds::locks();

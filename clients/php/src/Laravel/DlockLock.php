@@ -10,6 +10,7 @@ use Dlock\Exception\NotHeld;
 use Dlock\Locks;
 use Dlock\Request;
 use Dlock\Settings;
+use Dlock\Work;
 use Illuminate\Cache\Lock;
 use Illuminate\Contracts\Cache\LockTimeoutException;
 
@@ -23,13 +24,13 @@ class DlockLock extends Lock
     private bool $known;
 
     /**
-     * @param string      $name
-     * @param int         $seconds
-     * @param string|null $owner
+     * @param string          $name
+     * @param int             $seconds
+     * @param string|int|null $owner
      */
     public function __construct(private readonly Locks $locks, $name, $seconds, $owner = null)
     {
-        parent::__construct($name, $seconds, $owner ?? Request::owner(Request::uuid()));
+        parent::__construct($name, $seconds, $owner === null ? Request::owner(Request::uuid()) : (string) $owner);
         $this->known = $owner !== null;
     }
 
@@ -40,6 +41,18 @@ class DlockLock extends Lock
     }
 
     /**
+     * @param callable|null $callback
+     *
+     * @return mixed
+     */
+    public function get($callback = null)
+    {
+        is_callable($callback) && Work::check($callback);
+
+        return $this->acquire() ? $this->during($callback) : false;
+    }
+
+    /**
      * @param int           $seconds
      * @param callable|null $callback
      *
@@ -47,17 +60,25 @@ class DlockLock extends Lock
      */
     public function block($seconds, $callback = null)
     {
+        is_callable($callback) && Work::check($callback);
         if ($this->isOurs()) { // Laravel's owners do not re-enter: it waits for itself
             return parent::block($seconds, $callback);
         }
         if (!$this->take((float) $seconds)) {
             throw new LockTimeoutException();
         }
+
+        return $this->during($callback);
+    }
+
+    /** Returns what the callback returns, and gives the lock back; without one the lock is kept. */
+    private function during(mixed $callback): mixed
+    {
         if (!is_callable($callback)) {
             return true;
         }
         try {
-            return $callback();
+            return Work::done($callback());
         } finally {
             $this->release();
         }
@@ -76,7 +97,7 @@ class DlockLock extends Lock
     }
 
     /**
-     * Gives it these seconds from now on, or as many as at first.
+     * Gives it these seconds from now on, or as many as at first. 0 are those of a lock that ends when it is released.
      *
      * @param int|null $seconds
      *
@@ -84,7 +105,7 @@ class DlockLock extends Lock
      */
     public function refresh($seconds = null)
     {
-        $lease = Settings::ms((float) ($seconds ?? $this->lease()));
+        $lease = Settings::ms(self::lease((float) ($seconds ?? $this->seconds)));
         try {
             $this->locks->core->insist($this->name, ['DLOCK.RENEW', $this->name, $this->owner, $lease]);
 
@@ -100,15 +121,15 @@ class DlockLock extends Lock
         $this->locks->core->insist($this->name, ['DLOCK.FORCERELEASE', $this->name]);
     }
 
-    /** @return string */
+    /** @return string|null null: nobody holds it */
     protected function getCurrentOwner()
     {
-        return $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name])[3] ?? '';
+        return $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name])[3] ?? null;
     }
 
-    private function lease(): float
+    private static function lease(float $seconds): float
     {
-        return (float) ($this->seconds > 0 ? $this->seconds : self::FOREVER);
+        return $seconds > 0 ? $seconds : (float) self::FOREVER;
     }
 
     private function isOurs(): bool
@@ -123,7 +144,7 @@ class DlockLock extends Lock
             return false;
         }
         $settings = $this->locks->core->settings;
-        $request = new Request($settings, $this->name, $this->owner, lease: $this->lease(), tracked: false);
+        $request = new Request($settings, $this->name, $this->owner, lease: self::lease((float) $this->seconds), tracked: false);
         $taken = $this->locks->core->take($request, $timeout) !== null;
         $this->known = $this->known || $taken;
 

@@ -32,9 +32,9 @@ class DlockStore extends RedisStore
     }
 
     /**
-     * @param string      $name
-     * @param int         $seconds
-     * @param string|null $owner
+     * @param string          $name
+     * @param int             $seconds
+     * @param string|int|null $owner
      *
      * @return DlockLock
      */
