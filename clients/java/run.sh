@@ -8,8 +8,9 @@ cd "$(dirname "$0")"
 target=$DLOCK_CLIENT_TARGET
 # Of Lettuce, Jedis and ShedLock.
 newest=(7.7.0.RELEASE 8.0.2 7.10.1)
-oldest=(6.6.0.RELEASE 6.0.0 6.0.1)
-boots=(3.5.7 4.1.0)
+oldest=(6.2.0.RELEASE 6.0.0 6.0.1)
+boots=(3.0.0 3.5.7 4.1.0)
+too_old=6.1.10.RELEASE
 # No program here lives long enough to gain by the second compiler, which takes a third of the processor's time.
 short=(-XX:TieredStopAtLevel=1 -XX:+UseSerialGC)
 export MAVEN_OPTS="${MAVEN_OPTS:-} ${short[*]}"
@@ -67,6 +68,7 @@ case ${1:-} in
     maven --quiet -DskipTests install
     example newest "${newest[@]}"
     example oldest "${oldest[@]}"
+    maven --quiet org.apache.maven.plugins:maven-dependency-plugin:3.8.1:get -Dartifact="io.lettuce:lettuce-core:$too_old" -Dtransitive=false
     page
     for version in "${boots[@]}"; do
         boot "$version"
@@ -89,6 +91,10 @@ maven --fail-at-end surefire:test "-DargLine=${short[*]}" -Ddlock.reports="$DLOC
 for versions in newest oldest; do
     java "${short[@]}" -cp "$target/$versions/example/classes:$(cat "$target/$versions/classpath")" Example
 done
+# A library that is too old is named when the connector is made.
+lettuce=$target/repository/io/lettuce/lettuce-core/$too_old/lettuce-core-$too_old.jar
+said=$(java "${short[@]}" -cp "$lettuce:$target/oldest/example/classes:$(cat "$target/oldest/classpath")" Example 2>&1) || true
+[[ $said == *"Lettuce must be 6.2 or later, not $too_old"* ]] || { echo "$said"; exit 1; }
 for program in "$target"/page/*.java; do
     sed "s/localhost:6379/$DLOCK_SINGLE/" "$program" >"$DLOCK_CLIENT_SEEN/$(basename "$program")"
     timeout 120 java "${short[@]}" -cp "$(cat "$target/page/classpath")" "$DLOCK_CLIENT_SEEN/$(basename "$program")"

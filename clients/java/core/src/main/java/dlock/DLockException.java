@@ -130,13 +130,18 @@ public class DLockException extends RuntimeException {
         return error instanceof Unavailable && error.getMessage().contains("does not answer");
     }
 
-    /** Whether another connection, another node or a little time can mend it. */
+    /**
+     * Whether another connection, another node or a little time can mend it. No time mends a library of another version (a
+     * {@link LinkageError}) or what the library does not accept.
+     */
     static boolean passes(Throwable error) {
         if (error instanceof Refused refused) {
             return PASSING.contains(refused.code()) || refused.getMessage().contains("max number of clients reached");
         }
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
-            if (cause instanceof SSLException || cause instanceof UnknownHostException) {
+            if (cause instanceof SSLException || cause instanceof UnknownHostException || cause instanceof LinkageError
+                    || cause instanceof IllegalArgumentException || cause instanceof UnsupportedOperationException
+                    || cause instanceof ClassCastException) {
                 return false;
             }
         }

@@ -74,7 +74,8 @@ final class Keeper {
                 }
             } catch (InterruptedException never) {
                 // Nobody does it.
-            } catch (RuntimeException error) {
+            } catch (RuntimeException | LinkageError failed) {
+                RuntimeException error = DLockException.of(failed);
                 node.note(error);
                 Core.LOG.log(INFO, "node {0}: {1}", node.name, error.getMessage());
                 if (!(error instanceof NoAck)) { // that moves nothing

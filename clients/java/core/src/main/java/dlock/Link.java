@@ -103,7 +103,7 @@ final class Link {
                 }
                 entry.tell(reply, no);
             });
-        } catch (RuntimeException failed) {
+        } catch (RuntimeException | LinkageError failed) {
             die(failed);
         }
     }

@@ -71,8 +71,8 @@ final class Take {
             if (!done.isDone()) {
                 next.run();
             }
-        } catch (RuntimeException error) {
-            failed(error);
+        } catch (RuntimeException | LinkageError error) {
+            failed(DLockException.of(error));
         } finally {
             turn.unlock();
         }

@@ -22,6 +22,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
@@ -29,7 +30,10 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BiConsumer;
 import java.util.function.BiFunction;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
 import redis.clients.jedis.HostAndPort;
 
 /** Replies, refusals and silence in an order that no server can be made to keep. */
@@ -108,6 +112,93 @@ class ScriptedTest {
 
     private static Settings settings() {
         return Settings.DEFAULT.replyTimeout(SOON);
+    }
+
+    /** What no time can mend: a library of another version, and what a library does not accept. */
+    static Stream<Throwable> errorsThatNeverMend() {
+        return Stream.of(new NoSuchMethodError("another version of the library"), new IllegalArgumentException("no such port"),
+                new UnsupportedOperationException("not by this library"));
+    }
+
+    private static void endsAtOnce(Connector connector, Throwable why) {
+        try (DLocks locks = new DLocks(connector, settings())) {
+            var failed = assertThrows(ExecutionException.class, () -> locks.ask("k").holdAsync().get(10, SECONDS));
+            Throwable cause = failed;
+            while (cause != null && cause != why) {
+                cause = cause.getCause();
+            }
+            assertEquals(why, cause, () -> String.valueOf(failed));
+        }
+    }
+
+    /** Waits without a bound would last for ever, in silence. */
+    @ParameterizedTest
+    @MethodSource("errorsThatNeverMend")
+    void whatNoTimeCanMendEndsAWait(Throwable why) {
+        class Broken extends Server {
+            final String at;
+
+            Broken(String at) {
+                super((node, words) -> words.startsWith("FAIRACQUIRE") && at.equals("message") ? null : usual(words));
+                this.at = at;
+            }
+
+            private <T> T unless(String what, T value) {
+                if (at.equals(what)) {
+                    ScriptedTest.<RuntimeException>raise(why);
+                }
+                return value;
+            }
+
+            @Override
+            public Wire open(String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended)
+                    throws Exception {
+                unless(channel == null ? "open" : "message", null);
+                Wire wire = super.open(node, bound, channel, messages, ended);
+                return new Wire() {
+                    @Override
+                    public void send(byte[][] words, BiConsumer<Object, Throwable> then) {
+                        unless("send", null);
+                        wire.send(words, (reply, error) -> {
+                            if (at.equals("reply")) {
+                                then.accept(null, why);
+                            } else {
+                                then.accept(reply, error);
+                            }
+                        });
+                    }
+
+                    @Override
+                    public void close() {
+                        wire.close();
+                    }
+                };
+            }
+
+            @Override
+            public boolean cluster() {
+                return at.equals("refresh") || at.equals("node");
+            }
+
+            @Override
+            public String node(int slot) {
+                return at.equals("refresh") ? null : unless("node", "");
+            }
+
+            @Override
+            public void refresh() {
+                unless("refresh", null);
+            }
+        }
+
+        for (String at : List.of("open", "send", "reply", "message", "refresh", "node")) {
+            endsAtOnce(new Broken(at), why);
+        }
+    }
+
+    @SuppressWarnings("unchecked")
+    private static <E extends Throwable> void raise(Throwable why) throws E {
+        throw (E) why;
     }
 
     /** A grant whose reply comes when nobody waits any more is given back, behind the request. */

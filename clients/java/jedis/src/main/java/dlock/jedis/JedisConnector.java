@@ -18,6 +18,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisSocketFactory;
@@ -49,6 +50,10 @@ public final class JedisConnector implements Connector {
 
     private JedisConnector(Kind kind, JedisClientConfig config, Collection<HostAndPort> seeds, String master,
             JedisClientConfig sentinelConfig) {
+        if (Stream.of(JedisClientConfig.class.getMethods()).noneMatch(method -> method.getName().equals("getRedisProtocol"))) {
+            throw new IllegalStateException("Jedis must be 5.0 or later, not "
+                    + JedisClientConfig.class.getPackage().getImplementationVersion());
+        }
         if (config == null) {
             throw new IllegalArgumentException("config must not be null");
         }
@@ -265,7 +270,7 @@ public final class JedisConnector implements Connector {
             try {
                 asked.add(then);
                 line.write(words);
-            } catch (RuntimeException error) {
+            } catch (RuntimeException | LinkageError error) {
                 line.cut(); // the thread that reads tells everybody, or a reply would be told to whoever asked next
             } finally {
                 writing.unlock();
@@ -291,7 +296,7 @@ public final class JedisConnector implements Connector {
                         then.accept(reply, no);
                     }
                 }
-            } catch (RuntimeException error) {
+            } catch (RuntimeException | LinkageError error) {
                 line.cut();
                 over = true;
                 fail(error);
@@ -299,7 +304,7 @@ public final class JedisConnector implements Connector {
             }
         }
 
-        private void fail(RuntimeException why) {
+        private void fail(Throwable why) {
             for (var one = asked.poll(); one != null; one = asked.poll()) {
                 one.accept(null, why);
             }
@@ -339,7 +344,7 @@ public final class JedisConnector implements Connector {
                         boolean message = new String((byte[]) frame.get(0), US_ASCII).equals("message");
                         messages.accept(message ? (byte[]) frame.get(2) : null);
                     }
-                } catch (RuntimeException error) {
+                } catch (RuntimeException | LinkageError error) {
                     line.cut();
                     ended.accept(error);
                 }

@@ -35,6 +35,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 
 /**
  * Connections by Lettuce, with the threads and the options of a client that exists. What a {@link RedisURI} says holds:
@@ -43,6 +44,8 @@ import java.util.function.Consumer;
 public final class LettuceConnector implements Connector {
     /** Limits how often a connect is repeated after Lettuce has lost the answer: on a busy machine, one in seventy times. */
     private static final int MOST_LOST = 3;
+    /** From Lettuce 6.3 on a URI has the library's name. Spring Boot 3.0 has Lettuce 6.2. */
+    private static final boolean NAMES_LIBRARIES = has("getLibraryName");
 
     private final RedisClient own;
     private final ClientOptions options;
@@ -65,7 +68,15 @@ public final class LettuceConnector implements Connector {
         this(client, null, client);
     }
 
+    private static boolean has(String methodOfUri) {
+        return Stream.of(RedisURI.class.getMethods()).anyMatch(method -> method.getName().equals(methodOfUri));
+    }
+
     private LettuceConnector(AbstractRedisClient client, RedisURI uri, RedisClusterClient cluster) {
+        if (!has("getCredentialsProvider")) {
+            throw new IllegalStateException("Lettuce must be 6.2 or later, not "
+                    + RedisURI.class.getPackage().getImplementationVersion());
+        }
         if (client == null) {
             throw new IllegalArgumentException("client must not be null");
         }
@@ -196,8 +207,10 @@ public final class LettuceConnector implements Connector {
         target.setCredentialsProvider(from.getCredentialsProvider());
         target.setDatabase(from.getDatabase());
         target.setClientName(from.getClientName());
-        target.setLibraryName(from.getLibraryName());
-        target.setLibraryVersion(from.getLibraryVersion());
+        if (NAMES_LIBRARIES) {
+            target.setLibraryName(from.getLibraryName());
+            target.setLibraryVersion(from.getLibraryVersion());
+        }
         target.setSsl(from.isSsl());
         target.setStartTls(from.isStartTls());
         target.setVerifyPeer(from.getVerifyMode());

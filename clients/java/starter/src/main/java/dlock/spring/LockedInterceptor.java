@@ -45,7 +45,12 @@ class LockedInterceptor implements MethodInterceptor {
             throw new LockTakenException(lock.key());
         }
         try (AutoCloseable release = lock::unlock) { // its error hides none of the method's
-            return call.proceed();
+            Object result = call.proceed();
+            if (Later.returned(method, result)) {
+                throw new IllegalStateException("@Locked does nothing for the " + result.getClass().getName() + " that " + method
+                        + " has returned: " + LockedProcessor.RETURNS_EARLY);
+            }
+            return result;
         }
     }
 }

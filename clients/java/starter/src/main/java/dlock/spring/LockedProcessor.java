@@ -5,9 +5,6 @@ import dlock.DLocks;
 import java.lang.reflect.Method;
 import java.lang.reflect.Modifier;
 import java.util.Set;
-import java.util.concurrent.CompletionStage;
-import java.util.concurrent.Flow;
-import java.util.concurrent.Future;
 import java.util.function.Supplier;
 import org.springframework.aop.framework.Advised;
 import org.springframework.aop.framework.AopProxyUtils;
@@ -20,7 +17,6 @@ import org.springframework.beans.factory.SmartInitializingSingleton;
 import org.springframework.beans.factory.config.ConfigurableListableBeanFactory;
 import org.springframework.core.Ordered;
 import org.springframework.core.MethodIntrospector;
-import org.springframework.core.ReactiveAdapterRegistry;
 import org.springframework.core.annotation.AnnotatedElementUtils;
 import org.springframework.util.ClassUtils;
 
@@ -30,6 +26,8 @@ import org.springframework.util.ClassUtils;
  */
 class LockedProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor implements SmartInitializingSingleton {
     private static final long serialVersionUID = 1;
+    static final String RETURNS_EARLY = "it returns before its work is done: return what the work has made, "
+            + "or use DLocks.ask(…).holdAsync() in it";
     private transient ConfigurableListableBeanFactory beans;
 
     LockedProcessor(Supplier<DLocks> locks) {
@@ -67,16 +65,10 @@ class LockedProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor impl
         int is = method.getModifiers();
         String why = Modifier.isPrivate(is) || Modifier.isStatic(is) || Modifier.isFinal(is)
                 ? "no proxy can be called instead of a method that is private, static or final"
-                : later(method.getReturnType()) ? "it returns before its work is done: use DLocks.ask(…).holdAsync() in it" : null;
+                : Later.declared(method) ? RETURNS_EARLY : null;
         if (why != null) {
             throw new BeanCreationException(beanName, "@Locked does nothing on " + method + ": " + why);
         }
-    }
-
-    private static boolean later(Class<?> type) {
-        return Future.class.isAssignableFrom(type) || CompletionStage.class.isAssignableFrom(type)
-                || Flow.Publisher.class.isAssignableFrom(type)
-                || ReactiveAdapterRegistry.getSharedInstance().getAdapter(type) != null;
     }
 
     /** Finds the beans that this has not seen: others made them before, or put them there as they are. */

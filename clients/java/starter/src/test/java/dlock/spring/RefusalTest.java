@@ -2,13 +2,22 @@
 package dlock.spring;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLocks;
+import java.nio.file.Path;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Flow;
 import java.util.concurrent.Future;
+import java.util.function.IntSupplier;
+import java.util.function.Supplier;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -59,6 +68,79 @@ class RefusalTest {
         }
     }
 
+    static class ReturnsACallable {
+        @Locked("'x'")
+        public Callable<String> work() {
+            return () -> "";
+        }
+    }
+
+    static class ReturnsASupplier {
+        @Locked("'x'")
+        public Supplier<String> work() {
+            return () -> "";
+        }
+    }
+
+    static class ReturnsANumberLater {
+        @Locked("'x'")
+        public IntSupplier work() {
+            return () -> 1;
+        }
+    }
+
+    static class ReturnsAStream {
+        @Locked("'x'")
+        public Stream<String> work() {
+            return Stream.of("");
+        }
+    }
+
+    static class ReturnsAnIterator {
+        @Locked("'x'")
+        public Iterator<String> work() {
+            return List.of("").iterator();
+        }
+    }
+
+    static class ReturnsAnIterable {
+        @Locked("'x'")
+        public Iterable<String> work() {
+            return List.of("");
+        }
+    }
+
+    /** What is an Object where it is declared, and work that is still to be done at run time. And what is not. */
+    static class ReturnsAnObject {
+        @Locked("'refusal:object'")
+        public Object work(Object result) {
+            return result;
+        }
+
+        @Locked("'refusal:object'")
+        public <T> T generic(T result) {
+            return result;
+        }
+
+        /** A program's own type says by itself what it is: Spring Data's pages are iterable, and suppliers. */
+        @Locked("'refusal:object'")
+        public Rows rows() {
+            return new Rows();
+        }
+    }
+
+    static class Rows implements Iterable<String>, Supplier<String> {
+        @Override
+        public Iterator<String> iterator() {
+            return List.of("").iterator();
+        }
+
+        @Override
+        public String get() {
+            return "";
+        }
+    }
+
     static class IsPrivate {
         @Locked("'x'")
         private void work() {}
@@ -77,8 +159,9 @@ class RefusalTest {
     static class Inherited extends IsPrivate {}
 
     static Stream<Class<?>> mistakes() {
-        return Stream.of(ReturnsAFuture.class, ReturnsAStage.class, ReturnsAPublisher.class, IsPrivate.class, IsFinal.class,
-                IsStatic.class, Inherited.class);
+        return Stream.of(ReturnsAFuture.class, ReturnsAStage.class, ReturnsAPublisher.class, ReturnsACallable.class,
+                ReturnsASupplier.class, ReturnsANumberLater.class, ReturnsAStream.class, ReturnsAnIterator.class,
+                ReturnsAnIterable.class, IsPrivate.class, IsFinal.class, IsStatic.class, Inherited.class);
     }
 
     @ParameterizedTest
@@ -88,6 +171,28 @@ class RefusalTest {
             Throwable why = context.getStartupFailure();
             assertTrue(why instanceof BeanCreationException && why.getMessage().contains("@Locked") && why.getMessage().contains("mistake"),
                     String.valueOf(why));
+        });
+    }
+
+    @Test
+    void whatIsStillToBeDoneIsRefusedAtRunTime() {
+        program.withBean("object", ReturnsAnObject.class).run(context -> {
+            ReturnsAnObject bean = context.getBean(ReturnsAnObject.class);
+            Callable<String> callable = () -> "";
+            Supplier<String> supplier = () -> "";
+            IntSupplier number = () -> 1;
+            Iterable<String> iterable = () -> List.of("").iterator();
+            for (Object later : List.of(callable, supplier, number, iterable, Stream.of(""), List.of("").iterator(),
+                    CompletableFuture.completedFuture(""))) {
+                var refused = assertThrows(IllegalStateException.class, () -> bean.work(later));
+                assertTrue(refused.getMessage().contains("@Locked"), refused.getMessage());
+                assertThrows(IllegalStateException.class, () -> bean.generic(later));
+            }
+            for (Object done : List.of("", 1, List.of(""), Map.of(), Optional.empty(), Path.of("x"), new Object[0])) {
+                assertEquals(done, bean.work(done));
+            }
+            assertEquals("", bean.rows().get());
+            assertFalse(context.getBean(DLocks.class).lock("refusal:object").isLocked(), "it is given back all the same");
         });
     }
 
