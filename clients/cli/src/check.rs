@@ -18,6 +18,9 @@ const NOTES: u8 = 3;
 /// A clock that is further ahead than this ends leases too early if its server takes over.
 const MOST_LEAD_MS: u64 = 50;
 
+/// A shorter `timeout`, in seconds, can end connections between two heartbeats of the clients, which come each second and may be late.
+const LEAST_TIMEOUT: u64 = 3;
+
 /// The result of one check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
@@ -522,6 +525,7 @@ fn node(node: &mut Node, report: &mut Report) -> Alike {
     loadmodule(node, report);
     gauges(node, report);
     persistence(node, alike.replicas.unwrap_or(0) > 0, report);
+    idle(node, report);
     if !node.is_primary {
         follows(node, report);
     }
@@ -634,6 +638,20 @@ fn gauges(node: &mut Node, report: &mut Report) {
     }
     if node.gauge("drained") > 0 {
         report.note("drained (dlock.grants is no): nothing is granted");
+    }
+}
+
+/// Whether the server ends connections that say nothing, and the ties of their holds with them.
+fn idle(node: &mut Node, report: &mut Report) {
+    match node.amount("timeout") {
+        Some(0) => report.good("connections that say nothing are kept (timeout is 0)"),
+        Some(seconds) if seconds < LEAST_TIMEOUT => report.bad(&format!(
+            "timeout is {seconds}: between two heartbeats of a client the server can end its connection, and so its holds. Set timeout 0"
+        )),
+        Some(seconds) => report.note(&format!(
+            "timeout is {seconds}: a connection that says nothing for {seconds} s is ended, with its SESSION and AUTO holds. The clients say something each second; programs without one must send DLOCK.KEEP in time"
+        )),
+        None => report.unchecked("whether connections that say nothing are ended (CONFIG GET is refused)"),
     }
 }
 

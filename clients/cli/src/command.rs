@@ -4,6 +4,7 @@ use crate::out::tell;
 use crate::run::LOST;
 use crate::terminal::Terminal;
 use crate::USAGE;
+use nix::errno::Errno;
 use nix::unistd::{access, getpgrp, AccessFlags};
 use std::env;
 use std::ffi::OsString;
@@ -15,13 +16,16 @@ use std::process::Command;
 /// Where programs are without `PATH`.
 const PATH: &str = "/bin:/usr/bin";
 
-/// Looks whether there is such a program, as exec does. A job that cannot run is told so before it waits for a lock.
+/// The shell that runs scripts without `#!`.
+const SHELL: &str = "/bin/sh";
+
+/// Returns the file of such a program, which exec would find. A job that cannot run is told so before it waits for a lock.
 ///
 /// # Errors
 /// There is none, or it may not be run.
-pub(crate) fn find(program: &str) -> io::Result<()> {
+pub(crate) fn find(program: &str) -> io::Result<PathBuf> {
     if program.contains('/') {
-        return is_executable(Path::new(program));
+        return is_executable(Path::new(program)).map(|()| program.into());
     }
     let path = env::var_os("PATH").unwrap_or_else(|| OsString::from(PATH));
     let mut why = io::Error::from(io::ErrorKind::NotFound);
@@ -30,8 +34,9 @@ pub(crate) fn find(program: &str) -> io::Result<()> {
             true => PathBuf::from("."),
             false => directory,
         };
-        match is_executable(&directory.join(program)) {
-            Ok(()) => return Ok(()),
+        let file = directory.join(program);
+        match is_executable(&file) {
+            Ok(()) => return Ok(file),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => why = error,
             Err(_) => {}
         }
@@ -71,7 +76,13 @@ pub(crate) fn replace(parent: i32, foreground: bool, words: &[String]) -> u8 {
     let [program, rest @ ..] = words else {
         return USAGE;
     };
-    let error = Command::new(program).args(rest).exec();
+    let mut error = Command::new(program).args(rest).exec();
+    // A script without `#!`: execvp(3) has the shell run it, but not in every libc.
+    if error.raw_os_error() == Some(Errno::ENOEXEC as i32) {
+        if let Ok(file) = find(program) {
+            error = Command::new(SHELL).arg(file).args(rest).exec();
+        }
+    }
     tell!("{program}: {error}");
     code_of(&error)
 }

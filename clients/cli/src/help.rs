@@ -32,7 +32,8 @@ Exit codes:
   75        The lock was lost while the command ran, which was ended
   126, 127  The command cannot be run; it does not exist. Then dlock does not wait
 
-The command finds DLOCK_LOCK, DLOCK_OWNER and DLOCK_TOKEN in its environment.
+The command finds DLOCK_LOCK, DLOCK_OWNER and DLOCK_TOKEN in its environment, and in
+DLOCK_TOKENS the tokens of all runs above it.
 
 Examples:
   0 * * * *  dlock run -qn --at-least 1min hourly-report -- /usr/local/bin/report

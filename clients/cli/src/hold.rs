@@ -1,18 +1,26 @@
 //! A lock that is had and kept: until when it may be believed, and what ends that.
 //!
 //! The hold is tied to the connection by `SESSION` (it ends with this process, at once) and by `AUTO` (the server renews it). A sign
-//! of life every third of the lease (`DLOCK.KEEP`) moves the believed end. When the connection ends, the hold is looked for on a new
-//! one under its token, until its lease is over.
+//! of life (`DLOCK.KEEP`), every third of the lease and twice a second at least, moves the believed end. When the connection ends, the
+//! hold is looked for on a new one at once, under its token, until a server refuses it or its lease is over.
 
 use crate::out::tell;
 use crate::server::{field, items, number, text, texts, Failure, Link, Place, BOUND};
 use redis::{cmd, Cmd, Value};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 /// How much of a lease stays unused, because clocks differ.
 const ALLOWANCE_MS: u64 = 100;
+
+/// A sign of life comes so often at least: a server with the shortest `timeout`, a second, does not take the connection for idle.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
+
+/// How long leaving the queue may take, and what is between two tries.
+const LEAVE: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// A wait is asked for again after so long, and keeps its place for so long in between: a reply that does not come is noticed.
 const SLICE: Duration = Duration::from_secs(5);
@@ -84,6 +92,13 @@ impl Wish {
         command
     }
 
+    /// Whether a holder of so many permits, at this limit (0: it shares without bound), leaves room for this one.
+    pub(crate) fn fits_beside(&self, limit: u64, permits: u64) -> bool {
+        let own = self.limit.unwrap_or(if self.shared { 0 } else { 1 });
+        let strictest = [limit, own].into_iter().filter(|limit| *limit > 0).min();
+        strictest.is_none_or(|most| permits + self.permits.unwrap_or(1) <= most)
+    }
+
     fn tied(&self, command: &mut Cmd) {
         if self.session {
             command.arg("SESSION");
@@ -124,6 +139,7 @@ impl Wish {
     pub(crate) fn take(
         &self,
         place: &Place,
+        queueing: &Queueing,
         wait: Option<Duration>,
         quiet: bool,
     ) -> Result<Taken, Failure> {
@@ -143,6 +159,7 @@ impl Wish {
         };
         let mut longest = FIRST_SLICE;
         loop {
+            queueing.pass();
             let slice = match left() {
                 _ if is_try => None,
                 Some(left) if left.is_zero() => {
@@ -156,7 +173,7 @@ impl Wish {
                 }
                 left => Some(left.unwrap_or(longest).min(longest)),
             };
-            let why = match self.try_once(&bounded, &mut link, slice) {
+            let why = match self.try_once(&bounded, queueing, &mut link, slice) {
                 Ok(Some(hold)) => {
                     if let Some(mut link) = link {
                         link.until_ms = None;
@@ -186,6 +203,7 @@ impl Wish {
     fn try_once(
         &self,
         place: &Place,
+        queueing: &Queueing,
         link: &mut Option<Link>,
         slice: Option<Duration>,
     ) -> Result<Option<Hold>, Failure> {
@@ -193,6 +211,7 @@ impl Wish {
             Some(open) => open,
             None => link.insert(place.connect()?),
         };
+        queueing.asked.store(true, SeqCst);
         let sent = now_ms();
         let bound = BOUND + slice.unwrap_or_default();
         let answer = open.ask_routed(place, &self.request(slice), bound)?;
@@ -227,40 +246,48 @@ impl Wish {
         }
     }
 
-    /// Keeps the hold, and tells what is heard of it, until nobody can poke any more. Each of `pokes` asks for news at once. To be run
-    /// in a thread of its own. Returns the connection, with which a session would end.
+    /// Keeps the hold, and tells what is heard of it, until it is lost. To be run in a thread of its own, for as long as the process
+    /// lives. `left`: whether the hold is left to its lease, and not to be tied any more.
     pub(crate) fn keep(
         &self,
         place: &Place,
         link: Link,
-        token: u64,
-        until_ms: u64,
-        pokes: &Receiver<()>,
+        (token, until_ms): (u64, u64),
+        left: &Mutex<bool>,
         tell: impl Fn(News),
-    ) -> Option<Link> {
-        let pause = Duration::from_millis((self.lease_ms / 3).clamp(50, 5_000));
+    ) {
+        let pause = Duration::from_millis((self.lease_ms / 3).max(50)).min(SIGN_OF_LIFE);
         let (mut link, mut until) = (Some(link), until_ms);
         loop {
-            let pause = if link.is_some() { pause } else { PAUSE };
-            if let Err(RecvTimeoutError::Disconnected) = pokes.recv_timeout(pause) {
-                return link;
-            }
             let heard = match &mut link {
-                Some(open) => self.sign_of_life(open, token),
-                None => self.find_again(place, token).map(|(found, until)| {
-                    link = Some(found);
-                    News::Until(until)
-                }),
+                Some(open) => open
+                    .watch(pause)
+                    .and_then(|()| self.sign_of_life(open, token)),
+                None => {
+                    let left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                    if *left {
+                        return;
+                    }
+                    self.find_again(place, token).map(|(found, until)| {
+                        link = Some(found);
+                        News::Until(until)
+                    })
+                }
             };
             let heard = match heard {
                 Ok(heard) => heard,
                 Err(failure) if failure.code == "NOTHELD" => News::Lost(failure.to_string()),
-                Err(failure) => {
-                    link = None;
-                    if now_ms() < until {
-                        continue;
-                    }
+                // The server that has ended the connection has ended a session with it, and does not let anybody look.
+                Err(failure) if self.session && failure.is_refusal => {
                     News::Lost(failure.to_string())
+                }
+                Err(failure) if now_ms() >= until => News::Lost(failure.to_string()),
+                Err(_) => {
+                    // It is looked for at once, then now and then.
+                    if link.take().is_none() {
+                        thread::sleep(PAUSE);
+                    }
+                    continue;
                 }
             };
             if let News::Until(end) = heard {
@@ -269,7 +296,7 @@ impl Wish {
             let is_over = matches!(heard, News::Lost(_));
             tell(heard);
             if is_over {
-                return link;
+                return;
             }
         }
     }
@@ -353,6 +380,85 @@ impl Wish {
             _ => texts(holders).get(1).cloned().into_iter().collect(),
         };
         (!owners.is_empty()).then(|| owners.join(", "))
+    }
+}
+
+/// A request that may have a place in a queue. Whoever ends this process while it waits leaves no place behind that those behind it
+/// would wait for.
+pub(crate) struct Queueing {
+    wish: Wish,
+    place: Place,
+    /// The server may know of the request.
+    asked: AtomicBool,
+    /// Nothing is asked any more until that is allowed again.
+    rests: AtomicBool,
+    /// It goes on. Whoever has this lets nothing more be asked.
+    goes_on: Mutex<bool>,
+}
+
+impl Queueing {
+    pub(crate) fn new(wish: &Wish, place: &Place) -> Queueing {
+        Queueing {
+            wish: wish.clone(),
+            place: place.clone(),
+            asked: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
+            goes_on: Mutex::new(true),
+        }
+    }
+
+    /// To be called before each request: does not return if this process ends.
+    fn pass(&self) {
+        self.rests.store(true, SeqCst);
+        drop(self.goes_on.lock());
+        self.rests.store(false, SeqCst);
+    }
+
+    /// The request has been granted, or is given up. Does not return if this process ends.
+    pub(crate) fn done(&self) {
+        self.rests.store(true, SeqCst);
+        *self.goes_on.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    /// Leaves the queue, and calls `left` meanwhile nothing is asked any more; or calls `other` if there is no such request.
+    pub(crate) fn leave_or(&self, other: impl FnOnce(), left: impl FnOnce()) {
+        let goes_on = self.goes_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*goes_on {
+            drop(goes_on);
+            return other();
+        }
+        if self.asked.load(SeqCst) {
+            self.leave();
+        }
+        left();
+    }
+
+    /// Takes back what was asked, until no answer is awaited. The connection that waits for it hears nothing else meanwhile.
+    fn leave(&self) {
+        let end = now_ms() + LEAVE.as_millis() as u64;
+        let place = self.place.until(end);
+        let mut link: Option<Link> = None;
+        loop {
+            // What was asked before was answered before that.
+            let is_last = self.rests.load(SeqCst) || now_ms() >= end;
+            if link.is_none() {
+                link = place.connect().ok();
+            }
+            // The owner is of this process alone: whatever is granted to it by now is taken back.
+            let undone = link.as_mut().map(|link| {
+                link.ask_routed(&place, &self.wish.command("DLOCK.CANCEL"), BOUND)?;
+                link.ask_routed(&place, &self.wish.command("DLOCK.RELEASE"), BOUND)
+            });
+            match undone {
+                Some(Err(failure)) if failure.code == "NOTHELD" => {}
+                Some(Ok(_)) => {}
+                _ => link = None,
+            }
+            if is_last {
+                return;
+            }
+            thread::sleep(AGAIN);
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 //! | `main.rs` | the words of the command line |
 //! | `server.rs` | the way to the server that decides |
 //! | `run.rs`, `hold.rs` | `dlock run`: its course, and the lock that is kept |
+//! | `nested.rs` | a `dlock run` below another one, for the same lock
 //! | `guardian.rs`, `command.rs` | the process above the command, which ends it when the lock or the runner is gone; the command |
+//! | `signals.rs` | signals: those that this process was started with, and those that it gets
 //! | `terminal.rs`, `processes.rs` | jobs of a terminal; what processes there are |
 //! | `help.rs` | exit codes and examples, for --help and the manual page |
 //! | `out.rs` | what is printed |
@@ -21,12 +23,14 @@ mod config_file;
 mod guardian;
 mod help;
 mod hold;
+mod nested;
 mod out;
 mod patches;
 mod processes;
 mod run;
 mod server;
 mod show;
+mod signals;
 mod terminal;
 mod top;
 
@@ -36,6 +40,9 @@ use server::{Failure, Place};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// Where the server is if nobody says so.
+const HERE: &str = "redis://127.0.0.1:6379";
 
 /// The words cannot be read, as in sysexits(3).
 const USAGE: u8 = 64;
@@ -60,7 +67,7 @@ struct Options {
         long,
         global = true,
         env = "DLOCK_URL",
-        default_value = "redis://127.0.0.1:6379",
+        default_value = HERE,
         hide_env_values = true,
         help_heading = help::PLACE
     )]
@@ -161,6 +168,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = signals::as_by_default() {
+        tell!("signals: {error}");
+    }
     let options = match Options::try_parse() {
         Ok(options) => options,
         Err(error) => {
@@ -179,10 +189,16 @@ fn main() -> ExitCode {
 
 /// Returns the exit code.
 fn perform(options: Options) -> Result<u8, Failure> {
+    // A variable that is empty, as in many files of settings, says nothing.
+    let url = match options.url.as_str() {
+        "" => HERE,
+        url => url,
+    };
+    let named = options.sentinel.iter().filter(|name| !name.is_empty());
     let place = match Place::new(
-        &options.url,
+        url,
         &options.tls,
-        &options.sentinel,
+        &named.cloned().collect::<Vec<_>>(),
         &options.primary,
     ) {
         Ok(place) => place,

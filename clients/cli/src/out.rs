@@ -1,7 +1,9 @@
 //! What is printed. A reader that has gone ends this program as it would any other (`dlock ls | head`); a terminal or log that has gone
 //! ends nothing.
 
-use std::fmt::Arguments;
+use crate::signals;
+use nix::sys::signal::Signal;
+use std::fmt::{Arguments, Write as _};
 use std::io::{self, Write};
 
 /// Prints a line of the result.
@@ -16,20 +18,35 @@ macro_rules! tell {
 
 pub(crate) use {say, tell};
 
+/// Returns a line as it may be shown. Names of locks and owners, and what servers say, are the bytes of others: what would move a
+/// terminal's cursor, change its colours, or turn the order of the letters is escaped (`\u{1b}`).
+pub(crate) fn plain(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    for letter in line.chars() {
+        let turns = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if letter.is_control() || turns {
+            let _ = write!(plain, "{}", letter.escape_default());
+        } else {
+            plain.push(letter);
+        }
+    }
+    plain
+}
+
 pub(crate) fn line(words: Arguments<'_>) {
-    if let Err(error) = writeln!(io::stdout(), "{words}") {
+    if let Err(error) = writeln!(io::stdout(), "{}", plain(&words.to_string())) {
         failed(&error);
     }
 }
 
 pub(crate) fn note(words: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "dlock: {words}");
+    let _ = writeln!(io::stderr(), "dlock: {}", plain(&words.to_string()));
 }
 
 /// Ends this program, by the signal that it would have had from a write to nobody. (Rust ignores that signal from the start.)
 fn failed(error: &io::Error) {
     if error.kind() == io::ErrorKind::BrokenPipe {
-        let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
+        signals::end_by(Signal::SIGPIPE);
     }
     std::process::exit(74);
 }

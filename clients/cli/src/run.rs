@@ -2,10 +2,11 @@
 
 use crate::command;
 use crate::guardian::{self, Guardian, Order, Told, LOOK};
-use crate::hold::{now_ms, News, Taken, Wish};
+use crate::hold::{now_ms, News, Queueing, Taken, Wish};
+use crate::nested;
 use crate::out::tell;
-use crate::processes;
 use crate::server::{Failure, Place};
+use crate::signals::{self, Heeded};
 use crate::terminal::{self, Terminal};
 use crate::{duration, USAGE};
 use clap::Args;
@@ -15,6 +16,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::str::FromStr;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -129,7 +131,7 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     if let Err(error) = options
         .command
         .first()
-        .map_or(Ok(()), |program| command::find(program))
+        .map_or(Ok(()), |program| command::find(program).map(drop))
     {
         tell!("{}: {error}", options.command.join(" "));
         return Ok(command::code_of(&error));
@@ -148,7 +150,23 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     } else {
         options.wait
     };
-    let (link, hold) = match wish.take(place, wait, options.quiet)? {
+    if !options.nonblock && nested::is_for_ever(place, &wish) {
+        tell!(
+            "{} is held by the dlock run that this one runs under, and would be waited for in vain",
+            wish.lock
+        );
+        return Ok(options.conflict_exit_code);
+    }
+    let (happens, events) = mpsc::channel();
+    let queueing = Arc::new(Queueing::new(&wish, place));
+    let told = happens.clone();
+    let heeded = signals::heed(queueing.clone(), move |signal| {
+        drop(told.send(Event::Signal(signal)));
+    });
+    let heeded = heeded.map_err(|error| Failure::new(format!("signals: {error}")))?;
+    let taken = wish.take(place, &queueing, wait, options.quiet);
+    queueing.done();
+    let (link, hold) = match taken? {
         Taken::Had(link, hold) => (link, hold),
         Taken::Refused(holder) => {
             if !options.quiet {
@@ -159,10 +177,14 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
         }
     };
     let had = now_ms();
-    let (happens, events) = mpsc::channel();
-    let (poke, pokes) = mpsc::channel();
-    let mut runner = match Runner::start(options, &wish, hold.token, hold.until_ms, poke, &happens)
-    {
+    let started = Runner::start(
+        options,
+        &wish,
+        (hold.token, hold.until_ms),
+        &heeded,
+        &happens,
+    );
+    let mut runner = match started {
         Ok(runner) => runner,
         Err(error) => {
             tell!("{}: {error}", options.command.join(" "));
@@ -170,34 +192,33 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
             return Ok(command::code_of(&error));
         }
     };
-    let (keeper, at) = (wish.clone(), place.clone());
-    let keeper = thread::spawn(move || {
-        keeper.keep(&at, link, hold.token, hold.until_ms, &pokes, |news| {
+    let left = Arc::new(Mutex::new(false));
+    let (keeper, at, is_left) = (wish.clone(), place.clone(), left.clone());
+    thread::spawn(move || {
+        keeper.keep(&at, link, (hold.token, hold.until_ms), &is_left, |news| {
             drop(happens.send(Event::News(news)));
-        })
+        });
     });
     let end = runner.attend(&events);
     runner.take_terminal();
     if end.is_lost {
         return Ok(LOST);
     }
-    // It would tie the hold anew, to a session that ends with this process. The one that there is must not end before.
-    runner.poke = None;
-    let link = keeper.join();
+    // The keeper would tie the hold anew, to a session that ends with this process.
+    *left.lock().unwrap_or_else(PoisonError::into_inner) = true;
     let stays = options
         .at_least
         .map(|least| least.saturating_sub(Duration::from_millis(now_ms() - had)));
-    let left = match stays.filter(|stays| !stays.is_zero()) {
+    let given = match stays.filter(|stays| !stays.is_zero()) {
         Some(stays) => wish.leave_for(place, hold.token, stays),
         None => wish.give_back(place, hold.token),
     };
-    if let Err(failure) = left {
+    if let Err(failure) = given {
         tell!(
             "{} could not be given back, and ends with this process or its lease: {failure}",
             wish.lock
         );
     }
-    drop(link);
     runner.end_as(end.signal);
     Ok(end.code)
 }
@@ -227,20 +248,17 @@ struct Runner {
     stop_asked_ms: Option<u64>,
     /// It goes on as soon as the lock is known to be held still.
     is_to_go_on: bool,
-    /// Asks for news of the hold; none once nobody keeps it.
-    poke: Option<Sender<()>>,
 }
 
 impl Runner {
     fn start(
         options: &Options,
         wish: &Wish,
-        token: u64,
-        until_ms: u64,
-        poke: Sender<()>,
+        (token, until_ms): (u64, u64),
+        heeded: &Heeded,
         happens: &Sender<Event>,
     ) -> io::Result<Runner> {
-        heed_signals(happens.clone())?;
+        heeded.also_stops()?;
         guardian::adopt_orphans()?;
         let terminal = Terminal::open();
         let is_ours = terminal.as_ref().is_some_and(Terminal::is_ours);
@@ -256,6 +274,7 @@ impl Runner {
             ("DLOCK_LOCK", wish.lock.as_str()),
             ("DLOCK_OWNER", &wish.owner),
             ("DLOCK_TOKEN", &token.to_string()),
+            (nested::TOKENS, &nested::with(token)),
         ];
         let told = happens.clone();
         let guardian = Guardian::start(&started, &environment, move |said| {
@@ -273,7 +292,6 @@ impl Runner {
             is_stopped: false,
             stop_asked_ms: None,
             is_to_go_on: false,
-            poke: Some(poke),
         })
     }
 
@@ -345,11 +363,11 @@ impl Runner {
 
     /// Somebody has ended the guardian: the command has nobody who would end it in time.
     fn abandoned(&mut self) -> End {
-        tell!(
-            "{}: the process above the command was ended: SIGKILL for the command",
-            self.lock
-        );
         if let Some(group) = self.group {
+            tell!(
+                "{}: the process above the command was ended: SIGKILL for the command",
+                self.lock
+            );
             let _ = killpg(group, Signal::SIGKILL);
         }
         let status = self
@@ -359,11 +377,16 @@ impl Runner {
             .and_then(Result::ok);
         // What was below it is below this process now.
         guardian::kill_all_below();
-        // A signal that was sent to the whole group may have met it before it had one of its own.
         let signal = status.and_then(|status| status.signal());
+        let signal = signal.and_then(|signal| Signal::try_from(signal).ok());
+        // A signal that was sent to this whole group (a key) may have met it before it had a group of its own, and may be heard here
+        // only later. There is no command yet.
+        if self.group.is_none() {
+            self.passed_on = signal;
+        }
         End {
             code: status.map_or(u8::MAX, guardian::code),
-            signal: signal.and_then(|signal| Signal::try_from(signal).ok()),
+            signal,
             is_lost: false,
         }
     }
@@ -405,9 +428,6 @@ impl Runner {
         self.stop_asked_ms = None;
         self.is_to_go_on = self.is_stopped && now_ms() >= self.until_ms;
         if self.is_to_go_on {
-            if let Some(poke) = &self.poke {
-                let _ = poke.send(());
-            }
             return;
         }
         if let (true, Some(terminal), Some(group)) =
@@ -446,30 +466,9 @@ impl Runner {
             terminal::signal_others(signal);
         }
         if is_of_key || self.passed_on == Some(signal) {
-            let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
+            signals::end_by(signal);
         }
     }
-}
-
-/// Has signals told that are meant for the command. What this process was started to ignore (`nohup`) the command ignores as well.
-fn heed_signals(told: Sender<Event>) -> io::Result<()> {
-    use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
-    let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT];
-    let heeded = heeded
-        .into_iter()
-        .filter(|signal| !processes::ignores(*signal));
-    let mut signals = signal_hook::iterator::Signals::new(heeded)?;
-    thread::spawn(move || {
-        for signal in signals
-            .forever()
-            .filter_map(|signal| Signal::try_from(signal).ok())
-        {
-            if told.send(Event::Signal(signal)).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(())
 }
 
 /// This machine, this process, the label if there is one, and a number of its own: a process of the same name is another owner.

@@ -46,6 +46,8 @@ pub(crate) struct Failure {
     text: String,
     /// Nothing changes by asking again.
     pub is_final: bool,
+    /// A server has answered so: it is there, and does not want to.
+    pub is_refusal: bool,
     moved_to: Option<Address>,
 }
 
@@ -56,6 +58,7 @@ impl Failure {
             code: String::new(),
             text: text.into(),
             is_final: true,
+            is_refusal: false,
             moved_to: None,
         }
     }
@@ -98,6 +101,7 @@ impl From<RedisError> for Failure {
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
             _ => !PASSING.contains(&code.as_str()),
         };
+        let is_answer = !code.is_empty() || error.kind() == ErrorKind::AuthenticationFailed;
         let moved_to = match error.kind() {
             ErrorKind::Moved => error.redirect_node().and_then(|(at, _)| address(at)),
             _ => None,
@@ -106,6 +110,7 @@ impl From<RedisError> for Failure {
             code,
             text,
             is_final,
+            is_refusal: is_final && is_answer,
             moved_to,
         }
     }
@@ -197,6 +202,33 @@ impl Tls {
     }
 }
 
+/// What a URL should look like.
+const URL: &str = "It should be redis://[user[:password]@]host[:port][/database], and in a user or password @ is %40, / is %2F, # is %23, ? is %3F, % is %25";
+
+/// A password that ends where the host or the rest of the URL would: then the rest of it would be taken for a host, and shown.
+fn is_cut_short(url: &str) -> bool {
+    let (_, rest) = url.split_once("://").unwrap_or_default();
+    let behind = rest.split_once(['/', '?', '#']);
+    has_host(url) && behind.is_some_and(|(_, behind)| behind.contains('@'))
+}
+
+fn has_host(url: &str) -> bool {
+    let (scheme, _) = url.split_once("://").unwrap_or_default();
+    ["redis", "rediss", "valkey", "valkeys"].contains(&scheme)
+}
+
+/// A URL that cannot be read, as far as it surely shows no password: what is before the last `@`, or may be, is left out.
+fn without_secret(url: &str) -> String {
+    if !has_host(url) {
+        return "***".to_owned();
+    }
+    let (scheme, _) = url.split_once("://").unwrap_or_default();
+    match url.rsplit_once('@') {
+        Some((_, host)) if !host.contains(['?', '#']) => format!("{scheme}://***@{host}"),
+        _ => format!("{scheme}://***"),
+    }
+}
+
 /// Where servers are to be found.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
@@ -220,11 +252,16 @@ impl Place {
         sentinels: &[String],
         primary: &str,
     ) -> Result<Place, Failure> {
-        let mut base = url
-            .into_connection_info()
-            .map_err(|error| Failure::new(format!("--url {url}: {error}")))?;
+        let unread = |why: &dyn fmt::Display| {
+            Failure::new(format!("--url {}: {why}. {URL}", without_secret(url)))
+        };
+        if is_cut_short(url) {
+            return Err(unread(&"there is an @ behind the host"));
+        }
+        let mut base = url.into_connection_info().map_err(|error| unread(&error))?;
         if base.redis.password.is_none() {
-            base.redis.password = std::env::var("REDISCLI_AUTH").ok();
+            let given = std::env::var("REDISCLI_AUTH").ok();
+            base.redis.password = given.filter(|password| !password.is_empty());
         }
         let base = tls.applied(base)?;
         let at = |text: &String| {
@@ -367,6 +404,8 @@ pub(crate) struct Link {
     pub at: String,
     /// Some request was sent twice.
     pub has_repeated: bool,
+    /// How many waits for the end of this connection have passed: the library throws as many replies away.
+    watches: usize,
     /// How long a reply may take that waits for nothing.
     bound: Duration,
     /// When everything has to be answered, by [`now_ms`].
@@ -394,6 +433,7 @@ impl Link {
             connection,
             at,
             has_repeated: false,
+            watches: 0,
             bound,
             until_ms,
         })
@@ -407,6 +447,23 @@ impl Link {
         self.ask_for(command, self.bound)
     }
 
+    /// Waits for so long while nothing is asked, or until this process was stopped and goes on. Returns at once when the connection
+    /// ends.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(crate) fn watch(&mut self, time: Duration) -> Result<(), Failure> {
+        self.connection.set_read_timeout(Some(time))?;
+        match self.connection.recv_response() {
+            Err(error) if is_silence(&error) || is_interrupted(&error) => {
+                // The library takes this for a reply that is late, and will throw the next one away: that of a PING.
+                self.watches += 1;
+                Ok(())
+            }
+            answer => Ok(answer.map(drop)?),
+        }
+    }
+
     /// The same for a request that may wait for so long.
     ///
     /// # Errors
@@ -414,6 +471,10 @@ impl Link {
     pub(crate) fn ask_for(&mut self, command: &Cmd, bound: Duration) -> Result<Value, Failure> {
         let time = within(bound, self.until_ms);
         self.connection.set_read_timeout(Some(time))?;
+        for _ in 0..std::mem::take(&mut self.watches) {
+            let ping = redis::cmd("PING").get_packed_command();
+            self.connection.send_packed_command(&ping)?;
+        }
         loop {
             match redis::ConnectionLike::req_command(&mut self.connection, command) {
                 // This process was stopped and goes on: nothing is wrong with the connection, but the library will throw the
@@ -466,10 +527,14 @@ impl Link {
     }
 }
 
-/// A value as text; a list is nothing.
+/// A value as text, with bytes that are no text as `\xff`; a list is nothing.
 pub(crate) fn text(value: &Value) -> String {
     match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::BulkString(bytes) => bytes.utf8_chunks().fold(String::new(), |text, chunk| {
+            let invalid = chunk.invalid().iter();
+            let invalid: String = invalid.map(|byte| format!("\\x{byte:02x}")).collect();
+            text + chunk.valid() + &invalid
+        }),
         Value::SimpleString(text) => text.clone(),
         Value::VerbatimString { text, .. } => text.clone(),
         Value::Int(number) => number.to_string(),

@@ -1,5 +1,6 @@
 //! `dlock top`: what is held, who waits, what is hot, live.
 
+use crate::out::plain;
 use crate::server::{items, number, text, Failure, Link, Place};
 use crate::show::{listed, time};
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
@@ -76,6 +77,7 @@ fn show(
                 vec![failure.to_string()]
             }
         };
+        let lines: Vec<String> = lines.iter().map(|line| plain(line)).collect();
         if screen {
             let (columns, rows) = size();
             queue!(out, cursor::MoveTo(0, 0), Clear(ClearType::All))?;

@@ -103,6 +103,32 @@ fn check_reads_a_group() {
     );
 }
 
+/// Connections that the server ends because they say nothing take their holds with them.
+#[test]
+fn check_reads_the_timeout_of_connections() {
+    let server = Server::start();
+    for (timeout, mark, words) in [
+        (
+            0,
+            "ok",
+            "connections that say nothing are kept (timeout is 0)",
+        ),
+        (2, "BAD", "timeout is 2: between two heartbeats"),
+        (
+            300,
+            "note",
+            "timeout is 300: a connection that says nothing for 300 s is ended",
+        ),
+    ] {
+        server
+            .connection()
+            .run(&format!("CONFIG SET timeout {timeout}"));
+        let (_, said, _) = output(&server, &["check"]);
+        let lines = complaints(mark, &said);
+        assert!(lines.iter().any(|line| line.starts_with(words)), "{said}");
+    }
+}
+
 /// Somebody who has just started a pair reads why it grants nothing, and for how long.
 #[test]
 fn check_says_how_long_nothing_is_granted() {

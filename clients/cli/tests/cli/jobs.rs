@@ -367,6 +367,29 @@ fn a_key_ends_the_whole_job() {
     await_free(&server, "job");
 }
 
+/// A key that meets the process above the command before that has a group of its own, and so before there is a command: the runner has
+/// ended by it, also if it has not heard of the key yet.
+#[test]
+fn a_key_that_meets_the_guardian_first() {
+    let server = Server::start();
+    let ends_by_it = || {
+        let run = Running::start(&server, &["run", "job", "--", "sleep", "300"]);
+        let children = format!("/proc/{0}/task/{0}/children", run.pid());
+        let guardian = || {
+            let text = fs::read_to_string(&children).ok()?;
+            text.split_whitespace().next()?.parse().ok()
+        };
+        await_until("the guardian is there", PATIENCE, || guardian().is_some());
+        let guardian = Pid::from_raw(guardian().expect("a number"));
+        kill(guardian, Signal::SIGINT).expect("it is there");
+        let status = run.into_child().wait().expect("an end");
+        await_free(&server, "job");
+        status.signal() == Some(Signal::SIGINT as i32)
+    };
+    // There may be a command by then: that is another case.
+    await_until("the key comes in time", PATIENCE, ends_by_it);
+}
+
 #[test]
 fn a_job_can_be_stopped_and_goes_on() {
     let server = Server::start();
@@ -505,6 +528,45 @@ fn an_empty_environment() {
     assert_eq!((code, out.as_str(), said.as_str()), (0, "job\n", ""));
 }
 
+/// Variables that are there, and empty: a file of settings leaves them open.
+#[test]
+fn empty_variables() {
+    let server = Server::start();
+    let mut command = dlock(&server, &["who", "job"]);
+    command.env("DLOCK_SENTINEL", "").env("REDISCLI_AUTH", "");
+    let ended = said(command.output().expect("an end"));
+    assert_eq!(ended, (1, "job is free\n".to_owned(), String::new()));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
+    command.args(["who", "job"]).env("DLOCK_URL", "");
+    let (code, _, said) = said(command.output().expect("an end"));
+    assert!(code != 64, "{said}");
+}
+
+/// The first process of a container, which no signal of its own ends.
+#[test]
+fn the_first_process_of_a_container() {
+    let server = Server::start();
+    let mut command = Command::new("unshare");
+    command.args([
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+    ]);
+    command.arg(env!("CARGO_BIN_EXE_dlock"));
+    command.args(["--url", &format!("redis://127.0.0.1:{}", server.port())]);
+    command.args(["run", "job", "--", "sleep", "300"]);
+    command.stdin(Stdio::null());
+    let run = Running::spawn(command);
+    await_held(&server, "job");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.pid()));
+    let first: i32 = children.expect("it runs").trim().parse().expect("one");
+    kill(Pid::from_raw(first), Signal::SIGTERM).expect("it runs");
+    assert_eq!(run.end(), (143, String::new(), String::new()));
+    await_free(&server, "job");
+}
+
 /// Input, output and errors are the command's, also where a reader has had enough.
 #[test]
 fn pipes() {
@@ -612,5 +674,57 @@ fn signals_reach_the_command() {
     let mut child = run.into_child();
     let status = child.wait().expect("an end");
     assert_eq!(status.signal(), Some(Signal::SIGTERM as i32));
+    await_free(&server, "job");
+}
+
+/// A script without `#!` is the shell's, as everywhere.
+#[test]
+fn a_script_without_a_program() {
+    let server = Server::start();
+    let file = server.dir().join("job");
+    fs::write(&file, "echo \"$0 $1\"; exit 4\n").expect("a file");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let path = file.display().to_string();
+    let said = output(&server, &["run", "job", "--", &path, "now"]);
+    assert_eq!(said, (4, format!("{path} now\n"), String::new()));
+}
+
+/// `dlock` as a child of a program that has done this to its signals.
+fn below(server: &Server, perl: &str, words: &[&str]) -> Command {
+    reset_signals();
+    let mut command = Command::new("perl");
+    command.args(["-MPOSIX", "-e", &format!("{perl}; exec @ARGV")]);
+    command.arg(env!("CARGO_BIN_EXE_dlock"));
+    command.env("DLOCK_URL", format!("redis://127.0.0.1:{}", server.port()));
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+/// What a parent has ignored or blocked for itself: exit codes are heard, and signals arrive.
+#[test]
+fn a_parent_with_signals_of_its_own() {
+    let server = Server::start();
+    let ignores = "$SIG{CHLD} = 'IGNORE'";
+    let words = [
+        "run",
+        "job",
+        "--",
+        "sh",
+        "-c",
+        "sh -c 'exit 3'; exit $(($? + 4))",
+    ];
+    let mut command = below(&server, ignores, &words);
+    let ended = said(command.output().expect("an end"));
+    assert_eq!(ended, (7, String::new(), String::new()));
+
+    let blocks = "sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SIGTERM, SIGCHLD, SIGINT, SIGCONT))";
+    let run = Running::spawn(below(
+        &server,
+        blocks,
+        &["run", "job", "--", "sleep", "300"],
+    ));
+    await_held(&server, "job");
+    kill(run.pid(), Signal::SIGTERM).expect("it runs");
+    assert_eq!(run.end(), (143, String::new(), String::new()));
     await_free(&server, "job");
 }

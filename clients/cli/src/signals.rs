@@ -1,0 +1,77 @@
+//! Signals: those that this process was started with, and those that it gets.
+
+use crate::hold::Queueing;
+use crate::processes;
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::getpid;
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use signal_hook::iterator::{Handle, Signals};
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::thread;
+
+/// Undoes what a parent may have left behind: signals that are blocked would not end this process, and where SIGCHLD is ignored
+/// nobody hears how a child has ended. To be called before there is another thread.
+///
+/// # Errors
+/// The system refuses.
+pub(crate) fn as_by_default() -> io::Result<()> {
+    SigSet::all().thread_unblock()?;
+    // Any handler does: it ends with exec, and leaves the default.
+    signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
+    Ok(())
+}
+
+/// Ends this process by a signal, as if it had no handler.
+pub(crate) fn end_by(signal: Signal) -> ! {
+    // The first process of a container is not ended by a signal that it sends to itself.
+    if getpid().as_raw() != 1 {
+        let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
+    }
+    std::process::exit(128 + signal as i32);
+}
+
+/// Has signals heeded: in the queue they end this process, which leaves the queue first; later they are told. What this process was
+/// started to ignore (`nohup`) the command ignores as well.
+///
+/// # Errors
+/// The system refuses.
+pub(crate) fn heed(
+    queueing: Arc<Queueing>,
+    tell: impl Fn(Signal) + Send + 'static,
+) -> io::Result<Heeded> {
+    let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+    let heeded = heeded
+        .into_iter()
+        .filter(|signal| !processes::ignores(*signal));
+    let mut signals = Signals::new(heeded)?;
+    let handle = signals.handle();
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            let Ok(signal) = Signal::try_from(signal) else {
+                continue;
+            };
+            queueing.leave_or(|| tell(signal), || end_by(signal));
+        }
+    });
+    Ok(Heeded(handle))
+}
+
+/// The signals that are heeded.
+pub(crate) struct Heeded(Handle);
+
+impl Heeded {
+    /// From now on also those that stop a job and let it go on.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn also_stops(&self) -> io::Result<()> {
+        for signal in [SIGTSTP, SIGCONT] {
+            if !processes::ignores(signal) {
+                self.0.add_signal(signal)?;
+            }
+        }
+        Ok(())
+    }
+}
