@@ -54,6 +54,7 @@ func (c *core) takeInTurn(ctx context.Context, r *acquireRequest, timeout time.D
 	if t, err := c.reenter(ctx, r); t != nil || err != nil {
 		return t, err
 	}
+	c.address(r)
 	return c.acquire(ctx, r, timeout)
 }
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -45,8 +46,8 @@ type core struct {
 	nodes    map[string]*node
 	renewals map[id]*renewal
 	named    map[place]*reentry
-	// How often a request of a named owner was abandoned without an answer. What was said then may be read late, and must not
-	// end what the owner is granted later: that has another name.
+	// How many requests of this name were abandoned whose RELEASE has not been answered. It may be read late, and must not end
+	// what the owner is granted later: that has another name.
 	unanswered map[place]int
 	closed     bool
 	clock      *time.Timer
@@ -186,7 +187,7 @@ func (c *core) lose(t *renewal, reason string) {
 	for _, s := range t.states {
 		s.lose(reason)
 	}
-	at := place{t.request.key, t.request.owner}
+	at := place{t.request.key, t.request.name}
 	if named := c.named[at]; named != nil && named.renewal == t {
 		named.renewal = nil
 		c.tidy(at)
@@ -282,7 +283,7 @@ type reentry struct {
 
 // turn waits for this owner's turn to ask for the lock.
 func (c *core) turn(ctx context.Context, r *acquireRequest) error {
-	at := place{r.key, r.owner}
+	at := place{r.key, r.name}
 	c.mu.Lock()
 	one := c.named[at]
 	if one == nil {
@@ -302,9 +303,18 @@ func (c *core) turn(ctx context.Context, r *acquireRequest) error {
 	return err
 }
 
+// address gives the request of a named owner a name under which no RELEASE is on its way. Its turn has come.
+func (c *core) address(r *acquireRequest) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := 1; c.unanswered[place{r.key, r.owner}] > 0; i++ {
+		r.owner = r.name + "." + strconv.Itoa(i)
+	}
+}
+
 // exit ends the owner's turn.
 func (c *core) exit(r *acquireRequest) {
-	at := place{r.key, r.owner}
+	at := place{r.key, r.name}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	one := c.named[at]
@@ -319,7 +329,7 @@ func (c *core) exit(r *acquireRequest) {
 // reenter counts one more hold of what this owner has here. It returns nil if the owner has nothing.
 func (c *core) reenter(ctx context.Context, r *acquireRequest) (*renewal, error) {
 	c.mu.Lock()
-	t := c.named[place{r.key, r.owner}].renewal
+	t := c.named[place{r.key, r.name}].renewal
 	if t == nil || t.ending != nil {
 		c.mu.Unlock()
 		if t == nil {

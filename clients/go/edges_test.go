@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -68,6 +69,32 @@ func TestALinkThatIsReplacedLeavesNoOther(t *testing.T) {
 		s.must(other.Release(ctx))
 		s.must(hold.Release(ctx))
 		s.awaitGone()
+	}, "single")
+}
+
+// What no time can mend ends a wait: without a bound it would last for ever.
+func TestWhatNoTimeCanMendEndsAWait(t *testing.T) {
+	in(t, func(s stage) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		s.must(err)
+		defer listener.Close()
+		go func() {
+			for conn, err := listener.Accept(); err == nil; conn, err = listener.Accept() {
+				_, _ = conn.Write([]byte("-ERR this server speaks no TLS\r\n"))
+			}
+		}()
+		for name, options := range map[string]*redis.Options{
+			"an address without a port": {Addr: "127.0.0.1"},
+			"a network that is none":    {Network: "udp7", Addr: "127.0.0.1:6379"},
+			"a server without TLS":      {Addr: listener.Addr().String(), TLSConfig: &tls.Config{ServerName: "localhost"}},
+		} {
+			client := redis.NewClient(options)
+			bounded, cancel := context.WithTimeout(ctx, patience)
+			_, err := s.with(client, Settings{ReplyTimeout: patience}).Lock(bounded, s.key)
+			s.check(err != nil && bounded.Err() == nil, "%s: %v", name, err)
+			cancel()
+			_ = client.Close()
+		}
 	}, "single")
 }
 

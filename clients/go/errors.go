@@ -108,10 +108,15 @@ func passes(err error) bool {
 	var name *net.DNSError
 	var unknown x509.UnknownAuthorityError
 	var wrong *tls.CertificateVerificationError
+	var plain tls.RecordHeaderError
+	var address *net.AddrError
+	var network net.UnknownNetworkError
 	switch {
 	case errors.As(err, &name):
 		return !name.IsNotFound
 	case errors.As(err, &unknown), errors.As(err, &wrong), errors.Is(err, redis.ErrClosed):
+		return false
+	case errors.As(err, &plain), errors.As(err, &address), errors.As(err, &network): // no TLS there, no address, no network
 		return false
 	}
 	return errors.Is(err, ErrUnreachable)

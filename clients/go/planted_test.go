@@ -29,6 +29,8 @@ var faults = []struct{ cases, file, old, new string }{
 	{"after_close,closed_without_a_channel", "dlock.go", "{ l.core.close() }", "{}"},
 	{"a_thousand_cycles", "connect.go", "if n.link.alive() {", "if n.link == nil {\n\t\treturn n.link, nil\n\t}\n\tif n.link.serial < 0 {"},
 	{"dropped,sixty_forgotten_at_200_ms", "dlock.go", "if !over && last {", "if over && last {"},
+	{"TestWhatIsReadLateEndsNoHold", "release.go", "c.unanswered[place{r.key, r.owner}]++", "_ = late"},
+	{"TestWhatNoTimeCanMendEndsAWait", "errors.go", "case errors.As(err, &plain), errors.As(err, &address), errors.As(err, &network):", "case false:"},
 	{"TestAForgottenHoldIsLost", "dlock.go", `s.lose("forgotten`, "s.leave()\n\ts.lose(\"forgotten"},
 	{"TestAContextCarriesItsHold", "dlock.go", "context.WithValue(ctx, holdKey{}, h)", "context.WithValue(ctx, holdKey{}, h.Key)"},
 	{"TestGuardRunsOnce", "dlock.go", "\treply, err := c.call(ctx, &r, words, now()+c.settings.ReplyTimeout, nil)", "\treply, err := c.call(ctx, &r, words, now()+c.settings.ReplyTimeout, nil)\n\tif errors.Is(err, ErrUnreachable) {\n\t\treply, err = c.call(ctx, &r, words, now()+c.settings.ReplyTimeout, nil)\n\t}"},

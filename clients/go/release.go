@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -156,19 +155,20 @@ func (c *core) abandon(r *acquireRequest, token int64) {
 		l = t.node.link
 	}
 	_, asking := c.asking[r.key]
+	late := r.named && token == 0
+	if late { // from now on, since the owner's next request may be sent by another link before this one has ended
+		c.unanswered[place{r.key, r.owner}]++
+	}
 	c.mu.Unlock()
 	if !l.alive() {
-		if r.named {
-			c.late(r)
-		}
 		return
 	}
 	if token == 0 {
 		_, _ = l.post(r.words("CANCEL"), nil, asking)
 	}
 	_, _ = l.post(r.release(token), func(_ *link, _ time.Duration, _ any, err error) {
-		if r.named && errors.Is(err, ErrUnreachable) {
-			c.late(r)
+		if late && !errors.Is(err, ErrUnreachable) {
+			c.answered(r)
 		}
 		if err != nil && !errors.Is(err, ErrNotHeld) {
 			return
@@ -181,15 +181,14 @@ func (c *core) abandon(r *acquireRequest, token int64) {
 	}, asking)
 }
 
-// late gives the owner another name.
-func (c *core) late(r *acquireRequest) {
-	owner := r.owner
-	if at := strings.LastIndex(owner, c.suffix); at >= 0 {
-		owner = owner[:at+len(c.suffix)]
-	}
+// answered notes that the server has read a RELEASE: it can end nothing that comes later.
+func (c *core) answered(r *acquireRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unanswered[place{r.key, owner}]++
+	at := place{r.key, r.owner}
+	if c.unanswered[at]--; c.unanswered[at] == 0 {
+		delete(c.unanswered, at)
+	}
 }
 
 // untie leaves a hold to its lease.

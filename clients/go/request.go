@@ -15,9 +15,10 @@ import (
 type acquireRequest struct {
 	settings        *Settings
 	key, owner      string
-	named           bool // the program has named the owner: it may re-enter
-	limit           int  // how many permits may be held together; shared is unlimited
-	permits         int  // how many of them its hold takes
+	named           bool   // the program has named the owner: it may re-enter
+	name            string // of that owner, without what one of its requests may add
+	limit           int    // how many permits may be held together; shared is unlimited
+	permits         int    // how many of them its hold takes
 	session         bool
 	err             error
 	lost            func(error)
@@ -76,12 +77,8 @@ func Owner(name string) Option {
 		if name == "" {
 			r.err = badArgument("owner", "must not be empty")
 		}
-		r.owner, r.named = c.process+name+c.suffix, true
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if late := c.unanswered[place{r.key, r.owner}]; late > 0 {
-			r.owner += "." + strconv.Itoa(late)
-		}
+		r.name, r.named = c.process+name+c.suffix, true
+		r.owner = r.name
 	}
 }
 

@@ -227,16 +227,19 @@ final class Core
         $this->tell(static fn (Observer $one) => $one->released($hold->key, $held));
     }
 
-    /** Gives back a hold that nobody refers to any more. */
+    /** Leaves a hold that nobody refers to any more to its lease: the work may go on, and needs that time to stop. */
     public function forsake(Hold $hold, Request $request): void
     {
         if ($this->servers->isOpen()) {
-            $this->logger?->warning('lock {key} of {owner} is given back: nothing refers to its hold, and it was not released', [
+            $this->logger?->warning('lock {key} of {owner} is lost: nothing refers to its hold, and it was not released', [
                 'key' => $hold->key,
                 'owner' => $hold->owner,
             ]);
             $this->tell(static fn (Observer $one) => $one->lost($hold->key, 'forgotten'));
-            $request->isHad() || $this->abandon($request);
+            if (!$request->isHad()) {
+                $this->forget($request);
+                $this->servers->post($request->node, [$request->untie()]);
+            }
         }
     }
 
@@ -244,7 +247,7 @@ final class Core
     public function abandon(Request $request): void
     {
         $this->forget($request);
-        $request->token !== 0 && $this->servers->post($request->node, $request->release('TOKEN', $request->token));
+        $request->token !== 0 && $this->servers->post($request->node, [$request->release('TOKEN', $request->token)]);
     }
 
     /** Leaves a queue, with what may have been granted meanwhile: behind the request, on its connection. */
@@ -252,9 +255,12 @@ final class Core
     {
         if ($request->asked && $request->node !== null) {
             $request->asked = false;
-            $request->isLeftLate = !$isUpgrade && $request->node->overdue;
+            $request->isLeftLate = !$isUpgrade && !$request->reused;
             $this->forget($request);
-            $this->servers->post($request->node, $request->words('CANCEL'), ...($isUpgrade ? [] : [$request->release()]));
+            $commands = [$request->words('CANCEL'), ...($request->isLeftLate ? [$request->release()] : [])];
+            $this->servers->post($request->node, $commands, static function (mixed $reply) use ($request): void {
+                $request->isLeftLate = $request->isLeftLate && $reply instanceof Unanswered;
+            });
         }
     }
 
@@ -265,7 +271,7 @@ final class Core
      */
     public function takeBack(string $key, array ...$commands): void
     {
-        $this->servers->post($this->servers->of($key), ...$commands);
+        $this->servers->post($this->servers->of($key), array_values($commands));
     }
 
     private function forget(Request $request): void

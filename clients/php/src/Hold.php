@@ -11,7 +11,7 @@ use Dlock\Exception\Fenced;
 use Dlock\Exception\NotHeld;
 
 /**
- * A lock that is held. It is given back when nobody refers to it any more; `release()` says whether it was still held.
+ * A lock that is held, until `release()`. When nobody refers to it any more it is reported lost, and its lease ends it.
  */
 final class Hold
 {

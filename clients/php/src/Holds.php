@@ -9,7 +9,7 @@ namespace Dlock;
 use Dlock\Exception\DlockException;
 
 /**
- * Several locks that are held together. Given back in reverse, when nobody refers to it any more, too.
+ * Several locks that are held together. Given back in reverse. When nobody refers to it any more, each is left to its lease.
  *
  * @implements \IteratorAggregate<string, Hold>
  */

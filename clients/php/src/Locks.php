@@ -32,8 +32,9 @@ final class Locks
 
     private readonly string $name;
     /**
-     * @var array<string, int> by key and owner, how often a request was left on a connection that ended: what is sent there may
-     *                         arrive after the owner's next request, which goes by another name so that it ends nothing of that
+     * @var array<string, array{int, ?Request}> by key and owner, how often the owner has got another name, and the request that was
+     *                                          left last. While its RELEASE is not answered it may be read late, and must not end
+     *                                          what the owner is granted later: that has another name
      */
     private array $renamed = [];
 
@@ -141,7 +142,8 @@ final class Locks
         }
         // Nobody elsewhere has the same name by accident: it is this process's, and these Locks'.
         $named = $owner === null ? null : Request::owner("$owner#$this->name");
-        $times = $named === null ? 0 : $this->renamed["$key $named"] ?? 0;
+        [$times, $left] = $this->renamed["$key $named"] ?? [0, null];
+        $times += $left?->isLeftLate ? 1 : 0;
         $owner = $times === 0 ? $named : "$named+$times";
         $request = new Request($this->settings, $key, $owner, $shared, $limit, $permits, $session, $hangTimeout);
         try {
@@ -149,7 +151,9 @@ final class Locks
         } finally {
             if ($named !== null && $request->isLeftLate) {
                 count($this->renamed) < self::MOST_RENAMED || array_shift($this->renamed);
-                $this->renamed["$key $named"] = $times + 1;
+                $this->renamed["$key $named"] = [$times, $request];
+            } elseif ($named !== null && $times > 0) {
+                $this->renamed["$key $named"] = [$times, null];
             }
         }
     }

@@ -19,7 +19,7 @@ final class Request
     /** Something may be granted, or a place kept, that nobody has. */
     public bool $asked = false;
     public bool $queued = false;
-    /** What took it back was sent on a connection that ended, and may arrive late. */
+    /** The RELEASE that took it back is not answered: it may be read late, and end what is held under the same name by then. */
     public bool $isLeftLate = false;
 
     /** The fencing token of what was granted. */
@@ -47,6 +47,8 @@ final class Request
         public readonly ?float $lease = null,
         /** KEEP and the clock look after it; else the caller does. */
         public readonly bool $tracked = true,
+        /** Others use this name, or the caller will again: what is given back under it is named by its token. */
+        public readonly bool $reused = false,
     ) {
         if ($key === '') {
             throw new \InvalidArgumentException('key must not be empty');
@@ -150,6 +152,16 @@ final class Request
     public function renew(?int $token = null): array
     {
         return $this->words('RENEW', $this->leaseMs(), ...($token !== null ? ['TOKEN', $token] : []), ...$this->renewal());
+    }
+
+    /**
+     * Renews it for the last time: from then on its lease ends it.
+     *
+     * @return list<int|string>
+     */
+    public function untie(): array
+    {
+        return $this->words('RENEW', $this->leaseMs(), 'TOKEN', $this->token);
     }
 
     /** @return list<int|string> */

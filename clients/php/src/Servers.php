@@ -152,15 +152,16 @@ final class Servers
      * Sends what takes a request back, on its connection and behind it, and waits for nothing. If that has ended there is no place
      * any more, and the lease ends the rest.
      *
-     * @param list<int|string> ...$commands
+     * @param list<list<int|string>>     $commands
+     * @param ?\Closure(mixed): void $then     gets the last one's reply, or an Unanswered if there is none
      */
-    public function post(?Node $node, array ...$commands): void
+    public function post(?Node $node, array $commands, ?\Closure $then = null): void
     {
         if (!$this->isOpen() || $node?->connection?->isOpen() !== true) {
             return;
         }
-        foreach ($commands as $words) {
-            $node->connection->post($words);
+        foreach ($commands as $i => $words) {
+            $node->connection->post($words, $i === array_key_last($commands) ? $then : null);
         }
         if ($node->overdue) {
             $this->disconnect($node);

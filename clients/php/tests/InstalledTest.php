@@ -279,18 +279,21 @@ final class InstalledTest extends TestCase
         $this->server->awaitGone();
     }
 
-    /** A hold of which only its token is kept is given back at once: that is told. */
+    /** A hold of which only its token is kept is lost at once: that is told. Nobody else has the lock before its lease has ended. */
     public function testAForgottenHoldIsTold(): void
     {
-        self::assertSame('lost: forgotten', $this->run_(<<<'PHP'
+        self::assertSame('lost: forgotten, taken, free', $this->run_(<<<'PHP'
             $observer = new class extends Dlock\Observer {
                 public function lost(string $key, string $reason): void
                 {
                     echo "lost: $reason";
                 }
             };
-            $locks = new Locks(Connect::url("redis://$host:$port"), observer: $observer);
+            $locks = new Locks(Connect::url("redis://$host:$port"), lease: 2.0, observer: $observer);
             $token = $locks->lock($key)->token;
+            echo $locks->tryLock($key) === null ? ', taken' : ', free';
+            $locks->lock($key, timeout: 30)->release();
+            echo ', free';
             PHP));
     }
 

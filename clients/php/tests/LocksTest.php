@@ -477,6 +477,44 @@ final class LocksTest extends TestCase
         }
     }
 
+    /** A wait is given up while its connection is silent, and what was sent then is read when its owner has the lock again. */
+    public function testWhatIsReadLateEndsNoHold(): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        $at = $path;
+        $connect = static function () use (&$at) {
+            return \Dlock\Connect::url("redis://$at");
+        };
+        $locks = new Locks($connect, replyTimeout: 1.0);
+        $this->server->hold();
+        pcntl_async_signals(true);
+        pcntl_signal(SIGALRM, static function () use (&$at, $path): void {
+            Stage::control("silence $path");
+            $at = Stage::addresses('DLOCK_SINGLE')[0];
+            throw new \RuntimeException('enough');
+        });
+        pcntl_alarm(1);
+        try {
+            $locks->lock($this->key(), owner: 'me');
+            self::fail('it was given up');
+        } catch (\RuntimeException $error) {
+            self::assertSame('enough', $error->getMessage());
+        } finally {
+            pcntl_signal(SIGALRM, SIG_DFL);
+        }
+        $this->server->handOver();
+        $hold = $locks->lock($this->key(), timeout: 10, owner: 'me');
+        $read = fn (): int => preg_match('/cmdstat_dlock.cancel:calls=(\d+)/i', $this->server->ask('INFO', 'commandstats'), $m)
+            ? (int) $m[1]
+            : 0;
+        $before = $read();
+        Stage::control("sound $path");
+        Stage::until(static fn () => $read() > $before, 'what was sent late is read');
+        self::assertSame([$hold->owner], $this->server->owners());
+        $hold->guard('PING');
+        $hold->release();
+    }
+
     /** The lock is given back when the work returns: what runs after that is refused, before it can run. */
     public function testWorkThatRunsLaterIsRefused(): void
     {

@@ -75,7 +75,7 @@ final class PlantedTest extends TestCase
                 '$node->connection ??= Connection::open($node->where, $left());',
                 'static $kept = []; $kept[] = $node->connection; $node->connection = Connection::open($node->where, $left());',
             ],
-            'dropped' => ['Core.php', '$request->isHad() || $this->abandon($request);', ''],
+            'dropped' => ['Core.php', '$this->servers->post($request->node, [$request->untie()]);', ''],
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
             'a_hold_that_may_not_last' => ['Core.php', '$left / 1000 < $this->settings->lease / 2', 'false'],
             'a_time_out_leaves_no_place' => self::LEAVES_NOTHING,

@@ -22,6 +22,8 @@ class DlockLock extends Lock
 
     /** This owner may hold it already. */
     private bool $known;
+    /** Of what this object was granted. */
+    private ?int $token = null;
 
     /**
      * @param string          $name
@@ -88,7 +90,14 @@ class DlockLock extends Lock
     public function release()
     {
         try {
-            $this->locks->core->insist($this->name, ['DLOCK.RELEASE', $this->name, $this->owner, 'HOLDS', 0], true);
+            $token = $this->token ?? $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name, $this->owner])[0] ?? null;
+            $this->token = null;
+            if ($token === null) {
+                return false;
+            }
+            // Under its token: this may be read late, and the owner may hold the lock again by then.
+            $words = ['DLOCK.RELEASE', $this->name, $this->owner, 'HOLDS', 0, 'TOKEN', $token];
+            $this->locks->core->insist($this->name, $words, true);
 
             return true;
         } catch (NotHeld) {
@@ -144,10 +153,18 @@ class DlockLock extends Lock
             return false;
         }
         $settings = $this->locks->core->settings;
-        $request = new Request($settings, $this->name, $this->owner, lease: self::lease((float) $this->seconds), tracked: false);
-        $taken = $this->locks->core->take($request, $timeout) !== null;
-        $this->known = $this->known || $taken;
+        $lease = self::lease((float) $this->seconds);
+        $request = new Request($settings, $this->name, $this->owner, lease: $lease, tracked: false, reused: $this->known);
+        try {
+            $granted = $this->locks->core->take($request, $timeout);
+        } finally {
+            if ($request->isLeftLate) { // nobody knows this owner yet, so the next attempt has another one
+                $this->owner = Request::owner(Request::uuid());
+            }
+        }
+        $this->token = $granted?->token;
+        $this->known = $this->known || $granted !== null;
 
-        return $taken;
+        return $granted !== null;
     }
 }

@@ -83,7 +83,12 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             return;
         }
         try {
-            $this->locks->core->insist((string) $key, ['DLOCK.RELEASE', (string) $key, $owner, 'HOLDS', 0]);
+            $held = $this->held($key, $owner);
+            // Under its token: this may be read late, and the key may hold the lock again by then.
+            $held === null || $this->locks->core->insist(
+                (string) $key,
+                ['DLOCK.RELEASE', (string) $key, $owner, 'HOLDS', 0, 'TOKEN', $held[0]],
+            );
         } catch (NotHeld) {
             // It has ended before.
         } catch (DlockException $error) {
@@ -114,7 +119,8 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             if ($owner !== null && $shared) {
                 $this->downgrade($key, $owner);
             }
-            $request = $this->request($key, $owner ?? Request::owner(Request::uuid()), $shared, $this->initialTtl);
+            $name = $owner ?? Request::owner(Request::uuid());
+            $request = $this->request($key, $name, $shared, $this->initialTtl, $owner !== null);
             // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
             $before = $owner === null ? null : $this->held($key, $owner);
             $granted = $this->locks->core->take($request, $timeout, $before !== null);
@@ -149,12 +155,21 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         }
     }
 
-    private function request(Key $key, string $owner, bool $shared, float $ttl): Request
+    private function request(Key $key, string $owner, bool $shared, float $ttl, bool $reused = true): Request
     {
         $settings = $this->locks->core->settings;
         [$lease, $hangTimeout] = $this->watchdog ? [min($settings->lease, $ttl), $ttl] : [$ttl, null];
 
-        return new Request($settings, (string) $key, $owner, $shared, hangTimeout: $hangTimeout, lease: $lease, tracked: false);
+        return new Request(
+            $settings,
+            (string) $key,
+            $owner,
+            $shared,
+            hangTimeout: $hangTimeout,
+            lease: $lease,
+            tracked: false,
+            reused: $reused,
+        );
     }
 
     /**
