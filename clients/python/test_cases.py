@@ -61,7 +61,8 @@ class Case:
     # What is done to the servers and on the way to them.
 
     def do_path(self, name, to="single"):
-        target = replica_of_the_pair() if to == "replica" else addresses(f"DLOCK_{to.upper()}")[0]
+        of_pair = {"replica": replica_of_the_pair, "primary": primary_of_the_pair}
+        target = of_pair[to]() if to in of_pair else addresses(f"DLOCK_{to.upper()}")[0]
         target = "{}:{}".format(*target)
         self.paths[name] = command(f"path {target}")
 
@@ -70,6 +71,9 @@ class Case:
 
     def do_silence(self, path):
         control(f"silence {self.paths[path]}")
+
+    def do_strand(self, path):
+        control(f"strand {self.paths[path]}")
 
     def do_sound(self, path):
         control(f"sound {self.paths[path]}")
@@ -157,8 +161,7 @@ class Case:
         """The server renews it for a connection."""
         def tied():
             holders = self.server.info(self.named(key))["holders"]
-            assert holders, f"{key} is not held any more"
-            return holders[0]["auto"] and holders[0]["client"]
+            return holders and holders[0]["auto"] and holders[0]["client"]
 
         until(tied, f"{key} is renewed")
 

@@ -1,6 +1,8 @@
-"""The tests that every language has, by the same names: see ../README.md."""
+"""The tests that every language has, by the same names (see ../README.md), and what a program of Python relies on."""
 
 import concurrent.futures
+import functools
+import gc
 import os
 import random
 import signal
@@ -9,11 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
+import redis
+import redis.asyncio
 
 import dlock_redis as dlock
-from stage import KEPT, KINDS, LONG, PATIENCE, Tasks, until
+from stage import KEPT, KINDS, LONG, PATIENCE, Tasks, client, until
 
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
 alone = pytest.mark.parametrize("place", ["single"], indirect=True)
@@ -180,8 +185,8 @@ def test_keeps_it_for_ten_leases(server):
         assert hold.guard("SET", f"{server.key}:x", 1)
         hold.release()
         server.await_gone(hold.key)
-    for client in clients:
-        client.close()
+    for one in clients:
+        one.close()
 
 
 @everywhere
@@ -289,3 +294,78 @@ def test_a_thousand_waits_on_one_connection(server, make):
         work.result(2 * PATIENCE)
     assert served == list(range(1000))
     server.await_gone()
+
+
+@alone
+def test_a_hold_keeps_its_locks_alive(server, make):
+    """`return Locks(client).acquire(key)`: nothing else refers to the Locks."""
+    locks = make(lease=KEPT)
+    hold, kind, tasks = locks.lock(server.key), type(locks.locks), locks if isinstance(locks, Tasks) else None
+    gone = weakref.ref(locks.locks)
+    made, locks.locks = locks.locks, kind(client("single", redis.asyncio if tasks else redis))
+    del made
+    gc.collect()
+    until(lambda: server.info()["holders"][0]["held-ms"] > 2000 * KEPT, "what nobody keeps has ended")
+    assert not hold.lost.is_set() and gone() is not None
+    hold.release()
+    server.await_gone()
+
+
+@alone
+def test_a_forgotten_hold_is_left_to_its_lease(server, make, caplog):
+    """What it protects may still run."""
+    locks = make(lease=KEPT)
+    hold = locks.lock(server.key, owner="me")
+    token = hold.token
+    if isinstance(locks, Tasks):
+        hold.forget()
+    del hold
+    gc.collect()
+    until(lambda: "forgotten" in caplog.text, "it is told")
+
+    def untied():
+        (holder,) = server.info()["holders"]
+        assert holder["token"] == token
+        return not holder["auto"]
+
+    until(untied, "the server renews it no more")
+    assert locks.try_lock(server.key, owner="me") is None  # nor does its owner have it again
+    with locks.lock(server.key, owner="me") as hold:
+        assert hold.token > token
+
+
+def generates():
+    yield
+
+
+async def generates_later():
+    yield
+
+
+async def runs_later():
+    pass
+
+
+class Later:
+    async def __call__(self):
+        pass
+
+
+@alone
+def test_a_decorator_refuses_what_returns_before_its_work(server, locks):
+    lock, tasks = locks.locks.lock(server.key), isinstance(locks, Tasks)
+    refused = [generates, generates_later, functools.partial(generates)]
+    for work in refused if tasks else [*refused, runs_later, functools.partial(runs_later), Later()]:
+        with pytest.raises(TypeError, match="before the work"):
+            lock(work)
+
+    async def hands_on():
+        return generates()
+
+    returns = [lock(hands_on)] if tasks else [lock(lambda: runs_later()), lock(lambda: generates())]
+    for work in returns:
+        with pytest.raises(TypeError, match="before the work"):
+            locks.run(work()) if tasks else work()
+    server.await_gone()
+    if tasks:
+        assert locks.run(lock(runs_later)()) is None

@@ -264,7 +264,7 @@ def a_link_a_lock(plant):
 
 
 def forgets(plant):
-    plant(_keep.Keeping, "_give_back_forgotten", lambda self: self.forgotten.clear())
+    plant(_keep.Keeping, "_lose_forgotten", lambda self: self.forgotten.clear())
 
 
 def believes_the_unconfirmed(plant):
@@ -294,6 +294,20 @@ def knows_no_noack(plant):
 
 def leaves_nothing(plant):
     plant(_take.Taking, "leave", nothing)
+
+
+def keeps_the_name(plant):
+    plant(_request.Request, "add", nothing)
+
+
+def asks_as_new(plant):
+    attempt = _take.Taking._attempt
+
+    async def first(self, request, *how):
+        request.asked = False
+        return await attempt(self, request, *how)
+
+    plant(_take.Taking, "_attempt", first)
 
 
 def takes_anything(plant):
@@ -371,6 +385,9 @@ FAULTS = [
     ("a_hold_over_a_busy_server", busy_is_final),
     ("a_try_at_a_loading_server", tries_for_a_second),
     ("a_wait_at_a_loading_server", loading_is_final),
+    ("a_late_release_ends_no_later_hold", keeps_the_name),
+    ("a_late_release_of_a_lost_hold", keeps_the_name),
+    ("asked_again_after_a_lost_reply", asks_as_new),
 ]
 
 
@@ -386,6 +403,8 @@ LONG = (
     "a_thousand_cycles",
     "the_replica_frozen",
     "a_hold_that_may_not_last",
+    "a_late_release_ends_no_later_hold",
+    "asked_again_after_a_lost_reply",
 )
 
 

@@ -1,6 +1,7 @@
 """What `lock_class` gives: redis-py's own tests, and what they do not look at."""
 
 import asyncio
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import redis
 import redis.asyncio
 
 import dlock_redis as dlock
-from stage import addresses, client, until
+from stage import PATIENCE, Proxy, addresses, client, until
 
 URL = "redis://{}:{}/9".format(*addresses("DLOCK_SINGLE")[0])
 HERE = Path(__file__).parent
@@ -82,3 +83,23 @@ def test_asyncio_waits_in_the_queue(server):
         await one.aclose()
 
     asyncio.run(work())
+
+
+def test_a_late_release_ends_no_later_hold_of_the_same_token(server):
+    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
+        host, port = path.address
+        lock = redis.Redis(host, port).lock(server.key, timeout=30, lock_class=dlock.RedisLock)
+        path.freeze("DLOCK.FAIRACQUIRE")  # the connection that says this
+        with pytest.raises(dlock.LockTimeout):
+            lock.acquire(blocking_timeout=1, token="mine")
+        path.word = None
+        assert lock.acquire(blocking_timeout=PATIENCE, token="mine")
+        with dlock.Locks(client("single")) as locks, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            other = pool.submit(locks.acquire, server.key, PATIENCE)
+            server.await_queued(1)
+            path.thaw()
+            until(lambda: server.info()["holders"][0]["held-ms"] > 3000, "what was said before has been read")
+            assert lock.owned() and not other.done()
+            lock.release()
+            other.result(PATIENCE).release()
+        server.await_gone()

@@ -82,7 +82,7 @@ fn converse(stream: TcpStream, answer: impl Fn(&str) -> String) -> std::io::Resu
 
 fn is_of_paths(line: &str) -> bool {
     let words = [
-        "path", "delay", "silence", "sound", "cut", "close", "commands",
+        "path", "delay", "silence", "strand", "sound", "cut", "close", "commands",
     ];
     words.contains(&line.split_ascii_whitespace().next().unwrap_or_default())
 }
@@ -106,6 +106,7 @@ fn on_path(paths: &Paths, line: &str) -> Result<String, String> {
     match words[..] {
         ["delay", _, ms] => path.delay(ms.parse().map_err(|_| format!("no number: {ms}"))?),
         ["silence", _] => path.silence(true),
+        ["strand", _] => path.strand(),
         ["sound", _] => path.silence(false),
         ["cut", _] => path.cut(),
         ["close", _] => path.close(),

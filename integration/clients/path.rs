@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -28,6 +28,10 @@ struct State {
     address: SocketAddr,
     silent: AtomicBool,
     closed: AtomicBool,
+    /// The number of connections so far.
+    opened: AtomicUsize,
+    /// So many of them, the oldest, are silent.
+    stranded: AtomicUsize,
     /// Milliseconds for each direction.
     delay: AtomicU64,
     commands: AtomicU64,
@@ -45,6 +49,8 @@ impl Path {
             server,
             address: listener.local_addr()?,
             silent: AtomicBool::new(false),
+            opened: AtomicUsize::new(0),
+            stranded: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             delay: AtomicU64::new(0),
             commands: AtomicU64::new(0),
@@ -76,9 +82,18 @@ impl Path {
         self.state.delay.store(round_trip_ms / 2, Ordering::Release);
     }
 
-    /// Stops all data in both directions; nothing is lost, and no connection ends.
+    /// Stops all data in both directions; nothing is lost, and no connection ends. Or lets all data pass.
     pub fn silence(&self, silent: bool) {
         self.state.silent.store(silent, Ordering::Release);
+        if !silent {
+            self.state.stranded.store(0, Ordering::Release);
+        }
+    }
+
+    /// Silences the connections that are open now. Later ones pass.
+    pub fn strand(&self) {
+        let opened = self.state.opened.load(Ordering::Acquire);
+        self.state.stranded.store(opened, Ordering::Release);
     }
 
     /// Ends all connections; later ones pass as before.
@@ -118,21 +133,22 @@ impl State {
     }
 
     fn lead(self: Arc<Self>, client: TcpStream) -> std::io::Result<()> {
+        let number = self.opened.fetch_add(1, Ordering::AcqRel);
         let server = TcpStream::connect(self.server)?;
         for socket in [&client, &server] {
             socket.set_nodelay(true)?;
             self.sockets().push(socket.try_clone()?);
         }
-        self.pump(client.try_clone()?, server.try_clone()?, true);
-        self.pump(server, client, false);
+        self.pump(number, client.try_clone()?, server.try_clone()?, true);
+        self.pump(number, server, client, false);
         Ok(())
     }
 
     /// Carries data with a reader and a writer, so that many packets can be under way at a time.
-    fn pump(self: &Arc<Self>, mut from: TcpStream, to: TcpStream, count: bool) {
+    fn pump(self: &Arc<Self>, number: usize, mut from: TcpStream, to: TcpStream, count: bool) {
         let (sender, receiver) = mpsc::channel();
         let state = self.clone();
-        thread::spawn(move || state.write(&receiver, to));
+        thread::spawn(move || state.write(number, &receiver, to));
         let state = self.clone();
         thread::spawn(move || {
             let mut buffer = vec![0; 65536];
@@ -151,21 +167,24 @@ impl State {
         });
     }
 
-    fn write(&self, receiver: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
+    fn write(&self, number: usize, receiver: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
         for (due, data) in receiver {
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            self.await_sound();
+            self.await_sound(number);
             if to.write_all(&data).is_err() {
                 return;
             }
         }
         // The end of a stream must not overtake held-back data.
-        self.await_sound();
+        self.await_sound(number);
         let _ = to.shutdown(Shutdown::Write);
     }
 
-    fn await_sound(&self) {
-        while self.silent.load(Ordering::Acquire) && !self.closed.load(Ordering::Acquire) {
+    fn await_sound(&self, number: usize) {
+        let is_silent = || {
+            self.silent.load(Ordering::Acquire) || number < self.stranded.load(Ordering::Acquire)
+        };
+        while is_silent() && !self.closed.load(Ordering::Acquire) {
             thread::sleep(INTERVAL);
         }
     }
@@ -211,6 +230,17 @@ mod tests {
         client.set_read_timeout(timeout).expect("a socket option");
         let error = say(&mut client).expect_err("nothing comes").kind();
         assert!(matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        path.silence(false);
+        client.set_read_timeout(None).expect("a socket option");
+        client
+            .read_exact(&mut [0; 23])
+            .expect("the held-back data arrives");
+        path.strand();
+        client.set_read_timeout(timeout).expect("a socket option");
+        let error = say(&mut client).expect_err("nothing comes").kind();
+        assert!(matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        let mut later = TcpStream::connect(path.address()).expect("it listens");
+        say(&mut later).expect("a connection that is opened later passes");
         path.silence(false);
         client.set_read_timeout(None).expect("a socket option");
         client

@@ -14,7 +14,7 @@ import { randomUUID } from 'node:crypto';
 
 import { after, now } from './clock.mjs';
 import { Keeper } from './keep.mjs';
-import { release, untie } from './release.mjs';
+import { leaveToLease, release, untie } from './release.mjs';
 import { Renewal } from './node.mjs';
 import { Routes } from './routes.mjs';
 import { Take } from './take.mjs';
@@ -28,6 +28,7 @@ export class Core extends Routes {
   renewals = new Set();
   named = new Map(); // what owners that the program has named hold, by key and owner
   suffix = `#${randomUUID()}`; // what the names of those end with
+  #aliases = 0;
   #alarm = Infinity;
   #disarm = nothing;
 
@@ -57,9 +58,9 @@ export class Core extends Routes {
     this.wake(request.node);
   }
 
-  /** The program has it now. */
-  adopt(renewal, hold) {
-    renewal.holds.push(new WeakRef(hold));
+  /** The program has it now. `again` makes another like it, to report it lost when the program has forgotten this one. */
+  adopt(renewal, hold, again) {
+    renewal.holds.push(Object.assign(new WeakRef(hold), { again }));
     if (renewal.gone) hold.reportLost(renewal.gone);
     else this.arm(renewal.end());
   }
@@ -72,6 +73,28 @@ export class Core extends Routes {
     if (named?.renewal === renewal) named.renewal = null;
     this.tidy(renewal.request.name);
     for (const hold of renewal.holds) hold.deref()?.reportLost(reason);
+  }
+
+  /** What an owner that the program has named has at a lock. */
+  owner(name) {
+    let named = this.named.get(name);
+    if (!named) this.named.set(name, named = { renewal: null, users: 0, unanswered: 0, alias: '', last: null });
+    return named;
+  }
+
+  /**
+   * Gives a named owner another name, before something is said that ends what it has. Until that is answered, which the
+   * function that is returned notes, it may be read late, and must end nothing that the owner is granted later.
+   */
+  rename({ name }) {
+    if (!name) return nothing;
+    const named = this.owner(name);
+    named.unanswered += 1;
+    named.alias = `.${++this.#aliases}`;
+    return () => {
+      named.unanswered -= 1;
+      this.tidy(name);
+    };
   }
 
   /** Forgets a named owner that neither holds the lock nor asks for it. */
@@ -131,14 +154,15 @@ export class Core extends Routes {
   }
 
   /**
-   * A hold that nothing refers to any more is lost: nobody can give it back. (A FinalizationRegistry would cost each lock
-   * more.)
+   * A hold that nothing refers to any more is lost: nobody can give it back. What it protects may still run, so it is left to
+   * its lease. (A FinalizationRegistry would cost each lock more.)
    */
   dropForgotten(node) {
     for (const renewal of this.of(node)) {
-      if (!renewal.hasForgotten() || renewal.ending) continue;
-      this.settings.logger.warn(`a hold of lock '${renewal.request.key}' was forgotten: it is lost`);
-      if (!renewal.holds.length) untie(this, renewal);
+      if (renewal.ending) continue;
+      const forgotten = renewal.forgotten();
+      for (const one of forgotten) one.again().reportLost('forgotten: nothing refers to the hold any more, and it was not released');
+      if (forgotten.length && !renewal.holds.length) leaveToLease(this, renewal);
     }
   }
 

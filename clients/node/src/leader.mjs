@@ -2,6 +2,7 @@
 import { pause } from './clock.mjs';
 import { NotHeld } from './errors.mjs';
 import { PARTY, known, milliseconds, text } from './request.mjs';
+import { checkWork, finished } from './work.mjs';
 
 const nothing = () => {};
 /** The candidate's name in an owner's: host/pid/name#…, and from earlier clients name#…. */
@@ -39,11 +40,12 @@ export class Election {
 
   /** Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through. */
   async lead(work, { signal } = {}) {
+    checkWork(work);
     for (;;) {
       const term = await this.campaign({ signal });
       let done;
       try {
-        done = await work(term);
+        done = finished(await work(term));
       } catch (error) {
         if (!term.lost) {
           await this.resign().catch(nothing); // an error of the work comes first

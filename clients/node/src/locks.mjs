@@ -4,9 +4,12 @@ import { Core } from './core.mjs';
 import { DLockError, Fenced, LockTimeout, NotHeld } from './errors.mjs';
 import { Source } from './library.mjs';
 import { usingAll } from './many.mjs';
+import { checkWork, finished } from './work.mjs';
 import { Request, Settings, text } from './request.mjs';
 
 export const asyncDispose = Symbol.asyncDispose ?? Symbol.for('Symbol.asyncDispose'); // as compilers name it
+
+const HOLD = Symbol('hold');
 
 /** A lock that is held. */
 export class Hold {
@@ -18,11 +21,14 @@ export class Hold {
   #abort = null;
   #reason;
 
-  constructor(core, request, renewal) {
+  /** `forgotten`: stands for one that the program has forgotten. */
+  constructor(core, request, renewal, forgotten = false) {
     [this.#core, this.#request, this.#renewal] = [core, request, renewal];
     [this.key, this.owner, this.token] = [request.key, renewal.request.owner, renewal.token];
-    core.adopt(renewal, this);
+    if (!forgotten) core.adopt(renewal, this, Hold.#again(core, request, renewal));
   }
+
+  static #again(core, request, renewal) { return () => new Hold(core, request, renewal, true); }
 
   /** True if it was lost before it was given back. */
   get lost() { return this.#reason !== undefined; }
@@ -31,6 +37,7 @@ export class Hold {
   get signal() {
     if (!this.#abort) {
       this.#abort = new AbortController();
+      this.#abort.signal[HOLD] = this; // while the signal is in use the hold is not forgotten
       if (this.lost) this.#abort.abort(this.#reason);
     }
     return this.#abort.signal;
@@ -117,7 +124,7 @@ export class Locks {
   /** Does the work under the lock, and gives it back. Never hides an error of the work. */
   async using(key, options, work) {
     if (typeof options === 'function') [options, work] = [{}, options];
-    if (typeof work !== 'function') throw new TypeError(`work must be a function, not ${work}`);
+    checkWork(work);
     return during(await this.lock(key, options), work);
   }
 
@@ -150,7 +157,7 @@ function must(hold, { key, timeout }) {
 export async function during(hold, work) {
   let done;
   try {
-    done = await work(hold);
+    done = finished(await work(hold));
   } catch (error) {
     await hold.release().catch((why) => { if (!(why instanceof DLockError)) throw why; });
     throw error;

@@ -4,11 +4,12 @@ import { randomUUID } from 'node:crypto';
 
 import { now } from './clock.mjs';
 import { text } from './request.mjs';
+import { checkWork } from './work.mjs';
 
 /** Does the work with a Map of holds, one for each key, under one owner. They are given back in reverse. */
 export async function usingAll(locks, keys, options, work) {
   if (typeof options === 'function') [options, work] = [{}, options];
-  if (typeof work !== 'function') throw new TypeError(`work must be a function, not ${work}`);
+  checkWork(work);
   const named = new Map([...keys].map((key) => [Buffer.from(text('keys', key)).toString('latin1'), key]));
   const inOrder = [...named.keys()].sort().map((name) => named.get(name));
   const mine = { ...options, owner: options.owner ?? randomUUID() };

@@ -37,11 +37,11 @@ export class Renewal {
   /** Its holds but this one. */
   forget(hold) { this.holds = this.holds.filter((one) => one.deref() !== hold); }
 
-  /** True if the program refers to a hold no more. Those are forgotten. */
-  hasForgotten() {
-    const { length } = this.holds;
-    if (length && !this.holds.every((hold) => hold.deref())) this.holds = this.holds.filter((hold) => hold.deref());
-    return this.holds.length < length;
+  /** Those of its holds that the program refers to no more; this one does not either from now on. */
+  forgotten() {
+    const forgotten = this.holds.filter((hold) => !hold.deref());
+    if (forgotten.length) this.holds = this.holds.filter((hold) => hold.deref());
+    return forgotten;
   }
 
   /** True if the server should have renewed it by now, and has not said so. */

@@ -12,6 +12,7 @@ import { DLockError, Fenced, NotHeld } from './errors.mjs';
 import { Locks } from './locks.mjs';
 import { Quorum } from './quorum.mjs';
 import { milliseconds, text } from './request.mjs';
+import { checkWork, finished } from './work.mjs';
 
 const nothing = () => {};
 
@@ -121,6 +122,7 @@ export default class Redlock extends EventEmitter {
     whole(duration);
     const settings = typeof settingsOrRoutine === 'function' ? this.settings : { ...this.settings, ...settingsOrRoutine };
     if (typeof routine !== 'function') throw new Error('INVARIANT: routine is not a function.');
+    checkWork(routine);
     if (settings.automaticExtensionThreshold > duration - 100) {
       throw new Error('A lock `duration` must be at least 100ms greater than the `automaticExtensionThreshold` setting.');
     }
@@ -154,7 +156,7 @@ export default class Redlock extends EventEmitter {
     };
     let done;
     try {
-      done = await routine(signal);
+      done = finished(await routine(signal));
     } catch (error) {
       await end().catch(nothing); // an error of the routine comes first
       throw error;

@@ -10,13 +10,16 @@ export async function release(core, renewal) {
   const { request, token } = renewal;
   const until = now() + core.settings.replyTimeout;
   const words = request.release('TOKEN', token);
+  const answered = core.rename(request);
   let ended;
   renewal.ending = new Promise((done) => { ended = done; });
   try {
     for (let heard = true; ;) {
       try {
         await core.call({ key: request.key }, words, (error, reply) => {
-          if (reply === 0 || error instanceof NotHeld) core.lose(renewal, 'released');
+          if (reply !== 0 && !(error instanceof NotHeld)) return;
+          core.lose(renewal, 'released');
+          answered();
         });
         return;
       } catch (error) {
@@ -35,10 +38,21 @@ export async function release(core, renewal) {
 
 /** Gives back a hold that nobody has any more, once. If its link has ended its lease ends it. */
 export function untie(core, renewal) {
-  const { request, token, node } = renewal;
+  const { request, token, node: { link } } = renewal;
   core.lose(renewal, 'abandoned');
-  const { link } = node;
-  if (link && !link.error) link.post(request.release('TOKEN', token), nothing, core.isAsking(request.key)).catch(nothing);
+  if (!link || link.error) return;
+  const answered = core.rename(request);
+  link.post(request.release('TOKEN', token), (error) => {
+    if (!(error instanceof Unreachable)) answered();
+  }, core.isAsking(request.key)).catch(nothing);
+}
+
+/** Has the server renew a hold no more, and end it by its lease. Until then a named owner has another name. */
+export function leaveToLease(core, renewal) {
+  const { request, token, link } = renewal;
+  core.rename(request);
+  core.lose(renewal, 'forgotten');
+  if (link && !link.error) link.post(request.leaveToLease(token), nothing, core.isAsking(request.key)).catch(nothing);
 }
 
 /**
@@ -49,18 +63,12 @@ export function abandon(core, request) {
   if (!request.asked) return;
   request.asked = false;
   const { link } = request;
-  const late = () => {
-    const named = core.named.get(request.name);
-    if (named) named.unanswered += 1; // what was sent may be read later, and must not end what the owner is granted then
-  };
-  if (!link || link.error) {
-    late();
-    return;
-  }
+  if (!link || link.error) return;
+  const answered = core.rename(request);
   const asking = core.isAsking(request.key);
   link.post(request.words('CANCEL'), nothing, asking).catch(nothing);
   link.post(request.release(), (error) => {
     if (!error || error instanceof NotHeld) core.lose(request.renewal, 'abandoned');
-    else late();
+    if (!(error instanceof Unreachable)) answered();
   }, asking).catch(nothing);
 }

@@ -91,6 +91,7 @@ export class Request {
   node = null; // that was asked last
   link = null; // and on which link
   renewal = null;
+  #name; // its owner's, as the program has it
   name = null; // what its owner is found by, if the program has named it: it may re-enter
 
   constructor(settings, key, options, suffix = '') {
@@ -112,7 +113,7 @@ export class Request {
     if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
     [this.settings, this.key, this.timeout, this.signal, this.onLost] = [settings, key, timeout, signal, onLost];
     const party = options[PARTY] ? `${options[PARTY]}#` : '';
-    this.owner = owner == null ? `${PROCESS}${party}${randomUUID()}` : joined(PROCESS, owner, suffix);
+    this.owner = this.#name = owner == null ? `${PROCESS}${party}${randomUUID()}` : joined(PROCESS, owner, suffix);
     if (owner != null) this.name = this.id;
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
     if (permits > 1) this.limit.push('PERMITS', permits); // older servers do not know the word
@@ -122,6 +123,9 @@ export class Request {
   }
 
   get id() { return `${bytes(this.key)}\n${bytes(this.owner)}`; }
+
+  /** From now on servers know a named owner by its name with this at the end. */
+  add(alias) { if (alias) this.owner = joined(this.#name, alias); }
 
   words(name, ...rest) { return [`DLOCK.${name}`, this.key, this.owner, ...rest]; }
 
@@ -141,6 +145,9 @@ export class Request {
     const { lease, hangTimeout } = this.settings;
     return this.words('RENEW', lease, 'TOKEN', token, ...this.session, 'AUTO', hangTimeout);
   }
+
+  /** Renews it for the last time: for no connection. */
+  leaveToLease(token) { return this.words('RENEW', this.settings.lease, 'TOKEN', token); }
 
   /** Without a token: whatever this owner holds. */
   release(...token) { return this.words('RELEASE', 'HOLDS', 0, ...token); }

@@ -3,7 +3,6 @@
 import { after, now, onAbort, pause } from './clock.mjs';
 import { LockTimeout, NotHeld, Replaced, Unreachable, late, passes, typed } from './errors.mjs';
 import { abandon } from './release.mjs';
-import { joined } from './request.mjs';
 
 const GRACE = 500; // so much longer a caller whose time is up waits for a reply that is on its way
 const WARN_EVERY = 10_000;
@@ -65,8 +64,7 @@ export class Take {
    */
   async #take() {
     const { core, request } = this;
-    let named = core.named.get(request.name);
-    if (!named) core.named.set(request.name, named = { renewal: null, users: 0, unanswered: 0, last: null });
+    const named = core.owner(request.name);
     const before = named.last;
     if (before && this.timeout === 0) {
       this.#settle(null, null); // another request of this owner is under way
@@ -100,8 +98,6 @@ export class Take {
         throw new RangeError(`permits must be at most ${renewal.request.permits}, which the owner's hold has, not ${request.permits}: release it, and ask again`);
       }
       request.renewal = renewal;
-    } else if (named.unanswered) {
-      request.owner = joined(request.owner, `.${named.unanswered}`);
     }
     return true;
   }
@@ -173,6 +169,7 @@ export class Take {
   async #attempt() {
     const { core, request } = this;
     const once = this.timeout === 0;
+    if (request.name) request.add(core.owner(request.name).alias);
     const unknown = core.ready();
     if (unknown) await unknown;
     const known = core.route(request.key);
@@ -204,9 +201,12 @@ export class Take {
   /** Asks for the lock, or by the ticket for what became of the place: the renewal, or null. */
   async #acquire() {
     const { core, request } = this;
+    // If an answer was lost, the server may have granted it then. How much is left (`dlock.max-hold-ms`) RENEW says.
+    const again = request.asked;
     const reply = await core.call(request, request.acquire(this.timeout === 0), (error, granted, link, sent) => {
-      if (granted) core.granted(request, link, granted[0], sent, request.settings.lease);
+      if (granted && !again) core.granted(request, link, granted[0], sent, request.settings.lease);
     });
+    if (reply && again) return this.#confirm(Number(reply[0]));
     return reply && request.renewal;
   }
 

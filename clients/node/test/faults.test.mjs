@@ -5,14 +5,23 @@ import { createServer } from 'node:net';
 import { createInterface } from 'node:readline';
 import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+
+import Redis from 'ioredis';
 
 import { Locks, Unreachable } from 'dlock-redis';
+import { Election } from 'dlock-redis/leader';
+import Redlock from 'dlock-redis/redlock';
 import {
   LONG, Master, PATIENCE, Server, addresses, closeConnections, control, libraries, makeLocksAt, makeLocksBy, proxy, until,
 } from './stage.mjs';
 
 const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
 const [{ Core }, { Node }] = await Promise.all(['core', 'node'].map(inside));
+
+setFlagsFromString('--expose-gc');
+const collect = runInNewContext('gc');
 
 const LEASE = 6_000;
 const tests = [];
@@ -257,6 +266,67 @@ test('eleven_waits_on_one_signal_warn_of_nothing', async ({ server, make }) => {
   process.off('warning', warn);
   assert.ok(!warned.includes('MaxListenersExceededWarning'), `${warned}`);
   assert.equal(await locks.tryLock(server.key), null);
+});
+
+/** Nothing of the test refers any more to what the function has made. */
+async function forget(make) {
+  await (async () => { await make(); })();
+  for (let i = 0; i < 10; i++) {
+    collect();
+    await sleep(10);
+  }
+}
+
+test('a_forgotten_hold_is_left_to_its_lease', async ({ server, make }) => { // what it protects may still run
+  const warned = [];
+  const lost = [];
+  const locks = make(addresses('DLOCK_SINGLE')[0], {}, { lease: LONG, logger: { warn: (message) => warned.push(message) } });
+  let token;
+  const onLost = (hold) => lost.push(hold.token);
+  await forget(async () => { ({ token } = await locks.lock(server.key, { owner: 'me', onLost })); });
+  await until(() => lost.length, 'it is told');
+  assert.deepEqual(lost, [token]);
+  assert.match(warned.join(), /lost: forgotten/);
+  await until(async () => {
+    const holder = await server.holder();
+    assert.equal(holder?.token, token);
+    return !holder.auto;
+  }, 'the server renews it no more');
+  assert.equal(await locks.tryLock(server.key, { owner: 'me' }), null); // nor does its owner have it again
+  await (await locks.lock(server.key, { owner: 'me', timeout: 2 * PATIENCE })).release();
+});
+
+test('a_signal_that_is_in_use_keeps_its_hold', async ({ server, make }) => {
+  const locks = make(addresses('DLOCK_SINGLE')[0], {}, { lease: LEASE });
+  let signal;
+  await forget(async () => { ({ signal } = await locks.lock(server.key)); });
+  await until(async () => (await server.holder())['held-ms'] > 2 * LEASE, 'what nobody keeps has ended');
+  assert.ok(!signal.aborted);
+});
+
+test('no_generator_is_work', async ({ server, make }) => {
+  const locks = make(addresses('DLOCK_SINGLE')[0]);
+  const wrong = /generator/;
+  const election = new Election(locks, server.key);
+  const redlock = new Redlock([new Redis({ host: addresses('DLOCK_SINGLE')[0][0], port: Number(addresses('DLOCK_SINGLE')[0][1]), lazyConnect: true })]);
+  function* generator() { yield 1; }
+  async function* later() { yield 1; }
+  for (const work of [generator, later, () => generator(), async () => later()]) {
+    await assert.rejects(locks.using(server.key, {}, work), wrong);
+    await assert.rejects(locks.usingAll([server.key], {}, work), wrong);
+    await assert.rejects(election.lead(work), wrong);
+    await assert.rejects(redlock.using([server.key], 5_000, work), wrong);
+  }
+  await redlock.quit();
+  await server.awaitGone();
+});
+
+test('no_time_mends_a_mistake', async ({ by }) => {
+  for (const mistake of [new SyntaxError('no address'), new Error('it does not connect', { cause: new RangeError('a bad port') }),
+    Object.assign(new Error('Cannot find module'), { code: 'ERR_MODULE_NOT_FOUND' })]) {
+    const wait = by(async () => { throw mistake; }).lock('key');
+    await assert.rejects(Promise.race([wait, sleep(LONG, null, { ref: false })]), ({ message }) => message === mistake.message);
+  }
 });
 
 test('old_names_of_settings_warn', async () => {

@@ -9,7 +9,7 @@ import { Case, steps } from './cases.mjs';
 import { closeConnections, limits, makeLocks, makeLocksAt } from './stage.mjs';
 
 const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
-const [{ Core }, { Keeper }, { Link }, { Node }] = await Promise.all(['core', 'keep', 'link', 'node'].map(inside));
+const [{ Core }, { Keeper }, { Link }, { Node }, { Request }] = await Promise.all(['core', 'keep', 'link', 'node', 'request'].map(inside));
 const cases = new Map(JSON.parse(readFileSync(process.env.DLOCK_CASES, 'utf8')).map((one) => [one.name, one]));
 const nothing = () => {};
 const none = async () => null;
@@ -139,6 +139,13 @@ const forgetsTheOthers = () => plant(Node, 'await', (old) => function waits(requ
   this.awaited.clear();
   return box;
 });
+const keepsTheName = () => plant(Request, 'add', () => nothing);
+/** And each answer is that of the first time. */
+const asksAsNew = () => plant(Core, 'call', (old) => function call(request, ...rest) {
+  const answer = old.call(this, request, ...rest);
+  Object.defineProperty(request, 'asked', { get: () => false, set: nothing, configurable: true });
+  return answer;
+});
 const takesAnything = () => ({
   at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
 });
@@ -167,9 +174,12 @@ const FAULTS = {
   a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
   a_try_at_a_busy_server: triesForASecond, a_hold_over_a_busy_server: isFinal('BUSY'),
   a_try_at_a_loading_server: triesForASecond, a_wait_at_a_loading_server: isFinal('LOADING'),
+  a_late_release_ends_no_later_hold: keepsTheName, a_late_release_of_a_lost_hold: keepsTheName,
+  asked_again_after_a_lost_reply: asksAsNew,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
-  'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms'];
+  'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'a_late_release_ends_no_later_hold',
+  'asked_again_after_a_lost_reply'];
 
 after(closeConnections);
 

@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 
 from ._core import Connecting
 from ._errors import FAILURES, DLockError, LockTimeout, root
-from ._hold import HoldBase, log
+from ._hold import HoldBase, done, log, refuse
 from ._keep import STALL, Keeping
 from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
 from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
@@ -381,9 +381,9 @@ class AsyncHold(HoldBase):
 
     lost: AsyncLost
 
-    def __init__(self, core: AsyncCore, renewal: Renewal, on_lost: Callable[[AsyncHold], object] | None):
+    def __init__(self, locks: AsyncLocks, renewal: Renewal, on_lost: Callable[[AsyncHold], object] | None):
         self.lost = AsyncLost()
-        super().__init__(core, renewal, self.lost, on_lost)
+        super().__init__(locks, renewal, self.lost, on_lost)
 
     def _callback(self) -> None:
         on_lost, self._on_lost = self._on_lost, None
@@ -477,10 +477,12 @@ class AsyncLock:
         await self._last().__aexit__(kind, error, trace)
 
     def __call__(self, work: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        refuse(work, of_tasks=True)
+
         @functools.wraps(work)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             async with self:
-                return await work(*args, **kwargs)
+                return done(await work(*args, **kwargs))
 
         return locked
 
@@ -554,7 +556,7 @@ class AsyncLocks:
     ) -> AsyncHold | None:
         def hold(_: int) -> AsyncHold:
             assert request.renewal is not None
-            return AsyncHold(self._core, request.renewal, on_lost)
+            return AsyncHold(self, request.renewal, on_lost)
 
         return await self._core.take(request, timeout, hold)
 
@@ -609,9 +611,10 @@ class AsyncLocks:
             core.closed = True  # its tasks see it, and end the rest
 
     def _request(self, key: Name, **options: Unpack[AsyncOptions]) -> Request:
-        core, owner = self._core, self._core.owner(options.get("owner"))
+        core, name = self._core, options.get("owner")
         shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
-        return Request(core.settings, key, owner, shared, limit, permits, options.get("session", False))
+        how = shared, limit, permits, options.get("session", False)
+        return Request(core.settings, key, core.owner(name), *how, named=name is not None)
 
     @staticmethod
     def _must(hold: AsyncHold | None, key: Name, timeout: float | None) -> AsyncHold:

@@ -40,6 +40,18 @@ class Connecting(library.TimeoutError):
     """A connect goes on, and another node may serve the key meanwhile."""
 
 
+class Named:
+    """What an owner that the program has named asks of a lock. What is unanswered may end nothing it gets later."""
+
+    __slots__ = ("asking", "left", "suffix", "unanswered")
+
+    def __init__(self) -> None:
+        self.asking = 0  # requests
+        self.unanswered = 0  # commands that may end a hold of an earlier suffix
+        self.suffix = ""  # what the server knows the owner by now
+        self.left: Request | None = None  # that was given up while others asked
+
+
 class Core:
     """What `Locks` and `AsyncLocks` have in common."""
 
@@ -54,7 +66,8 @@ class Core:
         self.moved: dict[int, str] = {}  # by slot
         self.asking: dict[bytes, str] = {}  # by key: its slot is on the way to that node, and the key is there
         self.renewals: dict[tuple[bytes, int], Renewal] = {}  # by key and token
-        self.held: dict[tuple[bytes, bytes], Renewal] = {}  # by key and owner
+        self.held: dict[tuple[bytes, bytes], Renewal] = {}  # by key and owner, as the program names it
+        self.named: dict[tuple[bytes, bytes], Named] = {}  # likewise
         self.forgotten: deque[HoldBase] = deque()  # that the program has dropped
         self.closed, self.pid, self.alarm, self.grace = False, os.getpid(), math.inf, 0.0
         self.id, self.owners = uuid.uuid4().hex[:16], itertools.count(1)
@@ -233,7 +246,7 @@ class Core:
         with self.guard:
             known = self.renewals.get((request.names[0], token))
             renewal = known or Renewal(request, token, node)
-            self.renewals[(request.names[0], token)] = self.held[request.names] = renewal
+            self.renewals[(request.names[0], token)] = self.held[request.who] = renewal
             renewal.node = node
             renewal.attach(link, end)
             request.renewal = renewal
@@ -244,7 +257,7 @@ class Core:
         with self.guard:
             renewal.holds = [*map(weakref.ref, renewal.live()), weakref.ref(hold)]
             self.renewals.setdefault((request.names[0], renewal.token), renewal)
-            self.held.setdefault(request.names, renewal)
+            self.held.setdefault(request.who, renewal)
             if self.closed:
                 self.lose(renewal, "closed")
             self.arm(renewal.end())
@@ -256,11 +269,11 @@ class Core:
         if renewal is None:
             return
         with self.guard:
-            names = renewal.request.names
-            if self.renewals.get((names[0], renewal.token)) is renewal:
-                del self.renewals[(names[0], renewal.token)]
-            if self.held.get(names) is renewal:
-                del self.held[names]
+            who = renewal.request.who
+            if self.renewals.get((who[0], renewal.token)) is renewal:
+                del self.renewals[(who[0], renewal.token)]
+            if self.held.get(who) is renewal:
+                del self.held[who]
             renewal.detach()
             for hold in renewal.live():
                 hold._tell_lost(reason)

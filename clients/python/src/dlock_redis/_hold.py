@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._errors import Fenced
 from ._link import Renewal
@@ -16,6 +18,34 @@ if TYPE_CHECKING:
     from ._take import Taking
 
 log = logging.getLogger("dlock_redis")
+T = TypeVar("T")
+
+
+def refuse(work: Callable[..., Any], of_tasks: bool) -> None:
+    """Raises an error for a function whose call returns before its work: that would run without the lock.
+
+    `of_tasks`: the locks are AsyncLocks, which await what it returns."""
+    while isinstance(work, functools.partial):
+        work = work.func
+    forms = [work, getattr(type(work), "__call__", None)]  # noqa: B004
+    kind = None
+    if any(map(inspect.isgeneratorfunction, forms)):
+        kind, instead = "a generator", "take the lock inside it, by `with`"
+    elif any(map(inspect.isasyncgenfunction, forms)):
+        kind, instead = "an async generator", "take the lock inside it, by `async with`"
+    elif not of_tasks and any(map(inspect.iscoroutinefunction, forms)):
+        kind, instead = "a coroutine function", "use AsyncLocks"
+    if kind is not None:
+        raise TypeError(f"the lock would be given back before the work: {work!r} is {kind}: {instead}")
+
+
+def done(value: T) -> T:
+    """Returns what work under a lock has returned, if that is no work which is yet to be done."""
+    if inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        if not inspect.isasyncgen(value):
+            value.close()
+        raise TypeError(f"the lock would be given back before the work: the function has returned {value!r}")
+    return value
 
 
 class HoldBase:
@@ -26,7 +56,9 @@ class HoldBase:
     token: int
     reason: str
 
-    def __init__(self, core: Taking, renewal: Renewal, lost: Any, on_lost: Callable[[Any], object] | None):
+    def __init__(self, locks: Any, renewal: Renewal, lost: Any, on_lost: Callable[[Any], object] | None):
+        core: Taking = locks._core
+        self._locks = locks  # which would end with what refers to it, and everything with it
         request = renewal.request
         self.key, self.owner, self.token, self.reason = request.key, request.owner, renewal.token, ""
         self._lost, self._core, self._renewal, self._on_lost = lost, core, renewal, on_lost

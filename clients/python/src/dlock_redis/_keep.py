@@ -47,7 +47,7 @@ class Keeping(Taking):
         return [one for one in list(self.renewals.values()) if one.node is node]
 
     async def _round(self, node: Node) -> None:
-        self._give_back_forgotten()
+        self._lose_forgotten()
         renewals = self._of(node)
         if not renewals and not node.waits:
             return
@@ -59,14 +59,14 @@ class Keeping(Taking):
         if unrenewed:
             await self.renew(node, link, unrenewed)
 
-    def _give_back_forgotten(self) -> None:
-        """Nobody refers to these holds any more, which is a mistake: what they meant to protect may still run."""
+    def _lose_forgotten(self) -> None:
+        """Nobody refers to these holds any more: a mistake. What they protect may still run, so none is released."""
         while self.forgotten:
             hold = self.forgotten.popleft()
             if not hold._over:
                 hold._tell_lost("forgotten: nothing refers to the hold any more, and it was not released")
                 if not hold._renewal.live():
-                    self.abandon(hold._renewal)
+                    self.leave_to_lease(hold._renewal)
 
     async def _say_keep(self, node: Node, link: Link) -> Link:
         """Says KEEP, and returns the link that has answered."""

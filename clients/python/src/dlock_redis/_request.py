@@ -145,6 +145,8 @@ class Request:
         session: bool = False,
         lease: float | None = None,
         renewed: bool = True,
+        named: bool = False,
+        fixed: bool = False,
     ):
         for name, value in (("key", key), ("owner", owner)):
             if not isinstance(value, (str, bytes)):
@@ -160,8 +162,10 @@ class Request:
             raise ValueError(f"permits must be given with limit, not {permits!r} alone")
         if permits is not None and limit is not None and not 1 <= permits <= limit:
             raise ValueError(f"permits must be at least 1, and at most limit, which is {limit}, not {permits!r}")
-        self.settings, self.key, self.owner = settings, key, owner
-        self.names = encoded(key), encoded(owner)
+        self.settings, self.key, self.owner, self.name = settings, key, owner, owner
+        self.who = self.names = encoded(key), encoded(owner)
+        # The program may ask by this name again; and the server has to know the owner by this name.
+        self.named, self.fixed = named, fixed
         self.lease = settings.lease if lease is None else lease
         self.most = math.inf if shared else limit or 1  # permits at once
         self.permits = permits or 1
@@ -175,6 +179,13 @@ class Request:
             self.limit += ("PERMITS", self.permits)
         how: tuple[Word, ...] = ("SESSION",) if session else ()
         self.renewed: tuple[Word, ...] = (*how, "AUTO", ms(settings.hang_timeout)) if renewed else how
+
+    def add(self, suffix: str) -> None:
+        """From now on the server knows the owner by its name with this at the end."""
+        if suffix:
+            name = self.name
+            self.owner = name + suffix.encode() if isinstance(name, bytes) else name + suffix
+            self.names = self.who[0], encoded(self.owner)
 
     def words(self, name: str, *rest: Word) -> tuple[Word, ...]:
         return ("DLOCK." + name, self.key, self.owner, *rest)
@@ -190,6 +201,10 @@ class Request:
 
     def renew(self, token: int) -> tuple[Word, ...]:
         return self.words("RENEW", ms(self.lease), "TOKEN", token, *self.renewed)
+
+    def leave_to_lease(self, token: int) -> tuple[Word, ...]:
+        """Renews it for the last time: for no connection."""
+        return self.words("RENEW", ms(self.lease), "TOKEN", token)
 
     def release(self, *token: Word) -> tuple[Word, ...]:
         return self.words("RELEASE", "HOLDS", 0, *token)

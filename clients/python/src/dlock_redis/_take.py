@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions as library
 
-from ._core import Connecting, Core
+from ._core import Connecting, Core, Named
 from ._errors import FAILURES, Deadlock, DLockError, LockTimeout, NoAck, NotHeld, Replaced, from_server, passes
 from ._hold import HoldBase, log
 from ._link import Link, Node, Renewal
@@ -30,6 +30,7 @@ class Taking(Core):
         """Returns the hold of what was granted, made of its token; None if it is taken. A time-out of 0: one try."""
         began = now()
         self.check()
+        self._enter(request)
         try:
             with self.guard:
                 held = None if (own := self._held_already(request)) is None else hold(own.token)
@@ -41,20 +42,62 @@ class Taking(Core):
                 self.leave(request)
             self.tell("refused", request.key, now() - began, error)
             raise
+        else:
+            if held is None and request.queued:
+                self.leave(request)  # its ticket would keep the place
         finally:
+            self._exit(request)
             if request.queued:
                 self.tell("waited", request.key)
         if held is None:
-            if request.queued:
-                self.leave(request)  # its ticket would keep the place
             self.tell("refused", request.key, now() - began, None)
         else:
             self.tell("granted", request.key, now() - began)
         return held
 
+    # Names that the program uses again. What is unanswered may be read late, and must end nothing granted later.
+
+    def _enter(self, request: Request) -> None:
+        if request.named:
+            with self.guard:
+                self.named.setdefault(request.who, Named()).asking += 1
+
+    def _exit(self, request: Request) -> None:
+        if request.named:
+            with self.guard:
+                named = self.named.get(request.who)
+                if named is None:
+                    return  # this process has been forked meanwhile
+                named.asking -= 1
+                left, named.left = (None, named.left) if named.asking else (named.left, None)
+                if left is not None:
+                    self.leave(left)
+                self._tidy(request)
+
+    def _tidy(self, request: Request) -> None:
+        named = self.named.get(request.who)
+        if named is not None and not named.asking and not named.unanswered:
+            del self.named[request.who]
+
+    def _rename(self, request: Request) -> Callable[[], None]:
+        """Gives the owner another name, until that is called: what is about to be said has been answered."""
+        if not request.named:
+            return lambda: None
+        with self.guard:
+            named = self.named.setdefault(request.who, Named())
+            named.unanswered += 1
+            named.suffix = f".{next(self.owners)}"
+
+        def answered() -> None:
+            with self.guard:
+                named.unanswered -= 1
+                self._tidy(request)
+
+        return answered
+
     def _held_already(self, request: Request) -> Renewal | None:
         """What its owner holds here: a second hold is one more of it, and sends nothing."""
-        renewal = self.held.get(request.names) if request.renewed else None
+        renewal = self.held.get(request.who) if request.renewed else None
         if renewal is None or renewal.end() <= now() or not renewal.live():
             return None
         if renewal.request.most > request.most:
@@ -115,7 +158,10 @@ class Taking(Core):
             link = await self.link(node, self._until(end))
             await link.call(("DLOCK.KEEP", ms(self.settings.hang_timeout)), self._until(end))
             node.refusal = None
-        request.asked = True
+        # If an answer was lost, the server may have granted it then. How much is left (`dlock.max-hold-ms`) RENEW says.
+        again, request.asked = request.asked, True
+        if request.named:
+            request.add(self.named[request.who].suffix)
 
         def granted(node: Node, link: Link, sent: float, reply: Any) -> None:
             if isinstance(reply, list) and request.renewed:
@@ -123,7 +169,10 @@ class Taking(Core):
 
         # Where others of ours wait it is taken: one command less.
         if not request.queued and (at_once or request.names[0] not in node.waits):
-            reply, _ = await self.call(key, request.take(at_once), self._until(end), granted, request)
+            told = None if again else granted
+            reply, _ = await self.call(key, request.take(at_once), self._until(end), told, request)
+            if reply and again:
+                return await self._confirm(request, reply[0], end)
             if reply or at_once:
                 return reply[0] if reply else None
         if not request.queued:
@@ -221,12 +270,12 @@ class Taking(Core):
         if hold._pid != os.getpid():
             raise DLockError(f"{hold.key!r} is held by the process that has forked this one")
         self.check()
-        renewal, names = hold._renewal, hold._renewal.request.names
+        renewal, who = hold._renewal, hold._renewal.request.who
         with self.guard:
             over, hold._over = hold._over, True
             is_last = not renewal.live()
-            if is_last and not over and self.held.get(names) is renewal:
-                del self.held[names]
+            if is_last and not over and self.held.get(who) is renewal:
+                del self.held[who]
         if over:
             raise NotHeld(f"NOTHELD lock {hold.key!r} was lost: {hold.reason or 'it was given back before'}")
         if is_last:
@@ -242,11 +291,12 @@ class Taking(Core):
     async def _release(self, renewal: Renewal) -> None:
         request, heard = renewal.request, True
         words = request.release("TOKEN", renewal.token)
-        until = now() + self.settings.reply_timeout
+        until, answered = now() + self.settings.reply_timeout, self._rename(request)
 
         def released(node: Node, link: Link, sent: float, reply: Any) -> None:
             if _is_gone(reply):
                 self.lose(renewal, "released")
+                answered()
 
         while True:
             try:
@@ -265,27 +315,45 @@ class Taking(Core):
 
     def abandon(self, renewal: Renewal) -> None:
         """Gives back what nobody has any more, once. If that does not arrive, KEEP counts one too many."""
-        link = renewal.link or renewal.node.link
+        link, request = renewal.link or renewal.node.link, renewal.request
         self.lose(renewal, "given up")
-        if link is not None:
+        if link is not None and link.error is None:
+            answered = self._rename(request)
             with contextlib.suppress(*FAILURES):
-                link.post(renewal.request.release("TOKEN", renewal.token))
+                link.post(request.release("TOKEN", renewal.token), lambda reply: answered())
+
+    def leave_to_lease(self, renewal: Renewal) -> None:
+        """Has the server renew it no more, and end it by its lease. Until then its owner has another name."""
+        link = renewal.link
+        self._rename(renewal.request)
+        self.lose(renewal, "forgotten")
+        if link is not None and link.error is None:  # else the server renews it for nobody
+            with contextlib.suppress(*FAILURES):
+                link.post(renewal.request.leave_to_lease(renewal.token))
 
     def leave(self, request: Request) -> None:
         """Takes a request back, behind it and on its link. If that has died, the place has died with it."""
-
-        def released(reply: Any) -> None:
-            if _is_gone(reply):
-                self.lose(request.renewal, "released")
-
         link = request.link
-        if link is not None:
+        if link is None or link.error is not None:
+            return
+        with self.guard:
+            named = self.named.get(request.who)
+            if named is not None and named.asking > 1:  # the place is another request's: the last of them leaves
+                named.left = request
+                return
             with contextlib.suppress(*FAILURES):
                 link.post(request.words("CANCEL"))
-                with self.guard:
-                    held = self.held.get(request.names)
-                    if held is None or not held.live():  # else it is another hold's
-                        link.post(request.release(), released)
+                held = self.held.get(request.who)
+                if request.fixed or (held is not None and held.live()):
+                    return  # it is another hold's, or may be later
+                answered = self._rename(request)
+
+                def released(reply: Any) -> None:
+                    if _is_gone(reply):
+                        self.lose(request.renewal, "released")
+                    answered()
+
+                link.post(request.release(), released)
 
 
 def _is_gone(reply: Any) -> bool:

@@ -30,12 +30,11 @@ from redis.retry import Retry
 
 from ._core import Connecting, Told
 from ._errors import FAILURES, LockTimeout, root
-from ._hold import HoldBase, log
+from ._hold import HoldBase, done, log, refuse
 from ._keep import IDLE, STALL, Keeping
 from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
 from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
 from ._resp import Word
-from ._take import Taking
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -543,9 +542,9 @@ class Hold(HoldBase):
 
     lost: Lost
 
-    def __init__(self, core: Taking, renewal: Renewal, on_lost: Callable[[Hold], object] | None):
+    def __init__(self, locks: Locks, renewal: Renewal, on_lost: Callable[[Hold], object] | None):
         self.lost = Lost()
-        super().__init__(core, renewal, self.lost, on_lost)
+        super().__init__(locks, renewal, self.lost, on_lost)
 
     def _forked(self) -> None:
         self._over, self.reason, self.lost = True, "it is the parent's", Lost()
@@ -613,10 +612,12 @@ class Lock:
         self._holds().pop().__exit__(kind, error, trace)
 
     def __call__(self, work: Callable[P, T]) -> Callable[P, T]:
+        refuse(work, of_tasks=False)
+
         @functools.wraps(work)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             with self:
-                return work(*args, **kwargs)
+                return done(work(*args, **kwargs))
 
         return locked
 
@@ -715,7 +716,7 @@ class Locks:
     def _take(self, request: Request, timeout: float | None, on_lost: Callable[[Hold], object] | None) -> Hold | None:
         def hold(_: int) -> Hold:
             assert request.renewal is not None
-            return Hold(self._core, request.renewal, on_lost)
+            return Hold(self, request.renewal, on_lost)
 
         return run(self._core.take(request, timeout, hold))
 
@@ -764,9 +765,10 @@ class Locks:
             core.closed = True  # its threads see it, and end the rest
 
     def _request(self, key: Name, **options: Unpack[Options]) -> Request:
-        core, owner = self._core, self._core.owner(options.get("owner"))
+        core, name = self._core, options.get("owner")
         shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
-        return Request(core.settings, key, owner, shared, limit, permits, options.get("session", False))
+        how = shared, limit, permits, options.get("session", False)
+        return Request(core.settings, key, core.owner(name), *how, named=name is not None)
 
     @staticmethod
     def _must(hold: Hold | None, key: Name, timeout: float | None) -> Hold:

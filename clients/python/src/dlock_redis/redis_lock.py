@@ -70,8 +70,12 @@ class _Common:
             hold, self.local.hold = getattr(self.local, "hold", None), None
             if isinstance(hold, HoldBase):
                 await self._all._core.release(hold)
-            else:
-                await self._asked("DLOCK.RELEASE", self.name, token, "HOLDS", 0)
+                return
+            if hold is None:  # it was taken by another object
+                held = (await self._asked("DLOCK.HELD", self.name, token))[0]
+                hold = held[0] if held else 0
+            # Read late, this must not end what the same token is granted then.
+            await self._asked("DLOCK.RELEASE", self.name, token, "HOLDS", 0, "TOKEN", hold)
 
     async def _renewed(self, seconds: float, to_what_is_left: bool, what: str) -> Literal[True]:
         with self._must_own(what):
@@ -90,19 +94,16 @@ class _Common:
                 raise library.LockNotOwnedError(f"Cannot {what} a lock that's no longer owned") from error
             raise
 
-    def _token(self, token: Any) -> bytes:
-        if token is None:
-            return uuid.uuid4().hex.encode()
-        return token if isinstance(token, bytes) else str(token).encode()
-
-    def _request(self, token: bytes) -> Request:
+    def _request(self, token: Any) -> Request:
         """With a time-out it lasts so long, and nobody keeps it: two commands a lock."""
-        kept = self.timeout is None
-        return Request(self._all._core.settings, self.name, token, lease=self.timeout, renewed=kept)
+        name = uuid.uuid4().hex if token is None else token
+        owner = name if isinstance(name, bytes) else str(name).encode()
+        how: Any = {"lease": self.timeout, "renewed": self.timeout is None, "fixed": token is not None}
+        return Request(self._all._core.settings, self.name, owner, **how)
 
-    def _hold(self, request: Request) -> Any:
-        """What was granted: a hold that is kept, or true."""
-        return True if request.renewal is None else self._kind(self._all._core, request.renewal, None)
+    def _hold(self, request: Request, token: int) -> Any:
+        """What was granted: a hold that is kept, or its fencing token."""
+        return token if request.renewal is None else self._kind(self._all, request.renewal, None)
 
 
 class RedisLock(_Common, LibraryLock):
@@ -123,16 +124,16 @@ class RedisLock(_Common, LibraryLock):
         blocking_timeout: Any = None,
         token: Any = None,
     ) -> bool:
-        sleep, token = self.sleep if sleep is None else sleep, self._token(token)
+        sleep = self.sleep if sleep is None else sleep
         limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         limit = limit if (self.blocking if blocking is None else blocking) else 0
         end = None if limit is None else now() + limit
         while True:
             try:
                 request, left = self._request(token), limit if end is None else max(0.0, end - now())
-                hold = run(self._all._core.take(request, left, lambda _, request=request: self._hold(request)))
+                hold = run(self._all._core.take(request, left, lambda one, request=request: self._hold(request, one)))
                 if hold is not None:
-                    self.local.token, self.local.hold = token, hold
+                    self.local.token, self.local.hold = request.owner, hold
                 return hold is not None
             except library.ResponseError as error:
                 if not _wrong_type(error):
@@ -168,16 +169,15 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
         self._all = _async_locks[self.redis]
 
     async def acquire(self, blocking: bool | None = None, blocking_timeout: Any = None, token: Any = None) -> bool:
-        token = self._token(token)
         limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         limit = limit if (self.blocking if blocking is None else blocking) else 0
         end = None if limit is None else now() + limit
         while True:
             try:
                 request, left = self._request(token), limit if end is None else max(0.0, end - now())
-                hold = await self._all._core.take(request, left, lambda _, request=request: self._hold(request))
+                hold = await self._all._core.take(request, left, lambda one, request=request: self._hold(request, one))
                 if hold is not None:
-                    self.local.token, self.local.hold = token, hold
+                    self.local.token, self.local.hold = request.owner, hold
                 return hold is not None
             except library.ResponseError as error:
                 if not _wrong_type(error):
