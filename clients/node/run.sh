@@ -48,6 +48,10 @@ look() {
     cd "$target/newest"
     "$tsc/.bin/tsc" --noEmit --strict --module node16 --target es2022 --lib es2022,esnext.disposable \
         --skipLibCheck --typeRoots "$tsc/@types" --types node test/types.mts test/types.cts
+    # An older compiler and an older way to find types, which many programs have.
+    cd "$target/older"
+    node_modules/.bin/tsc --noEmit --strict --module commonjs --moduleResolution node10 --target es2022 \
+        --lib es2022,esnext.disposable --skipLibCheck --types node --esModuleInterop test/types.node10.ts
 }
 case ${1:-} in
 --package)
@@ -58,6 +62,7 @@ case ${1:-} in
     build "$target/packages"
     project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
     project oldest ioredis@5.0.0 redis@5.0.0
+    project older ioredis@5.4.0 typescript@5.4.5 @types/node@20.19.25
     look
     exit
     ;;
