@@ -1,6 +1,7 @@
 """Ways to a server that need more than an address: TLS, and Sentinels that say who is the primary."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import shutil
 import socket
@@ -184,3 +185,44 @@ def test_a_sentinel_promotes_the_replica_asyncio(sentinel):
 
     asyncio.run(work())
     server.await_gone()
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+@pytest.mark.parametrize(
+    "error",
+    [redis.DataError("a bad argument"), TypeError("an option"), ImportError("no such module"), UnicodeError("a host")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_no_time_mends_a_mistake(kind, error, wrapped):
+    """A wait without bound ends at once."""
+
+    def fails():
+        if wrapped:
+            raise redis.ConnectionError("it does not connect") from error
+        raise error
+
+    class Wrong(redis.Connection):
+        def connect(self):
+            fails()
+
+    class AsyncWrong(redis.asyncio.Connection):
+        async def connect(self):
+            fails()
+
+    async def work():
+        client = redis.asyncio.Redis(connection_pool=redis.asyncio.ConnectionPool(connection_class=AsyncWrong))
+        async with dlock.AsyncLocks(client) as locks:
+            await asyncio.wait_for(locks.acquire("key"), PATIENCE)
+
+    with pytest.raises(redis.ConnectionError if wrapped else type(error)) as seen:
+        if kind == "threads":
+            client = redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Wrong))
+            with dlock.Locks(client) as locks, concurrent.futures.ThreadPoolExecutor(1) as pool:
+                try:
+                    pool.submit(locks.acquire, "key").result(PATIENCE)
+                finally:
+                    locks.close()
+        else:
+            asyncio.run(work())
+    assert not isinstance(seen.value, TimeoutError)

@@ -55,9 +55,12 @@ export function typed(error) {
   return new (code ? TYPES[code] ?? Refused : Unreachable)(String(error?.message || error?.code || error), { cause: error });
 }
 
-/** Nobody knows the host, or trusts its certificate: no time mends that. */
+const MISTAKES = [TypeError, RangeError, SyntaxError, ReferenceError, URIError];
+
+/** Nobody knows the host, or trusts its certificate; or a program or a library is wrong: no time mends that. */
 function isFinal(error) {
   for (let one = error; one; one = one.cause) {
+    if (MISTAKES.some((type) => one instanceof type) || /MODULE_NOT_FOUND$/.test(one.code ?? '')) return true;
     if (one.code === 'ENOTFOUND' || /CERT|_SIGNATURE|^ERR_SSL|^EPROTO$/.test(one.code ?? '')) return true;
   }
   return false;

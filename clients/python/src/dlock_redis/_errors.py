@@ -99,10 +99,16 @@ def root(error: BaseException) -> BaseException:
     return error
 
 
+# A mistake of a program or a library, which each attempt repeats.
+_MISTAKES = (TypeError, ValueError, AttributeError, NameError, ImportError, NotImplementedError, library.DataError)
+
+
 def passes(error: BaseException) -> bool:
     """Returns true if another connection, another node or a little time can mend it."""
     if isinstance(error, NoAck):
         return True
+    if isinstance(error, _MISTAKES) or isinstance(error.__cause__, _MISTAKES):
+        return False
     if isinstance(error, (library.AuthenticationError, library.AuthorizationError, DLockError)):
         return False
     if isinstance(error, library.ResponseError):
