@@ -147,7 +147,8 @@ leave() {
         sleep 0.5
     done
     is_primary || return 0
-    for by in $(others); do
+    # Sentinel refuses for some seconds after the start of a replica.
+    for by in $(others) $(others) $(others); do
         # Valkey 9 knows a way of its own. Elsewhere nothing may be written meanwhile, not even a sign of life to the replicas.
         if ! sentinel "$by" FAILOVER dlock COORDINATED; then
             every=$(ask "$DLOCK_SELF" CONFIG GET repl-ping-replica-period | tail -n 1)
@@ -156,6 +157,7 @@ leave() {
             sentinel "$by" FAILOVER dlock || {
                 ask "$DLOCK_SELF" CLIENT UNPAUSE >/dev/null
                 ask "$DLOCK_SELF" CONFIG SET repl-ping-replica-period "$every" >/dev/null
+                sleep 3
                 continue
             }
         fi

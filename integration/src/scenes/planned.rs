@@ -20,7 +20,10 @@ pub fn fail_over(primary: &Server, sentinel: &Sentinel) {
     if primary.version().is_valkey(9, 0) {
         assert!(PAGE.contains("`SENTINEL FAILOVER mymaster COORDINATED`"));
         let line = format!("SENTINEL FAILOVER {PRIMARY} COORDINATED");
-        sentinel.connection().run(&line);
+        // It refuses while it has not asked the replicas since their start.
+        await_until("Sentinel does it", PATIENCE, || {
+            sentinel.connection().try_ask(&line).is_ok()
+        });
     } else {
         type_lines(primary, sentinel);
     }

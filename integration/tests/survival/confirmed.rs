@@ -57,7 +57,7 @@ impl Group {
         std::iter::once(&self.primary).chain(&self.replicas)
     }
 
-    fn set(&self, setting: &str, value: u64) {
+    pub(super) fn set(&self, setting: &str, value: u64) {
         for server in self.all() {
             server
                 .connection()

@@ -80,6 +80,8 @@ struct Watched {
 impl Watched {
     fn start(replicas: usize) -> Watched {
         let group = Group::start(replicas);
+        // A replica whose link is made anew, or a slow machine, is no fault.
+        group.set("ack-timeout-ms", QUARANTINE_MS);
         let watch = Watch {
             port: group.primary.port(),
             quorum: 2,
