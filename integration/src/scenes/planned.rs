@@ -1,6 +1,8 @@
 //! A planned failover under Sentinel, as `docs/cluster.md` says.
 
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use redis::{ConnectionLike, FromRedisValue};
 
@@ -19,17 +21,31 @@ const PAGE: &str = include_str!("../../../docs/cluster.md");
 pub fn fail_over(primary: &Server, sentinel: &Sentinel) {
     if primary.version().is_valkey(9, 0) {
         assert!(PAGE.contains("`SENTINEL FAILOVER mymaster COORDINATED`"));
-        let line = format!("SENTINEL FAILOVER {PRIMARY} COORDINATED");
-        // It refuses while it has not asked the replicas since their start.
-        await_until("Sentinel does it", PATIENCE, || {
-            sentinel.connection().try_ask(&line).is_ok()
-        });
+        coordinate(primary, sentinel);
     } else {
         type_lines(primary, sentinel);
     }
-    await_until("another server is the primary", PATIENCE, || {
-        sentinel.primary() != primary.port()
-    });
+    let end = Instant::now() + PATIENCE;
+    while sentinel.primary() == primary.port() {
+        assert!(Instant::now() < end, "nobody took over: {}", sentinel.log());
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// Asks the Sentinel until another server is the primary. It refuses while it has not asked the replicas since their start, and
+/// while a failover is under way; on a slow machine one can end without a change.
+#[track_caller]
+fn coordinate(primary: &Server, sentinel: &Sentinel) {
+    let line = format!("SENTINEL FAILOVER {PRIMARY} COORDINATED");
+    let end = Instant::now() + 2 * PATIENCE;
+    while sentinel.primary() == primary.port() {
+        assert!(Instant::now() < end, "nobody took over: {}", sentinel.log());
+        let sent = sentinel.connection().try_ask(&line);
+        let pause = Instant::now() + PATIENCE / 2;
+        while sentinel.primary() == primary.port() && sent.is_ok() && Instant::now() < pause {
+            sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Types the page's lines for servers that cannot coordinate it.
