@@ -35,6 +35,8 @@ pub struct Engine {
     /// Connections that have ended, while what belonged to them is being cleared away; and the last hold that had to be
     /// left, since its slot is migrating away.
     pub(super) disconnected: BTreeMap<ClientId, Option<TieId>>,
+    /// Requests whose time is up, in order. Until they are answered they may be granted what has come free.
+    pub(super) overdue: VecDeque<RequestId>,
     /// Position of the once-a-second scan, which finds what the server does not report.
     pub(super) scan: ScanCursor,
     /// Whether a compatible head was not granted because nothing is granted for now.
@@ -184,6 +186,7 @@ impl Engine {
             && self.arrived.is_empty()
             && self.undelivered.is_empty()
             && self.disconnected.is_empty()
+            && self.overdue.is_empty()
             && !self.holds.ties.has_due()
             && self.garbage.is_empty())
     }
@@ -193,6 +196,7 @@ impl Engine {
         self.queues.is_empty()
             && self.holds.ties.is_empty()
             && self.undelivered.is_empty()
+            && self.overdue.is_empty()
             && self.arrived.is_empty()
             && self.garbage.is_empty()
     }

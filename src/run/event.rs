@@ -51,6 +51,9 @@ pub(super) fn event(ctx: Ctx) {
             latency::sample(c"dlock-late", Duration::from_millis(late));
         }
         let due = state.engine.tick(now);
+        if !open {
+            state.engine.time_out(now);
+        }
         state.time_out_unconfirmed(now);
         let beats = now.steady() >= state.next_check;
         if beats {

@@ -81,6 +81,12 @@ impl WaitQueue {
         }
     }
 
+    /// Returns true if an event has noted something about the lock, or one of its leases has ended.
+    pub(crate) fn is_behind(&self, now: impl FnOnce() -> WallMs) -> bool {
+        let ended = || self.lease.is_some_and(|due| due.at <= now());
+        self.dirty || !self.lapsed.is_empty() || ended()
+    }
+
     /// Returns true if nobody is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty()

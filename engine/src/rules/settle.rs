@@ -85,6 +85,11 @@ impl Engine {
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
         self.settle_next(keys, now);
+        // Not before all has come free that does so in this event.
+        let waiting = match renewing || clearing {
+            true => !self.overdue.is_empty(),
+            false => self.time_out_in_turn(keys, now),
+        };
         let mut refused = Vec::new();
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
@@ -115,7 +120,7 @@ impl Engine {
         }
         // Only then those are looked at that wait for several of them.
         self.settle_next(keys, now);
-        let more = self.has_marked() || clearing || renewing;
+        let more = self.has_marked() || clearing || renewing || waiting;
         self.dirty.extend(refused);
         more
     }
@@ -124,10 +129,7 @@ impl Engine {
     /// without a name, about any), or one of its leases has ended.
     pub fn is_behind(&self, name: Option<NameRef>, now: impl FnOnce() -> Now) -> bool {
         let queue = name.map(|name| self.queues.at(self.queues.id(name)));
-        let marked = queue.is_some_and(|queue| {
-            let ended = queue.lease.is_some_and(|due| due.at <= now().wall());
-            queue.dirty || !queue.lapsed.is_empty() || ended
-        });
+        let marked = queue.is_some_and(|queue| queue.is_behind(|| now().wall()));
         marked || !self.undelivered.is_empty() || !self.disconnected.is_empty()
     }
 

@@ -202,7 +202,8 @@ impl Run {
         }
         match random.below(100) {
             0..=67 => self.command(),
-            68..=79 => format!("wait {}", self.pause()),
+            68..=77 => format!("wait {}", self.pause()),
+            78..=79 => format!("stall {}", self.pause()),
             80..=83 => "heartbeat".into(),
             84 => format!(
                 "config deadlock-detection {}",

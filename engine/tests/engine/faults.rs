@@ -11,7 +11,7 @@ use crate::script::Reader;
 use crate::server::Server;
 use crate::slots::promise;
 use crate::snapshot::{Holder, Picture};
-use crate::tie_oracle::Losses;
+use crate::tie_oracle::{self, Losses, Tied};
 use crate::transcript::Labels;
 use crate::world::{name, Answered, Waiting, World};
 use dlock_commands::error::Error;
@@ -20,8 +20,8 @@ use dlock_engine::change::Change;
 use dlock_engine::lock::Hold;
 use dlock_engine::Refusal;
 use dlock_engine::{
-    End, Grant, Limit, NameRef, Outcome, Permits, PlaceKind, Policy, Promise, RequestId, TieId,
-    Token, ONE,
+    End, Grant, Limit, NameRef, Now, Outcome, Permits, PlaceKind, Policy, Promise, RequestId,
+    TieId, Token, ONE,
 };
 
 /// A planted fault.
@@ -115,6 +115,10 @@ pub enum Fault {
     Blind,
     /// The server wakes a millisecond late.
     LateTick,
+    /// A late server ends the waits before the leases that they have waited for.
+    TimesOutFirst,
+    /// The answer to a heartbeat counts a `SESSION` hold that has ended and whose key is still there.
+    EndUnseen,
     /// The server does not settle marked locks.
     Unsettled,
     /// An effect does not reach the replica.
@@ -210,7 +214,7 @@ use Fault::*;
 /// Each fault with the check that catches it, and a sequence at whose end it does: it does not without any of these lines, and no
 /// shorter sequence of [`exploration`](crate::exploration)'s acts does.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 95] = [
+const CAUGHT: [(Fault, By, &str); 100] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -237,6 +241,9 @@ const CAUGHT: [(Fault, By, &str); 95] = [
     (PollTakesOver, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2: ACQUIRE x b 10"),
     (ForgetsOne, Model, "1: MACQUIRE 2 x y a 10 BLOCK 0"),
     (TwoActors, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (TimesOutFirst, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 20; stall 40"),
+    (TimesOutFirst, Model, "1: ACQUIRE x a 10; wait 6; 2: ACQUIRE x b 10 BLOCK 4 SHARED; wait 4"),
+    (EndUnseen, Invariant(Rule::KeepTold), "1: ACQUIRE x a 10 SESSION; stall 11; 1: KEEP 9"),
     (OneTieAToken, Model, "1: ACQUIRE x a SESSION; copy x y; 1: RENEW y a SESSION"),
     (FalseAlarm, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
     (WrongPlace, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2"),
@@ -301,6 +308,8 @@ const CAUGHT: [(Fault, By, &str); 95] = [
     (FalseAlarm, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 1: ACQUIRE y a BLOCK 0"),
     (Blind, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 1: ACQUIRE y a BLOCK 0; 2: ACQUIRE x b BLOCK 0"),
     (Unsettled, Invariant(Rule::NobodyIdle), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; del x"),
+    (TimesOutFirst, Invariant(Rule::WaiterGetsIt), "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 20; stall 40; wait 1"),
+    (TimesOutFirst, Invariant(Rule::WaiterGetsIt), "1: ACQUIRE x a 10; 2: MACQUIRE 2 x y b 10 BLOCK 20; stall 40; wait 1"),
     (TwoMessages, Invariant(Rule::NotifyTold), "1: ACQUIRE x a; 2: ACQUIRE x b NOTIFY n; 1: RELEASE x a"),
     (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
     (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; 2: FAIRACQUIRE x b; config max-lease-ms 10; restart"),
@@ -407,6 +416,23 @@ impl World {
         heard
     }
 
+    /// Answers the waits whose time is up as if no lease had ended yet.
+    pub fn time_out_first(&mut self) {
+        let before = Now { us: 0, ..self.now };
+        while self.engine().tick(before) {}
+        self.engine().time_out(before);
+    }
+
+    /// Returns how many `SESSION` holds of a connection have ended unseen, for a fault that still counts them.
+    pub fn ends_unseen(&self, client: u64) -> u64 {
+        let now = self.now.wall();
+        let ended = |tied: &&Tied| tied.client == client && !tied.auto && tied.end <= now;
+        match self.is(EndUnseen) {
+            true => tie_oracle::ties(self).values().filter(ended).count() as u64,
+            false => 0,
+        }
+    }
+
     /// Unties the holds at other keys whose token is that of the hold that a command is about.
     fn untie_others(&mut self, db: u32, words: &[Vec<u8>]) {
         let here = NameRef { db, key: &words[1] }.to_owned();
@@ -473,12 +499,16 @@ impl World {
     }
 
     /// Returns the answer to a heartbeat as the client receives it.
-    pub fn misreport(&self, answer: Result<Reply, Error>) -> Result<Reply, Error> {
+    pub fn misreport(&self, answer: Result<Reply, Error>, unseen: u64) -> Result<Reply, Error> {
         let Ok(Reply::Array(mut parts)) = answer else {
             return answer;
         };
         match (self.fault, &mut parts[..]) {
             (Some(LossUntold), [_, _, Reply::Array(lost)]) => lost.clear(),
+            (Some(EndUnseen), [Reply::Integer(ties), _, Reply::Array(lost)]) if unseen > 0 => {
+                *ties += unseen;
+                lost.clear();
+            }
             (Some(TieUncounted), [Reply::Integer(ties), ..]) => *ties = ties.saturating_sub(1),
             (Some(LongBelief), [_, Reply::Integer(left), _]) => *left += 1,
             _ => {}

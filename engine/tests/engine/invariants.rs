@@ -17,6 +17,8 @@ pub enum Rule {
     TokensRise,
     /// Places are granted in order of arrival, and no newcomer passes them.
     NoOvertaking,
+    /// No wait ends by its time although the lock has come free for it by then.
+    WaiterGetsIt,
     /// No request is queued while the lock is free for the head of the queue and the head is present.
     NobodyIdle,
     /// Replica and primary agree byte for byte.
@@ -85,6 +87,9 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     if known && moves {
         no_circle(before, after)?;
         places(after)?;
+    }
+    if known && moves {
+        waiter_gets_it(before, after)?;
     }
     notify_told(after)?;
     if moves {
@@ -208,6 +213,33 @@ fn nobody_idle(after: &Picture) -> Result<(), Broken> {
                 after.queues()
             );
             return broken(Rule::NobodyIdle, what);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no request was answered null, for its time was up, that headed all of its queues while the leases that it waited for
+/// had ended: a late server ends leases first.
+fn waiter_gets_it(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    if !(before.settled && after.settled && before.granting && after.granting) {
+        return Ok(());
+    }
+    let none = Row::default();
+    let late = |heard: &&Heard| heard.outcome == Outcome::TimedOut;
+    for Heard { at, asked, .. } in after.heard.iter().filter(late) {
+        let free = |name: &Name| {
+            let row = before.rows.get(name).unwrap_or(&none);
+            let head = row.in_order().next();
+            let ended = |hold: &&Holder| {
+                let expired = (name.clone(), End::Expired, hold.token);
+                !hold.auto && hold.deadline <= *at && after.over.contains(&expired)
+            };
+            head.is_some_and(|head| head.owner == asked.owner)
+                && row.holders.iter().all(|hold| ended(&hold))
+        };
+        if asked.names.iter().all(free) {
+            let what = format!("{} was answered null\n{}", asked.shown(), before.queues());
+            return broken(Rule::WaiterGetsIt, what);
         }
     }
     Ok(())
@@ -715,5 +747,5 @@ const EMPTY: [&str; 8] = [
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}, owners: 0",
     "notified: {}, notifies: 0",
-    "dirty: [], arrived: [], next: {}, garbage: [], undelivered: [], disconnected: {}, scan: Over",
+    "dirty: [], arrived: [], next: {}, garbage: [], undelivered: [], disconnected: {}, overdue: [], scan: Over",
 ];

@@ -1,5 +1,6 @@
 //! A primary, a replica, and clients of all kinds, driven by a seed; every promise is checked after each step.
 
+use crate::faults::Fault;
 use crate::generator::{some_of, Wishes};
 use crate::invariants::{self, Broken};
 use crate::random::{for_seeds, for_some_seeds, Random};
@@ -59,6 +60,7 @@ impl Simulation {
         };
         let mut world = World::new(policy);
         world.lag = random.chance(30);
+        world.late = random.chance(50);
         let before = Picture::take(&mut world);
         let generator = Wishes {
             limits: random.chance(50),
@@ -449,6 +451,19 @@ fn the_runs_come_by_everything() {
     ];
     for (name, count) in names.iter().zip(seen) {
         assert!(count >= 10, "{name}: {count}");
+    }
+}
+
+/// What only a late server does wrong is found by these runs, too.
+#[test]
+fn the_runs_find_what_only_a_late_server_does_wrong() {
+    for fault in [Fault::TimesOutFirst, Fault::EndUnseen] {
+        let found = (1..=100).find(|seed| {
+            let mut simulation = Simulation::new(*seed);
+            simulation.world.fault = Some(fault);
+            simulation.run(300).is_err()
+        });
+        assert!(found.is_some(), "{fault:?} is not found");
     }
 }
 

@@ -37,6 +37,8 @@ pub struct World {
     pub lag: bool,
     /// Whether the primary accepts writes now: not while it is paused.
     pub writable: bool,
+    /// Whether the server removes a key whose TTL has run out only when it comes by it.
+    pub late: bool,
     /// The waiting requests, as their connections know them.
     pub waits: BTreeMap<RequestId, Waiting>,
     /// Connections that have ended.
@@ -196,6 +198,7 @@ impl World {
             link: VecDeque::new(),
             lag: false,
             writable: true,
+            late: false,
             waits: BTreeMap::new(),
             ended: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -252,6 +255,10 @@ impl World {
             self.end_turn();
             self.perform();
         }
+        // Every other command removes it at the latest.
+        if self.late && !matches!(act, Act::Command(_) | Act::Wait(_) | Act::Stall(_)) {
+            self.expire_keys();
+        }
         match act {
             Act::Command(command) => {
                 let words: Vec<Vec<u8>> = command
@@ -275,7 +282,9 @@ impl World {
                     left -= ttl;
                 }
                 self.pass(left);
-                self.expire_keys();
+                if !self.late {
+                    self.expire_keys();
+                }
             }
             Act::Stall(ms) => self.jump(*ms),
             Act::Clock(ms) => {
@@ -381,9 +390,10 @@ impl World {
         self.bounded_auto |= bounds_auto(words);
         let distorted = self.distort(client, db, words);
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
+        let unseen = self.ends_unseen(client.id);
         let mut answer = self.primary.run(self.now, db, client, &heard);
         if words[0].eq_ignore_ascii_case(b"KEEP") {
-            answer = self.misreport(answer);
+            answer = self.misreport(answer, unseen);
         }
         self.renewed.extend(renews(words));
         if let Some(asked) = self.asked(client, db, words) {
@@ -570,7 +580,13 @@ impl World {
     /// Processes everything that is due.
     pub fn tick(&mut self) {
         let now = self.now;
+        if self.is(Fault::TimesOutFirst) {
+            self.time_out_first();
+        }
         while self.engine().tick(now) {}
+        if !self.writable {
+            self.engine().time_out(now);
+        }
         self.perform();
     }
 

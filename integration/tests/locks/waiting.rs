@@ -24,6 +24,25 @@ fn time_is_up_after_the_milliseconds_given() {
     }
 }
 
+/// A server that was busy when a lease ended, and when the waits for it did, finds all of that due at once.
+#[test]
+fn a_late_server_ends_leases_before_waits() {
+    let server = Server::start();
+    let begun = Instant::now();
+    server.connection().run("DLOCK.MACQUIRE 2 a b alice 1000");
+    let one = Blocked::start(&server, "DLOCK.ACQUIRE a bob BLOCK 1500");
+    let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 b c carl BLOCK 1500");
+    let behind = Blocked::start(&server, "DLOCK.ACQUIRE c dora BLOCK 0");
+    let all = begun.elapsed() + Duration::from_millis(1500);
+    server.freeze();
+    await_until("all of them are over", PATIENCE, || begun.elapsed() > all);
+    server.thaw();
+    assert!(matches!(one.outcome(), Ok(Value::Array(_))));
+    assert!(matches!(many.outcome(), Ok(Value::Array(_))));
+    server.connection().run("DLOCK.RELEASE c carl");
+    assert!(matches!(behind.outcome(), Ok(Value::Array(_))));
+}
+
 #[test]
 fn commands_behind_a_wait_follow_it() {
     let (server, mut alice, _) = held();

@@ -96,6 +96,7 @@ impl Engine {
         self.outbox.retain(|output| output.message.is_some());
         self.undelivered.clear();
         self.next.clear();
+        self.overdue.clear();
         self.scan = ScanCursor::Over;
         self.held_back = false;
         self.mark_all();

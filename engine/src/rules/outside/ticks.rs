@@ -1,8 +1,12 @@
 //! Time passes: leases, waits and claim windows end, renewals come due.
+//!
+//! A server may be late, so that much is due in one tick. Then the order is: renewals; the ends of leases and windows, with the
+//! grants that follow; the time-outs of those who still wait. So whoever waits when a lock comes free gets it. In another order one
+//! late tick could end a wait and the lease that it waited for, and grant both locks of a request to others, in an order in which
+//! single events never would.
 
 use super::renewals::RENEWED_A_STEP;
 use crate::holds::Due;
-use crate::invariants::broken;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
 use crate::queue::Request;
@@ -12,9 +16,12 @@ use crate::types::{Now, RequestId};
 /// The most due entries that one tick handles.
 const DUES_A_STEP: usize = 1024;
 
+/// The places of requests whose time is up that one settlement leaves, about.
+const PLACES_A_STEP: usize = 4096;
+
 impl Engine {
-    /// Handles what is due: marks the locks whose leases or claim windows have ended, and answers the waits whose time is up.
-    /// Changes no lock. Returns true if more is due already.
+    /// Handles what is due: marks the locks whose leases or claim windows have ended, and notes the waits whose time is up. The next
+    /// settlement answers those, or [`Engine::time_out`]. Changes no lock. Returns true if more is due already.
     pub fn tick(&mut self, now: Now) -> bool {
         if self.held_back && self.policy.granting(now) {
             self.held_back = false;
@@ -23,7 +30,7 @@ impl Engine {
         for _ in 0..DUES_A_STEP {
             match self.holds.timers.pop(now.steady()) {
                 None => break,
-                Some(Due::Wait(id)) => self.time_out(id, now),
+                Some(Due::Wait(id)) => self.overdue.push_back(id),
                 Some(Due::Window(lock, number)) => {
                     if let Some(queue) = self.queues.get_mut(lock) {
                         queue.lapsed.push(number);
@@ -44,9 +51,58 @@ impl Engine {
             || self.queues.next_lease().is_some_and(|at| at <= now.wall())
     }
 
-    fn time_out(&mut self, id: RequestId, now: Now) {
+    /// Answers the waits whose time is up. To be called where this server would accept no write now: nothing can come free.
+    pub fn time_out(&mut self, now: Now) {
+        while let Some(id) = self.overdue.pop_front() {
+            self.time_out_one(id, now);
+        }
+    }
+
+    /// Answers one step of the waits whose time is up, in order, unless what they wait for has come free. Returns true if something
+    /// is left that could go on at once.
+    pub(in crate::rules) fn time_out_in_turn(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+    ) -> bool {
+        let mut room = PLACES_A_STEP;
+        while let Some(id) = self.overdue.front().copied().filter(|_| room > 0) {
+            let parts = self.requests.get(id).map_or(0, |its| its.parts().len());
+            room = room.saturating_sub(parts.max(1));
+            if !self.settle_wanted(keys, now, id) {
+                break;
+            }
+            self.overdue.pop_front();
+            self.time_out_one(id, now);
+        }
+        !self.overdue.is_empty()
+    }
+
+    /// Settles the locks of a waiting request that may have come free. Returns true if that is done; else there are too many to be
+    /// granted for one step, and the request may be among them.
+    fn settle_wanted(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
+        let (mut nth, mut done) = (0, true);
+        while let Some(part) = self.requests.get(id).and_then(|its| its.parts().get(nth)) {
+            nth += 1;
+            let lock = part.lock;
+            let queue = self.queues.at(lock);
+            if !queue.is_behind(|| now.wall()) {
+                continue;
+            }
+            let name = queue.name.clone();
+            if keys.can_grant(name.as_ref()) {
+                self.settle(keys, now, lock);
+                done &= !self.queues.at(lock).dirty;
+            }
+        }
+        self.settle_next(keys, now);
+        done
+    }
+
+    fn time_out_one(&mut self, id: RequestId, now: Now) {
+        // It may have been answered meanwhile.
         let Some(request) = self.requests.get(id) else {
-            return broken!("a request whose time is up waits");
+            return;
         };
         for part in request.parts() {
             if let Some(queue) = self.queues.get_mut(part.lock) {

@@ -210,22 +210,31 @@ impl Model {
         }
     }
 
-    /// Steps the wall clock; durations do not see it.
+    /// Lets time pass on a server that does nothing meanwhile.
+    pub fn stall(&mut self, ms: Millis) {
+        self.steady += ms;
+        self.step(ms as i64);
+    }
+
+    /// Returns the first request whose time is up.
+    fn overdue(&self) -> Option<u64> {
+        let late = |wait: &&Wait| wait.until.is_some_and(|until| until <= self.steady);
+        let late = self.waits.iter().filter(late);
+        let first = late.min_by_key(|wait| (wait.until, wait.id));
+        first.map(|wait| wait.id)
+    }
+
+    /// Steps the wall clock; durations do not see it. Then everything that is due happens: holds are renewed, and leases and windows
+    /// end, before the waits whose time is up.
     pub fn step(&mut self, ms: i64) {
         self.now = self.now.saturating_add_signed(ms);
-        let late = |wait: &Wait| wait.until.is_some_and(|until| until <= self.steady);
-        let late: Vec<u64> = self
-            .waits
-            .iter()
-            .filter(|wait| late(wait))
-            .map(|wait| wait.id)
-            .collect();
-        for id in late {
-            let wait = self.depart(id).expect("the request waits");
-            self.tell(wait, Answer::Null);
-        }
         self.renew_by_itself();
         self.settle();
+        while let Some(id) = self.overdue() {
+            let wait = self.depart(id).expect("the request waits");
+            self.tell(wait, Answer::Null);
+            self.settle();
+        }
         self.remove_expired_keys();
         self.give_back();
     }
