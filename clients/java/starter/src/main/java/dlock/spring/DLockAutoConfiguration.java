@@ -41,7 +41,7 @@ public class DLockAutoConfiguration {
     @Bean
     @ConditionalOnMissingBean
     Connector dlockConnector(DLockProperties properties, ClientResources resources) {
-        RedisURI uri = RedisURI.create(properties.url() == null ? "redis://localhost" : properties.url());
+        RedisURI uri = uri(properties.url() == null ? "redis://localhost" : properties.url());
         return properties.clustered() ? new LettuceConnector(RedisClusterClient.create(resources, uri))
                 : new LettuceConnector(RedisClient.create(resources), uri);
     }
@@ -55,6 +55,16 @@ public class DLockAutoConfiguration {
                 or(properties.queueGrace(), renamed("claim", properties.claim(), "queue-grace"), usual.queueGrace()),
                 or(properties.replyTimeout(), renamed("bound", properties.bound(), "reply-timeout"), usual.replyTimeout()),
                 or(properties.clockMargin(), usual.clockMargin()), observer.getIfAvailable(usual::observer)));
+    }
+
+    /** Reads the URL. The library's own message has all of it, so it is no cause of this one: a log would show the password. */
+    private static RedisURI uri(String url) {
+        try {
+            return RedisURI.create(url);
+        } catch (IllegalArgumentException unreadable) {
+            throw new IllegalArgumentException("dlock.url must be redis://[user:password@]host[:port][/database]. "
+                    + "Write an @ in a password as %40, a / as %2F, a % as %25");
+        }
     }
 
     private static Duration or(Duration... set) {

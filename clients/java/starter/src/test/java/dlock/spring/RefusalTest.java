@@ -7,6 +7,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLocks;
+import java.io.PrintWriter;
+import java.io.StringWriter;
 import java.nio.file.Path;
 import java.util.Iterator;
 import java.util.List;
@@ -171,6 +173,16 @@ class RefusalTest {
             Throwable why = context.getStartupFailure();
             assertTrue(why instanceof BeanCreationException && why.getMessage().contains("@Locked") && why.getMessage().contains("mistake"),
                     String.valueOf(why));
+        });
+    }
+
+    @Test
+    void aUrlThatCannotBeReadIsNotShown() {
+        program.withPropertyValues("dlock.url=redis://app:pass%word@localhost").run(context -> {
+            StringWriter shown = new StringWriter();
+            context.getStartupFailure().printStackTrace(new PrintWriter(shown));
+            assertTrue(shown.toString().contains("dlock.url must be redis://"), shown.toString());
+            assertFalse(shown.toString().contains("word@localhost"), "the password is in the trace");
         });
     }
 
