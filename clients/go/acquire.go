@@ -63,7 +63,10 @@ func (c *core) acquire(ctx context.Context, r *acquireRequest, timeout time.Dura
 	if t == nil {
 		r.state.leave()
 		if r.sent && !errors.Is(err, ErrReplaced) && (err != nil || r.queued) { // QueueGrace would keep the place
-			c.abandon(r, 0)
+			c.mu.Lock()
+			answered := c.rename(r)
+			c.mu.Unlock()
+			c.abandon(r, 0, answered)
 		}
 	}
 	if r.queued {
@@ -146,7 +149,7 @@ func (c *core) attempt(ctx context.Context, r *acquireRequest) (*renewal, error)
 	if err != nil {
 		return nil, err
 	}
-	r.sent = true
+	r.again, r.sent = r.sent, true
 	if !r.queued && !r.once && n.crowded(r.key) {
 		c.queued(r) // to be told that it is taken would be a command for nothing
 	}
@@ -186,16 +189,24 @@ func (c *core) refusal(ctx context.Context, n *node, r *acquireRequest) error {
 	return err
 }
 
-// ask returns the renewal, or nil: then the lock is taken, and unless it is a try a ticket keeps the place.
+// ask returns the renewal, or nil: then the lock is taken, and unless it is a try a ticket keeps the place. If an earlier
+// answer was lost the server may have granted the lock then, and dlock.max-hold-ms may have left less than a lease of it: RENEW
+// tells.
 func (c *core) ask(ctx context.Context, r *acquireRequest) (*renewal, error) {
 	granted := func(l *link, sent time.Duration, reply any, err error) {
 		if grant, ok := reply.([]any); ok && err == nil {
 			c.granted(r, l, number(grant[0]), c.believed(sent, c.settings.Lease))
 		}
 	}
+	if r.again {
+		granted = nil
+	}
 	reply, err := c.call(ctx, r, r.acquire(), c.replyBy(r), granted)
 	if reply == nil || err != nil {
 		return nil, err
+	}
+	if grant, ok := reply.([]any); ok && r.again {
+		return c.confirm(ctx, r, number(grant[0]))
 	}
 	return r.renewal(), nil
 }

@@ -45,13 +45,11 @@ type core struct {
 	mu       sync.Mutex
 	nodes    map[string]*node
 	renewals map[id]*renewal
-	named    map[place]*reentry
-	// How many requests of this name were abandoned whose RELEASE has not been answered. It may be read late, and must not end
-	// what the owner is granted later: that has another name.
-	unanswered map[place]int
-	closed     bool
-	clock      *time.Timer
-	alarm      time.Duration // the earliest end of all renewals
+	named    map[place]*reentry // by key and name, as the program has it
+	aliases  int
+	closed   bool
+	clock    *time.Timer
+	alarm    time.Duration // the earliest end of all renewals
 
 	// Routes, beside those of the library.
 	moved     map[uint16]string
@@ -80,6 +78,8 @@ type renewal struct {
 	refusal error         // what the last RENEW has come to
 	states  []*state      // more than one after a re-entry
 	ending  chan struct{} // closed when the release has ended; nil before it begins
+
+	answered func() // notes that the release is answered
 }
 
 func (t *renewal) id() id { return id{t.request.key, t.token} }
@@ -207,21 +207,23 @@ func (c *core) ring() {
 	c.mu.Lock()
 	at := c.alarm
 	c.alarm = never
-	var ended []*renewal
+	var ended map[*renewal]func()
 	if at <= now() {
 		at, ended = c.expire()
 	}
 	c.arm(at)
 	c.mu.Unlock()
-	for _, t := range ended {
-		c.abandon(t.request, t.token)
+	for t, answered := range ended {
+		c.abandon(t.request, t.token, answered)
 	}
 }
 
 // expire looks at all ends. After a pause of this process nobody could have been told in time, so the server is asked
-// first: what it still holds under its token is not lost.
-func (c *core) expire() (next time.Duration, ended []*renewal) {
-	next, at := never, now()
+// first: what it still holds under its token is not lost. With each renewal that has ended it returns what notes that its
+// RELEASE is answered. Under the mutex.
+func (c *core) expire() (next time.Duration, ended map[*renewal]func()) {
+	next, ended = never, map[*renewal]func(){}
+	at := now()
 	for _, t := range c.renewals {
 		end := t.end()
 		switch {
@@ -240,7 +242,7 @@ func (c *core) expire() (next time.Duration, ended []*renewal) {
 				reason += ": " + why.Error()
 			}
 			c.lose(t, reason)
-			ended = append(ended, t)
+			ended[t] = c.rename(t.request)
 		}
 	}
 	return next, ended
@@ -276,21 +278,47 @@ func (c *core) close() {
 
 // A reentry is one named owner's share of one lock: it is counted here, and costs no command.
 type reentry struct {
-	turn    chan struct{} // one request at a time
-	users   int
-	renewal *renewal
+	turn       chan struct{} // one request at a time
+	users      int
+	renewal    *renewal
+	unanswered int    // how many times a RELEASE was sent and none was answered
+	alias      string // what its name ends with at the server
 }
 
-// turn waits for this owner's turn to ask for the lock.
-func (c *core) turn(ctx context.Context, r *acquireRequest) error {
-	at := place{r.key, r.name}
-	c.mu.Lock()
+// owner returns the share of the owner that the program has named. Under the mutex.
+func (c *core) owner(at place) *reentry {
 	one := c.named[at]
 	if one == nil {
 		one = &reentry{turn: make(chan struct{}, 1)}
 		one.turn <- struct{}{}
 		c.named[at] = one
 	}
+	return one
+}
+
+// rename gives a named owner another name, before a RELEASE is sent for the one it has: until that is answered, which the
+// function that is returned notes, it may be read late, and must end nothing that the owner is granted later. Under the mutex,
+// and so is that function.
+func (c *core) rename(r *acquireRequest) (answered func()) {
+	if !r.named {
+		return func() {}
+	}
+	at := place{r.key, r.name}
+	one := c.owner(at)
+	c.aliases++
+	one.alias = "." + strconv.Itoa(c.aliases)
+	one.unanswered++
+	return sync.OnceFunc(func() {
+		one.unanswered--
+		c.tidy(at)
+	})
+}
+
+// turn waits for this owner's turn to ask for the lock.
+func (c *core) turn(ctx context.Context, r *acquireRequest) error {
+	at := place{r.key, r.name}
+	c.mu.Lock()
+	one := c.owner(at)
 	one.users++
 	c.mu.Unlock()
 	err := c.await(ctx, r, one.turn)
@@ -303,13 +331,11 @@ func (c *core) turn(ctx context.Context, r *acquireRequest) error {
 	return err
 }
 
-// address gives the request of a named owner a name under which no RELEASE is on its way. Its turn has come.
+// address gives the request of a named owner the name that no RELEASE is on its way for. Its turn has come.
 func (c *core) address(r *acquireRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := 1; c.unanswered[place{r.key, r.owner}] > 0; i++ {
-		r.owner = r.name + "." + strconv.Itoa(i)
-	}
+	r.owner = r.name + c.owner(place{r.key, r.name}).alias
 }
 
 // exit ends the owner's turn.
@@ -375,7 +401,7 @@ func (c *core) await(ctx context.Context, r *acquireRequest, ready <-chan struct
 
 // tidy is called under the mutex.
 func (c *core) tidy(at place) {
-	if one := c.named[at]; one != nil && one.users == 0 && one.renewal == nil {
+	if one := c.named[at]; one != nil && one.users == 0 && one.renewal == nil && one.unanswered == 0 {
 		delete(c.named, at)
 	}
 }

@@ -147,7 +147,7 @@ func New(client redis.UniversalClient, settings Settings) (*Locks, error) {
 	host, _ := os.Hostname()
 	c := &core{
 		channel: "dlock:" + rand.Text(), done: make(chan struct{}), nodes: map[string]*node{},
-		moved: map[uint16]string{}, asking: map[string]string{}, renewals: map[id]*renewal{}, named: map[place]*reentry{}, unanswered: map[place]int{},
+		moved: map[uint16]string{}, asking: map[string]string{}, renewals: map[id]*renewal{}, named: map[place]*reentry{},
 		process: fmt.Sprintf("%s/%d/", strings.ReplaceAll(host, "/", "-"), os.Getpid()), suffix: "#" + rand.Text(), alarm: never,
 	}
 	switch client := client.(type) {
@@ -317,12 +317,15 @@ func (s *state) reason() error {
 }
 
 // forget reports the loss of a hold that the collector has found. The server keeps the lock until its lease ends: the work
-// may be running, and needs that time to stop.
+// may be running, and needs that time to stop. Until then a named owner has another name: it would be let in beside that work.
 func (s *state) forget() {
 	s.core.mu.Lock()
 	over := s.isOver()
 	s.lose("forgotten: the program no longer refers to its Hold, and has not released it")
 	last := s.core.depart(s)
+	if !over && last {
+		s.core.rename(s.request)
+	}
 	s.core.mu.Unlock()
 	if !over && last {
 		s.core.untie(s.renewal)
@@ -339,7 +342,7 @@ type Hold struct {
 }
 
 func newHold(l *Locks, s *state, t *renewal) *Hold {
-	hold := &Hold{Key: s.request.key, Owner: s.request.owner, Token: t.token, state: s, locks: l}
+	hold := &Hold{Key: s.request.key, Owner: t.request.owner, Token: t.token, state: s, locks: l}
 	runtime.AddCleanup(hold, (*state).forget, s)
 	return hold
 }

@@ -22,6 +22,9 @@ func (c *core) release(ctx context.Context, s *state, later time.Duration) error
 	last := c.depart(s)
 	if left && last {
 		s.renewal.ending = make(chan struct{})
+		if later == 0 {
+			s.renewal.answered = c.rename(s.request)
+		}
 	}
 	c.mu.Unlock()
 	if s.released != nil {
@@ -113,6 +116,9 @@ func (c *core) gone(t *renewal) handler {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.lose(t, "released")
+			if t.answered != nil {
+				t.answered()
+			}
 		}
 	}
 }
@@ -147,48 +153,37 @@ func (c *core) releaseUntil(s *state, later time.Duration, first *entry, err err
 
 // abandon gives back what nobody waits for any more, on the link where it was asked for, behind the request. Nothing is
 // waited for and nothing is said again: if the link ends, the place and the first lease end by themselves, and KEEP's count
-// finds a hold that nobody has. A token of 0 means the wait, and what it was granted.
-func (c *core) abandon(r *acquireRequest, token int64) {
+// finds a hold that nobody has. A token of 0 means the wait, and what it was granted. The owner has been renamed, before its
+// next request may be sent by another link.
+func (c *core) abandon(r *acquireRequest, token int64, answered func()) {
 	c.mu.Lock()
 	l := r.link
 	if t := r.state.renewal; t != nil {
 		l = t.node.link
 	}
 	_, asking := c.asking[r.key]
-	late := r.named && token == 0
-	if late { // from now on, since the owner's next request may be sent by another link before this one has ended
-		c.unanswered[place{r.key, r.owner}]++
-	}
-	c.mu.Unlock()
-	if !l.alive() {
+	if !l.alive() { // nothing is said
+		answered()
+		c.mu.Unlock()
 		return
 	}
+	c.mu.Unlock()
 	if token == 0 {
 		_, _ = l.post(r.words("CANCEL"), nil, asking)
 	}
 	_, _ = l.post(r.release(token), func(_ *link, _ time.Duration, _ any, err error) {
-		if late && !errors.Is(err, ErrUnreachable) {
-			c.answered(r)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !errors.Is(err, ErrUnreachable) {
+			answered()
 		}
 		if err != nil && !errors.Is(err, ErrNotHeld) {
 			return
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		if t := r.state.renewal; t != nil {
 			c.lose(t, "abandoned")
 		}
 	}, asking)
-}
-
-// answered notes that the server has read a RELEASE: it can end nothing that comes later.
-func (c *core) answered(r *acquireRequest) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := place{r.key, r.owner}
-	if c.unanswered[at]--; c.unanswered[at] == 0 {
-		delete(c.unanswered, at)
-	}
 }
 
 // untie leaves a hold to its lease.

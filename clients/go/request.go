@@ -23,6 +23,7 @@ type acquireRequest struct {
 	err             error
 	lost            func(error)
 	sent, queued    bool
+	again           bool          // an answer to it was lost
 	once            bool          // a try: one attempt
 	deadline, until time.Duration // of the wait, and of asking again
 	link            *link         // where it was sent last
