@@ -321,6 +321,10 @@ impl Asked {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.clone());
     }
 
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     pub(crate) fn last(&self) -> Option<Arc<Link>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -189,9 +189,10 @@ pub(crate) fn is_broken(error: &RedisError) -> bool {
     }
 }
 
-/// A name that nobody knows, or a certificate that nobody trusts: the standard library and TLS tell them by their words.
+/// A name that nobody knows, a certificate that nobody trusts, or no TLS at all: the standard library and TLS tell them by their
+/// words.
 fn is_final(error: &RedisError) -> bool {
     let text = error.to_string();
     let unknown = text.contains("failed to lookup address") && !text.contains("Temporary failure");
-    unknown || text.contains("certificate") || text.contains("No such host")
+    unknown || ["certificate", "No such host", "InvalidContentType"].iter().any(|words| text.contains(words))
 }

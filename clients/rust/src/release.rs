@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::link::{is_not_held, Link, Then};
-use crate::renewals::{Id, Shared};
+use crate::renewals::Shared;
 use crate::request::AcquireRequest;
 use crate::settings::now;
 use crate::state::State;
@@ -28,11 +28,12 @@ impl Core {
         if !self.shelf.with(|state| state.depart(hold)) {
             return Ok(()); // its owner holds it yet
         }
+        self.shelf.with(|state| state.retire(request));
         // Dropped in the middle: it is given back all the same.
         let mut rest = Releasing { core: self, hold, over: false };
         let (until, mut heard) = (now() + self.settings.reply_timeout, true);
         let result = loop {
-            let then = Some(released(hold.id(), false));
+            let then = Some(released(request, token, false));
             match self.call(&request.key, request.release(Some(token)), until, then, None).await {
                 Ok(_) => break Ok(()),
                 // An earlier one may have given it back.
@@ -65,21 +66,34 @@ impl Core {
         let then: Then = Arc::new(move |state, _, reply| {
             if reply.is_ok() || is_not_held(reply) {
                 state.forget(&one);
-            } else {
-                late(state, &one);
+            }
+            if reply.as_ref().err().is_none_or(|error| Error::from(error.clone()).is_said()) {
+                state.answered(&one);
             }
         });
-        let cancelled = link.post(request.command("DLOCK.CANCEL"), asking, None);
-        if cancelled.and_then(|_| link.post(request.release(None), asking, Some(then))).is_none() {
-            self.shelf.with(|state| late(state, request));
+        self.shelf.with(|state| state.retire(request));
+        if link.post(request.command("DLOCK.CANCEL"), asking, None).is_some() {
+            let _ = link.post(request.release(None), asking, Some(then));
         }
     }
 }
 
-/// Gives a named owner another name: what was sent for this request may be read later.
-fn late(state: &mut State, request: &AcquireRequest) {
-    if let Some(who) = request.who() {
-        state.named.entry(who).or_default().unanswered += 1;
+impl State {
+    /// Takes a named owner's name out of use, before a RELEASE is sent that ends what it has. Until that is answered it may be
+    /// read late, and must end nothing that the owner is granted later, perhaps by another link.
+    pub(crate) fn retire(&mut self, request: &AcquireRequest) {
+        if let Some(who) = request.who() {
+            self.named.entry(who).or_default().unanswered.insert(request.owner.clone());
+        }
+    }
+
+    /// The server has read it: the name may be used again.
+    fn answered(&mut self, request: &AcquireRequest) {
+        let Some(who) = request.who() else { return };
+        if let Some(named) = self.named.get_mut(&who) {
+            named.unanswered.remove(&request.owner);
+        }
+        self.tidy(&who);
     }
 }
 
@@ -98,13 +112,17 @@ impl Drop for Releasing<'_> {
     }
 }
 
-/// Returns what the reply to a RELEASE changes; if that is the only one, an error ends the renewal, too.
-pub(crate) fn released(id: Id, only: bool) -> Then {
+/// Returns what the reply to a RELEASE with this token changes; if that is the only one, an error ends the renewal, too.
+pub(crate) fn released(request: &Arc<AcquireRequest>, token: u64, only: bool) -> Then {
+    let request = request.clone();
     Arc::new(move |state, _, reply| {
-        if matches!(reply, Ok(Value::Int(0))) || is_not_held(reply) {
-            state.lose(&id, "released");
-        } else if only {
-            state.lose(&id, "it cannot be given back");
+        let gone = matches!(reply, Ok(Value::Int(0))) || is_not_held(reply);
+        if gone || only {
+            state.lose(&request.id(token), if gone { "released" } else { "it cannot be given back" });
+        }
+        // What the server refuses it has refused before, too.
+        if gone || reply.as_ref().is_err_and(|error| Error::from(error.clone()).is_refusal()) {
+            state.answered(&request);
         }
     })
 }

@@ -277,7 +277,7 @@ impl State {
     /// Forgets a named owner that neither holds the lock nor asks for it.
     pub(crate) fn tidy(&mut self, who: &Who) {
         let idle =
-            |named: &Named| named.token.is_none() && named.unanswered == 0 && Arc::strong_count(&named.turn) == 1;
+            |named: &Named| named.token.is_none() && named.unanswered.is_empty() && Arc::strong_count(&named.turn) == 1;
         if self.named.get(who).is_some_and(idle) {
             self.named.remove(who);
         }
@@ -330,7 +330,9 @@ impl State {
             };
             self.lose(&id, &reason);
             if let Some(link) = self.link(&node) {
-                link.post(request.release(Some(id.1)), self.asking.contains_key(&id.0), None);
+                self.retire(&request);
+                let then = released(&request, id.1, true);
+                link.post(request.release(Some(id.1)), self.asking.contains_key(&id.0), Some(then));
             }
         }
         self.alarm = next;
@@ -448,14 +450,13 @@ impl State {
     }
 
     /// Sends a release on the node's link, if it lives, and waits for nothing. If it does not, the lease ends the hold.
-    pub(crate) fn post_release(&mut self, request: &AcquireRequest, token: u64) {
+    pub(crate) fn post_release(&mut self, request: &Arc<AcquireRequest>, token: u64) {
         let id = request.id(token);
         let (name, asking) = self.route(&id.0);
         let name = self.renewals.get(&id).map_or(name, |renewal| renewal.node.clone());
-        let sent = self
-            .link(&name)
-            .and_then(|link| link.post(request.release(Some(token)), asking, Some(released(id.clone(), true))));
-        if sent.is_none() {
+        let Some(link) = self.link(&name) else { return self.lose(&id, "released") };
+        self.retire(request);
+        if link.post(request.release(Some(token)), asking, Some(released(request, token, true))).is_none() {
             self.lose(&id, "released");
         }
     }

@@ -2,7 +2,7 @@
 //! What a client knows: its nodes, their links, what is renewed for them, who waits. All of it is changed where a reply is
 //! read, in the order of replies, and nothing here waits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -107,9 +107,8 @@ pub(crate) struct Named {
     /// One request at a time.
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
     pub(crate) token: Option<u64>,
-    /// How often a request was abandoned without an answer. What was sent then may be read late, and must not end what
-    /// the owner is granted later: that has another name.
-    pub(crate) unanswered: u64,
+    /// The names of which a RELEASE is not answered yet. They are not used meanwhile.
+    pub(crate) unanswered: HashSet<Vec<u8>>,
 }
 
 /// All that a client knows.

@@ -69,9 +69,15 @@ impl Core {
                 }
                 self.check()?;
             }
-            let named = |turn: &Turn| self.shelf.with(|state| Some(state.named.get(&turn.who)?.unanswered));
-            if let Some(unanswered @ 1..) = turn.as_ref().and_then(named) {
-                request.owner.extend(format!(".{unanswered}").into_bytes());
+            if let Some(turn) = &turn {
+                self.shelf.with(|state| {
+                    let Some(named) = state.named.get(&turn.who) else { return };
+                    let (name, mut next) = (request.owner.clone(), 0);
+                    while named.unanswered.contains(&request.owner) {
+                        next += 1;
+                        request.owner = [&name, format!(".{next}").as_bytes()].concat();
+                    }
+                });
             }
         }
         // From here on whatever ends this, dropping the future too, leaves nothing behind.
@@ -184,8 +190,10 @@ impl Core {
     async fn ask_for(self: &Arc<Self>, taking: &Taking) -> Result<Option<Arc<Shared>>> {
         let request = &taking.request;
         let one = request.clone();
+        // If a reply was lost, the server may have granted it then. How much is left (`dlock.max-hold-ms`) RENEW says.
+        let again = taking.asked.is_set();
         let granted: Then = Arc::new(move |state, at, reply| {
-            if let Ok(Value::Array(reply)) = reply {
+            if let (Ok(Value::Array(reply)), false) = (reply, again) {
                 let lease = i64::try_from(millis(one.settings.lease)).unwrap_or(i64::MAX);
                 state.granted(&one, at, number(reply.first()), lease);
             }
@@ -194,6 +202,7 @@ impl Core {
         let (reply, _) =
             self.call(&request.key, command, self.until(taking.end), Some(granted), Some(&taking.asked)).await?;
         match reply {
+            Value::Array(reply) if again => self.confirm(taking, number(reply.first())).await,
             Value::Array(reply) => self.adopt(request, number(reply.first())).map(Some),
             _ => Ok(None),
         }

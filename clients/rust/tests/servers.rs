@@ -4,6 +4,7 @@
 
 mod stage;
 
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -119,6 +120,18 @@ async fn tls_with_a_user_and_a_database() {
         .expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, stranger.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("certificate")), "{refused:?}");
+    // Nor does time make a server speak TLS that does not.
+    let plain = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("rediss://localhost:{}/", plain.local_addr().expect("it is bound").port());
+    std::thread::spawn(move || {
+        for mut one in plain.incoming().flatten() {
+            let _ = one.write_all(b"-ERR no TLS here\r\n");
+        }
+    });
+    let locks = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE));
+    let locks = locks.expect("good settings");
+    let refused = tokio::time::timeout(PATIENCE / 2, locks.on(&lock).lock()).await.expect("it ends at once");
+    assert!(refused.is_err(), "{refused:?}");
     std::fs::remove_dir_all(directory).expect("it is there");
 }
 
