@@ -27,12 +27,17 @@ final class Core
 {
     private const WARN_EVERY = 10.0;
     private const TRIES = 3;
+    /** The most renamed owners that are remembered. */
+    private const MOST_RENAMED = 1000;
     /** The hold goes on, and nobody renews it here: at another server, under another name, by another connection, by a replica. */
     private const UNRENEWED = ['moved', 'renamed', 'taken', 'demoted'];
 
     private readonly Servers $servers;
     /** Something is renewed for these connections that is not known here: the count of KEEP tells nothing. */
     private bool $others = false;
+    /** @var array<string, array{string, int}> by key and name: what an owner's name ends with, and how many RELEASEs are unanswered */
+    private array $renamed = [];
+    private int $aliases = 0;
 
     public function __construct(
         Connect $where,
@@ -139,10 +144,15 @@ final class Core
     {
         $until = fn (): float => min(Clock::now() + $this->settings->replyTimeout, $end + Servers::GRACE);
         $this->refuseUnkept($request, $until());
+        // If an answer was lost, the server may have granted it then. How much is left (dlock.max-hold-ms) RENEW says.
+        $again = $request->asked;
         $request->asked = true;
         if (!$request->queued) {
             $sent = Clock::now();
             [$reply, $node] = $this->ask($request, $request->take($atOnce), $until());
+            if ($reply && $again) {
+                return $this->confirmed($request, $reply[0], $until());
+            }
             if ($reply) {
                 return $this->granted($request, $node, $reply[0], $sent, $request->seconds());
             }
@@ -163,10 +173,7 @@ final class Core
             $bound = Clock::now() + $slice + $this->settings->replyTimeout;
             $reply = $this->ask($request, $request->wait($slice), min($bound, $end + Servers::GRACE))[0];
             if ($reply) { // a caller that has waited says that it has heard of the grant: until then it is a short one
-                $sent = Clock::now();
-                [$left, $node] = $this->ask($request, $request->renew($reply[0]), $until());
-
-                return $this->granted($request, $node, $reply[0], $sent, $left / 1000);
+                return $this->confirmed($request, $reply[0], $until());
             }
             $this->keep(false);
         }
@@ -197,6 +204,14 @@ final class Core
         }
     }
 
+    private function confirmed(Request $request, int $token, float $until): bool
+    {
+        $sent = Clock::now();
+        [$left, $node] = $this->ask($request, $request->renew($token), $until);
+
+        return $this->granted($request, $node, $token, $sent, $left / 1000);
+    }
+
     private function granted(Request $request, Node $node, int $token, float $sent, float $lease): bool
     {
         $this->servers->check(); // a signal's handler may have closed the locks meanwhile
@@ -217,8 +232,13 @@ final class Core
     public function release(Hold $hold, Request $request, float $since): void
     {
         if (!$request->isHad()) { // it was the last of its owner's
+            $answered = $this->rename($request);
             try {
                 $this->servers->insist($request->key, $request->release('TOKEN', $request->token), true);
+                $answered();
+            } catch (NotHeld $error) {
+                $answered();
+                throw $error;
             } finally {
                 $this->forget($request); // where the server holds it all the same, KEEP counts one too many
             }
@@ -227,7 +247,10 @@ final class Core
         $this->tell(static fn (Observer $one) => $one->released($hold->key, $held));
     }
 
-    /** Leaves a hold that nobody refers to any more to its lease: the work may go on, and needs that time to stop. */
+    /**
+     * Leaves a hold that nobody refers to any more to its lease: the work may go on, and needs that time to stop. An owner that
+     * the program has named has another name until then, or it would be let in beside that work.
+     */
     public function forsake(Hold $hold, Request $request): void
     {
         if ($this->servers->isOpen()) {
@@ -238,6 +261,7 @@ final class Core
             $this->tell(static fn (Observer $one) => $one->lost($hold->key, 'forgotten'));
             if (!$request->isHad()) {
                 $this->forget($request);
+                $this->rename($request);
                 $this->servers->post($request->node, [$request->untie()]);
             }
         }
@@ -247,7 +271,14 @@ final class Core
     public function abandon(Request $request): void
     {
         $this->forget($request);
-        $request->token !== 0 && $this->servers->post($request->node, [$request->release('TOKEN', $request->token)]);
+        if ($request->token !== 0) {
+            $answered = $this->rename($request);
+            $this->servers->post(
+                $request->node,
+                [$request->release('TOKEN', $request->token)],
+                static fn (mixed $reply) => $reply instanceof Unanswered || $answered(),
+            );
+        }
     }
 
     /** Leaves a queue, with what may have been granted meanwhile: behind the request, on its connection. */
@@ -258,10 +289,42 @@ final class Core
             $request->isLeftLate = !$isUpgrade && !$request->reused;
             $this->forget($request);
             $commands = [$request->words('CANCEL'), ...($request->isLeftLate ? [$request->release()] : [])];
-            $this->servers->post($request->node, $commands, static function (mixed $reply) use ($request): void {
-                $request->isLeftLate = $request->isLeftLate && $reply instanceof Unanswered;
+            $answered = $this->rename($request);
+            $this->servers->post($request->node, $commands, static function (mixed $reply) use ($request, $answered): void {
+                if (!$reply instanceof Unanswered) {
+                    $request->isLeftLate = false;
+                    $answered();
+                }
             });
         }
+    }
+
+    /** What the name of an owner ends with now. */
+    public function alias(string $key, string $name): string
+    {
+        return $this->renamed[Request::at($key, $name)][0] ?? '';
+    }
+
+    /**
+     * Gives an owner that the program has named another name, before a RELEASE is sent for the one it has: until that is answered,
+     * which the function that is returned notes, it may be read late, and must end nothing that the owner is granted later.
+     */
+    private function rename(Request $request): \Closure
+    {
+        if (!$request->isNamed()) {
+            return static function (): void {
+            };
+        }
+        $at = $request->id();
+        $unanswered = $this->renamed[$at][1] ?? 0;
+        $unanswered > 0 || count($this->renamed) < self::MOST_RENAMED || array_shift($this->renamed);
+        $this->renamed[$at] = ['+' . ++$this->aliases, $unanswered + 1];
+
+        return function () use ($at): void {
+            if (isset($this->renamed[$at]) && --$this->renamed[$at][1] <= 0) {
+                unset($this->renamed[$at]);
+            }
+        };
     }
 
     /**

@@ -27,16 +27,7 @@ final class Locks
     /** @internal */
     public readonly Core $core;
     private readonly Settings $settings;
-    /** The most renamed owners that these Locks remember. */
-    private const MOST_RENAMED = 1000;
-
     private readonly string $name;
-    /**
-     * @var array<string, array{int, ?Request}> by key and owner, how often the owner has got another name, and the request that was
-     *                                          left last. While its RELEASE is not answered it may be read late, and must not end
-     *                                          what the owner is granted later: that has another name
-     */
-    private array $renamed = [];
 
     /**
      * @param Connect|\Redis|ClientInterface|\Closure $client where to connect: a Connect; a client of phpredis or Predis, as whose
@@ -142,20 +133,20 @@ final class Locks
         }
         // Nobody elsewhere has the same name by accident: it is this process's, and these Locks'.
         $named = $owner === null ? null : Request::owner("$owner#$this->name");
-        [$times, $left] = $this->renamed["$key $named"] ?? [0, null];
-        $times += $left?->isLeftLate ? 1 : 0;
-        $owner = $times === 0 ? $named : "$named+$times";
-        $request = new Request($this->settings, $key, $owner, $shared, $limit, $permits, $session, $hangTimeout);
-        try {
-            return $this->held($request, $timeout, $onLost);
-        } finally {
-            if ($named !== null && $request->isLeftLate) {
-                count($this->renamed) < self::MOST_RENAMED || array_shift($this->renamed);
-                $this->renamed["$key $named"] = [$times, $request];
-            } elseif ($named !== null && $times > 0) {
-                $this->renamed["$key $named"] = [$times, null];
-            }
-        }
+        $owner = $named === null ? null : $named . $this->core->alias($key, $named);
+        $request = new Request(
+            $this->settings,
+            $key,
+            $owner,
+            $shared,
+            $limit,
+            $permits,
+            $session,
+            $hangTimeout,
+            name: $named,
+        );
+
+        return $this->held($request, $timeout, $onLost);
     }
 
     /** @internal for those whose owners have names of their own */

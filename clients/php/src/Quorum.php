@@ -8,6 +8,7 @@ namespace Dlock;
 
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Unreachable;
+use Psr\Log\LoggerInterface;
 
 /**
  * A lock over several masters that know nothing of each other.
@@ -32,8 +33,13 @@ final class Quorum
      * @param float                                          $replyTimeout how long a master may take to connect and to answer
      * @param ?float $bound the old name of replyTimeout
      */
-    public function __construct(array $masters, float $replyTimeout = 0.3, ?float $bound = null)
-    {
+    public function __construct(
+        array $masters,
+        float $replyTimeout = 0.3,
+        ?float $bound = null,
+        private readonly ?LoggerInterface $logger = null,
+        private readonly ?Observer $observer = null,
+    ) {
         if ($masters === []) {
             throw new \InvalidArgumentException('masters must not be empty');
         }
@@ -47,9 +53,14 @@ final class Quorum
         $lease = Settings::positive('lease', $lease);
         $end = Clock::now() + (Settings::seconds('wait', $wait) ?? throw new \InvalidArgumentException('wait must be finite'));
         do {
-            $hold = new QuorumHold($this->masters, $key);
-            if ($hold->take($lease, $end)) {
-                return $hold;
+            $hold = new QuorumHold($this->masters, $key, $this->logger, $this->observer);
+            try {
+                if ($hold->take($lease, $end)) {
+                    return $hold;
+                }
+            } catch (\Throwable $error) { // of a signal's handler: nobody has what was granted
+                $hold->release();
+                throw $error;
             }
             $errors = array_filter(array_map(static fn (Master $master) => $master->error, $this->masters));
             $hold->release();

@@ -6,7 +6,12 @@ declare(strict_types=1);
 
 namespace Dlock;
 
-/** A lock that is held at a majority of masters. Given back when nobody refers to it any more. */
+use Psr\Log\LoggerInterface;
+
+/**
+ * A lock that is held at a majority of masters, until `release()`. When nobody refers to it any more it is reported lost, and its
+ * leases end it.
+ */
 final class QuorumHold
 {
     private const EARLIER = 0.005; // the leases at the others end so much before the first one's
@@ -29,8 +34,12 @@ final class QuorumHold
      *
      * @param list<Master> $masters
      */
-    public function __construct(private readonly array $masters, public readonly string $key)
-    {
+    public function __construct(
+        private readonly array $masters,
+        public readonly string $key,
+        private readonly ?LoggerInterface $logger,
+        private readonly ?Observer $observer,
+    ) {
         // Its lease is that of what was granted and not heard of.
         $this->request = new Request(new Settings(3.0, 3.0, 2.0, 1.0, 0.0), $key, Request::uuid(), lease: 3.0, tracked: false);
         $this->owner = $this->request->owner;
@@ -39,8 +48,17 @@ final class QuorumHold
 
     public function __destruct()
     {
-        if ($this->process === getmypid()) {
-            $this->release();
+        if ($this->left() === 0.0) { // it was given back, or has ended, or is another process's
+            return;
+        }
+        $this->logger?->warning('lock {key} of {owner} is lost: nothing refers to its hold, and it was not released', [
+            'key' => $this->key,
+            'owner' => $this->owner,
+        ]);
+        try {
+            $this->observer?->lost($this->key, 'forgotten');
+        } catch (\Throwable $error) {
+            $this->logger?->error('the observer has failed: {error}', ['error' => $error->getMessage()]);
         }
     }
 

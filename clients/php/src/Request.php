@@ -49,6 +49,8 @@ final class Request
         public readonly bool $tracked = true,
         /** Others use this name, or the caller will again: what is given back under it is named by its token. */
         public readonly bool $reused = false,
+        /** What its owner is known by if the program has named it: it may re-enter. */
+        private readonly ?string $name = null,
     ) {
         if ($key === '') {
             throw new \InvalidArgumentException('key must not be empty');
@@ -83,7 +85,18 @@ final class Request
 
     public function id(): string
     {
-        return strlen($this->key) . " $this->key $this->owner";
+        return self::at($this->key, $this->name ?? $this->owner);
+    }
+
+    public static function at(string $key, string $owner): string
+    {
+        return strlen($key) . " $key $owner";
+    }
+
+    /** Returns true if the program may ask for the lock again under the same name. */
+    public function isNamed(): bool
+    {
+        return $this->name !== null;
     }
 
     /** Returns true if what was granted to it is enough for the other one, too. */

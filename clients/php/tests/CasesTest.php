@@ -20,9 +20,6 @@ final class CasesTest extends TestCase
         'two_thousand_holds_at_200_ms', 'closed_without_a_channel', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms',
     ];
 
-    /** What this language does not run yet. */
-    private const NOT_YET = ['a_late_release_ends_no_later_hold', 'a_late_release_of_a_lost_hold', 'asked_again_after_a_lost_reply'];
-
     /** By Predis too: what a library has a part in. Debian's knows no users. */
     private const BY_PREDIS = [
         'closed_try', 'silent_path', 'slow_path', 'cut_and_kept', 'cut_wait',
@@ -34,7 +31,7 @@ final class CasesTest extends TestCase
     {
         $cases = json_decode((string) file_get_contents(__DIR__ . '/../../cases/cases.json'), true, 512, JSON_THROW_ON_ERROR);
 
-        return array_diff_key(array_column($cases, null, 'name'), array_flip(self::NOT_YET));
+        return array_column($cases, null, 'name');
     }
 
     /**

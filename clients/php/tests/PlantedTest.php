@@ -16,6 +16,8 @@ final class PlantedTest extends TestCase
     private const ENDS_THE_WAIT = ['Core.php', '$again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);', 'throw $error;'];
     private const LEAVES_NOTHING = ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"];
     private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 && !$again) {', 'if (false) {'];
+    private const KEEPS_THE_NAME = ['Locks.php', '$named . $this->core->alias($key, $named)', '$named'];
+    private const LASTS = ['a_thousand_cycles', 'a_late_release_ends_no_later_hold', 'a_late_release_of_a_lost_hold', 'asked_again_after_a_lost_reply'];
     private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = count($known); foreach ([] as'];
 
     /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
@@ -90,6 +92,9 @@ final class PlantedTest extends TestCase
             'a_try_at_a_loading_server' => self::TRIES_FOR_LONG,
             'a_wait_at_a_loading_server' => ['Exception/Refused.php', "'LOADING', ", ''],
             'a_hold_over_a_busy_server' => ['Exception/Refused.php', "'BUSY', ", ''],
+            'a_late_release_ends_no_later_hold' => self::KEEPS_THE_NAME,
+            'a_late_release_of_a_lost_hold' => self::KEEPS_THE_NAME,
+            'asked_again_after_a_lost_reply' => ['Core.php', '$again = $request->asked;', '$again = false;'],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {
@@ -118,7 +123,7 @@ final class PlantedTest extends TestCase
         self::assertSame(1, substr_count($text, $right), "$file has it once");
         file_put_contents("$planted/$file", str_replace($right, $wrong, $text));
         $before = [getenv('PATIENCE'), getenv('DLOCK_LATE')];
-        $patience = $name === 'a_thousand_cycles' ? 30 : 6;
+        $patience = in_array($name, self::LASTS, true) ? 30 : 6;
         putenv("DLOCK_PLANT=$planted");
         putenv("PATIENCE=$patience");
         putenv('DLOCK_LATE=0.5');

@@ -8,6 +8,7 @@ use Dlock\Connect;
 use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Unreachable;
+use Dlock\Observer;
 use Dlock\Quorum;
 use Dlock\QuorumHold;
 use PHPUnit\Framework\TestCase;
@@ -94,8 +95,32 @@ final class QuorumTest extends TestCase
         self::assertFalse($hold->renew(self::LEASE));
         $second = $other->lock($this->key, self::LEASE, Stage::patience());
         self::assertSame([[$second->owner], [$second->owner], []], $this->owners());
-        unset($second); // given back
+        $second->release();
         self::assertSame([[], [], []], $this->owners());
+    }
+
+    /** Its work may still run, so it is told lost, and stays taken until its leases end. */
+    public function testQuorumAForgottenHoldIsLeftToItsLeases(): void
+    {
+        $observer = new class extends Observer {
+            /** @var list<string> */
+            public array $lost = [];
+
+            public function lost(string $key, string $reason): void
+            {
+                $this->lost[] = "$key $reason";
+            }
+        };
+        $masters = array_map(static fn (string $one) => Connect::url("redis://$one"), Stage::addresses('DLOCK_MASTERS'));
+        $quorum = new Quorum($masters, Stage::late(), observer: $observer);
+        $hold = $quorum->lock($this->key, 6, Stage::patience());
+        $owner = $hold->owner;
+        unset($hold);
+        self::assertSame(["$this->key forgotten"], $observer->lost);
+        self::assertSame([[$owner], [$owner], [$owner]], $this->owners());
+        $quorum->lock($this->key, self::LEASE, Stage::patience())->release();
+        self::assertSame([[], [], []], $this->owners());
+        self::assertCount(1, $observer->lost);
     }
 
     public function testQuorumAMinorityIsNot(): void
@@ -267,10 +292,12 @@ final class QuorumTest extends TestCase
         Stage::until(function () use ($quorum, $told): bool {
             $quorum->lock($this->key, self::LEASE, Stage::patience())->release();
             $hold = $quorum->lock($this->key, self::LEASE, Stage::patience()); // within a second, if the machine is quick
+            $owner = $hold->owner;
+            $hold->release();
             stream_set_blocking($told, false);
             $seen = explode("\n", trim((string) stream_get_contents($told)));
 
-            return end($seen) === json_encode([[$hold->owner], [$hold->owner]]);
+            return end($seen) === json_encode([[$owner], [$owner]]);
         }, 'the others have granted it when the silent one is asked');
         posix_kill($child, SIGKILL);
         pcntl_waitpid($child, $status);

@@ -82,7 +82,11 @@ final class Runner
 
     private function do_path(string $name, string $to = 'single'): void
     {
-        $target = $to === 'replica' ? $this->replica() : Stage::addresses('DLOCK_' . strtoupper($to))[0];
+        $target = match ($to) {
+            'primary' => $this->server->addressOf($this->server->key),
+            'replica' => $this->replica(),
+            default => Stage::addresses('DLOCK_' . strtoupper($to))[0],
+        };
         $this->paths[$name] = Stage::control("path $target");
     }
 
@@ -94,6 +98,11 @@ final class Runner
     private function do_silence(string $path): void
     {
         Stage::control("silence {$this->paths[$path]}");
+    }
+
+    private function do_strand(string $path): void
+    {
+        Stage::control("strand {$this->paths[$path]}");
     }
 
     private function do_sound(string $path): void
@@ -220,9 +229,8 @@ final class Runner
     {
         Stage::until(function () use ($key) {
             $holders = $this->server->info($this->named($key))['holders'];
-            Assert::assertNotEmpty($holders, "$key is not held any more");
 
-            return $holders[0]['auto'] === 1 && $holders[0]['client'] !== 0;
+            return $holders !== [] && $holders[0]['auto'] === 1 && $holders[0]['client'] !== 0;
         }, "$key is renewed");
     }
 
