@@ -217,12 +217,14 @@ final class QuorumTest extends TestCase
         $cancelled = $this->child(function (): void {
             pcntl_async_signals(true);
             pcntl_signal(SIGUSR1, static fn () => throw new \RuntimeException('cancelled'));
+            $quorum = $this->quorum(); // its connections do not end
             try {
-                $this->quorum()->acquire($this->key, self::LEASE, 2 * Stage::patience());
+                $quorum->acquire($this->key, self::LEASE, 2 * Stage::patience());
                 exit(1);
             } catch (\RuntimeException $error) {
                 self::assertSame('cancelled', $error->getMessage());
             }
+            self::assertCount(1, $this->masters[0]->queue($this->key)); // the next
         });
         $this->masters[0]->awaitQueued(1, $this->key);
         $next = $this->child(function (): void {
