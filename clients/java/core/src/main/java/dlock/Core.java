@@ -235,6 +235,9 @@ final class Core {
             return renewal.askedUntil;
         }
         RuntimeException why = renewal.refusal != null ? renewal.refusal : node.trouble;
+        if (renewal.request.fixed == null) {
+            Releases.retire(renewal.request); // before anybody is told, who may ask again at once
+        }
         lose(node, renewal, renewal.request.fixed != null ? "its time is up"
                 : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
         if (renewal.request.fixed == null) {

@@ -263,18 +263,13 @@ public sealed class DLock implements Lock permits DSemaphore {
         }
         if (held == null || held.counts.firstKey() > limit) {
             Hold outer = held == null ? null : held.hold;
-            Request request = new Request(locks.core.settings, key, locks.owner(), limit, permits, session, outer);
+            String owner = outer == null ? locks.owner() : outer.owner();
+            Request request = new Request(locks.core.settings, key, owner, limit, permits, session, outer);
             request.fixed = lease;
+            request.unanswered = outer == null ? locks.mine.get().unanswered : null; // an upgrade that is left sends no RELEASE
             Take take = new Take(locks.core, request, timeout).start(false);
-            boolean answered = false;
-            try {
-                if (DLocks.await(take, interruptible) == null) {
-                    answered = true;
-                    return false;
-                }
-                answered = true;
-            } finally {
-                locks.mine.get().unanswered |= !answered;
+            if (DLocks.await(take, interruptible) == null) {
+                return false;
             }
             if (outer != null) {
                 Upgrade.done(locks.core, outer, request);

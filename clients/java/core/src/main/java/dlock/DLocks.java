@@ -11,6 +11,7 @@ import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
@@ -31,8 +32,8 @@ public final class DLocks implements AutoCloseable {
     /** What one thread holds, and the name under which it does. A thread that holds nothing takes a new name. */
     static final class Mine {
         String owner;
-        /** What was left under this name may be read late: whatever is asked next has another one. */
-        boolean unanswered;
+        /** How many RELEASEs under this name are not answered yet: they may be read late. */
+        AtomicInteger unanswered = new AtomicInteger();
         final Map<String, DLock.Held> held = new HashMap<>();
     }
 
@@ -111,8 +112,8 @@ public final class DLocks implements AutoCloseable {
 
     String owner() {
         Mine now = mine.get();
-        if (now.held.isEmpty() || now.unanswered) {
-            now.unanswered = false;
+        if (now.held.isEmpty() || now.unanswered.get() > 0) {
+            now.unanswered = new AtomicInteger();
             now.owner = Request.PROCESS + "thread-" + owners.incrementAndGet() + "#" + core.id;
         }
         return now.owner;

@@ -39,8 +39,26 @@ final class Releases {
         });
     }
 
+    /**
+     * Takes a thread's name out of use, before a RELEASE is sent that ends what it has. Until that is {@link #answered} it may be
+     * read late, and must end nothing that the thread is granted later, perhaps by another link.
+     */
+    static void retire(Request request) {
+        if (request.unanswered != null) {
+            request.unanswered.incrementAndGet();
+        }
+    }
+
+    /** The server has read it, or has refused it. */
+    private static void answered(Request request, Throwable why) {
+        if (request.unanswered != null && (why == null || why instanceof NotHeld || why instanceof Refused)) {
+            request.unanswered.decrementAndGet();
+        }
+    }
+
     /** Gives back what was granted, and nothing else; asks again after a lost reply, until the bound has passed. */
     CompletableFuture<Void> release(Request request, Renewal renewal) {
+        retire(request);
         CompletableFuture<Void> done = new CompletableFuture<>();
         release(request, renewal, done, BootClock.now() + core.replyNanos, true);
         return done;
@@ -49,6 +67,9 @@ final class Releases {
     private void release(Request request, Renewal renewal, CompletableFuture<Void> done, long until, boolean heard) {
         core.routes.call(request, request.release(renewal.token), (node, link, sent, reply, why) -> {
             released(node, renewal, reply, why);
+            if (why == null || !DLockException.passes(why)) {
+                answered(request, why);
+            }
             if (why == null || why instanceof NotHeld && !heard) { // the first one has given it back
                 done.complete(null);
             } else if (DLockException.passes(why) && BootClock.now() < until && !core.closed) {
@@ -70,6 +91,9 @@ final class Releases {
     void abandon(Request request) {
         Link link = request.link;
         Node node = request.node;
+        if (link != null) {
+            retire(request);
+        }
         if (link == null || link.error != null || core.closed) {
             return;
         }
@@ -78,15 +102,21 @@ final class Releases {
             return;
         }
         link.post(request.cancel(), (reply, why) -> {});
-        link.post(request.release(0), (reply, why) -> released(node, request.renewal, reply, why));
+        link.post(request.release(0), (reply, why) -> {
+            released(node, request.renewal, reply, why);
+            answered(request, why);
+        });
     }
 
-    /** Gives back what was granted to nobody, or is believed to be over. */
+    /** Gives back what was granted to nobody, or is believed to be over. Its owner's name is out of use. */
     void abandon(Renewal renewal) {
         Node node = renewal.request.node;
         Link link = node == null ? null : node.live;
         if (link != null && link.error == null && !core.closed) {
-            link.post(renewal.request.release(renewal.token), renewal.asking, (reply, why) -> released(node, renewal, reply, why));
+            link.post(renewal.request.release(renewal.token), renewal.asking, (reply, why) -> {
+                released(node, renewal, reply, why);
+                answered(renewal.request, why);
+            });
         }
     }
 }

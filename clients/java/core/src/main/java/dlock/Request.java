@@ -8,6 +8,7 @@ import java.net.UnknownHostException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.atomic.AtomicInteger;
 
 /** One owner's wish for one lock, as words of commands. */
 final class Request {
@@ -30,6 +31,8 @@ final class Request {
     /** Where it was sent last: what is left is left there, behind it. */
     volatile Link link;
     volatile Renewal renewal;
+    /** Counts what was sent to end something under this owner's name and is not answered yet; null: the name is used once. */
+    AtomicInteger unanswered;
     /** The hold lasts for so long and nobody renews it; null: it is renewed. */
     Duration fixed;
 

@@ -10,6 +10,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Consumer;
 
 /**
  * One request, from the question to the renewal or to having left; the wait between is in {@link Wait}. It waits in no thread: each
@@ -30,6 +31,8 @@ final class Take {
     private final long began = BootClock.now();
     final CompletableFuture<Renewal> done = new CompletableFuture<>();
     private final ReentrantLock turn = new ReentrantLock();
+    /** It has ended, and perhaps nobody has been told so yet. By the turn. */
+    private boolean over;
     /** It waits, or is about to. */
     private volatile boolean queued;
     private volatile boolean placed;
@@ -68,7 +71,7 @@ final class Take {
     void step(Runnable next) {
         turn.lock();
         try {
-            if (!done.isDone()) {
+            if (!over) {
                 next.run();
             }
         } catch (RuntimeException | LinkageError error) {
@@ -119,42 +122,46 @@ final class Take {
 
     /** Asks without waiting. If it is taken, and this is no try, a ticket keeps the place. */
     private void askNow() {
-        ask(request.take(timeout == 0), (node, link, sent, reply, why) -> {
-            if (reply instanceof List<?> grant) {
-                core.granted(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
+        askFor(node -> {
+            if (timeout == 0) {
+                finish(null, null);
+            } else {
+                placed();
+                begin(node);
+                wait.begin();
             }
-            step(() -> {
-                if (why != null) {
-                    failed(why);
-                } else if (reply != null) {
-                    finish(request.renewal, null);
-                } else if (timeout == 0) {
-                    finish(null, null);
-                } else {
-                    placed();
-                    begin(node);
-                    wait.begin();
-                }
-            });
         });
     }
 
     /** Asks by the ticket, since no messages can be had. */
     void poll() {
-        ask(request.take(false), (node, link, sent, reply, why) -> {
-            if (reply instanceof List<?> grant) {
-                core.granted(request, node, link, (Long) grant.get(0), sent, request.leaseMs());
+        askFor(node -> {
+            if (left() <= 0) {
+                finish(null, null);
+            } else {
+                placed();
+                core.later(Math.min(TimeUnit.MILLISECONDS.toNanos(250), left()), () -> step(this::poll));
+            }
+        });
+    }
+
+    private void askFor(Consumer<Node> taken) {
+        // If a reply was lost, the server may have granted it then. How much is left (dlock.max-hold-ms) RENEW says.
+        boolean again = request.link != null;
+        ask(request.take(timeout == 0), (node, link, sent, reply, why) -> {
+            long token = reply instanceof List<?> grant ? (Long) grant.get(0) : 0;
+            if (token != 0 && !again) {
+                core.granted(request, node, link, token, sent, request.leaseMs());
             }
             step(() -> {
                 if (why != null) {
                     failed(why);
-                } else if (reply != null) {
-                    finish(request.renewal, null);
-                } else if (left() <= 0) {
-                    finish(null, null);
+                } else if (token == 0) {
+                    taken.accept(node);
+                } else if (again) {
+                    confirm(token);
                 } else {
-                    placed();
-                    core.later(Math.min(TimeUnit.MILLISECONDS.toNanos(250), left()), () -> step(this::poll));
+                    finish(request.renewal, null);
                 }
             });
         });
@@ -174,7 +181,7 @@ final class Take {
         failure = null;
     }
 
-    /** Confirms a grant that a message has told: it is ours when the link has tied it. */
+    /** Confirms a grant: it is ours when the link has tied it. */
     void confirm(long token) {
         ask(request.renew(token), (node, link, sent, reply, why) -> {
             if (why == null) {
@@ -252,6 +259,7 @@ final class Take {
         if (request.upgrade) {
             Upgrade.leave(core, request);
         } else {
+            Releases.retire(request);
             core.releases.abandon(renewal);
         }
     }
@@ -259,14 +267,15 @@ final class Take {
     void finish(Renewal renewal, RuntimeException why) {
         turn.lock();
         try {
-            boolean first = why == null ? done.complete(renewal) : done.completeExceptionally(why);
-            if (!first) {
+            if (over) {
                 return;
             }
+            over = true;
             wait.unsubscribe();
             if (renewal == null && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
-                core.releases.abandon(request);
+                core.releases.abandon(request); // before anybody is told, who may ask again at once
             }
+            Link.settle(done, renewal, why);
         } finally {
             turn.unlock();
         }

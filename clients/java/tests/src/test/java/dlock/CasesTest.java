@@ -50,9 +50,6 @@ class CasesTest {
         // A thread is an owner here: DLocksTest has these.
         all.removeIf(one -> List.of("permits_of_an_owner", "two_that_wait_for_each_other", "a_name_is_of_one_client",
                 "a_re_entry_sends_nothing").contains(one.get("name").asText()));
-        // What this language does not run yet.
-        all.removeIf(one -> List.of("a_late_release_ends_no_later_hold", "a_late_release_of_a_lost_hold",
-                "asked_again_after_a_lost_reply").contains(one.get("name").asText()));
         return all;
     }
 
@@ -207,10 +204,14 @@ class CasesTest {
             switch (step.get("do").asText()) {
                 case "path" -> {
                     String to = step.path("to").asText("single");
-                    String target = to.equals("replica") ? replica(key) : Stage.addresses(to)[0].toString();
+                    String target = switch (to) {
+                        case "primary" -> stage.node(key).getHostAndPort().toString();
+                        case "replica" -> replica(key);
+                        default -> Stage.addresses(to)[0].toString();
+                    };
                     paths.put(step.get("as").asText(), Stage.control("path " + target));
                 }
-                case "close", "silence", "sound", "cut" -> Stage.control(step.get("do").asText() + " " + path(step));
+                case "close", "silence", "strand", "sound", "cut" -> Stage.control(step.get("do").asText() + " " + path(step));
                 case "delay" -> Stage.control("delay " + path(step) + " " + step.get("ms").asInt());
                 case "settings" -> {
                     for (var names = step.fieldNames(); names.hasNext();) {

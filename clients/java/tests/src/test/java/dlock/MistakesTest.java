@@ -16,10 +16,16 @@ import java.util.concurrent.Future;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 
 /** The usual mistakes, and their remedies: those of docs/clients.md that are made in a client. */
 class MistakesTest {
+    @BeforeAll
+    static void warm() throws Exception {
+        CasesTest.warm(); // a try is given one reply timeout, connection and all
+    }
+
     private final Stage s = new Stage("lettuce", "single");
 
     @AfterEach

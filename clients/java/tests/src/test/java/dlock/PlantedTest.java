@@ -67,7 +67,7 @@ class PlantedTest {
             new Fault("a_time_out_leaves_no_place a_time_out_in_the_queue", "Take", "(why != null || timeout != 0)", "why != null"),
             new Fault("several_permits a_large_request_is_not_overtaken permits_outlast_a_cut", "Request", "return permits == 1 ?",
                     "return permits > 0 ?"),
-            new Fault("first_come_first_served", "Take", "placed();\n                    begin(node);\n                    wait.begin();",
+            new Fault("first_come_first_served", "Take", "placed();\n                begin(node);\n                wait.begin();",
                     "core.later(50_000_000, () -> step(this::askNow));"),
             new Fault("a_try_takes_no_place", "Take", "request.take(timeout == 0)", "request.take(false)"),
             new Fault("a_session_ends_with_its_connection", "Request", "return session ?", "return session && upgrade ?"),
@@ -84,6 +84,9 @@ class PlantedTest {
                     "if (timeout == 0 || core.closed) {\n                finish(null, why);", "if (core.closed) {\n finish(null, why);"),
             new Fault("a_hold_over_a_busy_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"LOADING\","),
             new Fault("a_wait_at_a_loading_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"BUSY\","),
+            new Fault("a_late_release_ends_no_later_hold a_late_release_of_a_lost_hold", "Asking", "+ UUID.randomUUID()",
+                    "+ (owner == null ? UUID.randomUUID() : locks.core.id)"),
+            new Fault("asked_again_after_a_lost_reply", "Take", "again = request.link != null", "again = false"),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
     @Test
@@ -118,7 +121,8 @@ class PlantedTest {
                     .redirectErrorStream(true).redirectOutput(said);
             boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
                     "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last", "a_time_out_in_the_queue",
-                    "a_turn_takes_three_commands", "sixty_forgotten_at_200_ms").contains(name);
+                    "a_turn_takes_three_commands", "sixty_forgotten_at_200_ms", "a_late_release_of_a_lost_hold",
+                    "asked_again_after_a_lost_reply").contains(name);
             builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
             Process program = builder.start();
             boolean ended = program.waitFor(120, TimeUnit.SECONDS);

@@ -31,6 +31,7 @@ import java.util.function.BiConsumer;
 import java.util.function.BiFunction;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
@@ -57,6 +58,11 @@ class ScriptedTest {
 
         long count(String words) {
             return asked.stream().filter(one -> one.startsWith(words)).count();
+        }
+
+        /** How many owners have waited for this lock. */
+        long owners(String key) {
+            return asked.stream().filter(one -> one.startsWith("FAIRACQUIRE " + key + " ")).map(one -> one.split(" ")[2]).distinct().count();
         }
 
         @Override
@@ -108,6 +114,11 @@ class ScriptedTest {
             case "RELEASE", "CANCEL" -> 0L;
             default -> null;
         };
+    }
+
+    @BeforeAll
+    static void warm() throws Exception {
+        CasesTest.warm(); // a try is given one reply timeout, connection and all
     }
 
     private static Settings settings() {
@@ -193,6 +204,51 @@ class ScriptedTest {
 
         for (String at : List.of("open", "send", "reply", "message", "refresh", "node")) {
             endsAtOnce(new Broken(at), why);
+        }
+    }
+
+    /** A RELEASE without a token may be read late: until it is answered, its owner's name is not used again. */
+    @Test
+    void aNameIsUsedAgainWhenItsReleaseWasAnswered() throws Exception {
+        for (boolean answered : List.of(true, false)) {
+            Server server = new Server((node, words) -> !words.contains(" b ") ? usual(words) : switch (words.split(" ")[0]) {
+                case "FAIRACQUIRE" -> words.contains("NOTIFY") ? List.of(0L, 1L, 5L) : null;
+                case "CANCEL", "RELEASE" -> answered ? 0L : SILENCE;
+                default -> usual(words);
+            });
+            try (DLocks locks = new DLocks(server)) {
+                locks.lock("a").lock(); // the thread keeps its name while it holds something
+                assertFalse(locks.lock("b").tryLock(Duration.ofMillis(50)));
+                AtomicInteger unanswered = locks.mine.get().unanswered;
+                Stage.until("the RELEASE is sent, and answered", () -> server.count("RELEASE b") == 1
+                        && (unanswered.get() == 0) == answered);
+                assertFalse(locks.lock("b").tryLock(Duration.ofMillis(50)));
+                assertEquals(answered ? 1 : 2, server.owners("b"));
+            }
+        }
+    }
+
+    /** Nor with a token: the server may have that hold still, and grants its owner the same one. */
+    @Test
+    void aNameWhoseHoldWasNotReleasedIsNotUsedAgain() {
+        for (boolean answered : List.of(true, false)) {
+            Server server = new Server((node, words) -> !words.contains(" b ") ? usual(words) : switch (words.split(" ")[0]) {
+                case "FAIRACQUIRE" -> List.of(8L, 1L);
+                case "RELEASE" -> answered ? 0L : SILENCE;
+                default -> usual(words);
+            });
+            try (DLocks locks = new DLocks(server, settings())) {
+                locks.lock("a").lock();
+                DLock lock = locks.lock("b");
+                lock.lock();
+                if (answered) {
+                    lock.unlock();
+                } else {
+                    assertThrows(Unavailable.class, lock::unlock);
+                }
+                lock.lock();
+                assertEquals(answered ? 1 : 2, server.owners("b"));
+            }
         }
     }
 

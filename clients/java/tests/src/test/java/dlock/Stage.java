@@ -342,10 +342,10 @@ final class Stage implements AutoCloseable {
         return holders.get(0).number("held-ms");
     }
 
-    /** The server renews it for a connection. */
+    /** It is held, and the server renews it for a connection. */
     boolean isRenewed(String key) throws Exception {
-        Row holder = rows(key, "holders").get(0);
-        return holder.number("auto") == 1 && holder.number("client") != 0;
+        return rows(key, "holders").stream().findFirst()
+                .filter(holder -> holder.number("auto") == 1 && holder.number("client") != 0).isPresent();
     }
 
     List<String> owners() throws Exception {
