@@ -145,25 +145,6 @@ impl Holders {
         }
     }
 
-    /// Returns the strictest limit without one holder of the limit `mine`.
-    pub(crate) fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
-        match self {
-            Holders::List(list) => {
-                let left_out = list.iter().position(|holder| holder.terms.limit == mine);
-                let others = list
-                    .iter()
-                    .enumerate()
-                    .filter(|(at, _)| Some(*at) != left_out);
-                others.map(|(_, holder)| holder.terms.limit).min()
-            }
-            Holders::Indexed(many) => {
-                let counted =
-                    |(limit, count): &(&Limit, &usize)| **count > usize::from(**limit == mine);
-                many.by_limit.iter().find(counted).map(|(limit, _)| *limit)
-            }
-        }
-    }
-
     /// Sets an owner's hold.
     pub(crate) fn put(&mut self, hold: &Hold) {
         let terms = HoldTerms {

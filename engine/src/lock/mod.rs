@@ -413,11 +413,9 @@ impl Lock {
             return true;
         }
         let all = others + u64::from(permits.get());
-        let theirs = match (self, mine) {
-            (Lock::Full(full), Some(mine)) => full.holders.strictest_beside(mine.limit),
-            _ => self.strictest(),
-        };
-        limit.allows(all) && theirs.is_none_or(|limit| limit.allows(all))
+        // The owner's own limit is among them: it has allowed this sum before, or is weaker than the one that it asks for.
+        let strictest = self.strictest();
+        limit.allows(all) && strictest.is_none_or(|limit| limit.allows(all))
     }
 
     /// Returns true if the granting rule could have admitted all holders together.
