@@ -167,6 +167,25 @@ fn who_dies_is_not_granted_for_long() {
     assert_eq!(position(&mut c, "k", "dies"), None);
 }
 
+/// A subscriber that learns of its grant has already received what came before it: the end of the hold before.
+#[test]
+fn the_message_of_a_grant_comes_last() {
+    let server = Server::start();
+    let mut ear = Ear::new(&server, 3, b"news");
+    ear.wire.send("SUBSCRIBE __dlock@0__:k");
+    ear.wire.read().expect("a confirmation");
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k owner-0 600000");
+    for round in 0..20 {
+        let (owner, next) = (format!("owner-{round}"), format!("owner-{}", round + 1));
+        c.run(&format!("DLOCK.ACQUIRE k {next} 600000 NOTIFY news"));
+        c.run(&format!("DLOCK.RELEASE k {owner}"));
+        let heard = [ear.text(), ear.text()];
+        assert!(heard[0].starts_with("released "), "{heard:?}");
+        assert!(heard[1].starts_with("granted "), "{heard:?}");
+    }
+}
+
 /// A connection that is subscribed to its own channel receives the place first.
 #[test]
 fn the_reply_comes_before_its_message() {
