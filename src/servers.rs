@@ -18,6 +18,7 @@
 //! | `run::caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::callbacks::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
+//! | `ffi::callbacks::command`: the category `@dlock` | all but Redis 7.0 and 7.2 have it | these lack the function for it | `commands`: `one_category_has_all_commands` |
 //! | `node::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
 
 use crate::ffi::call::Rules;

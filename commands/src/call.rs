@@ -28,6 +28,8 @@ pub trait Caller {
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
     /// Returns which of these keys the calling user may read.
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool>;
+    /// Returns true if the calling user may ask the server for a copy of its data (PSYNC).
+    fn may_synchronize(&self) -> bool;
     /// Returns true if the calling user may reset the server's own statistics.
     fn may_reset(&self) -> bool;
     /// Returns the numbers that the engine does not have.

@@ -40,6 +40,8 @@ pub enum Error {
     Argument(&'static str, String),
     /// An option that the command does not know.
     UnknownOption(String),
+    /// A number where options stand: the word, the argument that it may be meant for, and what that comes right after.
+    Misplaced(String, &'static str, &'static str),
     /// The same option, or two options that exclude each other.
     Conflict(&'static str, &'static str),
     /// An option that belongs to a connection, from a caller that has none.
@@ -84,6 +86,10 @@ impl fmt::Display for Error {
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
             Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),
+            Error::Misplaced(word, arg, before) => write!(
+                f,
+                "ERR unknown option '{word}': {arg} comes right after {before}"
+            ),
             Error::Conflict(first, second) if first == second => write!(f, "ERR {first} is given twice"),
             Error::Conflict(first, second) => write!(f, "ERR {first} cannot be combined with {second}"),
             Error::NoConnection(option) => write!(

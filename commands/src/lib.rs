@@ -102,9 +102,12 @@ fn execute_any<K: Keyspace>(
         Verb::Stats => stats::stats(call, given),
         Verb::Top => stats::top(call, given),
         Verb::Graph => graph::run(call, given),
-        Verb::Help => Ok(inspect::help()),
+        Verb::Help => inspect::help(given),
         Verb::Apply => apply::run(call, given),
         Verb::FullSyncNotice => apply::full_sync_notice(call),
-        Verb::Sync => Err(Error::ServesNone),
+        Verb::Sync => match call.caller.may_synchronize() {
+            true => Err(Error::ServesNone),
+            false => Err(Error::NoPermission("psync".into())),
+        },
     }
 }

@@ -125,6 +125,8 @@ pub struct Args<'a> {
     pub dot: bool,
     /// Whether counts are reset.
     pub reset: bool,
+    /// The name of a command.
+    pub command: Option<&'a [u8]>,
     /// A primary's effect.
     pub effect: Option<&'a [u8]>,
 }
@@ -157,6 +159,8 @@ pub enum Kind {
     Flag(FlagOf),
     /// One of these.
     OneOf(&'static [Arg]),
+    /// The first of these, and the others only with it. Each may stand anywhere after the positional arguments.
+    With(&'static [Arg]),
 }
 
 /// The range of an integer.
@@ -326,6 +330,16 @@ const CURSOR: Arg = maybe(arg(
     "cursor",
     integer(0, |_| MAX_INTEGER, |given| &mut given.cursor),
 ));
+/// The command that HELP shows. `inspect::help` checks that there is one of this name.
+const COMMAND: Arg = maybe(arg(
+    "command",
+    text(
+        Some("a command that DLOCK.HELP lists"),
+        0,
+        usize::MAX,
+        |given| &mut given.command,
+    ),
+));
 const EFFECT: Arg = maybe(arg(
     "effect",
     text(Some("an effect"), 0, usize::MAX, |given| &mut given.effect),
@@ -362,6 +376,9 @@ const RESET: Arg = flag!("RESET" => reset);
 
 /// How many may hold at once.
 const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
+/// How many may hold at once, and how much of that is taken.
+const SHARE: Arg = maybe(arg("sharing", Kind::OneOf(&[SHARED, LIMITED])));
+const LIMITED: Arg = arg("limited", Kind::With(&[LIMIT, PERMITS]));
 const SHARED: Arg = needed(flag!("SHARED" => shared));
 const LIMIT: Arg = needed(number!("LIMIT" "limit" in 1, MAX_LIMIT => limit));
 /// How many of the permits of `LIMIT` are taken. `acquire::ask` checks it against that.
@@ -383,8 +400,7 @@ pub static COMMANDS: &[Spec] = &[
             BLOCK,
             NOTIFY,
             HOLDS,
-            maybe(SHARING),
-            PERMITS,
+            SHARE,
             SESSION,
             AUTO_FROM_GRANT,
         ],
@@ -403,8 +419,7 @@ pub static COMMANDS: &[Spec] = &[
             BLOCK,
             NOTIFY,
             HOLDS,
-            maybe(SHARING),
-            PERMITS,
+            SHARE,
             SESSION,
             AUTO_FROM_GRANT,
             CLAIM,
@@ -424,8 +439,7 @@ pub static COMMANDS: &[Spec] = &[
             LEASE,
             BLOCK,
             HOLDS,
-            maybe(SHARING),
-            PERMITS,
+            SHARE,
             SESSION,
             AUTO_FROM_GRANT,
         ],
@@ -601,7 +615,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(1)",
         access: Access::None,
         flags: "fast allow-loading allow-stale",
-        args: &[],
+        args: &[COMMAND],
     },
     Spec {
         verb: Verb::Apply,
@@ -711,13 +725,7 @@ impl Spec {
 
     /// Returns the command and its arguments as the reference writes them.
     pub fn syntax(&self) -> String {
-        let word = |arg: &Arg| {
-            if arg.optional {
-                format!(" [{}]", arg.plain())
-            } else {
-                format!(" {}", arg.plain())
-            }
-        };
+        let word = |arg: &Arg| " ".to_string() + &arg.written();
         self.name.to_uppercase() + &self.args.iter().map(word).collect::<String>()
     }
 }
@@ -730,14 +738,24 @@ impl Arg {
 
     /// Returns true if this word, in any case, begins it.
     pub fn is_named(&self, word: &[u8]) -> bool {
-        let token = self.token.unwrap_or_default().as_bytes();
-        // Most clients send it as it is written here.
-        token == word || token.eq_ignore_ascii_case(word)
+        self.token.is_some_and(|token| {
+            let token = token.as_bytes();
+            // Most clients send it as it is written here.
+            token == word || token.eq_ignore_ascii_case(word)
+        })
     }
 
     /// Returns its name in errors.
     pub fn called(&self) -> &'static str {
-        self.token.unwrap_or(self.name)
+        match (self.kind, self.token) {
+            (Kind::With([first, ..]), _) => first.called(),
+            (_, token) => token.unwrap_or(self.name),
+        }
+    }
+
+    /// Returns true if it is a fencing token. A client that has made a floating-point number of it has lost digits.
+    pub(crate) fn is_token(&self) -> bool {
+        self.name == TOKEN.name
     }
 
     /// Returns what it must be, as errors say it; none if it may be anything.
@@ -749,7 +767,8 @@ impl Arg {
                 Some(format!("an integer from {least} to {most}"))
             }
             Kind::Keys => Some("named only once".to_string()),
-            Kind::Key | Kind::Word | Kind::Words | Kind::Flag(_) | Kind::OneOf(_) => None,
+            Kind::Key | Kind::Word | Kind::Words | Kind::Flag(_) => None,
+            Kind::OneOf(_) | Kind::With(_) => None,
         }
     }
 
@@ -761,7 +780,16 @@ impl Arg {
             Kind::Integer(_, field) => field(given).is_some(),
             Kind::Flag(field) => *field(given),
             Kind::OneOf(choices) => choices.iter().any(|choice| choice.is_given(given)),
+            Kind::With(args) => args.first().is_some_and(|arg| arg.is_given(given)),
             Kind::Word | Kind::Words => false,
+        }
+    }
+
+    /// Returns the argument as the reference writes it.
+    fn written(&self) -> String {
+        match self.optional {
+            true => format!("[{}]", self.plain()),
+            false => self.plain(),
         }
     }
 
@@ -769,6 +797,7 @@ impl Arg {
     fn plain(&self) -> String {
         match (self.kind, self.token) {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
+            (Kind::With(args), _) => args.iter().map(Arg::written).collect::<Vec<_>>().join(" "),
             (Kind::Flag(_), Some(token)) => token.to_string(),
             (Kind::Words, _) => format!("{} ...", self.name),
             (Kind::Keys, _) => format!("{0} [{0} ...]", self.name),

@@ -28,6 +28,8 @@ pub enum Refusal {
     NoAck(NoAck),
     /// The key holds something that is not a lock.
     WrongType,
+    /// A request for many locks is refused because of the lock at this key.
+    At(Box<Refusal>, Box<[u8]>),
     /// The hold count cannot be raised any more.
     Overflow,
     /// A release is to leave more holds than there are; the field says how many there are.
@@ -123,6 +125,7 @@ impl fmt::Display for Refusal {
             Refusal::Draining => f.write_str("QUARANTINE no grants: dlock.grants is no"),
             Refusal::NoAck(why) => write!(f, "NOACK {why}"),
             Refusal::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
+            Refusal::At(refusal, key) => write!(f, "{refusal} (key '{}')", escaped(key, BYTES_NAMED)),
             Refusal::Overflow => write!(
                 f,
                 "ERR the hold count must be at most {}: it would overflow",
@@ -155,6 +158,16 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+impl Refusal {
+    /// Returns the refusal of a request for many locks, because of the lock at this key.
+    pub(crate) fn at(self, key: &[u8]) -> Refusal {
+        Refusal::At(Box::new(self), key.into())
+    }
+}
+
+/// Bytes of an owner or key that an error shows.
+pub(crate) const BYTES_NAMED: usize = 64;
 
 /// Returns the error text for a format that a later version of the module has written.
 pub fn newer_format(what: &str, format: u64, known: u64) -> String {

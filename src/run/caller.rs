@@ -75,6 +75,10 @@ impl Caller for Client<'_> {
         keys.iter().map(may).collect()
     }
 
+    fn may_synchronize(&self) -> bool {
+        may_run(self.0, &[b"psync", b"?", b"-1"])
+    }
+
     fn may_reset(&self) -> bool {
         may_run(self.0, &[b"config", b"resetstat"])
     }

@@ -6,7 +6,7 @@ use crate::callbacks::data_type;
 use crate::callbacks::events;
 use crate::callbacks::{self, Hooks};
 use crate::ffi::call::Rules;
-use crate::ffi::callbacks::command::register;
+use crate::ffi::callbacks::command::{add_category, register};
 use crate::ffi::callbacks::info::{self, Report};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::{api, log, server};
@@ -65,6 +65,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
     data_type::LOCK_TYPE
         .create_data_type(context.ctx)
         .map_err(|_| format!("the server refuses the data type {}", data_type::NAME))?;
+    add_category(ctx).map_err(|what| format!("the server refuses {what}"))?;
     for spec in COMMANDS {
         register::<Commands>(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;

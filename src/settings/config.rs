@@ -174,6 +174,7 @@ pub(crate) fn changed() {
 ///
 /// Errors with what is wrong with an argument, or that the server refuses the settings.
 pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
+    let args = &without_prefix(args);
     check_arguments(args)?;
     let wrong = |error: RedisError| error.to_string();
     let flags = || ConfigurationFlags::DEFAULT;
@@ -231,6 +232,18 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
     }
     LOADED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Returns the module's arguments with the names as the crate looks for them: `dlock.max-queue` is `max-queue` as well.
+fn without_prefix(args: &[RedisString]) -> Vec<RedisString> {
+    let plain = |(at, word): (usize, &RedisString)| {
+        let name = word.as_slice().strip_prefix(b"dlock.");
+        match name.filter(|_| at % 2 == 0) {
+            Some(name) => RedisString::create_from_slice(std::ptr::null_mut(), name),
+            None => word.clone(),
+        }
+    };
+    args.iter().enumerate().map(plain).collect()
 }
 
 /// Checks the module's arguments (`loadmodule … name value …`), which the crate then takes as defaults. The crate ignores unknown

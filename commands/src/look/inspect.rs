@@ -2,7 +2,7 @@
 
 use crate::call::{Call, Caller, Reply};
 use crate::error::Error;
-use crate::table::{Args, COMMANDS};
+use crate::table::{Args, Spec, COMMANDS};
 use dlock_engine::{ClientId, HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
 
 /// The holders and places that INFO shows without `COUNT`.
@@ -134,9 +134,33 @@ fn with_connection(
     Reply::Map(fields)
 }
 
-/// Lists the commands: a line for what each takes, and one for what it does.
-pub(crate) fn help() -> Reply {
+/// Lists the commands, or the one that is named: `[command]`. A line for what each takes, and one for what it does.
+///
+/// Errors if none of that name is listed.
+pub(crate) fn help(given: &Args) -> Result<Reply, Error> {
+    let named = |spec: &Spec| {
+        given
+            .command
+            .is_none_or(|name| names(spec).any(|own| own.eq_ignore_ascii_case(name)))
+    };
     let specs = COMMANDS.iter().filter(|spec| !spec.internal());
+    let specs: Vec<&Spec> = specs.filter(|spec| named(spec)).collect();
+    if specs.is_empty() {
+        return Err(Error::Argument(
+            "command",
+            "a command that DLOCK.HELP lists".into(),
+        ));
+    }
+    let specs = specs.into_iter();
     let lines = specs.flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)]);
-    Reply::array(lines.map(|line| Reply::Bulk(line.into())))
+    Ok(Reply::array(lines.map(|line| Reply::Bulk(line.into()))))
+}
+
+/// Returns the names of a command: as it is sent, and without `DLOCK.`.
+fn names(spec: &Spec) -> impl Iterator<Item = &[u8]> {
+    let short = spec.name.strip_prefix("dlock.");
+    [Some(spec.name), short]
+        .into_iter()
+        .flatten()
+        .map(str::as_bytes)
 }

@@ -31,7 +31,7 @@ pub fn read<'a>(
         args = rest;
     }
     while let Some(word) = reader.next() {
-        reader.option(args, word)?;
+        reader.option(spec, args, word)?;
     }
     for option in args {
         if !option.optional && !option.is_given(reader.given) {
@@ -132,20 +132,45 @@ impl<'a> Reader<'a, '_> {
 
     /// Reads the option that begins with this word.
     #[inline(always)]
-    fn option(&mut self, options: &[Arg], word: &[u8]) -> Result<(), Error> {
+    fn option(&mut self, spec: &Spec, options: &[Arg], word: &[u8]) -> Result<(), Error> {
         if options.is_empty() {
             return Err(Error::Arity(self.command));
         }
         for option in options {
             if let Kind::OneOf(choices) = option.kind {
-                if let Some(choice) = choices.iter().find(|choice| choice.is_named(word)) {
-                    return self.once(choices, choice);
+                for choice in choices {
+                    if choice.is_named(word) {
+                        return self.once(choices, choice);
+                    }
+                    if let Kind::With([first, others @ ..]) = choice.kind {
+                        if first.is_named(word) {
+                            return self.once(choices, first);
+                        }
+                        if let Some(other) = others.iter().find(|other| other.is_named(word)) {
+                            return self.once(std::slice::from_ref(other), other);
+                        }
+                    }
                 }
             } else if option.is_named(word) {
                 return self.once(std::slice::from_ref(option), option);
             }
         }
-        Err(Error::UnknownOption(escaped(word, 64)))
+        Err(self.unknown(spec, word))
+    }
+
+    /// Returns the error for a word that begins no option. A number may be one that should have come earlier.
+    #[cold]
+    fn unknown(&mut self, spec: &Spec, word: &[u8]) -> Error {
+        let shown = escaped(word, 64);
+        let mut before = spec.name;
+        for arg in spec.args {
+            let left_out = arg.optional && !arg.is_option() && !arg.is_given(self.given);
+            if left_out && integer(word).is_some() && matches!(arg.kind, Kind::Integer(..)) {
+                return Error::Misplaced(shown, arg.name, before);
+            }
+            before = arg.name;
+        }
+        Error::UnknownOption(shown)
     }
 
     /// Reads an option's value, if neither it nor another that excludes it has been read before.
@@ -179,7 +204,11 @@ impl<'a> Reader<'a, '_> {
             }
             Kind::Integer(range, field) => {
                 let (least, most) = range.bounds(self.policy);
-                let number = self.next().and_then(integer);
+                let word = self.next();
+                let number = word.and_then(integer);
+                if number.is_none() && word.is_some() && arg.is_token() {
+                    return Err(rounded(arg, self.policy));
+                }
                 let number = number.filter(|number| (least..=most).contains(number));
                 *field(self.given) = number;
                 number.is_some()
@@ -193,8 +222,8 @@ impl<'a> Reader<'a, '_> {
                 self.rest = &[];
                 true
             }
-            // One of its choices is read in its place.
-            Kind::OneOf(_) => true,
+            // Their parts are read in their place.
+            Kind::OneOf(_) | Kind::With(_) => true,
         };
         match right {
             true => Ok(()),
@@ -206,6 +235,13 @@ impl<'a> Reader<'a, '_> {
 #[cold]
 fn wrong(arg: &Arg, policy: &Policy) -> Error {
     Error::Argument(arg.called(), arg.must(policy).unwrap_or_default())
+}
+
+/// Returns the error for a token that is no integer.
+#[cold]
+fn rounded(arg: &Arg, policy: &Policy) -> Error {
+    let must = arg.must(policy).unwrap_or_default();
+    Error::Argument(arg.called(), must + ": send all digits")
 }
 
 fn all_differ(keys: &[&[u8]]) -> bool {

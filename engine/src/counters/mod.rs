@@ -12,7 +12,8 @@ use super::lock::End;
 use super::types::{NameRef, Now, Token};
 use crate::refusal::Refusal;
 
-/// All counts and times. They begin at 0 with the server, and again by `DLOCK.STATS RESET`; only `held` is a gauge.
+/// All counts and times. They begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` and
+/// `clock_lead` are gauges.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Grants that were made at once.
@@ -93,6 +94,7 @@ impl Refusals {
     /// Counts a request that was refused, or a wait that ended so.
     pub fn count(&mut self, error: &Refusal) {
         *match error {
+            Refusal::At(error, _) => return self.count(error),
             Refusal::Deadlock(_) => &mut self.deadlock,
             Refusal::Quarantine(_) => &mut self.quarantine,
             Refusal::Draining => &mut self.drained,
@@ -107,11 +109,11 @@ impl Refusals {
 }
 
 impl Counters {
-    /// Resets everything except `held`.
+    /// Resets everything except the gauges.
     pub fn reset(&mut self) {
-        let held = self.held;
         *self = Counters {
-            held,
+            held: self.held,
+            clock_lead: std::mem::take(&mut self.clock_lead),
             ..Counters::default()
         };
     }

@@ -322,10 +322,19 @@ impl<'w> Search<'w> {
             at = found.waiter;
         }
         steps.reverse();
+        let readable: Vec<bool> = steps.iter().map(|step| keys.readable(step.name)).collect();
+        // The waiter of a step. The caller knows its own owner, and those that wait for or hold a lock whose key it may read.
+        let owner = |nth: usize| {
+            let waiter = steps.get(nth).and_then(|step| step.waiter);
+            let around = [nth.checked_sub(1), Some(nth)].into_iter().flatten();
+            let known = |nth: usize| readable.get(nth).is_some_and(|known| *known);
+            let known = waiter.is_none() || around.into_iter().any(known);
+            known.then(|| self.owner(waiter))
+        };
         let named = steps.iter().enumerate().map(|(nth, step)| {
-            let key = keys.readable(step.name).then_some(step.name.key);
-            let blocker = self.owner(steps.get(nth + 1).and_then(|next| next.waiter));
-            text::step(self.owner(step.waiter), key, step.queued, blocker)
+            let key = readable.get(nth).is_some_and(|known| *known);
+            let key = key.then_some(step.name.key);
+            text::step(owner(nth), key, step.queued, owner(nth + 1))
         });
         text::circle(named)
     }

@@ -1,12 +1,9 @@
 //! A circle as an error names it.
 
-use crate::refusal::{escaped, Refusal};
+use crate::refusal::{escaped, Refusal, BYTES_NAMED};
 
 /// Steps of a circle that an error names.
 const STEPS_NAMED: usize = 8;
-
-/// Bytes of an owner or key that an error shows.
-const BYTES_NAMED: usize = 64;
 
 /// Returns the error for a second holder that wants to upgrade: each would wait for the other to leave.
 pub(crate) fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
@@ -18,16 +15,24 @@ pub(crate) fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
 }
 
 /// Returns the text for one step of a circle: somebody waits for a lock that somebody holds, or is queued for before it. A key
-/// that the caller may not read is none.
-pub(super) fn step(waiter: &[u8], key: Option<&[u8]>, queued: bool, blocker: &[u8]) -> String {
-    let key = key.map_or("a key".to_string(), |key| {
-        format!("'{}'", escaped(key, BYTES_NAMED))
-    });
+/// or an owner that the caller may not know is none.
+pub(super) fn step(
+    waiter: Option<&[u8]>,
+    key: Option<&[u8]>,
+    queued: bool,
+    blocker: Option<&[u8]>,
+) -> String {
+    let named = |name: Option<&[u8]>, unnamed: &str| {
+        name.map_or(unnamed.to_string(), |name| {
+            format!("'{}'", escaped(name, BYTES_NAMED))
+        })
+    };
     format!(
-        "'{}' waits for {key} {} '{}'",
-        escaped(waiter, BYTES_NAMED),
+        "{} waits for {} {} {}",
+        named(waiter, "an owner"),
+        named(key, "a key"),
         if queued { "behind" } else { "held by" },
-        escaped(blocker, BYTES_NAMED)
+        named(blocker, "an owner")
     )
 }
 

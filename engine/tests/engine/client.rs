@@ -101,6 +101,10 @@ impl Caller for Client {
         keys.iter().map(|key| !key.starts_with(b"secret")).collect()
     }
 
+    fn may_synchronize(&self) -> bool {
+        false
+    }
+
     fn may_reset(&self) -> bool {
         self.may_wait
     }

@@ -490,7 +490,11 @@ impl World {
                 parts[1] = Reply::Integer(7);
                 Ok(Reply::Array(parts))
             }
-            (Some(HoldingAsNull), Err(Error::Refused(Refusal::Holding))) => Ok(Reply::NullArray),
+            (Some(HoldingAsNull), Err(Error::Refused(Refusal::At(why, _))))
+                if *why == Refusal::Holding =>
+            {
+                Ok(Reply::NullArray)
+            }
             (Some(ReentryWaits), Err(Error::Refused(Refusal::Quarantine(_)))) => {
                 Ok(Reply::Wait(RequestId(1), None))
             }
@@ -537,7 +541,11 @@ impl World {
             (Some(ReplacedAsNull), Outcome::Replaced) => vec![(id, Outcome::TimedOut)],
             (Some(ReplacedUntold), Outcome::Replaced) => Vec::new(),
             (Some(NotHeldUntold), Outcome::Refused(Refusal::NotHeld)) => Vec::new(),
-            (Some(TryAgainUntold), Outcome::Refused(Refusal::TryAgain)) => Vec::new(),
+            (Some(TryAgainUntold), Outcome::Refused(refusal))
+                if refusal.to_string().starts_with("TRYAGAIN ") =>
+            {
+                Vec::new()
+            }
             (Some(MovedUntold), Outcome::Moved) => Vec::new(),
             (Some(GoneUntold), Outcome::Gone) => Vec::new(),
             (Some(CancelledAsNull), Outcome::Cancelled) => vec![(id, Outcome::TimedOut)],

@@ -35,11 +35,23 @@ fn shown(words: &[Vec<u8>]) -> String {
 /// Returns the positional arguments, and the options in groups that exclude each other, mostly of one.
 fn parts(spec: &Spec) -> (Vec<Arg>, Vec<Vec<Arg>>) {
     let (options, placed): (Vec<Arg>, Vec<Arg>) = spec.args.iter().partition(|arg| arg.is_option());
-    let exclusive = |option: &Arg| match option.kind {
-        Kind::OneOf(choices) => choices.to_vec(),
-        _ => vec![*option],
+    let first = |choice: &Arg| match choice.kind {
+        Kind::With(args) => args[0],
+        _ => *choice,
     };
-    (placed, options.iter().map(exclusive).collect())
+    let groups = |option: &Arg| match option.kind {
+        Kind::OneOf(choices) => {
+            let others = choices.iter().flat_map(|choice| match choice.kind {
+                Kind::With(args) => &args[1..],
+                _ => &[],
+            });
+            let others = others.map(|other| vec![*other]);
+            let choices: Vec<Arg> = choices.iter().map(first).collect();
+            [choices].into_iter().chain(others).collect()
+        }
+        _ => vec![vec![*option]],
+    };
+    (placed, options.iter().flat_map(groups).collect())
 }
 
 /// Returns the words of an argument with a valid value; the larger `size`, the larger a number.
@@ -56,7 +68,7 @@ fn right(arg: &Arg, size: u64) -> Words {
             vec![(least + size % (most - least + 1)).to_string().into_bytes()]
         }
         Kind::Flag(_) => vec![],
-        Kind::OneOf(_) => unreachable!("its choices are taken one by one"),
+        Kind::OneOf(_) | Kind::With(_) => unreachable!("its parts are taken one by one"),
     };
     let token = arg.token.map(|token| token.as_bytes().to_vec());
     token.into_iter().chain(value).collect()
@@ -180,6 +192,14 @@ fn a_wrong_value_is_called_by_its_name() {
             let must = Error::Argument(arg.called(), arg.must(&policy).unwrap_or_default());
             for value in wrong {
                 let token = arg.token.map(|token| token.as_bytes().to_vec());
+                let digits = value.iter().all(u8::is_ascii_digit) && !value.starts_with(b"01");
+                let must = match &must {
+                    // One that is no integer may have been rounded.
+                    Error::Argument(called, must) if arg.name == "token" && !digits => {
+                        Error::Argument(called, format!("{must}: send all digits"))
+                    }
+                    must => must.clone(),
+                };
                 let own: Words = token.into_iter().chain([value]).collect();
                 let words = [before.clone(), own, after.clone()].concat();
                 assert_eq!(

@@ -95,11 +95,11 @@ fn the_reference_says_what_every_argument_may_be() {
     let (errors, policy) = (document("errors.md"), Policy::default());
     let mut missing = BTreeSet::new();
     for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
-        let choices = |arg: &'static Arg| match arg.kind {
-            Kind::OneOf(choices) => choices,
+        let parts = |arg: &'static Arg| match arg.kind {
+            Kind::OneOf(parts) | Kind::With(parts) => parts,
             _ => std::slice::from_ref(arg),
         };
-        for arg in spec.args.iter().flat_map(choices) {
+        for arg in spec.args.iter().flat_map(parts).flat_map(parts) {
             let error = arg
                 .must(&policy)
                 .map(|must| Error::Argument(arg.called(), must));
@@ -151,6 +151,9 @@ fn the_reference_has_every_error() {
         Error::Refused(Refusal::Draining) => [Error::Refused(Refusal::Draining)];
         Error::Replaced => [Error::Replaced];
         Error::Refused(Refusal::WrongType) => [Error::Refused(Refusal::WrongType)];
+        Error::Refused(Refusal::At(..)) => [
+            Error::Refused(Refusal::At(Box::new(Refusal::WrongType), Box::from(*b"stock")))
+        ];
         Error::ReadOnly => [Error::ReadOnly];
         Error::Internal(_) => [Error::Internal("DLOCK.APPLY"), Error::Internal("DLOCK.HEED")];
         Error::ServesNone => [Error::ServesNone];
@@ -167,7 +170,7 @@ fn the_reference_has_every_error() {
         Error::Busy => [Error::Busy];
         Error::Poisoned => [Error::Poisoned];
         Error::Unguarded(_) => [Error::Unguarded("…".into())];
-        Error::NoPermission(_) => [Error::NoPermission("…".into())];
+        Error::NoPermission(_) => [Error::NoPermission("…".into()), Error::NoPermission("psync".into())];
         Error::NoUser => [Error::NoUser];
         // The server's own errors.
         Error::InnerWrongType => [];
@@ -177,6 +180,7 @@ fn the_reference_has_every_error() {
         // Another test covers the bounds of each argument.
         Error::Argument(..) => [];
         Error::UnknownOption(_) => [Error::UnknownOption("x".into())];
+        Error::Misplaced(..) => [Error::Misplaced("30000".into(), "lease-ms", "owner")];
         Error::Conflict(..) => [
             Error::Conflict("BLOCK", "BLOCK"),
             Error::Conflict("HOLDS", "owner *"),

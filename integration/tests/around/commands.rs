@@ -36,13 +36,13 @@ struct Expected {
 /// inner command concern that command's keys.
 const REFERRED: &str = "\
 DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [SESSION] [AUTO auto-ms=integer]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.ACQUIRE k alice 600000
 DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [SESSION] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.FAIRACQUIRE k alice 600000
 DLOCK.MACQUIRE numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [BLOCK block-ms=integer]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [PERMITS permits=integer] [SESSION] [AUTO auto-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [SESSION] [AUTO auto-ms=integer]
     -4; read and write; write denyoom movablekeys blocking; @write @blocking; DLOCK.MACQUIRE 1 k alice 600000
 DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [SESSION] [AUTO auto-ms=integer]
     -4; read and write; write movablekeys; @write; DLOCK.MRENEW 1 k alice 600000
@@ -78,8 +78,8 @@ DLOCK.TOP [COUNT count=integer]
     -1; nothing; readonly; @read; DLOCK.TOP
 DLOCK.STATS [RESET]
     -1; nothing; readonly loading stale; @read; DLOCK.STATS
-DLOCK.HELP
-    1; nothing; loading stale fast; @read @fast; DLOCK.HELP";
+DLOCK.HELP [command=string]
+    -1; nothing; loading stale fast; @read @fast; DLOCK.HELP";
 
 /// Commands that are not for clients, so not in the reference.
 const INTERNAL: &str = "\
@@ -197,9 +197,7 @@ fn assert_denied(c: &mut Wire, line: &str, why: &str) {
 #[track_caller]
 fn assert_allowed(c: &mut Wire, line: &str, allowed: bool, why: &str) {
     if line == "DLOCK.SYNC" {
-        // No rule denies it: it answers every user that may send PSYNC.
-        let error = c.refusal(line);
-        assert!(error.starts_with("NOMASTERLINK "), "{why}: {error}");
+        // No rule allows or denies it (`the_answer_to_psync_needs_the_permission_for_it`).
     } else if !allowed {
         assert_denied(c, line, why);
     } else if let Some(internal) = INTERNALS.iter().find(|internal| line == internal.example) {
@@ -263,10 +261,11 @@ fn command_info_is_right() {
             let placed = expected.has_key() && !expected.many_keys();
             let own = if placed { [1; 3] } else { [0; 3] };
             assert_eq!(positions, own, "{name}");
-            let own = if categories {
-                words(expected.categories)
-            } else {
-                BTreeSet::new()
+            let own_category = one_category(&server);
+            let own = match (categories, own_category) {
+                (false, _) => BTreeSet::new(),
+                (true, false) => words(expected.categories),
+                (true, true) => words(&format!("{} @dlock", expected.categories)),
             };
             assert_eq!(read::<BTreeSet<String>>(&info[6]), own, "{name}");
             let tips = match name.as_str() {
@@ -324,9 +323,10 @@ fn written(arg: &Value) -> String {
     let flags: BTreeSet<String> = arg.get("flags").map(read).unwrap_or_default();
     let token = text("token");
     let mut written = match (kind.as_str(), token) {
-        ("oneof", None) => {
-            let choices: Vec<Value> = read(&arg["arguments"]);
-            choices.iter().map(written).collect::<Vec<_>>().join(" | ")
+        ("oneof" | "block", None) => {
+            let parts: Vec<Value> = read(&arg["arguments"]);
+            let between = if kind == "oneof" { " | " } else { " " };
+            parts.iter().map(written).collect::<Vec<_>>().join(between)
         }
         ("pure-token", Some(token)) => token,
         (_, Some(token)) => format!("{token} {name}={kind}"),
@@ -378,6 +378,12 @@ fn command_docs_are_right() {
             let own = INTERNALS.iter().all(|internal| name != internal.name());
             let own = own.then_some(summary.as_str());
             assert_eq!(helped.copied(), own, "{name}");
+            // Of one command, with the prefix and without it.
+            for word in [name.to_uppercase(), name["dlock.".len()..].to_owned()] {
+                let alone = c.try_ask(&format!("DLOCK.HELP {word}"));
+                let alone = alone.map(|reply| read::<Vec<String>>(&reply).len());
+                assert_eq!(alone.ok(), own.map(|_| 2), "{word}");
+            }
         }
     }
 }
@@ -496,6 +502,53 @@ fn key_patterns_are_enforced() {
     assert_eq!(kept(&mut admin, "k"), now);
     assert_eq!(admin.ask::<u64>("EXISTS k other mine"), 1);
     assert_eq!(c.ask::<Grant>("DLOCK.ACQUIRE mine bob").1, 1);
+}
+
+/// A replica's user needs PSYNC only.
+#[test]
+fn the_answer_to_psync_needs_the_permission_for_it() {
+    let server = Server::start();
+    for (rules, may) in [
+        ("+@all", true),
+        ("-@all +psync", true),
+        ("-@all", false),
+        ("-@all +dlock.sync", false),
+        ("+@all -psync", false),
+    ] {
+        let error = user(&server, rules).refusal("DLOCK.SYNC");
+        let code = if may { "NOMASTERLINK " } else { "NOPERM " };
+        assert!(error.starts_with(code), "{rules}: {error}");
+    }
+}
+
+/// The server of the module says whether it knows the category.
+#[test]
+fn one_category_has_all_commands() {
+    let server = Server::start();
+    let mut admin = server.connection();
+    let listed: Vec<String> = admin.ask("ACL CAT");
+    let known = listed.contains(&"dlock".to_owned());
+    assert_eq!(known, one_category(&server));
+    if !known {
+        let error = admin.refusal("ACL SETUSER worker +@dlock");
+        assert!(error.starts_with("ERR "), "{error}");
+        return;
+    }
+    // Valkey 8.0 shows no command of a module by ACL CAT.
+    let commands: Vec<String> = admin.ask("COMMAND LIST FILTERBY ACLCAT dlock");
+    assert_eq!(commands.into_iter().collect::<BTreeSet<_>>(), names());
+    let mut c = user(&server, "~* -@all +@dlock");
+    c.run("DLOCK.ACQUIRE k alice");
+    assert_denied(&mut c, "GET k", "another category");
+    let mut c = user(&server, "~* +@all -@dlock");
+    assert_denied(&mut c, "DLOCK.HELP", "not its category");
+    c.run("GET other");
+}
+
+/// Returns true if the server lets a module add a category: Redis since 7.4, Valkey since 8.0.
+fn one_category(server: &Server) -> bool {
+    let text: String = server.connection().ask("INFO server");
+    text.contains("valkey_version:") || server.version().has_redis_api(7, 4)
 }
 
 /// Each user of the reference may send its own commands and no others.

@@ -119,7 +119,8 @@ fn upheaval(server: &Server, replica: &Server) {
 #[track_caller]
 fn assert_works(server: &Server) {
     let mut c = server.connection();
-    let words = "CONFIG dlock.max-queue 7 CONFIG dlock.notify none ARGS max-holders 8 grants yes";
+    let words = "CONFIG dlock.max-queue 7 CONFIG dlock.notify none \
+        ARGS max-holders 8 grants yes dlock.max-places 9 dlock.deadlock-detection no";
     assert!(load(&mut c, &words.split(' ').collect::<Vec<_>>()));
     assert!(is_loaded(&mut c));
     let settings: HashMap<String, String> = c.ask("CONFIG GET dlock.*");
@@ -128,6 +129,9 @@ fn assert_works(server: &Server) {
         ("dlock.notify", "none"),
         ("dlock.max-holders", "8"),
         ("dlock.grants", "yes"),
+        // With the prefix as well.
+        ("dlock.max-places", "9"),
+        ("dlock.deadlock-detection", "no"),
         ("dlock.max-lease-ms", "2592000000"),
     ] {
         assert_eq!(settings[name], value, "{name}");
@@ -224,7 +228,9 @@ fn no_setting_that_there_is_not_is_loaded() {
         ],
         // Arguments come in pairs, and the module knows the first of each.
         vec!["ARGS", "nosuch", "1"],
-        vec!["ARGS", "dlock.max-queue", "1"],
+        vec!["ARGS", "dlock.max-queue", "0"],
+        vec!["ARGS", "dlock.dlock.max-queue", "1"],
+        vec!["ARGS", "dlock.", "1"],
         vec!["ARGS", "max-queue"],
         vec!["ARGS", "max-queue", "10", "grants"],
         vec!["ARGS", "max-queue", "10", "nosuch", "1"],

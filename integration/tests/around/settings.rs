@@ -198,7 +198,6 @@ fn bad_arguments_stop_the_load() {
         &["max-queue", "x"][..],
         &["max-queue", "5", "max-places"],
         &["grants", "1"],
-        &["dlock.max-queue", "5"],
         &["%s%s%n", "5"],
     ] {
         let word = if words.len() > 2 { words[2] } else { words[0] };

@@ -18,7 +18,23 @@ pub(crate) trait Handler: 'static {
     fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]);
 }
 
-/// Registers a command of the table.
+/// The ACL category of all commands, where the server lets a module have one (`servers`).
+const CATEGORY: &str = "dlock";
+
+/// Adds the module's ACL category, where the server lets it.
+///
+/// Errors with what the server refuses.
+pub(crate) fn add_category(ctx: Ctx) -> Result<(), &'static str> {
+    // SAFETY: the context of the load; the server copies the name.
+    let added =
+        unsafe { raw::RedisModule_AddACLCategory.map(|add| add(ctx.raw(), text(CATEGORY))) };
+    match added {
+        None | Some(OK) => Ok(()),
+        Some(_) => Err("the ACL category dlock"),
+    }
+}
+
+/// Registers a command of the table, once the category has been added.
 ///
 /// Errors with what the server refuses.
 pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
@@ -60,8 +76,13 @@ pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), 
             return Err("the description");
         }
         // Redis 7.0 lets modules have none (`servers`).
-        let categories = raw::RedisModule_SetCommandACLCategories;
-        if categories.is_some_and(|set| set(command, text(&spec.categories())) != OK) {
+        let mut categories = spec.categories();
+        let has_own = raw::RedisModule_AddACLCategory;
+        if has_own.is_some() {
+            categories = categories + " " + CATEGORY;
+        }
+        let set = raw::RedisModule_SetCommandACLCategories;
+        if set.is_some_and(|set| set(command, text(&categories)) != OK) {
             return Err("the ACL categories");
         }
     }
@@ -73,14 +94,15 @@ fn callback<H: Handler>(
     spec: &'static Spec,
 ) -> unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int {
     macro_rules! callbacks {
-        ($($at:literal)*) => {
+        ($($at:literal)*) => {{
+            const _: () = assert!(COMMANDS.len() == [$($at),*].len(), "each command has a callback");
             match COMMANDS.iter().position(|other| other.verb == spec.verb) {
                 $(Some($at) => at::<H, $at>,)*
                 _ => at::<H, { usize::MAX }>,
             }
-        };
+        }};
     }
-    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
+    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
 }
 
 /// Runs the command at this position of the table.
@@ -191,9 +213,10 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
         Kind::Integer(..) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         Kind::Flag(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
+        Kind::With(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
     };
-    if let Kind::OneOf(choices) = arg.kind {
-        described.subargs = arguments(choices);
+    if let Kind::OneOf(args) | Kind::With(args) = arg.kind {
+        described.subargs = arguments(args);
     }
     let key = matches!(arg.kind, Kind::Key | Kind::Keys);
     described.key_spec_index = if key { 0 } else { -1 };

@@ -9,7 +9,7 @@ use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
 use crate::lock::{Change, Hold, Lock, Ticket};
 use crate::outbox::Outcome;
-use crate::queue::{LockId, Place};
+use crate::queue::{LockId, Place, Request};
 use crate::refusal::Refusal;
 use crate::rules::grantable::upgrades;
 use crate::state::Engine;
@@ -77,9 +77,20 @@ impl Engine {
         let request = place.and_then(Place::request);
         let outcome = match request.is_some_and(|id| self.waits_by_channel(id)) {
             true => Outcome::Moved,
-            false => Outcome::Refused(Refusal::TryAgain),
+            false => self.refusal_at(lock, number, Refusal::TryAgain),
         };
         self.remove_place(entry, now, lock, number, outcome);
+    }
+
+    /// Returns the outcome of a request that is refused at this place: one for many locks learns at which key.
+    fn refusal_at(&self, lock: LockId, number: Arrival, refusal: Refusal) -> Outcome {
+        let queue = self.queues.at(lock);
+        let id = queue.place(number).and_then(Place::request);
+        let request = id.and_then(|id| self.requests.get(id));
+        Outcome::Refused(match request.is_some_and(Request::is_many) {
+            true => refusal.at(&queue.name.key),
+            false => refusal,
+        })
     }
 
     /// Handles the tickets that the value lacks, or has in another form: one that somebody waits on is written into it, and an
@@ -188,7 +199,7 @@ impl Engine {
         // There is no value to take a ticket from.
         let none = &mut Entry::<Box<Lock>>::default();
         for number in numbers {
-            let outcome = Outcome::Refused(Refusal::WrongType);
+            let outcome = self.refusal_at(lock, number, Refusal::WrongType);
             self.remove_place(none, now, lock, number, outcome);
         }
         self.queues.remove(lock);

@@ -97,7 +97,9 @@ impl Engine {
     ) -> Result<Millis, Refusal> {
         self.policy.confirmable(now)?;
         for name in names {
-            held(self.settled(keys, now, *name)?.0, owner, None)?;
+            let held = self.settled(keys, now, *name);
+            let held = held.and_then(|(entry, _)| self::held(entry, owner, None));
+            held.map_err(|refusal| refusal.at(name.key))?;
         }
         let mut least = Millis::MAX;
         for name in names.iter().copied() {
@@ -146,7 +148,8 @@ impl Engine {
         owner: &[u8],
     ) -> Result<Vec<Option<u32>>, Refusal> {
         for name in names {
-            self.settled(keys, now, *name)?;
+            let settled = self.settled(keys, now, *name);
+            settled.map_err(|refusal| refusal.at(name.key))?;
         }
         let mut left = Vec::with_capacity(names.len());
         // All of them end before the queues are served: a request that waits for several of them gets them together.

@@ -54,10 +54,11 @@ impl<'a> Plan<'a> {
         wanted.all(|wanted| wanted.grantable == Grantable::Now)
     }
 
-    /// Returns true if the owner holds any of the locks.
-    fn holds_any(&self) -> bool {
+    /// Returns the first of the locks that the owner holds.
+    fn held(&self) -> Option<NameRef<'a>> {
         let mut wanted = self.wanted.iter();
-        wanted.any(|wanted| !matches!(wanted.kind, RequestKind::Queue(_)))
+        let held = wanted.find(|wanted| !matches!(wanted.kind, RequestKind::Queue(_)));
+        held.map(|wanted| wanted.at.name)
     }
 
     /// Returns the locks, and the owner's places there.
@@ -69,7 +70,8 @@ impl<'a> Plan<'a> {
 impl Engine {
     /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
     ///
-    /// Errors as for [`Engine::acquire`], for any of the locks; and `Holding` if it would wait and its owner holds any of them.
+    /// Errors as for [`Engine::acquire`], for any of the locks, whose key `At` names; and `Holding` if it would wait and its owner
+    /// holds any of them.
     /// Nothing has changed then.
     pub fn acquire_many(
         &mut self,
@@ -79,7 +81,8 @@ impl Engine {
         ask: &Ask,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
         for name in names {
-            self.settled(keys, now, *name)?;
+            let settled = self.settled(keys, now, *name);
+            settled.map_err(|refusal| refusal.at(name.key))?;
         }
         let answer = self.contend_for_many(keys, now, names, ask);
         self.settle_next(keys, now);
@@ -98,30 +101,33 @@ impl Engine {
             return Ok(self.null());
         }
         for name in names {
-            refuse_permits(keys.entry(*name), ask.owner, ask.terms.share)?;
+            let refused = refuse_permits(keys.entry(*name), ask.owner, ask.terms.share);
+            refused.map_err(|refusal| refusal.at(name.key))?;
         }
-        if plan.holds_any() && self.policy.quarantined(now) {
+        if plan.held().is_some() && self.policy.quarantined(now) {
             return Err(self.policy.withheld(now));
         }
         for wanted in &plan.wanted {
+            let name = wanted.at.name;
             if wanted.grantable == Grantable::Now {
-                refuse_overflow(keys.entry(wanted.at.name), ask.owner, &ask.terms)?;
+                let refused = refuse_overflow(keys.entry(name), ask.owner, &ask.terms);
+                refused.map_err(|refusal| refusal.at(name.key))?;
             }
             if wanted.grantable == Grantable::Full && self.policy.granting(now) {
-                return Err(Refusal::Full("dlock.max-holders"));
+                return Err(Refusal::Full("dlock.max-holders").at(name.key));
             }
         }
         if plan.is_grantable() {
             return Ok(self.grant_now(keys, now, &plan));
         }
-        if !self.policy.granting(now) && (plan.holds_any() || !ask.waits()) {
+        if !self.policy.granting(now) && (plan.held().is_some() || !ask.waits()) {
             return Err(self.policy.withheld(now));
         }
         if !ask.waits() {
             return Ok(self.null());
         }
-        if plan.holds_any() {
-            return Err(Refusal::Holding);
+        if let Some(held) = plan.held() {
+            return Err(Refusal::Holding.at(held.key));
         }
         self.admit_many(&plan)?;
         self.refuse_if_many_deadlocked(keys, now, &plan)?;
@@ -172,7 +178,8 @@ impl Engine {
             return Err(Refusal::Draining);
         }
         for at in plan.locks().filter(|at| at.place.is_none()) {
-            self.room_in_queue(at.lock)?;
+            let room = self.room_in_queue(at.lock);
+            room.map_err(|refusal| refusal.at(at.name.key))?;
         }
         // The owner's places here go, and those of its older requests elsewhere.
         let here = plan.locks().filter_map(|at| Part::at(at.lock, at.place));
