@@ -1,6 +1,6 @@
 //! The engine's state, and its getters that need no lock's name.
 
-use super::counters::Counters;
+use super::counters::{ClockLead, Counters};
 use super::holds::{HoldTable, TieId};
 use super::lock::Lock;
 use super::outbox::{Outcome, Output, Promise};
@@ -95,9 +95,10 @@ impl Engine {
         self.holds.counters.refusals.count(refusal);
     }
 
-    /// Counts a step of the wall clock.
+    /// Counts a step of the wall clock. What was known of its lead over the primary's is not true any more.
     pub fn count_clock_step(&mut self) {
         self.holds.counters.clock_steps += 1;
+        self.holds.counters.clock_lead = ClockLead::default();
     }
 
     /// Counts a lock that the server has evicted.

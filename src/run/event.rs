@@ -62,7 +62,7 @@ pub(super) fn event(ctx: Ctx) {
                 state.engine.count_clock_step();
             }
             replicate::refresh(ctx);
-            state.watch_clock_lead();
+            state.watch_clock_lead(now);
             subscribers::refresh(ctx);
             state.engine.begin_scan();
         }
@@ -119,10 +119,10 @@ const LEAD_MS: u64 = 50;
 
 impl State {
     /// Warns, once as long as it lasts, of a clock that is too far ahead of the primary's.
-    fn watch_clock_lead(&mut self) {
+    fn watch_clock_lead(&mut self, now: Now) {
         let lead = match gate::primary() {
             true => 0,
-            false => self.engine.counters().clock_lead.ms(),
+            false => self.engine.counters().clock_lead.ms(now),
         };
         let leads = replicas::on() && lead > LEAD_MS;
         if leads && !self.clock_leads {

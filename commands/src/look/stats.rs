@@ -40,6 +40,8 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let quarantine = engine.policy().quarantine_left(now);
     let quarantine = if census.primary { quarantine } else { 0 };
     let refusals = &counters.refusals;
+    let clock_lead = counters.clock_lead.ms(now);
+    let clock_lead = if census.primary { 0 } else { clock_lead };
     let now = [
         ("locks", census.locks),
         ("holders", u64::try_from(held).unwrap_or(0)),
@@ -105,7 +107,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("closed_left_ms", closed_ms),
         ("joins_count_late_ms", replicas.late_ms),
         ("confirmations_waiting", replicas.waiting),
-        ("clock_lead_ms", counters.clock_lead.ms()),
+        ("clock_lead_ms", clock_lead),
     ];
     let confirmed = times!("confirmation", "confirmed_total", counters.confirmations);
     let unconfirmed = [("unconfirmed_total", counters.unconfirmed)];

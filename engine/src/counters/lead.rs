@@ -26,8 +26,16 @@ struct Period {
 impl ClockLead {
     /// Takes in a number that the primary has just handed out.
     pub fn observe(&mut self, number: u64, now: Now) {
-        if now.steady().since(self.began) > PERIOD_MS {
-            self.before = std::mem::take(&mut self.now);
+        let age = now.steady().since(self.began);
+        if age > PERIOD_MS {
+            let ended = std::mem::take(&mut self.now);
+            self.before = if age > 2 * PERIOD_MS {
+                Period::default()
+            } else {
+                ended
+            };
+        }
+        if self.now.count == 0 {
             self.began = now.steady();
         }
         let ahead = now.us.saturating_sub(number);
@@ -38,12 +46,15 @@ impl ClockLead {
         self.now.count = self.now.count.saturating_add(1);
     }
 
-    /// Returns by how many milliseconds this server's clock is ahead at most; 0 if too little is known.
-    pub fn ms(&self) -> Millis {
-        let windows = [self.now, self.before];
-        let known = windows.iter().filter(|window| window.count > 0);
-        let count: u32 = known.clone().map(|window| window.count).sum();
-        match known.map(|window| window.least_us).min() {
+    /// Returns by how many milliseconds this server's clock is ahead at most; 0 if too little is known. Numbers that came more than
+    /// two periods ago say nothing.
+    pub fn ms(&self, now: Now) -> Millis {
+        let age = now.steady().since(self.began);
+        let periods = [(self.now, 2 * PERIOD_MS), (self.before, PERIOD_MS)].into_iter();
+        let known = periods.filter(|(period, most)| period.count > 0 && age <= *most);
+        let known = known.map(|(period, _)| period);
+        let count: u32 = known.clone().map(|period| period.count).sum();
+        match known.map(|period| period.least_us).min() {
             Some(least) if count >= LEAST => least / 1000,
             _ => 0,
         }

@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::random::{for_seeds, Random};
+use crate::server::Server;
 use crate::world::{name, Op, World};
 use dlock_commands::error::Error;
 use dlock_commands::look::stats::sections;
@@ -29,15 +30,17 @@ fn stats(world: &mut World, line: &str) -> BTreeMap<&'static str, u64> {
     }
 }
 
-/// Runs the lines (a number lets milliseconds pass), and checks that exactly these numbers have risen, apart from those of
+/// Runs the lines (a number lets milliseconds pass, `dies 1` ends a connection), and checks that exactly these numbers have risen, apart from those of
 /// `dlock_times`.
 #[track_caller]
 fn check(lines: &[&str], risen: &[(&str, u64)]) {
     let mut world = World::new(Policy::default());
     for (client, line) in lines.iter().enumerate() {
-        match line.parse() {
-            Ok(ms) => world.pass(ms),
-            Err(_) => drop(send(&mut world, client as u64 + 1, line)),
+        let dies = line.strip_prefix("dies ");
+        match (line.parse(), dies.and_then(|client| client.parse().ok())) {
+            (Ok(ms), _) => world.pass(ms),
+            (_, Some(client)) => world.dies(client),
+            _ => drop(send(&mut world, client as u64 + 1, line)),
         }
     }
     let after = stats(&mut world, "STATS");
@@ -80,6 +83,14 @@ fn each_thing_that_happens_is_counted_under_its_name() {
     with(
         &["ACQUIRE k b BLOCK 0", "1000"],
         &[("grants_waited_total", 1), ("expired_total", 1)],
+    );
+    with(
+        &["ACQUIRE k b BLOCK 0", "ACQUIRE k b BLOCK 0"],
+        &[("places_queued", 1), ("replaced_total", 1)],
+    );
+    check(
+        &["ACQUIRE k a 1000 SESSION", "dies 1"],
+        &[("grants_immediate_total", 1), ("sessions_ended_total", 1)],
     );
     let reader = "ACQUIRE r a SHARED";
     check(
@@ -275,6 +286,122 @@ fn waits_and_holds_are_timed() {
     near(times[2], 2_000_000);
     near(times[4], 7_000_000);
     near(times[5], 5_000_000);
+    // To a hundredth: the median, and what 99 and 99.9 percent did not exceed.
+    let times = stats(&mut world, "STATS");
+    for (name, us) in [
+        ("waits_total", 2),
+        ("wait_us_total", 4_000_000),
+        ("wait_p50_us", 2_000_000),
+        ("wait_p99_us", 2_000_000),
+        ("wait_p999_us", 2_000_000),
+        ("holds_total", 2),
+        ("hold_us_total", 7_000_000),
+        ("hold_p50_us", 2_000_000),
+        ("hold_p99_us", 5_000_000),
+        ("hold_p999_us", 5_000_000),
+    ] {
+        assert!(times[name].abs_diff(us) <= us / 100, "{name}: {times:?}");
+    }
+}
+
+#[test]
+fn confirmations_are_timed() {
+    let mut world = World::new(Policy::default());
+    for us in [100, 200, 5_000] {
+        world.primary.engine.confirmed(&[], us);
+    }
+    let times = stats(&mut world, "STATS");
+    for (name, value) in [
+        ("confirmed_total", 3),
+        ("confirmation_us_total", 5_300),
+        ("confirmation_max_us", 5_000),
+        ("confirmation_p50_us", 200),
+        ("confirmation_p99_us", 5_000),
+        ("confirmation_p999_us", 5_000),
+    ] {
+        let near = times[name].abs_diff(value) <= value / 100;
+        assert!(near, "{name}: {times:?}");
+    }
+}
+
+/// Numbers that only a server changes, and the test that sees each of them rise.
+const OF_A_SERVER: &[(&str, &[&str])] = &[
+    ("tests/servers/counts.txt", &["locks", "eviction_possible"]),
+    ("tests/servers/lists.txt", &["connections_waiting"]),
+    ("tests/servers/notify.txt", &["notify_waiting"]),
+    (
+        "tests/servers/auto.txt",
+        &["auto_renewed", "sessions", "auto_renewals_total"],
+    ),
+    (
+        "tests/servers/deadlocks.txt",
+        &["deadlock_checks_deferred_total"],
+    ),
+    (
+        "integration/tests/around/poisoned.rs",
+        &["invariants_broken"],
+    ),
+    ("integration/tests/locks/masses.rs", &["removed_total"]),
+    ("integration/tests/keys/removal.rs", &["evicted_total"]),
+    (
+        "integration/tests/survival/clocks.rs",
+        &["clock_steps_total"],
+    ),
+    (
+        "integration/tests/survival/confirmed.rs",
+        &[
+            "refused_noack_total",
+            "replicas_needed",
+            "replicas_counting",
+            "replicas_connected",
+            "replicas_joined_partial",
+            "replicas_joined_full",
+            "replicas_too_many",
+            "replicas_too_few",
+            "closed",
+            "closed_too_few",
+            "closed_left_ms",
+            "joins_count_late_ms",
+            "confirmations_waiting",
+            "unconfirmed_total",
+        ],
+    ),
+];
+
+/// Returns true if a test of this file, or the one that `OF_A_SERVER` names, reads this number; one that ends in `_total` with a
+/// value above 0.
+fn is_read(field: &str) -> bool {
+    let listed = OF_A_SERVER.iter();
+    if let Some((file, _)) = listed.clone().find(|(_, fields)| fields.contains(&field)) {
+        let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&path).expect(&path);
+        let mut words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        return words.any(|word| word == field || word.strip_prefix("dlock_") == Some(field));
+    }
+    let quoted = format!("\"{field}\"");
+    let mut after = include_str!("counting.rs").split(&quoted).skip(1);
+    match field.ends_with("_total") {
+        true => after.any(|text| {
+            let value = text.strip_prefix(", ");
+            value.is_some_and(|value| value.starts_with(|c| ('1'..='9').contains(&c)))
+        }),
+        false => after.next().is_some(),
+    }
+}
+
+#[test]
+fn every_number_is_read_by_a_test() {
+    let mut world = World::new(Policy::default());
+    let now = world.now;
+    let sections = sections(world.engine(), &Census::default(), now);
+    let fields = sections.iter().flat_map(|section| &section.fields);
+    let unread: Vec<&str> = fields
+        .map(|(name, _)| *name)
+        .filter(|name| !is_read(name))
+        .collect();
+    assert!(unread.is_empty(), "no test reads {unread:?}");
+    // It misses what nobody reads.
+    assert!(!is_read(&["no_such", "_total"].concat()) && !is_read(&["no_such", "_ms"].concat()));
 }
 
 #[test]
@@ -625,6 +752,61 @@ fn the_reference_tells_gauges_from_counters() {
             .map(|(name, kind)| (name, if kind == "gauge" { "gauge" } else { "counter" }));
         assert_eq!(sorted(documented.collect()), sorted(own), "{heading}");
     }
+}
+
+/// Returns what a replica, or a primary, shows as the lead of its clock.
+fn shown_lead(server: &Server, primary: bool, now: Now) -> u64 {
+    let census = Census {
+        primary,
+        ..Census::default()
+    };
+    let sections = sections(&server.engine, &census, now);
+    let mut fields = sections.into_iter().flat_map(|section| section.fields);
+    let lead = fields.find(|(name, _)| *name == "clock_lead_ms");
+    lead.expect("the field").1
+}
+
+#[test]
+fn the_lead_of_a_clock_is_one_of_now_and_of_replicas() {
+    let mut server = Server::new(false, Policy::default());
+    let mut now = Now {
+        us: 1_795_000_000_000_000,
+        steady_us: 5_000_000,
+    };
+    let follow = |server: &mut Server, now: &mut Now, lead_us: u64| {
+        for key in ["a", "b", "c", "d", "e"] {
+            *now = Now {
+                us: now.us + 1_000,
+                steady_us: now.steady_us + 1_000,
+            };
+            let effect = format!(
+                "1 h{} {} 1 1 5:alice",
+                now.us - lead_us,
+                now.us / 1_000 + 9_000
+            );
+            server.follow(&name(0, key), effect.as_bytes(), *now);
+        }
+        assert_eq!(shown_lead(server, false, *now), lead_us / 1_000);
+    };
+    // The primary has granted nothing since: what was known gets old.
+    follow(&mut server, &mut now, 200_000);
+    now.steady_us += 59_000_000;
+    assert_eq!(shown_lead(&server, false, now), 200);
+    now.steady_us += 2_000_000;
+    assert_eq!(shown_lead(&server, false, now), 0);
+    // This server's clock was put right.
+    now.us += 61_000_000;
+    follow(&mut server, &mut now, 200_000);
+    server.engine.reset_counters();
+    assert_eq!(shown_lead(&server, false, now), 200);
+    server.engine.count_clock_step();
+    assert_eq!(shown_lead(&server, false, now), 0);
+    // It is promoted, and demoted.
+    follow(&mut server, &mut now, 200_000);
+    assert_eq!(shown_lead(&server, true, now), 0);
+    server.engine.promote();
+    server.engine.demote(now);
+    assert_eq!(shown_lead(&server, false, now), 0);
 }
 
 /// A clock that stepped back makes no time negative.

@@ -4,6 +4,7 @@
 //! state. The marked locks are worked off in steps: a primary settles them ([`Engine::settle_dirty`]), a replica clears them away
 //! ([`Engine::follow_dirty`]).
 
+use crate::counters::ClockLead;
 use crate::holds::Loss;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
@@ -70,6 +71,8 @@ impl Engine {
 
     /// Marks every watched lock: this server is a primary from now on. Every ticket starts as absent.
     pub fn promote(&mut self) {
+        // A primary's clock is the one that counts.
+        self.holds.counters.clock_lead = ClockLead::default();
         self.on_values_changed(None);
     }
 
