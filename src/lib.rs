@@ -18,7 +18,8 @@
 //! 3. The engine gets the time as an argument, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`node::gate`).
-//! 6. A callback of the server changes no lock: it notes what has happened (`inbox`), and the module's next event acts.
+//! 6. A callback of the server changes no lock: it notes what has happened (`inbox`), and the module's next event acts. The moment
+//!    before the event loop sleeps is such an event (`run::confirm`).
 //! 7. Answers to connections and notifications of observers can call the module back. So they come last, with no state borrowed.
 //! 8. The module answers a request once.
 //! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. Broken

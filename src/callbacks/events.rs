@@ -1,4 +1,5 @@
-//! Server events. They are only noted here; the module's next event acts.
+//! Server events. They are only noted here; the module's next event acts. Only the moment before the event loop sleeps is such an
+//! event itself: it sends the answers that replicas have confirmed.
 
 use super::HOOKS;
 use crate::ffi::callbacks::server_events::{self, Listener};

@@ -463,7 +463,7 @@ impl Ties {
         }
     }
 
-    /// Records that another connection has tied the hold.
+    /// Adds a hold to the losses of the connection that it was tied to.
     pub fn revoke(&mut self, token: Token, lost: &Tie, why: Loss) {
         let name = lost.name().to_owned();
         let connection = self.by_client.entry(lost.client).or_default();

@@ -17,6 +17,11 @@
 //! | `bytes`, `arguments` | hostile stored values, effects and arguments |
 //! | `hostile` | stored values, effects and arguments of any bytes, which `fuzz/` runs as well |
 //! | `slots` | locks whose slot has left this node |
+//! | `client`, `keys`, `server`, `world` | a caller; a keyspace; a server; a primary, its replica and their connections |
+//! | `pair`, `generator`, `random`, `snapshot` | the engine beside the model; random commands; random numbers; what a world shows at one instant |
+//! | `responder`, `settings` | the engine's side of a conversation, and the settings that it changes |
+//! | `sign_of_life`, `tie_oracle` | heartbeats, and what they may report |
+//! | `unheard` | answers that replicas do not confirm |
 //! | `hash_slots` | the hash slot of a key |
 //! | `counting` | counters, percentiles, the most contended locks |
 //! | `masses` | events that concern all locks, settled in steps |
@@ -63,3 +68,17 @@ mod snapshot;
 mod tie_oracle;
 mod unheard;
 mod world;
+
+#[test]
+fn the_table_has_every_file() {
+    let source = include_str!("main.rs");
+    let (table, code) = source.split_once("// Tests may panic").expect("the table");
+    let modules = code.lines().filter_map(|line| {
+        let line = line.strip_prefix("pub ").unwrap_or(line);
+        line.strip_prefix("mod ")?.strip_suffix(';')
+    });
+    let missing: Vec<&str> = modules
+        .filter(|module| !table.contains(&format!("`{module}`")))
+        .collect();
+    assert!(missing.is_empty(), "the table lacks {missing:?}");
+}
