@@ -5,7 +5,7 @@ use super::holds::{HoldTable, TieId};
 use super::lock::Lock;
 use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
-use super::queue::{Departed, LockId, Requests, WaitQueues};
+use super::queue::{Departed, LockId, Part, Requests, WaitQueues};
 use super::refusal::Refusal;
 use super::types::{ClientId, Millis, Name, Now, RequestId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,6 +30,8 @@ pub struct Engine {
     pub(super) next: BTreeSet<FollowUp>,
     /// Places and holders to be freed in steps.
     pub(super) garbage: VecDeque<Garbage>,
+    /// Requests for many locks that have left, and whose places are removed in steps.
+    pub(super) left: VecDeque<Left>,
     /// Holds of undelivered answers.
     pub(super) undelivered: Vec<Promise>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the last hold that had to be
@@ -50,6 +52,17 @@ pub(crate) enum FollowUp {
     Lock(LockId),
     /// A request for many locks may be grantable: it heads a queue. Older requests come first.
     Many(RequestId),
+}
+
+/// A request for many locks that has left.
+#[derive(Debug, Clone)]
+pub(crate) struct Left {
+    /// Its number, which its places still have.
+    pub id: RequestId,
+    /// Whether its time was up.
+    pub timed_out: bool,
+    /// The places that are left.
+    pub parts: std::vec::IntoIter<Part>,
 }
 
 /// Something that has gone as one piece, and is freed in steps.
@@ -185,6 +198,7 @@ impl Engine {
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
             && self.arrived.is_empty()
+            && self.left.is_empty()
             && self.undelivered.is_empty()
             && self.disconnected.is_empty()
             && self.overdue.is_empty()
@@ -199,6 +213,7 @@ impl Engine {
             && self.undelivered.is_empty()
             && self.overdue.is_empty()
             && self.arrived.is_empty()
+            && self.left.is_empty()
             && self.garbage.is_empty()
     }
 

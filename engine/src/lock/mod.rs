@@ -11,6 +11,7 @@ use super::types::{Arrival, ClientId, Limit, Millis, Permits, Share, Token, Wall
 use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
+use std::ops::Bound;
 
 /// One owner's hold of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -362,6 +363,14 @@ impl Lock {
     /// Returns the tickets in order, with their numbers.
     pub fn tickets(&self) -> impl Iterator<Item = (Arrival, &Ticket)> {
         let tickets = self.full().into_iter().flat_map(|full| &full.tickets);
+        tickets.map(|(number, ticket)| (*number, ticket))
+    }
+
+    /// Returns the tickets behind this number, in order.
+    pub fn tickets_behind(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Ticket)> {
+        let behind = (Bound::Excluded(number), Bound::Unbounded);
+        let full = self.full().into_iter();
+        let tickets = full.flat_map(move |full| full.tickets.range(behind));
         tickets.map(|(number, ticket)| (*number, ticket))
     }
 

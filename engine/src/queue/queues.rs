@@ -114,6 +114,14 @@ impl WaitQueues {
         inserted
     }
 
+    /// Puts places into a queue, as [`WaitQueue::merge`] does.
+    pub(crate) fn merge(&mut self, id: LockId, arriving: Vec<(Arrival, Box<Place>)>) {
+        if let Some(queue) = self.by_id.get_mut(&id) {
+            self.places += arriving.len();
+            queue.merge(arriving);
+        }
+    }
+
     /// Takes a place out of its queue.
     pub(crate) fn remove_place(&mut self, id: LockId, number: Arrival) -> Option<Box<Place>> {
         let place = self.get_mut(id)?.remove(number)?;

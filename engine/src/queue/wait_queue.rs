@@ -40,6 +40,9 @@ pub(crate) struct WaitQueue {
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
     pub stale: bool,
+    /// While the queue is being reconciled with a value that has arrived: the number up to which it is. No place behind it is
+    /// served.
+    pub reconciled: Option<Arrival>,
     /// Whether a settlement is pending.
     pub dirty: bool,
 }
@@ -173,13 +176,45 @@ impl WaitQueue {
         Some(place)
     }
 
-    /// Prepares for `more` places that are about to come.
+    /// Prepares for places that are about to come. Until [`WaitQueue::merge`] puts them in, [`WaitQueue::enter`] enters their owners.
     pub(crate) fn expect(&mut self, more: usize) {
-        if self.by_owner.is_none() && self.len() + more > LONGEST_SEARCH {
-            self.by_owner = Some(self.index_all());
+        let mut index = self.by_owner.take().unwrap_or_else(|| self.index_all());
+        index.reserve(more);
+        self.by_owner = Some(index);
+    }
+
+    /// Enters the owner of a place that is about to come. Returns false if the owner has a place, or is entered already.
+    pub(crate) fn enter(&mut self, owner: &Rc<[u8]>, number: Arrival) -> bool {
+        let Some(index) = &mut self.by_owner else {
+            return false;
+        };
+        match index.insert(owner.clone(), number) {
+            None => true,
+            Some(its) => {
+                index.insert(owner.clone(), its);
+                false
+            }
         }
-        if let Some(index) = &mut self.by_owner {
-            index.reserve(more);
+    }
+
+    /// Puts places in, in one pass over the queue. They are in order, their numbers are free, and their owners are entered.
+    pub(crate) fn merge(&mut self, arriving: Vec<(Arrival, Box<Place>)>) {
+        let exclusive = |(_, place): &&(Arrival, Box<Place>)| place.share.limit == Limit::EXCLUSIVE;
+        self.exclusive += arriving.iter().filter(exclusive).count();
+        if let Some((first, _)) = arriving.first() {
+            let (Ok(at) | Err(at)) = self.search(*first);
+            let mut behind = self.places.split_off(at).into_iter().peekable();
+            self.places.reserve(arriving.len() + behind.len());
+            for (number, place) in arriving {
+                while let Some(before) = behind.next_if(|(before, _)| *before < number) {
+                    self.places.push_back(before);
+                }
+                self.places.push_back((number, place));
+            }
+            self.places.extend(behind);
+        }
+        if self.len() <= LONGEST_SEARCH {
+            self.by_owner = None;
         }
     }
 
@@ -242,6 +277,16 @@ impl WaitQueue {
         self.places
             .iter()
             .map(|(number, place)| (*number, &**place))
+    }
+
+    /// Returns the places behind this number, in order.
+    pub(crate) fn behind(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
+        let start = match self.search(number) {
+            Ok(at) => at + 1,
+            Err(at) => at,
+        };
+        let behind = self.places.range(start..);
+        behind.map(|(number, place)| (*number, &**place))
     }
 
     /// Returns the places before this number, the nearest first.

@@ -61,7 +61,7 @@ pub(crate) enum Grantable {
     Blocked,
     /// The lock has as many holders as it may have.
     Full,
-    /// Its slot is migrating away: the lock's next holder is found where it goes.
+    /// Its slot is migrating away: the lock's next holder is found where it goes. Or the queue is not reconciled up to its place.
     Closed,
     /// The server grants nothing for now.
     Withheld,
@@ -98,6 +98,12 @@ impl Engine {
         }
         if queue.closed && !queue.is_empty() {
             return Grantable::Closed;
+        }
+        if let (Some(until), RequestKind::Queue(place)) = (queue.reconciled, kind) {
+            // The value may have tickets before it that have no places yet.
+            if place.is_none_or(|place| place > until) {
+                return Grantable::Closed;
+            }
         }
         match self.policy.granting(now) {
             true => Grantable::Now,

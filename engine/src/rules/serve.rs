@@ -29,6 +29,7 @@ impl Engine {
     /// head may be left because the step is full.
     pub(super) fn serve(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
         for _ in 0..GRANTS_A_STEP {
+            while self.drop_left_head(entry, now, lock) {}
             if !self.disconnected.is_empty() && self.drop_disconnected_head(entry, now, lock) {
                 continue;
             }
@@ -38,6 +39,17 @@ impl Engine {
                 Served::Later => return true,
             }
         }
+        true
+    }
+
+    /// Drops a head whose request has left. Returns true if there was one.
+    fn drop_left_head(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
+        let head = self.queues.at(lock).head();
+        let left = head.filter(|(_, place)| self.has_left(place));
+        let Some((number, _)) = left else {
+            return false;
+        };
+        self.remove_place(entry, now, lock, number, Outcome::Gone);
         true
     }
 

@@ -24,6 +24,9 @@ use crate::types::{NameRef, Now};
 /// The outputs after which a settlement of marked locks leaves the others to the next step.
 const OUTPUTS_A_STEP: usize = 1024;
 
+/// How many places of requests that have left take as long to remove as a lock takes to settle.
+const GONE_AS_A_LOCK: usize = 16;
+
 /// The most ended holders that are freed at once, in the event in which they end.
 const FREED_AT_ONCE: usize = 1024;
 
@@ -70,6 +73,7 @@ impl Engine {
         let name = self.queues.at(lock).name.clone();
         self.expire(entry, now, name.as_ref());
         self.reconcile(entry, now, lock);
+        self.reconcile_next(entry, now, lock);
         self.drop_lapsed(entry, now, lock);
         let left_over = self.serve(entry, now, lock);
         self.update_watch(entry, lock, left_over);
@@ -90,6 +94,8 @@ impl Engine {
             true => !self.overdue.is_empty(),
             false => self.time_out_in_turn(keys, now),
         };
+        // What these leave is served in this event.
+        self.leave_next(now);
         let mut refused = Vec::new();
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
@@ -103,10 +109,15 @@ impl Engine {
                 continue;
             };
             let empty = queue.is_empty();
+            let gone = match self.left.is_empty() {
+                true => 0,
+                false => queue.multi_places,
+            };
             let name = &queue.name.clone();
             let name = name.as_ref();
             if keys.can_grant(name) {
-                settled += 1;
+                // Each of those that have left may stand at its head.
+                settled += 1 + gone / GONE_AS_A_LOCK;
                 self.settle(keys, now, lock);
             } else if self.queues.at(lock).is_unattended() && !exists(keys, name) {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
@@ -130,7 +141,10 @@ impl Engine {
     pub fn is_behind(&self, name: Option<NameRef>, now: impl FnOnce() -> Now) -> bool {
         let queue = name.map(|name| self.queues.at(self.queues.id(name)));
         let marked = queue.is_some_and(|queue| queue.is_behind(|| now().wall()));
-        marked || !self.undelivered.is_empty() || !self.disconnected.is_empty()
+        marked
+            || !self.left.is_empty()
+            || !self.undelivered.is_empty()
+            || !self.disconnected.is_empty()
     }
 
     /// Settles what a read-only command would otherwise miss (see [`Engine::is_behind`]). To be called only when this server would
@@ -138,6 +152,7 @@ impl Engine {
     pub fn bring_up_to_date(&mut self, keys: &mut impl Keyspace, now: Now, name: Option<NameRef>) {
         self.give_back(keys, now);
         self.clear_away(keys, now);
+        self.leave_next(now);
         let lock = name.and_then(|name| self.queues.id(name));
         if let Some((lock, name)) = lock.zip(name) {
             if keys.can_grant(name) {
@@ -216,6 +231,8 @@ impl Engine {
             || queue.stale
             || queue.closed
             || !queue.lapsed.is_empty()
+            || queue.reconciled.is_some()
+            || queue.head().is_some_and(|(_, head)| self.has_left(head))
             || self.has_appeared(entry, lock);
         !(marked || entry.foreign || entry.value().ended(now.wall()).is_some())
     }
@@ -310,19 +327,22 @@ impl Engine {
         for _ in 0..std::mem::take(&mut queue.timeouts) {
             entry.events.push(Event::Timeout);
         }
-        let queued = !queue.is_empty();
+        let lapsed = !queue.lapsed.is_empty() && !queue.is_empty();
+        let more = queue.reconciled.is_some() || lapsed;
+        let queued = !queue.is_empty() || more;
         if !entry.value().is_empty() && entry.value().watched() != queued {
             entry.commit(&Change::Watch(queued));
         }
         let value = entry.value();
         let needed = !value.is_empty() && value.needs_watch();
-        let watched = queued || needed;
+        // The places of those that have left are still to be counted.
+        let watched = queued || needed || queue.multi_places > 0;
         if !watched {
             return self.queues.remove(lock);
         }
         let awaited = value.is_empty();
         self.queues.watch(lock, value.earliest(), awaited);
-        if left_over {
+        if left_over || more {
             self.mark(lock);
         }
     }

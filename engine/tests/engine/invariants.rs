@@ -747,5 +747,5 @@ const EMPTY: [&str; 8] = [
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}, owners: 0",
     "notified: {}, notifies: 0",
-    "dirty: [], arrived: [], next: {}, garbage: [], undelivered: [], disconnected: {}, overdue: [], scan: Over",
+    "dirty: [], arrived: [], next: {}, garbage: [], left: [], undelivered: [], disconnected: {}, overdue: [], scan: Over",
 ];

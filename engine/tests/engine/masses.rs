@@ -3,10 +3,12 @@
 use crate::client::Client;
 use crate::keys::Value;
 use crate::server::Server;
+use dlock_commands::Reply;
 use dlock_engine::lock::token::TokenClock;
+use dlock_engine::lock::Hold;
 use dlock_engine::{
-    change::Change, codec, Arrival, End, Entry, Event, Keyspace, Limit, Lock, Name, NameRef, Now,
-    Policy, Share, ONE,
+    change::Change, codec, Arrival, ClientId, End, Entry, Event, Keyspace, Limit, Lock, Name,
+    NameRef, Now, Policy, Share, Token, ONE,
 };
 
 /// The number of watched locks: each has two holders.
@@ -347,4 +349,226 @@ fn tickets_that_leave_are_freed_in_steps() {
     assert!(steps >= 4, "{steps} steps");
     server.keys.close();
     assert!(server.engine.is_idle());
+}
+
+/// A ticket of a lock's value.
+fn add_ticket(lock: &mut Lock, number: u64, owner: &str) {
+    lock.apply(&Change::Ticket {
+        number: Arrival(number),
+        owner: owner.as_bytes(),
+        share: Share {
+            limit: Limit::EXCLUSIVE,
+            permits: ONE,
+        },
+        claim: 60_000,
+    });
+}
+
+/// Sends a line. Returns the reply.
+fn ask(server: &mut Server, line: &str) -> Reply {
+    let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+    let reply = server.run(NOW, 0, Client::connection(1), &words);
+    server.keys.close();
+    reply.unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// The most places that one step reconciles, or refuses.
+const PLACES_A_STEP: usize = 1024;
+
+/// Makes as many places wait at `k` as tickets arrive there, every other one before a ticket; and owners that hold the lock by its
+/// value. Nothing is settled yet.
+fn arriving(each: u64) -> Server {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k holder 60000");
+    let mut lock = Lock::default();
+    for at in 0..each {
+        let line = format!("FAIRACQUIRE k w{at} 60000 NOTIFY ch");
+        ask(&mut server, &line);
+        add_ticket(&mut lock, NOW.us - 2 * each + at, &format!("early{at}"));
+    }
+    add_ticket(&mut lock, NOW.us + 1_000_000, "late");
+    let value = codec::decode(&codec::encode(&lock)).expect("a lock");
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    let value = Value::Lock(Box::new(value), None);
+    server.keys.values.insert(name.clone(), value);
+    server.engine.on_key_changed(name.as_ref());
+    server
+}
+
+/// Very many tickets that arrive where as many wait get their places in steps. Whoever asks meanwhile finds all as if they had them.
+#[test]
+fn tickets_arrive_in_steps_where_as_many_wait() {
+    const EACH: u64 = 3_000;
+    let mut server = arriving(EACH);
+    let mut steps = 0;
+    loop {
+        let before = server.engine.places();
+        let left = server.engine.settle_dirty(&mut server.keys, NOW, A_STEP);
+        let closed = server.keys.close();
+        let brought = server.engine.places() - before;
+        assert!(brought <= PLACES_A_STEP, "{brought} places in one step");
+        let written: usize = closed.iter().map(|closed| closed.effect.len()).sum();
+        assert!(written < 40 * PLACES_A_STEP, "{written} bytes in one step");
+        if steps == 0 {
+            assert!(matches!(
+                ask(&mut server, "ACQUIRE k new"),
+                Reply::NullArray
+            ));
+            assert_eq!(ask(&mut server, "CANCEL k late"), Reply::Integer(1));
+            assert!(matches!(
+                ask(&mut server, "FAIRACQUIRE k early2999 1000"),
+                Reply::NullArray
+            ));
+        }
+        steps += 1;
+        if !left {
+            break;
+        }
+    }
+    // What is asked meanwhile also takes steps.
+    assert!(steps > 1, "{steps} steps");
+    assert_eq!(server.engine.places() as u64, 2 * EACH);
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    // All stand by number, and the value has all of the tickets.
+    for (owner, at) in [
+        ("early0", 0),
+        ("early2999", 2999),
+        ("w0", 3000),
+        ("w2999", 5999),
+    ] {
+        let rank = server
+            .engine
+            .position(None, name.as_ref(), owner.as_bytes());
+        assert_eq!(rank, Some(at), "{owner}");
+    }
+    let lock = server.keys.lock(&name).expect("it is queued for");
+    assert_eq!(lock.queued() as u64, 2 * EACH);
+}
+
+/// No place is granted before its queue is reconciled up to there: here a step brings none of the tickets before it.
+#[test]
+fn nobody_overtakes_a_ticket_that_has_no_place_yet() {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k holder 60000");
+    ask(&mut server, "ACQUIRE k waiter 60000 SHARED NOTIFY ch");
+    let mut lock = Lock::default();
+    lock.apply(&Change::Hold(Hold {
+        owner: b"reader",
+        token: Token(NOW.us - 10_000),
+        deadline: NOW.wall().after(60_000),
+        holds: 1,
+        limit: Limit::SHARED,
+        permits: ONE,
+        client: ClientId::NONE,
+        fresh: false,
+    }));
+    // A user can bring that: a holder has no place.
+    for at in 0..PLACES_A_STEP as u64 {
+        add_ticket(&mut lock, NOW.us - 9_000 + at, "reader");
+    }
+    add_ticket(&mut lock, NOW.us - 1_000, "writer");
+    let value = codec::decode(&codec::encode(&lock)).expect("a lock");
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    let value = Value::Lock(Box::new(value), None);
+    server.keys.values.insert(name.clone(), value);
+    server.engine.on_key_changed(name.as_ref());
+    let mut steps = 1;
+    while server.engine.settle_dirty(&mut server.keys, NOW, A_STEP) {
+        server.keys.close();
+        steps += 1;
+    }
+    server.keys.close();
+    assert_eq!((steps, server.engine.take_outputs().len()), (2, 0));
+    assert_eq!(server.engine.places(), 2);
+}
+
+/// Those that wait at a key of another type are refused in steps.
+#[test]
+fn a_crowd_at_another_type_is_refused_in_steps() {
+    let mut server = arriving(3_000);
+    server.keys.close();
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    server.keys.values.insert(name.clone(), Value::Other);
+    let mut told = 0;
+    while server.engine.settle_dirty(&mut server.keys, NOW, A_STEP) {
+        server.keys.close();
+        let step = server.engine.take_outputs().len();
+        assert!(step <= PLACES_A_STEP, "{step} in one step");
+        told += step;
+    }
+    server.keys.close();
+    told += server.engine.take_outputs().len();
+    assert_eq!((told, server.engine.places()), (3_000, 0));
+    assert!(server.engine.is_idle());
+}
+
+/// Requests for many locks whose connections end together leave their queues in steps, and count as gone at once.
+#[test]
+fn requests_for_many_locks_leave_in_steps() {
+    const KEYS: usize = 500;
+    const REQUESTS: usize = 40;
+    // Beside those, the places at the heads of the queues that are settled.
+    const MOST: usize = 4096 + A_STEP * REQUESTS;
+    for times_out in [false, true] {
+        let mut server = Server::new(true, Policy::default());
+        ask(&mut server, "ACQUIRE k0 holder 60000");
+        let keys: Vec<String> = (0..KEYS).map(|at| format!("k{at}")).collect();
+        let keys = format!("{KEYS} {}", keys.join(" "));
+        let mut waiting = Vec::new();
+        for at in 0..REQUESTS {
+            let line = format!("MACQUIRE {keys} o{at} 60000 BLOCK 5000");
+            match ask(&mut server, &line) {
+                Reply::Wait(id, _) => waiting.push(id),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(server.engine.places(), KEYS * REQUESTS);
+        let now = Now {
+            us: NOW.us + 5_000_000,
+            steady_us: NOW.steady_us + 5_000_000,
+        };
+        match times_out {
+            true => drop(server.engine.tick(now)),
+            false => waiting
+                .into_iter()
+                .for_each(|id| server.engine.leave(id, now)),
+        }
+        if !times_out {
+            let words: [&[u8]; 3] = [b"ACQUIRE", b"k7", b"new"];
+            let granted = server.run(now, 0, Client::connection(2), &words);
+            assert!(matches!(granted, Ok(Reply::Grant(..))), "{granted:?}");
+            server.keys.close();
+        }
+        let (mut steps, mut events) = (0, 0);
+        loop {
+            let before = server.engine.places();
+            let left = server.engine.settle_dirty(&mut server.keys, now, A_STEP);
+            let closed = server.keys.close();
+            events += closed.iter().map(|key| key.events.len()).sum::<usize>();
+            steps += 1;
+            let gone = before - server.engine.places();
+            assert!(gone <= MOST, "{gone} places in one step");
+            if !left {
+                break;
+            }
+        }
+        assert!(steps > 3, "{steps} steps");
+        assert_eq!(server.engine.places(), 0);
+        let timeouts = if times_out { KEYS * REQUESTS } else { 0 };
+        assert_eq!(events, timeouts);
+        let told = server.engine.take_outputs().len();
+        assert_eq!(told, if times_out { REQUESTS } else { 0 });
+    }
 }

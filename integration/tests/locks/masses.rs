@@ -218,6 +218,16 @@ fn queue_up(c: &mut Wire, tickets: usize) {
     );
 }
 
+/// Queues `tickets` tickets of one lock, and has as many clients wait at another name.
+fn queue_up_at_both(c: &mut Wire, tickets: usize) {
+    queue_up(c, tickets);
+    c.run("DLOCK.ACQUIRE j holder 3600000");
+    send_all(
+        c,
+        (0..tickets).map(|at| format!("DLOCK.FAIRACQUIRE j waiter-{at} 3600000 NOTIFY ch")),
+    );
+}
+
 /// Gives one lock `holders` holders.
 fn crowd(c: &mut Wire, holders: usize) {
     send_all(
@@ -230,8 +240,9 @@ fn crowd(c: &mut Wire, holders: usize) {
 type Make = fn(&mut Wire, usize);
 
 /// An event of one lock with very many tickets or holders, the function that fills it, and the milliseconds of processor time
-/// that it may take with a third of what the caps allow. A queue is rebuilt at once.
-const GIANTS: [(&str, Make, u64); 8] = [
+/// that it may take with a third of what the caps allow.
+const GIANTS: [(&str, Make, u64); 9] = [
+    ("RENAME k j", queue_up_at_both, 50),
     ("RENAME k j", queue_up, 50),
     ("SWAPDB 0 1", queue_up, 50),
     ("MOVE k 1", queue_up, 50),

@@ -110,6 +110,7 @@ impl Engine {
     pub fn follow_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_garbage();
         self.watch_arrived(most);
+        self.leave_next(now);
         let mut room = most;
         while room > 0 {
             let Some(lock) = self.dirty.pop_front() else {
@@ -142,7 +143,10 @@ impl Engine {
 
     /// Returns true if locks are marked, or something is left to be freed.
     pub(in crate::rules) fn has_marked(&self) -> bool {
-        !(self.dirty.is_empty() && self.arrived.is_empty() && self.garbage.is_empty())
+        !(self.dirty.is_empty()
+            && self.arrived.is_empty()
+            && self.left.is_empty()
+            && self.garbage.is_empty())
     }
 
     /// Frees one step of the places and holders that have gone.

@@ -7,7 +7,7 @@
 use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
-use crate::lock::{Change, Hold, Lock, Ticket};
+use crate::lock::{Change, Lock, Ticket};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place, Request};
 use crate::refusal::Refusal;
@@ -16,8 +16,11 @@ use crate::state::Engine;
 use crate::types::{Arrival, Now};
 use std::rc::Rc;
 
+/// The most places, and tickets, that one settlement reconciles or refuses.
+const RECONCILED_A_STEP: usize = 1024;
+
 impl Engine {
-    /// Reconciles the queue with its value.
+    /// Begins to reconcile the queue with its value; [`Engine::reconcile_next`] goes on.
     ///
     /// An owner that waits and now holds the lock is answered. An owner that is present keeps its place, and its ticket is
     /// written again; an absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a
@@ -42,32 +45,58 @@ impl Engine {
             let not_held = Outcome::Refused(Refusal::NotHeld);
             self.remove_place(entry, now, lock, Arrival::UPGRADE_SLOT, not_held);
         }
-        for number in self.places_of_holders(entry, lock) {
-            self.dismiss(entry, now, lock, number);
+        let upgrade = self.queues.at(lock).upgrade();
+        let strengthens = |place: &Place| {
+            let hold = entry.hold(&place.owner);
+            hold.is_some_and(|hold| upgrades(&hold, place.share.limit))
+        };
+        if upgrade.is_some_and(|place| !strengthens(place)) {
+            self.dismiss(entry, now, lock, Arrival::UPGRADE_SLOT);
         }
-        self.renew_tickets(entry, lock);
-        self.import_tickets(entry, now, lock);
+        let value = entry.value();
+        self.discard(lock, |number, place| {
+            place.is_absent() && differs(value, number, place)
+        });
+        if let Some(queue) = self.queues.get_mut(lock) {
+            queue.reconciled = Some(Arrival::UPGRADE_SLOT);
+        }
     }
 
-    /// Returns the places of owners that hold the lock, in order. An upgrade is none of them as long as there is something for it
-    /// to strengthen.
-    fn places_of_holders(&self, entry: &Entry<impl Value>, lock: LockId) -> Vec<Arrival> {
+    /// Reconciles the next places and tickets, in order. The value may have as many tickets as the queue has places, and both may be
+    /// very many.
+    pub(in crate::rules) fn reconcile_next(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+    ) {
         let queue = self.queues.at(lock);
-        if queue.is_empty() {
-            return Vec::new();
-        }
-        let upgrade = queue.upgrade();
-        let upgraded = |hold: &Hold| {
-            upgrade.is_some_and(|place| {
-                *place.owner == *hold.owner && upgrades(hold, place.share.limit)
-            })
+        let Some(from) = queue.reconciled else {
+            return;
         };
-        let holds = entry.value().holds();
-        let holds = holds.filter(|hold| !upgraded(hold));
-        let places = holds.filter_map(|hold| queue.number_of(hold.owner));
-        let mut places: Vec<Arrival> = places.collect();
-        places.sort_unstable();
-        places
+        let last = RECONCILED_A_STEP - 1;
+        let place = queue.behind(from).nth(last).map(|(number, _)| number);
+        let ticket = entry.value().tickets_behind(from).nth(last);
+        let ticket = ticket.map(|(number, _)| number);
+        let until = place.into_iter().chain(ticket).min();
+        let part = |(number, _): &(Arrival, &Place)| until.is_none_or(|until| *number <= until);
+        if entry.holders() > 0 {
+            let places = queue.behind(from).take_while(part);
+            let held = places.filter(|(_, place)| entry.hold(&place.owner).is_some());
+            for number in held.map(|(number, _)| number).collect::<Vec<_>>() {
+                self.dismiss(entry, now, lock, number);
+            }
+        }
+        let places = self.queues.at(lock).behind(from).take_while(part);
+        let lacking = places.filter(|(number, place)| differs(entry.value(), *number, place));
+        for number in lacking.map(|(number, _)| number).collect::<Vec<_>>() {
+            let place = self.queues.at(lock).place(number);
+            entry.commit_any(place.and_then(|place| place.as_change(number)));
+        }
+        self.import_tickets(entry, now, lock, from, until);
+        if let Some(queue) = self.queues.get_mut(lock) {
+            queue.reconciled = until;
+        }
     }
 
     /// Removes a place whose owner has a hold or a ticket by the value. A request that waits there leaves all of its queues: its
@@ -93,67 +122,58 @@ impl Engine {
         })
     }
 
-    /// Handles the tickets that the value lacks, or has in another form: one that somebody waits on is written into it, and an
-    /// absent one goes (it may come again with the value).
-    fn renew_tickets(&mut self, entry: &mut Entry<impl Value>, lock: LockId) {
+    /// Gives the tickets between these numbers, which came with the value, their places. Nearly all take the short path.
+    fn import_tickets(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        from: Arrival,
+        until: Option<Arrival>,
+    ) {
         let value = entry.value();
-        let differs = |number: Arrival, place: &Place| {
-            let ticket = value.ticket(number);
-            let known = ticket.map(|ticket| (&*ticket.owner, ticket.share, Some(ticket.claim)));
-            let is_ticket = place.ticket.is_some();
-            is_ticket && known != Some((&*place.owner, place.share, place.claim()))
+        if let Some((last, _)) = value.last_ticket() {
+            self.holds.tokens.observe(last.0, now);
+        }
+        let tickets = value.tickets_behind(from);
+        let tickets = tickets.take_while(|(number, _)| until.is_none_or(|until| *number <= until));
+        let queue = self.queues.at(lock);
+        let same = |place: &Place, ticket: &Ticket| {
+            place.ticket.is_some() && *place.owner == *ticket.owner
         };
-        self.discard(lock, |number, place| {
-            place.is_absent() && differs(number, place)
+        let new = tickets.filter(|(number, ticket)| {
+            let place = queue.place(*number);
+            !place.is_some_and(|place| same(place, ticket))
         });
-        let places = self.queues.at(lock).in_order();
-        let present = places.filter(|(number, place)| differs(*number, place));
-        let present: Vec<Arrival> = present.map(|(number, _)| number).collect();
-        for number in present {
-            let place = self.queues.at(lock).place(number);
-            entry.commit_any(place.and_then(|place| place.as_change(number)));
-        }
-    }
-
-    /// Gives the tickets that came with the value their places. There may be very many; nearly all take the short path.
-    fn import_tickets(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
-        let mut others = Vec::new();
-        let value = entry.value();
-        if let Some(queue) = self.queues.get_mut(lock) {
-            if let Some((last, _)) = value.last_ticket() {
-                self.holds.tokens.observe(last.0, now);
+        let new: Vec<(Arrival, &Ticket)> = new.collect();
+        let (mut arriving, mut others) = (Vec::new(), Vec::new());
+        let Some(queue) = self.queues.get_mut(lock).filter(|_| !new.is_empty()) else {
+            return;
+        };
+        queue.expect(new.len());
+        for (number, ticket) in new {
+            let owner: Rc<[u8]> = Rc::from(&*ticket.owner);
+            let usual = ticket.claim <= self.policy.max_claim_ms
+                && (value.holders() == 0 || value.hold(&ticket.owner).is_none())
+                && queue.place(number).is_none();
+            if !usual || !queue.enter(&owner, number) {
+                others.push((number, ticket.clone()));
+                continue;
             }
-            queue.expect(value.queued().saturating_sub(queue.len()));
-            for (number, ticket) in value.tickets() {
-                let same = |place: &Place| place.ticket.is_some() && *place.owner == *ticket.owner;
-                let free = match self.queues.at(lock).place(number) {
-                    Some(place) if same(place) => continue,
-                    place => place.is_none(),
-                };
-                let usual = ticket.claim <= self.policy.max_claim_ms
-                    && (value.holders() == 0 || value.hold(&ticket.owner).is_none());
-                let mut due = None;
-                let entered = free && usual && {
-                    let owner = Rc::from(&*ticket.owner);
-                    let mut place = Place::brought(owner, ticket.share, number, now);
-                    let window = ticket.claim.max(self.policy.claim_window_ms);
-                    let until = now.steady().after(window);
-                    due = Some(self.holds.timers.add(until, Due::Window(lock, number)));
-                    place.keep(ticket.claim, until, due);
-                    self.queues.insert(lock, number, place)
-                };
-                if !entered {
-                    self.holds.timers.clear(&mut due);
-                    others.push((number, ticket.clone()));
-                }
-            }
+            let mut place = Place::brought(owner, ticket.share, number, now);
+            let window = ticket.claim.max(self.policy.claim_window_ms);
+            let until = now.steady().after(window);
+            let due = self.holds.timers.add(until, Due::Window(lock, number));
+            place.keep(ticket.claim, until, Some(due));
+            arriving.push((number, Box::new(place)));
         }
+        self.queues.merge(lock, arriving);
         for (number, ticket) in others {
             self.import_ticket(entry, now, lock, number, ticket);
         }
     }
 
-    fn import_ticket(
+    pub(in crate::rules) fn import_ticket(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
@@ -190,18 +210,31 @@ impl Engine {
         self.keep_ticket(lock, number, window, now);
     }
 
-    /// Refuses all requests that wait at a key which holds another type now.
+    /// Refuses the requests that wait at a key which holds another type now, in steps.
     pub(in crate::rules) fn refuse_all(&mut self, now: Now, lock: LockId) {
         self.discard(lock, |_, place| place.is_absent());
         let queue = self.queues.at(lock);
         let places = queue.in_order().map(|(number, _)| number);
-        let numbers: Vec<Arrival> = places.collect();
+        let numbers: Vec<Arrival> = places.take(RECONCILED_A_STEP).collect();
         // There is no value to take a ticket from.
         let none = &mut Entry::<Box<Lock>>::default();
         for number in numbers {
             let outcome = self.refusal_at(lock, number, Refusal::WrongType);
             self.remove_place(none, now, lock, number, outcome);
         }
-        self.queues.remove(lock);
+        match self.queues.get_mut(lock) {
+            Some(queue) if !queue.is_empty() => {
+                queue.dirty = false;
+                self.mark(lock);
+            }
+            _ => self.queues.remove(lock),
+        }
     }
+}
+
+/// Returns true if a place is a ticket that the value lacks, or has in another form.
+fn differs(value: &Lock, number: Arrival, place: &Place) -> bool {
+    let ticket = value.ticket(number);
+    let known = ticket.map(|ticket| (&*ticket.owner, ticket.share, Some(ticket.claim)));
+    place.ticket.is_some() && known != Some((&*place.owner, place.share, place.claim()))
 }

@@ -86,7 +86,9 @@ impl Engine {
             nth += 1;
             let lock = part.lock;
             let queue = self.queues.at(lock);
-            if !queue.is_behind(|| now.wall()) {
+            // The head's time may have been up before this one's.
+            let left = queue.head().is_some_and(|(_, head)| self.has_left(head));
+            if !left && !queue.is_behind(|| now.wall()) {
                 continue;
             }
             let name = queue.name.clone();
@@ -101,13 +103,8 @@ impl Engine {
 
     fn time_out_one(&mut self, id: RequestId, now: Now) {
         // It may have been answered meanwhile.
-        let Some(request) = self.requests.get(id) else {
+        if self.requests.get(id).is_none() {
             return;
-        };
-        for part in request.parts() {
-            if let Some(queue) = self.queues.get_mut(part.lock) {
-                queue.timeouts += 1;
-            }
         }
         self.holds.counters.timeouts += 1;
         self.end_wait_later(id, now, Outcome::TimedOut);
@@ -115,12 +112,12 @@ impl Engine {
 
     /// Removes a request whose connection has ended, or no longer waits.
     pub fn leave(&mut self, id: RequestId, now: Now) {
-        self.leave_queues(id, now);
+        self.leave_queues(id, now, false);
     }
 
     /// Removes a request whose connection the server does not block after all, and serves the queues that it leaves.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
-        let left = self.leave_queues(id, now);
+        let left = self.leave_queues(id, now, false);
         for part in left.iter().flat_map(Request::parts) {
             self.settle(keys, now, part.lock);
         }

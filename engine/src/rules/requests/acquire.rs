@@ -102,8 +102,8 @@ impl Engine {
         let entry = keys.entry(name);
         // The settlement may have removed the queue.
         let lock = lock.filter(|lock| self.queues.get(*lock).is_some());
+        let place = lock.and_then(|lock| self.place_of(entry, now, lock, ask.owner));
         let queue = self.queues.at(lock);
-        let place = queue.number_of(ask.owner);
         let older = place.and_then(|number| queue.place(number)?.request());
         if older.is_some() && !ask.waits() {
             return Ok(self.null());

@@ -3,12 +3,19 @@
 use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::lock::Change;
+use crate::lock::{Change, Ticket};
 use crate::outbox::{Outcome, Output, Pending};
-use crate::queue::{LockId, Part, Place, Request};
+use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
-use crate::state::{Engine, FollowUp};
+use crate::state::{Engine, FollowUp, Left};
 use crate::types::{Arrival, Millis, NameRef, Now, RequestId, SteadyMs};
+
+/// The most tickets that one settlement drops. After a pause of the server very many may have lapsed.
+const DROPPED_A_STEP: usize = 1024;
+
+/// The most places of requests for many locks that one step removes: hundreds of these may leave together, with a thousand places
+/// each.
+const LEFT_A_STEP: usize = 4096;
 
 impl Engine {
     /// Registers a request that waits.
@@ -92,19 +99,100 @@ impl Engine {
     }
 
     /// Removes a request from its queues in an event: its time is up, or its connection waits no longer. The locks are settled as
-    /// soon as changes are possible.
-    pub(in crate::rules) fn leave_queues(&mut self, id: RequestId, now: Now) -> Option<Request> {
-        let left = self.unregister_everywhere(id, now)?;
-        for part in left.parts() {
-            self.free_place(part, now);
-            self.mark(part.lock);
+    /// soon as changes are possible. The places of a request for many locks go in steps: until then they count as gone.
+    pub(in crate::rules) fn leave_queues(
+        &mut self,
+        id: RequestId,
+        now: Now,
+        timed_out: bool,
+    ) -> Option<Request> {
+        let mut request = self.unregister(id, now)?;
+        self.holds.timers.clear(&mut request.until);
+        let parts = match &request.at {
+            WaitsAt::Many(parts) => parts.to_vec(),
+            WaitsAt::One(part) => {
+                self.leave_queue(*part, id, timed_out, now);
+                return Some(*request);
+            }
+        };
+        self.left.push_back(Left {
+            id,
+            timed_out,
+            parts: parts.into_iter(),
+        });
+        Some(*request)
+    }
+
+    /// Removes the places of the next requests for many locks that have left. Returns true if something is left.
+    pub(in crate::rules) fn leave_next(&mut self, now: Now) -> bool {
+        for _ in 0..LEFT_A_STEP {
+            let Some(left) = self.left.front_mut() else {
+                return false;
+            };
+            let (id, timed_out) = (left.id, left.timed_out);
+            let Some(part) = left.parts.next() else {
+                self.left.pop_front();
+                continue;
+            };
+            if let Some(queue) = self.queues.get_mut(part.lock) {
+                queue.multi_places -= 1;
+                self.leave_queue(part, id, timed_out, now);
+            }
         }
-        Some(left)
+        !self.left.is_empty()
+    }
+
+    /// Removes the place of a request that has left, if it still has it, and marks the lock.
+    fn leave_queue(&mut self, part: Part, id: RequestId, timed_out: bool, now: Now) {
+        let Some(queue) = self.queues.get_mut(part.lock) else {
+            return broken!("a lock that somebody waits for has a queue");
+        };
+        queue.timeouts += u32::from(timed_out);
+        let place = queue.place_mut(part.place);
+        if let Some(place) = place.filter(|place| place.request() == Some(id)) {
+            place.vacate();
+            self.free_place(&part, now);
+        }
+        self.mark(part.lock);
+    }
+
+    /// Returns true if the request that waited at this place has left.
+    pub(in crate::rules) fn has_left(&self, place: &Place) -> bool {
+        let left = |id| self.requests.get(id).is_none();
+        !self.left.is_empty() && place.request().is_some_and(left)
+    }
+
+    /// Returns the number of the owner's place. If its request has left, it goes first. If the owner's ticket has come with the
+    /// value and is not reconciled yet, it gets its place.
+    pub(in crate::rules) fn place_of(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        owner: &[u8],
+    ) -> Option<Arrival> {
+        let queue = self.queues.at(lock);
+        if let Some(number) = queue.number_of(owner) {
+            if !queue
+                .place(number)
+                .is_some_and(|place| self.has_left(place))
+            {
+                return Some(number);
+            }
+            self.remove_place(entry, now, lock, number, Outcome::Gone);
+        }
+        let from = self.queues.at(lock).reconciled?;
+        let its = |(_, ticket): &(Arrival, &Ticket)| *ticket.owner == *owner;
+        let found = entry.value().tickets_behind(from).find(its);
+        let (number, ticket) = found.map(|(number, ticket)| (number, ticket.clone()))?;
+        self.import_ticket(entry, now, lock, number, ticket);
+        self.queues.at(lock).number_of(owner)
     }
 
     /// Ends a wait in an event, with an outcome.
     pub(in crate::rules) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
-        if let Some(left) = self.leave_queues(id, now) {
+        let timed_out = matches!(outcome, Outcome::TimedOut);
+        if let Some(left) = self.leave_queues(id, now, timed_out) {
             self.tell(id, left, outcome);
         }
     }
@@ -175,7 +263,8 @@ impl Engine {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that is settled has a queue");
         };
-        for number in std::mem::take(&mut queue.lapsed) {
+        let most = queue.lapsed.len().min(DROPPED_A_STEP);
+        for number in queue.lapsed.drain(..most).collect::<Vec<_>>() {
             let Some(place) = self.queues.place_mut(lock, number) else {
                 continue;
             };
@@ -226,7 +315,7 @@ impl Engine {
         owner: &[u8],
     ) -> Result<bool, Refusal> {
         let (entry, lock) = self.settled(keys, now, name)?;
-        let place = self.queues.at(lock).number_of(owner);
+        let place = lock.and_then(|lock| self.place_of(entry, now, lock, owner));
         let Some((lock, number)) = lock.zip(place) else {
             return Ok(false);
         };

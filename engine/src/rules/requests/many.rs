@@ -96,6 +96,11 @@ impl Engine {
         names: &[NameRef<'a>],
         ask: &'a Ask<'a>,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
+        for name in names {
+            if let Some(lock) = self.queues.id(*name) {
+                self.place_of(keys.entry(*name), now, lock, ask.owner);
+            }
+        }
         let plan = self.plan(keys, now, names, ask);
         if !plan.older.is_empty() && !ask.waits() {
             return Ok(self.null());
