@@ -7,7 +7,7 @@ use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Part, Requests, WaitQueues};
 use super::refusal::Refusal;
-use super::types::{ClientId, Millis, Name, Now, RequestId};
+use super::types::{Arrival, ClientId, Millis, Name, Now, RequestId, SteadyMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -22,6 +22,9 @@ pub struct Engine {
     pub(super) outbox: Vec<Output>,
     pub(super) queues: WaitQueues,
     pub(super) requests: Requests,
+    /// Until when the absent tickets of values that have left their names are kept, by their numbers. A value that has only moved
+    /// takes the windows along.
+    pub(super) windows: BTreeMap<Arrival, SteadyMs>,
     /// Locks that are to be settled, in order.
     pub(super) dirty: VecDeque<LockId>,
     /// Names without a queue at which values have arrived. They are watched in steps; a request that uses one first settles it.
@@ -214,6 +217,7 @@ impl Engine {
             && self.overdue.is_empty()
             && self.arrived.is_empty()
             && self.left.is_empty()
+            && self.windows.is_empty()
             && self.garbage.is_empty()
     }
 

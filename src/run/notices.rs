@@ -47,7 +47,10 @@ impl State {
                 Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Undelivered(promises) => self.engine.on_undelivered(promises),
                 Notice::Unlinked(lost) => {
-                    self.engine.on_key_removed(lost.name.as_ref());
+                    match lost.moved {
+                        true => self.engine.on_key_moved(lost.name.as_ref()),
+                        false => self.engine.on_key_removed(lost.name.as_ref()),
+                    }
                     self.lost(&lost, now);
                 }
                 Notice::Brought(name) => {

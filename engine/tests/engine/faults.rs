@@ -137,6 +137,8 @@ pub enum Fault {
     DelUnseen,
     /// A tie is not ended when its hold leaves the name.
     TieStays,
+    /// The windows of a lock begin anew when it gets another name.
+    WindowsAnew,
     /// The server does not scan once a second.
     NoLook,
     /// The next use of a lock does not notice that its value arrived unnoticed.
@@ -214,7 +216,7 @@ use Fault::*;
 /// Each fault with the check that catches it, and a sequence at whose end it does: it does not without any of these lines, and no
 /// shorter sequence of [`exploration`](crate::exploration)'s acts does.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 100] = [
+const CAUGHT: [(Fault, By, &str); 101] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -274,6 +276,7 @@ const CAUGHT: [(Fault, By, &str); 100] = [
     (TakesBackAll, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 2 is cut off; 1 (pipelined): RELEASE x a; 1: RELEASE x b HOLDS 1"),
     (RenameUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
     (TieStays, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
+    (WindowsAnew, Model, "1: ACQUIRE x a; 2: FAIRACQUIRE x b; wait 10; rename x y"),
     (NoLook, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; behind set y; look"),
     (UseBlind, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; 3: ACQUIRE z c; 4: FAIRACQUIRE z d; behind rename z y; 4: CANCEL y d"),
     (LongLeases, Model, "config max-lease-ms 500; 1: RENEW x a 400 AUTO 0"),

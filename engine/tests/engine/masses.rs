@@ -572,3 +572,28 @@ fn requests_for_many_locks_leave_in_steps() {
         assert_eq!(told, if times_out { REQUESTS } else { 0 });
     }
 }
+
+/// The windows of a value that has moved and comes to no other name are forgotten.
+#[test]
+fn windows_of_what_does_not_come_are_forgotten() {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k holder 60000");
+    ask(&mut server, "FAIRACQUIRE k owner");
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    server.keys.values.clear();
+    server.engine.on_key_moved(name.as_ref());
+    settle(&mut server);
+    assert!(!server.engine.is_idle());
+    for (ms, idle) in [(6_999, false), (7_000, true)] {
+        let now = Now {
+            us: NOW.us + 1_000 * ms,
+            steady_us: NOW.steady_us + 1_000 * ms,
+        };
+        server.engine.begin_scan();
+        while server.engine.scan_step(&mut server.keys, now, A_STEP) {}
+        assert_eq!(server.engine.is_idle(), idle, "after {ms} ms");
+    }
+}

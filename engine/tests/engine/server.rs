@@ -22,6 +22,8 @@ pub struct Server {
     pub primary: bool,
     /// Whether the engine does not learn that a hold has left its name: a fault.
     pub stays: bool,
+    /// Whether the engine does not learn that a value that has left its name lives on: a fault.
+    pub fresh_windows: bool,
 }
 
 /// Returns the command of this name, with or without `DLOCK.`, in any case.
@@ -64,6 +66,7 @@ impl Server {
             keys: Keys::default(),
             primary,
             stays: false,
+            fresh_windows: false,
         }
     }
 
@@ -229,7 +232,10 @@ impl Server {
                     .on_hold_left(name.as_ref(), hold.token, Loss::Renamed, now);
             }
         }
-        self.revisit(name, false);
+        match self.primary && !self.fresh_windows {
+            true => self.engine.on_key_moved(name.as_ref()),
+            false => self.revisit(name, false),
+        }
     }
 
     /// Adds a name to `unseen` if this server does not know of the lock there, which it must watch.

@@ -639,6 +639,7 @@ impl World {
             (_, Op::Rename(from, to)) if from == to || !values.contains_key(from) => return,
             _ => {
                 self.primary.stays = self.fault == Some(Fault::TieStays);
+                self.primary.fresh_windows = self.fault == Some(Fault::WindowsAnew);
                 self.primary.alter(&op, self.now);
             }
         }
@@ -688,6 +689,7 @@ impl World {
         self.unseen.remove(from);
         self.unseen.insert(to.clone());
         self.primary.stays = self.fault == Some(Fault::TieStays);
+        self.primary.fresh_windows = self.fault == Some(Fault::WindowsAnew);
         match (self.fault, &op) {
             (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
                 let values = &mut self.primary.keys.values;

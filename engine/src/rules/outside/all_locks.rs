@@ -32,6 +32,8 @@ impl Engine {
 
     /// Marks the queues whose slots have moved to another node.
     pub fn on_slots_changed(&mut self, own: impl Fn(&[u8]) -> bool) {
+        // Their owners may ask where the slots are now.
+        self.windows.clear();
         for lock in self.queues.chosen(|name| !own(name.key)) {
             self.mark_stale(lock);
         }
@@ -44,6 +46,7 @@ impl Engine {
         self.on_locks_left(swapped, Loss::Renamed, now);
         for lock in self.queues.chosen(swapped) {
             self.arrived.push_back(self.queues.at(lock).name.clone());
+            self.note_windows(lock);
             self.mark_stale(lock);
         }
         for name in &mut self.arrived {
@@ -100,6 +103,7 @@ impl Engine {
         self.undelivered.clear();
         self.next.clear();
         self.overdue.clear();
+        self.windows.clear();
         self.scan = ScanCursor::Over;
         self.held_back = false;
         self.mark_all();

@@ -6,7 +6,10 @@ use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Garbage};
-use crate::types::{Arrival, NameRef, Now, RequestId};
+use crate::types::{Arrival, Millis, NameRef, Now, RequestId, SteadyMs};
+
+/// How long a window that has ended is remembered: a value that has moved is found within a second, and its ticket goes then.
+const WINDOW_KEPT_MS: Millis = 2_000;
 
 impl Engine {
     /// Marks a lock whose value may have been removed or replaced, or may have arrived. Costs one settlement where nobody is queued
@@ -23,6 +26,42 @@ impl Engine {
         if let Some(lock) = self.queues.id(name) {
             self.mark_stale(lock);
         }
+    }
+
+    /// Marks a lock whose value has moved to another name or database. The windows of its absent tickets run on there.
+    pub fn on_key_moved(&mut self, name: NameRef) {
+        if let Some(lock) = self.queues.id(name) {
+            self.note_windows(lock);
+            self.mark_stale(lock);
+        }
+    }
+
+    /// Notes until when the absent tickets of a value that moves are kept. A ticket that somebody waits on becomes absent there.
+    pub(in crate::rules) fn note_windows(&mut self, lock: LockId) {
+        for (number, place) in self.queues.at(lock).in_order() {
+            match place.ticket.as_deref() {
+                Some(window) if place.is_absent() => self.windows.insert(number, window.until),
+                _ => self.windows.remove(&number),
+            };
+        }
+    }
+
+    /// Returns how long a ticket that has come with a value is kept: no longer than it would have been where it came from.
+    pub(in crate::rules) fn window_left(
+        &mut self,
+        number: Arrival,
+        claim: Millis,
+        now: Now,
+    ) -> Millis {
+        let window = claim.max(self.policy.claim_window_ms);
+        let noted = self.windows.remove(&number);
+        noted.map_or(window, |until| until.since(now.steady()).min(window))
+    }
+
+    /// Forgets windows that ended a while ago: their tickets have not come to another name.
+    pub(in crate::rules) fn forget_windows(&mut self, now: Now) {
+        let ended = |until: SteadyMs| until.after(WINDOW_KEPT_MS) <= now.steady();
+        self.windows.retain(|_, until| !ended(*until));
     }
 
     pub(in crate::rules) fn mark_stale(&mut self, lock: LockId) {

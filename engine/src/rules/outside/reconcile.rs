@@ -23,8 +23,8 @@ impl Engine {
     /// Begins to reconcile the queue with its value; [`Engine::reconcile_next`] goes on.
     ///
     /// An owner that waits and now holds the lock is answered. An owner that is present keeps its place, and its ticket is
-    /// written again; an absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a
-    /// fresh window. The leases that a user has brought are bounded.
+    /// written again; an absent ticket lives and dies with the value. Tickets that came with the value begin as absent: with the
+    /// rest of their window if the value has only moved, or else with a fresh one. The leases that a user has brought are bounded.
     pub(in crate::rules) fn reconcile(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -135,6 +135,8 @@ impl Engine {
         if let Some((last, _)) = value.last_ticket() {
             self.holds.tokens.observe(last.0, now);
         }
+        let noted = !self.windows.is_empty();
+        let default = self.policy.claim_window_ms;
         let tickets = value.tickets_behind(from);
         let tickets = tickets.take_while(|(number, _)| until.is_none_or(|until| *number <= until));
         let queue = self.queues.at(lock);
@@ -161,8 +163,10 @@ impl Engine {
                 continue;
             }
             let mut place = Place::brought(owner, ticket.share, number, now);
-            let window = ticket.claim.max(self.policy.claim_window_ms);
-            let until = now.steady().after(window);
+            let mut until = now.steady().after(ticket.claim.max(default));
+            if let Some(before) = noted.then(|| self.windows.remove(&number)).flatten() {
+                until = until.min(before);
+            }
             let due = self.holds.timers.add(until, Due::Window(lock, number));
             place.keep(ticket.claim, until, Some(due));
             arriving.push((number, Box::new(place)));
@@ -206,7 +210,7 @@ impl Engine {
             entry.commit_any(place.as_change(number));
         }
         self.queues.insert(lock, number, place);
-        let window = claim.max(self.policy.claim_window_ms);
+        let window = self.window_left(brought, claim, now);
         self.keep_ticket(lock, number, window, now);
     }
 

@@ -35,7 +35,10 @@ impl Engine {
                     }
                 },
                 ScanCursor::Ties(after) => match self.holds.ties.after(after) {
-                    None => ScanCursor::Over,
+                    None => {
+                        self.forget_windows(now);
+                        ScanCursor::Over
+                    }
                     Some((id, _)) => {
                         self.scan_tie(keys, now, id);
                         ScanCursor::Ties(id)

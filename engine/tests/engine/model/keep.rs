@@ -252,10 +252,16 @@ impl Model {
     fn value(&self, key: &str) -> Option<Value> {
         let lock = self.locks.get(key).filter(|lock| lock.exists())?;
         let tickets = lock.queue.iter().filter(|place| place.claim.is_some());
+        // The window of an absent ticket.
+        let kept_until = |place: &Place| place.kept_until.filter(|_| place.wait.is_none());
+        let ticket = |place: &Place| Place {
+            kept_until: kept_until(place),
+            ..place.clone()
+        };
         Some(Value {
             foreign: lock.foreign,
             holds: lock.holds.clone(),
-            tickets: tickets.cloned().collect(),
+            tickets: tickets.map(ticket).collect(),
         })
     }
 
@@ -271,8 +277,8 @@ impl Model {
         value
     }
 
-    /// Puts a value with its holders and tickets at a key. The tickets are ordered by number among the waiters and get a fresh
-    /// window. An owner may have two places then, until that is settled.
+    /// Puts a value with its holders and tickets at a key. The tickets are ordered by number among the waiters. One that was absent
+    /// before keeps the rest of its window, and others get a fresh one. An owner may have two places then, until that is settled.
     fn put_value(&mut self, key: &str, value: Value) {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
@@ -294,7 +300,9 @@ impl Model {
                 |place: &Place| (&place.owner, place.arrival) == (&ticket.owner, ticket.arrival);
             if !lock.queue.iter().any(its) {
                 let window = ticket.claim.unwrap_or(0).max(default);
-                let (wait, kept_until) = (None, Some(steady + window));
+                let fresh = steady + window;
+                let kept_until = ticket.kept_until.map_or(fresh, |until| until.min(fresh));
+                let (wait, kept_until) = (None, Some(kept_until));
                 lock.queue.push(Place {
                     wait,
                     kept_until,
@@ -386,6 +394,9 @@ impl Model {
         let most = self.now + self.policy.max_restored_ms;
         for hold in &mut value.holds {
             hold.deadline = hold.deadline.min(most);
+        }
+        for ticket in &mut value.tickets {
+            ticket.kept_until = None;
         }
         self.put_value(key, value.untied());
         self.settle();
