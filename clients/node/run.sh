@@ -59,6 +59,7 @@ case ${1:-} in
     exit
     ;;
 --install)
+    rm -rf "$target/packages"
     build "$target/packages"
     project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
     project oldest ioredis@5.0.0 redis@5.0.0
