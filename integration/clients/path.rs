@@ -30,7 +30,7 @@ struct State {
     closed: AtomicBool,
     /// The number of connections so far.
     opened: AtomicUsize,
-    /// So many of them, the oldest, are silent.
+    /// The number of the oldest ones that are silent.
     stranded: AtomicUsize,
     /// Milliseconds for each direction.
     delay: AtomicU64,

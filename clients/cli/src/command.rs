@@ -19,7 +19,7 @@ const PATH: &str = "/bin:/usr/bin";
 /// The shell that runs scripts without `#!`.
 const SHELL: &str = "/bin/sh";
 
-/// Returns the file of such a program, which exec would find. A job that cannot run is told so before it waits for a lock.
+/// Returns the file of such a program, which exec would find. So a job that cannot run fails before it waits for a lock.
 ///
 /// # Errors
 /// There is none, or it may not be run.

@@ -92,7 +92,7 @@ impl Wish {
         command
     }
 
-    /// Whether a holder of so many permits, at this limit (0: it shares without bound), leaves room for this one.
+    /// Returns true if a holder with that many permits, at this limit (0: no bound), leaves room for this one.
     pub(crate) fn fits_beside(&self, limit: u64, permits: u64) -> bool {
         let own = self.limit.unwrap_or(if self.shared { 0 } else { 1 });
         let strictest = [limit, own].into_iter().filter(|limit| *limit > 0).min();

@@ -279,7 +279,7 @@ final class InstalledTest extends TestCase
         $this->server->awaitGone();
     }
 
-    /** A hold of which only its token is kept is lost at once: that is told. Nobody else has the lock before its lease has ended. */
+    /** If only its token is kept, the client reports the hold lost at once. Nobody else has the lock before its lease has ended. */
     public function testAForgottenHoldIsTold(): void
     {
         self::assertSame('lost: forgotten, taken, free', $this->run_(<<<'PHP'

@@ -99,7 +99,7 @@ final class QuorumTest extends TestCase
         self::assertSame([[], [], []], $this->owners());
     }
 
-    /** Its work may still run, so it is told lost, and stays taken until its leases end. */
+    /** Its work may still run: the client reports it lost, and it stays taken until its leases end. */
     public function testQuorumAForgottenHoldIsLeftToItsLeases(): void
     {
         $observer = new class extends Observer {

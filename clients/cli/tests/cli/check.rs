@@ -189,7 +189,7 @@ fn check_finds_what_a_replica_would_begin_from() {
     );
 }
 
-/// It ends when all replicas count, also those that have just been started; whoever waits for more is told what is missing.
+/// It ends when all replicas count, also those that have just been started; until then it prints what is missing.
 #[test]
 fn check_waits_until_all_replicas_count() {
     let (primary, one) = (member().start(), member().start());

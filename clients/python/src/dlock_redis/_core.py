@@ -67,7 +67,7 @@ class Core:
         self.asking: dict[bytes, str] = {}  # by key: its slot is on the way to that node, and the key is there
         self.renewals: dict[tuple[bytes, int], Renewal] = {}  # by key and token
         self.held: dict[tuple[bytes, bytes], Renewal] = {}  # by key and owner, as the program names it
-        self.named: dict[tuple[bytes, bytes], Named] = {}  # likewise
+        self.named: dict[tuple[bytes, bytes], Named] = {}  # by key and owner
         self.forgotten: deque[HoldBase] = deque()  # that the program has dropped
         self.closed, self.pid, self.alarm, self.grace = False, os.getpid(), math.inf, 0.0
         self.id, self.owners = uuid.uuid4().hex[:16], itertools.count(1)

@@ -236,7 +236,7 @@ final class Core {
         }
         RuntimeException why = renewal.refusal != null ? renewal.refusal : node.trouble;
         if (renewal.request.fixed == null) {
-            Releases.retire(renewal.request); // before anybody is told, who may ask again at once
+            Releases.retire(renewal.request); // first: the caller may ask again at once
         }
         lose(node, renewal, renewal.request.fixed != null ? "its time is up"
                 : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));

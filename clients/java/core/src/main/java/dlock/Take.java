@@ -273,7 +273,7 @@ final class Take {
             over = true;
             wait.unsubscribe();
             if (renewal == null && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
-                core.releases.abandon(request); // before anybody is told, who may ask again at once
+                core.releases.abandon(request); // first: the caller may ask again at once
             }
             Link.settle(done, renewal, why);
         } finally {
