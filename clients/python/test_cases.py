@@ -187,7 +187,7 @@ class Case:
 
     def judge(self, gives, work, name="hold", text="", cause=None, within=None, at_once=False):
         if at_once:  # a busy machine is late by itself: one of twenty is enough
-            assert any(self._takes(work) < 0.05 for _ in range(20))
+            assert any(self._takes(work) < 0.25 for _ in range(20))
         began = time.monotonic()
         try:
             hold = work()

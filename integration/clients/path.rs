@@ -90,10 +90,11 @@ impl Path {
         }
     }
 
-    /// Silences the connections that are open now. Later ones pass.
+    /// Silences the connections that are open now, or leaves them silent. Later ones pass.
     pub fn strand(&self) {
         let opened = self.state.opened.load(Ordering::Acquire);
         self.state.stranded.store(opened, Ordering::Release);
+        self.state.silent.store(false, Ordering::Release);
     }
 
     /// Ends all connections; later ones pass as before.
@@ -235,9 +236,15 @@ mod tests {
         client
             .read_exact(&mut [0; 23])
             .expect("the held-back data arrives");
-        path.strand();
+        path.silence(true);
         client.set_read_timeout(timeout).expect("a socket option");
         let error = say(&mut client).expect_err("nothing comes").kind();
+        assert!(matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        path.strand();
+        let error = client
+            .read(&mut [0; 1])
+            .expect_err("it stays silent")
+            .kind();
         assert!(matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut));
         let mut later = TcpStream::connect(path.address()).expect("it listens");
         say(&mut later).expect("a connection that is opened later passes");

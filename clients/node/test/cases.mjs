@@ -154,12 +154,12 @@ export class Case {
 
   async judge(gives, work, { name = 'hold', text = '', cause, within = Infinity, at_once: atOnce }) {
     let took = atOnce ? Infinity : 0;
-    for (let i = 0; i < 20 && took >= 50; i++) { // a busy machine is late by itself: one of twenty is enough
+    for (let i = 0; i < 20 && took >= 250; i++) { // a busy machine is late by itself: one of twenty is enough
       const asked = performance.now();
       await work().catch(() => {});
       took = performance.now() - asked;
     }
-    assert.ok(took < 50, `it took ${took} ms`);
+    assert.ok(took < 250, `it took ${took} ms`);
     const began = performance.now();
     let got;
     try {

@@ -189,12 +189,12 @@ test('a_try_at_a_busy_server_is_one_attempt', async ({ server, make }) => {
   const refused = async (locks, text) => {
     const times = [];
     // A busy machine is late by itself.
-    for (let i = 0; i < 50 && !(Math.min(...times) < 50); i++) {
+    for (let i = 0; i < 20 && !(Math.min(...times) < 250); i++) {
       const began = performance.now();
       await assert.rejects(locks.tryLock(server.key), (error) => error.message.includes(text) || assert.fail(error));
       times.push(performance.now() - began);
     }
-    assert.ok(Math.min(...times) < 50, `${text}: ${times}`);
+    assert.ok(Math.min(...times) < 250, `${text}: ${times}`);
   };
   for (const words of ['BUSY a script runs', 'LOADING it begins', 'MASTERDOWN it is away']) {
     const answers = createServer((socket) => {

@@ -154,7 +154,7 @@ final class InstalledTest extends TestCase
         $program = <<<'PHP'
             $locks = new Locks(Connect::url("redis://$host:$port"));
             $least = INF;
-            for ($i = 0; $i < 50 && $least >= 50; ++$i) { // the machine may be busy
+            for ($i = 0; $i < 20 && $least >= 250; ++$i) { // the machine may be busy
                 $began = hrtime(true);
                 try {
                     $locks->tryLock($key);
@@ -163,7 +163,7 @@ final class InstalledTest extends TestCase
                     $least = min($least, (hrtime(true) - $began) / 1e6);
                 }
             }
-            echo $least < 50 ? 'at once: ' : "$least ms: ", $error->getMessage();
+            echo $least < 250 ? 'at once: ' : "$least ms: ", $error->getMessage();
             PHP;
         self::assertMatchesRegularExpression('/^at once: .*refused/', $this->run_($program, '127.0.0.1:1'));
         self::assertMatchesRegularExpression('/^at once: READONLY/', $this->run_($program, $replica));

@@ -319,7 +319,7 @@ final class Runner
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
         $options = compact('owner', 'limit', 'permits', 'shared', 'session');
         $work = fn (): array => $worker->lock($this->named($key), $timeout, ...$options);
-        for ($i = 0; $at_once && ($took ?? 1.0) >= 0.05; ++$i) {
+        for ($i = 0; $at_once && ($took ?? 1.0) >= 0.25; ++$i) {
             Assert::assertLessThan(20, $i, 'a busy machine is late by itself: one of twenty is enough');
             $took = $work()['seconds'];
         }

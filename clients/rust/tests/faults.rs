@@ -340,9 +340,9 @@ mod scenes {
             let client = Client::open(format!("redis://{address}/")).expect("an address");
             let locks = Locks::with(client, stage::settings()).expect("good settings");
             let mut times = Vec::new();
-            let bound = Duration::from_millis(50);
+            let bound = Duration::from_millis(250);
             // A busy machine is late by itself.
-            while times.len() < 50 && times.iter().all(|time| *time >= bound) {
+            while times.len() < 20 && times.iter().all(|time| *time >= bound) {
                 let began = std::time::Instant::now();
                 let error = locks.on("a try").try_lock().await.expect_err("it is refused");
                 times.push(began.elapsed());

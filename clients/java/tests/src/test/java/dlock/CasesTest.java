@@ -395,15 +395,15 @@ class CasesTest {
             return Stream.of(Stage.addresses("pair")).map(Object::toString).filter(one -> !one.equals(primary)).findFirst().orElseThrow();
         }
 
-        /** In 50 ms. A busy machine is late by itself: one of twenty is enough. */
+        /** In 250 ms. A busy machine is late by itself: one of twenty is enough. */
         private static void isAtOnce(Callable<Hold> work) throws Exception {
             long took = Long.MAX_VALUE;
-            for (int i = 0; i < 20 && took >= 50_000_000; i++) {
+            for (int i = 0; i < 20 && took >= 250_000_000; i++) {
                 long began = System.nanoTime();
                 assertThrows(DLockException.class, work::call);
                 took = System.nanoTime() - began;
             }
-            assertTrue(took < 50_000_000, took + " ns");
+            assertTrue(took < 250_000_000, took + " ns");
         }
 
         private void judge(JsonNode step, Callable<Hold> work) throws Exception {
