@@ -83,8 +83,8 @@ chosen=()
 [ "${1:-}" != --cases ] || chosen=(--projects tests '-Dtest=CasesTest*' -Dlibraries=lettuce)
 # Without the phases before it: nothing is built beside another server's tests.
 maven --fail-at-end surefire:test "-DargLine=${short[*]}" -Ddlock.reports="$DLOCK_CLIENT_SEEN" "${chosen[@]}" || {
-    # Maven ends with hints on itself.
-    grep -rhE '<<< (FAILURE|ERROR)!' --include='*.txt' "$DLOCK_CLIENT_SEEN"
+    # Maven ends with hints on itself. The line after a test's name says what failed, the next ones where.
+    grep -rhE -A 3 '<<< (FAILURE|ERROR)!' --include='*.txt' "$DLOCK_CLIENT_SEEN"
     exit 1
 }
 [ "${1:-}" != --cases ] || exit 0

@@ -98,8 +98,8 @@ pub struct Failure {
     pub printed: String,
 }
 
-/// The number of last output lines that the end of the run repeats for a failure. They name the tests.
-const LAST_LINES: usize = 15;
+/// The number of last output lines that the end of the run repeats for a failure. They name the tests, and say what failed in them.
+const LAST_LINES: usize = 30;
 
 impl Failure {
     /// Returns the last lines of its output.

@@ -438,8 +438,8 @@ fn verdict(error: &Error) -> &'static str {
     }
 }
 
-/// Plays one case, with a runtime and a log of its own.
-fn passes(case: &Json) -> bool {
+/// Plays one case, with a runtime and a log of its own. Returns what has failed in it.
+fn failure(case: &Json) -> Option<String> {
     let log = Log::default();
     let _log = tracing::subscriber::set_default(log.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -471,9 +471,13 @@ fn passes(case: &Json) -> bool {
                 case.step(step).await;
             }
         });
-        let passed = ran.await.is_ok();
+        let failed = ran.await.err().map(|error| {
+            let panic = error.into_panic();
+            let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+            text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+        });
         case_of.lock().await.finish().await;
-        passed
+        failed
     })
 }
 
@@ -495,11 +499,14 @@ fn main() {
     let failed = Mutex::new(Vec::new());
     let play = |case: &Json| {
         let began = Instant::now();
-        let passed = passes(case);
-        println!("{} {} ({:.1} s)", if passed { "ok  " } else { "FAIL" }, name(case), began.elapsed().as_secs_f64());
-        if !passed {
-            failed.lock().expect("no panic").push(name(case));
-        }
+        let why = failure(case);
+        println!(
+            "{} {} ({:.1} s)",
+            if why.is_none() { "ok  " } else { "FAIL" },
+            name(case),
+            began.elapsed().as_secs_f64()
+        );
+        failed.lock().expect("no panic").extend(why.map(|why| format!("{}: {why}", name(case))));
     };
     alone.into_iter().for_each(&play);
     // What one does to the pair, or to the cluster, all others there would feel.
@@ -512,5 +519,8 @@ fn main() {
         others.into_iter().for_each(|case| drop(scope.spawn(move || play(case))));
     });
     let failed = failed.into_inner().expect("no panic");
-    assert!(failed.is_empty(), "failed: {failed:?}");
+    if !failed.is_empty() {
+        println!("failed:\n{}", failed.join("\n"));
+        std::process::exit(1);
+    }
 }

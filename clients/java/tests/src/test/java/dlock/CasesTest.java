@@ -97,16 +97,14 @@ class CasesTest {
     }
 
     static void run(String library, JsonNode one) throws Exception {
-        Case run = new Case(library, one);
-        try {
+        try (Case run = new Case(library, one)) {
             run.run();
-        } finally {
-            run.finish();
         }
     }
 
     /** What a case has made so far. Each step is a method. */
-    static final class Case {
+    static final class Case implements AutoCloseable {
+        private final String name;
         private final JsonNode steps;
         private final String library;
         private final Stage stage;
@@ -135,6 +133,7 @@ class CasesTest {
 
         Case(String library, JsonNode one) {
             this.library = library;
+            name = one.get("name").asText();
             steps = one.get("steps");
             stage = new Stage(library, one.path("at").asText("single"));
             Logger.getLogger("dlock").addHandler(handler);
@@ -142,11 +141,16 @@ class CasesTest {
 
         void run() throws Exception {
             for (JsonNode step : steps) {
-                step(step);
+                try {
+                    step(step);
+                } catch (Exception | AssertionError error) { // the report of a test has no name of the case
+                    throw new AssertionError(name + " by " + library + ", " + step + ": " + error, error);
+                }
             }
         }
 
-        void finish() throws Exception {
+        @Override
+        public void close() throws Exception {
             for (String address : frozen) {
                 Stage.control("thaw " + address);
             }
