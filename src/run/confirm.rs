@@ -14,9 +14,17 @@ use crate::settings::clauses::{self, Clause};
 use crate::settings::config;
 use crate::tell::confirm::{self, PendingReply};
 use dlock_engine::{broken, NoAck, Now, Outcome, Refusal, SteadyMs};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sends the answers that replicas have confirmed. Called before the event loop sleeps: the effects of all decisions are in the
-/// stream.
+/// When the server last read its connections while answers waited: milliseconds of the steady clock. What replicas had sent by then
+/// is known.
+static READ_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Sends the answers that replicas have confirmed, and refuses those whose time is up. Called before the event loop sleeps: the
+/// effects of all decisions are in the stream.
+///
+/// A server may be late, so that a confirmation and the end of an answer's time come together. Then the confirmation counts: the time
+/// of an answer is up when the server has read its connections once since then.
 pub(super) fn check_pending(ctx: Ctx) {
     let waiting = confirm::waiting() > 0;
     if poisoned() || !(waiting || replicas::has_changed()) {
@@ -24,6 +32,7 @@ pub(super) fn check_pending(ctx: Ctx) {
     }
     let now = clock::read();
     let steady = now.steady();
+    let read_until = SteadyMs(READ_UNTIL.swap(steady.0, Ordering::Relaxed));
     if replicas::refresh(ctx, steady) {
         // Replicas from the time as a primary. The server writes to its clients after this hook, so their links carry nothing more.
         replicas::on_refused();
@@ -31,13 +40,35 @@ pub(super) fn check_pending(ctx: Ctx) {
     }
     apply_replica_counts(steady);
     replicas::report(steady);
-    if !waiting || !gate::primary() {
+    if !waiting {
         return;
     }
+    let confirmed = match gate::primary() {
+        true => take_confirmed(ctx, steady),
+        false => Vec::new(),
+    };
+    let overdue = confirm::take_overdue(read_until);
+    if !(confirmed.is_empty() && overdue.is_empty()) {
+        let told = enter::run(ctx, Mode::Read, Origin::Event, now, |state, now| {
+            confirmed
+                .into_iter()
+                .for_each(|held| state.confirmed(held, now));
+            overdue
+                .into_iter()
+                .for_each(|held| state.time_out_unconfirmed(held, now));
+        });
+        if told.is_none() {
+            broken!("no event runs while the event loop is about to sleep");
+        }
+    }
+}
+
+/// Takes out the answers that replicas have confirmed, and asks them for what the others need.
+fn take_confirmed(ctx: Ctx, now: SteadyMs) -> Vec<PendingReply> {
     confirm::stamp(replicas::offset());
-    let acknowledged = match replicas::status(steady).needed {
+    let acknowledged = match replicas::status(now).needed {
         0 => u64::MAX,
-        needed => replicas::acknowledged_by(needed, steady),
+        needed => replicas::acknowledged_by(needed, now),
     };
     let confirmed = confirm::take_confirmed(acknowledged);
     let most = confirm::most_needed();
@@ -45,16 +76,7 @@ pub(super) fn check_pending(ctx: Ctx) {
     if most.is_some_and(|most| !server::must_hold_back() && replicas::ask(acknowledged, most)) {
         ctx.ask_replicas();
     }
-    if !confirmed.is_empty() {
-        let told = enter::run(ctx, Mode::Read, Origin::Event, now, |state, now| {
-            confirmed
-                .into_iter()
-                .for_each(|held| state.confirmed(held, now));
-        });
-        if told.is_none() {
-            broken!("no event runs while the event loop is about to sleep");
-        }
-    }
+    confirmed
 }
 
 /// Renews the engine's policy if other numbers of replicas are needed, or count, than it has. Arms the timer for when another
@@ -106,12 +128,10 @@ impl State {
         self.engine.push_output(output);
     }
 
-    /// Refuses the answers whose time is up.
-    pub(super) fn time_out_unconfirmed(&mut self, now: Now) {
-        for held in confirm::take_overdue(now.steady()) {
-            let late = confirm::too_late(held.needs, now.steady());
-            self.not_confirmed(held, late);
-        }
+    /// Refuses an answer whose time is up.
+    fn time_out_unconfirmed(&mut self, held: PendingReply, now: Now) {
+        let late = confirm::too_late(held.needs, now.steady());
+        self.not_confirmed(held, late);
     }
 
     /// Publishes `moved` for the answers by a channel that wait for a confirmation: the server was demoted.

@@ -54,7 +54,6 @@ pub(super) fn event(ctx: Ctx) {
         if !open {
             state.engine.time_out(now);
         }
-        state.time_out_unconfirmed(now);
         let beats = now.steady() >= state.next_check;
         if beats {
             state.next_check = now.steady().after(CHECK_MS);
@@ -94,6 +93,7 @@ pub(super) fn event(ctx: Ctx) {
             timer::arm(now.steady(), now.steady());
         }
     });
+    // An answer whose time is up is refused before the event loop sleeps (`run::confirm`).
     if let Some(deadline) = confirm::next_deadline() {
         timer::arm(deadline, clock::read().steady());
     }

@@ -262,6 +262,37 @@ fn a_wait_without_bound_waits_for_its_confirmation_too() {
     group.end();
 }
 
+/// A server that was busy, or stood still, when the time of an answer was up: what replicas have sent meanwhile counts.
+#[test]
+fn a_late_server_reads_confirmations_before_time_is_up() {
+    const PATIENCE_MS: u64 = 1_500;
+    for stands_still in [true, false] {
+        let group = Group::start(1);
+        let (primary, replica) = (&group.primary, &group.replicas[0]);
+        group.freeze();
+        group.set_ack_timeout(PATIENCE_MS);
+        let mut answer = group.unconfirmed("DLOCK.ACQUIRE k alice 600000");
+        let decided = Instant::now();
+        let offset: u64 = primary.info("replication").number("master_repl_offset");
+        let mut busy = primary.connection();
+        match stands_still {
+            true => primary.freeze(),
+            false => busy.send(&format!("DEBUG SLEEP {}", 2 * PATIENCE_MS / 1_000)),
+        }
+        group.thaw();
+        await_until("the replica has confirmed it", PATIENCE, || {
+            let info = replica.info("replication");
+            info.number::<u64>("slave_repl_offset") >= offset
+        });
+        await_until("its time is up", PATIENCE, || {
+            decided.elapsed() > Duration::from_millis(PATIENCE_MS)
+        });
+        primary.thaw();
+        answer.read().expect("a grant");
+        group.end();
+    }
+}
+
 /// A connection that has ended before the confirmation, or that the operator has unblocked, loses the hold.
 #[test]
 fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
