@@ -117,6 +117,12 @@ impl Engine {
         self.holds.counters.clock_lead = ClockLead::default();
     }
 
+    /// Returns by how many milliseconds this server's clock is ahead of its primary's, if that is too much and was not at the last
+    /// call.
+    pub fn begins_to_lead(&mut self, now: Now) -> Option<Millis> {
+        self.holds.counters.clock_lead.begins_to_matter(now)
+    }
+
     /// Counts a lock that the server has evicted.
     pub fn count_eviction(&mut self) {
         self.holds.counters.evicted += 1;

@@ -114,24 +114,18 @@ fn update_replicas(ctx: Ctx) {
     }
 }
 
-/// The lead of this server's clock over its primary's from which on the log warns: after a promotion it ends leases too early.
-const LEAD_MS: u64 = 50;
-
 impl State {
-    /// Warns, once as long as it lasts, of a clock that is too far ahead of the primary's.
+    /// Warns of a clock that is too far ahead of the primary's.
     fn watch_clock_lead(&mut self, now: Now) {
-        let lead = match gate::primary() {
-            true => 0,
-            false => self.engine.counters().clock_lead.ms(now),
-        };
-        let leads = replicas::on() && lead > LEAD_MS;
-        if leads && !self.clock_leads {
+        if !replicas::on() || gate::primary() {
+            return;
+        }
+        if let Some(lead) = self.engine.begins_to_lead(now) {
             log::warning(&format!(
                 "the clock of this server is up to {lead} ms ahead of its primary's: if it takes over, it ends leases by as much \
                  before their owners do, unless they allow for it"
             ));
         }
-        self.clock_leads = leads;
     }
 
     /// Runs one step of the scan. Returns true if something is left.

@@ -23,8 +23,6 @@ pub(super) struct State {
     /// Since when this server is a primary, for the quarantine.
     pub(super) since: SteadyMs,
     pub(super) next_check: SteadyMs,
-    /// Whether this server's clock is too far ahead of its primary's.
-    pub(super) clock_leads: bool,
     /// When the next step of the scan may run.
     pub(super) next_scan: SteadyMs,
     // Reused buffers, swapped out while notifications are sent.
@@ -42,7 +40,6 @@ lazy_static::lazy_static! {
         settings: Settings::default(),
         since: clock::read().steady(),
         next_check: SteadyMs(0),
-        clock_leads: false,
         next_scan: SteadyMs(0),
         notifications: Notifications::default(),
         texts: observers::Texts::default(),

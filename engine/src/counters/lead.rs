@@ -8,6 +8,9 @@ const PERIOD_MS: Millis = 30_000;
 /// The fewest numbers that an estimate needs: one that was held up on its way says little.
 const LEAST: u32 = 5;
 
+/// The lead that is too much: after a promotion this server would end leases that early.
+const TOO_MUCH_MS: Millis = 50;
+
 /// Estimates the lead from the numbers that a primary hands out. They are times of its clock and arrive a little later, so the
 /// smallest difference to this server's clock is the time of the way plus the lead.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +18,7 @@ pub struct ClockLead {
     began: SteadyMs,
     now: Period,
     before: Period,
+    warned: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -58,5 +62,12 @@ impl ClockLead {
             Some(least) if count >= LEAST => least / 1000,
             _ => 0,
         }
+    }
+
+    /// Returns the lead in milliseconds if it is too much and was not at the last call: once as long as it lasts.
+    pub fn begins_to_matter(&mut self, now: Now) -> Option<Millis> {
+        let lead = self.ms(now);
+        let warned = std::mem::replace(&mut self.warned, lead > TOO_MUCH_MS);
+        (self.warned && !warned).then_some(lead)
     }
 }

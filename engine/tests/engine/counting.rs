@@ -766,6 +766,23 @@ fn shown_lead(server: &Server, primary: bool, now: Now) -> u64 {
     lead.expect("the field").1
 }
 
+/// Has a replica follow five grants of a primary whose clock is `lead_us` behind.
+fn follow_grants(server: &mut Server, now: &mut Now, lead_us: u64) {
+    for key in ["a", "b", "c", "d", "e"] {
+        *now = Now {
+            us: now.us + 1_000,
+            steady_us: now.steady_us + 1_000,
+        };
+        let effect = format!(
+            "1 h{} {} 1 1 5:alice",
+            now.us - lead_us,
+            now.us / 1_000 + 9_000
+        );
+        server.follow(&name(0, key), effect.as_bytes(), *now);
+    }
+    assert_eq!(shown_lead(server, false, *now), lead_us / 1_000);
+}
+
 #[test]
 fn the_lead_of_a_clock_is_one_of_now_and_of_replicas() {
     let mut server = Server::new(false, Policy::default());
@@ -773,40 +790,55 @@ fn the_lead_of_a_clock_is_one_of_now_and_of_replicas() {
         us: 1_795_000_000_000_000,
         steady_us: 5_000_000,
     };
-    let follow = |server: &mut Server, now: &mut Now, lead_us: u64| {
-        for key in ["a", "b", "c", "d", "e"] {
-            *now = Now {
-                us: now.us + 1_000,
-                steady_us: now.steady_us + 1_000,
-            };
-            let effect = format!(
-                "1 h{} {} 1 1 5:alice",
-                now.us - lead_us,
-                now.us / 1_000 + 9_000
-            );
-            server.follow(&name(0, key), effect.as_bytes(), *now);
-        }
-        assert_eq!(shown_lead(server, false, *now), lead_us / 1_000);
-    };
     // The primary has granted nothing since: what was known gets old.
-    follow(&mut server, &mut now, 200_000);
+    follow_grants(&mut server, &mut now, 200_000);
     now.steady_us += 59_000_000;
     assert_eq!(shown_lead(&server, false, now), 200);
     now.steady_us += 2_000_000;
     assert_eq!(shown_lead(&server, false, now), 0);
     // This server's clock was put right.
     now.us += 61_000_000;
-    follow(&mut server, &mut now, 200_000);
+    follow_grants(&mut server, &mut now, 200_000);
     server.engine.reset_counters();
     assert_eq!(shown_lead(&server, false, now), 200);
     server.engine.count_clock_step();
     assert_eq!(shown_lead(&server, false, now), 0);
     // It is promoted, and demoted.
-    follow(&mut server, &mut now, 200_000);
+    follow_grants(&mut server, &mut now, 200_000);
     assert_eq!(shown_lead(&server, true, now), 0);
     server.engine.promote();
     server.engine.demote(now);
     assert_eq!(shown_lead(&server, false, now), 0);
+}
+
+/// The log warns of a lead once, and again after it was over.
+#[test]
+fn a_lead_begins_to_matter_once() {
+    let mut server = Server::new(false, Policy::default());
+    let mut now = Now {
+        us: 1_795_000_000_000_000,
+        steady_us: 5_000_000,
+    };
+    for (lead_ms, warns) in [
+        (50, None),
+        (51, Some(51)),
+        (51, None),
+        (200, None),
+        (0, None),
+        (200, Some(200)),
+    ] {
+        // What is known of the last lead is too old.
+        now = Now {
+            us: now.us + 61_000_000,
+            steady_us: now.steady_us + 61_000_000,
+        };
+        follow_grants(&mut server, &mut now, 1_000 * lead_ms);
+        assert_eq!(server.engine.begins_to_lead(now), warns, "{lead_ms} ms");
+    }
+    // This server's clock was put right by a step, and goes wrong again.
+    server.engine.count_clock_step();
+    follow_grants(&mut server, &mut now, 200_000);
+    assert_eq!(server.engine.begins_to_lead(now), Some(200));
 }
 
 /// A clock that stepped back makes no time negative.
