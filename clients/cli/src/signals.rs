@@ -32,8 +32,9 @@ pub(crate) fn end_by(signal: Signal) -> ! {
     std::process::exit(128 + signal as i32);
 }
 
-/// Has signals heeded: in the queue they end this process, which leaves the queue first; later they are told. What this process was
-/// started to ignore (`nohup`) the command ignores as well.
+/// Handles the signals that end a program. While this process waits for the lock, a signal makes it leave the queue and ends it.
+/// After that, `tell` gets each signal. A signal that this process was started to ignore (by `nohup`) stays ignored, here and in the
+/// command.
 ///
 /// # Errors
 /// The system refuses.
@@ -58,11 +59,11 @@ pub(crate) fn heed(
     Ok(Heeded(handle))
 }
 
-/// The signals that are heeded.
+/// The signals that are handled.
 pub(crate) struct Heeded(Handle);
 
 impl Heeded {
-    /// From now on also those that stop a job and let it go on.
+    /// Also handles the signals that stop a job and let it go on.
     ///
     /// # Errors
     /// The system refuses.
