@@ -16,13 +16,17 @@
 use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Lock};
-use crate::queue::LockId;
+use crate::outbox::Outcome;
+use crate::queue::{LockId, Request};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp, Garbage};
-use crate::types::{NameRef, Now};
+use crate::types::{NameRef, Now, RequestId};
 
 /// The outputs after which a settlement of marked locks leaves the others to the next step.
 const OUTPUTS_A_STEP: usize = 1024;
+
+/// The places after whose grants to requests for many locks an event leaves the other such requests to the next step.
+const GRANTED_A_STEP: usize = 1024;
 
 /// How many places of requests that have left take as long to remove as a lock takes to settle.
 const GONE_AS_A_LOCK: usize = 16;
@@ -162,7 +166,8 @@ impl Engine {
         self.settle_next(keys, now);
     }
 
-    /// Settles the locks where other settlements have made something possible, to a fixed point.
+    /// Settles the locks where other settlements have made something possible, to a fixed point. Of very many requests for many locks
+    /// that have become grantable together, some are left to the next step.
     pub(super) fn settle_next(&mut self, keys: &mut impl Keyspace, now: Now) {
         if !self.next.is_empty() {
             self.settle_all_next(keys, now);
@@ -171,11 +176,28 @@ impl Engine {
 
     #[inline(never)]
     fn settle_all_next(&mut self, keys: &mut impl Keyspace, now: Now) {
+        let granted = self.outbox.iter().map(|output| match &output.outcome {
+            Outcome::GrantedAll(grants) => grants.len(),
+            _ => 0,
+        });
+        let mut granted: usize = granted.sum();
         while let Some(next) = self.next.pop_first() {
             match next {
                 FollowUp::Lock(lock) => self.settle(keys, now, lock),
-                FollowUp::Many(id) => self.serve_many(keys, now, id),
+                FollowUp::Many(id) if granted < GRANTED_A_STEP => {
+                    granted += self.serve_many(keys, now, id);
+                }
+                FollowUp::Many(id) => self.leave_to_next_step(id),
             }
+        }
+    }
+
+    /// Marks the locks of a request for many that may be grantable.
+    fn leave_to_next_step(&mut self, id: RequestId) {
+        let parts = self.requests.get(id).map(Request::parts);
+        let locks = parts.unwrap_or_default().iter().map(|part| part.lock);
+        for lock in locks.collect::<Vec<_>>() {
+            self.mark(lock);
         }
     }
 

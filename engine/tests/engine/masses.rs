@@ -8,7 +8,7 @@ use dlock_engine::lock::token::TokenClock;
 use dlock_engine::lock::Hold;
 use dlock_engine::{
     change::Change, codec, Arrival, ClientId, End, Entry, Event, Keyspace, Limit, Lock, Name,
-    NameRef, Now, Policy, Share, Token, ONE,
+    NameRef, Now, Outcome, Policy, RequestId, Share, Token, ONE,
 };
 
 /// The number of watched locks: each has two holders.
@@ -570,6 +570,147 @@ fn requests_for_many_locks_leave_in_steps() {
         assert_eq!(events, timeouts);
         let told = server.engine.take_outputs().len();
         assert_eq!(told, if times_out { REQUESTS } else { 0 });
+    }
+}
+
+/// The number of requests that become grantable together.
+const GRANTABLE: usize = 300;
+
+/// An event that concerns very many places.
+struct Mass {
+    what: &'static str,
+    make: fn() -> Server,
+    happens: fn(&mut Server),
+    /// The most places that come or go, and answers, in the event or a step after it.
+    most: usize,
+}
+
+/// Five seconds after the beginning.
+const LATER: Now = Now {
+    us: NOW.us + 5_000_000,
+    steady_us: NOW.steady_us + 5_000_000,
+};
+
+/// Makes `requests` requests wait for a lock that another holds for five seconds, and for `others` more each.
+fn waiting_for_many(requests: usize, others: usize) -> Server {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k holder 5000");
+    for at in 0..requests {
+        let others: Vec<String> = (0..others).map(|other| format!("j{at}-{other}")).collect();
+        let keys = format!("{} k {}", others.len() + 1, others.join(" "));
+        let line = format!("MACQUIRE {keys} o{at} 60000 SHARED BLOCK 5000");
+        assert!(matches!(ask(&mut server, &line), Reply::Wait(..)));
+    }
+    server
+}
+
+const MASSES: [Mass; 6] = [
+    Mass {
+        what: "tickets arrive",
+        make: || arriving(1_500),
+        happens: |_| {},
+        most: PLACES_A_STEP,
+    },
+    Mass {
+        what: "a value of another type arrives",
+        make: || arriving(1_500),
+        happens: |server| {
+            let values = server.keys.values.values_mut();
+            values.for_each(|value| *value = Value::Other);
+        },
+        most: 2 * PLACES_A_STEP,
+    },
+    Mass {
+        what: "connections of requests for many locks end",
+        make: || waiting_for_many(20, 499),
+        happens: |server| (0..20).for_each(|id| server.engine.leave(RequestId(NOW.us + id), LATER)),
+        most: 4096 + 500 + A_STEP * 20,
+    },
+    Mass {
+        what: "requests for many locks time out",
+        make: || {
+            let mut server = waiting_for_many(20, 499);
+            ask(&mut server, "RENEW k holder 60000");
+            server
+        },
+        happens: |server| {
+            server.engine.tick(LATER);
+        },
+        most: 4096 + 500 + A_STEP * 20,
+    },
+    Mass {
+        what: "requests for many locks become grantable",
+        make: || waiting_for_many(GRANTABLE, 7),
+        happens: |server| {
+            let released = server.run(
+                NOW,
+                0,
+                Client::connection(1),
+                &[b"RELEASE", b"k", b"holder"],
+            );
+            assert!(matches!(released, Ok(Reply::Integer(0))), "{released:?}");
+        },
+        most: PLACES_A_STEP + 8 + PLACES_A_STEP / 8,
+    },
+    Mass {
+        what: "requests for many locks become grantable as their time is up",
+        make: || waiting_for_many(GRANTABLE, 7),
+        happens: |server| {
+            server.engine.tick(LATER);
+        },
+        most: PLACES_A_STEP + 8 + PLACES_A_STEP / 8,
+    },
+];
+
+impl Mass {
+    /// Performs the event, and what follows. Returns the most work of a step; with the fault, all steps are one.
+    fn happen(&self, fault: bool) -> (usize, Vec<Outcome>) {
+        let mut server = (self.make)();
+        let (mut most, mut work, mut told) = (0, 0, Vec::new());
+        let mut before = server.engine.places();
+        (self.happens)(&mut server);
+        for _ in 0..1_000 {
+            server.keys.close();
+            let outputs = server.engine.take_outputs();
+            work += server.engine.places().abs_diff(before) + outputs.len();
+            before = server.engine.places();
+            told.extend(outputs.into_iter().map(|output| output.outcome));
+            most = most.max(work);
+            if !server.engine.unsettled() {
+                return (most, told);
+            }
+            if !fault {
+                work = 0;
+            }
+            server.engine.settle_dirty(&mut server.keys, LATER, A_STEP);
+        }
+        panic!("{}: settlement does not end", self.what);
+    }
+}
+
+/// The work of a step is bounded, and one that did everything at once would be seen.
+#[test]
+fn no_step_does_everything() {
+    for mass in MASSES {
+        let (most, _) = mass.happen(false);
+        assert!(most <= mass.most, "{}: {most} in one step", mass.what);
+        let (most, _) = mass.happen(true);
+        assert!(most > mass.most, "{}: {most} in one step", mass.what);
+    }
+}
+
+/// Those left to the next step get what has come free, even if their time is up, and in order.
+#[test]
+fn requests_for_many_locks_are_granted_in_order() {
+    for mass in &MASSES[4..] {
+        let (_, told) = mass.happen(false);
+        let tokens = told.iter().map(|outcome| match outcome {
+            Outcome::GrantedAll(grants) => grants[0].token,
+            other => panic!("{}: {other:?}", mass.what),
+        });
+        let tokens: Vec<Token> = tokens.collect();
+        assert_eq!(tokens.len(), GRANTABLE, "{}", mass.what);
+        assert!(tokens.is_sorted(), "{}", mass.what);
     }
 }
 

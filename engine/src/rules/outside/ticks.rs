@@ -81,7 +81,7 @@ impl Engine {
     /// Settles the locks of a waiting request that may have come free. Returns true if that is done; else there are too many to be
     /// granted for one step, and the request may be among them.
     fn settle_wanted(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
-        let (mut nth, mut done) = (0, true);
+        let mut nth = 0;
         while let Some(part) = self.requests.get(id).and_then(|its| its.parts().get(nth)) {
             nth += 1;
             let lock = part.lock;
@@ -94,11 +94,13 @@ impl Engine {
             let name = queue.name.clone();
             if keys.can_grant(name.as_ref()) {
                 self.settle(keys, now, lock);
-                done &= !self.queues.at(lock).dirty;
             }
         }
         self.settle_next(keys, now);
-        done
+        let parts = self.requests.get(id).map(Request::parts);
+        let parts = parts.unwrap_or_default().iter();
+        let mut queues = parts.map(|part| self.queues.at(part.lock));
+        !queues.any(|queue| queue.dirty && keys.can_grant(queue.name.as_ref()))
     }
 
     fn time_out_one(&mut self, id: RequestId, now: Now) {

@@ -318,20 +318,21 @@ impl Engine {
         }
     }
 
-    /// Grants a waiting request for many locks if each of them could be granted by itself now.
+    /// Grants a waiting request for many locks if each of them could be granted by itself now. Returns how many locks it has
+    /// granted.
     pub(in crate::rules) fn serve_many(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
         id: RequestId,
-    ) {
+    ) -> usize {
         if self.settle_many(keys, now, id) {
             // The settlement may have made others grantable that have asked before.
             self.next.insert(FollowUp::Many(id));
-            return;
+            return 0;
         }
         let Some(request) = self.requests.get(id) else {
-            return;
+            return 0;
         };
         let (owner, terms) = (request.owner.clone(), request.terms);
         let until = request.until.map(|due| due.at);
@@ -341,7 +342,8 @@ impl Engine {
             self.close_if_leaving(keys, name.as_ref());
             let queue = self.queues.at(part.lock);
             if queue.closed {
-                return self.mark(part.lock);
+                self.mark(part.lock);
+                return 0;
             }
             let entry = keys.entry(name.as_ref());
             let kind = RequestKind::to(part.place);
@@ -349,13 +351,14 @@ impl Engine {
                 Grantable::Now => {}
                 Grantable::Withheld => {
                     self.held_back = true;
-                    return;
+                    return 0;
                 }
-                _ => return,
+                _ => return 0,
             }
         }
         let Some(request) = self.unregister_everywhere(id, now) else {
-            return broken!("a request that waits is registered");
+            broken!("a request that waits is registered");
+            return 0;
         };
         let at = parts.iter().map(|(part, name)| NamedLock {
             name: name.as_ref(),
@@ -369,6 +372,7 @@ impl Engine {
         let output = Output::new(id, request.channel, owner, &first, outcome, pending);
         self.outbox.push(output);
         self.settle_all(keys, now, &at);
+        at.len()
     }
 
     /// Settles those locks of a request that are not settled: its outcome must not depend on which of them was settled first.
