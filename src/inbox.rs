@@ -45,6 +45,8 @@ pub(crate) struct Unlinked {
     pub holds: Vec<(Token, WallMs)>,
     /// Whether the lock lives on under another name.
     pub moved: bool,
+    /// Whether the module must watch the lock: no TTL ends it.
+    pub watched: bool,
     /// Whether its value was serialized right before, as MIGRATE does.
     pub carried: bool,
 }
@@ -147,6 +149,7 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
         name,
         holds,
         moved: false,
+        watched: lock.needs_watch(),
         carried,
     }));
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);

@@ -109,7 +109,8 @@ pub(crate) fn complete() -> Result<(), &'static str> {
         RedisModule_GetNotifyKeyspaceEvents
         RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
         RedisModule_RegisterCommandFilter RedisModule_RegisterNumericConfig
-        RedisModule_Replicate RedisModule_SetCommandInfo RedisModule_SubscribeToServerEvent
+        RedisModule_Replicate RedisModule_Scan RedisModule_ScanCursorCreate RedisModule_ScanCursorDestroy
+        RedisModule_SetCommandInfo RedisModule_SubscribeToServerEvent
         RedisModule_UnblockClient RedisModule_UnregisterCommandFilter
     }
     // SAFETY: nothing else runs at load.

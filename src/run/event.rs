@@ -80,6 +80,9 @@ pub(super) fn event(ctx: Ctx) {
                 timer::arm(state.next_scan, now.steady());
             }
         }
+        if state.search_step(now) {
+            timer::arm(state.search.next_step, now.steady());
+        }
         let left = open
             && state
                 .engine

@@ -5,6 +5,7 @@
 
 use crate::callbacks::data_type;
 use crate::ffi::api::hot;
+use crate::ffi::callbacks::scan::Scan;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MaybeOwned;
 use crate::ffi::text::{Str, Text};
@@ -156,6 +157,18 @@ impl OpenKeys {
     /// Returns the node's slots.
     pub(super) fn own_slots(&mut self) -> &slots::Own {
         self.slots.own(self.ctx)
+    }
+
+    /// Passes the next few locks of a database to `see`. Returns true if there are more.
+    pub(super) fn scan(
+        &mut self,
+        db: u32,
+        scan: &mut Scan,
+        see: &mut dyn FnMut(NameRef, &Lock),
+    ) -> bool {
+        self.select(db);
+        let see = &mut |key: &[u8], lock: &Lock| see(NameRef { db, key }, lock);
+        scan.step(self.ctx, data_type::lock_type(), see)
     }
 
     /// Returns a lock's position among the open ones; opens its key if necessary.

@@ -11,4 +11,5 @@ mod keyspace;
 mod list;
 pub(crate) mod load;
 mod notices;
+mod search;
 mod state;

@@ -52,6 +52,9 @@ impl State {
                         false => self.engine.on_key_removed(lost.name.as_ref()),
                     }
                     self.lost(&lost, now);
+                    if lost.moved && lost.watched {
+                        self.search.begin();
+                    }
                 }
                 Notice::Brought(name) => {
                     self.awaited.note(&name.key);
@@ -69,7 +72,10 @@ impl State {
                             .for_each(|at| self.notifications.add_flush(at));
                     }
                 }
-                Notice::Swapped(one, other) => self.engine.on_swap(one, other, now),
+                Notice::Swapped(one, other) => {
+                    self.engine.on_swap(one, other, now);
+                    self.search.on_swap();
+                }
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();

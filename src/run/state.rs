@@ -2,6 +2,7 @@
 
 use super::caller::Client;
 use super::keyspace::OpenKeys;
+use super::search::Search;
 use crate::ffi::memory::MainThread;
 use crate::node::{census, clock, gate, slots};
 use crate::replicas;
@@ -25,6 +26,8 @@ pub(super) struct State {
     pub(super) next_check: SteadyMs,
     /// When the next step of the scan may run.
     pub(super) next_scan: SteadyMs,
+    /// The search for locks that have moved to another name.
+    pub(super) search: Search,
     // Reused buffers, swapped out while notifications are sent.
     pub(super) notifications: Notifications,
     pub(super) texts: observers::Texts,
@@ -41,6 +44,7 @@ lazy_static::lazy_static! {
         since: clock::read().steady(),
         next_check: SteadyMs(0),
         next_scan: SteadyMs(0),
+        search: Search::default(),
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });

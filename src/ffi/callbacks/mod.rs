@@ -5,6 +5,7 @@ pub(crate) mod blocked;
 pub(crate) mod command;
 pub(crate) mod data_type;
 pub(crate) mod info;
+pub(crate) mod scan;
 pub(crate) mod server_events;
 pub(crate) mod sync;
 pub(crate) mod timer;
