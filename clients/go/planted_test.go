@@ -30,6 +30,7 @@ var faults = []struct{ cases, file, old, new string }{
 	{"a_thousand_cycles", "connect.go", "if n.link.alive() {", "if n.link == nil {\n\t\treturn n.link, nil\n\t}\n\tif n.link.serial < 0 {"},
 	{"dropped,sixty_forgotten_at_200_ms", "dlock.go", "if !over && last {", "if over && last {"},
 	{"a_late_release_ends_no_later_hold,a_late_release_of_a_lost_hold,TestWhatIsReadLateEndsNoHold", "core.go", "r.owner = r.name + c.owner(place{r.key, r.name}).alias", "r.owner = r.name"},
+	{"taken_again_after_a_loss", "release.go", "if token == 0 {\n\t\t\tanswered()", "{\n\t\t\tanswered()"},
 	{"asked_again_after_a_lost_reply", "acquire.go", "r.again, r.sent = r.sent, true", "r.sent = true"},
 	{"TestWhatNoTimeCanMendEndsAWait", "errors.go", "case errors.As(err, &plain), errors.As(err, &address), errors.As(err, &network):", "case false:"},
 	{"TestAForgottenHoldIsLost", "dlock.go", `s.lose("forgotten`, "s.leave()\n\ts.lose(\"forgotten"},

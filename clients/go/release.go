@@ -162,8 +162,10 @@ func (c *core) abandon(r *acquireRequest, token int64, answered func()) {
 		l = t.node.link
 	}
 	_, asking := c.asking[r.key]
-	if !l.alive() { // nothing is said
-		answered()
+	if !l.alive() { // nothing is said: the server may keep a hold, for less than a lease, which the name would enter again
+		if token == 0 {
+			answered()
+		}
 		c.mu.Unlock()
 		return
 	}

@@ -300,6 +300,19 @@ def keeps_the_name(plant):
     plant(_request.Request, "add", nothing)
 
 
+def keeps_the_name_without_a_link(plant):
+    abandon = _take.Taking.abandon
+
+    def linked(self, renewal):
+        link = renewal.link or renewal.node.link
+        if link is None or link.error is not None:
+            self.lose(renewal, "given up")
+        else:
+            abandon(self, renewal)
+
+    plant(_take.Taking, "abandon", linked)
+
+
 def asks_as_new(plant):
     attempt = _take.Taking._attempt
 
@@ -388,6 +401,7 @@ FAULTS = [
     ("a_late_release_ends_no_later_hold", keeps_the_name),
     ("a_late_release_of_a_lost_hold", keeps_the_name),
     ("asked_again_after_a_lost_reply", asks_as_new),
+    ("taken_again_after_a_loss", keeps_the_name_without_a_link),
 ]
 
 
@@ -405,6 +419,7 @@ LONG = (
     "a_hold_that_may_not_last",
     "a_late_release_ends_no_later_hold",
     "asked_again_after_a_lost_reply",
+    "taken_again_after_a_loss",
 )
 
 

@@ -44,6 +44,7 @@ plant cases 'forced deleted expired' renewals.rs 'let told = if let Value::Array
 plant cases 'wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move' take.rs \
     'Err\(error\) if !error.passes\(\) => return Err' 'Err(error) if taking.queued || !error.passes() => return Err'
 plant cases 'a_late_release_ends a_late_release_of' release.rs 'unanswered.insert\(request.owner.clone\(\)\);' 'unanswered.clear();' # keeps the name
+plant cases taken_again renewals.rs 'self.retire\(&request\);(?= // without a link)' 'if self.link(&node).is_some() { self.retire(&request); }'
 plant cases asked_again take.rs 'taking.asked.is_set\(\)' 'taking.asked.is_set() && false' # believes in the whole lease
 plant cases cut_wait state.rs 'for sender in owners.values\(\) \{' 'for sender in owners.values().take(0) {'
 plant cases after_close core.rs 'state.lose_all\("closed", \|_\| true\)' '0' # ends quietly

@@ -39,9 +39,9 @@ export async function release(core, renewal) {
 /** Gives back a hold that nobody has any more, once. If its link has ended its lease ends it. */
 export function untie(core, renewal) {
   const { request, token, node: { link } } = renewal;
+  const answered = core.rename(request); // without a link, too: the server may hold it for less than a lease
   core.lose(renewal, 'abandoned');
   if (!link || link.error) return;
-  const answered = core.rename(request);
   link.post(request.release('TOKEN', token), (error) => {
     if (!(error instanceof Unreachable)) answered();
   }, core.isAsking(request.key)).catch(nothing);

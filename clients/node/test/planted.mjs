@@ -140,6 +140,10 @@ const forgetsTheOthers = () => plant(Node, 'await', (old) => function waits(requ
   return box;
 });
 const keepsTheName = () => plant(Request, 'add', () => nothing);
+const keepsTheNameWithoutALink = () => plant(Core, 'rename', (old) => function rename(request) {
+  const link = request.renewal?.node.link;
+  return link && !link.error ? old.call(this, request) : nothing;
+});
 /** And each answer is that of the first time. */
 const asksAsNew = () => plant(Core, 'call', (old) => function call(request, ...rest) {
   const answer = old.call(this, request, ...rest);
@@ -175,11 +179,11 @@ const FAULTS = {
   a_try_at_a_busy_server: triesForASecond, a_hold_over_a_busy_server: isFinal('BUSY'),
   a_try_at_a_loading_server: triesForASecond, a_wait_at_a_loading_server: isFinal('LOADING'),
   a_late_release_ends_no_later_hold: keepsTheName, a_late_release_of_a_lost_hold: keepsTheName,
-  asked_again_after_a_lost_reply: asksAsNew,
+  asked_again_after_a_lost_reply: asksAsNew, taken_again_after_a_loss: keepsTheNameWithoutALink,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
   'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'a_late_release_ends_no_later_hold',
-  'asked_again_after_a_lost_reply'];
+  'asked_again_after_a_lost_reply', 'taken_again_after_a_loss'];
 
 after(closeConnections);
 

@@ -17,7 +17,10 @@ final class PlantedTest extends TestCase
     private const LEAVES_NOTHING = ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"];
     private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 && !$again) {', 'if (false) {'];
     private const KEEPS_THE_NAME = ['Locks.php', '$named . $this->core->alias($key, $named)', '$named'];
-    private const LASTS = ['a_thousand_cycles', 'a_late_release_ends_no_later_hold', 'a_late_release_of_a_lost_hold', 'asked_again_after_a_lost_reply'];
+    private const LASTS = [
+        'a_thousand_cycles', 'a_late_release_ends_no_later_hold', 'a_late_release_of_a_lost_hold', 'asked_again_after_a_lost_reply',
+        'taken_again_after_a_loss',
+    ];
     private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = count($known); foreach ([] as'];
 
     /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
@@ -94,6 +97,9 @@ final class PlantedTest extends TestCase
             'a_hold_over_a_busy_server' => ['Exception/Refused.php', "'BUSY', ", ''],
             'a_late_release_ends_no_later_hold' => self::KEEPS_THE_NAME,
             'a_late_release_of_a_lost_hold' => self::KEEPS_THE_NAME,
+            'taken_again_after_a_loss' => [
+                'Core.php', 'if ($request->token !== 0) {', 'if ($request->token !== 0 && $request->node?->overdue === false) {',
+            ],
             'asked_again_after_a_lost_reply' => ['Core.php', '$again = $request->asked;', '$again = false;'],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];

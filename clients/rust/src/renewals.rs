@@ -328,9 +328,9 @@ impl State {
                 Some(error) => format!("nobody has confirmed it before its end: {error}"),
                 None => "nobody has confirmed it before its end".to_owned(),
             };
+            self.retire(&request); // without a link, too: the server may hold it for less than a lease
             self.lose(&id, &reason);
             if let Some(link) = self.link(&node) {
-                self.retire(&request);
                 let then = released(&request, id.1, true);
                 link.post(request.release(Some(id.1)), self.asking.contains_key(&id.0), Some(then));
             }
@@ -454,8 +454,8 @@ impl State {
         let id = request.id(token);
         let (name, asking) = self.route(&id.0);
         let name = self.renewals.get(&id).map_or(name, |renewal| renewal.node.clone());
-        let Some(link) = self.link(&name) else { return self.lose(&id, "released") };
         self.retire(request);
+        let Some(link) = self.link(&name) else { return self.lose(&id, "released") };
         if link.post(request.release(Some(token)), asking, Some(released(request, token, true))).is_none() {
             self.lose(&id, "released");
         }

@@ -316,9 +316,9 @@ class Taking(Core):
     def abandon(self, renewal: Renewal) -> None:
         """Gives back what nobody has any more, once. If that does not arrive, KEEP counts one too many."""
         link, request = renewal.link or renewal.node.link, renewal.request
+        answered = self._rename(request)  # without a link, too: the server may hold it for less than a lease
         self.lose(renewal, "given up")
         if link is not None and link.error is None:
-            answered = self._rename(request)
             with contextlib.suppress(*FAILURES):
                 link.post(request.release("TOKEN", renewal.token), lambda reply: answered())
 

@@ -84,8 +84,8 @@ class PlantedTest {
                     "if (timeout == 0 || core.closed) {\n                finish(null, why);", "if (core.closed) {\n finish(null, why);"),
             new Fault("a_hold_over_a_busy_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"LOADING\","),
             new Fault("a_wait_at_a_loading_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"BUSY\","),
-            new Fault("a_late_release_ends_no_later_hold a_late_release_of_a_lost_hold", "Asking", "+ UUID.randomUUID()",
-                    "+ (owner == null ? UUID.randomUUID() : locks.core.id)"),
+            new Fault("a_late_release_ends_no_later_hold a_late_release_of_a_lost_hold taken_again_after_a_loss", "Asking",
+                    "+ UUID.randomUUID()", "+ (owner == null ? UUID.randomUUID() : locks.core.id)"),
             new Fault("asked_again_after_a_lost_reply", "Take", "again = request.link != null", "again = false"),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
@@ -122,7 +122,7 @@ class PlantedTest {
             boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
                     "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last", "a_time_out_in_the_queue",
                     "a_turn_takes_three_commands", "sixty_forgotten_at_200_ms", "a_late_release_of_a_lost_hold",
-                    "asked_again_after_a_lost_reply").contains(name);
+                    "asked_again_after_a_lost_reply", "taken_again_after_a_loss").contains(name);
             builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
             Process program = builder.start();
             boolean ended = program.waitFor(120, TimeUnit.SECONDS);
