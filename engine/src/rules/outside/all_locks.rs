@@ -44,17 +44,20 @@ impl Engine {
     pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: NameRef| name.db == one || name.db == other;
         self.on_locks_left(swapped, Loss::Renamed, now);
+        let new_db = |db| match db {
+            db if db == one => other,
+            db if db == other => one,
+            db => db,
+        };
+        for name in &mut self.arrived {
+            name.db = new_db(name.db);
+        }
         for lock in self.queues.chosen(swapped) {
-            self.arrived.push_back(self.queues.at(lock).name.clone());
+            let mut name = self.queues.at(lock).name.clone();
+            name.db = new_db(name.db);
+            self.arrived.push_back(name);
             self.note_windows(lock);
             self.mark_stale(lock);
-        }
-        for name in &mut self.arrived {
-            name.db = match name.db {
-                db if db == one => other,
-                db if db == other => one,
-                db => db,
-            };
         }
     }
 
