@@ -143,9 +143,15 @@ impl Engine {
         let same = |place: &Place, ticket: &Ticket| {
             place.ticket.is_some() && *place.owner == *ticket.owner
         };
+        let windows = &mut self.windows;
         let new = tickets.filter(|(number, ticket)| {
             let place = queue.place(*number);
-            !place.is_some_and(|place| same(place, ticket))
+            let here = place.is_some_and(|place| same(place, ticket));
+            if here && noted {
+                // Its window is that of the place. A copy that comes later has another.
+                windows.remove(number);
+            }
+            !here
         });
         let new: Vec<(Arrival, &Ticket)> = new.collect();
         let (mut arriving, mut others) = (Vec::new(), Vec::new());
@@ -185,6 +191,8 @@ impl Engine {
         brought: Arrival,
         ticket: Ticket,
     ) {
+        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share);
+        let window = self.window_left(brought, claim, now);
         if entry.hold(&ticket.owner).is_some() {
             // A holder has no place.
             return entry.commit(&Change::Unticket { number: brought });
@@ -203,14 +211,12 @@ impl Engine {
             true => self.holds.tokens.arrival(now),
             false => brought,
         };
-        let (claim, share) = (ticket.claim.min(self.policy.max_claim_ms), ticket.share);
         let mut place = Place::brought(Rc::from(ticket.owner), share, brought, now);
         place.set_claim(claim);
         if taken || claim != ticket.claim {
             entry.commit_any(place.as_change(number));
         }
         self.queues.insert(lock, number, place);
-        let window = self.window_left(brought, claim, now);
         self.keep_ticket(lock, number, window, now);
     }
 
