@@ -35,8 +35,8 @@ final class CasesTest extends TestCase
     }
 
     /**
-     * Those of this process: `DLOCK_PART` is `frozen-single` or the like (these servers stand still: nobody else may need them
-     * meanwhile), or `1/3` of the rest.
+     * Those of this process: `DLOCK_PART` is `frozen-single` or the like (these servers stand still, or have other settings: nobody
+     * else may need them meanwhile), or `1/3` of the rest.
      *
      * @return iterable<string, array{string, string}>
      */
@@ -45,7 +45,7 @@ final class CasesTest extends TestCase
         $part = getenv('DLOCK_PART') ?: '';
         $number = 0;
         foreach (self::named() as $case => $about) {
-            $frozen = array_intersect(array_column(self::steps($about[0]), 'do'), ['freeze', 'fault']) !== [];
+            $frozen = array_intersect(array_column(self::steps($about[0]), 'do'), ['freeze', 'fault', 'settings']) !== [];
             $frozen or ++$number;
             [$one, $of] = explode('/', "$part/0");
             $place = self::cases()[$about[0]]['at'] ?? 'single';
