@@ -9,7 +9,7 @@ use crate::ffi::callbacks::scan::Scan;
 use dlock_engine::{Lock, NameRef, Now, SteadyMs};
 use std::time::{Duration, Instant};
 
-/// How long one step takes, and how long after it the next one comes: a fifth of a core, for as long as it runs.
+/// How long one step takes, and how long after it the next one comes: about a quarter of a core, for as long as it runs.
 const STEP: Duration = Duration::from_micros(500);
 const PAUSE_MS: u64 = 2;
 

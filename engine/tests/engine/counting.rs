@@ -30,8 +30,8 @@ fn stats(world: &mut World, line: &str) -> BTreeMap<&'static str, u64> {
     }
 }
 
-/// Runs the lines (a number lets milliseconds pass, `dies 1` ends a connection), and checks that exactly these numbers have risen, apart from those of
-/// `dlock_times`.
+/// Runs the lines (a number lets milliseconds pass, `dies 1` ends a connection), and checks that exactly these numbers have risen, apart
+/// from those of `dlock_times`.
 #[track_caller]
 fn check(lines: &[&str], risen: &[(&str, u64)]) {
     let mut world = World::new(Policy::default());
