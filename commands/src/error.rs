@@ -40,6 +40,8 @@ pub enum Error {
     Argument(&'static str, String),
     /// An option that the command does not know.
     UnknownOption(String),
+    /// An option's former word, its present one, and since which version it has that.
+    Renamed(&'static str, &'static str, &'static str),
     /// A number where options stand: the word, the argument that it may be meant for, and what that comes right after.
     Misplaced(String, &'static str, &'static str),
     /// The same option, or two options that exclude each other.
@@ -86,6 +88,7 @@ impl fmt::Display for Error {
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
             Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),
+            Error::Renamed(before, now, since) => write!(f, "ERR {before} is {now} since {since}"),
             Error::Misplaced(word, arg, before) => write!(
                 f,
                 "ERR unknown option '{word}': {arg} comes right after {before}"

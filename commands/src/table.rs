@@ -104,7 +104,7 @@ pub struct Args<'a> {
     /// How many permits are asked for.
     pub permits: Option<u64>,
     /// Whether the hold is tied to the connection.
-    pub session: bool,
+    pub ephemeral: bool,
     /// How long the server renews a hold by itself.
     pub auto: Option<Millis>,
     /// How long the server goes on renewing the holds of the connection.
@@ -354,7 +354,8 @@ const NOTIFY: Arg = option(
 );
 const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
 const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
-const SESSION: Arg = flag!("SESSION" => session);
+/// `RENAMED` has its former word.
+const EPHEMERAL: Arg = flag!("EPHEMERAL" => ephemeral);
 const AUTO: Arg = number!("AUTO" "auto-ms" in 0, MAX_BLOCK_MS => auto);
 /// A waiting request keeps it in 32 bits: up to some weeks.
 pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
@@ -373,6 +374,24 @@ const OF_OWNER: Arg = option("OWNER", "owner", OWNER.kind);
 const CONTENDED: Arg = flag!("CONTENDED" => contended);
 const DOT: Arg = flag!("DOT" => dot);
 const RESET: Arg = flag!("RESET" => reset);
+
+/// An option that had another word in earlier versions.
+#[derive(Debug)]
+pub(crate) struct Renamed {
+    /// The former word.
+    pub before: &'static str,
+    /// The present one.
+    pub now: &'static str,
+    /// The version that renamed it.
+    pub since: &'static str,
+}
+
+/// The options whose former words are refused by an error that names the present ones.
+pub(crate) static RENAMED: [Renamed; 1] = [Renamed {
+    before: "SESSION",
+    now: "EPHEMERAL",
+    since: "0.5.0",
+}];
 
 /// How many may hold at once.
 const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
@@ -401,7 +420,7 @@ pub static COMMANDS: &[Spec] = &[
             NOTIFY,
             HOLDS,
             SHARE,
-            SESSION,
+            EPHEMERAL,
             AUTO_FROM_GRANT,
         ],
     },
@@ -420,7 +439,7 @@ pub static COMMANDS: &[Spec] = &[
             NOTIFY,
             HOLDS,
             SHARE,
-            SESSION,
+            EPHEMERAL,
             AUTO_FROM_GRANT,
             CLAIM,
         ],
@@ -440,7 +459,7 @@ pub static COMMANDS: &[Spec] = &[
             BLOCK,
             HOLDS,
             SHARE,
-            SESSION,
+            EPHEMERAL,
             AUTO_FROM_GRANT,
         ],
     },
@@ -451,7 +470,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
-        args: &[NUMKEYS, KEYS, OWNER, LEASE, SESSION, AUTO],
+        args: &[NUMKEYS, KEYS, OWNER, LEASE, EPHEMERAL, AUTO],
     },
     Spec {
         verb: Verb::ReleaseMany,
@@ -478,7 +497,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
-        args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
+        args: &[KEY, OWNER, LEASE, TOKEN, EPHEMERAL, AUTO],
     },
     Spec {
         verb: Verb::Keep,

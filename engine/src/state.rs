@@ -184,8 +184,8 @@ impl Engine {
     }
 
     /// Returns how many holds end with a connection.
-    pub fn sessions(&self) -> usize {
-        self.holds.ties.sessions()
+    pub fn ephemeral(&self) -> usize {
+        self.holds.ties.ephemeral()
     }
 
     /// Returns how many holds the server renews.

@@ -181,7 +181,7 @@ pub struct Terms {
     /// `HOLDS n`: make the hold count at least n rather than one more.
     pub holds: Option<NonZeroU32>,
     /// Whether the hold ends with the connection.
-    pub session: bool,
+    pub ephemeral: bool,
     /// How long the server renews the hold, if it does. The lease is at least [`SHORTEST_AUTO_LEASE_MS`] then.
     ///
     /// [`SHORTEST_AUTO_LEASE_MS`]: crate::SHORTEST_AUTO_LEASE_MS
@@ -193,7 +193,7 @@ pub struct Terms {
 impl Terms {
     /// Returns true if the grant ties the hold to the connection.
     pub fn ties(&self) -> bool {
-        self.session || self.auto.is_some()
+        self.ephemeral || self.auto.is_some()
     }
 }
 

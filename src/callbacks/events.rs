@@ -32,7 +32,7 @@ pub(crate) fn subscribe_disconnects(ctx: Ctx) {
     }
     if !server_events::subscribe_disconnects::<Notes>(ctx) {
         log::warning(
-            "the server does not report connections that end, so a hold with SESSION ends only with its lease",
+            "the server does not report connections that end, so a hold with EPHEMERAL ends only with its lease",
         );
     }
 }

@@ -114,7 +114,7 @@ impl Handler for Commands {
 }
 
 /// Settles, before a read-only command, what the module's own event would settle in a moment: a client that knows of the end of a
-/// connection finds neither its place nor its session's hold, and a lock whose lease has ended belongs to the next in the queue. A
+/// connection finds neither its place nor its ephemeral hold, and a lock whose lease has ended belongs to the next in the queue. A
 /// script sees the state from its beginning.
 fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     let db = ctx.selected();
@@ -171,7 +171,7 @@ impl State {
             return;
         }
         let ties = |word: &&[u8]| {
-            word.eq_ignore_ascii_case(b"AUTO") || word.eq_ignore_ascii_case(b"SESSION")
+            word.eq_ignore_ascii_case(b"AUTO") || word.eq_ignore_ascii_case(b"EPHEMERAL")
         };
         let ties = words.iter().any(ties);
         let db = self.keys.home();

@@ -28,8 +28,8 @@ pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Re
     request(call, name, &ask, None)
 }
 
-/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [SESSION] [AUTO ms]`,
-/// for `DLOCK.FAIRACQUIRE` also `[CLAIM ms]`.
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [EPHEMERAL]
+/// [AUTO ms]`, for `DLOCK.FAIRACQUIRE` also `[CLAIM ms]`.
 pub(crate) fn run<K: Keyspace>(
     call: &mut Call<K>,
     given: &Args,
@@ -81,7 +81,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
     owner: &'a [u8],
     verb: Verb,
 ) -> Result<Ask<'a>, Error> {
-    if given.session || given.auto.is_some() {
+    if given.ephemeral || given.auto.is_some() {
         hold::check_tie(call, given)?;
     }
     let permits = match given.permits {
@@ -108,7 +108,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
                 None => call.lease(given.lease),
             },
             holds: given.holds.and_then(|holds| NonZeroU32::new(holds as u32)),
-            session: given.session,
+            ephemeral: given.ephemeral,
             auto: given.auto.and_then(|ms| NonZeroU32::new(ms as u32)),
             client: ClientId(call.caller.client()),
         },

@@ -23,13 +23,13 @@ pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieRequest, Error> {
-    if !given.session && given.auto.is_none() {
+    if !given.ephemeral && given.auto.is_none() {
         return Ok(TieRequest::default());
     }
     check_tie(call, given)?;
     Ok(TieRequest {
         client: ClientId(call.caller.client()),
-        session: given.session,
+        ephemeral: given.ephemeral,
         auto: given.auto,
     })
 }
@@ -38,7 +38,7 @@ pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieReques
 #[cold]
 pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if !call.own_connection() {
-        let option = if given.session { "SESSION" } else { "AUTO" };
+        let option = if given.ephemeral { "EPHEMERAL" } else { "AUTO" };
         return Err(Error::NoConnection(option));
     }
     let most = call.engine.policy().max_lease_ms;
@@ -95,7 +95,7 @@ pub(crate) fn renewed<K: Keyspace>(
     )
 }
 
-/// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
+/// Renews a lease: `key owner [lease-ms] [TOKEN t] [EPHEMERAL] [AUTO ms]`.
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));

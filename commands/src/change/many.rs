@@ -7,7 +7,7 @@ use crate::table::{Args, Verb};
 use dlock_engine::{Answer, Grant, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
-/// [SESSION] [AUTO ms]`.
+/// [EPHEMERAL] [AUTO ms]`.
 pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     if owner == acquire::AUTO_OWNER {
@@ -32,7 +32,7 @@ pub fn tokens(grants: &[Grant]) -> Reply {
     Reply::array(grants.iter().map(|grant| Reply::Integer(grant.token.0)))
 }
 
-/// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
+/// Renews many leases: `numkeys key [key …] owner [lease-ms] [EPHEMERAL] [AUTO ms]`.
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     hold::check_confirmable(call)?;

@@ -94,7 +94,7 @@ fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
         ("permits", Reply::number(hold.permits.get())),
         ("lease-ms", Reply::Integer(hold.lease_ms)),
         ("held-ms", Reply::Integer(hold.held_ms)),
-        ("session", Reply::number(hold.session)),
+        ("ephemeral", Reply::number(hold.ephemeral)),
         ("auto", Reply::number(hold.auto)),
         ("acked", Reply::number(hold.acked)),
     ];

@@ -158,9 +158,16 @@ impl<'a> Reader<'a, '_> {
         Err(self.unknown(spec, word))
     }
 
-    /// Returns the error for a word that begins no option. A number may be one that should have come earlier.
+    /// Returns the error for a word that begins no option. It may be an option's former word, or a number that should have come
+    /// earlier.
     #[cold]
     fn unknown(&mut self, spec: &Spec, word: &[u8]) -> Error {
+        for renamed in &table::RENAMED {
+            let is_known = spec.args.iter().any(|arg| arg.token == Some(renamed.now));
+            if is_known && word.eq_ignore_ascii_case(renamed.before.as_bytes()) {
+                return Error::Renamed(renamed.before, renamed.now, renamed.since);
+            }
+        }
         let shown = escaped(word, 64);
         let mut before = spec.name;
         for arg in spec.args {

@@ -39,7 +39,7 @@ pub struct Counters {
     /// Holds ended by force.
     pub forced: u64,
     /// Holds that ended with the connection that they were tied to.
-    pub sessions: u64,
+    pub closed: u64,
     /// Holds that went with their key.
     pub removed: u64,
     /// Waits whose place a newer request of the same owner has taken.
@@ -130,7 +130,7 @@ impl Counters {
             End::Released => self.released += 1,
             End::Expired => self.expired += 1,
             End::Forced => self.forced += 1,
-            End::Session => self.sessions += 1,
+            End::Closed => self.closed += 1,
             End::Removed => self.removed += 1,
         }
         self.holds.record(now.us.saturating_sub(token.0));

@@ -1,4 +1,4 @@
-//! Holds that are tied to a connection: they end with it (`SESSION`), or are renewed by the server as long as it is open
+//! Holds that are tied to a connection: they end with it (`EPHEMERAL`), or are renewed by the server as long as it is open
 //! (`AUTO`).
 //!
 //! A tie belongs to a connection of this run of the server, so none of this is saved or replicated: on a server
@@ -27,7 +27,7 @@ pub struct Tie {
     /// The lock and the owner.
     pub whose: HoldKey,
     /// Whether the hold ends with the connection.
-    pub session: bool,
+    pub ephemeral: bool,
     /// Whether the server renews the hold.
     pub auto: Option<Auto>,
     /// When the hold's lease ends.
@@ -174,7 +174,7 @@ impl Tie {
 
     fn ranked(&self, id: TieId) -> ByExpiry {
         ByExpiry {
-            session_only: self.auto.is_none(),
+            ephemeral_only: self.auto.is_none(),
             end: self.end,
             id,
         }
@@ -184,16 +184,16 @@ impl Tie {
 /// A hold among those of its connection: in the order of their ends, with those that the server renews before the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ByExpiry {
-    session_only: bool,
+    ephemeral_only: bool,
     end: WallMs,
     id: TieId,
 }
 
 impl ByExpiry {
     /// Returns the lowest rank among the holds that the server renews, or among the others.
-    fn first(session_only: bool) -> ByExpiry {
+    fn first(ephemeral_only: bool) -> ByExpiry {
         ByExpiry {
-            session_only,
+            ephemeral_only,
             end: WallMs(0),
             id: TieId::default(),
         }
@@ -317,7 +317,7 @@ pub struct Ties {
     // The ties of tokens that others had when these were made.
     twins: BTreeMap<HoldId, TieId>,
     by_client: BTreeMap<ClientId, Connection>,
-    sessions: usize,
+    ephemeral: usize,
     autos: usize,
     /// When the server renews which hold.
     pub renewals: Renewals,
@@ -338,8 +338,8 @@ impl Ties {
     }
 
     /// Returns how many holds end with a connection.
-    pub fn sessions(&self) -> usize {
-        self.sessions
+    pub fn ephemeral(&self) -> usize {
+        self.ephemeral
     }
 
     /// Returns how many holds the server renews.
@@ -403,7 +403,7 @@ impl Ties {
 
     /// Ties a hold that has no tie. Returns the tie's number.
     pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> TieId {
-        self.sessions += usize::from(tie.session);
+        self.ephemeral += usize::from(tie.ephemeral);
         self.autos += usize::from(tie.renews());
         let id = self.number(&tie, token);
         let connection = self.by_client.entry(tie.client).or_default();
@@ -438,7 +438,7 @@ impl Ties {
         if id.twin > 0 {
             self.twins.remove(&HoldId::new(tie.whose(), id.token));
         }
-        self.sessions -= usize::from(tie.session);
+        self.ephemeral -= usize::from(tie.ephemeral);
         self.autos -= usize::from(tie.renews());
         if let Some(its) = self.by_client.get_mut(&tie.client) {
             its.holds.remove(&tie.ranked(id));
@@ -499,7 +499,7 @@ impl Ties {
         self.renewals.clear();
         self.due.clear();
         self.resumed.clear();
-        (self.sessions, self.autos) = (0, 0);
+        (self.ephemeral, self.autos) = (0, 0);
     }
 
     /// Returns when the server renews a hold next.
@@ -597,7 +597,7 @@ impl Ties {
     /// Returns the earliest end of a lease that the server renews for a connection, or has renewed; none if it renews none.
     pub fn first_end(&self, client: ClientId) -> Option<WallMs> {
         let first = self.by_client.get(&client)?.holds.first();
-        let first = first.filter(|first| !first.session_only);
+        let first = first.filter(|first| !first.ephemeral_only);
         first.map(|first| first.end)
     }
 
@@ -641,7 +641,7 @@ impl Ties {
     /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, client: ClientId, now: WallMs) -> Option<TieId> {
         let holds = &self.by_client.get(&client)?.holds;
-        let first = |session_only| holds.range(ByExpiry::first(session_only)..).next();
+        let first = |ephemeral_only| holds.range(ByExpiry::first(ephemeral_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
         let ended = firsts.find(|hold| hold.end <= now);
         ended.map(|hold| hold.id)

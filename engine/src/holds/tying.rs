@@ -15,7 +15,7 @@ pub struct TieRequest {
     /// The connection.
     pub client: ClientId,
     /// Whether the hold ends with the connection.
-    pub session: bool,
+    pub ephemeral: bool,
     /// Whether the server renews the hold, and for how long (0: without bound).
     pub auto: Option<Millis>,
 }
@@ -49,12 +49,12 @@ impl HoldTable {
     ) {
         let how = TieRequest {
             client: terms.client,
-            session: terms.session,
+            ephemeral: terms.ephemeral,
             auto: terms.auto.map(|ms| Millis::from(ms.get())),
         };
         let before = self.ties.untie_hold(whose, token);
-        let (session, mut auto) = match &before {
-            Some(tie) if tie.client == how.client => (tie.session, tie.auto),
+        let (ephemeral, mut auto) = match &before {
+            Some(tie) if tie.client == how.client => (tie.ephemeral, tie.auto),
             _ => (false, None),
         };
         if how.auto.is_some() {
@@ -63,15 +63,15 @@ impl HoldTable {
         let tie = Box::new(Tie {
             client: how.client,
             whose: HoldKey::new(whose),
-            session: session || how.session,
+            ephemeral: ephemeral || how.ephemeral,
             auto,
             end,
         });
         self.replace_tie(token, before, Some(tie));
     }
 
-    /// Ties a renewed hold: the last command that ties it decides, and only a `SESSION` of the same connection stays. A renewal
-    /// without `SESSION` and `AUTO` ends the server's own renewals.
+    /// Ties a renewed hold: the last command that ties it decides, and only `EPHEMERAL` of the same connection stays. A renewal
+    /// without `EPHEMERAL` and `AUTO` ends the server's own renewals.
     pub fn tie_renewed(
         &mut self,
         whose: HoldRef,
@@ -81,20 +81,20 @@ impl HoldTable {
         how: &TieRequest,
         now: Now,
     ) {
-        let asked = how.session || how.auto.is_some();
+        let asked = how.ephemeral || how.auto.is_some();
         let before = self.ties.untie_hold(whose, token);
         if !asked && before.is_none() {
             return;
         }
         let stays = before
             .as_ref()
-            .filter(|tie| tie.session && (!asked || tie.client == how.client));
-        let session = how.session || stays.is_some();
-        let tie = (session || how.auto.is_some()).then(|| {
+            .filter(|tie| tie.ephemeral && (!asked || tie.client == how.client));
+        let ephemeral = how.ephemeral || stays.is_some();
+        let tie = (ephemeral || how.auto.is_some()).then(|| {
             Box::new(Tie {
                 client: stays.map_or(how.client, |tie| tie.client),
                 whose: HoldKey::new(whose),
-                session,
+                ephemeral,
                 auto: how.renewals(&self.ties, token, lease, now),
                 end,
             })
@@ -176,7 +176,7 @@ impl HoldTable {
             End::Forced => Loss::Forced,
             End::Removed => Loss::Removed,
             // Its connection has ended: there is nobody to report a loss to.
-            End::Session => return drop(self.ties.untie(id)),
+            End::Closed => return drop(self.ties.untie(id)),
         };
         // The reason that the unlock message gives.
         self.lose_as(id, why);

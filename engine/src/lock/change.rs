@@ -15,7 +15,7 @@
 //! A hold of several permits is `H`, and says how many between its limit and its owner; a ticket that asks for several is `T`.
 //! Format 2 has these two letters beside those of format 1, and only an effect that needs them is written in it.
 //!
-//! The others: `r|x|f|s|d<token> [<owner>]` the hold is gone (released, expired, forced, session, removed; the only
+//! The others: `r|x|f|s|d<token> [<owner>]` the hold is gone (released, expired, forced, closed, removed; the only
 //! holder is left unnamed), `t<number> <claim> <limit> <owner>` a ticket, `u<number>` no such ticket any more, `w1`/`w0`
 //! somebody is (nobody is) queued. A line with no change puts the key's TTL right.
 //!
@@ -36,8 +36,8 @@ pub enum End {
     Expired,
     /// Ended by `DLOCK.FORCERELEASE`.
     Forced,
-    /// Its session's connection ended.
-    Session,
+    /// The connection that it was tied to was closed.
+    Closed,
     /// The key was removed or overwritten.
     Removed,
 }
@@ -47,7 +47,7 @@ impl End {
         End::Released,
         End::Expired,
         End::Forced,
-        End::Session,
+        End::Closed,
         End::Removed,
     ];
 
@@ -57,7 +57,7 @@ impl End {
             End::Released => (b'r', "released"),
             End::Expired => (b'x', "expired"),
             End::Forced => (b'f', "forced"),
-            End::Session => (b's', "session"),
+            End::Closed => (b's', "closed"),
             End::Removed => (b'd', "removed"),
         }
     }

@@ -58,7 +58,7 @@ pub struct HoldView {
     /// Milliseconds since the grant.
     pub held_ms: Millis,
     /// Whether it ends with a connection.
-    pub session: bool,
+    pub ephemeral: bool,
     /// Whether the server renews it.
     pub auto: bool,
     /// Whether as many replicas as necessary have confirmed it.
@@ -241,7 +241,7 @@ impl Engine {
             permits: hold.permits,
             lease_ms: hold.deadline.since(now.wall()),
             held_ms: now.wall().since(token.granted()),
-            session: tie.is_some_and(|tie| tie.session),
+            ephemeral: tie.is_some_and(|tie| tie.ephemeral),
             auto: tie.is_some_and(|tie| tie.renews()),
             acked: self.holds.is_unconfirmed(whose, token).is_none(),
             client: tie.map_or(hold.client, |tie| tie.client),

@@ -89,8 +89,8 @@ fn each_thing_that_happens_is_counted_under_its_name() {
         &[("places_queued", 1), ("replaced_total", 1)],
     );
     check(
-        &["ACQUIRE k a 1000 SESSION", "dies 1"],
-        &[("grants_immediate_total", 1), ("sessions_ended_total", 1)],
+        &["ACQUIRE k a 1000 EPHEMERAL", "dies 1"],
+        &[("grants_immediate_total", 1), ("closed_total", 1)],
     );
     let reader = "ACQUIRE r a SHARED";
     check(
@@ -331,7 +331,7 @@ const OF_A_SERVER: &[(&str, &[&str])] = &[
     ("tests/servers/notify.txt", &["notify_waiting"]),
     (
         "tests/servers/auto.txt",
-        &["auto_renewed", "sessions", "auto_renewals_total"],
+        &["auto_renewed", "ephemeral", "auto_renewals_total"],
     ),
     (
         "tests/servers/deadlocks.txt",

@@ -20,7 +20,7 @@ const KEYS: [&str; 2] = ["x", "y"];
 /// The requests of an owner for one lock. Leases, windows and quarantines are short, so that every instant can be checked.
 const REQUESTS: [&str; 11] = [
     "ACQUIRE k o 10",
-    "ACQUIRE k o 10 BLOCK 0 SESSION",
+    "ACQUIRE k o 10 BLOCK 0 EPHEMERAL",
     "ACQUIRE k o 10 BLOCK 4 SHARED",
     "ACQUIRE k o 10 NOTIFY n LIMIT 2",
     "FAIRACQUIRE k o 10 CLAIM 7",
@@ -163,7 +163,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
         let mut holds: Vec<_> = lock.holds.iter().collect();
         holds.sort_unstable_by_key(|hold| hold.grant);
         for hold in holds {
-            let session = hold.session().map(|client| names.client(client));
+            let ephemeral = hold.ephemeral().map(|client| names.client(client));
             let (owner, grant) = (names.owner(&hold.owner), rank(&grants, hold.grant));
             let left = hold.deadline - model.now;
             numbers.extend([
@@ -173,7 +173,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
                 left,
                 hold.limit as u64,
                 hold.permits as u64,
-                option(session),
+                option(ephemeral),
             ]);
         }
         numbers.push(END);
@@ -209,7 +209,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
             ticket,
             option(until),
         ]);
-        numbers.push(u64::from(asked.session));
+        numbers.push(u64::from(asked.ephemeral));
         let mut keys: Vec<u64> = asked.keys.iter().map(|key| names.key(key)).collect();
         keys.sort_unstable();
         numbers.extend(keys);

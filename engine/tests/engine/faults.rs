@@ -28,8 +28,8 @@ use dlock_engine::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     // The engine receives another command than the client sent.
-    /// SESSION is dropped.
-    DeafToSession,
+    /// EPHEMERAL is dropped.
+    DeafToEphemeral,
     /// HOLDS is dropped.
     DeafToHolds,
     /// SHARED is dropped.
@@ -42,8 +42,8 @@ pub enum Fault {
     DeafToToken,
     /// AUTO is dropped.
     DeafToAuto,
-    /// AUTO from another connection takes a session along.
-    DragsSession,
+    /// AUTO from another connection takes EPHEMERAL along.
+    DragsEphemeral,
     /// AUTO is over as soon as it begins.
     ShortAuto,
     /// BLOCK has no bound, whatever it says.
@@ -117,7 +117,7 @@ pub enum Fault {
     LateTick,
     /// A late server ends the waits before the leases that they have waited for.
     TimesOutFirst,
-    /// The answer to a heartbeat counts a `SESSION` hold that has ended and whose key is still there.
+    /// The answer to a heartbeat counts an `EPHEMERAL` hold that has ended and whose key is still there.
     EndUnseen,
     /// The server does not settle marked locks.
     Unsettled,
@@ -190,7 +190,7 @@ pub enum Fault {
     /// A key keeps an old TTL.
     WrongTtl,
     /// A hold ends with a connection that it is not tied to.
-    StraySession,
+    StrayClosed,
     /// A new request for many locks stands before the older waiters.
     EntersAhead,
     /// A request for many locks has one of them already.
@@ -217,14 +217,14 @@ use Fault::*;
 /// shorter sequence of [`exploration`](crate::exploration)'s acts does.
 #[rustfmt::skip]
 const CAUGHT: [(Fault, By, &str); 101] = [
-    (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
+    (DeafToEphemeral, Model, "1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
     (DeafToPermits, Model, "1: ACQUIRE x a LIMIT 2 PERMITS 2"),
     (DeafToClaim, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 CLAIM 7"),
     (DeafToToken, Model, "1: ACQUIRE x a; 1: ACQUIRE y a; 1: RELEASE x a TOKEN #2"),
     (DeafToAuto, Model, "1: ACQUIRE x a; 1: RENEW x a AUTO 0"),
-    (DragsSession, Model, "1: ACQUIRE x a SESSION; 2: RENEW x a AUTO 0"),
+    (DragsEphemeral, Model, "1: ACQUIRE x a EPHEMERAL; 2: RENEW x a AUTO 0"),
     (ShortAuto, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; wait 500"),
     (EndsFirst, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; clock 743; wait 333"),
     (WaitsUnheard, Model, "1: ACQUIRE x a 1000 AUTO 9; 2: ACQUIRE y b; 1: ACQUIRE y c BLOCK 0; wait 333"),
@@ -237,59 +237,59 @@ const CAUGHT: [(Fault, By, &str); 101] = [
     (EndlessBlock, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 4 SHARED"),
     (ShortLease, Model, "1: ACQUIRE x a 10"),
     (ReleasesAll, Model, "1: ACQUIRE x a 10; 1: ACQUIRE x a 10; 1: RELEASE x a"),
-    (MergesLimits, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 4 SHARED"),
+    (MergesLimits, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 5: ACQUIRE x b 10 BLOCK 4 SHARED"),
     (MergesPermits, Model, "1: ACQUIRE x a; 2: ACQUIRE x b LIMIT 2 PERMITS 2 BLOCK 0; 5: ACQUIRE x b LIMIT 2 BLOCK 0"),
-    (QueuesAgain, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
+    (QueuesAgain, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 5: ACQUIRE x b 10 BLOCK 0 EPHEMERAL"),
     (PollTakesOver, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2: ACQUIRE x b 10"),
     (ForgetsOne, Model, "1: MACQUIRE 2 x y a 10 BLOCK 0"),
-    (TwoActors, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (TwoActors, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 5: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 EPHEMERAL"),
     (TimesOutFirst, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 20; stall 40"),
     (TimesOutFirst, Model, "1: ACQUIRE x a 10; wait 6; 2: ACQUIRE x b 10 BLOCK 4 SHARED; wait 4"),
-    (EndUnseen, Invariant(Rule::KeepTold), "1: ACQUIRE x a 10 SESSION; stall 11; 1: KEEP 9"),
-    (OneTieAToken, Model, "1: ACQUIRE x a SESSION; copy x y; 1: RENEW y a SESSION"),
-    (FalseAlarm, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (EndUnseen, Invariant(Rule::KeepTold), "1: ACQUIRE x a 10 EPHEMERAL; stall 11; 1: KEEP 9"),
+    (OneTieAToken, Model, "1: ACQUIRE x a EPHEMERAL; copy x y; 1: RENEW y a EPHEMERAL"),
+    (FalseAlarm, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 EPHEMERAL"),
     (WrongPlace, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2"),
     (ReentryWaits, Model, "config quarantine 15; 1: ACQUIRE x a 10"),
-    (LostWake, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 1: RELEASE x a"),
+    (LostWake, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 1: RELEASE x a"),
     (LostMessage, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 1: RELEASE x a"),
     (TwoMessages, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 1: RELEASE x a"),
-    (ReplacedAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
-    (ReplacedUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
-    (NotHeldUntold, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED; 2: ACQUIRE x b 10 BLOCK 4 SHARED; 1: ACQUIRE x a 10 BLOCK 0 SESSION; del x"),
+    (ReplacedAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 5: ACQUIRE x b 10 BLOCK 0 EPHEMERAL"),
+    (ReplacedUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 5: ACQUIRE x b 10 BLOCK 0 EPHEMERAL"),
+    (NotHeldUntold, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED; 2: ACQUIRE x b 10 BLOCK 4 SHARED; 1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; del x"),
     (HoldingAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: MACQUIRE 2 x y a 10 BLOCK 0"),
-    (TryAgainUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION; rename x y"),
+    (TryAgainUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 EPHEMERAL; rename x y"),
     (MovedUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 NOTIFY n LIMIT 2; rename x y"),
     (GoneUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2 dies"),
-    (CancelledAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: CANCEL x b"),
-    (WrongToken, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 1: RELEASE x a"),
-    (DeadWaiterStays, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 dies"),
-    (EndUnnoticed, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
-    (Blind, Model, "1: ACQUIRE x a 10; 2: MACQUIRE 2 x y b 10 BLOCK 0; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
-    (LateTick, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; wait 10"),
-    (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
-    (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
+    (CancelledAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 5: CANCEL x b"),
+    (WrongToken, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 1: RELEASE x a"),
+    (DeadWaiterStays, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 2 dies"),
+    (EndUnnoticed, Model, "1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; 1 dies"),
+    (Blind, Model, "1: ACQUIRE x a 10; 2: MACQUIRE 2 x y b 10 BLOCK 0; 1: ACQUIRE y a 10 BLOCK 0 EPHEMERAL"),
+    (LateTick, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; wait 10"),
+    (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; 1 dies"),
+    (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 EPHEMERAL; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
     (TicketGone, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 2 is cut off; 1 (pipelined): RELEASE x a; 1: RENEW x b"),
     (TakesBackAll, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 2 is cut off; 1 (pipelined): RELEASE x a; 1: ACQUIRE x b HOLDS 1"),
     (TakesBackAll, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 2 is cut off; 1 (pipelined): RELEASE x a; 1: DOWNGRADE x b LIMIT 1"),
     (TakesBackAll, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 2 is cut off; 1 (pipelined): RELEASE x a; 1: RELEASE x b HOLDS 1"),
-    (RenameUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
-    (TieStays, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
+    (RenameUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; rename x y"),
+    (TieStays, Model, "1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; rename x y"),
     (WindowsAnew, Model, "1: ACQUIRE x a; 2: FAIRACQUIRE x b; wait 10; rename x y"),
     (NoLook, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; behind set y; look"),
     (UseBlind, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; 3: ACQUIRE z c; 4: FAIRACQUIRE z d; behind rename z y; 4: CANCEL y d"),
     (LongLeases, Model, "config max-lease-ms 500; 1: RENEW x a 400 AUTO 0"),
-    (DelUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; del x"),
+    (DelUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; del x"),
     (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
     (TrustsNobody, Model, "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
-    (QuarantineSteps, Model, "config quarantine 15; 1: ACQUIRE x a 10 BLOCK 0 SESSION; clock 20"),
+    (QuarantineSteps, Model, "config quarantine 15; 1: ACQUIRE x a 10 BLOCK 0 EPHEMERAL; clock 20"),
     (LossUntold, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; del x; 1: KEEP 9"),
     (TieUncounted, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
     (LongBelief, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
     (StaleTie, Invariant(Rule::TieEnds), "1: ACQUIRE x a AUTO 9"),
-    (OneTieAToken, Invariant(Rule::TiesStay), "1: ACQUIRE x a SESSION; copy x y; 2: RENEW y a AUTO 0"),
+    (OneTieAToken, Invariant(Rule::TiesStay), "1: ACQUIRE x a EPHEMERAL; copy x y; 2: RENEW y a AUTO 0"),
     (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
     (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
     (TooManyPermits, Invariant(Rule::Limits), "1: ACQUIRE x a LIMIT 2; 2: ACQUIRE x b LIMIT 2"),
@@ -304,7 +304,7 @@ const CAUGHT: [(Fault, By, &str); 101] = [
     (Unwatched, Invariant(Rule::Watched), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0"),
     (LostTicket, Invariant(Rule::Watched), "1: ACQUIRE x a; 2: FAIRACQUIRE x b"),
     (WrongTtl, Invariant(Rule::Ttl), "1: ACQUIRE x a"),
-    (StraySession, Invariant(Rule::SessionEnds), "1: ACQUIRE x a; wait 1"),
+    (StrayClosed, Invariant(Rule::EphemeralEnds), "1: ACQUIRE x a; wait 1"),
     (Partly, Invariant(Rule::AllOrNone), "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0"),
     (ToldPartly, Invariant(Rule::AllOrNone), "1: MACQUIRE 2 x y a"),
     (Nowhere, Invariant(Rule::Answered), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0"),
@@ -349,15 +349,17 @@ impl World {
         });
         let waits = at(&heard, "BLOCK").is_some() || at(&heard, "NOTIFY").is_some();
         match (fault, asked, older) {
-            (DeafToSession, ..) => without(&mut heard, "SESSION", 1),
+            (DeafToEphemeral, ..) => without(&mut heard, "EPHEMERAL", 1),
             (DeafToHolds, ..) => without(&mut heard, "HOLDS", 2),
             (DeafToShared, ..) => without(&mut heard, "SHARED", 1),
             (DeafToPermits, ..) => without(&mut heard, "PERMITS", 2),
             (DeafToClaim, ..) => without(&mut heard, "CLAIM", 2),
             (DeafToToken, ..) => without(&mut heard, "TOKEN", 2),
             (DeafToAuto, ..) => without(&mut heard, "AUTO", 2),
-            (DragsSession, ..) if at(&heard, "AUTO").is_some() && self.engine().sessions() > 0 => {
-                heard.push(b"SESSION".to_vec());
+            (DragsEphemeral, ..)
+                if at(&heard, "AUTO").is_some() && self.engine().ephemeral() > 0 =>
+            {
+                heard.push(b"EPHEMERAL".to_vec());
             }
             (ShortAuto, ..) => {
                 if let Some(at) = at(&heard, "AUTO") {
@@ -404,7 +406,7 @@ impl World {
                 }
             }
             (OneTieAToken, ..)
-                if ["SESSION", "AUTO"]
+                if ["EPHEMERAL", "AUTO"]
                     .iter()
                     .any(|tie| at(&heard, tie).is_some()) =>
             {
@@ -426,7 +428,7 @@ impl World {
         self.engine().time_out(before);
     }
 
-    /// Returns how many `SESSION` holds of a connection have ended unseen, for a fault that still counts them.
+    /// Returns how many `EPHEMERAL` holds of a connection have ended unseen, for a fault that still counts them.
     pub fn ends_unseen(&self, client: u64) -> u64 {
         let now = self.now.wall();
         let ended = |tied: &&Tied| tied.client == client && !tied.auto && tied.end <= now;
@@ -653,12 +655,12 @@ impl Fault {
             }
             LostTicket => drop(rows.find_map(|row| row.tickets.as_mut()?.pop())?),
             WrongTtl => rows.find_map(|row| row.ttl.as_mut())?.0.take().map(drop)?,
-            StraySession => {
+            StrayClosed => {
                 let rows = before.rows.iter();
                 let mut holds =
                     rows.flat_map(|(name, row)| row.holders.iter().map(move |hold| (name, hold)));
-                let (name, hold) = holds.find(|(_, hold)| hold.session.is_none())?;
-                after.over.push((name.clone(), End::Session, hold.token));
+                let (name, hold) = holds.find(|(_, hold)| hold.ephemeral.is_none())?;
+                after.over.push((name.clone(), End::Closed, hold.token));
             }
             EntersAhead => {
                 let many = |wait: &Waiting| wait.many && wait.event > before.event;

@@ -52,7 +52,11 @@ impl Wishes {
         );
         let holds = 1 + random.below(3);
         say(&mut words, random.chance(20), format!("HOLDS {holds}"));
-        say(&mut words, may_wait && random.chance(25), "SESSION".into());
+        say(
+            &mut words,
+            may_wait && random.chance(25),
+            "EPHEMERAL".into(),
+        );
         let auto = 1 + random.below(3_000);
         let keep = self.keep && may_wait && !notify && random.chance(40);
         say(&mut words, keep, format!("AUTO {auto}"));
@@ -97,9 +101,9 @@ impl Wishes {
                     false => 0,
                 };
                 let tie = match random.below(6) {
-                    0 if may_wait => " SESSION".into(),
+                    0 if may_wait => " EPHEMERAL".into(),
                     1..=2 if may_wait && self.auto => format!(" AUTO {bound}"),
-                    3 if may_wait && self.auto => format!(" SESSION AUTO {bound}"),
+                    3 if may_wait && self.auto => format!(" EPHEMERAL AUTO {bound}"),
                     _ => String::new(),
                 };
                 format!("{verb} {locks} {owner} {lease}{tie}")

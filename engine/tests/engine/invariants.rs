@@ -42,7 +42,7 @@ pub enum Rule {
     /// After a search, no wait stands that can never end; and no wait is refused that could end.
     NoCircle,
     /// A hold that is tied to a connection ends with it, and no other does.
-    SessionEnds,
+    EphemeralEnds,
     /// A wait by a channel receives one outcome.
     NotifyTold,
     /// No lock is granted while a quarantine lasts.
@@ -97,7 +97,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         answered(after)?;
     }
     all_or_none(after)?;
-    session_ends(before, after)?;
+    ephemeral_ends(before, after)?;
     quarantine(after)?;
     leases_kept(before, after)?;
     auto_renews(before, after)?;
@@ -489,18 +489,18 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
     }
 }
 
-fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
+fn ephemeral_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     for (name, row) in &after.rows {
         let ended = |client: &u64| after.settled && after.ended.contains(client);
         if let Some(hold) = row
             .holders
             .iter()
-            .find(|hold| hold.session.as_ref().is_some_and(ended))
+            .find(|hold| hold.ephemeral.as_ref().is_some_and(ended))
         {
             let (owner, name) = (text(&hold.owner), key(name));
             let what =
-                format!("{owner} still holds {name}, and the connection of the session is gone");
-            return broken(Rule::SessionEnds, what);
+                format!("{owner} still holds {name}, and the connection that it ends with is gone");
+            return broken(Rule::EphemeralEnds, what);
         }
     }
     let stray = |name: &Name, token: Token| {
@@ -509,14 +509,14 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
             .get(name)
             .into_iter()
             .flat_map(|row| &row.holders);
-        holders.any(|hold| hold.token == token && hold.session.is_none())
+        holders.any(|hold| hold.token == token && hold.ephemeral.is_none())
     };
-    let ended = after.over.iter().filter(|(_, end, _)| *end == End::Session);
+    let ended = after.over.iter().filter(|(_, end, _)| *end == End::Closed);
     for (name, _, token) in ended {
         if stray(name, *token) {
             let name = key(name);
-            let what = format!("{name}: {token:?} had no session, and ended with a connection");
-            return broken(Rule::SessionEnds, what);
+            let what = format!("{name}: {token:?} was not ephemeral, and ended with a connection");
+            return broken(Rule::EphemeralEnds, what);
         }
     }
     Ok(())
@@ -740,7 +740,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 8] = [
-    "by_id: {}, twins: {}, by_client: {}, sessions: 0, autos: 0, renewals: {}, due: [], resumed: []",
+    "by_id: {}, twins: {}, by_client: {}, ephemeral: 0, autos: 0, renewals: {}, due: [], resumed: []",
     "timers: Deadlines { index: {}",
     "outbox: []",
     "by_id: {}, places: 0, leases: Deadlines { index: {}",

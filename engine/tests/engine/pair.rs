@@ -364,10 +364,10 @@ impl Pair {
             return Err(format!("the model has {must} places, the engine {is}"));
         }
         let holds = || self.model.locks.values().flat_map(|lock| &lock.holds);
-        let sessions = holds().filter(|hold| hold.session().is_some()).count();
+        let ephemeral = holds().filter(|hold| hold.ephemeral().is_some()).count();
         let autos = holds().filter(|hold| hold.auto()).count();
-        let (must, engine) = ((sessions, autos), &self.world.primary.engine);
-        let is = (engine.sessions(), engine.autos());
+        let (must, engine) = ((ephemeral, autos), &self.world.primary.engine);
+        let is = (engine.ephemeral(), engine.autos());
         if must != is {
             return Err(format!("the model has ties {must:?}, the engine {is:?}"));
         }
@@ -461,7 +461,7 @@ impl Pair {
             format!(
                 "{owner} holds {holds}, {permits} of {:?} for {left} since {held}, {:?}, {}",
                 wire(*limit),
-                hold.session(),
+                hold.ephemeral(),
                 hold.auto()
             )
         }));
@@ -501,9 +501,9 @@ fn shown_view(state: Option<LockState>, holders: &[HoldView], queue: &[PlaceView
             held_ms,
             ..
         } = hold;
-        let (owner, session) = (text(&hold.owner), hold.session.then_some(hold.client.0));
+        let (owner, ephemeral) = (text(&hold.owner), hold.ephemeral.then_some(hold.client.0));
         format!(
-            "{owner} holds {holds}, {permits} of {limit:?} for {lease_ms} since {held_ms}, {session:?}, {}",
+            "{owner} holds {holds}, {permits} of {limit:?} for {lease_ms} since {held_ms}, {ephemeral:?}, {}",
             hold.auto
         )
     }));

@@ -59,7 +59,7 @@ fn right(arg: &Arg, size: u64) -> Words {
     let value = match arg.kind {
         Kind::Key | Kind::Word => vec![b"shop".to_vec()],
         Kind::Keys => vec![b"shop".to_vec(), b"yard".to_vec()],
-        Kind::Words => vec![b"BLOCK".to_vec(), b"SESSION".to_vec()],
+        Kind::Words => vec![b"BLOCK".to_vec(), b"EPHEMERAL".to_vec()],
         // Letters are no number, so the word is not read as a lease.
         Kind::Text(length, _) => vec![b"x".repeat(length.least.max(length.most.min(9)))],
         Kind::Integer(..) if arg.name == "numkeys" => vec![b"2".to_vec()],
@@ -320,7 +320,7 @@ fn usual_words_with_renewals_are_read_alike() {
         &[b"shop", b"alice", b"1000"],
         &[b"shop", b"alice", b"0"],
     ];
-    let options: [&[u8]; 4] = [b"AUTO", b"auto", b"AUT", b"SESSION"];
+    let options: [&[u8]; 4] = [b"AUTO", b"auto", b"AUT", b"EPHEMERAL"];
     let numbers: [&[u8]; 7] = [
         b"0",
         b"1",

@@ -188,7 +188,7 @@ impl Simulation {
         };
         let words = match self.random.below(6) {
             0 => format!("ACQUIRE {key} {owner} 2000 HOLDS 1"),
-            1 => format!("ACQUIRE {key} {owner} 2000 SESSION"),
+            1 => format!("ACQUIRE {key} {owner} 2000 EPHEMERAL"),
             2 => format!("RENEW {key} {owner} 2000"),
             3 => format!("DOWNGRADE {key} {owner} SHARED"),
             4 => format!("RELEASE {key} {owner} HOLDS 1"),
@@ -426,14 +426,14 @@ fn the_runs_come_by_everything() {
                 .heard
                 .iter()
                 .filter(|heard| heard.asked.channel.is_some());
-            let sessions = after.over.iter().filter(|(_, end, _)| *end == End::Session);
+            let ephemeral = after.over.iter().filter(|(_, end, _)| *end == End::Closed);
             let lost = after.heard.iter().filter(|heard| heard.lost);
             let counts = [
                 after.refused.len(),
                 at_once.len(),
                 later.len(),
                 messages.count(),
-                sessions.count(),
+                ephemeral.count(),
                 lost.count(),
             ];
             seen.iter_mut()
@@ -446,7 +446,7 @@ fn the_runs_come_by_everything() {
         "many locks granted at once",
         "many locks granted after waiting",
         "messages",
-        "sessions ended",
+        "ephemeral holds closed",
         "undelivered answers",
     ];
     for (name, count) in names.iter().zip(seen) {

@@ -58,23 +58,23 @@ fn an_unheard_grant_leaves_with_its_slot() {
     assert!(!world.engine().unsettled());
 }
 
-/// A session whose lock has left with its slot delays nothing when its connection ends.
+/// An ephemeral hold whose lock has left with its slot delays nothing when its connection ends.
 #[test]
-fn a_session_leaves_with_its_slot() {
+fn an_ephemeral_hold_leaves_with_its_slot() {
     let mut world = World::new(Policy::default());
     for key in [&b"shop"[..], b"till"] {
-        let words = [b"ACQUIRE", key, b"ada", b"SESSION"];
+        let words = [b"ACQUIRE", key, b"ada", b"EPHEMERAL"];
         drop(world.send(Client::connection(1), 0, &words));
     }
     let shop = name(0, "shop");
     world.primary.keys.away.insert(shop.clone());
     world.engine().on_disconnect(ClientId(1));
     world.perform();
-    assert_eq!(world.engine().sessions(), 1, "the slot may yet stay");
+    assert_eq!(world.engine().ephemeral(), 1, "the slot may yet stay");
     world.primary.keys.values.remove(&shop);
     world.perform();
     let engine = world.engine();
-    assert_eq!(engine.sessions(), 0);
+    assert_eq!(engine.ephemeral(), 0);
     assert!(!engine.unsettled());
 }
 
@@ -170,11 +170,11 @@ fn shop(world: &World) -> (Option<String>, usize) {
     (owner, world.primary.engine.places())
 }
 
-/// A session ends there as by RELEASE: no waiter is granted the lock here.
+/// An ephemeral hold ends there as by RELEASE: no waiter is granted the lock here.
 #[test]
-fn a_session_ends_in_a_slot_that_is_on_its_way() {
+fn an_ephemeral_hold_ends_in_a_slot_that_is_on_its_way() {
     let mut world = leaving(&[
-        &[b"ACQUIRE", b"shop", b"ada", b"SESSION"],
+        &[b"ACQUIRE", b"shop", b"ada", b"EPHEMERAL"],
         &[b"FAIRACQUIRE", b"shop", b"ben", b"BLOCK", b"0"],
     ]);
     world.dies(1);

@@ -95,7 +95,7 @@ pub struct Holder {
     pub limit: Limit,
     pub permits: Permits,
     /// The connection with which the hold ends.
-    pub session: Option<u64>,
+    pub ephemeral: Option<u64>,
     /// Whether the server renews the hold.
     pub auto: bool,
 }
@@ -249,11 +249,11 @@ impl Picture {
         let mut lines = Vec::new();
         for (name, row) in &self.rows {
             let holders = row.holders.iter().map(|hold| {
-                let session = hold
-                    .session
+                let ephemeral = hold
+                    .ephemeral
                     .map_or(String::new(), |client| format!(", with {client}"));
                 let (owner, permits) = (text(&hold.owner), hold.permits);
-                format!("{owner} ({permits} of {}{session})", hold.limit.to_wire())
+                format!("{owner} ({permits} of {}{ephemeral})", hold.limit.to_wire())
             });
             let places = row.in_order().map(|place| {
                 let absent = if place.is_absent() { ", absent" } else { "" };
@@ -312,9 +312,9 @@ fn wide(limit: Limit) -> usize {
 fn row(world: &World, name: &Name) -> Row {
     let (engine, lock) = (&world.primary.engine, world.primary.keys.lock(name));
     let view = engine.view(lock, world.now, name.as_ref(), usize::MAX);
-    let session = |token: Token| {
+    let ephemeral = |token: Token| {
         let mut holders = view.iter().flat_map(|view| &view.holders);
-        let hold = holders.find(|hold| hold.token == token && hold.session);
+        let hold = holders.find(|hold| hold.token == token && hold.ephemeral);
         hold.map(|hold| hold.client.0)
     };
     let auto = |token: Token| {
@@ -330,7 +330,7 @@ fn row(world: &World, name: &Name) -> Row {
             deadline: hold.deadline,
             limit: hold.limit,
             permits: hold.permits,
-            session: session(hold.token),
+            ephemeral: ephemeral(hold.token),
             auto: auto(hold.token),
         })
         .collect();

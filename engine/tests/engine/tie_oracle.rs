@@ -68,7 +68,7 @@ fn ties_stay(act: &Act, before: &Picture, after: &Picture) -> Result<(), Broken>
             let after = after.rows.get(name).and_then(|row| row.hold(&hold.owner));
             let changed = |after: &&Holder| {
                 after.token == hold.token
-                    && (after.session, after.auto) != (hold.session, hold.auto)
+                    && (after.ephemeral, after.auto) != (hold.ephemeral, hold.auto)
             };
             if let Some(after) = after.filter(changed) {
                 let what = format!("{}: {hold:?} became {after:?}", key(name));

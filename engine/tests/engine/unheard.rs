@@ -66,10 +66,10 @@ fn is_held(server: &mut Server, key: &str) -> bool {
 #[test]
 fn a_new_hold_that_nothing_has_touched_is_given_back() {
     let mut server = primary();
-    let promises = ask(&mut server, 1, "MACQUIRE 2 shop yard ada SESSION");
+    let promises = ask(&mut server, 1, "MACQUIRE 2 shop yard ada EPHEMERAL");
     refuse(&mut server, promises);
     assert!(!is_held(&mut server, "shop") && !is_held(&mut server, "yard"));
-    assert_eq!(server.engine.sessions(), 0);
+    assert_eq!(server.engine.ephemeral(), 0);
     assert!(server.engine.holds().unconfirmed.is_empty());
 }
 
@@ -167,7 +167,7 @@ fn answers_about_two_holds_of_one_token_are_told_apart() {
     let stored = server.keys.lock(&name(0, "shop")).map(codec::encode);
     server.bring(&name(0, "cart"), &stored.unwrap_or_default(), None, NOW);
     assert!(acked(&mut server, "cart") && !acked(&mut server, "shop"));
-    let second = ask(&mut server, 2, "ACQUIRE cart ada SESSION");
+    let second = ask(&mut server, 2, "ACQUIRE cart ada EPHEMERAL");
     server.engine.confirmed(&second, 0);
     assert!(acked(&mut server, "cart") && !acked(&mut server, "shop"));
     // Nobody had it yet, so nobody loses it.

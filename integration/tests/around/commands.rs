@@ -36,21 +36,21 @@ struct Expected {
 /// inner command concern that command's keys.
 const REFERRED: &str = "\
 DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [SESSION] [AUTO auto-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.ACQUIRE k alice 600000
 DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [SESSION] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.FAIRACQUIRE k alice 600000
 DLOCK.MACQUIRE numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [BLOCK block-ms=integer]
-        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [SESSION] [AUTO auto-ms=integer]
+        [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer]
     -4; read and write; write denyoom movablekeys blocking; @write @blocking; DLOCK.MACQUIRE 1 k alice 600000
-DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [SESSION] [AUTO auto-ms=integer]
+DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [EPHEMERAL] [AUTO auto-ms=integer]
     -4; read and write; write movablekeys; @write; DLOCK.MRENEW 1 k alice 600000
 DLOCK.MRELEASE numkeys=integer key=key [key=key ...] owner=string
     -4; read and write; write movablekeys; @write; DLOCK.MRELEASE 1 k nobody
 DLOCK.DOWNGRADE key=key owner=string SHARED | LIMIT limit=integer
     -4; read and write; write fast; @write @fast; DLOCK.DOWNGRADE k alice LIMIT 1
-DLOCK.RENEW key=key owner=string [lease-ms=integer] [TOKEN token=integer] [SESSION] [AUTO auto-ms=integer]
+DLOCK.RENEW key=key owner=string [lease-ms=integer] [TOKEN token=integer] [EPHEMERAL] [AUTO auto-ms=integer]
     -3; read and write; write fast; @write @fast; DLOCK.RENEW k alice 600000
 DLOCK.KEEP ms=integer
     2; nothing; write fast; @write @fast; DLOCK.KEEP 1000

@@ -63,7 +63,7 @@ fn after_a_panic_nothing_is_decided_and_nothing_is_noted() {
     let server = Server::start();
     let mut c = server.connection();
     c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("DLOCK.ACQUIRE other alice 600000 SESSION");
+    c.run("DLOCK.ACQUIRE other alice 600000 EPHEMERAL");
     poison(&server);
     for line in [
         "DLOCK.ACQUIRE k bob",

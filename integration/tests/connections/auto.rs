@@ -102,21 +102,21 @@ fn a_demotion_ends_it() {
     let (server, mut c, mut alice, _) = alice();
     let other = Server::start();
     other.replica_of(&server);
-    alice.ask::<u64>("DLOCK.RENEW k alice 600000 SESSION AUTO 0");
+    alice.ask::<u64>("DLOCK.RENEW k alice 600000 EPHEMERAL AUTO 0");
     other.wait_in_sync(&server);
     other.promote();
     c.run(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
     await_no_renewals(&server);
-    assert_eq!(stat(&server, "sessions"), 0);
+    assert_eq!(stat(&server, "ephemeral"), 0);
     // The client ties the hold again at the new primary.
     let mut again = other.connection();
     assert_eq!(stat(&other, "auto_renewed"), 0);
-    again.ask::<u64>("DLOCK.RENEW k alice 600000 SESSION AUTO 0");
+    again.ask::<u64>("DLOCK.RENEW k alice 600000 EPHEMERAL AUTO 0");
     assert_eq!(stat(&other, "auto_renewed"), 1);
     c.run("REPLICAOF NO ONE");
     alice.close();
     again.close();
-    await_until("the session has ended at the new primary", PATIENCE, || {
+    await_until("the hold has ended at the new primary", PATIENCE, || {
         !is_held(&mut other.connection(), "k", "alice")
     });
     assert_eq!(stat(&server, "auto_renewed"), 0);

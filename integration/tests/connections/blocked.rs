@@ -16,7 +16,7 @@ fn subscriber(server: &Server) -> Wire {
 /// Requests on such a connection. Valkey has blocked none since 8.1.
 const REQUESTS: [&str; 6] = [
     "DLOCK.ACQUIRE k bob 600000 BLOCK 0",
-    "DLOCK.ACQUIRE k bob 600000 BLOCK 20 SESSION",
+    "DLOCK.ACQUIRE k bob 600000 BLOCK 20 EPHEMERAL",
     "DLOCK.FAIRACQUIRE k bob 600000 BLOCK 0 CLAIM 60000",
     "DLOCK.MACQUIRE 2 k free bob 600000 BLOCK 0",
     // These locks are free.
@@ -176,7 +176,7 @@ fn a_key_appears_under_those_who_wait_for_it() {
     let server = Server::start();
     let mut c = server.connection();
     let mut holds = server.connection();
-    holds.ask::<Grant>("DLOCK.ACQUIRE other alice 600000 SESSION");
+    holds.ask::<Grant>("DLOCK.ACQUIRE other alice 600000 EPHEMERAL");
     let bob = Blocked::start(&server, "DLOCK.MACQUIRE 2 other k bob 600000 BLOCK 0");
     let waits = ["carol", "dave"].map(|owner| wait_as(&server, owner));
     assert_eq!(c.ask::<u64>("EXISTS k"), 0);

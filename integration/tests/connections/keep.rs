@@ -136,7 +136,7 @@ fn a_lease_that_is_over_has_expired() {
     let token = take_for_a_second(&mut alice, "k");
     // By the scan of once a second.
     await_until("its tie has gone", PATIENCE, || {
-        stat(&server, "sessions") == 0
+        stat(&server, "ephemeral") == 0
     });
     assert_eq!(
         keep(&mut alice, 1).2,
@@ -165,6 +165,6 @@ fn a_lease_that_is_over_has_expired() {
 
 /// Takes a lock that the server renews for a moment only.
 fn take_for_a_second(wire: &mut Wire, key: &str) -> u64 {
-    let line = format!("DLOCK.ACQUIRE {key} alice 1000 SESSION AUTO 1");
+    let line = format!("DLOCK.ACQUIRE {key} alice 1000 EPHEMERAL AUTO 1");
     wire.ask::<Grant>(&line).0
 }

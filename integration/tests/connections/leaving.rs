@@ -66,7 +66,7 @@ const CASES: [Case; 4] = [
     },
     Case {
         before: &["DLOCK.ACQUIRE k alice 600000"],
-        request: "DLOCK.FAIRACQUIRE k bob 600000 BLOCK 0 CLAIM 600000 HOLDS 1 SESSION",
+        request: "DLOCK.FAIRACQUIRE k bob 600000 BLOCK 0 CLAIM 600000 HOLDS 1 EPHEMERAL",
         grant: "DLOCK.RELEASE k alice",
         cancel: "DLOCK.CANCEL k bob",
         releases: &["DLOCK.RELEASE k bob HOLDS 0"],

@@ -3,9 +3,9 @@
 mod auto;
 mod blocked;
 mod crowds;
+mod ephemeral;
 mod keep;
 mod leaving;
 mod notify;
 mod random;
-mod sessions;
 mod undelivered;

@@ -44,7 +44,7 @@ fn options(rng: &mut Rng) -> String {
     let mut options = String::new();
     for (chance, option) in [
         (60, "BLOCK"),
-        (10, "SESSION"),
+        (10, "EPHEMERAL"),
         (15, "SHARED"),
         (10, "LIMIT 3"),
         (5, "HOLDS 2"),
@@ -301,7 +301,7 @@ fn anything_in_any_order_does_no_harm() {
     c.run("FLUSHALL");
     await_until("nothing is queued", PATIENCE, || {
         let info = server.info("dlock");
-        ["places_queued", "sessions", "locks"]
+        ["places_queued", "ephemeral", "locks"]
             .iter()
             .all(|name| info.number::<u64>(&format!("dlock_{name}")) == 0)
     });

@@ -11,12 +11,12 @@ use dlock_integration::{
 /// Requests, each of which waits for `k`.
 const REQUESTS: [&str; 7] = [
     "DLOCK.ACQUIRE k dies 600000 BLOCK 0",
-    "DLOCK.ACQUIRE k dies 600000 BLOCK 0 SESSION",
+    "DLOCK.ACQUIRE k dies 600000 BLOCK 0 EPHEMERAL",
     "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0",
-    "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0 SESSION",
+    "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0 EPHEMERAL",
     "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0 CLAIM 600000",
     "DLOCK.MACQUIRE 2 k free dies 600000 BLOCK 0",
-    "DLOCK.MACQUIRE 2 free k dies 600000 BLOCK 0 SESSION",
+    "DLOCK.MACQUIRE 2 free k dies 600000 BLOCK 0 EPHEMERAL",
 ];
 
 const RELEASE: &str = "DLOCK.RELEASE k alice";
@@ -383,13 +383,13 @@ fn in_the_turn_of_the_release(server: &Server, act: impl FnOnce()) -> bool {
     in_time
 }
 
-/// A sent answer is a grant, whether or not a client reads it: it stands until its lease or its session ends.
+/// A sent answer is a grant, whether or not a client reads it: it stands until its lease or, with EPHEMERAL, its connection ends.
 #[test]
 fn sent_is_granted() {
     let server = Server::start();
     for request in REQUESTS
         .iter()
-        .filter(|request| !request.contains("SESSION"))
+        .filter(|request| !request.contains("EPHEMERAL"))
     {
         let (mut leaves, next) = setup(&server, "", request);
         // Behind its grant it leaves by itself.
@@ -466,15 +466,15 @@ fn an_upgrade_stands() {
     reader.reply::<Grant>();
 }
 
-/// A session that an upgrade took over from another connection ends with the connection that was not answered.
+/// An ephemeral hold that an upgrade took over from another connection ends with the connection that was not answered.
 #[test]
-fn a_session_that_was_taken_over_ends() {
+fn an_ephemeral_hold_that_was_taken_over_ends() {
     let server = Server::start();
     let mut c = server.connection();
     let mut had = server.connection();
-    had.ask::<Grant>("DLOCK.ACQUIRE k dies 600000 SHARED SESSION");
+    had.ask::<Grant>("DLOCK.ACQUIRE k dies 600000 SHARED EPHEMERAL");
     c.run("DLOCK.ACQUIRE k alice 600000 SHARED");
-    let waiting = wait(&server, "", "DLOCK.ACQUIRE k dies 600000 BLOCK 0 SESSION");
+    let waiting = wait(&server, "", "DLOCK.ACQUIRE k dies 600000 BLOCK 0 EPHEMERAL");
     let next = wait_as(&server, "next");
     at_once(&server, &[RELEASE, &waiting.kill()]);
     next.reply::<Grant>();
@@ -501,7 +501,7 @@ fn what_its_owner_has_touched_stands() {
         for transaction in [false, true] {
             for request in REQUESTS
                 .iter()
-                .filter(|request| !request.contains("SESSION"))
+                .filter(|request| !request.contains("EPHEMERAL"))
             {
                 let (waiting, next) = setup(&server, "", request);
                 let mut lines = vec![RELEASE, touch];
@@ -535,7 +535,7 @@ fn what_its_owner_has_touched_stands() {
     }
 }
 
-/// A client that knows that a connection has ended finds neither its place nor its session's hold, however soon it looks.
+/// A client that knows that a connection has ended finds neither its place nor its ephemeral hold, however soon it looks.
 #[test]
 fn who_looks_finds_nothing_of_the_dead() {
     let server = Server::start();
@@ -559,7 +559,7 @@ fn who_looks_finds_nothing_of_the_dead() {
         c.run("FLUSHALL");
         let mut wire = server.connection();
         let id = wire.client_id();
-        let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k dies 600000 SESSION");
+        let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k dies 600000 EPHEMERAL");
         let next = wait_as(&server, "next");
         let server = &server;
         let waiting = Waiting { server, wire, id };
@@ -575,14 +575,14 @@ fn who_looks_finds_nothing_of_the_dead() {
 }
 
 /// A grant by NOTIFY is sent when it is published: the end of the asking connection, in that turn, comes too late, unless the
-/// hold is its session's.
+/// hold is ephemeral.
 #[test]
 fn published_is_granted() {
     let server = Server::start();
     let ear = Subscriber::channels(&server, &["turns"]);
-    for session in [true, false] {
+    for ephemeral in [true, false] {
         for (first, last) in [("", ""), ("MULTI", "EXEC")] {
-            let option = if session { " SESSION" } else { "" };
+            let option = if ephemeral { " EPHEMERAL" } else { "" };
             let mut c = server.connection();
             c.run("FLUSHALL");
             c.run("DLOCK.ACQUIRE k alice 600000");
@@ -597,7 +597,7 @@ fn published_is_granted() {
             at_once(&server, &lines);
             assert!(ear.payload().starts_with("granted "));
             server.await_client_gone(id);
-            if session {
+            if ephemeral {
                 next.reply::<Grant>();
             } else {
                 assert!(is_held(&mut c, "k", "asks") && next.is_blocked(&server));

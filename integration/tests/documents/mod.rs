@@ -13,9 +13,9 @@ mod packaging;
 mod prose;
 #[cfg(target_os = "linux")]
 mod server_file;
-mod sessions;
 mod settings_file;
 mod timing;
+mod transcripts;
 
 /// Returns the project's directory.
 fn project() -> PathBuf {

@@ -243,7 +243,7 @@ impl<'a> ServerSpeaker<'a> {
             Value::Nil => "null".into(),
             Value::Okay => "OK".into(),
             // Connections have the numbers of the conversation.
-            Value::Int(id) if ["client", "session", "auto"].contains(&name) => {
+            Value::Int(id) if ["client", "ephemeral", "auto"].contains(&name) => {
                 let known = |(number, lines): (&u64, &Vec<Line>)| {
                     let is_its = lines.iter().any(|line| line.id == *id as u64);
                     is_its.then(|| number.to_string())

@@ -169,7 +169,7 @@ impl Upheaval {
         fill(&mut c, locks);
         // With a tied hold the module has more to maintain.
         let mut tied = primary.connection_in(2);
-        tied.run("DLOCK.ACQUIRE tied ann 3600000 SESSION");
+        tied.run("DLOCK.ACQUIRE tied ann 3600000 EPHEMERAL");
         if self.follows {
             replica.replica_of(&primary);
         }

@@ -254,7 +254,7 @@ fn random_word(rng: &mut Rng) -> Vec<u8> {
         b"CLAIM",
         b"TOKEN",
         b"COUNT",
-        b"SESSION",
+        b"EPHEMERAL",
         b"NOTIFY",
         b"%s%n",
         b"\0",

@@ -97,7 +97,7 @@ fn wait_covers_a_renewal_that_changes_no_deadline() {
     for line in [
         format!("DLOCK.RENEW k alice 600000 TOKEN {token}"),
         "DLOCK.MRENEW 1 k alice 600000".to_owned(),
-        "DLOCK.RENEW k alice 600000 SESSION".to_owned(),
+        "DLOCK.RENEW k alice 600000 EPHEMERAL".to_owned(),
     ] {
         let mut other = pair.primary.connection();
         let left: u64 = other.ask(&line);

@@ -21,8 +21,8 @@ fn after_a_step_back_leases_last_longer_and_all_goes_on() {
     let mut c = server.connection();
     let (token, _): Grant = c.ask(&format!("DLOCK.ACQUIRE k old {LEASE_MS}"));
     let mut dies = server.connection();
-    dies.ask::<Grant>(&format!("DLOCK.ACQUIRE session old {LEASE_MS} SESSION"));
-    let line = format!("DLOCK.ACQUIRE session next {LEASE_MS} BLOCK 0");
+    dies.ask::<Grant>(&format!("DLOCK.ACQUIRE ephemeral old {LEASE_MS} EPHEMERAL"));
+    let line = format!("DLOCK.ACQUIRE ephemeral next {LEASE_MS} BLOCK 0");
     let heir = Blocked::start(&server, &line);
     let next = ["ann", "ben"].map(|owner| {
         let line = format!("DLOCK.ACQUIRE k {owner} {LEASE_MS} BLOCK 0");

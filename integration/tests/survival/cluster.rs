@@ -347,8 +347,8 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     let (mut c, mut d) = nodes.connections();
     let news = Subscriber::channels(&nodes.one, &["news"]);
     let mut dies = nodes.one.connection();
-    for key in ["{k}session", "{k}contended"] {
-        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
+    for key in ["{k}ephemeral", "{k}contended"] {
+        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 EPHEMERAL"));
     }
     let short = take(&mut c, "{k}short", "alice", 600_000);
     let waits = [
@@ -371,7 +371,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     assert_eq!(news.payload(), moved);
     drop(dies);
     await_no_places(&nodes.one);
-    for name in ["locks", "sessions"] {
+    for name in ["locks", "ephemeral"] {
         await_until(name, PATIENCE, || stat(&nodes.one, name) == 0);
     }
     // Over there the holds go on until their leases end, and the tickets stand, whether or not a command uses them.
@@ -384,7 +384,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
         d.ask::<Option<u64>>("DLOCK.POSITION {k}short polls"),
         Some(0)
     );
-    for key in ["{k}session", "{k}contended"] {
+    for key in ["{k}ephemeral", "{k}contended"] {
         let held: Option<Vec<u64>> = d.ask(&format!("DLOCK.HELD {key} sam"));
         assert!(held.is_some(), "{key}");
     }
@@ -399,7 +399,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     let (mut alice, mut there) = (nodes.one.connection(), nodes.two.connection());
     let token = take(&mut c, "k", "alice", 600_000);
     let off = take(&mut c, "{k}off", "alice", 600_000);
-    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 600000 SESSION AUTO 0");
+    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 600000 EPHEMERAL AUTO 0");
     assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
     let end: u64 = c.ask("PEXPIRETIME k");
     nodes.begin_move("k");
@@ -407,7 +407,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     c.run("DLOCK.RELEASE {k}off alice");
     nodes.end_move("k");
     await_until("the ties are gone", PATIENCE, || {
-        stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "sessions") == 0
+        stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "ephemeral") == 0
     });
     let (_, _, mut lost): (u64, Value, Vec<(String, u64, String)>) = alice.ask("DLOCK.KEEP 1");
     lost.sort();
@@ -421,11 +421,11 @@ fn renewals_stay_behind_when_a_slot_moves() {
         d.ask::<u64>("PEXPIRETIME k") == end
     });
     there.ask::<u64>(&format!(
-        "DLOCK.RENEW k alice 600000 TOKEN {token} SESSION AUTO 0"
+        "DLOCK.RENEW k alice 600000 TOKEN {token} EPHEMERAL AUTO 0"
     ));
     assert_eq!(stat(&nodes.two, "auto_renewed"), 1);
     there.close();
-    await_until("the session has ended", PATIENCE, || {
+    await_until("the hold has ended", PATIENCE, || {
         d.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
     });
     nodes.assert_sound();
@@ -433,12 +433,12 @@ fn renewals_stay_behind_when_a_slot_moves() {
 
 /// The holds of an ended connection end in a migrating slot, too, as by its own RELEASE; but no waiter is granted a lock there.
 #[test]
-fn sessions_end_in_a_slot_on_its_way() {
+fn ephemeral_holds_end_in_a_slot_on_its_way() {
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
     let mut dies = nodes.one.connection();
     for key in ["moves", "stays"] {
-        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
+        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 EPHEMERAL"));
     }
     let [moves, stays] = ["moves", "stays"].map(|key| {
         let line = format!("DLOCK.FAIRACQUIRE {key} next 600000 BLOCK 0");
@@ -447,7 +447,7 @@ fn sessions_end_in_a_slot_on_its_way() {
     nodes.begin_move("moves");
     drop(dies);
     stays.reply::<Grant>();
-    await_until("the session has ended", PATIENCE, || {
+    await_until("the hold has ended", PATIENCE, || {
         c.ask::<Option<Vec<u64>>>("DLOCK.HELD moves sam").is_none()
     });
     assert_eq!(moves.outcome_within(WHILE), None);
@@ -586,7 +586,7 @@ impl Nodes {
             ("places_queued", others),
             ("connections_waiting", others),
             ("notify_waiting", 0),
-            ("sessions", 0),
+            ("ephemeral", 0),
         ] {
             let what = format!("{way}: {name} is {left}");
             await_until(&what, PATIENCE, || stat(&self.one, name) == left);
@@ -615,7 +615,7 @@ fn ends_counted(server: &Server) -> [u64; 4] {
     [
         "removed_total",
         "expired_total",
-        "sessions_ended_total",
+        "closed_total",
         "holds_total",
     ]
     .map(|name| stat(server, name))
@@ -637,7 +637,7 @@ fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
         // A connection that stays: its ties must go nevertheless.
         let mut tied = nodes.one.connection();
         let mut tie =
-            |key: &str| -> Grant { tied.ask(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION")) };
+            |key: &str| -> Grant { tied.ask(&format!("DLOCK.ACQUIRE {key} sam 600000 EPHEMERAL")) };
         let tokens = [tie(&quiet).0, tie(&wanted).0];
         for reader in ["one", "two"] {
             c.run(&format!("DLOCK.ACQUIRE {shared} {reader} 600000 SHARED"));

@@ -364,7 +364,7 @@ fn what_others_did_before_the_confirmation_stands() {
 fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     let mut group = Group::start(1);
     let mut wire = group.primary.connection();
-    wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 SESSION");
+    wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 EPHEMERAL");
     group.replicas[0].kill9();
     group.await_counting(0);
     for line in [

@@ -171,7 +171,7 @@ fn keyspace_event(event: &Event) -> Option<&'static CStr> {
         Event::Ended(End::Released, _) => Some(c"dlock.released"),
         Event::Ended(End::Expired, _) => Some(c"dlock.expired"),
         Event::Ended(End::Forced, _) => Some(c"dlock.forced"),
-        Event::Ended(End::Session, _) => Some(c"dlock.session"),
+        Event::Ended(End::Closed, _) => Some(c"dlock.closed"),
         Event::Ended(End::Removed, _) => None,
     }
 }

@@ -73,7 +73,7 @@ impl Engine {
             ..hold
         });
         self.holds.counters.renewals += 1;
-        if tie.session || tie.auto.is_some() || !self.holds.ties.is_empty() {
+        if tie.ephemeral || tie.auto.is_some() || !self.holds.ties.is_empty() {
             self.holds
                 .tie_renewed(whose, hold.token, deadline, lease, tie, now);
         }

@@ -21,7 +21,7 @@ impl Model {
             .ok_or(Error::Refused(Refusal::NotHeld))
     }
 
-    /// Sets a new lease, and ties the hold as the last renewal says; but a session with this connection stays.
+    /// Sets a new lease, and ties the hold as the last renewal says; but EPHEMERAL of this connection stays.
     pub fn renew(
         &mut self,
         key: &str,
@@ -37,15 +37,15 @@ impl Model {
             .bounded(hold.since, wanted)
             .max(hold.deadline.min(wanted));
         let before = self.held(key, owner, None)?.clone();
-        let session = before.session();
+        let ephemeral = before.ephemeral();
         let tie = match asked {
             Some(tie) => Some(Tie {
-                session: tie.session || session == Some(tie.client),
+                ephemeral: tie.ephemeral || ephemeral == Some(tie.client),
                 ..tie
             }),
-            None => session.map(|client| Tie {
+            None => ephemeral.map(|client| Tie {
                 client,
-                session: true,
+                ephemeral: true,
                 auto: None,
             }),
         };
@@ -180,7 +180,7 @@ impl Model {
         Ok(u64::from(place.is_some()))
     }
 
-    /// Ends a connection, noticed by the server: its waits and sessions end before any waiter is served.
+    /// Ends a connection, noticed by the server: its waits and ephemeral holds end before any waiter is served.
     pub fn dies(&mut self, client: u64) {
         for wait in self.waits.clone() {
             if wait.asked.client == client {
@@ -191,7 +191,7 @@ impl Model {
             }
         }
         for lock in self.locks.values_mut() {
-            lock.holds.retain(|hold| hold.session() != Some(client));
+            lock.holds.retain(|hold| hold.ephemeral() != Some(client));
             for hold in &mut lock.holds {
                 hold.tie = hold.tie.filter(|tie| tie.client != client);
             }

@@ -145,7 +145,7 @@ pub struct Request {
     pub permits: usize,
     /// FAIRACQUIRE: how long its place is kept without a waiting request.
     pub ticket: Option<Millis>,
-    pub session: bool,
+    pub ephemeral: bool,
     /// AUTO: how long the server renews it.
     pub auto: Option<Millis>,
     /// NOTIFY: the channel by which it waits without blocking.
@@ -221,8 +221,8 @@ impl Request {
 
 impl Hold {
     /// Returns the connection with which the hold ends.
-    pub fn session(&self) -> Option<u64> {
-        let tie = self.tie.filter(|tie| tie.session);
+    pub fn ephemeral(&self) -> Option<u64> {
+        let tie = self.tie.filter(|tie| tie.ephemeral);
         tie.map(|tie| tie.client)
     }
 

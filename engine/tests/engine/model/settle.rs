@@ -219,7 +219,7 @@ impl Model {
         if let Some(auto) = hold.tie.as_mut().and_then(|tie| tie.auto.as_mut()) {
             auto.lease = auto.lease.max(request.lease);
         }
-        if request.session || request.auto.is_some() {
+        if request.ephemeral || request.auto.is_some() {
             let client = request.client;
             let same = hold.tie.filter(|tie| tie.client == client);
             if same.is_none() {
@@ -229,7 +229,7 @@ impl Model {
             let auto = request.auto.map(|ms| self.auto(request.lease, ms));
             let tie = Tie {
                 client,
-                session: request.session || same.is_some_and(|tie| tie.session),
+                ephemeral: request.ephemeral || same.is_some_and(|tie| tie.ephemeral),
                 auto: auto.or(same.and_then(|tie| tie.auto)),
             };
             self.note_tie(client);

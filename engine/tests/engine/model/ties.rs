@@ -1,4 +1,4 @@
-//! The ties between holds and connections: AUTO, SESSION, heartbeats, and the losses that a connection learns.
+//! The ties between holds and connections: AUTO, EPHEMERAL, heartbeats, and the losses that a connection learns.
 
 use super::{Answer, Hold, Model};
 use dlock_engine::Millis;
@@ -8,7 +8,7 @@ use dlock_engine::Millis;
 pub struct Tie {
     pub client: u64,
     /// Whether the hold ends with the connection.
-    pub session: bool,
+    pub ephemeral: bool,
     pub auto: Option<Auto>,
 }
 

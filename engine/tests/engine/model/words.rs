@@ -130,15 +130,15 @@ impl Model {
             )),
             "RENEW" | "MRENEW" => {
                 let lease = options.lease.unwrap_or(30_000.min(longest));
-                let (auto, session) = (options.has("AUTO"), options.has("SESSION"));
+                let (auto, ephemeral) = (options.has("AUTO"), options.has("EPHEMERAL"));
                 if auto && self.policy.max_lease_ms < 1_000 {
                     let must = String::new();
                     return Some(Answer::Refused(Error::Argument("AUTO", must)));
                 }
                 let lease = if auto { lease.max(1_000) } else { lease };
-                let asked = (session || auto).then_some(Tie {
+                let asked = (ephemeral || auto).then_some(Tie {
                     client: command.client,
-                    session,
+                    ephemeral,
                     auto: options.number("AUTO").map(|ms| self.auto(lease, ms)),
                 });
                 number(match many {
@@ -236,7 +236,7 @@ impl Model {
             // An unnamed owner could not poll its ticket: no client knows its name.
             ticket: (fair && (waits || !unnamed))
                 .then(|| options.number("CLAIM").unwrap_or(default)),
-            session: options.has("SESSION"),
+            ephemeral: options.has("EPHEMERAL"),
             auto: options.number("AUTO"),
             channel,
         }

@@ -1,4 +1,4 @@
-//! SESSION: a hold that ends with the connection that asked for it, however the connection ends, and with nothing else.
+//! EPHEMERAL: a hold that ends with the connection that asked for it, however the connection ends, and with nothing else.
 
 use std::collections::HashMap;
 use std::fs;
@@ -136,7 +136,7 @@ const WAYS: [Way; 13] = [
 ];
 
 /// The next waiter has the lock then, long before the lease is over, and observers are notified. Holds of that owner without
-/// SESSION stay.
+/// EPHEMERAL stay.
 #[test]
 fn a_hold_ends_with_its_connection_however_that_ends() {
     let server = Server::builder()
@@ -147,7 +147,7 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
         println!("{name}");
         c.run("FLUSHALL");
         let mut dies = server.connection();
-        let token = take(&mut dies, "k dies 600000 SESSION");
+        let token = take(&mut dies, "k dies 600000 EPHEMERAL");
         let plain = take(&mut dies, "plain dies 600000");
         take(&mut dies, "k dies 600000");
         let next = wait_as(&server, "next");
@@ -155,8 +155,8 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
         let events = Subscriber::channels(&server, &["__keyspace@0__:k"]);
         let left = end(&server, dies);
         next.reply::<Grant>();
-        assert_eq!(messages.payload(), format!("session {token}"), "{name}");
-        assert_eq!(events.payload(), "dlock.session", "{name}");
+        assert_eq!(messages.payload(), format!("closed {token}"), "{name}");
+        assert_eq!(events.payload(), "dlock.closed", "{name}");
         assert_eq!(events.payload(), "dlock.acquired", "{name}");
         let check = format!("DLOCK.CHECK plain {plain}");
         assert_eq!(c.ask::<String>(&check), "OK", "{name}");
@@ -165,9 +165,9 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
             c.run(&format!("CONFIG SET {setting} {value}"));
         }
     }
-    let ends = stat(&server, "sessions_ended_total");
+    let ends = stat(&server, "closed_total");
     assert_eq!(ends, WAYS.len() as u64);
-    assert_eq!(stat(&server, "sessions"), 0);
+    assert_eq!(stat(&server, "ephemeral"), 0);
     assert_sound(&server);
 }
 
@@ -176,7 +176,7 @@ fn a_hold_ends_when_the_server_closes_an_idle_connection() {
     let server = Server::start();
     let mut c = server.connection();
     let mut dies = server.connection();
-    take(&mut dies, "k dies 600000 SESSION");
+    take(&mut dies, "k dies 600000 EPHEMERAL");
     let next = wait_as(&server, "next");
     c.run("CONFIG SET timeout 1");
     next.reply::<Grant>();
@@ -191,10 +191,10 @@ fn the_client_is_shown() {
     wire.ask::<String>("CLIENT SETNAME worker");
     let id = wire.client_id();
     take(&mut wire, "k bob 600000");
-    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
+    assert_eq!(holder::<u64>(&mut c, "k", "ephemeral"), Some(0));
     assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(id));
-    take(&mut wire, "k bob 600000 SESSION");
-    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1));
+    take(&mut wire, "k bob 600000 EPHEMERAL");
+    assert_eq!(holder::<u64>(&mut c, "k", "ephemeral"), Some(1));
     assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(id));
     let list: String = c.ask(&format!("CLIENT LIST ID {id}"));
     let addr: String = holder(&mut c, "k", "addr").expect("an address");
@@ -215,7 +215,7 @@ fn the_client_is_shown() {
     wire.close();
     server.await_client_gone(id);
     assert_eq!(holder::<u64>(&mut c, "plain", "client"), Some(0));
-    assert_eq!(holder::<u64>(&mut c, "plain", "session"), Some(0));
+    assert_eq!(holder::<u64>(&mut c, "plain", "ephemeral"), Some(0));
 }
 
 /// Opens connections until one has this client id.
@@ -239,17 +239,17 @@ fn a_hold_of_an_earlier_run_lives_until_its_lease() {
     for persistent in [aof, rdb] {
         let mut server = persistent(Server::builder()).start();
         let (mut dies, others) = with_id(&server, 300);
-        let token = take(&mut dies, "k bob 600000 SESSION");
-        take(&mut dies, "short bob 3000 SESSION");
+        let token = take(&mut dies, "k bob 600000 EPHEMERAL");
+        take(&mut dies, "short bob 3000 EPHEMERAL");
         server.restart();
         drop((dies, others));
         let mut c = server.connection();
         assert!(is_held(&mut c, "k", "bob"));
         let (mut same, others) = with_id(&server, 300);
-        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
+        assert_eq!(holder::<u64>(&mut c, "k", "ephemeral"), Some(0));
         assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
         // From here on the module subscribes to ended connections.
-        take(&mut same, "j bob 600000 SESSION");
+        take(&mut same, "j bob 600000 EPHEMERAL");
         same.close();
         await_end(&mut c, "j", "bob");
         drop(others);
@@ -261,28 +261,28 @@ fn a_hold_of_an_earlier_run_lives_until_its_lease() {
 }
 
 #[test]
-fn a_session_does_not_outlive_the_role() {
+fn an_ephemeral_hold_does_not_outlive_the_role() {
     let (primary, replica) = (Server::start(), Server::start());
     replica.replica_of(&primary);
     let mut c = replica.connection();
     let (mut dies, others) = with_id(&primary, 300);
-    let token = take(&mut dies, "k bob 600000 SESSION");
-    take(&mut dies, "short bob 2000 SESSION");
+    let token = take(&mut dies, "k bob 600000 EPHEMERAL");
+    take(&mut dies, "short bob 2000 EPHEMERAL");
     replica.wait_in_sync(&primary);
-    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
+    assert_eq!(holder::<u64>(&mut c, "k", "ephemeral"), Some(0));
     replica.promote();
     // The other way round, with the connection still open.
     primary.replica_of(&replica);
     let (mut same, more) = with_id(&replica, 300);
     assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
-    take(&mut same, "j bob 600000 SESSION");
+    take(&mut same, "j bob 600000 EPHEMERAL");
     same.close();
     await_end(&mut c, "j", "bob");
     dies.close();
     drop((others, more));
     assert_stays(&mut c, "k", "bob");
     await_end(&mut c, "short", "bob");
-    // Back again: the session is gone.
+    // Back again: the tie is gone.
     primary.wait_in_sync(&replica);
     replica.replica_of(&primary);
     primary.promote();
@@ -296,15 +296,15 @@ fn a_session_does_not_outlive_the_role() {
 /// In a failover the hold goes on at the new primary, whenever the connection ends; if the failover is given up it ends with the
 /// connection.
 #[test]
-fn a_failover_leaves_a_session_to_its_lease() {
+fn a_failover_leaves_an_ephemeral_hold_to_its_lease() {
     for (held_up, given_up) in [(false, false), (true, false), (true, true)] {
         let (primary, replica) = (Server::start(), Server::start());
         replica.replica_of(&primary);
         let (mut c, mut r) = (primary.connection(), replica.connection());
         let (mut dies, mut stays) = (primary.connection(), primary.connection());
-        let token = take(&mut dies, "k bob 600000 SESSION");
-        take(&mut dies, "short bob 3000 SESSION");
-        take(&mut stays, "j bob 600000 SESSION");
+        let token = take(&mut dies, "k bob 600000 EPHEMERAL");
+        take(&mut dies, "short bob 3000 EPHEMERAL");
+        take(&mut stays, "j bob 600000 EPHEMERAL");
         replica.wait_in_sync(&primary);
         let target = format!("127.0.0.1 {}", replica.port());
         let id = dies.client_id();
@@ -345,7 +345,7 @@ fn a_failover_leaves_a_session_to_its_lease() {
         for key in ["k", "j"] {
             assert_stays(&mut c, key, "bob");
             assert!(is_held(&mut r, key, "bob"), "{key}");
-            assert_eq!(holder::<u64>(&mut r, key, "session"), Some(0), "{key}");
+            assert_eq!(holder::<u64>(&mut r, key, "ephemeral"), Some(0), "{key}");
         }
         assert_eq!(r.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
         await_end(&mut r, "short", "bob");
@@ -369,7 +369,7 @@ fn a_failover_leaves_a_session_to_its_lease() {
 
 /// The end is the primary's decision: replicas and the AOF follow it.
 #[test]
-fn the_end_of_a_session_is_replicated_and_saved() {
+fn the_end_of_an_ephemeral_hold_is_replicated_and_saved() {
     let mut primary = Server::builder()
         .config("appendonly", "yes")
         .config("appendfsync", "always")
@@ -377,7 +377,7 @@ fn the_end_of_a_session_is_replicated_and_saved() {
     let replica = Server::start();
     replica.replica_of(&primary);
     let mut dies = primary.connection();
-    take(&mut dies, "k bob 600000 SESSION");
+    take(&mut dies, "k bob 600000 EPHEMERAL");
     take(&mut dies, "k bob 600000");
     let waits = wait_as(&primary, "next");
     dies.close();
@@ -421,17 +421,17 @@ fn largest_step(server: &Server) -> usize {
     largest
 }
 
-/// Asserts that all the sessions end in many steps, so that the server answers others in between. The benchmark measures how long
+/// Asserts that all the ephemeral holds end in many steps, so that the server answers others in between. The benchmark measures how long
 /// these wait.
 #[track_caller]
 fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
     // The file then has only the following changes.
     server.rewrite_aof();
     end();
-    await_until("all sessions have ended", PATIENCE, || {
-        stat(server, "sessions") == 0
+    await_until("all ephemeral holds have ended", PATIENCE, || {
+        stat(server, "ephemeral") == 0
     });
-    assert_eq!(stat(server, "sessions_ended_total"), MASS as u64);
+    assert_eq!(stat(server, "closed_total"), MASS as u64);
     let largest = largest_step(server);
     println!("{}: {largest} changes in one step", server.version());
     assert!(
@@ -441,17 +441,17 @@ fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
     assert_sound(server);
 }
 
-/// One connection with a session on each of 10,000 locks, and a waiter on each.
+/// One connection with an ephemeral hold of each of 10,000 locks, and a waiter on each.
 #[test]
-fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
+fn ten_thousand_ephemeral_holds_of_one_connection_do_not_stall_the_server() {
     let server = start_for_a_mass();
     let mut dies = server.connection();
-    let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 SESSION"));
+    let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 EPHEMERAL"));
     dies.pipeline(lines);
     let mut waits = server.connection();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 NOTIFY news"));
     waits.pipeline(lines);
-    assert_eq!(stat(&server, "sessions"), MASS as u64);
+    assert_eq!(stat(&server, "ephemeral"), MASS as u64);
     assert_ends_in_steps(&server, || drop(dies));
     let mut c = server.connection();
     for lock in [0, 1, MASS / 2, MASS - 1] {
@@ -459,19 +459,19 @@ fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
     }
 }
 
-/// Ten thousand holders share one lock by sessions of one connection, and a writer waits behind them.
+/// Ten thousand ephemeral holds of one connection share one lock, and a writer waits behind them.
 #[test]
-fn ten_thousand_sessions_on_one_lock_do_not_stall_the_server() {
+fn ten_thousand_ephemeral_holds_of_one_lock_do_not_stall_the_server() {
     let server = start_for_a_mass();
     let mut dies = server.connection();
-    let lines = (0..MASS).map(|owner| format!("DLOCK.ACQUIRE k {owner} 600000 SHARED SESSION"));
+    let lines = (0..MASS).map(|owner| format!("DLOCK.ACQUIRE k {owner} 600000 SHARED EPHEMERAL"));
     dies.pipeline(lines);
     let writer = wait_as(&server, "writer");
     assert_ends_in_steps(&server, || drop(dies));
     writer.reply::<Grant>();
 }
 
-/// Ten thousand connections with a session each, closed as by the end of one process.
+/// Ten thousand connections with an ephemeral hold each, closed as by the end of one process.
 #[test]
 fn ten_thousand_connections_that_end_together_do_not_stall_the_server() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
@@ -482,13 +482,13 @@ fn ten_thousand_connections_that_end_together_do_not_stall_the_server() {
     }
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard).expect("below the hard limit");
     let server = start_for_a_mass();
-    let mut sessions: Vec<Wire> = (0..MASS).map(|_| server.connection()).collect();
-    for (number, wire) in sessions.iter_mut().enumerate() {
-        wire.send(&format!("DLOCK.ACQUIRE k{number} dies 600000 SESSION"));
+    let mut holders: Vec<Wire> = (0..MASS).map(|_| server.connection()).collect();
+    for (number, wire) in holders.iter_mut().enumerate() {
+        wire.send(&format!("DLOCK.ACQUIRE k{number} dies 600000 EPHEMERAL"));
     }
-    for wire in &mut sessions {
+    for wire in &mut holders {
         assert!(matches!(wire.read(), Ok(Value::Array(_))));
     }
-    assert_ends_in_steps(&server, || drop(sessions));
+    assert_ends_in_steps(&server, || drop(holders));
     assert_eq!(server.connection().ask::<u64>("DBSIZE"), 0);
 }

@@ -45,7 +45,7 @@ impl Engine {
                 continue;
             };
             let tie = self.holds.ties.get(id).cloned();
-            let Some(tie) = tie.filter(|tie| tie.session) else {
+            let Some(tie) = tie.filter(|tie| tie.ephemeral) else {
                 // Its lease runs on to its end.
                 self.holds.ties.untie(id);
                 continue;
@@ -54,7 +54,7 @@ impl Engine {
             if keys.can_write(name) {
                 // The end of a hold opens a key and hands a lock over; a place only goes.
                 room = room.saturating_sub(3);
-                self.end_session(keys, now, id, &tie);
+                self.end_ephemeral(keys, now, id, &tie);
             } else if !exists(keys, name) {
                 // The lock has left with its slot.
                 self.holds.ties.untie(id);
@@ -68,7 +68,7 @@ impl Engine {
         left
     }
 
-    fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, id: TieId, tie: &Tie) {
+    fn end_ephemeral(&mut self, keys: &mut impl Keyspace, now: Now, id: TieId, tie: &Tie) {
         let (name, token) = (tie.name(), id.token);
         let lock = self.queues.id(name);
         if lock.is_none() {
@@ -78,7 +78,7 @@ impl Engine {
         let entry = keys.entry(name);
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
-            self.holds.end(entry, tie.whose(), token, End::Session, now);
+            self.holds.end(entry, tie.whose(), token, End::Closed, now);
             // Its queue is served when all holds of the connection have ended: a request for several of them gets them together.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);

@@ -93,7 +93,7 @@ struct Step<'a> {
 }
 
 /// Returns the steps of each section.
-fn sessions(page: &str) -> Vec<Vec<Step<'_>>> {
+fn transcripts(page: &str) -> Vec<Vec<Step<'_>>> {
     let mut sections = vec![Vec::new()];
     for part in parts(page) {
         let steps: &mut Vec<Step> = sections.last_mut().expect("a section");
@@ -107,7 +107,7 @@ fn sessions(page: &str) -> Vec<Vec<Step<'_>>> {
                     shown: None,
                 });
             }
-            Part::Block(block) if is_session(&block) => {
+            Part::Block(block) if is_transcript(&block) => {
                 for line in &block.lines {
                     match prompt(line) {
                         Some((terminal, typed)) => steps.push(Step {
@@ -130,7 +130,7 @@ fn sessions(page: &str) -> Vec<Vec<Step<'_>>> {
     sections
 }
 
-fn is_session(block: &Block) -> bool {
+fn is_transcript(block: &Block) -> bool {
     block.word.is_empty()
         && block
             .lines
@@ -316,11 +316,11 @@ fn follow(server: &Server, steps: &[Step]) {
     }
 }
 
-fn try_sessions(pages: impl Iterator<Item = &'static str>) -> usize {
+fn try_transcripts(pages: impl Iterator<Item = &'static str>) -> usize {
     let mut typed = 0;
     for name in pages {
         let page = read(name);
-        for steps in sessions(&page) {
+        for steps in transcripts(&page) {
             let server = Server::start();
             typed += steps.len();
             follow(&server, &steps);
@@ -329,13 +329,16 @@ fn try_sessions(pages: impl Iterator<Item = &'static str>) -> usize {
     typed
 }
 
-/// After the whole session a reader can type it again.
+/// After the whole transcript a reader can type it again.
 #[test]
-fn the_readmes_session_is_as_it_is_shown_and_leaves_nothing_held() {
+fn the_readmes_transcript_is_as_it_is_shown_and_leaves_nothing_held() {
     let page = read("README.md");
-    let sections = sessions(&page);
+    let sections = transcripts(&page);
     let [steps] = &sections[..] else {
-        panic!("{} sections of the README have a session", sections.len());
+        panic!(
+            "{} sections of the README have a transcript",
+            sections.len()
+        );
     };
     assert!(steps.len() > 10);
     let server = Server::start();
@@ -353,8 +356,8 @@ fn the_readme_names_what_a_newcomer_can_make() {
 }
 
 #[test]
-fn the_other_pages_sessions_are_as_they_are_shown() {
-    assert!(try_sessions(PAGES[1..].iter().copied()) > 90);
+fn the_other_pages_transcripts_are_as_they_are_shown() {
+    assert!(try_transcripts(PAGES[1..].iter().copied()) > 90);
 }
 
 /// Asserts that a server accepts the settings. A single one would grant nothing with them, but the test does not ask it to.
@@ -423,7 +426,7 @@ fn every_block_is_of_a_kind_that_is_tested() {
                 let is_text = ["text", "ini", "lua"].contains(&block.word);
                 let is_read = all_begin("DLOCK.") || all_begin("ACL SETUSER ");
                 assert!(
-                    is_session(&block) || is_text || is_read,
+                    is_transcript(&block) || is_text || is_read,
                     "{name}: {:?}",
                     block.lines
                 );
@@ -471,7 +474,7 @@ fn what_is_shown_wrongly_is_found() {
     let server = Server::start();
     let page =
         "```\none> DLOCK.ACQUIRE stock alice\n1) (integer) 1795257735768587\n2) (integer) 2\n```\n";
-    let steps = &sessions(page)[0];
+    let steps = &transcripts(page)[0];
     let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| follow(&server, steps)));
     assert!(wrong.is_err());
     assert!(is_like(
