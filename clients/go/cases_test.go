@@ -441,8 +441,8 @@ func (s step) options() (options []Option) {
 	if s["shared"] == true {
 		options = append(options, Shared())
 	}
-	if s["session"] == true {
-		options = append(options, Session())
+	if s["ephemeral"] == true {
+		options = append(options, Ephemeral())
 	}
 	return options
 }

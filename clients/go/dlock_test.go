@@ -246,7 +246,7 @@ func TestKilledAtTheGrant(t *testing.T) {
 
 func TestKilledHolder(t *testing.T) {
 	in(t, func(s stage) {
-		for how, reason := range map[string]string{"session": "session", "plain": "expired"} {
+		for how, reason := range map[string]string{"ephemeral": "closed", "plain": "expired"} {
 			messages := s.messages()
 			kill := s.process(how)
 			// It has confirmed it: else it would end by its first lease.

@@ -40,8 +40,8 @@ type Leader struct {
 	Term int64
 }
 
-// Election is for one candidate. The name is shown to others; those of one name are rivals all the same. With Session()
-// the next one leads as soon as the leader's connection has ended.
+// Election is for one candidate. The name is shown to others; those of one name are rivals all the same. With
+// Ephemeral() the next one leads as soon as the leader's connection has ended.
 func (l *Locks) Election(key, name string, options ...Option) (*Election, error) {
 	if key == "" {
 		return nil, badArgument("key", "must not be empty")

@@ -82,7 +82,7 @@ func (c *core) round(n *node) (*link, error) {
 			return nil, one.err
 		}
 		if l = one.link; l != stale {
-			defer stale.die(unreachable(errors.New("replaced"))) // when those with SESSION are renewed for the other
+			defer stale.die(unreachable(errors.New("replaced"))) // when those with EPHEMERAL are renewed for the other
 		}
 	}
 	// All in one go. What the replies change is changed as they come.

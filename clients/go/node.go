@@ -83,8 +83,8 @@ func (n *node) receive() {
 	}
 }
 
-// parted is called when a connection has ended: holds with SESSION and places in queues end with it, and the other holds
-// are to be renewed for another one.
+// parted is called when a connection has ended: holds with EPHEMERAL and places in queues end with it, and the other
+// holds are to be renewed for another one.
 func (n *node) parted(l *link) {
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
@@ -93,8 +93,8 @@ func (n *node) parted(l *link) {
 		return
 	}
 	for _, t := range n.core.renewals {
-		if t.request.session && t.link == l {
-			n.core.lose(t, "session")
+		if t.request.ephemeral && t.link == l {
+			n.core.lose(t, "closed")
 		}
 	}
 	n.rouse()

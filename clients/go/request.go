@@ -19,7 +19,7 @@ type acquireRequest struct {
 	name            string // of that owner, without what one of its requests may add
 	limit           int    // how many permits may be held together; shared is unlimited
 	permits         int    // how many of them its hold takes
-	session         bool
+	ephemeral       bool
 	err             error
 	lost            func(error)
 	sent, queued    bool
@@ -66,8 +66,8 @@ func (r *acquireRequest) restrict(name string, limit int) {
 	}
 }
 
-// Session ends the hold as soon as the connection ends, which all goroutines share.
-func Session() Option { return func(_ *core, r *acquireRequest) { r.session = true } }
+// Ephemeral ends the hold as soon as the connection ends, which all goroutines share.
+func Ephemeral() Option { return func(_ *core, r *acquireRequest) { r.ephemeral = true } }
 
 // Owner names the party that holds the lock; without it each hold is a party of its own. Who asks again for a lock under
 // the name that holds it here re-enters it at once. Nested locks of one goroutine should have one owner: only then does
@@ -119,8 +119,8 @@ func (r *acquireRequest) words(name string, rest ...string) []string {
 }
 
 func (r *acquireRequest) auto(words []string) []string {
-	if r.session {
-		words = append(words, "SESSION")
+	if r.ephemeral {
+		words = append(words, "EPHEMERAL")
 	}
 	return append(words, "AUTO", millis(r.settings.HangTimeout))
 }

@@ -85,8 +85,8 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	var options []Option
-	if words[2] == "session" {
-		options = append(options, Session())
+	if words[2] == "ephemeral" {
+		options = append(options, Ephemeral())
 	}
 	if _, err := makeLocks(words[0], lease).Lock(ctx, words[1], options...); err != nil {
 		panic(err)

@@ -222,7 +222,7 @@ class Case:
                 if self.server.client.get_node_from_key(one).name not in taken:
                     self.spread[key] = one
         locks = self.clients[client]
-        options = {one: how.pop(one) for one in ("owner", "limit", "permits", "shared", "session") if one in how}
+        options = {one: how.pop(one) for one in ("owner", "limit", "permits", "shared", "ephemeral") if one in how}
         self.judge(gives, lambda: locks.try_lock(self.named(key), timeout, **options), name, **how)
 
     def do_start(self, name, client="client", key="lock", timeout=PATIENCE, **options):

@@ -105,7 +105,7 @@ def test_cancel_at_the_grant(server, locks):
 WAITER = """
 import sys, redis, dlock_redis as dlock, stage
 locks = dlock.Locks(stage.client(sys.argv[1]), **stage.SETTINGS)
-hold = locks.acquire(sys.argv[2], session=sys.argv[3] == "session")
+hold = locks.acquire(sys.argv[2], ephemeral=sys.argv[3] == "ephemeral")
 sys.stdin.read()
 """
 
@@ -157,7 +157,7 @@ def test_killed_at_the_grant(server, locks):
 
 
 @everywhere
-@pytest.mark.parametrize("how", ["session", ""])
+@pytest.mark.parametrize("how", ["ephemeral", ""])
 def test_killed_holder(server, locks, how):
     messages = server.messages()
     child = process(server.place, server.key, how)
@@ -167,7 +167,7 @@ def test_killed_holder(server, locks, how):
     after = locks.start(server.key)
     server.await_queued(1)
     kill(child)
-    assert messages() == f"{'session' if how else 'expired'} {token}"
+    assert messages() == f"{'closed' if how else 'expired'} {token}"
     after.result(PATIENCE).release()
     server.await_gone()
 

@@ -94,7 +94,7 @@ def test_readonly_ends_no_link_of_another_node(server, make):
     locks = make()
     core = locks.locks._core
     keys = [f"{{{i}{server.key[1:-5]}}}lock" for i in range(20)]
-    holds = [locks.lock(key, session=True) for key in keys]
+    holds = [locks.lock(key, ephemeral=True) for key in keys]
     links = {node.name: node.link for node in core.nodes.values() if node.link is not None}
     words = ("EVAL", "return redis.error_reply('READONLY it is a replica')", 1, keys[0])
 

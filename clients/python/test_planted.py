@@ -144,7 +144,7 @@ def its(**attributes):
 one_permit = asks(lambda request: setattr(request, "limit", request.limit[:2]))
 re_enters_anything = its(permits=1)
 always_alone = its(limit=())
-no_session = asks(lambda request: vars(request).update(session=False, renewed=request.renewed[-2:]))
+no_ephemeral = asks(lambda request: vars(request).update(ephemeral=False, renewed=request.renewed[-2:]))
 no_suffix = asks(lambda request: setattr(request, "owner", request.owner.split("#")[0]))
 
 
@@ -370,11 +370,11 @@ FAULTS = [
     ("wait_over_a_switch", waits_for_ever),
     ("wait_over_a_crash", waits_for_ever),
     ("wait_over_a_slot_move", waits_for_ever),
-    ("a_session_over_a_failover_elsewhere", ties_nothing_anew),
+    ("an_ephemeral_hold_over_a_failover_elsewhere", ties_nothing_anew),
     ("first_come_first_served", asks_again_and_again),
     ("a_try_takes_no_place", tries_by_waiting),
     ("a_time_out_in_the_queue", leaves_nothing),
-    ("a_session_ends_with_its_connection", no_session),
+    ("an_ephemeral_hold_ends_with_its_connection", no_ephemeral),
     ("readers_and_a_writer", always_alone),
     ("a_semaphore_of_three", always_alone),
     ("an_inner_hold_ends_no_outer_one", releases_all),

@@ -35,7 +35,7 @@ plant cases 'slow_path' settings.rs '\[10, 60, 5, 3\].map\(Duration::from_secs\)
 plant cases 'wrong_password no_right_to_the_command no_module two_that_wait replaced no_right_to_renew' error.rs 'pub\(crate\) fn passes\(&self\) -> bool \{' \
     'pub(crate) fn passes(&self) -> bool { if matches!(self, Error::Redis(_) | Error::Deadlock(_) | Error::Replaced(_)) { return true; }'
 plant cases no_channel take.rs 'self.poll\(taking\).await' 'self.wait(taking, &name).await'
-plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen hold_over a_session_over' keep.rs \
+plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen hold_over an_ephemeral_hold_over' keep.rs \
     'async fn round\(self: &Arc<Self>, name: &str\) -> Result<\(\)> \{' \
     'async fn round(self: &Arc<Self>, name: &str) -> Result<()> { if name.len() < 99 { return Ok(()); }' # keeps nothing
 plant cases a_hold_that_may_not_last renewals.rs 'link.short = left < settings.near\(\);' 'let _ = settings.near();'
@@ -55,7 +55,7 @@ plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_
 plant cases permits_of_an_owner renewals.rs 'if permits > has \{' 'if permits > has + 9 {'
 plant cases first_come take.rs 'return self.wait\(taking, &name\).await;' 'return self.poll(taking).await;'
 plant cases a_try_takes_no_place request.rs '(fn acquire\(&self, once: bool\) -> Cmd \{)' 'fn acquire(&self, once: bool) -> Cmd { let once = once && self.vote;'
-plant cases a_session_ends request.rs 'if self.session \{' 'if self.session && self.vote {'
+plant cases an_ephemeral_hold_ends request.rs 'if self.ephemeral \{' 'if self.ephemeral && self.vote {'
 plant cases 'readers_and a_semaphore' request.rs 'match self.mode \{(\s+Mode::Exclusive => &mut)' 'match Mode::Exclusive { Mode::Exclusive => &mut'
 plant cases an_inner_hold renewals.rs 'renewal.ending = !renewal.is_live\(\);' 'renewal.ending = true;'
 plant cases a_name_is_of_one_client lock.rs '\[core.process.as_bytes\(\), name, core.suffix.as_bytes\(\)\].concat\(\)' 'name.clone()'

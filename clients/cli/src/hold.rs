@@ -1,8 +1,8 @@
 //! A lock that is had and kept: until when it may be believed, and what ends that.
 //!
-//! The hold is tied to the connection by `SESSION` (it ends with this process, at once) and by `AUTO` (the server renews it). A sign
-//! of life (`DLOCK.KEEP`), every third of the lease and twice a second at least, moves the believed end. When the connection ends, the
-//! hold is looked for on a new one at once, under its token, until a server refuses it or its lease is over.
+//! The hold is tied to the connection by `EPHEMERAL` (it ends with this process, at once) and by `AUTO` (the server renews it). A
+//! sign of life (`DLOCK.KEEP`), every third of the lease and twice a second at least, moves the believed end. When the connection
+//! ends, the hold is looked for on a new one at once, under its token, until a server refuses it or its lease is over.
 
 use crate::out::tell;
 use crate::server::{field, items, number, text, texts, Failure, Link, Place, BOUND};
@@ -57,7 +57,7 @@ pub(crate) struct Wish {
     pub limit: Option<u64>,
     pub permits: Option<u64>,
     /// Whether it is to end with this process.
-    pub session: bool,
+    pub ephemeral: bool,
 }
 
 /// It is had.
@@ -100,8 +100,8 @@ impl Wish {
     }
 
     fn tied(&self, command: &mut Cmd) {
-        if self.session {
-            command.arg("SESSION");
+        if self.ephemeral {
+            command.arg("EPHEMERAL");
         }
         command.arg("AUTO").arg(self.lease_ms);
     }
@@ -277,8 +277,8 @@ impl Wish {
             let heard = match heard {
                 Ok(heard) => heard,
                 Err(failure) if failure.code == "NOTHELD" => News::Lost(failure.to_string()),
-                // The server that has ended the connection has ended a session with it, and does not let anybody look.
-                Err(failure) if self.session && failure.is_refusal => {
+                // The server that has ended the connection has ended an ephemeral hold with it, and does not let anybody look.
+                Err(failure) if self.ephemeral && failure.is_refusal => {
                     News::Lost(failure.to_string())
                 }
                 Err(failure) if now_ms() >= until => News::Lost(failure.to_string()),
@@ -350,7 +350,7 @@ impl Wish {
         }
     }
 
-    /// Leaves the hold to its lease, which ends in so long: no session ends it, and nobody renews it.
+    /// Leaves the hold to its lease, which ends in so long: no end of a connection ends it, and nobody renews it.
     ///
     /// # Errors
     /// No server can be reached, or it refuses.
@@ -362,7 +362,7 @@ impl Wish {
     ) -> Result<(), Failure> {
         let mut renew = self.command("DLOCK.RENEW");
         renew.arg((lease.as_millis() as u64).max(1_000));
-        // What is tied by AUTO alone, for a millisecond, is tied by no SESSION any more.
+        // What is tied by AUTO alone, for a millisecond, is not ephemeral any more.
         renew.arg("TOKEN").arg(token).arg("AUTO").arg(1);
         place.connect()?.ask_routed(place, &renew, BOUND)?;
         Ok(())

@@ -73,7 +73,7 @@ pub(crate) struct Options {
     at_least: Option<Duration>,
     /// Keep the lock for its lease when this process dies, instead of ending it at once
     #[arg(long, help_heading = "The lock")]
-    no_session: bool,
+    no_ephemeral: bool,
     /// A label that others see in the owner's name, after this machine and process. Two runs with one label are two owners
     #[arg(
         long,
@@ -143,7 +143,7 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
         shared: options.shared,
         limit: options.limit,
         permits: options.permits,
-        session: !options.no_session,
+        ephemeral: !options.no_ephemeral,
     };
     let wait = if options.nonblock {
         Some(Duration::ZERO)
@@ -204,7 +204,7 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     if end.is_lost {
         return Ok(LOST);
     }
-    // The keeper would tie the hold anew, to a session that ends with this process.
+    // The keeper would tie the hold anew, to a connection that ends with this process.
     *left.lock().unwrap_or_else(PoisonError::into_inner) = true;
     let stays = options
         .at_least

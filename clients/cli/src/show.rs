@@ -44,7 +44,7 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
         let held = time_of(holder, "held-ms").map_or(String::new(), |time| format!(" for {time}"));
         let left = time_of(holder, "lease-ms").unwrap_or_default();
         let ties: Vec<&str> = [
-            ("session", "ends with its connection"),
+            ("ephemeral", "ends with its connection"),
             ("auto", "renewed by the server"),
         ]
         .into_iter()

@@ -77,8 +77,8 @@ type Elector struct {
 
 var errNotLeader = errors.New("dlock: this process does not lead")
 
-// NewElector returns a candidate in the election of this key. With dlock.Session() the next one leads as soon as the leader's
-// process has ended, and not only after its lease.
+// NewElector returns a candidate in the election of this key. With dlock.Ephemeral() the next one leads as soon as the
+// leader's process has ended, and not only after its lease.
 func NewElector(locks *dlock.Locks, key, name string, options ...dlock.Option) (*Elector, error) {
 	if locks == nil {
 		return nil, fmt.Errorf("%w: locks must not be nil", dlock.ErrArgument)

@@ -51,7 +51,7 @@ func schedule(kind, key string) error {
 		}
 		how = gocron.WithDistributedLocker(locker)
 	} else {
-		elector, err := NewElector(locks, key, fmt.Sprint(os.Getpid()), dlock.Session())
+		elector, err := NewElector(locks, key, fmt.Sprint(os.Getpid()), dlock.Ephemeral())
 		if err != nil {
 			return err
 		}

@@ -105,10 +105,10 @@ export class Core extends Routes {
 
   of(node) { return [...this.renewals].filter((one) => one.node === node); }
 
-  /** The link has died. Places and sessions have ended with it; all else is renewed anew. */
+  /** The link has died. Places and ephemeral holds have ended with it; all else is renewed anew. */
   unlinked(node, link) {
     for (const renewal of this.of(node)) {
-      if (renewal.link === link && renewal.request.session.length) this.lose(renewal, 'session');
+      if (renewal.link === link && renewal.request.ephemeral.length) this.lose(renewal, 'closed');
     }
     if (!link.used) return;
     node.notifyAll('again');

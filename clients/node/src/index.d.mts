@@ -69,7 +69,7 @@ export interface LockOptions {
   /** The hold takes this many of `limit`, all at once. 1 unless set. */
   permits?: number;
   /** The hold ends at once when the connection does, and not only after its lease. */
-  session?: boolean;
+  ephemeral?: boolean;
   /**
    * A name. Without one each hold has its own. Nested locks of one task should have one: then the server sees circles. Whoever
    * asks by the same `Locks` under the name that holds a lock has it, too: that is counted here. In another process the same

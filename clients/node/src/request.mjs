@@ -73,7 +73,7 @@ export class Settings {
   debug(message) { this.logger.debug?.(message); }
 }
 
-const OPTIONS = ['timeout', 'lease', 'signal', 'owner', 'shared', 'limit', 'permits', 'session', 'onLost'];
+const OPTIONS = ['timeout', 'lease', 'signal', 'owner', 'shared', 'limit', 'permits', 'ephemeral', 'onLost'];
 
 /** What the names of all owners of this process begin with. */
 export const PROCESS = `${hostname().replaceAll('/', '-')}/${process.pid}/`;
@@ -95,14 +95,14 @@ export class Request {
   name = null; // what its owner is found by, if the program has named it: it may re-enter
 
   constructor(settings, key, options, suffix = '') {
-    const { timeout, lease, signal, owner, shared = false, limit, permits, session = false, onLost } = known(options, OPTIONS, 'a lock');
+    const { timeout, lease, signal, owner, shared = false, limit, permits, ephemeral = false, onLost } = known(options, OPTIONS, 'a lock');
     text('key', key);
     if (timeout != null) milliseconds('timeout', timeout);
     if (lease != null) settings = settings.withLease(milliseconds('lease', lease, 1));
     if (signal != null && !(signal instanceof AbortSignal)) throw new TypeError(`signal must be an AbortSignal, not ${shown(signal)}`);
     if (owner != null) text('owner', owner);
     if (typeof shared !== 'boolean') throw new TypeError(`shared must be true or false, not ${shown(shared)}`);
-    if (typeof session !== 'boolean') throw new TypeError(`session must be true or false, not ${shown(session)}`);
+    if (typeof ephemeral !== 'boolean') throw new TypeError(`ephemeral must be true or false, not ${shown(ephemeral)}`);
     if (limit != null && (!Number.isSafeInteger(limit) || limit < 1 || shared)) {
       throw new RangeError(`limit must be a whole number of 1 or more, and not beside shared, not ${shown(limit)}`);
     }
@@ -119,7 +119,7 @@ export class Request {
     if (permits > 1) this.limit.push('PERMITS', permits); // older servers do not know the word
     this.most = shared ? Infinity : limit ?? 1; // permits at once
     this.permits = permits ?? 1;
-    this.session = session ? ['SESSION'] : [];
+    this.ephemeral = ephemeral ? ['EPHEMERAL'] : [];
   }
 
   get id() { return `${bytes(this.key)}\n${bytes(this.owner)}`; }
@@ -132,7 +132,7 @@ export class Request {
   /** HOLDS 1: a request that is sent again counts once. */
   acquire(once) {
     const { lease, hangTimeout, queueGrace } = this.settings;
-    const words = [lease, ...this.session, 'AUTO', hangTimeout, 'HOLDS', 1, ...this.limit];
+    const words = [lease, ...this.ephemeral, 'AUTO', hangTimeout, 'HOLDS', 1, ...this.limit];
     return once ? this.words('ACQUIRE', ...words) : this.words('FAIRACQUIRE', ...words, 'CLAIM', queueGrace);
   }
 
@@ -143,7 +143,7 @@ export class Request {
 
   renew(token) {
     const { lease, hangTimeout } = this.settings;
-    return this.words('RENEW', lease, 'TOKEN', token, ...this.session, 'AUTO', hangTimeout);
+    return this.words('RENEW', lease, 'TOKEN', token, ...this.ephemeral, 'AUTO', hangTimeout);
   }
 
   /** Renews it for the last time: for no connection. */

@@ -183,7 +183,7 @@ export class Case {
     assert.ok(performance.now() - began < 1000 * within + limits.late, `it took ${performance.now() - began} ms`);
   }
 
-  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, owner, limit, permits, shared, session, ...rest }) {
+  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, owner, limit, permits, shared, ephemeral, ...rest }) {
     while (slots && !this.keys[key]) { // of another node than the ones before
       const server = new Server(this.place);
       const node = await server.node();
@@ -191,7 +191,7 @@ export class Case {
       this.nodes.push(node);
       this.keys[key] = server.key;
     }
-    const options = { timeout: time(timeout), owner, limit, permits, shared, session };
+    const options = { timeout: time(timeout), owner, limit, permits, shared, ephemeral };
     await this.judge(gives, () => this.clients[client].tryLock(this.key(key), options), rest);
   }
 

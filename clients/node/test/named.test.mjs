@@ -162,7 +162,7 @@ test('killed_at_the_grant', everywhere, async ({ server, locks, child }) => {
 });
 
 test('killed_holder', everywhere, async ({ server, locks, child }) => {
-  for (const [how, reason] of [['session', 'session'], ['plain', 'expired']]) {
+  for (const [how, reason] of [['ephemeral', 'closed'], ['plain', 'expired']]) {
     const messages = await server.messages();
     try {
       const kill = child(how);

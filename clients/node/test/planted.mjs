@@ -98,7 +98,7 @@ const asks = (change) => () => plant(Core, 'take', (old) => function take(reques
 const onePermit = asks((request) => { request.limit = request.limit.slice(0, 2); });
 const reEntersAnything = asks((request) => { request.permits = 1; });
 const alwaysAlone = asks((request) => { request.limit = []; });
-const noSession = asks((request) => { request.session = []; });
+const noEphemeral = asks((request) => { request.ephemeral = []; });
 const noSuffix = asks((request) => { if (request.name) request.owner = request.owner.split('#')[0]; });
 const neverReEnters = asks((request) => { request.name = null; });
 const asksAgainAndAgain = () => plant(Core, 'take', (old) => async function take(request, ...rest) {
@@ -167,9 +167,9 @@ const FAULTS = {
   permits_of_an_owner: reEntersAnything,
   hold_over_a_failover: renewsNothingAnew, hold_over_a_switch: renewsNothingAnew, hold_over_a_slot_move: renewsNothingAnew,
   wait_over_a_failover: waitsForEver, wait_over_a_switch: waitsForEver, wait_over_a_crash: waitsForEver,
-  wait_over_a_slot_move: waitsForEver, a_session_over_a_failover_elsewhere: renewsNothingAnew,
+  wait_over_a_slot_move: waitsForEver, an_ephemeral_hold_over_a_failover_elsewhere: renewsNothingAnew,
   first_come_first_served: asksAgainAndAgain, a_try_takes_no_place: triesByWaiting, a_time_out_in_the_queue: leavesNothing,
-  a_session_ends_with_its_connection: noSession, readers_and_a_writer: alwaysAlone, a_semaphore_of_three: alwaysAlone,
+  an_ephemeral_hold_ends_with_its_connection: noEphemeral, readers_and_a_writer: alwaysAlone, a_semaphore_of_three: alwaysAlone,
   an_inner_hold_ends_no_outer_one: releasesAll, two_that_wait_for_each_other: allPasses, replaced: allPasses,
   a_name_is_of_one_client: noSuffix, no_write_after_the_loss: guardsNothing, a_refused_keep_is_the_reason: hidesWhy,
   no_right_to_release: keepsWhatIsNotReleased, no_right_to_renew: allPasses, no_right_to_ping: diesWithoutPing,

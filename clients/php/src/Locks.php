@@ -87,7 +87,7 @@ final class Locks
      *
      * @param bool              $shared  with others that share it
      * @param ?int              $limit   with so many holders at most
-     * @param bool              $session the hold ends as soon as the connection does
+     * @param bool              $ephemeral the hold ends as soon as the connection does
      * @param ?string           $owner   a name of 1 to 900 bytes: whoever asks for a lock by these Locks under the name that
      *                                   holds it has it, too, and it is given back with the last of these holds. Else each hold
      *                                   has a new one
@@ -101,14 +101,14 @@ final class Locks
         int|float|null $timeout = null,
         bool $shared = false,
         ?int $limit = null,
-        bool $session = false,
+        bool $ephemeral = false,
         ?string $owner = null,
         int|float|null $hangTimeout = null,
         ?callable $onLost = null,
         int|float|null $auto = null,
         ?int $permits = null,
     ): Hold {
-        return $this->tryLock($key, $timeout, $shared, $limit, $session, $owner, $hangTimeout, $onLost, $auto, $permits)
+        return $this->tryLock($key, $timeout, $shared, $limit, $ephemeral, $owner, $hangTimeout, $onLost, $auto, $permits)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");
     }
 
@@ -118,7 +118,7 @@ final class Locks
         int|float|null $timeout = 0,
         bool $shared = false,
         ?int $limit = null,
-        bool $session = false,
+        bool $ephemeral = false,
         ?string $owner = null,
         int|float|null $hangTimeout = null,
         ?callable $onLost = null,
@@ -141,7 +141,7 @@ final class Locks
             $shared,
             $limit,
             $permits,
-            $session,
+            $ephemeral,
             $hangTimeout,
             name: $named,
         );

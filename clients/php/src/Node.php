@@ -40,6 +40,6 @@ final class Node
             $one->renewed = false;
         }
 
-        return array_filter($this->held, static fn (Request $one) => $one->session);
+        return array_filter($this->held, static fn (Request $one) => $one->ephemeral);
     }
 }

@@ -42,7 +42,7 @@ final class Request
         public readonly bool $shared = false,
         public readonly ?int $limit = null,
         ?int $permits = null,
-        public readonly bool $session = false,
+        public readonly bool $ephemeral = false,
         public readonly ?float $hangTimeout = null,
         public readonly ?float $lease = null,
         /** KEEP and the clock look after it; else the caller does. */
@@ -209,7 +209,7 @@ final class Request
     private function renewal(): array
     {
         return [
-            ...($this->session ? ['SESSION'] : []),
+            ...($this->ephemeral ? ['EPHEMERAL'] : []),
             ...($this->hangTimeout !== null ? ['AUTO', Settings::ms($this->hangTimeout)] : []),
         ];
     }

@@ -171,7 +171,7 @@ final class Servers
     public function disconnect(Node $node): void
     {
         foreach ($node->disconnect() as $request) {
-            ($this->lost)($request, 'session');
+            ($this->lost)($request, 'closed');
         }
     }
 

@@ -157,13 +157,13 @@ final class LocksTest extends TestCase
     }
 
     /**
-     * @testWith [true, "session"]
+     * @testWith [true, "closed"]
      *           [false, "expired"]
      */
-    public function testKilledHolder(bool $session, string $message): void
+    public function testKilledHolder(bool $ephemeral, string $message): void
     {
         $worker = $this->worker();
-        $answer = $worker->lock($this->key(), null, session: $session);
+        $answer = $worker->lock($this->key(), null, ephemeral: $ephemeral);
         $second = $this->worker();
         $number = $second->start('lock', key: $this->key());
         $this->server->awaitQueued(1);
@@ -420,7 +420,7 @@ final class LocksTest extends TestCase
         $redis->setOption(\Redis::OPT_PREFIX, 'application:');
         $locks = new Locks($redis, lease: 6.0);
         $redis->multi();
-        $hold = $locks->lock($this->key(), session: true);
+        $hold = $locks->lock($this->key(), ephemeral: true);
         $redis->discard();
         $redis->close();
         $locks->keep(true);

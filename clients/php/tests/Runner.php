@@ -304,7 +304,7 @@ final class Runner
         ?int $limit = null,
         ?int $permits = null,
         bool $shared = false,
-        bool $session = false,
+        bool $ephemeral = false,
         bool $at_once = false,
         mixed ...$how,
     ): void {
@@ -317,7 +317,7 @@ final class Runner
         }
         $worker = $this->clients[$client];
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
-        $options = compact('owner', 'limit', 'permits', 'shared', 'session');
+        $options = compact('owner', 'limit', 'permits', 'shared', 'ephemeral');
         $work = fn (): array => $worker->lock($this->named($key), $timeout, ...$options);
         for ($i = 0; $at_once && ($took ?? 1.0) >= 0.25; ++$i) {
             Assert::assertLessThan(20, $i, 'a busy machine is late by itself: one of twenty is enough');

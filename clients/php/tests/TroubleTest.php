@@ -80,7 +80,7 @@ final class TroubleTest extends TestCase
         Stage::until(function () use ($path): bool {
             Stage::control("delay $path 0");
             $locks = Kinds::locks(address: $path);
-            $session = $locks->lock($this->key . ':' . bin2hex(random_bytes(4)), session: true);
+            $ephemeral = $locks->lock($this->key . ':' . bin2hex(random_bytes(4)), ephemeral: true);
             Stage::control("delay $path 220");
             try {
                 self::assertNull($locks->tryLock($this->key, 0.5));
@@ -88,7 +88,7 @@ final class TroubleTest extends TestCase
                 return false;
             }
 
-            return !$session->lost();
+            return !$ephemeral->lost();
         }, 'it has outlived a wait');
     }
 
@@ -103,7 +103,7 @@ final class TroubleTest extends TestCase
         Stage::until(function () use ($key, $paths, $addresses): bool {
             Stage::control("delay {$paths[$addresses[0]]} 0");
             $locks = $this->locks($paths);
-            $session = $locks->lock($this->key, session: true);
+            $ephemeral = $locks->lock($this->key, ephemeral: true);
             Stage::control("delay {$paths[$addresses[0]]} 100");
             for ($i = 0; $i < 5; ++$i) {
                 try {
@@ -114,7 +114,7 @@ final class TroubleTest extends TestCase
                 }
             }
 
-            return !$session->lost();
+            return !$ephemeral->lost();
         }, 'it has outlived the time-outs');
     }
 

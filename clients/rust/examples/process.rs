@@ -1,5 +1,5 @@
-//! `process ADDRESSES KEY session|plain`: takes a lock and holds it until it is killed. `process ADDRESSES KEY NAME`: is a candidate,
-//! and writes its term by guarded writes as long as it leads. The tests kill them.
+//! `process ADDRESSES KEY ephemeral|plain`: takes a lock and holds it until it is killed. `process ADDRESSES KEY NAME`:
+//! is a candidate, and writes its term by guarded writes as long as it leads. The tests kill them.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ async fn main() {
     let [addresses, key, how] = &words[..] else { panic!("three words") };
     let clients = addresses.split(',').map(|address| redis::Client::open(format!("redis://{address}/")).unwrap());
     let clients = clients.collect::<Vec<_>>();
-    if how != "session" && how != "plain" {
+    if how != "ephemeral" && how != "plain" {
         return lead(clients, key, how).await;
     }
     let request = Locks::new(clients).expect("good settings").on(key);
-    let request = if how == "session" { request.session() } else { request };
+    let request = if how == "ephemeral" { request.ephemeral() } else { request };
     let _hold = request.lock().await.expect("the lock");
     std::future::pending::<()>().await;
 }

@@ -52,7 +52,7 @@ impl Locks {
             shared: false,
             limit: None,
             permits: None,
-            session: false,
+            ephemeral: false,
             timeout: None,
         }
     }
@@ -96,7 +96,7 @@ pub struct Request {
     shared: bool,
     limit: Option<u64>,
     permits: Option<u64>,
-    session: bool,
+    ephemeral: bool,
     timeout: Option<Duration>,
 }
 
@@ -135,8 +135,8 @@ impl Request {
     }
 
     /// Ends with the connection: for work that dies with this process.
-    pub fn session(self) -> Request {
-        Request { session: true, ..self }
+    pub fn ephemeral(self) -> Request {
+        Request { ephemeral: true, ..self }
     }
 
     /// Waits for it.
@@ -194,7 +194,7 @@ impl Request {
             owner: name.clone().unwrap_or_else(party),
             name,
             mode,
-            session: self.session,
+            ephemeral: self.ephemeral,
             settings: core.settings.clone(),
             vote: false,
         };

@@ -45,7 +45,7 @@ impl Master {
     async fn vote(&self, key: &[u8], owner: &str, lease: Duration, timeout: Duration) -> Result<Option<Hold>> {
         let settings = Settings { lease, ..self.locks.0.settings.clone() };
         let (key, owner, mode) = (key.to_vec(), owner.into(), Mode::Exclusive);
-        let request = AcquireRequest { key, owner, name: None, mode, session: false, settings, vote: true };
+        let request = AcquireRequest { key, owner, name: None, mode, ephemeral: false, settings, vote: true };
         let vote = self.locks.0.take(request, Some(timeout)).await;
         if vote.as_ref().is_err_and(|error| !error.is_said()) {
             *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = now() + SILENCE;

@@ -394,7 +394,7 @@ impl State {
     /// The link is no more. What was renewed for it alone is lost with it.
     pub(crate) fn died(&mut self, link: u64) {
         let Some(name) = self.links.get(&link).map(|link| link.node.clone()) else { return };
-        self.lose_all("session", |renewal| renewal.link == Some(link) && renewal.request.session);
+        self.lose_all("closed", |renewal| renewal.link == Some(link) && renewal.request.ephemeral);
         self.detach_all(&name, link);
         self.links.remove(&link);
         let node = self.node(&name);

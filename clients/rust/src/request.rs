@@ -44,7 +44,7 @@ pub(crate) struct AcquireRequest {
     /// The owner's name without what another request of it may add, if the program has named it: it may re-enter.
     pub(crate) name: Option<Vec<u8>>,
     pub(crate) mode: Mode,
-    pub(crate) session: bool,
+    pub(crate) ephemeral: bool,
     pub(crate) settings: Settings,
     /// There are other masters: any failure is returned at once.
     pub(crate) vote: bool,
@@ -68,8 +68,8 @@ impl AcquireRequest {
     }
 
     fn auto(&self, command: &mut Cmd) {
-        if self.session {
-            command.arg("SESSION");
+        if self.ephemeral {
+            command.arg("EPHEMERAL");
         }
         command.arg("AUTO").arg(millis(self.settings.hang_timeout));
     }

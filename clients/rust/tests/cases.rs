@@ -416,8 +416,8 @@ fn limited(mut request: Request, step: &Json) -> Request {
     if step["shared"].as_bool() == Some(true) {
         request = request.shared();
     }
-    if step["session"].as_bool() == Some(true) {
-        request = request.session();
+    if step["ephemeral"].as_bool() == Some(true) {
+        request = request.ephemeral();
     }
     match step["permits"].as_u64() {
         Some(permits) => request.permits(permits),

@@ -285,7 +285,7 @@ mod scenes {
     pub async fn a_grant_that_was_lost_is_asked_for_again(server: Server) {
         let locks = server.locks();
         locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
-        let lock = granted_unseen(&server, locks.on(&server.key).session()).await;
+        let lock = granted_unseen(&server, locks.on(&server.key).ephemeral()).await;
         let client = int(&server.info().await.holders[0], "client");
         let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
         server.await_gone().await;

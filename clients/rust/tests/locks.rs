@@ -202,7 +202,7 @@ mod scenes {
 
     pub async fn killed_holder(server: Server) {
         let locks = server.locks();
-        for (how, reason) in [("session", "session"), ("plain", "expired")] {
+        for (how, reason) in [("ephemeral", "closed"), ("plain", "expired")] {
             let mut messages = server.messages().await;
             let process = Process::start(&server, how);
             until("it is held and kept", || async {

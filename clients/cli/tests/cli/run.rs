@@ -82,7 +82,7 @@ fn a_short_job_keeps_its_lock() {
     let (_, left) = holder(&mut connection, "job").expect("it is held");
     assert!((200_000..=300_000).contains(&left), "{left}");
     assert_eq!(output(&server, &words).0, 1);
-    assert_eq!(stat(&server, "sessions"), 0);
+    assert_eq!(stat(&server, "ephemeral"), 0);
     assert_eq!(output(&server, &["release", "job"]).0, 0);
     let words = [
         "run",
@@ -197,7 +197,7 @@ fn a_server_that_hangs_costs_the_lock_in_time() {
     server.thaw();
 }
 
-/// A connection that is cut: without a session the hold goes on on another one, under its token.
+/// A connection that is cut: with --no-ephemeral the hold goes on on another one, under its token.
 #[test]
 fn a_cut_connection() {
     let server = Server::start();
@@ -207,7 +207,7 @@ fn a_cut_connection() {
          redis-cli -p {0} DLOCK.CHECK job $DLOCK_TOKEN",
         server.port()
     );
-    for (extra, code) in [(None, 75), (Some("--no-session"), 0)] {
+    for (extra, code) in [(None, 75), (Some("--no-ephemeral"), 0)] {
         connection.run("DEL ready cut");
         let mut words = vec!["run", "-l", "4s"]; // it is over while the command sleeps
         words.extend(extra);
@@ -227,7 +227,7 @@ fn a_cut_connection() {
     }
 }
 
-/// The server ends the connection, and the session with it: the command does not work beside the next holder.
+/// The server ends the connection, and the hold with it: the command does not work beside the next holder.
 #[test]
 fn a_cut_connection_ends_the_command_at_once() {
     let server = Server::start();
@@ -249,7 +249,7 @@ fn a_cut_connection_ends_the_command_at_once() {
     assert!(best < Duration::from_millis(100), "{best:?}");
 }
 
-/// The user is gone, and its connections and sessions with it: nobody can look for the hold.
+/// The user is gone, and its connections and ephemeral holds with it: nobody can look for the hold.
 #[test]
 fn a_refused_connection_ends_the_command() {
     let server = Server::start();
@@ -286,7 +286,7 @@ fn a_server_that_ends_idle_connections() {
         "sleep 3; redis-cli -p {} DLOCK.CHECK job $DLOCK_TOKEN",
         server.port()
     );
-    for words in [&["run"] as &[&str], &["run", "--no-session"]] {
+    for words in [&["run"] as &[&str], &["run", "--no-ephemeral"]] {
         let words = [words, &["job", "--", "sh", "-c", &script]].concat();
         let ended = output(&server, &words);
         assert_eq!(ended, (0, "OK\n".to_owned(), String::new()));
@@ -306,7 +306,10 @@ fn a_wait_that_is_ended_leaves_its_queue() {
         Signal::SIGHUP,
         Signal::SIGQUIT,
     ] {
-        for words in [&["run"] as &[&str], &["run", "--no-session", "-w", "1min"]] {
+        for words in [
+            &["run"] as &[&str],
+            &["run", "--no-ephemeral", "-w", "1min"],
+        ] {
             let words = [words, &["job", "--", "true"]].concat();
             let run = Running::start(&server, &words);
             server.await_blocked_clients(1);
@@ -472,7 +475,7 @@ fn a_hold_outlives_a_failover() {
     // It is tied to a connection of the new primary.
     await_until("the hold is found again", PATIENCE, || {
         let info: String = connection.ask("INFO dlock");
-        info.contains("dlock_sessions:1\r")
+        info.contains("dlock_ephemeral:1\r")
     });
     assert_eq!(holder(&mut connection, "job").expect("it is held").0, owner);
     connection.run("SET go 1");

@@ -44,7 +44,7 @@ fn an_update_of_three_nodes_keeps_all_holds() {
         assert_eq!(code, 0, "{said}{told}");
     };
     wait();
-    let jobs = [("tied", "-q"), ("free", "--no-session")];
+    let jobs = [("tied", "-q"), ("free", "--no-ephemeral")];
     let mut running = Vec::new();
     for (lock, option) in jobs {
         let words = ["run", "-l", "5s", option, lock, "--", "sleep", "600"];

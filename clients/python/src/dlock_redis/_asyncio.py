@@ -494,7 +494,7 @@ class AsyncOptions(TypedDict, total=False):
     shared: bool
     limit: int | None
     permits: int | None
-    session: bool
+    ephemeral: bool
     on_lost: Callable[[AsyncHold], object] | None
 
 
@@ -531,7 +531,7 @@ class AsyncLocks:
         shared: bool = False,
         limit: int | None = None,
         permits: int | None = None,
-        session: bool = False,
+        ephemeral: bool = False,
         on_lost: Callable[[AsyncHold], object] | None = None,
     ) -> AsyncLock:
         """Returns a lock that is yet to be taken: `async with locks.lock("stock", timeout=5) as hold`, or
@@ -539,7 +539,7 @@ class AsyncLocks:
 
         The options are those of `Locks.lock`; tasks that wait independently need owners of their own."""
         options = AsyncOptions(
-            owner=owner, shared=shared, limit=limit, permits=permits, session=session, on_lost=on_lost
+            owner=owner, shared=shared, limit=limit, permits=permits, ephemeral=ephemeral, on_lost=on_lost
         )
         return AsyncLock(self, key, timeout, options)
 
@@ -613,7 +613,7 @@ class AsyncLocks:
     def _request(self, key: Name, **options: Unpack[AsyncOptions]) -> Request:
         core, name = self._core, options.get("owner")
         shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
-        how = shared, limit, permits, options.get("session", False)
+        how = shared, limit, permits, options.get("ephemeral", False)
         return Request(core.settings, key, core.owner(name), *how, named=name is not None)
 
     @staticmethod

@@ -210,13 +210,13 @@ class Core:
             log.warning("waits ask again and again, since messages cannot be heard: %s", why)
 
     def ended(self, node: Node, link: Link) -> None:
-        """A link is dead: its sessions are over, and what else was on it is renewed for another one at once."""
+        """A link is dead: its ephemeral holds are over, and what else was on it is renewed for another one at once."""
         was_used = link is node.link
         for renewal in list(self.renewals.values()):
             if renewal.link is link:
                 was_used = True
-                if renewal.request.session:
-                    self.lose(renewal, "session")
+                if renewal.request.ephemeral:
+                    self.lose(renewal, "closed")
         node.tell(b"again")
         if was_used and self.is_busy(node):
             self.wake(node)

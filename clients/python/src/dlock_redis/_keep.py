@@ -158,8 +158,8 @@ class Keeping(Taking):
                 if not renewal.live():  # what was just granted `attach` puts back
                     self.lose(renewal, "nobody has it")
                     continue
-            if renewal.link is not None and renewal.link.error is not None and renewal.request.session:
-                self.lose(renewal, "session")  # it has ended with its connection
+            if renewal.link is not None and renewal.link.error is not None and renewal.request.ephemeral:
+                self.lose(renewal, "closed")  # it has ended with its connection
                 continue
             asking = self.asking.get(renewal.request.names[0]) == node.name
             words = renewal.request.renew(renewal.token)

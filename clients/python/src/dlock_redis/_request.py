@@ -142,7 +142,7 @@ class Request:
         shared: bool = False,
         limit: int | None = None,
         permits: int | None = None,
-        session: bool = False,
+        ephemeral: bool = False,
         lease: float | None = None,
         renewed: bool = True,
         named: bool = False,
@@ -173,11 +173,11 @@ class Request:
         self.node: Node | None = None
         self.link: Link | None = None
         self.renewal: Renewal | None = None
-        self.session = session
+        self.ephemeral = ephemeral
         self.limit: tuple[Word, ...] = ("SHARED",) if shared else ("LIMIT", limit) if limit else ()
         if self.permits > 1:  # older servers do not know the word
             self.limit += ("PERMITS", self.permits)
-        how: tuple[Word, ...] = ("SESSION",) if session else ()
+        how: tuple[Word, ...] = ("EPHEMERAL",) if ephemeral else ()
         self.renewed: tuple[Word, ...] = (*how, "AUTO", ms(settings.hang_timeout)) if renewed else how
 
     def add(self, suffix: str) -> None:

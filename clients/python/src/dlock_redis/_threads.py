@@ -634,7 +634,7 @@ class Options(TypedDict, total=False):
     shared: bool
     limit: int | None
     permits: int | None
-    session: bool
+    ephemeral: bool
     on_lost: Callable[[Hold], object] | None
 
 
@@ -685,7 +685,7 @@ class Locks:
         shared: bool = False,
         limit: int | None = None,
         permits: int | None = None,
-        session: bool = False,
+        ephemeral: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
     ) -> Lock:
         """Returns a lock that is yet to be taken: `with locks.lock("stock", timeout=5) as hold`. Takes nothing itself.
@@ -699,10 +699,12 @@ class Locks:
         - shared: with any number of others who share
         - limit: this many may hold it at once: a semaphore
         - permits: the hold takes this many of the limit, all at once; 1 unless set
-        - session: it ends at once when the connection does
+        - ephemeral: it ends at once when the connection does
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """
-        options = Options(owner=owner, shared=shared, limit=limit, permits=permits, session=session, on_lost=on_lost)
+        options = Options(
+            owner=owner, shared=shared, limit=limit, permits=permits, ephemeral=ephemeral, on_lost=on_lost
+        )
         return Lock(self, key, timeout, options)
 
     def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:
@@ -767,7 +769,7 @@ class Locks:
     def _request(self, key: Name, **options: Unpack[Options]) -> Request:
         core, name = self._core, options.get("owner")
         shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
-        how = shared, limit, permits, options.get("session", False)
+        how = shared, limit, permits, options.get("ephemeral", False)
         return Request(core.settings, key, core.owner(name), *how, named=name is not None)
 
     @staticmethod

@@ -20,7 +20,7 @@ public final class Asking {
     // 0: nothing was said.
     private int limit;
     private int permits;
-    private boolean session;
+    private boolean ephemeral;
     private String owner;
     private Consumer<Hold> onLost = hold -> {};
 
@@ -55,8 +55,8 @@ public final class Asking {
     }
 
     /** The hold ends at once when the connection does, whatever has cut it. */
-    public Asking session() {
-        session = true;
+    public Asking ephemeral() {
+        ephemeral = true;
         return this;
     }
 
@@ -120,7 +120,7 @@ public final class Asking {
             throw new IllegalArgumentException("permits must be given with limit, not " + permits + " alone");
         }
         String name = Request.PROCESS + (owner == null ? "" : owner + "#") + UUID.randomUUID();
-        return new Request(locks.core.settings, key, name, Math.max(1, limit), Math.max(1, permits), session, null);
+        return new Request(locks.core.settings, key, name, Math.max(1, limit), Math.max(1, permits), ephemeral, null);
     }
 
     private Hold hold(Take take) {

@@ -29,7 +29,7 @@ public sealed class DLock implements Lock permits DSemaphore {
     private final DLocks locks;
     private final String key;
     private final int limit;
-    private boolean session;
+    private boolean ephemeral;
     private Consumer<Hold> onLost = hold -> {};
 
     DLock(DLocks locks, String key, int limit) {
@@ -40,8 +40,8 @@ public sealed class DLock implements Lock permits DSemaphore {
     }
 
     /** The hold ends at once when the connection does, whatever has cut it. */
-    public DLock session() {
-        session = true;
+    public DLock ephemeral() {
+        ephemeral = true;
         return this;
     }
 
@@ -264,7 +264,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         if (held == null || held.counts.firstKey() > limit) {
             Hold outer = held == null ? null : held.hold;
             String owner = outer == null ? locks.owner() : outer.owner();
-            Request request = new Request(locks.core.settings, key, owner, limit, permits, session, outer);
+            Request request = new Request(locks.core.settings, key, owner, limit, permits, ephemeral, outer);
             request.fixed = lease;
             request.unanswered = outer == null ? locks.mine.get().unanswered : null; // an upgrade that is left sends no RELEASE
             Take take = new Take(locks.core, request, timeout).start(false);

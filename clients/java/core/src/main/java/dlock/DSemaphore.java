@@ -18,8 +18,8 @@ public final class DSemaphore extends DLock {
     }
 
     @Override
-    public DSemaphore session() {
-        super.session();
+    public DSemaphore ephemeral() {
+        super.ephemeral();
         return this;
     }
 

@@ -225,8 +225,8 @@ final class Node {
         which.die(new Unavailable("the connection has ended", why));
         core.guard.lock();
         try {
-            renewalsNow().stream().filter(renewal -> renewal.request.session && renewal.link == which)
-                    .forEach(renewal -> core.lose(this, renewal, "session")); // they have ended with it
+            renewalsNow().stream().filter(renewal -> renewal.request.ephemeral && renewal.link == which)
+                    .forEach(renewal -> core.lose(this, renewal, "closed")); // they have ended with it
         } finally {
             core.guard.unlock();
         }

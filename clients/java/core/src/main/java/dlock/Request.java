@@ -22,7 +22,7 @@ final class Request {
     final int limit;
     /** How many of the limit its hold takes. */
     final int permits;
-    final boolean session;
+    final boolean ephemeral;
     final int slot;
     final boolean upgrade;
     /** What the upgrade is of, until it is granted; else null. */
@@ -36,11 +36,11 @@ final class Request {
     /** The hold lasts for so long and nobody renews it; null: it is renewed. */
     Duration fixed;
 
-    Request(Settings settings, String key, String owner, int limit, boolean session, Hold outer) {
-        this(settings, key, owner, limit, 1, session, outer);
+    Request(Settings settings, String key, String owner, int limit, boolean ephemeral, Hold outer) {
+        this(settings, key, owner, limit, 1, ephemeral, outer);
     }
 
-    Request(Settings settings, String key, String owner, int limit, int permits, boolean session, Hold outer) {
+    Request(Settings settings, String key, String owner, int limit, int permits, boolean ephemeral, Hold outer) {
         if (key == null || key.isEmpty()) {
             throw new IllegalArgumentException("key must not be empty");
         }
@@ -56,7 +56,7 @@ final class Request {
         this.owner = new String(bytes(owner), UTF_8);
         this.limit = limit;
         this.permits = permits;
-        this.session = session;
+        this.ephemeral = ephemeral;
         this.outer = outer;
         this.upgrade = outer != null;
         this.slot = slot(bytes(key));
@@ -120,7 +120,7 @@ final class Request {
             return new Object[0];
         }
         long auto = settings.hangTimeout().toMillis();
-        return session ? new Object[] {"SESSION", "AUTO", auto} : new Object[] {"AUTO", auto};
+        return ephemeral ? new Object[] {"EPHEMERAL", "AUTO", auto} : new Object[] {"AUTO", auto};
     }
 
     byte[][] take(boolean atOnce) {

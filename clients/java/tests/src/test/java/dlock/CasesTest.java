@@ -380,8 +380,8 @@ class CasesTest {
             if (step.path("shared").asBoolean()) {
                 asking.shared();
             }
-            if (step.path("session").asBoolean()) {
-                asking.session();
+            if (step.path("ephemeral").asBoolean()) {
+                asking.ephemeral();
             }
             if (step.has("owner")) {
                 asking.owner(step.get("owner").asText());

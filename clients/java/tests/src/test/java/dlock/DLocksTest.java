@@ -343,7 +343,7 @@ class DLocksTest {
 
     @Everywhere
     void killedHolder(Stage s) throws Exception {
-        for (String how : List.of("session", "")) {
+        for (String how : List.of("ephemeral", "")) {
             var messages = s.messages();
             Process program = program(s, how);
             // The child has confirmed it: else it would end by its first lease.
@@ -354,7 +354,7 @@ class DLocksTest {
             Future<String> after = lock(actor, locks, s.key);
             s.awaitQueued(1);
             kill(program);
-            assertEquals((how.isEmpty() ? "expired " : "session ") + token, messages.get());
+            assertEquals((how.isEmpty() ? "expired " : "closed ") + token, messages.get());
             result(after);
             actor.run(() -> locks.lock(s.key).unlock());
             s.awaitGone();

@@ -418,11 +418,11 @@ class ScriptedTest {
         Server server = cluster((node, words) ->
                 node.equals("a") && words.startsWith("KEEP") ? "READONLY it is a replica" : usual(words));
         try (DLocks locks = new DLocks(server, Settings.DEFAULT)) {
-            Hold there = locks.ask("other").session().hold();
+            Hold there = locks.ask("other").ephemeral().hold();
             Hold here = locks.ask("key").hold();
             Stage.until("the node is asked again", () -> server.count("a KEEP") > 2);
             assertTrue(here.isHeld());
-            assertTrue(there.isHeld(), "its session has ended");
+            assertTrue(there.isHeld(), "its connection has ended");
             assertEquals(0, server.count("b RENEW"), "its connection was replaced");
         }
     }
