@@ -9,7 +9,7 @@ use crate::holding::{
 };
 use crate::tools::locking::{COUNTING, LOCKINGS, MANY, READING, RENEWED, TIED};
 use crate::tools::setting::Setting::{AofAlways, AofEverysec, Memory, Replica};
-use crate::waiting::{deadlock, expiry, fair, handover, lapse, mass, notice, session, ticket};
+use crate::waiting::{deadlock, ephemeral, expiry, fair, handover, lapse, mass, notice, ticket};
 use crate::way::{Effort, Group, Opened};
 
 /// The group of the uncontended pair.
@@ -131,9 +131,9 @@ pub fn groups() -> Vec<Group> {
             lapse::open,
         ),
         group(
-            "mass of sessions",
+            "mass of ephemeral holds",
             full(1, 5, 25).quick(1, 1, 4).cold(),
-            session::open,
+            ephemeral::open,
         ),
         group(
             "renewals by the server",

@@ -26,7 +26,7 @@ const GAUGES: [&str; 7] = [
     "dlock_places_queued",
     "dlock_connections_waiting",
     "dlock_notify_waiting",
-    "dlock_sessions",
+    "dlock_ephemeral",
     "dlock_auto_renewed",
 ];
 

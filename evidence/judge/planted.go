@@ -46,7 +46,7 @@ var where = map[faulty.Fault]struct {
 	faulty.TokenSetBack:         {"mutex", false},
 	faulty.SwappedWaiters:       {"tickets", false},
 	faulty.LateLease:            {"mutex", true},
-	faulty.UnreportedDisconnect: {"SESSION", false},
+	faulty.UnreportedDisconnect: {"EPHEMERAL", false},
 }
 
 // The number of scenes at faulty servers at one time: more of them would slow each other down.
@@ -83,7 +83,7 @@ func (o *options) plant(st *stage) ([]FaultRow, []string) {
 	add(faulty.None, "mutex", false, 1)
 	add(faulty.None, "mutex", true, 1)
 	add(faulty.None, "tickets", false, 1)
-	add(faulty.None, "SESSION", false, 1)
+	add(faulty.None, "EPHEMERAL", false, 1)
 	var wrong []string
 	seed := o.seed
 	for some := range slices.Chunk(trials, together) {

@@ -36,7 +36,7 @@ pub enum Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Use {
     /// The hold ends with the connection. Misused: it does not, and has a long lease.
-    Session,
+    Ephemeral,
     /// An owner that has lost the lock learns it at the release. Misused: the release is forced.
     Release,
     /// The server renews the lease. Misused: it is not renewed.
@@ -142,10 +142,10 @@ impl Lock {
                 eval.arg(owner).arg(lease_ms).arg(window_ms);
                 eval
             }
-            Way::Dlock(Use::Session) => command(&format!(
-                "DLOCK.ACQUIRE {key} {owner} {lease_ms} BLOCK 0 SESSION"
+            Way::Dlock(Use::Ephemeral) => command(&format!(
+                "DLOCK.ACQUIRE {key} {owner} {lease_ms} BLOCK 0 EPHEMERAL"
             )),
-            Way::Misused(Use::Session) => {
+            Way::Misused(Use::Ephemeral) => {
                 command(&format!("DLOCK.ACQUIRE {key} {owner} {LONG_MS} BLOCK 0"))
             }
             Way::Dlock(Use::Ticket { .. }) => command(&format!(

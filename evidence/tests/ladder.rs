@@ -37,7 +37,7 @@ fn plain_locks_fail_at_each_step_and_dlock_at_none() {
     assert!(!said.contains("WRONG"), "{said}");
 }
 
-/// At each step DLOCK is used wrongly: without a session, by FORCERELEASE, without renewals, …
+/// At each step DLOCK is used wrongly: without EPHEMERAL, by FORCERELEASE, without renewals, …
 #[test]
 fn each_step_notices_a_failure() {
     let (output, said) = climb(&["--quick", "--planted"]);

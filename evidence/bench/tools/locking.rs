@@ -214,10 +214,10 @@ const AUTO: Locking = Locking {
 /// Ways to take a hold that ends with the connection, or is renewed as long as it is open.
 pub const TIED: [Locking; 4] = [
     Locking {
-        name: "dlock, SESSION",
+        name: "dlock, EPHEMERAL",
         scripts: &[],
         take: Step {
-            command: "DLOCK.ACQUIRE {key} {owner} {lease} SESSION",
+            command: "DLOCK.ACQUIRE {key} {owner} {lease} EPHEMERAL",
             reply: GRANTED,
         },
         give: RELEASE,

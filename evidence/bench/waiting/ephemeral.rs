@@ -14,28 +14,28 @@ use crate::waiting::mass;
 use crate::waiting::notice::{Listener, QUEUED};
 use crate::way::{way, Opened};
 
-const SESSIONS: usize = 10_000;
+const HOLDS: usize = 10_000;
 
 /// Opens a server for each.
 pub fn open() -> Opened {
     let server = mass::start();
     let mut line = Line::wide(server.port())?;
     let mut listener = Listener::new(&server, "news")?;
-    let ends = way("10,000 sessions end at once", move || {
+    let ends = way("10,000 ephemeral holds end at once", move || {
         let holders = holders(&server)?;
-        line.run_each(SESSIONS, QUEUED, |number| {
-            format!("DLOCK.ACQUIRE session:{number} next-{number} 3600000 NOTIFY news")
+        line.run_each(HOLDS, QUEUED, |number| {
+            format!("DLOCK.ACQUIRE ephemeral:{number} next-{number} 3600000 NOTIFY news")
         })?;
         let (handed_over, pauses) = Pauses::during(&server, || {
             let start = Instant::now();
             for holder in &holders {
                 holder.close(Shutdown::Both)?;
             }
-            listener.hear(SESSIONS, |_| Ok(()))?;
+            listener.hear(HOLDS, |_| Ok(()))?;
             Ok(start.elapsed())
         })?;
-        line.run_each(SESSIONS, ":0\r\n", |number| {
-            format!("DLOCK.RELEASE session:{number} next-{number}")
+        line.run_each(HOLDS, ":0\r\n", |number| {
+            format!("DLOCK.RELEASE ephemeral:{number} next-{number}")
         })?;
         let handed_over = vec![("handed over after ms", milliseconds(handed_over))];
         Ok([handed_over, pauses.figures()].concat())
@@ -49,7 +49,7 @@ pub fn open() -> Opened {
             }
             await_until("all are gone", PATIENCE, || {
                 let clients = server.info("clients");
-                clients.number::<usize>("connected_clients") < SESSIONS / 2
+                clients.number::<usize>("connected_clients") < HOLDS / 2
             });
             Ok(())
         })?;
@@ -60,7 +60,8 @@ pub fn open() -> Opened {
 
 /// Connects the holders, each with a connection of its own and a lock for the connection's life.
 fn holders(server: &Server) -> Result<Vec<Line>, Failure> {
-    let take = |number| format!("DLOCK.ACQUIRE session:{number} holder-{number} 3600000 SESSION");
+    let take =
+        |number| format!("DLOCK.ACQUIRE ephemeral:{number} holder-{number} 3600000 EPHEMERAL");
     connect(server, take, "*2\r\n:#\r\n:1\r\n")
 }
 
@@ -76,5 +77,5 @@ fn connect(
         line.exchange(&command(&line_of(number)).get_packed_command(), &reply)?;
         Ok(line)
     };
-    (0..SESSIONS).map(connection).collect()
+    (0..HOLDS).map(connection).collect()
 }

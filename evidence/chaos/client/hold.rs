@@ -240,7 +240,7 @@ impl Client<'_> {
             &token,
         ];
         if hold.tied {
-            words.extend(["SESSION", "AUTO", &auto]);
+            words.extend(["EPHEMERAL", "AUTO", &auto]);
         }
         let sent = self.shared.now();
         let (reply, port) = self.call(&hold.lock, &words, 0);

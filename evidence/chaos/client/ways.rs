@@ -37,8 +37,8 @@ pub enum Way {
     Notify,
     /// FAIRACQUIRE … CLAIM, in slices.
     Ticket,
-    /// ACQUIRE … BLOCK … SESSION, then RENEW … SESSION AUTO.
-    Session,
+    /// ACQUIRE … BLOCK … EPHEMERAL, then RENEW … EPHEMERAL AUTO.
+    Ephemeral,
     /// ACQUIRE … HOLDS 1 without waiting, sent again after a lost answer.
     Try,
     /// ACQUIRE of a lock that no other client wants, again and again: its grants show the times without any.
@@ -60,20 +60,20 @@ impl Way {
         (Way::Notify, true),
         (Way::Ticket, false),
         (Way::Ticket, true),
-        (Way::Session, false),
+        (Way::Ephemeral, false),
         (Way::Try, true),
         (Way::Pulse, false),
         (Way::Share, true),
         (Way::Pulse, false),
         (Way::Notify, true),
         (Way::Pulse, false),
-        (Way::Session, true),
+        (Way::Ephemeral, true),
     ];
 
     /// Returns the locks of this way: few, so that there is a queue.
     fn locks(self) -> &'static [&'static str] {
         match self {
-            Way::Block | Way::Notify | Way::Session | Way::Try => {
+            Way::Block | Way::Notify | Way::Ephemeral | Way::Try => {
                 &["{m0}", "{m1}", "{m2}", "{m3}", "{m4}", "{m5}"]
             }
             Way::Share => &["{s0}"],
@@ -105,7 +105,7 @@ impl Client<'_> {
                 1 => self.block(lock, &["LIMIT", "2"], 2),
                 _ => self.block(lock, &[], 1),
             },
-            Way::Session => self.block(lock, &["SESSION"], 1),
+            Way::Ephemeral => self.block(lock, &["EPHEMERAL"], 1),
             Way::Many => self.many(),
             Way::Notify => self.notify(lock),
             Way::Ticket => self.ticket(lock),
@@ -126,7 +126,7 @@ impl Client<'_> {
         if let Some([token, _]) = reply.integers().as_deref() {
             let mut hold = Hold::new(lock, &owner, *token, asked, at);
             hold.limit = limit;
-            hold.tied = options.contains(&"SESSION");
+            hold.tied = options.contains(&"EPHEMERAL");
             self.use_hold(hold);
         } else {
             self.cool_down(&reply);

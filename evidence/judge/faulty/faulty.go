@@ -134,7 +134,8 @@ type link struct {
 	from           *bufio.Reader
 	replies        chan server.Value
 	id             int64
-	// tied are key and owner of its hold by SESSION; orphan tells that its client has gone and the server does not know.
+	// tied are key and owner of its hold by EPHEMERAL; orphan tells that its client has gone and the server does not
+	// know.
 	tied   []string
 	orphan bool
 }
@@ -273,7 +274,7 @@ func (l *link) carry(words []string, commands <-chan []string) bool {
 		d.noteLease(name, key, owner, reply)
 	}
 	if takes && reply.Kind == server.Array && !reply.Null {
-		if slices.Contains(words, "SESSION") {
+		if slices.Contains(words, "EPHEMERAL") {
 			l.tied = []string{key, owner}
 		}
 		token := &reply.Items[0].Number

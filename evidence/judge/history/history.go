@@ -30,8 +30,8 @@ type Call struct {
 	// BlockMs is how long the request waits: 0 without bound, -1 not at all.
 	BlockMs int64
 	// ClaimMs is how long the ticket is kept, 0 without CLAIM.
-	ClaimMs       int64
-	Session, Auto bool
+	ClaimMs         int64
+	Ephemeral, Auto bool
 	// Holds is the value of HOLDS, -1 without.
 	Holds int
 	Token uint64

@@ -189,7 +189,7 @@ func (b *builder) call(c *Call) {
 	}
 	b.add(c.Conn, lock.Call{
 		ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Name: c.Name, Locks: c.Locks, Owner: c.Owner, Token: c.Token,
-		Holds: c.Holds, Limit: c.Limit, Session: c.Session, Auto: c.Auto, Reply: c.Reply,
+		Holds: c.Holds, Limit: c.Limit, Ephemeral: c.Ephemeral, Auto: c.Auto, Reply: c.Reply,
 	}, c.Sent, until)
 }
 
@@ -211,7 +211,7 @@ func (b *builder) request(c *Call, until int64) {
 	r := &lock.Request{
 		ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Locks: c.Locks, Owner: c.Owner, Limit: c.Limit, Permits: c.Permits,
 		Waits:  c.BlockMs >= 0,
-		Ticket: c.Name == FairAcquire, Claim: c.ClaimMs > 0, Session: c.Session, Auto: c.Auto, Holds: max(c.Holds, 0),
+		Ticket: c.Name == FairAcquire, Claim: c.ClaimMs > 0, Ephemeral: c.Ephemeral, Auto: c.Auto, Holds: max(c.Holds, 0),
 		Outcome: outcome(&c.Reply),
 	}
 	began := Span{c.Sent, until}

@@ -39,7 +39,7 @@ func (r *Request) terms() string {
 	for _, option := range []struct {
 		word string
 		is   bool
-	}{{"waits", r.Waits}, {"ticket", r.Ticket}, {"claim", r.Claim}, {"session", r.Session}, {"auto", r.Auto}} {
+	}{{"waits", r.Waits}, {"ticket", r.Ticket}, {"claim", r.Claim}, {"ephemeral", r.Ephemeral}, {"auto", r.Auto}} {
 		if option.is {
 			words += " " + option.word
 		}

@@ -46,8 +46,8 @@ type Request struct {
 	Permits int
 	Waits   bool
 	// Ticket: the place in the queue is a ticket. Claim: it outlives the wait.
-	Ticket, Claim bool
-	Session, Auto bool
+	Ticket, Claim   bool
+	Ephemeral, Auto bool
 	// Holds is the least hold count, 0 for one more.
 	Holds   int
 	Outcome Outcome
@@ -115,10 +115,10 @@ type (
 		// Token is the token that the command names, 0 if none.
 		Token uint64
 		// Holds is the count that RELEASE leaves, -1 for one less.
-		Holds         int
-		Limit         int
-		Session, Auto bool
-		Reply         Reply
+		Holds           int
+		Limit           int
+		Ephemeral, Auto bool
+		Reply           Reply
 	}
 )
 

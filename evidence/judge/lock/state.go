@@ -35,10 +35,10 @@ type hold struct {
 	permits int
 	// leases are the leases of which the last must end before the hold does. A re-entry adds one, a renewal replaces all.
 	leases []Term
-	// tie is the connection to which the hold is tied, by SESSION, by AUTO or by both.
-	tie     int
-	session bool
-	auto    bool
+	// tie is the connection to which the hold is tied, by EPHEMERAL, by AUTO or by both.
+	tie       int
+	ephemeral bool
+	auto      bool
 	// fresh is the request that was granted this hold, until its answer has arrived or another command has touched the hold.
 	fresh *Request
 	// number is the number of the ticket that fresh would get back.
@@ -147,7 +147,7 @@ func (s *state) seal() *state {
 				term(t)
 			}
 			num(h.tie)
-			flag(h.session, h.auto)
+			flag(h.ephemeral, h.auto)
 			num(h.fresh.id())
 			num(h.number)
 		}

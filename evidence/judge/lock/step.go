@@ -285,7 +285,7 @@ func (s *state) grantOne(r *Request, at int) bool {
 	}
 	h.leases = append(h.leases, Term{ByCall, r.ID})
 	wasAuto := h.auto
-	h.tieTo(r.Conn, r.Session, r.Auto)
+	h.tieTo(r.Conn, r.Ephemeral, r.Auto)
 	if wasAuto && !h.auto {
 		// The renewals have ended with at least the lease of this request.
 		h.leases = []Term{{ByCall, r.ID}}
@@ -313,13 +313,13 @@ func (h *hold) bind(token uint64, l *lockState) bool {
 	return true
 }
 
-func (h *hold) tieTo(conn int, session, auto bool) {
+func (h *hold) tieTo(conn int, ephemeral, auto bool) {
 	switch {
-	case !session && !auto:
+	case !ephemeral && !auto:
 	case h.tie == conn:
-		h.session, h.auto = h.session || session, h.auto || auto
+		h.ephemeral, h.auto = h.ephemeral || ephemeral, h.auto || auto
 	default:
-		h.tie, h.session, h.auto = conn, session, auto
+		h.tie, h.ephemeral, h.auto = conn, ephemeral, auto
 	}
 }
 
@@ -457,7 +457,7 @@ func (s *state) disconnect(conn int) []*state {
 			}
 		}
 		l.queue = slices.DeleteFunc(l.queue, func(p place) bool { return p.request != nil && p.request.Conn == conn })
-		l.holds = slices.DeleteFunc(l.holds, func(h hold) bool { return h.tie == conn && h.session })
+		l.holds = slices.DeleteFunc(l.holds, func(h hold) bool { return h.tie == conn && h.ephemeral })
 		for i := range l.holds {
 			h := &l.holds[i]
 			if h.tie == conn {
@@ -536,7 +536,7 @@ func (s *state) restart(epoch int) bool {
 			if h.auto {
 				h.leases = []Term{window}
 			}
-			h.tie, h.session, h.auto, h.fresh, h.number = 0, false, false, nil, 0
+			h.tie, h.ephemeral, h.auto, h.fresh, h.number = 0, false, false, nil, 0
 		}
 	}
 	return s.serve()
@@ -578,7 +578,7 @@ func (s *state) call(c *Call) bool {
 		}
 		h.leases, h.fresh, h.number = []Term{{ByCall, c.ID}}, nil, 0
 		h.auto = h.auto && c.Auto
-		h.tieTo(c.Conn, c.Session, c.Auto)
+		h.tieTo(c.Conn, c.Ephemeral, c.Auto)
 		return reply.isFine()
 	case Downgrade:
 		if h == nil {

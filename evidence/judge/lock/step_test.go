@@ -23,12 +23,12 @@ func asks(id int, owner string, token uint64, change ...func(*Request)) *Request
 	return r
 }
 
-func waits(r *Request)   { r.Waits = true }
-func shared(r *Request)  { r.Limit = 0 }
-func ticket(r *Request)  { r.Ticket, r.Claim = true, true }
-func session(r *Request) { r.Session = true }
-func auto(r *Request)    { r.Auto = true }
-func unknown(r *Request) { r.Outcome, r.Tokens, r.Count = Unknown, nil, 0 }
+func waits(r *Request)     { r.Waits = true }
+func shared(r *Request)    { r.Limit = 0 }
+func ticket(r *Request)    { r.Ticket, r.Claim = true, true }
+func ephemeral(r *Request) { r.Ephemeral = true }
+func auto(r *Request)      { r.Auto = true }
+func unknown(r *Request)   { r.Outcome, r.Tokens, r.Count = Unknown, nil, 0 }
 
 func other(r *Request) { r.Locks = []int{1} }
 
@@ -176,8 +176,8 @@ func TestWhatIsAllowed(t *testing.T) {
 		{"entered again: the later lease", true, history(at(0, 1, Ask{a(7)}), at(100, 101, Ask{asks(4, "a", 7, holds(2))}),
 			at(300, 302, LeaseEnd{Term: lease(1)}), at(300, 302, Timer{lease(1)}), at(303, 304, Ask{b(0)}))},
 
-		{"SESSION", true, history(at(0, 1, Ask{a(7, session)}), at(10, 12, Disconnect{1}), at(13, 14, Ask{b(8)}))},
-		{"disconnect not reported", false, history(at(0, 1, Ask{a(7, session)}), at(10, 12, Disconnect{1}), at(13, 14, Ask{b(0)}))},
+		{"EPHEMERAL", true, history(at(0, 1, Ask{a(7, ephemeral)}), at(10, 12, Disconnect{1}), at(13, 14, Ask{b(8)}))},
+		{"disconnect not reported", false, history(at(0, 1, Ask{a(7, ephemeral)}), at(10, 12, Disconnect{1}), at(13, 14, Ask{b(0)}))},
 		{"AUTO outlives its lease", true, history(at(0, 1, Ask{a(7, auto)}), at(300, 302, LeaseEnd{Term: lease(1)}),
 			at(300, 302, Timer{lease(1)}), at(303, 304, Ask{b(0)}))},
 		{"AUTO ends with its lease", false, history(at(0, 1, Ask{a(7, auto)}), at(300, 302, LeaseEnd{Term: lease(1)}),
@@ -227,9 +227,9 @@ func TestWhatIsAllowed(t *testing.T) {
 			at(20, 21, releases(10, "a", says(0))))},
 		{"half of both", false, history(at(0, 1, Ask{a(7)}), queued(both(8), 2, 15), at(20, 21, releases(10, "a", says(0))))},
 
-		{"restart", true, history(at(0, 1, Ask{a(7, session)}), at(10, 12, Restart{1}), at(13, 14, Ask{b(0, after(1))}))},
+		{"restart", true, history(at(0, 1, Ask{a(7, ephemeral)}), at(10, 12, Restart{1}), at(13, 14, Ask{b(0, after(1))}))},
 		{"a hold lost with the restart", false,
-			history(at(0, 1, Ask{a(7, session)}), at(10, 12, Restart{1}), at(13, 14, Ask{b(8, after(1))}))},
+			history(at(0, 1, Ask{a(7, ephemeral)}), at(10, 12, Restart{1}), at(13, 14, Ask{b(8, after(1))}))},
 		{"replaced", true, history(at(0, 1, Ask{a(7)}), queued(b(0, waits, outcome(Replaced)), 2, 6),
 			queued(asks(6, "b", 8, waits), 4, 21), at(20, 21, releases(10, "a", says(0))))},
 		{"cancelled", true, history(at(0, 1, Ask{a(7)}), queued(b(0, waits), 2, 6), at(4, 6, looks(Cancel, "b", says(1))))},

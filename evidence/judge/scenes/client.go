@@ -74,8 +74,8 @@ func (s *Scene) words(c *history.Call) []string {
 	if c.Permits > 0 {
 		option("PERMITS", int64(c.Permits))
 	}
-	if c.Session {
-		words = append(words, "SESSION")
+	if c.Ephemeral {
+		words = append(words, "EPHEMERAL")
 	}
 	if c.Auto {
 		option("AUTO", autoMs)

@@ -43,7 +43,7 @@ var Kinds = []Kind{
 	{Name: "readers and writers", Long: long, Short: short, locks: 1, cutEvery: 1500 * time.Millisecond, turn: readersAndWriters},
 	{Name: "semaphore", Long: long, Short: short, locks: 1, cutEvery: 1500 * time.Millisecond, turn: semaphore},
 	{Name: "tickets", Long: long, Short: short, locks: 1, claimMs: 700, cutEvery: 1000 * time.Millisecond, turn: tickets},
-	{Name: "SESSION", Long: long, Short: short, locks: 1, cutEvery: 300 * time.Millisecond, turn: session},
+	{Name: "EPHEMERAL", Long: long, Short: short, locks: 1, cutEvery: 300 * time.Millisecond, turn: ephemeral},
 	{Name: "AUTO", Long: long, Short: shortAuto, locks: 1, cutEvery: 600 * time.Millisecond, turn: auto},
 	{Name: "upgrades", Long: long, Short: short, locks: 1, cutEvery: 1500 * time.Millisecond, turn: upgrades},
 	{Name: "MACQUIRE of two", Long: long, Short: short, locks: 2, many: true, cutEvery: 1500 * time.Millisecond, turn: pairs},

@@ -79,7 +79,7 @@ func (c *client) holdAndRelease(token uint64, again history.Call) {
 	if c.chance(20) {
 		call := history.Call{
 			Name: lock.Renew, Locks: []int{0}, Owner: c.owner, LeaseMs: c.scene.LeaseMs, Token: token, Holds: -1,
-			Session: again.Session, Auto: again.Auto && c.chance(50),
+			Ephemeral: again.Ephemeral, Auto: again.Auto && c.chance(50),
 		}
 		if reply, answered := c.do(call); !answered {
 			c.recover()
@@ -177,10 +177,10 @@ func tickets(c *client) {
 	c.recover()
 }
 
-func session(c *client) {
+func ephemeral(c *client) {
 	c.sleep(2, 25)
 	call := c.asks(history.Acquire, 0)
-	call.Session = true
+	call.Ephemeral = true
 	if token, got := c.take(call); got {
 		c.work()
 		c.holdAndRelease(token, call)
@@ -191,7 +191,7 @@ func auto(c *client) {
 	c.sleep(2, 25)
 	call := c.asks(history.Acquire, 0)
 	call.Auto = true
-	call.Session = c.chance(20)
+	call.Ephemeral = c.chance(20)
 	token, got := c.take(call)
 	if !got {
 		return

@@ -179,7 +179,7 @@ impl Plan {
             (Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait, Lifetime::Default) => {
                 "lease 30 s"
             }
-            (Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait, Lifetime::Short) => "SESSION",
+            (Kind::Dlock | Kind::DlockReplicas | Kind::DlockWait, Lifetime::Short) => "EPHEMERAL",
             (Kind::Postgres, _) => "end of the connection",
             (Kind::EtcdRecipe | Kind::EtcdWatch, Lifetime::Default) => "lease 60 s",
             (Kind::EtcdRecipe | Kind::EtcdWatch, Lifetime::Short) => "lease 2 s",

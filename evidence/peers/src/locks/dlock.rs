@@ -43,7 +43,7 @@ impl Connection {
         let mut request = cmd("DLOCK.ACQUIRE");
         request.arg(key(lock)).arg(&self.owner).arg("BLOCK").arg(0);
         if self.lifetime == Lifetime::Short {
-            request.arg("SESSION");
+            request.arg("EPHEMERAL");
         }
         request
     }
