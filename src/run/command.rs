@@ -114,8 +114,8 @@ impl Handler for Commands {
 }
 
 /// Settles, before a read-only command, what the module's own event would settle in a moment: a client that knows of the end of a
-/// connection finds neither its place nor its ephemeral hold, and a lock whose lease has ended belongs to the next in the queue. A
-/// script sees the state from its beginning.
+/// connection finds neither its place nor its ephemeral hold, and a lock whose lease has ended belongs to the next in the queue.
+/// A script sees the state from its beginning.
 fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
     let db = ctx.selected();
     let name = key.map(|key| NameRef { db, key });

@@ -421,8 +421,8 @@ fn largest_step(server: &Server) -> usize {
     largest
 }
 
-/// Asserts that all the ephemeral holds end in many steps, so that the server answers others in between. The benchmark measures how long
-/// these wait.
+/// Asserts that all the ephemeral holds end in many steps, so that the server answers others in between. The benchmark measures
+/// how long these wait.
 #[track_caller]
 fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
     // The file then has only the following changes.
