@@ -12,6 +12,10 @@ pub trait Caller {
     fn client(&self) -> u64;
     /// Returns whether this caller may be kept waiting.
     fn may_wait(&self) -> MayWait;
+    /// Returns the name of the calling ACL user.
+    fn user(&self) -> Vec<u8>;
+    /// Returns true if the server would accept a write now.
+    fn may_write(&self) -> bool;
     /// Returns how many answers wait for their confirmation by replicas.
     fn unconfirmed(&self) -> usize;
     /// Returns true if this is a primary's stream or the AOF, whose effects are applied.
@@ -160,6 +164,7 @@ pub struct Listing {
     /// How many keys to read.
     pub count: usize,
     pub(crate) owner: Option<Vec<u8>>,
+    pub(crate) session: Option<Vec<u8>>,
     pub(crate) contended: bool,
 }
 

@@ -14,7 +14,7 @@ pub mod words;
 
 pub use call::{Call, Caller, Census, MayWait, Replicas, Reply};
 
-use change::{acquire, apply, hold, keep, many};
+use change::{acquire, apply, hold, keep, many, session};
 use dlock_engine::{ClientId, Keyspace};
 use error::Error;
 use look::{graph, inspect, list, stats};
@@ -52,7 +52,7 @@ fn decide<K: Keyspace>(
 ) -> Result<Reply, Error> {
     let decides = matches!(
         spec.access,
-        Access::Write | Access::Guard | Access::Connection
+        Access::Write | Access::Guard | Access::Connection | Access::Session
     );
     if decides && !call.primary {
         return Err(Error::ReadOnly);
@@ -91,6 +91,7 @@ fn execute_any<K: Keyspace>(
         Verb::Renew => hold::renew(call, given),
         Verb::Release => hold::release(call, given),
         Verb::Keep => keep::run(call, given),
+        Verb::Session => session::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
         Verb::Cancel => acquire::cancel(call, given),
         Verb::Position => inspect::position(call, given),

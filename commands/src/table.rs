@@ -23,6 +23,8 @@ pub enum Verb {
     Release,
     /// `DLOCK.KEEP`
     Keep,
+    /// `DLOCK.SESSION`
+    Session,
     /// `DLOCK.FORCERELEASE`
     ForceRelease,
     /// `DLOCK.MACQUIRE`
@@ -74,6 +76,8 @@ pub enum Access {
     Follow,
     /// It has no key, and is accepted from the primary only.
     Replica,
+    /// It concerns a session, on the primary only. Its key says where. It runs also where a write would be refused.
+    Session,
     /// It has no key, and concerns the ties of the caller's connection, on the primary only.
     Connection,
     /// It has no key.
@@ -105,9 +109,15 @@ pub struct Args<'a> {
     pub permits: Option<u64>,
     /// Whether the hold is tied to the connection.
     pub ephemeral: bool,
+    /// A session.
+    pub session: Option<&'a [u8]>,
+    /// The id of the session whose rows were seen.
+    pub seen_id: Option<u64>,
+    /// The last row that was seen.
+    pub seen: Option<u64>,
     /// How long the server renews a hold by itself.
     pub auto: Option<Millis>,
-    /// How long the server goes on renewing the holds of the connection.
+    /// How long the server goes on renewing the holds of the connection, or of the session.
     pub keep: Option<Millis>,
     /// How long to keep a place while no connection waits on it.
     pub claim: Option<Millis>,
@@ -159,6 +169,8 @@ pub enum Kind {
     Flag(FlagOf),
     /// One of these.
     OneOf(&'static [Arg]),
+    /// All of these, in order, behind a word.
+    All(&'static [Arg]),
     /// The first of these, and the others only with it. Each may stand anywhere after the positional arguments.
     With(&'static [Arg]),
 }
@@ -325,6 +337,23 @@ const HELD_TOKEN: Arg = arg(
     "token",
     integer(0, |_| Token::END.0 - 1, |given| &mut given.token),
 );
+/// The longest name of a session, in bytes.
+const MAX_SESSION: usize = 128;
+
+/// The longest that a SESSION command waits for a row.
+const MAX_SESSION_BLOCK_MS: Millis = 60_000;
+
+/// The largest id of a session, and the largest number of a row.
+const MAX_SESSION_NUMBER: u64 = (1 << 52) - 1;
+
+const SESSION_NAME: Arg = arg(
+    "session",
+    text(None, 1, MAX_SESSION, |given| &mut given.session),
+);
+const KEEP_SESSION_FOR: Arg = arg(
+    "ms",
+    integer(0, |policy| policy.max_claim_ms, |given| &mut given.keep),
+);
 const KEEP_FOR: Arg = arg("ms", integer(1, |_| MAX_BLOCK_MS, |given| &mut given.keep));
 const CURSOR: Arg = maybe(arg(
     "cursor",
@@ -356,6 +385,17 @@ const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
 const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
 /// `RENAMED` has its former word.
 const EPHEMERAL: Arg = flag!("EPHEMERAL" => ephemeral);
+const IN: Arg = option("IN", "session", SESSION_NAME.kind);
+const SEEN: Arg = option("SEEN", "seen", Kind::All(&[SEEN_ID, SEEN_ROW]));
+const SEEN_ID: Arg = arg(
+    "id",
+    integer(0, |_| MAX_SESSION_NUMBER, |given| &mut given.seen_id),
+);
+const SEEN_ROW: Arg = arg(
+    "n",
+    integer(0, |_| MAX_SESSION_NUMBER, |given| &mut given.seen),
+);
+const SESSION_BLOCK: Arg = number!("BLOCK" "block-ms" in 1, MAX_SESSION_BLOCK_MS => block);
 const AUTO: Arg = number!("AUTO" "auto-ms" in 0, MAX_BLOCK_MS => auto);
 /// A waiting request keeps it in 32 bits: up to some weeks.
 pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
@@ -422,6 +462,7 @@ pub static COMMANDS: &[Spec] = &[
             SHARE,
             EPHEMERAL,
             AUTO_FROM_GRANT,
+            IN,
         ],
     },
     Spec {
@@ -442,6 +483,7 @@ pub static COMMANDS: &[Spec] = &[
             EPHEMERAL,
             AUTO_FROM_GRANT,
             CLAIM,
+            IN,
         ],
     },
     Spec {
@@ -461,6 +503,7 @@ pub static COMMANDS: &[Spec] = &[
             SHARE,
             EPHEMERAL,
             AUTO_FROM_GRANT,
+            IN,
         ],
     },
     Spec {
@@ -470,7 +513,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
-        args: &[NUMKEYS, KEYS, OWNER, LEASE, EPHEMERAL, AUTO],
+        args: &[NUMKEYS, KEYS, OWNER, LEASE, EPHEMERAL, AUTO, IN],
     },
     Spec {
         verb: Verb::ReleaseMany,
@@ -488,7 +531,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
-        args: &[KEY, OWNER, SHARING],
+        args: &[KEY, OWNER, SHARING, TOKEN],
     },
     Spec {
         verb: Verb::Renew,
@@ -497,7 +540,7 @@ pub static COMMANDS: &[Spec] = &[
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
-        args: &[KEY, OWNER, LEASE, TOKEN, EPHEMERAL, AUTO],
+        args: &[KEY, OWNER, LEASE, TOKEN, EPHEMERAL, AUTO, IN],
     },
     Spec {
         verb: Verb::Keep,
@@ -507,6 +550,15 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Connection,
         flags: "fast",
         args: &[KEEP_FOR],
+    },
+    Spec {
+        verb: Verb::Session,
+        name: "dlock.session",
+        summary: "Keeps a session, whose holds the server renews; reports what has happened to its holds and waits",
+        complexity: "O(N) with N rows that were not seen before",
+        access: Access::Session,
+        flags: "blocking may-replicate",
+        args: &[KEY, SESSION_NAME, KEEP_SESSION_FOR, SEEN, SESSION_BLOCK],
     },
     Spec {
         verb: Verb::Release,
@@ -597,6 +649,7 @@ pub static COMMANDS: &[Spec] = &[
             MATCH,
             count(1, |_| MAX_INTEGER),
             OF_OWNER,
+            IN,
             CONTENDED,
         ],
     },
@@ -787,7 +840,7 @@ impl Arg {
             }
             Kind::Keys => Some("named only once".to_string()),
             Kind::Key | Kind::Word | Kind::Words | Kind::Flag(_) => None,
-            Kind::OneOf(_) | Kind::With(_) => None,
+            Kind::OneOf(_) | Kind::All(_) | Kind::With(_) => None,
         }
     }
 
@@ -799,7 +852,9 @@ impl Arg {
             Kind::Integer(_, field) => field(given).is_some(),
             Kind::Flag(field) => *field(given),
             Kind::OneOf(choices) => choices.iter().any(|choice| choice.is_given(given)),
-            Kind::With(args) => args.first().is_some_and(|arg| arg.is_given(given)),
+            Kind::All(args) | Kind::With(args) => {
+                args.first().is_some_and(|arg| arg.is_given(given))
+            }
             Kind::Word | Kind::Words => false,
         }
     }
@@ -816,7 +871,13 @@ impl Arg {
     fn plain(&self) -> String {
         match (self.kind, self.token) {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
-            (Kind::With(args), _) => args.iter().map(Arg::written).collect::<Vec<_>>().join(" "),
+            (Kind::All(args), Some(token)) => {
+                let args = args.iter().map(Arg::written).collect::<Vec<_>>();
+                format!("{token} {}", args.join(" "))
+            }
+            (Kind::With(args) | Kind::All(args), _) => {
+                args.iter().map(Arg::written).collect::<Vec<_>>().join(" ")
+            }
             (Kind::Flag(_), Some(token)) => token.to_string(),
             (Kind::Words, _) => format!("{} ...", self.name),
             (Kind::Keys, _) => format!("{0} [{0} ...]", self.name),

@@ -21,7 +21,7 @@
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; counts and times; access to locks; why a request is refused |
 //! | `queue` | wait queues: places, requests, deadlines; the watch over locks that have one |
 //! | `outbox` | answers and messages, in order |
-//! | `holds` | the begin and end of holds, and their ties to connections |
+//! | `holds` | the begin and end of holds; their ties to connections and sessions; what the sessions' programs have not seen |
 //! | `state` | [`Engine`]: its fields and getters |
 //! | `deadlock` | the search for a circle of waiting owners |
 //! | `rules` | the decisions: `requests`, events (`outside`), settlement; who may be granted (`grantable`) and who is next (`serve`) |
@@ -45,15 +45,17 @@ mod state;
 mod types;
 mod view;
 
+pub use holds::sessions::{NewsRow, SessionRef, Word};
 pub use holds::{KeepReply, Loss, LostHold, TieId, TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use keyspace::{Entry, Event, Keyspace, Value};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
-pub use outbox::{Message, Outcome, Output, Pending, Promise};
+pub use outbox::{Message, News, Outcome, Output, Pending, Promise, Receiver};
 pub use policy::Policy;
 pub use refusal::{NoAck, Refusal};
 pub use rules::requests::acquire::{Answer, Ask, Wait};
+pub use rules::requests::session::{Keep, Kept};
 pub use state::Engine;
 pub use types::*;
 pub use view::graph::Edge;
-pub use view::inspect::{HoldView, LockState, PlaceKind, PlaceView, Row};
+pub use view::inspect::{HoldView, LockState, PlaceKind, PlaceView, Row, SessionView};

@@ -10,11 +10,12 @@
 //! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one;
 //! 4. outputs with a message, which are published: a subscriber that receives one may rely on all of that.
 
+use crate::holds::sessions::NewsRow;
 use crate::holds::{HoldId, KeepReply};
 use crate::queue::Place;
 use crate::refusal::Refusal;
 use crate::types::{
-    Arrival, ClientId, Grant, HoldRef, Millis, Name, RequestId, SteadyMs, Token, WallMs,
+    Arrival, ClientId, Grant, HoldRef, Millis, Name, RequestId, SessionNo, SteadyMs, Token, WallMs,
 };
 use std::rc::Rc;
 
@@ -38,8 +39,8 @@ pub enum Outcome {
     Moved,
     /// It cannot be granted any more.
     Refused(Refusal),
-    /// A hold is renewed, for this many milliseconds from then on.
-    Renewed(Millis),
+    /// A hold is renewed, for this many milliseconds from then on; in a session, it has this id.
+    Renewed(Millis, Option<u64>),
     /// A heartbeat of this connection waits for replicas.
     KeepPending {
         /// The connection.
@@ -49,6 +50,25 @@ pub enum Outcome {
     },
     /// The reply to a heartbeat.
     KeepReply(KeepReply),
+    /// The server has renewed holds of sessions: nobody waits for that, but their programs count on it once it is confirmed.
+    Prolonged,
+    /// The reply to a SESSION command.
+    News(Box<News>),
+}
+
+/// The reply to a SESSION command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct News {
+    /// The session's id; 0 if there is none.
+    pub id: u64,
+    /// The last number of a row.
+    pub last: u64,
+    /// The earliest end of a lease among all holds of the session; none if it has none.
+    pub first_end: Option<WallMs>,
+    /// The rows that have not been seen.
+    pub rows: Vec<NewsRow>,
+    /// When the command arrived: every duration of the reply counts from then.
+    pub arrived: SteadyMs,
 }
 
 /// A hold that an answer gives or prolongs.
@@ -60,6 +80,12 @@ pub struct Promise {
     pub owner: Rc<[u8]>,
     /// The token of the hold.
     pub token: Token,
+    /// When its lease ends.
+    pub end: WallMs,
+    /// Whether the hold is new.
+    pub is_new: bool,
+    /// The session that learns of it by a row.
+    pub session: Option<SessionNo>,
     /// The ticket with a `CLAIM` that a new hold has used, and its number: the ticket stands again if the hold is given back.
     pub ticket: Option<(Arrival, Box<Place>)>,
 }
@@ -101,7 +127,8 @@ impl Outcome {
             self,
             Outcome::Granted(_)
                 | Outcome::GrantedAll(_)
-                | Outcome::Renewed(_)
+                | Outcome::Renewed(..)
+                | Outcome::Prolonged
                 | Outcome::KeepPending { .. }
         )
     }
@@ -117,8 +144,21 @@ pub struct Output {
     /// The holds that are given back if the connection does not get the answer, and what its confirmation needs. What is published
     /// to a channel stands.
     pub pending: Pending,
-    /// How it is published; none for a connection that is blocked.
-    pub message: Option<Message>,
+    /// Who gets it.
+    pub to: Receiver,
+}
+
+/// Who gets an outcome.
+#[derive(Debug, Clone)]
+pub enum Receiver {
+    /// The connection that is blocked.
+    Connection,
+    /// The subscribers of a channel.
+    Channel(Message),
+    /// A session, once replicas have confirmed it: what they need not confirm is in its rows already.
+    Session(SessionNo),
+    /// Nobody: it is only confirmed.
+    Nobody,
 }
 
 /// The parts of a message for a request that waits by a channel, except the outcome.
@@ -133,25 +173,13 @@ pub struct Message {
 }
 
 impl Output {
-    /// Returns how a request ended, for its connection or for the channel that it waits by.
-    pub(crate) fn new(
-        id: RequestId,
-        channel: Option<Rc<[u8]>>,
-        owner: Rc<[u8]>,
-        name: &Name,
-        outcome: Outcome,
-        pending: Pending,
-    ) -> Output {
-        let message = channel.map(|channel| Message {
-            channel,
-            name: name.clone(),
-            owner,
-        });
+    /// Returns how the request of a blocked connection ended.
+    pub(crate) fn new(id: RequestId, outcome: Outcome, pending: Pending) -> Output {
         Output {
             id,
             outcome,
             pending,
-            message,
+            to: Receiver::Connection,
         }
     }
 

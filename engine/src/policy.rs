@@ -22,6 +22,8 @@ pub struct Policy {
     pub max_waiters: usize,
     /// The most holders of a lock.
     pub max_holders: usize,
+    /// The most sessions.
+    pub max_sessions: usize,
     /// The age beyond which renewals and re-entry cannot carry a hold; 0: none.
     pub max_hold_ms: Millis,
     /// Whether a request that would close a circle of waiting owners is refused.
@@ -51,6 +53,7 @@ impl Default for Policy {
             max_places: 1_000_000,
             max_waiters: 50_000,
             max_holders: 100_000,
+            max_sessions: 10_000,
             max_hold_ms: 0,
             deadlock_detection: true,
             deadlock_max_steps: 1_000,

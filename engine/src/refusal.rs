@@ -40,6 +40,16 @@ pub enum Refusal {
     MorePermits(Permits),
     /// A holder of several permits asks for a stricter limit; the field says how many it has.
     NotUpgraded(Permits),
+    /// A request in a session asks again for what waits already, with another limit or number of permits.
+    OtherShare,
+    /// A request in a session asks for a stricter limit than its owner's hold has, which is this.
+    Stricter(Limit),
+    /// The hold is in a session: its owner believes in its limit, so a downgrade names the token.
+    TokenNeeded,
+    /// Another user has begun the session.
+    OtherUser,
+    /// A SESSION command has seen more rows than there are: this many.
+    NotThatMany(u64),
     /// An effect is not well formed.
     Malformed,
     /// An effect is in a format of a later version of the module.
@@ -149,6 +159,21 @@ impl fmt::Display for Refusal {
                 f,
                 "ERR PERMITS must be 1 for an upgrade, and the hold has {permits}: release it and ask again"
             ),
+            Refusal::OtherShare => f.write_str(
+                "ERR LIMIT and PERMITS must be those of the request that waits: cancel it and ask again",
+            ),
+            Refusal::Stricter(limit) => write!(
+                f,
+                "ERR LIMIT must be no stricter than the hold's, which is {}: a hold in a session is not upgraded; \
+                 release it and ask again",
+                match *limit {
+                    Limit::SHARED => "SHARED".to_string(),
+                    limit => limit.to_wire().to_string(),
+                }
+            ),
+            Refusal::TokenNeeded => f.write_str("ERR TOKEN must be given: the hold is in a session"),
+            Refusal::OtherUser => f.write_str("NOPERM another user has begun this session"),
+            Refusal::NotThatMany(last) => write!(f, "ERR SEEN must be at most {last}, the last row of this id"),
             Refusal::Malformed => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
             Refusal::NewerFormat { format, known } => {
                 write!(f, "ERR {}", newer_format("the effect", *format, *known))
@@ -160,6 +185,14 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 impl Refusal {
+    /// Returns true if the key holds something that is not a lock.
+    pub(crate) fn is_wrong_type(&self) -> bool {
+        match self {
+            Refusal::At(refusal, _) => refusal.is_wrong_type(),
+            refusal => *refusal == Refusal::WrongType,
+        }
+    }
+
     /// Returns the refusal of a request for many locks, because of the lock at this key.
     pub(crate) fn at(self, key: &[u8]) -> Refusal {
         Refusal::At(Box::new(self), key.into())

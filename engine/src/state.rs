@@ -7,7 +7,7 @@ use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Part, Requests, WaitQueues};
 use super::refusal::Refusal;
-use super::types::{Arrival, ClientId, Millis, Name, Now, RequestId, SteadyMs};
+use super::types::{Arrival, ClientId, Millis, Name, Now, Party, RequestId, SteadyMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -37,9 +37,10 @@ pub struct Engine {
     pub(super) left: VecDeque<Left>,
     /// Holds of undelivered answers.
     pub(super) undelivered: Vec<Promise>,
-    /// Connections that have ended, while what belonged to them is being cleared away; and the last hold that had to be
-    /// left, since its slot is migrating away.
-    pub(super) disconnected: BTreeMap<ClientId, Option<TieId>>,
+    /// Parties that have ended, while what belonged to them is being cleared away.
+    pub(super) ended: BTreeMap<Party, Ending>,
+    /// Until when the server has read what had arrived; none if it reads all at once.
+    pub(super) read: Option<SteadyMs>,
     /// Requests whose time is up, in order. Until they are answered they may be granted what has come free.
     pub(super) overdue: VecDeque<RequestId>,
     /// Position of the once-a-second scan, which finds what the server does not report.
@@ -55,6 +56,26 @@ pub(crate) enum FollowUp {
     Lock(LockId),
     /// A request for many locks may be grantable: it heads a queue. Older requests come first.
     Many(RequestId),
+}
+
+/// How far the holds of a party that has ended are cleared away.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ending {
+    /// The last hold that had to be left, since its slot is migrating away.
+    pub after: Option<TieId>,
+    /// What becomes of the holds.
+    pub fate: Fate,
+}
+
+/// What becomes of the holds of a party that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Those that are tied to the connection for life end; the leases of the others run on.
+    Closes,
+    /// All are released: the program has ended its session.
+    Releases,
+    /// All leases run on: the session has begun anew.
+    Unties,
 }
 
 /// A request for many locks that has left.
@@ -103,6 +124,7 @@ impl Engine {
     /// Begins all counts anew.
     pub fn reset_counters(&mut self) {
         self.holds.counters.reset();
+        self.holds.sessions.reset_count();
     }
 
     /// Counts a request that was refused.
@@ -160,9 +182,9 @@ impl Engine {
         !self.holds.ties.is_empty()
     }
 
-    /// Returns true if something is tied to this connection, or was.
+    /// Returns true if something is tied to this connection, or was, or if it keeps a session.
     pub fn has_connection(&self, client: ClientId) -> bool {
-        self.holds.ties.has_connection(client)
+        self.holds.ties.has_connection(client) || self.holds.sessions.keeps(client)
     }
 
     /// Sets the connection whose command runs from now on; none between commands. Losses that the command causes are not reported
@@ -181,6 +203,36 @@ impl Engine {
     #[doc(hidden)]
     pub fn holds_mut(&mut self) -> &mut HoldTable {
         &mut self.holds
+    }
+
+    /// Notes that the server has read what had arrived by then. Claim windows and sessions end no later than that: what would prolong
+    /// them may have arrived while the server stood still.
+    pub fn note_read(&mut self, until: SteadyMs) {
+        self.read = Some(until);
+    }
+
+    /// Returns true if a claim window or a session ends as soon as the server has read what had arrived.
+    pub fn awaits_read(&self, now: Now) -> bool {
+        let next = self.holds.windows.next();
+        next.is_some_and(|at| at <= now.steady() && at > self.read_until(now))
+    }
+
+    /// Returns until when the server has read what had arrived.
+    pub(super) fn read_until(&self, now: Now) -> SteadyMs {
+        self.read
+            .map_or(now.steady(), |read| read.min(now.steady()))
+    }
+
+    /// Returns how many sessions there are, and how many of them are not alive.
+    pub fn sessions(&self) -> (usize, usize) {
+        let sessions = &self.holds.sessions;
+        (sessions.len(), sessions.not_alive())
+    }
+
+    /// Returns how many rows programs have not seen, and how many sessions have begun anew.
+    pub fn session_rows(&self) -> (usize, u64) {
+        let sessions = &self.holds.sessions;
+        (sessions.rows(), sessions.begun_anew())
     }
 
     /// Returns how many holds end with a connection.
@@ -209,7 +261,7 @@ impl Engine {
             && self.arrived.is_empty()
             && self.left.is_empty()
             && self.undelivered.is_empty()
-            && self.disconnected.is_empty()
+            && self.ended.is_empty()
             && self.overdue.is_empty()
             && !self.holds.ties.has_due()
             && self.garbage.is_empty())
@@ -219,6 +271,7 @@ impl Engine {
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
             && self.holds.ties.is_empty()
+            && self.holds.sessions.is_empty()
             && self.undelivered.is_empty()
             && self.overdue.is_empty()
             && self.arrived.is_empty()
@@ -231,7 +284,8 @@ impl Engine {
     pub fn next_wakeup(&self, now: Now) -> Option<Millis> {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
-        let steady = self.holds.next_due().into_iter().chain(granting).min();
+        let due = self.holds.next_due(now.steady(), self.read_until(now));
+        let steady = due.into_iter().chain(granting).min();
         let in_wall = self.queues.next_lease().map(|at| at.since(now.wall()));
         let in_steady = steady.map(|at| at.since(now.steady()));
         in_wall.into_iter().chain(in_steady).min()
@@ -243,7 +297,7 @@ impl Engine {
             .queues
             .next_lease()
             .map_or(0, |at| now.wall().since(at));
-        let steady = self.holds.next_due();
+        let steady = self.holds.next_due(now.steady(), self.read_until(now));
         wall.max(steady.map_or(0, |at| now.steady().since(at)))
     }
 }

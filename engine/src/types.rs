@@ -36,6 +36,19 @@ number! {
     OwnerHash
 }
 
+/// Identifies a session in this run of the server, and no session ever after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionNo(pub NonZeroU32);
+
+/// Whom holds are tied to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Party {
+    /// A connection.
+    Connection(ClientId),
+    /// A session.
+    Session(SessionNo),
+}
+
 impl ClientId {
     /// No connection.
     pub const NONE: ClientId = ClientId(0);
@@ -186,14 +199,24 @@ pub struct Terms {
     ///
     /// [`SHORTEST_AUTO_LEASE_MS`]: crate::SHORTEST_AUTO_LEASE_MS
     pub auto: Option<NonZeroU32>,
+    /// The session that the hold and the wait belong to, instead of the connection.
+    pub session: Option<SessionNo>,
     /// The connection that asks.
     pub client: ClientId,
 }
 
 impl Terms {
-    /// Returns true if the grant ties the hold to the connection.
+    /// Returns whom the hold is tied to, if the grant ties it.
+    pub fn party(&self) -> Party {
+        match self.session {
+            Some(session) => Party::Session(session),
+            None => Party::Connection(self.client),
+        }
+    }
+
+    /// Returns true if the grant ties the hold to the connection or to a session.
     pub fn ties(&self) -> bool {
-        self.ephemeral || self.auto.is_some()
+        self.ephemeral || self.auto.is_some() || self.session.is_some()
     }
 }
 

@@ -85,6 +85,9 @@ impl Listener for Notes {
         if changed(c"notify-keyspace-events") {
             observers::refresh();
         }
+        if changed(c"io-threads") {
+            timer::refresh(ctx);
+        }
         if changed(c"latency-monitor-threshold") {
             latency::refresh(ctx);
         }
@@ -96,6 +99,7 @@ impl Listener for Notes {
     fn sleeps(ctx: Ctx, asleep: bool) {
         timer::set_asleep(asleep);
         if asleep {
+            timer::note_read();
             clock::on_before_sleep();
             subscribers::on_before_sleep();
             inbox::on_before_sleep();

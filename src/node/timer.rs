@@ -3,10 +3,11 @@
 use crate::ffi::callbacks::timer::{wake_the_loop, Timer, Work};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MainThread;
+use crate::ffi::server;
 use crate::node::clock;
 use crate::servers;
 use dlock_engine::{Millis, SteadyMs};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Set from the event before the event loop sleeps until the one after.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
@@ -19,6 +20,53 @@ pub(crate) fn asleep() -> bool {
 /// Notes whether the event loop sleeps, or is about to.
 pub(crate) fn set_asleep(asleep: bool) {
     ASLEEP.store(asleep, Ordering::Relaxed);
+}
+
+/// Until when the server has read what had arrived, in milliseconds of the steady clock; and whether somebody waits for that. After a
+/// stall, or a pause, what had arrived is read before anything ends for want of it. With `io-threads` the server's timers come first.
+static READ_UNTIL: AtomicU64 = AtomicU64::new(0);
+static AWAITS_READ: AtomicBool = AtomicBool::new(false);
+
+/// Since when somebody waits for that, and how long the server may take: where other threads read, the main thread gets what they
+/// have read in a later iteration (Redis 8).
+static AWAITED_SINCE: AtomicU64 = AtomicU64::new(0);
+static READ_TAKES_MS: AtomicU64 = AtomicU64::new(0);
+const IO_THREADS_TAKE_MS: Millis = 50;
+
+/// Reads whether other threads read for the server: at load, and whenever its configuration changes.
+pub(crate) fn refresh(ctx: Ctx) {
+    let threads = ctx.setting(c"io-threads");
+    let alone = threads.is_none_or(|threads| threads == "1");
+    let takes = if alone { 0 } else { IO_THREADS_TAKE_MS };
+    READ_TAKES_MS.store(takes, Ordering::Relaxed);
+}
+
+/// Returns until when the server has read what had arrived, as far as that was asked for.
+pub(crate) fn read_until() -> SteadyMs {
+    SteadyMs(READ_UNTIL.load(Ordering::Relaxed))
+}
+
+/// Asks for the next time at which the server has read what had arrived by now.
+pub(crate) fn await_read(now: SteadyMs) {
+    if !AWAITS_READ.swap(true, Ordering::Relaxed) {
+        AWAITED_SINCE.store(now.0, Ordering::Relaxed);
+    }
+}
+
+/// Notes that the server finishes an iteration: what had arrived when it began has been read, unless the server is paused.
+pub(crate) fn note_read() {
+    if !AWAITS_READ.load(Ordering::Relaxed) {
+        return;
+    }
+    let now = clock::read().steady();
+    let since = SteadyMs(AWAITED_SINCE.load(Ordering::Relaxed));
+    if server::must_hold_back() {
+        AWAITED_SINCE.store(now.0, Ordering::Relaxed);
+    } else if now.since(since) >= READ_TAKES_MS.load(Ordering::Relaxed) {
+        AWAITS_READ.store(false, Ordering::Relaxed);
+        READ_UNTIL.store(now.0, Ordering::Relaxed);
+        arm(now, now);
+    }
 }
 
 /// The armed timer: its id, and when it fires.

@@ -23,6 +23,14 @@ impl Caller for Client<'_> {
         blocking::may_wait(self.0)
     }
 
+    fn user(&self) -> Vec<u8> {
+        self.0.user()
+    }
+
+    fn may_write(&self) -> bool {
+        gate::open(self.0)
+    }
+
     fn unconfirmed(&self) -> usize {
         confirm::waiting()
     }

@@ -11,7 +11,7 @@ use crate::ffi::log;
 use crate::ffi::panic::poisoned;
 use crate::ffi::text::Str;
 use crate::inbox;
-use crate::node::{clock, gate, slots};
+use crate::node::{clock, gate, slots, timer};
 use crate::replicas;
 use crate::servers;
 use crate::tell::{blocking, reply};
@@ -51,14 +51,13 @@ impl Handler for Commands {
             &many
         };
         let key = given.first().copied().zip(words.first().copied());
-        let mode = if matches!(
-            spec.access,
-            Access::Write | Access::Follow | Access::Connection
-        ) {
-            Mode::Write
-        } else {
-            Mode::Read
+        let writes = match spec.access {
+            Access::Write | Access::Follow | Access::Connection => true,
+            // The end of a session releases its holds.
+            Access::Session => words.get(2).is_some_and(|ms| *ms == b"0"),
+            _ => false,
         };
+        let mode = if writes { Mode::Write } else { Mode::Read };
         if spec.access == Access::Follow && gate::probing() {
             return reply::pass(ctx);
         }
@@ -75,7 +74,7 @@ impl Handler for Commands {
             clock::of_command()
         };
         let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
-            let decides = matches!(spec.access, Access::Write | Access::Connection);
+            let decides = matches!(spec.access, Access::Write | Access::Connection) || writes;
             if decides && state.engine.has_undelivered() && gate::primary() {
                 state.engine.give_back(&mut state.keys, now);
             }
@@ -85,6 +84,10 @@ impl Handler for Commands {
                 close_queues(&mut call, spec, words);
             }
             let answer = dlock_commands::execute(spec, &mut call, words);
+            if spec.access == Access::Session && state.engine.unsettled() {
+                // What its arrival makes possible is granted when writes are.
+                timer::soon();
+            }
             if state.keys.in_cluster() {
                 state.note_slots(spec, words);
             }
@@ -171,9 +174,10 @@ impl State {
             return;
         }
         let ties = |word: &&[u8]| {
-            word.eq_ignore_ascii_case(b"AUTO") || word.eq_ignore_ascii_case(b"EPHEMERAL")
+            let words: [&[u8]; 3] = [b"AUTO", b"EPHEMERAL", b"IN"];
+            words.iter().any(|tying| word.eq_ignore_ascii_case(tying))
         };
-        let ties = words.iter().any(ties);
+        let ties = spec.access == Access::Session || words.iter().any(ties);
         let db = self.keys.home();
         for key in words.get(spec.keys(words)).unwrap_or_default() {
             if ties || self.engine.watches(NameRef { db, key }) {

@@ -13,7 +13,7 @@ use crate::replicas;
 use crate::settings::clauses::{self, Clause};
 use crate::settings::config;
 use crate::tell::confirm::{self, PendingReply};
-use dlock_engine::{broken, NoAck, Now, Outcome, Refusal, SteadyMs};
+use dlock_engine::{broken, NoAck, Now, Outcome, Receiver, Refusal, SteadyMs};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// When the server last read its connections while answers waited: milliseconds of the steady clock. What replicas had sent by then
@@ -100,6 +100,9 @@ impl State {
     fn confirmed(&mut self, held: PendingReply, now: Now) {
         let promises = &held.output.pending.promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
+        if held.output.outcome == Outcome::Prolonged {
+            return engine.prolonged(promises);
+        }
         let mut promised = promises.iter();
         let stands = promised.all(|promise| engine.stands(keys, now, promise))
             || !clauses::stands(Clause::EndedNotConfirmed);
@@ -109,6 +112,9 @@ impl State {
         let took_us = now.steady_us.saturating_sub(held.since_us);
         engine.confirmed(promises, took_us);
         let mut output = held.output;
+        if let Receiver::Session(_) = output.to {
+            return;
+        }
         output.pending.confirmed = true;
         if let Outcome::KeepPending { client, first_end } = output.outcome {
             // Renewals since then are not confirmed.
@@ -125,7 +131,9 @@ impl State {
         output.outcome = Outcome::Refused(Refusal::NoAck(why));
         let promises = std::mem::take(&mut output.pending.promises);
         self.engine.not_confirmed(promises);
-        self.engine.push_output(output);
+        if !matches!(output.to, Receiver::Session(_)) {
+            self.engine.push_output(output);
+        }
     }
 
     /// Refuses an answer whose time is up.
@@ -134,11 +142,14 @@ impl State {
         self.not_confirmed(held, late);
     }
 
-    /// Publishes `moved` for the answers by a channel that wait for a confirmation: the server was demoted.
+    /// Publishes `moved` for the answers by a channel that wait for a confirmation: the server was demoted, and has forgotten its
+    /// sessions.
     pub(super) fn abandon_unconfirmed(&mut self) {
-        for mut held in confirm::take_published() {
-            held.output.outcome = Outcome::Moved;
-            self.engine.push_output(held.output);
+        for mut held in confirm::take_apart() {
+            if let Receiver::Channel(_) = held.output.to {
+                held.output.outcome = Outcome::Moved;
+                self.engine.push_output(held.output);
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::ffi::ctx::Ctx;
 use crate::inbox;
 use crate::node::{gate, timer};
 use crate::tell::{blocking, observers, reply};
-use dlock_engine::Now;
+use dlock_engine::{Now, Receiver};
 use std::cell::RefMut;
 
 /// How long to wait before asking again whether changes are possible: the server does not report the begin or end of a pause.
@@ -43,6 +43,7 @@ pub(super) fn run<T>(
     while inbox::has_something() {
         state.read_inbox(now);
     }
+    state.engine.tell_sessions(now);
     perform(ctx, guard, now);
     Some(result)
 }
@@ -73,10 +74,12 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
             blocking::hold(output, now);
             continue;
         }
-        match output.message {
-            Some(message) => messages.push((output.id, output.outcome, message)),
-            None => {
-                blocking::answer(output);
+        match output.to {
+            Receiver::Channel(message) => messages.push((output.id, output.outcome, message)),
+            // Its rows have it.
+            Receiver::Session(_) | Receiver::Nobody => {}
+            Receiver::Connection => {
+                blocking::answer(output.id, output.outcome, output.pending.promises);
                 answered = true;
             }
         }

@@ -50,6 +50,10 @@ pub(super) fn event(ctx: Ctx) {
         if late > 0 {
             latency::sample(c"dlock-late", Duration::from_millis(late));
         }
+        state.engine.note_read(timer::read_until());
+        if state.engine.awaits_read(now) {
+            timer::await_read(now.steady());
+        }
         let due = state.engine.tick(now);
         if !open {
             state.engine.time_out(now);

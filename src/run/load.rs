@@ -14,8 +14,8 @@ use crate::node::{census, clock, gate, timer};
 use crate::replicas;
 use crate::servers;
 use crate::settings::config;
-use crate::tell::latency;
 use crate::tell::observers;
+use crate::tell::{blocking, latency};
 use crate::version;
 use dlock_commands::look::stats;
 use dlock_commands::table::COMMANDS;
@@ -98,8 +98,10 @@ fn begin(ctx: Ctx) {
     replicas::refuse_requests();
     census::refresh_eviction(ctx);
     latency::refresh(ctx);
+    timer::refresh(ctx);
     observers::refresh();
     log::notice(&format!("dlock {} is ready", version::TEXT));
+    blocking::init(state::news_for);
     timer::init(event::event);
     // The first event is the first heartbeat.
     timer::soon();

@@ -44,7 +44,7 @@ impl State {
         for notice in notices {
             match notice {
                 Notice::Gone(id) => self.engine.leave(id, now),
-                Notice::Ended(client) => self.engine.on_disconnect(client),
+                Notice::Ended(client) => self.engine.on_disconnect(client, now),
                 Notice::Undelivered(promises) => self.engine.on_undelivered(promises),
                 Notice::Unlinked(lost) => {
                     match lost.moved {

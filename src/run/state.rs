@@ -9,7 +9,7 @@ use crate::replicas;
 use crate::settings::{config, Settings, Situation};
 use crate::tell::observers::{self, Notifications};
 use dlock_commands::Call;
-use dlock_engine::{Engine, Lock, Now, SteadyMs};
+use dlock_engine::{Engine, Lock, News, Now, RequestId, SteadyMs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -86,6 +86,11 @@ impl State {
         });
         self.engine.set_policy(policy);
     }
+}
+
+/// Returns what a SESSION command that waits would be answered now; none if it is not one, or while the state is borrowed.
+pub(super) fn news_for(id: RequestId) -> Option<News> {
+    STATE.try_borrow_mut()?.engine.news_for(id, clock::read())
 }
 
 /// Returns how many databases the server has, and how many holds there are in all of them; none while the state is borrowed.

@@ -100,6 +100,8 @@ numbers! {
     MAX_PLACES "max-places" = 1_000_000 in 1 ..= MANY;
     /// The most holders of a lock.
     MAX_HOLDERS "max-holders" = 100_000 in 1 ..= MANY;
+    /// The most sessions.
+    MAX_SESSIONS "max-sessions" = 10_000 in 1 ..= MANY;
     /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
     /// Holders and places that one search for a circle of waiting owners passes at most.

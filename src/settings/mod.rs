@@ -109,6 +109,7 @@ impl Settings {
             max_waiters: config::MAX_WAITERS.amount(),
             max_places: config::MAX_PLACES.amount(),
             max_holders: config::MAX_HOLDERS.amount(),
+            max_sessions: config::MAX_SESSIONS.amount(),
             max_hold_ms: value(&config::MAX_HOLD_MS),
             deadlock_detection: config::DEADLOCK_DETECTION.load(Ordering::Relaxed),
             deadlock_max_steps: config::DEADLOCK_MAX_STEPS.amount(),

@@ -30,15 +30,18 @@ use crate::ffi::text::Text;
 use crate::inbox::{self, Notice};
 use crate::node::{clock, timer};
 use crate::servers::{self, Unblocks};
-use dlock_commands::change::{keep, many};
+use dlock_commands::change::{keep, many, session};
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
 use dlock_engine::collections::ByNumber;
-use dlock_engine::{ClientId, Grant, NoAck, Now, Outcome, Output, Promise, Refusal, RequestId};
+use dlock_engine::{
+    ClientId, Grant, News, NoAck, Now, Outcome, Output, Promise, Receiver, Refusal, RequestId,
+};
 use redis_module::raw;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
+use std::sync::OnceLock;
 
 /// One blocked connection.
 struct Waiter {
@@ -75,6 +78,14 @@ lazy_static::lazy_static! {
     static ref WAITERS: MainThread<Waiters> = MainThread::new(Waiters::default());
 }
 
+/// Returns what a SESSION command would be answered now, for one whose wait CLIENT UNBLOCK ends.
+static NEWS: OnceLock<fn(RequestId) -> Option<News>> = OnceLock::new();
+
+/// Sets who knows that.
+pub(crate) fn init(news: fn(RequestId) -> Option<News>) {
+    NEWS.get_or_init(|| news);
+}
+
 /// Returns how many connections wait.
 pub(crate) fn waiting() -> usize {
     WAITERS.borrow().map_or(0, |waiters| waiters.blocked)
@@ -108,21 +119,22 @@ pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<S
 }
 
 /// Notes the answer to a request. It ignores a connection that has ended meanwhile, for which the inbox has a notice.
-pub(crate) fn answer(output: Output) {
+pub(crate) fn answer(id: RequestId, outcome: Outcome, promises: Vec<Promise>) {
     let Some(mut waiters) = WAITERS.borrow() else {
         return;
     };
-    let waiter = waiters.by_request.get_mut(&output.id);
+    let waiter = waiters.by_request.get_mut(&id);
     if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
-        waiter.state = WaitState::Answered(output.outcome);
-        waiter.promises = output.pending.promises;
-        waiters.answered.push_back(output.id);
+        waiter.state = WaitState::Answered(outcome);
+        waiter.promises = promises;
+        waiters.answered.push_back(id);
     }
 }
 
 /// Keeps an answer until it is confirmed. If its connection has ended, the answer counts as undelivered.
 pub(crate) fn hold(output: Output, now: Now) {
-    match output.message.is_none() && !note_unconfirmed(output.id) {
+    let blocks = matches!(output.to, Receiver::Connection);
+    match blocks && !note_unconfirmed(output.id) {
         true => inbox::post(Notice::Undelivered(output.pending.promises)),
         false => confirm::hold(output, now),
     }
@@ -231,14 +243,24 @@ impl Waits for Connections {
             WaitState::Answered(
                 Outcome::TimedOut | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
             ) => Ok(Reply::NullArray),
-            WaitState::Answered(Outcome::Renewed(left)) => Ok(Reply::Integer(left)),
+            WaitState::Answered(Outcome::Renewed(left, None)) => Ok(Reply::Integer(left)),
+            WaitState::Answered(Outcome::Renewed(left, Some(id))) => {
+                Ok(Reply::Array([left, id].map(Reply::Integer).to_vec()))
+            }
+            WaitState::Answered(Outcome::Prolonged) => {
+                return broken!("nobody waits for a renewal by the server")
+            }
+            WaitState::Answered(Outcome::News(news)) => Ok(session::reply(&news, clock::read())),
             WaitState::Answered(Outcome::KeepReply(kept)) => Ok(keep::reply(kept, clock::read())),
             WaitState::Answered(Outcome::KeepPending { .. }) => {
                 return broken!("a heartbeat is answered by its reply")
             }
             WaitState::Waiting => {
+                let news = NEWS.get().and_then(|news| news(id));
                 inbox::post(Notice::Gone(id));
-                Ok(Reply::NullArray)
+                Ok(news.map_or(Reply::NullArray, |news| {
+                    session::reply(&news, clock::read())
+                }))
             }
             WaitState::Unconfirmed => Err(Refusal::NoAck(end_unconfirmed(id)).into()),
             WaitState::Over => return,

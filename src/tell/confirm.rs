@@ -17,7 +17,7 @@ use crate::node::timer;
 use crate::replicas;
 use crate::settings::config;
 use dlock_engine::collections::ByNumber;
-use dlock_engine::{Millis, NoAck, Now, Output, RequestId, SteadyMs};
+use dlock_engine::{Millis, NoAck, Now, Output, Receiver, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -150,14 +150,14 @@ pub(crate) fn take(id: RequestId) -> Option<PendingReply> {
     PENDING.borrow()?.take(id)
 }
 
-/// Takes out those that would be published, after a demotion: the server itself ends the waits of connections.
-pub(crate) fn take_published() -> Vec<PendingReply> {
+/// Takes out those for which no connection is blocked, after a demotion: the server itself ends the waits of the others.
+pub(crate) fn take_apart() -> Vec<PendingReply> {
     let Some(mut answers) = PENDING.borrow() else {
         return Vec::new();
     };
     let held = answers.by_id.iter();
-    let published = held.filter(|(_, held)| held.output.message.is_some());
-    let ids: Vec<RequestId> = published.map(|(id, _)| *id).collect();
+    let apart = held.filter(|(_, held)| !matches!(held.output.to, Receiver::Connection));
+    let ids: Vec<RequestId> = apart.map(|(id, _)| *id).collect();
     ids.into_iter().filter_map(|id| answers.take(id)).collect()
 }
 

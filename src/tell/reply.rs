@@ -100,9 +100,11 @@ fn word_of(outcome: &Outcome) -> (&'static str, u64) {
         Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
         Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
         Outcome::Refused(Refusal::NoAck(_)) => ("noack", 0),
-        // A renewal and a heartbeat have no channel.
+        // The others have no channel.
         Outcome::Refused(_)
-        | Outcome::Renewed(_)
+        | Outcome::Renewed(..)
+        | Outcome::Prolonged
+        | Outcome::News(_)
         | Outcome::KeepPending { .. }
         | Outcome::KeepReply(_) => ("refused", 0),
     }

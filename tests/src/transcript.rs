@@ -10,7 +10,8 @@
 //! shop-news <- granted #2 shop bert *1  or the channel of a request that waits by NOTIFY; `*1` is the number of that wait
 //! events: acquired #1, ...          the events that observers received since the last such line
 //! ```
-//! An expectation may end in `...`: then only the beginning counts. `~a` stands for one word throughout the conversation.
+//! An expectation may end in `...`: then only the beginning counts. `~a` stands for one word throughout the conversation, in
+//! commands as well once it is known.
 
 use crate::script::{Act, Reader, ServerAct};
 use std::collections::{BTreeMap, VecDeque};
@@ -106,10 +107,20 @@ impl<S: Speaker> Transcript<S> {
             self.said.extend(said);
             return Ok(());
         }
+        let line = &self.filled(line);
         let act = self.names.read(line)?;
         self.said
             .extend(self.speaker.act(&act, tokens, &self.names)?);
         Ok(())
+    }
+
+    /// Returns a line with the words that are known for `~a` and the like.
+    fn filled(&self, line: &str) -> String {
+        let word = |word: &str| {
+            let known = word.strip_prefix('~').and_then(|name| self.words.get(name));
+            known.cloned().unwrap_or_else(|| word.to_owned())
+        };
+        line.split(' ').map(word).collect::<Vec<_>>().join(" ")
     }
 
     fn silence(&mut self) -> Result<(), String> {

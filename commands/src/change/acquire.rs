@@ -7,8 +7,8 @@ use crate::table::{Args, Verb};
 use crate::words::args::PlainArgs;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{
-    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, Share, Terms, Wait, ONE,
-    SHORTEST_AUTO_LEASE_MS,
+    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, SessionNo, Share, Terms,
+    Wait, ONE, SHORTEST_AUTO_LEASE_MS,
 };
 use std::num::NonZeroU32;
 
@@ -60,7 +60,13 @@ fn request<K: Keyspace>(
 ) -> Result<Reply, Error> {
     let named = || named.map(str::to_string);
     match call.engine.acquire(call.keys, call.now, name, ask)? {
-        Answer::Granted(grant) => Ok(Reply::Grant(grant.token, grant.holds, named())),
+        Answer::Granted(grant) => Ok(match ask.terms.session {
+            Some(no) => {
+                Reply::array([grant.token.0, call.engine.session_id(no)].map(Reply::Integer))
+            }
+            None => Reply::Grant(grant.token, grant.holds, named()),
+        }),
+        Answer::Waiting(id) if ask.terms.session.is_some() => Ok(waiting(call, ask, id)),
         Answer::Null => Ok(Reply::NullArray),
         Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
             Reply::Integer(0),
@@ -71,12 +77,40 @@ fn request<K: Keyspace>(
     }
 }
 
+/// Makes the reply to a request that waits in a session, for its turn or for replicas.
+pub(crate) fn waiting<K: Keyspace>(call: &Call<K>, ask: &Ask, id: RequestId) -> Reply {
+    let session = ask.terms.session.map_or(0, |no| call.engine.session_id(no));
+    let numbers = [0, call.engine.rank(id) as u64, session];
+    Reply::array(numbers.map(Reply::Integer))
+}
+
+/// Finds or begins the session of a request.
+///
+/// Errors if another option excludes it, or if the caller may not use it.
+fn check_session<K: Keyspace>(
+    call: &mut Call<K>,
+    given: &Args,
+    name: &[u8],
+) -> Result<SessionNo, Error> {
+    let excluded = [
+        (given.auto.is_some(), "AUTO"),
+        (given.ephemeral, "EPHEMERAL"),
+        (given.holds.is_some(), "HOLDS"),
+        (given.claim.is_some(), "CLAIM"),
+        (given.notify.is_some(), "NOTIFY"),
+    ];
+    if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
+        return Err(Error::Conflict(option, "IN"));
+    }
+    hold::session(call, name)
+}
+
 /// Makes the request to the engine.
 ///
 /// Errors if the caller may not make it.
 #[inline(always)]
 pub(crate) fn ask<'a, K: Keyspace>(
-    call: &Call<K>,
+    call: &mut Call<K>,
     given: &Args<'a>,
     owner: &'a [u8],
     verb: Verb,
@@ -84,18 +118,23 @@ pub(crate) fn ask<'a, K: Keyspace>(
     if given.ephemeral || given.auto.is_some() {
         hold::check_tie(call, given)?;
     }
+    let session = given.session.map(|name| check_session(call, given, name));
+    let session = session.transpose()?;
     let permits = match given.permits {
         Some(permits) => check_permits(given, permits)?,
         None => ONE,
     };
-    match given.notify {
-        Some(_) => {
-            check_channel(call, given)?;
-            hold::check_room_to_confirm(call)?;
-        }
-        None => hold::check_confirmable(call)?,
+    if given.notify.is_some() {
+        check_channel(call, given)?;
     }
-    let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
+    match given.notify.is_some() || session.is_some() {
+        true => hold::check_room_to_confirm(call)?,
+        false => hold::check_confirmable(call)?,
+    }
+    let waits = match session {
+        Some(_) => given.block.is_some(),
+        None => given.notify.is_some() || given.block.is_some() && may_block(call)?,
+    };
     Ok(Ask {
         owner,
         terms: Terms {
@@ -103,13 +142,18 @@ pub(crate) fn ask<'a, K: Keyspace>(
                 limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
                 permits,
             },
-            lease: match given.auto {
+            lease: match given.auto.or(session.map(|_| 0)) {
                 Some(_) => call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS),
                 None => call.lease(given.lease),
             },
-            holds: given.holds.and_then(|holds| NonZeroU32::new(holds as u32)),
+            holds: match session {
+                // A copy of the request that comes late adds none.
+                Some(_) => Some(NonZeroU32::MIN),
+                None => given.holds.and_then(|holds| NonZeroU32::new(holds as u32)),
+            },
             ephemeral: given.ephemeral,
             auto: given.auto.and_then(|ms| NonZeroU32::new(ms as u32)),
+            session,
             client: ClientId(call.caller.client()),
         },
         wait: match given.block.filter(|ms| waits && *ms > 0) {
@@ -117,10 +161,12 @@ pub(crate) fn ask<'a, K: Keyspace>(
             None if waits => Wait::For(None),
             None => Wait::No,
         },
-        ticket: (verb == Verb::FairAcquire).then(|| match given.claim {
-            Some(claim) => claim,
-            None if waits => 0,
-            None => call.engine.policy().claim_window_ms,
+        ticket: (verb == Verb::FairAcquire && (waits || session.is_none())).then(|| {
+            match given.claim {
+                Some(claim) => claim,
+                None if waits => 0,
+                None => call.engine.policy().claim_window_ms,
+            }
         }),
         channel: given.notify,
     })
@@ -145,6 +191,7 @@ fn check_fresh(given: &Args, verb: Verb) -> Result<(), Error> {
         (given.holds.is_some(), "HOLDS"),
         (given.notify.is_some(), "NOTIFY"),
         (given.claim.is_some(), "CLAIM"),
+        (given.session.is_some(), "IN"),
     ];
     match excluded.into_iter().find(|(given, _)| *given) {
         Some((_, option)) => Err(Error::Conflict(option, "owner *")),
@@ -174,7 +221,7 @@ fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error>
 /// Returns whether `BLOCK` takes effect here.
 ///
 /// Errors if the server does not block this connection.
-fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
+pub(crate) fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
     match call.caller.may_wait() {
         MayWait::Yes => Ok(true),
         MayWait::Ignored => Ok(false),

@@ -5,24 +5,59 @@ use crate::error::Error;
 use crate::table::Args;
 use crate::words::args::PlainArgs;
 use dlock_engine::{
-    ClientId, HoldRef, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
-    SHORTEST_AUTO_LEASE_MS,
+    ClientId, HoldRef, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, SessionNo, SessionRef,
+    TieRequest, Token, SHORTEST_AUTO_LEASE_MS,
 };
 
-/// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
+/// Weakens a hold's limit: `key owner SHARED | LIMIT n [TOKEN t]`.
 pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
-    let hold = call
-        .engine
-        .downgrade(call.keys, call.now, name, owner, limit)?;
+    let hold = call.engine.downgrade(
+        call.keys,
+        call.now,
+        name,
+        owner,
+        given.token.map(Token),
+        limit,
+    )?;
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// Returns how `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
+/// Finds or begins a session of the caller's.
+///
+/// Errors if no lease may be as long as the shortest that the server renews by itself; if another user has begun it; if there are as
+/// many as may be.
+pub(crate) fn session<K: Keyspace>(call: &mut Call<K>, name: &[u8]) -> Result<SessionNo, Error> {
+    let most = call.engine.policy().max_lease_ms;
+    if most < SHORTEST_AUTO_LEASE_MS {
+        return Err(Error::Argument("IN", no_auto(most)));
+    }
+    let (db, user) = (call.db, call.caller.user());
+    let user = &user;
+    Ok(call
+        .engine
+        .enter_session(call.now, SessionRef { db, name, user })?)
+}
+
+/// Returns how `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold: to the caller's connection, or to a session.
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
-pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieRequest, Error> {
+pub(crate) fn tie<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<TieRequest, Error> {
+    if let Some(name) = given.session {
+        let excluded = [
+            (given.auto.is_some(), "AUTO"),
+            (given.ephemeral, "EPHEMERAL"),
+        ];
+        if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
+            return Err(Error::Conflict(option, "IN"));
+        }
+        return Ok(TieRequest {
+            client: ClientId(call.caller.client()),
+            session: Some(session(call, name)?),
+            ..TieRequest::default()
+        });
+    }
     if !given.ephemeral && given.auto.is_none() {
         return Ok(TieRequest::default());
     }
@@ -31,6 +66,7 @@ pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieReques
         client: ClientId(call.caller.client()),
         ephemeral: given.ephemeral,
         auto: given.auto,
+        session: None,
     })
 }
 
@@ -83,19 +119,23 @@ pub(crate) fn renewed<K: Keyspace>(
     call: &mut Call<K>,
     names: &[NameRef],
     owner: &[u8],
+    tie: &TieRequest,
     left: Millis,
 ) -> Reply {
     if !call.engine.policy().confirms() {
-        return Reply::Integer(left);
+        return match tie.session {
+            Some(no) => Reply::array([left, call.engine.session_id(no)].map(Reply::Integer)),
+            None => Reply::Integer(left),
+        };
     }
     let (engine, keys) = (&mut *call.engine, &mut *call.keys);
     Reply::Wait(
-        engine.confirm_renewal(keys, call.now, names, owner, left),
+        engine.confirm_renewal(keys, call.now, names, owner, tie.session, left),
         None,
     )
 }
 
-/// Renews a lease: `key owner [lease-ms] [TOKEN t] [EPHEMERAL] [AUTO ms]`.
+/// Renews a lease: `key owner [lease-ms] [TOKEN t] [EPHEMERAL] [AUTO ms] [IN session]`.
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
@@ -105,7 +145,7 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     let left = call
         .engine
         .renew(call.keys, call.now, whose, token, lease, &tie)?;
-    Ok(renewed(call, &[name], owner, left))
+    Ok(renewed(call, &[name], owner, &tie, left))
 }
 
 /// Releases holds: `key owner [HOLDS n] [TOKEN t]`.

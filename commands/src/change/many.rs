@@ -7,7 +7,7 @@ use crate::table::{Args, Verb};
 use dlock_engine::{Answer, Grant, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]]
-/// [EPHEMERAL] [AUTO ms]`.
+/// [EPHEMERAL] [AUTO ms] [IN session]`.
 pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     if owner == acquire::AUTO_OWNER {
@@ -21,8 +21,15 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
         .engine
         .acquire_many(call.keys, call.now, &names, &ask)?;
     Ok(match answer {
-        Answer::Granted(grants) => tokens(&grants),
+        Answer::Granted(grants) => match ask.terms.session {
+            Some(no) => {
+                let id = Reply::Integer(call.engine.session_id(no));
+                Reply::array([tokens(&grants), id])
+            }
+            None => tokens(&grants),
+        },
         Answer::Null => Reply::NullArray,
+        Answer::Waiting(id) if ask.terms.session.is_some() => acquire::waiting(call, &ask, id),
         Answer::Waiting(id) => Reply::Wait(id, None),
     })
 }
@@ -32,7 +39,7 @@ pub fn tokens(grants: &[Grant]) -> Reply {
     Reply::array(grants.iter().map(|grant| Reply::Integer(grant.token.0)))
 }
 
-/// Renews many leases: `numkeys key [key …] owner [lease-ms] [EPHEMERAL] [AUTO ms]`.
+/// Renews many leases: `numkeys key [key …] owner [lease-ms] [EPHEMERAL] [AUTO ms] [IN session]`.
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     hold::check_confirmable(call)?;
@@ -40,7 +47,7 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     let left = call
         .engine
         .renew_many(call.keys, call.now, &names, owner, lease, &tie)?;
-    Ok(hold::renewed(call, &names, owner, left))
+    Ok(hold::renewed(call, &names, owner, &tie, left))
 }
 
 /// Releases one hold of each of many locks: `numkeys key [key …] owner`.

@@ -5,3 +5,4 @@ pub(crate) mod apply;
 pub(crate) mod hold;
 pub mod keep;
 pub mod many;
+pub mod session;

@@ -3,7 +3,9 @@
 use crate::call::{Call, Caller, Reply};
 use crate::error::Error;
 use crate::table::{Args, Spec, COMMANDS};
-use dlock_engine::{ClientId, HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
+use dlock_engine::{
+    ClientId, HoldView, Keyspace, LockState, PlaceKind, PlaceView, SessionView, Token,
+};
 
 /// The holders and places that INFO shows without `COUNT`.
 const SHOWN: u64 = 100;
@@ -98,7 +100,7 @@ fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
         ("auto", Reply::number(hold.auto)),
         ("acked", Reply::number(hold.acked)),
     ];
-    with_connection(fields, hold.client, caller)
+    with_connection(in_session(fields, hold.session), hold.client, caller)
 }
 
 fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
@@ -116,7 +118,23 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
         ("waited-ms", Reply::Integer(place.waited_ms)),
         ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
     ];
-    with_connection(fields, place.client, caller)
+    with_connection(in_session(fields, place.session), place.client, caller)
+}
+
+/// Adds the fields of a session: its name, whether it is alive, and since how many milliseconds it is that, or not that.
+fn in_session(
+    mut fields: Vec<(&'static str, Reply)>,
+    session: Option<SessionView>,
+) -> Vec<(&'static str, Reply)> {
+    match session {
+        None => fields.push(("in", Reply::Bulk(Vec::new()))),
+        Some(session) => fields.extend([
+            ("in", Reply::Bulk(session.name)),
+            ("alive", Reply::number(session.alive)),
+            ("since-ms", Reply::Integer(session.since_ms)),
+        ]),
+    }
+    fields
 }
 
 /// Adds the fields of a connection that the caller may know: its id, 0 if it is gone, and its address and name.

@@ -33,7 +33,7 @@ impl Source {
     }
 }
 
-/// Reads which page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
+/// Reads which page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [IN session] [CONTENDED]`.
 pub fn run(given: &Args) -> Result<Reply, Error> {
     let source = match given.cursor.unwrap_or(0) {
         0 if given.contended => Source::Queues(0),
@@ -49,6 +49,7 @@ pub fn run(given: &Args) -> Result<Reply, Error> {
         pattern: given.pattern.map(<[u8]>::to_vec),
         count: given.count.unwrap_or(DEFAULT_COUNT).min(MOST) as usize,
         owner: given.owner.map(<[u8]>::to_vec),
+        session: given.session.map(<[u8]>::to_vec),
         contended: given.contended,
     })))
 }
@@ -89,7 +90,13 @@ impl Listing {
             // It has a key, and is listed with the keys.
             return None;
         }
-        let row = engine.row(lock, now, name, self.owner.as_deref())?;
+        let row = engine.row(
+            lock,
+            now,
+            name,
+            self.owner.as_deref(),
+            self.session.as_deref(),
+        )?;
         if self.contended && row.queued == 0 {
             return None;
         }

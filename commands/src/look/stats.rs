@@ -42,6 +42,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let refusals = &counters.refusals;
     let clock_lead = counters.clock_lead.ms(now);
     let clock_lead = if census.primary { 0 } else { clock_lead };
+    let ((sessions, not_alive), (rows, begun_anew)) = (engine.sessions(), engine.session_rows());
     let now = [
         ("locks", census.locks),
         ("holders", u64::try_from(held).unwrap_or(0)),
@@ -49,6 +50,9 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("connections_waiting", census.connections_waiting),
         ("notify_waiting", engine.notifies() as u64),
         ("ephemeral", engine.ephemeral() as u64),
+        ("sessions", sessions as u64),
+        ("sessions_not_alive", not_alive as u64),
+        ("session_rows", rows as u64),
         ("auto_renewed", engine.autos() as u64),
         ("eviction_possible", u64::from(census.eviction_possible)),
         ("quarantined", u64::from(quarantine > 0)),
@@ -72,6 +76,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("removed_total", counters.removed),
         ("evicted_total", counters.evicted),
         ("replaced_total", counters.replaced),
+        ("sessions_begun_anew_total", begun_anew),
         ("deadlocks_total", refusals.deadlock),
         (
             "deadlock_checks_deferred_total",

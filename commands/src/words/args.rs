@@ -191,6 +191,21 @@ impl<'a> Reader<'a, '_> {
         self.value(option)
     }
 
+    /// Reads one of the arguments behind a word.
+    #[inline(never)]
+    fn part(&mut self, arg: &Arg) -> Result<(), Error> {
+        let Kind::Integer(range, field) = arg.kind else {
+            return Err(wrong(arg, self.policy));
+        };
+        let (least, most) = range.bounds(self.policy);
+        let number = self.next().and_then(integer);
+        *field(self.given) = number.filter(|number| (least..=most).contains(number));
+        match field(self.given) {
+            Some(_) => Ok(()),
+            None => Err(wrong(arg, self.policy)),
+        }
+    }
+
     /// Reads an argument's value.
     #[inline(always)]
     fn value(&mut self, arg: &Arg) -> Result<(), Error> {
@@ -227,6 +242,12 @@ impl<'a> Reader<'a, '_> {
             Kind::Word => self.next().is_some(),
             Kind::Words => {
                 self.rest = &[];
+                true
+            }
+            Kind::All(args) => {
+                for arg in args {
+                    self.part(arg)?;
+                }
                 true
             }
             // Their parts are read in their place.

@@ -1,12 +1,13 @@
 //! One search forward from a request that would wait.
 
 use super::text;
+use crate::holds::HoldTable;
 use crate::keyspace::Keyspace;
 use crate::lock::{Hold, Lock};
-use crate::queue::{LockId, Place, Request, Requests, WaitQueues};
+use crate::queue::{actor, LockId, Place, Request, Requests, WaitQueues};
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{Arrival, Limit, NameRef, Now, OwnerHash, RequestId};
+use crate::types::{Arrival, HoldRef, Limit, NameRef, Now, OwnerHash, RequestId, SessionNo};
 use rustc_hash::FxBuildHasher;
 use std::collections::{BTreeSet, HashSet};
 
@@ -40,10 +41,19 @@ pub(crate) struct Wanted<'a> {
 pub(crate) struct Asked<'a> {
     /// The owner that asks.
     pub owner: &'a [u8],
+    /// The session that it asks in.
+    pub session: Option<SessionNo>,
     /// The places that the request would wait at.
     pub wanted: &'a [Wanted<'a>],
     /// The older requests of the same owner that it takes over from: they count as gone.
     pub replaced: &'a BTreeSet<RequestId>,
+}
+
+impl Asked<'_> {
+    /// Returns true if it is an actor's of a session.
+    fn is_actor(&self) -> bool {
+        self.session.is_some() && actor(self.owner).is_some()
+    }
 }
 
 /// A search for the circle that a request would close. A step is a lock that it opens, or a holder, an owner or a place that
@@ -51,6 +61,7 @@ pub(crate) struct Asked<'a> {
 struct Search<'w> {
     queues: &'w WaitQueues,
     requests: &'w Requests,
+    holds: &'w HoldTable,
     now: Now,
     steps_left: usize,
     asked: Asked<'w>,
@@ -93,17 +104,19 @@ impl Engine {
         now: Now,
         asked: Asked,
     ) -> Result<(), Refusal> {
-        // Where nobody waits nothing leads back.
-        if !self.policy.deadlock_detection || self.requests.owners() == 0 {
+        // Where nobody waits nothing leads back, except from an actor to what it holds itself.
+        let possible = self.requests.owners() > 0 || asked.is_actor();
+        if !self.policy.deadlock_detection || !possible {
             return Ok(());
         }
         let mut search = Search {
             queues: &self.queues,
             requests: &self.requests,
+            holds: &self.holds,
             now,
             steps_left: self.policy.deadlock_max_steps,
             asked,
-            asker: self.requests.hash(asked.owner),
+            asker: self.requests.actor_hash(asked.owner, asked.session),
             // A request for many locks has its places behind all others.
             standing: asked.wanted.iter().find(|wanted| wanted.place.is_some()),
             found: Vec::new(),
@@ -126,7 +139,7 @@ impl<'w> Search<'w> {
     /// Errors with a shortest circle that the request would close, or if the steps do not suffice to say that it closes none.
     fn run(&mut self, keys: &mut impl Keyspace) -> Bounded<()> {
         for wanted in self.asked.wanted {
-            self.follow(keys, None, self.asker, wanted)?;
+            self.follow(keys, None, self.asked.owner, wanted)?;
         }
         let (requests, mut next) = (self.requests, 0);
         while let Some(found) = self.found.get(next) {
@@ -168,7 +181,7 @@ impl<'w> Search<'w> {
                 place: Some(part.place),
                 limit: request.terms.share.limit,
             };
-            self.follow(keys, Some(at), request.hash, &wanted)?;
+            self.follow(keys, Some(at), &request.owner, &wanted)?;
         }
         Ok(())
     }
@@ -179,7 +192,7 @@ impl<'w> Search<'w> {
         &mut self,
         keys: &mut impl Keyspace,
         waiter: Option<usize>,
-        owner: OwnerHash,
+        owner: &[u8],
         wanted: &Wanted<'w>,
     ) -> Bounded<()> {
         let found = |blocker, queued| Found {
@@ -221,12 +234,14 @@ impl<'w> Search<'w> {
     fn holders_in_the_way(
         &mut self,
         keys: &mut impl Keyspace,
-        waiter: OwnerHash,
+        waiter: &[u8],
         wanted: &Wanted,
     ) -> Bounded<Vec<OwnerHash>> {
         self.spend(1)?;
-        let (requests, steps_left) = (self.requests, self.steps_left);
+        let (requests, holds, steps_left) = (self.requests, self.holds, self.steps_left);
         let (asks, asker) = (self.asked.owner, self.asker);
+        // The holds of an actor have other owners than the one that waits.
+        let by_name = !requests.actors_wait() && !self.asked.is_actor();
         let exclusive = wanted.limit == Limit::EXCLUSIVE;
         let excludes = |hold: &Hold| {
             (exclusive || hold.limit == Limit::EXCLUSIVE) && hold.deadline > self.now.wall()
@@ -236,27 +251,35 @@ impl<'w> Search<'w> {
             if !exclusive && lock.strictest() != Some(Limit::EXCLUSIVE) {
                 return;
             }
-            steps = lock.holders().min(1 + requests.owners());
+            steps = match by_name {
+                true => lock.holders().min(1 + requests.owners()),
+                false => lock.holders(),
+            };
             if steps > steps_left {
                 return;
             }
             if steps == lock.holders() {
                 let holders = lock.holds().filter(excludes);
-                let holders = holders.map(|hold| requests.hash(hold.owner));
+                let holders = holders.filter(|hold| *hold.owner != *waiter);
+                let holders = holders.map(|hold| {
+                    let (name, owner) = (wanted.name, hold.owner);
+                    let session = holds.session_of(HoldRef { name, owner }, hold.token);
+                    requests.actor_hash(owner, session)
+                });
                 owners.extend(holders.filter(|owner| *owner == asker || requests.waits(*owner)));
                 return;
             }
-            let holds = |owner: &[u8]| lock.hold(owner).is_some_and(|hold| excludes(&hold));
-            let waiting = requests.each_owner().filter(|(_, owner)| holds(owner));
+            let excluded = |owner: &[u8]| lock.hold(owner).is_some_and(|hold| excludes(&hold));
+            let waiting = requests.each_owner();
+            let waiting = waiting.filter(|(_, owner)| *owner != waiter && excluded(owner));
             owners.extend(waiting.map(|(owner, _)| owner));
-            if !owners.contains(&asker) && holds(asks) {
+            if !owners.contains(&asker) && asks != waiter && excluded(asks) {
                 owners.push(asker);
             }
             // The list of those that wait has another order in each run of the server.
             owners.sort_unstable_by_key(|owner| requests.of_owner(*owner).next());
         });
         self.spend(steps)?;
-        owners.retain(|owner| *owner != waiter);
         Ok(owners)
     }
 

@@ -1,7 +1,8 @@
-//! Holds: how they begin, are tied to connections, and end; and what decisions change beside them: the token clock, the counters,
+//! Holds: how they begin, are tied to parties, and end; and what decisions change beside them: the token clock, the counters,
 //! the timers.
 
 mod identity;
+pub(crate) mod sessions;
 mod ties;
 mod tying;
 
@@ -12,15 +13,15 @@ use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
 use super::queue::{Deadlines, LockId};
 use super::types::{
-    Arrival, Grant, HoldRef, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
+    Arrival, Grant, HoldRef, NameRef, Now, RequestId, SessionNo, SteadyMs, Terms, Token, WallMs,
 };
 use crate::refusal::Refusal;
+use sessions::Sessions;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use ties::Ties;
 
-pub(crate) use identity::HoldId;
-pub(crate) use ties::{Auto, Renewal, Tie};
+pub(crate) use identity::{HoldId, HoldKey};
+pub(crate) use ties::{Auto, Renewal, Tie, Ties};
 pub use ties::{KeepReply, Loss, LostHold, TieId};
 pub(crate) use tying::next_renewal;
 pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
@@ -30,8 +31,12 @@ pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub enum Due {
     /// The `BLOCK` time of a request ends.
     Wait(RequestId),
+    /// The time of a blocked SESSION command ends.
+    News(SessionNo),
     /// The claim window of an absent ticket ends.
     Window(LockId, Arrival),
+    /// The time ends for which a session is kept; or, if it is not alive, its places.
+    Session(SessionNo),
 }
 
 /// The state that decisions change: the token clock, the counters, the ties, the timers. See the module's documentation.
@@ -41,19 +46,29 @@ pub struct HoldTable {
     pub tokens: TokenClock,
     /// Counts and times.
     pub counters: Counters,
-    /// Holds that are tied to connections.
+    /// Holds that are tied to connections and sessions.
     pub ties: Ties,
-    /// The deadlines.
+    /// The sessions.
+    pub(crate) sessions: Sessions,
+    /// The ends of waits.
     pub timers: Deadlines<SteadyMs, Due>,
+    /// The ends of claim windows and of sessions: none passes before the server has read what had arrived by then.
+    pub windows: Deadlines<SteadyMs, Due>,
     /// Holds whose grant or entry replicas have not confirmed yet, and whether each is new: then no client knows of it.
     pub unconfirmed: BTreeMap<HoldId, bool>,
 }
 
 impl HoldTable {
-    /// Returns when the first deadline or renewal by the server is due.
-    pub fn next_due(&self) -> Option<SteadyMs> {
-        let renewal = self.ties.next_renewal();
-        self.timers.next().into_iter().chain(renewal).min()
+    /// Returns when the first deadline or renewal by the server is due. A window that has ended waits until the server has read what
+    /// had arrived by then; it has read what came until `read`.
+    pub fn next_due(&self, now: SteadyMs, read: SteadyMs) -> Option<SteadyMs> {
+        let window = self.windows.next();
+        let window = window.map(|at| match at > read && at <= now {
+            true => now.after(1),
+            false => at,
+        });
+        let firsts = [self.timers.next(), window, self.ties.next_renewal()];
+        firsts.into_iter().flatten().min()
     }
 
     /// Grants the lock to an owner that does not hold it. The caller has checked that the granting rule allows it.
@@ -116,8 +131,8 @@ impl HoldTable {
         } else {
             self.counters.upgrades += 1;
             let token = self.tokens.token(now);
-            if terms.ties() && !self.ties.is_empty() {
-                self.lose_to(whose, hold.token, terms.client);
+            if !self.ties.is_empty() {
+                self.lose_upgraded(whose, hold.token, terms);
             }
             self.retie(whose, hold.token, token);
             entry.events.push(Event::Acquired(token));

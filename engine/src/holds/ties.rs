@@ -1,7 +1,7 @@
-//! Holds that are tied to a connection: they end with it (`EPHEMERAL`), or are renewed by the server as long as it is open
-//! (`AUTO`).
+//! Holds that are tied to a party. Those of a connection end with it (`EPHEMERAL`), or the server renews them as long as it is open
+//! (`AUTO`). Those of a session are renewed as long as it is alive.
 //!
-//! A tie belongs to a connection of this run of the server, so none of this is saved or replicated: on a server
+//! A tie belongs to a party of this run of the server, so none of this is saved or replicated: on a server
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 //!
@@ -10,7 +10,7 @@
 
 use super::identity::{HoldId, HoldKey};
 use crate::invariants::broken;
-use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, SteadyMs, Token, WallMs};
+use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, Party, SteadyMs, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
@@ -19,11 +19,11 @@ use std::ops::Bound::{Excluded, Unbounded};
 const MOST_LOST: usize = 1024;
 const MOST_LOST_BYTES: usize = 1 << 20;
 
-/// The bond between a hold and a connection.
+/// The bond between a hold and a party.
 #[derive(Debug, Clone)]
 pub struct Tie {
-    /// The connection.
-    pub client: ClientId,
+    /// The party.
+    pub party: Party,
     /// The lock and the owner.
     pub whose: HoldKey,
     /// Whether the hold ends with the connection.
@@ -32,6 +32,13 @@ pub struct Tie {
     pub auto: Option<Auto>,
     /// When the hold's lease ends.
     pub end: WallMs,
+    /// The number of the row by which its session learns of it, as long as nobody has seen that row; 0 for none.
+    pub row: u64,
+    /// Whether its session is to learn of it once replicas have confirmed it.
+    pub untold: bool,
+    /// The latest end of the lease that replicas have confirmed, for a session that counts on it; none while its grant waits for that, or
+    /// where no replica confirms anything.
+    pub confirmed: Option<WallMs>,
 }
 
 /// How the server renews a hold.
@@ -99,8 +106,10 @@ pub enum Loss {
     Moved,
     /// The lock has another name, or is in another database.
     Renamed,
-    /// Another connection has tied, untied or released the hold.
+    /// Another party has the hold now, or nobody renews it any more.
     Taken,
+    /// It was released, by a command that did not name its token.
+    Released,
     /// The server decides no longer.
     Demoted,
 }
@@ -115,6 +124,7 @@ impl Loss {
             Loss::Moved => "moved",
             Loss::Renamed => "renamed",
             Loss::Taken => "taken",
+            Loss::Released => "released",
             Loss::Demoted => "demoted",
         }
     }
@@ -166,6 +176,14 @@ impl Tie {
         }
     }
 
+    /// Returns until when a program may believe in the hold; `confirms`: only what replicas have confirmed counts.
+    pub(crate) fn believed(&self, confirms: bool) -> Option<WallMs> {
+        match confirms {
+            true => self.confirmed,
+            false => Some(self.end),
+        }
+    }
+
     /// Returns true if the server renews the hold.
     pub fn renews(&self) -> bool {
         self.auto
@@ -212,13 +230,15 @@ pub struct TieId {
     twin: u64,
 }
 
-/// A connection that holds are tied to, or were. It is kept until it ends: a connection that ties one hold ties another.
+/// A party that holds are tied to, or were. It is kept until it ends: a party that ties one hold ties another.
 #[derive(Debug, Clone, Default)]
-struct Connection {
+struct Bundle {
     holds: BTreeSet<ByExpiry>,
+    // By the ends that replicas have confirmed, where they confirm any.
+    confirmed: BTreeSet<(WallMs, TieId)>,
     // Holds whose bound has passed.
     paused: BTreeSet<TieId>,
-    // Whether it is blocked by a request, and when it last was.
+    // What follows is of connections only. Whether it is blocked by a request, and when it last was.
     waits: bool,
     waited: SteadyMs,
     // How many heartbeats it has sent.
@@ -229,7 +249,7 @@ struct Connection {
     lost: LossLog,
 }
 
-impl Connection {
+impl Bundle {
     /// Enters when a hold is renewed next.
     fn enter(&mut self, renewals: &mut Renewals, id: TieId, next: Renewal) {
         match next {
@@ -246,6 +266,14 @@ impl Connection {
             tie.end = end;
             self.holds.insert(tie.ranked(id));
         }
+    }
+
+    /// Enters until when replicas have confirmed a hold, in place of what was known.
+    fn confirm(&mut self, tie: &mut Tie, id: TieId, end: Option<WallMs>) {
+        if let Some(before) = std::mem::replace(&mut tie.confirmed, end) {
+            self.confirmed.remove(&(before, id));
+        }
+        self.confirmed.extend(end.map(|end| (end, id)));
     }
 
     /// Removes when a hold is renewed next.
@@ -316,7 +344,7 @@ pub struct Ties {
     by_id: BTreeMap<TieId, Box<Tie>>,
     // The ties of tokens that others had when these were made.
     twins: BTreeMap<HoldId, TieId>,
-    by_client: BTreeMap<ClientId, Connection>,
+    by_party: BTreeMap<Party, Bundle>,
     ephemeral: usize,
     autos: usize,
     /// When the server renews which hold.
@@ -393,7 +421,7 @@ impl Ties {
 
     /// Returns true if something is tied to this connection, or was.
     pub fn has_connection(&self, client: ClientId) -> bool {
-        self.by_client.contains_key(&client)
+        self.by_party.contains_key(&Party::Connection(client))
     }
 
     /// Sets the connection whose command runs from now on; none between commands.
@@ -406,10 +434,11 @@ impl Ties {
         self.ephemeral += usize::from(tie.ephemeral);
         self.autos += usize::from(tie.renews());
         let id = self.number(&tie, token);
-        let connection = self.by_client.entry(tie.client).or_default();
-        connection.holds.insert(tie.ranked(id));
+        let its = self.by_party.entry(tie.party).or_default();
+        its.holds.insert(tie.ranked(id));
+        its.confirmed.extend(tie.confirmed.map(|end| (end, id)));
         if let Some(auto) = tie.auto {
-            connection.enter(&mut self.renewals, id, auto.next);
+            its.enter(&mut self.renewals, id, auto.next);
         }
         if self.by_id.insert(id, tie).is_some() {
             broken!("a hold that is tied anew is tied by nothing");
@@ -440,8 +469,11 @@ impl Ties {
         }
         self.ephemeral -= usize::from(tie.ephemeral);
         self.autos -= usize::from(tie.renews());
-        if let Some(its) = self.by_client.get_mut(&tie.client) {
+        if let Some(its) = self.by_party.get_mut(&tie.party) {
             its.holds.remove(&tie.ranked(id));
+            if let Some(end) = tie.confirmed {
+                its.confirmed.remove(&(end, id));
+            }
             if let Some(auto) = tie.auto {
                 its.take_out(&mut self.renewals, id, auto.next);
             }
@@ -456,8 +488,8 @@ impl Ties {
 
     /// Records the loss of a tie that was removed, unless its connection's own command has done it.
     pub fn lose(&mut self, token: Token, lost: &Tie, why: Loss) {
-        let by_itself =
-            matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.current_client;
+        let by_itself = matches!(why, Loss::Taken | Loss::Released | Loss::Forced)
+            && lost.party == Party::Connection(self.current_client);
         if !by_itself {
             self.revoke(token, lost, why);
         }
@@ -466,8 +498,12 @@ impl Ties {
     /// Adds a hold to the losses of the connection that it was tied to.
     pub fn revoke(&mut self, token: Token, lost: &Tie, why: Loss) {
         let name = lost.name().to_owned();
-        let connection = self.by_client.entry(lost.client).or_default();
-        connection.lost.add(LostHold { name, token, why });
+        let why = match why {
+            Loss::Released => Loss::Taken,
+            why => why,
+        };
+        let bundle = self.by_party.entry(lost.party).or_default();
+        bundle.lost.add(LostHold { name, token, why });
     }
 
     /// Moves a hold that is to be renewed again to its new number.
@@ -486,15 +522,17 @@ impl Ties {
     /// Unties everything after a demotion. `DLOCK.KEEP` reports the losses once the server is a primary again.
     pub fn lose_all(&mut self, now: WallMs) {
         for (id, tie) in std::mem::take(&mut self.by_id) {
-            self.lose(id.token, &tie, tie.loss(Loss::Demoted, now));
+            if let Party::Connection(_) = tie.party {
+                self.lose(id.token, &tie, tie.loss(Loss::Demoted, now));
+            }
         }
         self.twins.clear();
-        self.by_client.retain(|_, connection| {
-            *connection = Connection {
-                lost: std::mem::take(&mut connection.lost),
-                ..Connection::default()
+        self.by_party.retain(|_, bundle| {
+            *bundle = Bundle {
+                lost: std::mem::take(&mut bundle.lost),
+                ..Bundle::default()
             };
-            !connection.lost.is_empty()
+            !bundle.lost.is_empty()
         });
         self.renewals.clear();
         self.due.clear();
@@ -523,15 +561,15 @@ impl Ties {
         let Some(tie) = self.by_id.get_mut(&id) else {
             return broken!("a hold that is renewed is tied");
         };
-        let Some(connection) = self.by_client.get_mut(&tie.client) else {
-            return broken!("a hold is tied to a connection that is known");
+        let Some(its) = self.by_party.get_mut(&tie.party) else {
+            return broken!("a hold is tied to a party that is known");
         };
         self.autos -= usize::from(tie.renews());
-        connection.set_end(tie, id, end);
+        its.set_end(tie, id, end);
         if let Some(auto) = &mut tie.auto {
             let before = std::mem::replace(&mut auto.next, next);
-            connection.take_out(&mut self.renewals, id, before);
-            connection.enter(&mut self.renewals, id, next);
+            its.take_out(&mut self.renewals, id, before);
+            its.enter(&mut self.renewals, id, next);
         }
         self.autos += usize::from(tie.renews());
     }
@@ -548,36 +586,32 @@ impl Ties {
         if let Some(auto) = &mut tie.auto {
             auto.lease = auto.lease.max(lease);
         }
-        if let Some(connection) = self.by_client.get_mut(&tie.client) {
-            connection.set_end(tie, id, end);
+        if let Some(its) = self.by_party.get_mut(&tie.party) {
+            its.set_end(tie, id, end);
         }
     }
 
     /// Returns how many heartbeats a connection has sent.
     pub fn heartbeats(&self, client: ClientId) -> u64 {
-        let connection = self.by_client.get(&client);
-        connection.map_or(0, |connection| connection.heartbeats)
+        let its = self.by_party.get(&Party::Connection(client));
+        its.map_or(0, |its| its.heartbeats)
     }
 
     /// Returns true if a hold's bounds have passed: that of the command that tied it, and those of the heartbeats since. Their time
     /// stands still while the connection waits, and begins anew when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
-        let Some((auto, connection)) = tie.auto.zip(self.by_client.get(&tie.client)) else {
+        let Some((auto, its)) = tie.auto.zip(self.by_party.get(&tie.party)) else {
             return false;
         };
-        let over = |bound: Bound| bound.end(connection.waited) <= now;
-        let kept = connection
-            .bounds
-            .get(connection.first_since(auto.heartbeats));
-        !connection.waits
-            && auto.bound.is_some_and(over)
-            && kept.is_none_or(|(_, bound)| over(*bound))
+        let over = |bound: Bound| bound.end(its.waited) <= now;
+        let kept = its.bounds.get(its.first_since(auto.heartbeats));
+        !its.waits && auto.bound.is_some_and(over) && kept.is_none_or(|(_, bound)| over(*bound))
     }
 
     /// Takes a heartbeat of a connection: its holds are renewed for `ms` from now, or as long as before, whichever is later. The
     /// caller has removed the ties that have ended.
     pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
-        let Some(its) = self.by_client.get_mut(&client) else {
+        let Some(its) = self.by_party.get_mut(&Party::Connection(client)) else {
             return;
         };
         if !its.paused.is_empty() {
@@ -594,17 +628,17 @@ impl Ties {
         }
     }
 
-    /// Returns the earliest end of a lease that the server renews for a connection, or has renewed; none if it renews none.
-    pub fn first_end(&self, client: ClientId) -> Option<WallMs> {
-        let first = self.by_client.get(&client)?.holds.first();
+    /// Returns the earliest end of a lease that the server renews for a party, or has renewed; none if it renews none.
+    pub fn first_end(&self, party: Party) -> Option<WallMs> {
+        let first = self.by_party.get(&party)?.holds.first();
         let first = first.filter(|first| !first.ephemeral_only);
         first.map(|first| first.end)
     }
 
     /// Returns the reply to a heartbeat, and drops the losses that it reports.
     pub fn keep_reply(&mut self, client: ClientId) -> KeepReply {
-        let first_end = self.first_end(client);
-        let its = self.by_client.get_mut(&client);
+        let first_end = self.first_end(Party::Connection(client));
+        let its = self.by_party.get_mut(&Party::Connection(client));
         let its = its.map(|its| (its.holds.len(), its.lost.take()));
         let (ties, lost) = its.unwrap_or((0, Some(Vec::new())));
         KeepReply {
@@ -638,9 +672,9 @@ impl Ties {
         self.due.extend(refused);
     }
 
-    /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
-    pub fn ended(&self, client: ClientId, now: WallMs) -> Option<TieId> {
-        let holds = &self.by_client.get(&client)?.holds;
+    /// Returns a hold of this party whose lease has ended by that time, as far as is known here.
+    pub fn ended(&self, party: Party, now: WallMs) -> Option<TieId> {
+        let holds = &self.by_party.get(&party)?.holds;
         let first = |ephemeral_only| holds.range(ByExpiry::first(ephemeral_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
         let ended = firsts.find(|hold| hold.end <= now);
@@ -649,15 +683,73 @@ impl Ties {
 
     /// Notes that a connection begins to wait for a request, or no longer waits.
     pub fn waits(&mut self, client: ClientId, waits: bool, now: SteadyMs) {
-        if let Some(connection) = self.by_client.get_mut(&client) {
+        if let Some(connection) = self.by_party.get_mut(&Party::Connection(client)) {
             connection.waits = waits;
             connection.waited = now;
         }
     }
 
-    /// Returns the hold of a connection that comes after this one, or its first.
-    pub fn next_of(&self, client: ClientId, after: Option<TieId>) -> Option<TieId> {
-        let holds = &self.by_client.get(&client)?.holds;
+    /// Returns how many holds are tied to a party.
+    pub fn count(&self, party: Party) -> usize {
+        self.by_party
+            .get(&party)
+            .map_or(0, |bundle| bundle.holds.len())
+    }
+
+    /// Returns the earliest end of a lease of this party that replicas have confirmed.
+    pub fn first_confirmed(&self, party: Party) -> Option<WallMs> {
+        let first = self.by_party.get(&party)?.confirmed.first();
+        first.map(|(end, _)| *end)
+    }
+
+    /// Sets until when replicas have confirmed a hold; none while its grant waits for that.
+    pub fn set_confirmed(&mut self, id: TieId, end: Option<WallMs>) {
+        let Some(tie) = self.by_id.get_mut(&id) else {
+            return;
+        };
+        if let Some(its) = self.by_party.get_mut(&tie.party) {
+            its.confirm(tie, id, end);
+        }
+    }
+
+    /// Counts on confirmations from now on: of no hold of a session is any known.
+    pub fn begin_to_confirm(&mut self) {
+        for (id, tie) in &mut self.by_id {
+            if let Party::Session(_) = tie.party {
+                if let Some(its) = self.by_party.get_mut(&tie.party) {
+                    its.confirm(tie, *id, Some(WallMs(0)));
+                }
+            }
+        }
+    }
+
+    /// Resumes the renewals of a session that is alive again.
+    pub fn resume(&mut self, party: Party) {
+        if let Some(its) = self.by_party.get_mut(&party) {
+            if !its.paused.is_empty() {
+                self.resumed.push(std::mem::take(&mut its.paused));
+            }
+        }
+    }
+
+    /// Notes that the row by which a session learns of this hold has been seen, or has gone.
+    pub fn forget_row(&mut self, id: TieId) {
+        if let Some(tie) = self.by_id.get_mut(&id) {
+            tie.row = 0;
+        }
+    }
+
+    /// Sets the row by which a session learns of this hold.
+    pub fn set_row(&mut self, id: TieId, row: u64) {
+        if let Some(tie) = self.by_id.get_mut(&id) {
+            tie.row = row;
+            tie.untold = false;
+        }
+    }
+
+    /// Returns the hold of a party that comes after this one, or its first.
+    pub fn next_of(&self, party: Party, after: Option<TieId>) -> Option<TieId> {
+        let holds = &self.by_party.get(&party)?.holds;
         let after = after.and_then(|id| Some(self.get(id)?.ranked(id)));
         let next = match after {
             None => holds.first(),
@@ -666,9 +758,9 @@ impl Ties {
         next.map(|hold| hold.id)
     }
 
-    /// Forgets a connection that has ended, and has no ties left.
-    pub fn forget(&mut self, client: ClientId) {
-        self.by_client.remove(&client);
+    /// Forgets a party that has ended, and has no ties left.
+    pub fn forget(&mut self, party: Party) {
+        self.by_party.remove(&party);
     }
 
     /// Returns the holds of the locks that this is true of.

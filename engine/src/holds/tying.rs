@@ -1,15 +1,17 @@
-//! Tying holds to connections, and untying them: by commands, by the end of a hold, by the return of an undelivered grant.
+//! Tying holds to parties, and untying them: by commands, by the end of a hold, by the return of an undelivered grant.
 
 use super::identity::{HoldId, HoldKey};
 use super::ties::{Auto, Bound, Loss, Renewal, Tie, TieId, Ties};
 use super::HoldTable;
 use crate::lock::End;
-use crate::types::{ClientId, HoldRef, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
+use crate::types::{
+    ClientId, HoldRef, Millis, NameRef, Now, Party, SessionNo, SteadyMs, Terms, Token, WallMs,
+};
 
 /// The shortest lease that the server renews by itself.
 pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
 
-/// How a command ties a hold to its connection.
+/// How a command ties a hold.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TieRequest {
     /// The connection.
@@ -18,12 +20,28 @@ pub struct TieRequest {
     pub ephemeral: bool,
     /// Whether the server renews the hold, and for how long (0: without bound).
     pub auto: Option<Millis>,
+    /// The session that the hold belongs to, instead of the connection.
+    pub session: Option<SessionNo>,
 }
 
 impl TieRequest {
+    /// Returns true if it ties.
+    pub fn ties(&self) -> bool {
+        self.ephemeral || self.auto.is_some() || self.session.is_some()
+    }
+
+    /// Returns whom the hold is tied to.
+    fn party(&self) -> Party {
+        match self.session {
+            Some(session) => Party::Session(session),
+            None => Party::Connection(self.client),
+        }
+    }
+
     /// Returns how the server renews the hold of this token with this lease, if it does.
     fn renewals(&self, ties: &Ties, token: Token, lease: Millis, now: Now) -> Option<Auto> {
-        self.auto.map(|ms| Auto {
+        let auto = self.session.map_or(self.auto, |_| Some(0));
+        auto.map(|ms| Auto {
             lease,
             bound: (ms > 0).then(|| Bound {
                 since: now.steady(),
@@ -36,7 +54,7 @@ impl TieRequest {
 }
 
 impl HoldTable {
-    /// Ties a granted hold to the connection that asks. A tie to that connection keeps what it has; a tie to another ends.
+    /// Ties a granted hold to the party that asks. A tie to that party keeps what it has; a tie to another ends.
     // Not cold, as what follows is: a grant that ties runs through it. Not within the plain grant either, which it would lengthen.
     #[inline(never)]
     pub fn tie_granted(
@@ -51,21 +69,61 @@ impl HoldTable {
             client: terms.client,
             ephemeral: terms.ephemeral,
             auto: terms.auto.map(|ms| Millis::from(ms.get())),
+            session: terms.session,
         };
-        let before = self.ties.untie_hold(whose, token);
+        if how.session.is_some() {
+            return self.tie_to_session(whose, token, end, terms.lease, &how, now);
+        }
+        let before = self.untie_at(whose, token, end);
         let (ephemeral, mut auto) = match &before {
-            Some(tie) if tie.client == how.client => (tie.ephemeral, tie.auto),
+            Some(tie) if tie.party == how.party() => (tie.ephemeral, tie.auto),
             _ => (false, None),
         };
         if how.auto.is_some() {
             auto = how.renewals(&self.ties, token, terms.lease, now);
         }
         let tie = Box::new(Tie {
-            client: how.client,
+            party: how.party(),
             whose: HoldKey::new(whose),
             ephemeral: ephemeral || how.ephemeral,
             auto,
             end,
+            row: 0,
+            untold: false,
+            confirmed: None,
+        });
+        self.replace_tie(token, before, Some(tie));
+    }
+
+    /// Ties a hold to a session. Its renewals become no shorter.
+    fn tie_to_session(
+        &mut self,
+        whose: HoldRef,
+        token: Token,
+        end: WallMs,
+        lease: Millis,
+        how: &TieRequest,
+        now: Now,
+    ) {
+        let holds = how.session.and_then(|no| self.sessions.get(no));
+        let party = holds.map_or(how.party(), |session| Party::Session(session.holds));
+        let before = self.untie_at(whose, token, end);
+        let longest = before.as_ref().and_then(|tie| tie.auto);
+        let lease = lease.max(longest.map_or(SHORTEST_AUTO_LEASE_MS, |auto| auto.lease));
+        let stays = before.as_ref().filter(|tie| tie.party == party);
+        let row = stays.map_or(0, |tie| tie.row);
+        let tie = Box::new(Tie {
+            party,
+            whose: HoldKey::new(whose),
+            ephemeral: false,
+            auto: how.renewals(&self.ties, token, lease, now),
+            end,
+            row,
+            untold: stays.is_none_or(|tie| tie.untold) && self.sessions.confirms,
+            confirmed: match stays {
+                Some(tie) => tie.confirmed,
+                None => self.sessions.confirms.then_some(WallMs(0)),
+            },
         });
         self.replace_tie(token, before, Some(tie));
     }
@@ -81,38 +139,120 @@ impl HoldTable {
         how: &TieRequest,
         now: Now,
     ) {
-        let asked = how.ephemeral || how.auto.is_some();
-        let before = self.ties.untie_hold(whose, token);
+        if how.session.is_some() {
+            return self.tie_to_session(whose, token, end, lease, how, now);
+        }
+        let asked = how.ties();
+        let before = self.untie_at(whose, token, end);
         if !asked && before.is_none() {
             return;
         }
         let stays = before
             .as_ref()
-            .filter(|tie| tie.ephemeral && (!asked || tie.client == how.client));
+            .filter(|tie| tie.ephemeral && (!asked || tie.party == how.party()));
         let ephemeral = how.ephemeral || stays.is_some();
         let tie = (ephemeral || how.auto.is_some()).then(|| {
             Box::new(Tie {
-                client: stays.map_or(how.client, |tie| tie.client),
+                party: stays.map_or(how.party(), |tie| tie.party),
                 whose: HoldKey::new(whose),
                 ephemeral,
                 auto: how.renewals(&self.ties, token, lease, now),
                 end,
+                row: 0,
+                untold: false,
+                confirmed: None,
             })
         });
         self.replace_tie(token, before, tie);
     }
 
-    /// Replaces a tie that was removed. `DLOCK.KEEP` reports the loss to another connection that had it.
+    /// Unties a hold whose lease ends at `end` now.
+    fn untie_at(&mut self, whose: HoldRef, token: Token, end: WallMs) -> Option<Box<Tie>> {
+        let mut tie = self.ties.untie_hold(whose, token)?;
+        tie.end = end;
+        tie.confirmed = tie.confirmed.map(|confirmed| confirmed.min(end));
+        Some(tie)
+    }
+
+    /// Replaces a tie that was removed. Another party that had it learns of the loss.
     fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
+        let mut stays = false;
         if let Some(before) = before {
             match &tie {
-                Some(tie) if tie.client == before.client => {}
-                Some(_) => self.ties.revoke(token, &before, Loss::Taken),
-                None => self.ties.lose(token, &before, Loss::Taken),
+                Some(tie) if tie.party == before.party => stays = true,
+                Some(_) => self.revoke(token, &before, Loss::Taken),
+                None => self.note_loss(token, &before, Loss::Taken),
             }
         }
-        if let Some(tie) = tie {
-            self.ties.tie(token, tie);
+        let Some(tie) = tie else {
+            return;
+        };
+        let (party, row) = (tie.party, tie.row);
+        let id = self.ties.tie(token, tie);
+        if !stays {
+            self.sessions.came(party, id, &mut self.ties);
+        } else if row > 0 {
+            self.sessions.renumber(party, row, id);
+        }
+    }
+
+    /// Tells the party that a tie which was removed belonged to, unless it knows.
+    fn note_loss(&mut self, token: Token, tie: &Tie, why: Loss) {
+        match tie.party {
+            Party::Connection(_) => self.ties.lose(token, tie, why),
+            Party::Session(_) => self.sessions.lost(token, tie, why),
+        }
+    }
+
+    /// Tells the party that a tie which was removed belonged to, and which another has taken.
+    fn revoke(&mut self, token: Token, tie: &Tie, why: Loss) {
+        match tie.party {
+            Party::Connection(_) => self.ties.revoke(token, tie, why),
+            Party::Session(_) => self.sessions.lost(token, tie, why),
+        }
+    }
+
+    /// Notes that replicas have confirmed a hold until `end`, and tells its session of it, if it has not been told; `anew`: even if it
+    /// has.
+    pub(crate) fn tell_confirmed(&mut self, whose: HoldRef, token: Token, end: WallMs, anew: bool) {
+        self.confirm_end(whose, token, end);
+        let Some(id) = self.ties.find_hold(whose, token) else {
+            return;
+        };
+        let Some(tie) = self.ties.get(id) else {
+            return;
+        };
+        if anew || tie.untold {
+            self.sessions.forget_hold(tie);
+            self.sessions
+                .confirmed(tie.party, id, !anew, &mut self.ties);
+        }
+    }
+
+    /// Notes that replicas have confirmed a hold until `end`.
+    pub(crate) fn confirm_end(&mut self, whose: HoldRef, token: Token, end: WallMs) {
+        let id = self.ties.find_hold(whose, token);
+        let tie = id.and_then(|id| self.ties.get(id));
+        let of_session = |tie: &&Tie| matches!(tie.party, Party::Session(_));
+        if let Some((id, tie)) = id.zip(tie.filter(of_session)) {
+            let end = tie.confirmed.map_or(end, |before| before.max(end));
+            self.ties.set_confirmed(id, Some(end));
+        }
+    }
+
+    /// Returns the session that a hold is in.
+    pub(crate) fn session_of(&self, whose: HoldRef, token: Token) -> Option<SessionNo> {
+        if self.sessions.is_empty() {
+            return None;
+        }
+        let tie = self.ties.of_hold(whose, token)?;
+        self.sessions.of_party(tie.party)
+    }
+
+    /// Unties a hold without a word to anybody.
+    pub fn untie_silently(&mut self, id: TieId) {
+        if let Some(tie) = self.ties.untie(id) {
+            self.sessions.forget_hold(&tie);
         }
     }
 
@@ -130,8 +270,9 @@ impl HoldTable {
         let Some(tie) = self.ties.untie(id) else {
             return;
         };
-        if self.is_unconfirmed(tie.whose(), id.token) != Some(true) {
-            self.ties.lose(id.token, &tie, why);
+        match self.is_unconfirmed(tie.whose(), id.token) {
+            Some(true) => self.sessions.forget_hold(&tie),
+            _ => self.note_loss(id.token, &tie, why),
         }
     }
 
@@ -143,6 +284,7 @@ impl HoldTable {
             }
         }
         self.ties.lose_all(now);
+        self.sessions.clear();
     }
 
     /// Returns whether a hold is new that replicas have not confirmed; none if nothing about it is unconfirmed.
@@ -153,14 +295,19 @@ impl HoldTable {
         self.unconfirmed.get(&HoldId::new(whose, token)).copied()
     }
 
-    /// Records the loss of a hold for another connection than this one, under the token that it knows.
-    pub fn lose_to(&mut self, whose: HoldRef, token: Token, client: ClientId) {
+    /// Records the loss of a hold that is upgraded, under the token that its party knows, unless that party keeps it: the connection
+    /// that asks, if it ties, or any connection, if it does not.
+    pub fn lose_upgraded(&mut self, whose: HoldRef, token: Token, terms: &Terms) {
         let Some(id) = self.ties.find_hold(whose, token) else {
             return;
         };
-        let other = self.ties.get(id).is_some_and(|tie| tie.client != client);
+        let keeps = |tie: &Tie| match tie.party {
+            Party::Connection(_) => !terms.ties() || tie.party == terms.party(),
+            Party::Session(_) => false,
+        };
+        let other = self.ties.get(id).is_some_and(|tie| !keeps(tie));
         if let Some(tie) = other.then(|| self.ties.untie(id)).flatten() {
-            self.ties.revoke(token, &tie, Loss::Taken);
+            self.revoke(token, &tie, Loss::Taken);
         }
     }
 
@@ -171,12 +318,12 @@ impl HoldTable {
             return;
         };
         let why = match end {
-            End::Released => Loss::Taken,
+            End::Released => Loss::Released,
             End::Expired => Loss::Expired,
             End::Forced => Loss::Forced,
             End::Removed => Loss::Removed,
             // Its connection has ended: there is nobody to report a loss to.
-            End::Closed => return drop(self.ties.untie(id)),
+            End::Closed => return self.untie_silently(id),
         };
         // The reason that the unlock message gives.
         self.lose_as(id, why);

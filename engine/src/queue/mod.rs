@@ -7,10 +7,10 @@ mod queues;
 mod requests;
 mod wait_queue;
 
-pub(crate) use deadlines::Deadlines;
+pub(crate) use deadlines::{Deadlines, DueKey};
 pub(crate) use place::Place;
 pub(crate) use queues::WaitQueues;
-pub(crate) use requests::{Part, Request, Requests, WaitsAt};
+pub(crate) use requests::{actor, Part, Request, Requests, WaitsAt};
 pub(crate) use wait_queue::{Departed, WaitQueue};
 
 use std::num::NonZeroU64;

@@ -4,7 +4,7 @@ use super::deadlines::DueKey;
 use super::LockId;
 use crate::collections::{shrink_if_empty, ByNumber};
 use crate::invariants::broken;
-use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
+use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SessionNo, SteadyMs, Terms};
 use std::collections::hash_map::{Entry as Slot, RandomState};
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub(crate) struct Request {
     /// The owner that asks.
     pub owner: Rc<[u8]>,
-    /// The owner's hash, by which the indexes find it.
+    /// The hash of the actor that asks, by which the search for circles finds it.
     pub hash: OwnerHash,
     /// The terms of the request.
     pub terms: Terms,
@@ -67,6 +67,16 @@ impl Request {
         }
     }
 
+    /// Returns true if it blocks its connection: it waits neither by a channel nor in a session.
+    pub(crate) fn blocks(&self) -> bool {
+        self.channel.is_none() && self.terms.session.is_none()
+    }
+
+    /// Returns true if it is an actor's of a session.
+    fn is_actor(&self) -> bool {
+        self.terms.session.is_some() && actor(&self.owner).is_some()
+    }
+
     /// Returns true if it is for many locks.
     pub(crate) fn is_many(&self) -> bool {
         matches!(self.at, WaitsAt::Many(_))
@@ -78,6 +88,12 @@ impl Request {
 struct Notified {
     channel: Rc<[u8]>,
     ids: BTreeSet<RequestId>,
+}
+
+/// Returns the actor that an owner's name in a session begins with.
+pub(crate) fn actor(owner: &[u8]) -> Option<&[u8]> {
+    let end = owner.iter().rposition(|byte| *byte == b'#')?;
+    owner.get(..end)
 }
 
 /// All waiting requests.
@@ -92,6 +108,9 @@ pub(crate) struct Requests {
     // Those that wait by a channel, by connection.
     notified: ByNumber<ClientId, Notified>,
     notifies: usize,
+    // How many block no connection, and how many are an actor's of a session.
+    apart: usize,
+    actors: usize,
     last: u64,
 }
 
@@ -105,7 +124,12 @@ impl Requests {
 
     /// Returns how many requests wait by a blocked connection.
     pub(crate) fn blocked(&self) -> usize {
-        self.by_id.len() - self.notifies
+        self.by_id.len() - self.apart
+    }
+
+    /// Returns how many requests wait by no blocked connection: by a channel, or in a session.
+    pub(crate) fn apart(&self) -> usize {
+        self.apart
     }
 
     /// Returns how many requests wait by a channel.
@@ -118,9 +142,27 @@ impl Requests {
         self.by_id.get(&id).map(|request| &**request)
     }
 
+    /// Returns a request.
+    pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+        self.by_id.get_mut(&id).map(|request| &mut **request)
+    }
+
     /// Hashes an owner for the indexes.
     pub(crate) fn hash(&self, owner: &[u8]) -> OwnerHash {
         OwnerHash(self.hash.hash_one(owner))
+    }
+
+    /// Hashes an actor of a session, or else an owner: what stands before the last `#` of an owner's name is the actor.
+    pub(crate) fn actor_hash(&self, owner: &[u8], session: Option<SessionNo>) -> OwnerHash {
+        match session.zip(actor(owner)) {
+            Some(actor) => OwnerHash(self.hash.hash_one(actor)),
+            None => self.hash(owner),
+        }
+    }
+
+    /// Returns true if an actor of a session waits for anything.
+    pub(crate) fn actors_wait(&self) -> bool {
+        self.actors > 0
     }
 
     /// Returns an owner's waiting requests, in order.
@@ -167,6 +209,8 @@ impl Requests {
     pub(crate) fn add(&mut self, id: RequestId, request: Box<Request>) {
         self.owners += usize::from(!self.waits(request.hash));
         self.by_owner.insert((request.hash, id));
+        self.apart += usize::from(!request.blocks());
+        self.actors += usize::from(request.is_actor());
         if let Some(channel) = &request.channel {
             let notified = self.notified.entry(request.terms.client);
             let notified = notified.or_insert_with(|| Notified {
@@ -187,6 +231,8 @@ impl Requests {
         shrink_if_empty(&mut self.by_id);
         self.by_owner.remove(&(request.hash, id));
         self.owners -= usize::from(!self.waits(request.hash));
+        self.apart -= usize::from(!request.blocks());
+        self.actors -= usize::from(request.is_actor());
         if request.channel.is_some() {
             self.notifies -= 1;
             if let Slot::Occupied(mut notified) = self.notified.entry(request.terms.client) {

@@ -4,7 +4,7 @@
 use super::grantable::{Grantable, RequestKind};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
-use crate::outbox::{Outcome, Output, Pending};
+use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Part, Place, Request};
 use crate::refusal::Refusal;
 use crate::state::{Engine, FollowUp};
@@ -30,7 +30,7 @@ impl Engine {
     pub(super) fn serve(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
         for _ in 0..GRANTS_A_STEP {
             while self.drop_left_head(entry, now, lock) {}
-            if !self.disconnected.is_empty() && self.drop_disconnected_head(entry, now, lock) {
+            if !self.ended.is_empty() && self.drop_ended_head(entry, now, lock) {
                 continue;
             }
             match self.serve_head(entry, now, lock) {
@@ -53,15 +53,10 @@ impl Engine {
         true
     }
 
-    /// Drops a head whose client has disconnected. Returns true if there was one.
-    fn drop_disconnected_head(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        lock: LockId,
-    ) -> bool {
+    /// Drops a head whose party has ended. Returns true if there was one.
+    fn drop_ended_head(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
         let head = self.queues.at(lock).head().map(|(_, place)| place);
-        let ended = head.filter(|place| self.is_disconnected(place));
+        let ended = head.filter(|place| self.has_ended(place));
         let Some(id) = ended.and_then(Place::request) else {
             return false;
         };
@@ -70,9 +65,12 @@ impl Engine {
         true
     }
 
-    fn is_disconnected(&self, place: &Place) -> bool {
+    fn has_ended(&self, place: &Place) -> bool {
         let request = place.request().and_then(|id| self.requests.get(id));
-        request.is_some_and(|request| self.disconnected.contains_key(&request.terms.client))
+        request.is_some_and(|request| match request.terms.session {
+            Some(no) => self.holds.sessions.is_closed(no),
+            None => self.ended.contains_key(&request.terms.party()),
+        })
     }
 
     /// Serves the head of a queue.
@@ -87,8 +85,17 @@ impl Engine {
             return Served::Moved;
         }
         let kind = RequestKind::to(number);
-        match self.grantable(entry, queue, now, &head.owner, head.share, kind) {
+        let grantable = self.grantable(entry, queue, now, &head.owner, head.share, kind);
+        let waiting = head.request().and_then(|id| self.requests.get(id));
+        let kept_back = waiting.is_some_and(|request| !self.may_be_granted(request));
+        match grantable {
             _ if head.is_absent() => return Served::Waits,
+            Grantable::Now | Grantable::Withheld if kept_back => {
+                if let Some(id) = head.request() {
+                    self.withhold(id);
+                }
+                return Served::Waits;
+            }
             Grantable::Now => {}
             Grantable::Closed => return Served::Later,
             Grantable::Withheld => {
@@ -98,7 +105,6 @@ impl Engine {
             Grantable::Blocked | Grantable::Full => return Served::Waits,
         }
         let request = head.request();
-        let waiting = request.and_then(|id| self.requests.get(id));
         if waiting.is_some_and(Request::is_many) {
             // Granted together with its other locks, or not at all.
             self.next.extend(request.map(FollowUp::Many));
@@ -136,8 +142,6 @@ impl Engine {
             Err(error) => (Outcome::Refused(error), None),
         };
         let pending = Pending::new(promise.into_iter().collect(), until);
-        let (channel, owner) = (request.channel, request.owner);
-        let output = Output::new(id, channel, owner, &name, outcome, pending);
-        self.outbox.push(output);
+        self.put_out(id, &request, &name, outcome, pending);
     }
 }

@@ -127,7 +127,7 @@ impl Engine {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
                 self.forget(lock);
             } else {
-                if !empty && self.requests.notifies() > 0 && keys.moved(name) {
+                if !empty && self.requests.apart() > 0 && keys.moved(name) {
                     self.move_away(lock, now);
                 }
                 refused.push(lock);
@@ -145,10 +145,7 @@ impl Engine {
     pub fn is_behind(&self, name: Option<NameRef>, now: impl FnOnce() -> Now) -> bool {
         let queue = name.map(|name| self.queues.at(self.queues.id(name)));
         let marked = queue.is_some_and(|queue| queue.is_behind(|| now().wall()));
-        marked
-            || !self.left.is_empty()
-            || !self.undelivered.is_empty()
-            || !self.disconnected.is_empty()
+        marked || !self.left.is_empty() || !self.undelivered.is_empty() || !self.ended.is_empty()
     }
 
     /// Settles what a read-only command would otherwise miss (see [`Engine::is_behind`]). To be called only when this server would
@@ -185,7 +182,7 @@ impl Engine {
             match next {
                 FollowUp::Lock(lock) => self.settle(keys, now, lock),
                 FollowUp::Many(id) if granted < GRANTED_A_STEP => {
-                    granted += self.serve_many(keys, now, id);
+                    granted += self.serve_many(keys, now, id, false);
                 }
                 FollowUp::Many(id) => self.leave_to_next_step(id),
             }
@@ -234,7 +231,7 @@ impl Engine {
         name: NameRef,
         lock: LockId,
     ) -> &'k mut Entry<K::Value> {
-        let at_rest = self.disconnected.is_empty()
+        let at_rest = self.ended.is_empty()
             && !self.held_back
             && self.is_settled(keys.entry(name), now, lock);
         if !at_rest {

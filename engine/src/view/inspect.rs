@@ -5,7 +5,8 @@ use crate::queue::{Place, WaitQueue};
 use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{
-    ClientId, HoldRef, Limit, Millis, NameRef, Now, Permits, RequestId, Share, Token, WallMs,
+    ClientId, HoldRef, Limit, Millis, NameRef, Now, Party, Permits, RequestId, SessionNo, Share,
+    Token, WallMs,
 };
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -63,8 +64,21 @@ pub struct HoldView {
     pub auto: bool,
     /// Whether as many replicas as necessary have confirmed it.
     pub acked: bool,
+    /// The session that it is in.
+    pub session: Option<SessionView>,
     /// The connection that it is tied to, else the one that last took or entered it.
     pub client: ClientId,
+}
+
+/// A session, as a view of its hold or wait shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionView {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Whether it is alive.
+    pub alive: bool,
+    /// Since how many milliseconds it is that, or not that.
+    pub since_ms: Millis,
 }
 
 /// One place in the queue.
@@ -80,6 +94,8 @@ pub struct PlaceView {
     pub waited_ms: Millis,
     /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
     pub left_ms: Option<Millis>,
+    /// The session that waits here.
+    pub session: Option<SessionView>,
     /// The connection that waits here.
     pub client: ClientId,
 }
@@ -115,19 +131,23 @@ impl Engine {
         self.queues.keys_from(db, from, most)
     }
 
-    /// Returns the row of a lock in the list; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a
-    /// lock with many holders or places.
+    /// Returns the row of a lock in the list; none if nobody holds it (or not this owner) and nobody waits, or if this session does
+    /// neither. Takes no longer for a lock with many holders or places, unless a session is asked for.
     pub fn row(
         &self,
         lock: Option<&Lock>,
         now: Now,
         name: NameRef,
         owner: Option<&[u8]>,
+        session: Option<&[u8]>,
     ) -> Option<Row> {
         let hold = match owner {
             Some(owner) => Some(self.held(lock, now, owner)?),
             None => self.longest(lock, now),
         };
+        if session.is_some_and(|session| !self.is_of_session(lock, name, session)) {
+            return None;
+        }
         let lock = lock.unwrap_or(&Lock::FREE);
         let queue = self.queue(name);
         let row = Row {
@@ -137,6 +157,23 @@ impl Engine {
             queued: queue.len().max(lock.queued()),
         };
         (row.holders > 0 || row.queued > 0).then_some(row)
+    }
+
+    /// Returns true if a session holds this lock or waits for it.
+    fn is_of_session(&self, lock: Option<&Lock>, name: NameRef, session: &[u8]) -> bool {
+        let Some(no) = self.holds.sessions.find(name.db, session) else {
+            return false;
+        };
+        let holds = |hold: Hold| {
+            let owner = hold.owner;
+            self.holds.session_of(HoldRef { name, owner }, hold.token) == Some(no)
+        };
+        let waits = |place: &Place| {
+            let request = place.request().and_then(|id| self.requests.get(id));
+            request.is_some_and(|request| request.terms.session == Some(no))
+        };
+        let mut places = self.queue(name).in_order();
+        lock.is_some_and(|lock| lock.holds().any(holds)) || places.any(|(_, place)| waits(place))
     }
 
     /// Returns the owner's hold, if its lease has not run out.
@@ -172,11 +209,24 @@ impl Engine {
         }
     }
 
-    /// Returns how many places are before a waiting request's at its lock; 0 for a waiting upgrade.
+    /// Returns how many places are before a waiting request's at its lock, the most of those of a request for many; 0 for a waiting
+    /// upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
-        let part = self.requests.get(id).and_then(|at| at.parts().first());
-        let rank = part.and_then(|part| self.queues.at(part.lock).rank(part.place));
-        rank.unwrap_or(0)
+        let parts = self.requests.get(id).map_or(&[][..], |at| at.parts());
+        let ranks = parts
+            .iter()
+            .filter_map(|part| self.queues.at(part.lock).rank(part.place));
+        ranks.max().unwrap_or(0)
+    }
+
+    /// Returns the view of a session.
+    pub(crate) fn view_session(&self, no: SessionNo, now: Now) -> Option<SessionView> {
+        let session = self.holds.sessions.get(no)?;
+        Some(SessionView {
+            name: session.name.to_vec(),
+            alive: session.alive,
+            since_ms: now.steady().since(session.since),
+        })
     }
 
     /// Returns the view of a lock with at most `most` holders and places; none if nobody holds it and nobody waits.
@@ -244,7 +294,14 @@ impl Engine {
             ephemeral: tie.is_some_and(|tie| tie.ephemeral),
             auto: tie.is_some_and(|tie| tie.renews()),
             acked: self.holds.is_unconfirmed(whose, token).is_none(),
-            client: tie.map_or(hold.client, |tie| tie.client),
+            session: self
+                .holds
+                .session_of(whose, token)
+                .and_then(|no| self.view_session(no, now)),
+            client: match tie.map(|tie| tie.party) {
+                Some(Party::Connection(client)) => client,
+                _ => hold.client,
+            },
         }
     }
 
@@ -267,6 +324,7 @@ impl Engine {
                 share: ticket.share,
                 waited_ms: now.us.saturating_sub(number.0) / 1000,
                 left_ms: None,
+                session: None,
                 client: ClientId::NONE,
             });
             let head = lock.tickets().next().map(|(_, ticket)| ticket.share.limit);
@@ -289,6 +347,7 @@ impl Engine {
             owner: place.owner.to_vec(),
             kind: match (request, window) {
                 (None, _) => PlaceKind::Absent,
+                (Some(request), _) if !self.may_be_granted(request) => PlaceKind::Absent,
                 (Some(_), Some(_)) => PlaceKind::Ticket,
                 (Some(request), None) if request.channel.is_some() => PlaceKind::Notify,
                 (Some(_), None) => PlaceKind::Waiter,
@@ -296,6 +355,9 @@ impl Engine {
             share: place.share,
             waited_ms: place.waited_us(now) / 1000,
             left_ms: until.map(|at| at.since(now.steady())),
+            session: request
+                .and_then(|request| request.terms.session)
+                .and_then(|no| self.view_session(no, now)),
             client: request.map_or(ClientId::NONE, |request| request.terms.client),
         }
     }

@@ -10,7 +10,9 @@ use crate::world::name;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::change::Change;
-use dlock_engine::{lock, ClientId, Limit, Lock, Now, Policy, Refusal, Token, WallMs, ONE};
+use dlock_engine::{
+    lock, ClientId, Limit, Lock, Now, Policy, Receiver, Refusal, Token, WallMs, ONE,
+};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -287,7 +289,7 @@ impl Run {
     /// Removes the waits that have their outcome.
     fn hear(&mut self, server: &mut Server) {
         for output in server.engine.take_outputs() {
-            if output.message.is_none() {
+            if matches!(output.to, Receiver::Connection) {
                 self.waits.remove(&output.id.0);
             }
         }

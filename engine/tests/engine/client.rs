@@ -68,6 +68,14 @@ impl Caller for Client {
         }
     }
 
+    fn user(&self) -> Vec<u8> {
+        b"default".to_vec()
+    }
+
+    fn may_write(&self) -> bool {
+        true
+    }
+
     fn unconfirmed(&self) -> usize {
         0
     }

@@ -304,6 +304,40 @@ fn waits_and_holds_are_timed() {
     }
 }
 
+/// A session that has 10,000 rows which nobody has seen begins anew. Its places stay, and what it held belongs to nothing.
+#[test]
+fn a_session_that_owes_too_much_begins_anew() {
+    let mut world = World::new(Policy::default());
+    let id = |world: &mut World| match send(world, 1, "SESSION k s 600000") {
+        Ok(Reply::Array(reply)) => reply[0].clone(),
+        other => panic!("{other:?}"),
+    };
+    let first = id(&mut world);
+    drop(send(&mut world, 1, "ACQUIRE held s/0 600000 IN s"));
+    drop(send(&mut world, 1, "ACQUIRE held s/w 600000 BLOCK 0 IN s"));
+    for at in 0..5_000 {
+        drop(send(
+            &mut world,
+            1,
+            &format!("ACQUIRE k s/{at}# 60000 IN s"),
+        ));
+        drop(send(&mut world, 1, "FORCERELEASE k"));
+    }
+    assert_eq!(id(&mut world), first);
+    drop(send(&mut world, 1, "ACQUIRE k s/x 60000 IN s"));
+    drop(send(&mut world, 1, "FORCERELEASE k"));
+    assert_ne!(id(&mut world), first);
+    let after = stats(&mut world, "STATS");
+    for (name, value) in [
+        ("sessions_begun_anew_total", 1),
+        ("session_rows", 0),
+        ("auto_renewed", 0),
+        ("places_queued", 1),
+    ] {
+        assert_eq!(after[name], value, "{name}: {after:?}");
+    }
+}
+
 #[test]
 fn confirmations_are_timed() {
     let mut world = World::new(Policy::default());
@@ -329,6 +363,10 @@ const OF_A_SERVER: &[(&str, &[&str])] = &[
     ("tests/servers/counts.txt", &["locks", "eviction_possible"]),
     ("tests/servers/lists.txt", &["connections_waiting"]),
     ("tests/servers/notify.txt", &["notify_waiting"]),
+    (
+        "tests/servers/sessions.txt",
+        &["sessions", "sessions_not_alive", "session_rows"],
+    ),
     (
         "tests/servers/auto.txt",
         &["auto_renewed", "ephemeral", "auto_renewals_total"],

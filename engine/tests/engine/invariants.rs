@@ -739,13 +739,15 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 }
 
 /// Parts of the debug form of an engine that keeps nothing.
-const EMPTY: [&str; 8] = [
-    "by_id: {}, twins: {}, by_client: {}, ephemeral: 0, autos: 0, renewals: {}, due: [], resumed: []",
+const EMPTY: [&str; 10] = [
+    "by_id: {}, twins: {}, by_party: {}, ephemeral: 0, autos: 0, renewals: {}, due: [], resumed: []",
+    "sessions: Sessions { by_no: {}",
     "timers: Deadlines { index: {}",
+    "windows: Deadlines { index: {}",
     "outbox: []",
     "by_id: {}, places: 0, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}, owners: 0",
     "notified: {}, notifies: 0",
-    "dirty: [], arrived: [], next: {}, garbage: [], left: [], undelivered: [], disconnected: {}, overdue: [], scan: Over",
+    "dirty: [], arrived: [], next: {}, garbage: [], left: [], undelivered: [], ended: {}, read: None, overdue: [], scan: Over",
 ];

@@ -68,6 +68,7 @@ fn right(arg: &Arg, size: u64) -> Words {
             vec![(least + size % (most - least + 1)).to_string().into_bytes()]
         }
         Kind::Flag(_) => vec![],
+        Kind::All(args) => args.iter().flat_map(|arg| right(arg, size)).collect(),
         Kind::OneOf(_) | Kind::With(_) => unreachable!("its parts are taken one by one"),
     };
     let token = arg.token.map(|token| token.as_bytes().to_vec());

@@ -3,7 +3,7 @@
 use dlock_commands::error::Error;
 use dlock_commands::table::{Arg, Kind, Spec, COMMANDS};
 use dlock_engine::Refusal;
-use dlock_engine::{NoAck, Permits, Policy, ONE};
+use dlock_engine::{Limit, NoAck, Permits, Policy, ONE};
 use std::collections::BTreeSet;
 
 #[test]
@@ -145,7 +145,8 @@ fn the_reference_has_every_error() {
             Error::Refused(Refusal::Full("dlock.max-holders")),
             Error::Refused(Refusal::Full("dlock.max-queue")),
             Error::Refused(Refusal::Full("dlock.max-places")),
-            Error::Refused(Refusal::Full("dlock.max-waiters"))
+            Error::Refused(Refusal::Full("dlock.max-waiters")),
+            Error::Refused(Refusal::Full("dlock.max-sessions"))
         ];
         Error::Refused(Refusal::Quarantine(_)) => [Error::Refused(Refusal::Quarantine(4711))];
         Error::Refused(Refusal::Draining) => [Error::Refused(Refusal::Draining)];
@@ -167,6 +168,11 @@ fn the_reference_has_every_error() {
             Error::Refused(Refusal::MorePermits(TWO)),
             Error::Refused(Refusal::NotUpgraded(TWO))
         ];
+        Error::Refused(Refusal::OtherShare) => [Error::Refused(Refusal::OtherShare)];
+        Error::Refused(Refusal::Stricter(_)) => [Error::Refused(Refusal::Stricter(Limit::SHARED))];
+        Error::Refused(Refusal::TokenNeeded) => [Error::Refused(Refusal::TokenNeeded)];
+        Error::Refused(Refusal::OtherUser) => [Error::Refused(Refusal::OtherUser)];
+        Error::Refused(Refusal::NotThatMany(_)) => [Error::Refused(Refusal::NotThatMany(4711))];
         Error::Busy => [Error::Busy];
         Error::Poisoned => [Error::Poisoned];
         Error::Unguarded(_) => [Error::Unguarded("…".into())];

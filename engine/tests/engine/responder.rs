@@ -100,7 +100,10 @@ fn outcome(outcome: &Outcome) -> String {
         Outcome::Replaced => Error::Replaced.to_string(),
         Outcome::Gone => "gone".into(),
         Outcome::Refused(error) => error.to_string(),
-        Outcome::Renewed(left) => left.to_string(),
+        Outcome::Renewed(left, None) => left.to_string(),
+        Outcome::Renewed(left, Some(id)) => format!("[{left}, {id}]"),
+        Outcome::Prolonged => "prolonged".into(),
+        Outcome::News(news) => format!("{news:?}"),
         Outcome::KeepPending { .. } => "waits".into(),
         Outcome::KeepReply(kept) => format!("{kept:?}"),
     }

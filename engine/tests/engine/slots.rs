@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::server::Server;
 use crate::world::{name, World};
 use dlock_commands::Reply;
-use dlock_engine::{ClientId, Loss, Policy, Promise, Token};
+use dlock_engine::{ClientId, Loss, Policy, Promise, Token, WallMs};
 use std::rc::Rc;
 
 /// Returns the promise of a hold.
@@ -13,6 +13,9 @@ pub fn promise(key: &str, owner: &str, token: Token) -> Promise {
         name: name(0, key),
         owner: Rc::from(owner.as_bytes()),
         token,
+        end: WallMs(0),
+        is_new: true,
+        session: None,
         ticket: None,
     }
 }
@@ -68,7 +71,8 @@ fn an_ephemeral_hold_leaves_with_its_slot() {
     }
     let shop = name(0, "shop");
     world.primary.keys.away.insert(shop.clone());
-    world.engine().on_disconnect(ClientId(1));
+    let now = world.now;
+    world.engine().on_disconnect(ClientId(1), now);
     world.perform();
     assert_eq!(world.engine().ephemeral(), 1, "the slot may yet stay");
     world.primary.keys.values.remove(&shop);

@@ -7,7 +7,7 @@ use crate::snapshot::{key, text, Holder, Picture};
 use crate::world::{name, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
-use dlock_engine::{Millis, Name, TieId, Token, WallMs};
+use dlock_engine::{Millis, Name, Party, TieId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tie in the engine.
@@ -36,7 +36,10 @@ pub fn ties(world: &World) -> BTreeMap<(Name, Token), Tied> {
     let mut last = TieId::default();
     while let Some((id, tie)) = ties.after(last) {
         let tied = Tied {
-            client: tie.client.0,
+            client: match tie.party {
+                Party::Connection(client) => client.0,
+                Party::Session(_) => continue,
+            },
             name: tie.name().to_owned(),
             owner: tie.owner().to_vec(),
             auto: tie.auto.is_some(),

@@ -15,7 +15,7 @@ use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Keyspace, Limit, Lock, Millis, Name, NameRef, Now,
-    Outcome, Permits, Policy, Promise, RequestId, SteadyMs, Token, WallMs, ONE,
+    Outcome, Permits, Policy, Promise, Receiver, RequestId, SteadyMs, Token, WallMs, ONE,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -522,9 +522,10 @@ impl World {
         }
         self.cut.remove(&client);
         if !self.is(Fault::EndUnnoticed) {
-            self.engine().on_disconnect(ClientId(client));
+            let now = self.now;
+            self.engine().on_disconnect(ClientId(client), now);
             // The replica may hold lost ties of this connection from before its demotion.
-            self.replica.engine.on_disconnect(ClientId(client));
+            self.replica.engine.on_disconnect(ClientId(client), now);
         }
         self.ended.insert(client);
         self.perform();
@@ -883,11 +884,13 @@ impl World {
     /// Delivers outcomes to connections and channels. Returns whether any connection received one.
     fn tell(&mut self) -> bool {
         let (mut wakes, mut messages) = (Vec::new(), Vec::new());
+        self.primary.engine.tell_sessions(self.now);
         for output in self.primary.engine.take_outputs() {
             let (id, outcome) = (output.id, output.outcome);
-            match output.message {
-                None => wakes.push((id, outcome, output.pending.promises)),
-                Some(_) => messages.push((id, outcome, Vec::new())),
+            match output.to {
+                Receiver::Connection => wakes.push((id, outcome, output.pending.promises)),
+                Receiver::Channel(_) => messages.push((id, outcome, Vec::new())),
+                Receiver::Session(_) | Receiver::Nobody => {}
             }
         }
         let answered = !wakes.is_empty();

@@ -37,23 +37,29 @@ struct Expected {
 const REFERRED: &str = "\
 DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
         [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer]
+        [IN session=string]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.ACQUIRE k alice 600000
 DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
         [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
+        [IN session=string]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.FAIRACQUIRE k alice 600000
 DLOCK.MACQUIRE numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [BLOCK block-ms=integer]
         [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer]
+        [IN session=string]
     -4; read and write; write denyoom movablekeys blocking; @write @blocking; DLOCK.MACQUIRE 1 k alice 600000
-DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [EPHEMERAL] [AUTO auto-ms=integer]
+DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [EPHEMERAL] [AUTO auto-ms=integer] [IN session=string]
     -4; read and write; write movablekeys; @write; DLOCK.MRENEW 1 k alice 600000
 DLOCK.MRELEASE numkeys=integer key=key [key=key ...] owner=string
     -4; read and write; write movablekeys; @write; DLOCK.MRELEASE 1 k nobody
-DLOCK.DOWNGRADE key=key owner=string SHARED | LIMIT limit=integer
+DLOCK.DOWNGRADE key=key owner=string SHARED | LIMIT limit=integer [TOKEN token=integer]
     -4; read and write; write fast; @write @fast; DLOCK.DOWNGRADE k alice LIMIT 1
 DLOCK.RENEW key=key owner=string [lease-ms=integer] [TOKEN token=integer] [EPHEMERAL] [AUTO auto-ms=integer]
+        [IN session=string]
     -3; read and write; write fast; @write @fast; DLOCK.RENEW k alice 600000
 DLOCK.KEEP ms=integer
     2; nothing; write fast; @write @fast; DLOCK.KEEP 1000
+DLOCK.SESSION key=key session=string ms=integer [SEEN id=integer n=integer] [BLOCK block-ms=integer]
+    -4; read and write; blocking; @write @blocking; DLOCK.SESSION k s 1000
 DLOCK.RELEASE key=key owner=string [HOLDS holds=integer] [TOKEN token=integer]
     -3; read and write; write fast; @write @fast; DLOCK.RELEASE k alice HOLDS 1
 DLOCK.FORCERELEASE key=key [owner=string]
@@ -70,7 +76,7 @@ DLOCK.GUARD key=key token=integer command=string [arg=string ...]
     -4; read; write movablekeys; @write; DLOCK.GUARD k <token> DBSIZE
 DLOCK.INFO key=key [COUNT count=integer]
     -2; read; readonly; @read; DLOCK.INFO k
-DLOCK.LIST [cursor=integer] [MATCH pattern=string] [COUNT count=integer] [OWNER owner=string] [CONTENDED]
+DLOCK.LIST [cursor=integer] [MATCH pattern=string] [COUNT count=integer] [OWNER owner=string] [IN session=string] [CONTENDED]
     -1; nothing; readonly; @read; DLOCK.LIST
 DLOCK.GRAPH [DOT] [COUNT count=integer]
     -1; nothing; readonly; @read; DLOCK.GRAPH
@@ -323,10 +329,15 @@ fn written(arg: &Value) -> String {
     let flags: BTreeSet<String> = arg.get("flags").map(read).unwrap_or_default();
     let token = text("token");
     let mut written = match (kind.as_str(), token) {
-        ("oneof" | "block", None) => {
+        ("oneof" | "block", token) => {
             let parts: Vec<Value> = read(&arg["arguments"]);
             let between = if kind == "oneof" { " | " } else { " " };
-            parts.iter().map(written).collect::<Vec<_>>().join(between)
+            let parts = parts.iter().map(written);
+            token
+                .into_iter()
+                .chain(parts)
+                .collect::<Vec<_>>()
+                .join(between)
         }
         ("pure-token", Some(token)) => token,
         (_, Some(token)) => format!("{token} {name}={kind}"),

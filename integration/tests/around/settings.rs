@@ -8,7 +8,7 @@ use dlock_integration::{assert_sound, with, Ask, Guarded, Server, Wire};
 const CENTURY_MS: u64 = 3_155_760_000_000;
 
 /// Every numeric setting, with its bounds.
-const SETTINGS: [(&str, u64, u64); 13] = [
+const SETTINGS: [(&str, u64, u64); 14] = [
     ("default-lease-ms", 1, CENTURY_MS),
     ("max-lease-ms", 1, CENTURY_MS),
     ("claim-window-ms", 1, CENTURY_MS),
@@ -18,6 +18,7 @@ const SETTINGS: [(&str, u64, u64); 13] = [
     ("replicas", 0, 100),
     ("ack-timeout-ms", 1, CENTURY_MS),
     ("max-queue", 1, 1_000_000_000),
+    ("max-sessions", 1, 1_000_000_000),
     ("max-places", 1, 1_000_000_000),
     ("max-waiters", 0, 1_000_000_000),
     ("max-holders", 1, 1_000_000_000),

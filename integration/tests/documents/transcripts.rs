@@ -181,10 +181,11 @@ fn words(line: &str) -> Vec<String> {
         let part = part.trim();
         let part = part.strip_prefix("(integer) ").unwrap_or(part);
         let part = part.strip_prefix("(error) ").unwrap_or(part);
-        part.trim_matches('"').to_owned()
+        let text = part.trim_matches('"');
+        // `""` is an empty word, and nothing behind `=>` is none.
+        (!part.is_empty()).then(|| text.to_owned())
     };
-    let parts = rest.split("=>").map(word);
-    let mut parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+    let mut parts: Vec<String> = rest.split("=>").filter_map(word).collect();
     if let Some(first) = parts.first_mut() {
         first.insert_str(0, &field);
     }

@@ -161,13 +161,14 @@ fn keyspace_events_are_gated() {
 }
 
 /// Each setting with a value that is not its default, and an invalid one.
-const SETTINGS: [(&str, &str, &str); 17] = [
+const SETTINGS: [(&str, &str, &str); 18] = [
     ("default-lease-ms", "1234000", "0"),
     ("max-lease-ms", "1234567", "-1"),
     ("claim-window-ms", "4321", "x"),
     ("max-claim-ms", "543210", "0"),
     ("max-queue", "17", "0"),
     ("max-waiters", "18", "-5"),
+    ("max-sessions", "20", "0"),
     ("max-places", "19", "99999999999999999999"),
     ("max-holders", "20", "1.5"),
     ("notify", "none", "loud"),

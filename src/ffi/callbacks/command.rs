@@ -44,7 +44,8 @@ pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), 
             "write"
         }
         Access::Read => "readonly",
-        Access::None => "",
+        // Where the server refuses writes it still lets a session be kept.
+        Access::None | Access::Session => "",
     };
     // A cluster uses the positions of the first and the last key, on every server: of a command with a number of keys it would see
     // none, and neither redirect nor refuse it. So the server asks the module for them.
@@ -102,7 +103,7 @@ fn callback<H: Handler>(
             }
         }};
     }
-    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
+    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24)
 }
 
 /// Runs the command at this position of the table.
@@ -160,7 +161,7 @@ pub(crate) fn access(spec: &Spec) -> u32 {
                 | raw::REDISMODULE_CMD_KEY_ACCESS
                 | raw::REDISMODULE_CMD_KEY_INCOMPLETE
         }
-        Access::Write | Access::Follow => {
+        Access::Write | Access::Follow | Access::Session => {
             raw::REDISMODULE_CMD_KEY_RW
                 | raw::REDISMODULE_CMD_KEY_ACCESS
                 | raw::REDISMODULE_CMD_KEY_UPDATE
@@ -213,9 +214,9 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
         Kind::Integer(..) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         Kind::Flag(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
-        Kind::With(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
+        Kind::All(_) | Kind::With(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
     };
-    if let Kind::OneOf(args) | Kind::With(args) = arg.kind {
+    if let Kind::OneOf(args) | Kind::All(args) | Kind::With(args) = arg.kind {
         described.subargs = arguments(args);
     }
     let key = matches!(arg.kind, Kind::Key | Kind::Keys);

@@ -7,7 +7,7 @@
 use crate::counters::ClockLead;
 use crate::holds::Loss;
 use crate::keyspace::Keyspace;
-use crate::outbox::Outcome;
+use crate::outbox::{Outcome, Receiver};
 use crate::policy::Policy;
 use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
@@ -85,6 +85,11 @@ impl Engine {
     /// Takes the settings, and marks every watched lock: more may be granted now than before.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
+        let confirms = self.policy.confirms();
+        if confirms && !self.holds.sessions.confirms {
+            self.holds.ties.begin_to_confirm();
+        }
+        self.holds.sessions.confirms = confirms;
         self.mark_all();
     }
 
@@ -96,13 +101,14 @@ impl Engine {
     }
 
     /// Makes this server a replica: places and deadlines are the new primary's. The server itself answers blocked connections;
-    /// [`Engine::follow_dirty`] answers those that wait by a channel with `moved`.
+    /// [`Engine::follow_dirty`] answers those that wait by a channel with `moved`. The sessions are forgotten.
     pub fn demote(&mut self, now: Now) {
         self.holds.lose_all(now.wall());
-        for client in std::mem::take(&mut self.disconnected).into_keys() {
-            self.holds.ties.forget(client);
+        for party in std::mem::take(&mut self.ended).into_keys() {
+            self.holds.ties.forget(party);
         }
-        self.outbox.retain(|output| output.message.is_some());
+        self.outbox
+            .retain(|output| matches!(output.to, Receiver::Channel(_)));
         self.undelivered.clear();
         self.next.clear();
         self.overdue.clear();
@@ -129,7 +135,7 @@ impl Engine {
             let waiting: Vec<RequestId> = waiting.take(room).collect();
             room -= waiting.len();
             for id in waiting {
-                match self.waits_by_channel(id) {
+                match self.waits_apart(id) {
                     true => self.end_wait_later(id, now, Outcome::Moved),
                     false => self.leave(id, now),
                 }
@@ -174,7 +180,7 @@ impl Engine {
                 None => drop(self.garbage.pop_front()),
                 Some(mut place) => {
                     if let Some(window) = place.ticket.as_deref_mut() {
-                        self.holds.timers.clear(&mut window.due);
+                        self.holds.windows.clear(&mut window.due);
                     }
                 }
             }

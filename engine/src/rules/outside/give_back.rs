@@ -4,11 +4,12 @@
 //! One rule for both. A *new* hold that no later command of its owner has touched (re-entered, renewed, downgraded, partly
 //! released) ends, and the ticket that its owner had by `CLAIM` stands again. In a request for many locks this holds for each lock
 //! by itself. A hold that was touched stays as that command answered it, since its client got that answer. Nothing else is undone:
-//! an undelivered re-entry or upgrade stands.
+//! an undelivered re-entry or upgrade stands. No program is told of the token of a new hold in a session before it is confirmed, so
+//! such a hold ends whatever came after it.
 
 use crate::keyspace::{exists, Entry, Keyspace, Value};
-use crate::lock::End;
-use crate::outbox::Promise;
+use crate::lock::{End, Hold};
+use crate::outbox::{Outcome, Promise};
 use crate::queue::Place;
 use crate::rules::requests::hold::held;
 use crate::state::Engine;
@@ -20,6 +21,11 @@ impl Engine {
     pub fn on_undelivered(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
             self.holds.unconfirmed.remove(&promise.hold());
+            if let Some(session) = promise.session {
+                let (name, owner) = (promise.name.as_ref(), &*promise.owner);
+                let whose = HoldRef { name, owner };
+                self.holds.sessions.ended(session, &Outcome::Moved, whose);
+            }
             self.undelivered.push(promise);
         }
     }
@@ -60,12 +66,18 @@ impl Engine {
     ) -> Option<Name> {
         let (name, owner) = (promise.name.as_ref(), &*promise.owner);
         let entry = keys.entry(name);
+        let untouched = |hold: &Hold| match promise.session {
+            Some(_) => promise.is_new,
+            None => hold.fresh,
+        };
         held(entry, owner, Some(promise.token))
             .ok()
-            .filter(|hold| hold.fresh)?;
+            .filter(untouched)?;
         // No client knows of it, so nobody loses it.
         let whose = HoldRef { name, owner };
-        self.holds.ties.untie_hold(whose, promise.token);
+        if let Some(id) = self.holds.ties.find_hold(whose, promise.token) {
+            self.holds.untie_silently(id);
+        }
         self.holds
             .end(entry, whose, promise.token, End::Released, now);
         if let Some((number, place)) = promise.ticket {

@@ -4,7 +4,10 @@ use crate::holds::{KeepReply, Loss};
 use crate::lock::End;
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{ClientId, Millis, NameRef, Now, RequestId, Token};
+use crate::types::{ClientId, Millis, NameRef, Now, Party, RequestId, Token};
+
+/// The most ended ties that one command records.
+const ENDED_A_STEP: usize = 4096;
 
 impl Engine {
     /// Counts a hold that has ended with its key, and reports it to its connection.
@@ -39,21 +42,25 @@ impl Engine {
         ms: Millis,
     ) -> Result<Option<RequestId>, Refusal> {
         self.policy.confirmable(now)?;
-        self.end_ties(now, client);
+        self.end_ties(now, Party::Connection(client));
         self.holds.ties.keep(client, ms, now.steady());
-        let prolongs = self.holds.ties.next_of(client, None).is_some();
+        let prolongs = self.holds.ties.next_of(Party::Connection(client), None);
+        let prolongs = prolongs.is_some();
         Ok((self.policy.confirms() && prolongs).then(|| self.confirm_keep(now, client)))
     }
 
     /// Returns the reply to `DLOCK.KEEP`, and forgets the losses that it reports.
     pub fn keep_reply(&mut self, now: Now, client: ClientId) -> KeepReply {
-        self.end_ties(now, client);
+        self.end_ties(now, Party::Connection(client));
         self.holds.ties.keep_reply(client)
     }
 
-    /// Records the ties of a connection whose leases have ended as lost.
-    fn end_ties(&mut self, now: Now, client: ClientId) {
-        while let Some(id) = self.holds.ties.ended(client, now.wall()) {
+    /// Records the ties of a party whose leases have ended as lost, about as many as one event should.
+    pub(in crate::rules) fn end_ties(&mut self, now: Now, party: Party) {
+        for _ in 0..ENDED_A_STEP {
+            let Some(id) = self.holds.ties.ended(party, now.wall()) else {
+                break;
+            };
             let Some(tie) = self.holds.ties.get(id) else {
                 break;
             };

@@ -150,7 +150,7 @@ impl Engine {
     pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now) {
         let queue = self.queues.at(lock);
         let ids = queue.in_order().filter_map(|(_, place)| place.request());
-        let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
+        let ids: Vec<RequestId> = ids.filter(|id| self.waits_apart(*id)).collect();
         for id in ids {
             self.end_wait_later(id, now, Outcome::Moved);
         }

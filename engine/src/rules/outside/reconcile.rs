@@ -104,7 +104,7 @@ impl Engine {
     fn dismiss(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId, number: Arrival) {
         let place = self.queues.at(lock).place(number);
         let request = place.and_then(Place::request);
-        let outcome = match request.is_some_and(|id| self.waits_by_channel(id)) {
+        let outcome = match request.is_some_and(|id| self.waits_apart(id)) {
             true => Outcome::Moved,
             false => self.refusal_at(lock, number, Refusal::TryAgain),
         };
@@ -173,7 +173,7 @@ impl Engine {
             if let Some(before) = noted.then(|| self.windows.remove(&number)).flatten() {
                 until = until.min(before);
             }
-            let due = self.holds.timers.add(until, Due::Window(lock, number));
+            let due = self.holds.windows.add(until, Due::Window(lock, number));
             place.keep(ticket.claim, until, Some(due));
             arriving.push((number, Box::new(place)));
         }

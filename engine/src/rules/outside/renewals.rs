@@ -1,11 +1,13 @@
-//! Renewals by the server, for connections that asked for them (`AUTO`).
+//! Renewals by the server, for connections that asked for them (`AUTO`) and for sessions.
 
 use crate::holds::{next_renewal, Auto, Loss, Renewal, Tie, TieId};
 use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::lock::Hold;
+use crate::outbox::{Outcome, Output, Pending, Promise, Receiver};
 use crate::rules::requests::hold::held;
 use crate::state::Engine;
-use crate::types::Now;
+use crate::types::{Now, Party};
+use std::rc::Rc;
 
 /// The most holds that one settlement renews.
 pub(super) const RENEWED_A_STEP: usize = 256;
@@ -13,7 +15,7 @@ pub(super) const RENEWED_A_STEP: usize = 256;
 impl Engine {
     /// Renews one step of the holds whose renewal is due. Returns true if something is left that could go on at once.
     pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
-        let mut refused = Vec::new();
+        let (mut refused, mut prolonged) = (Vec::new(), Vec::new());
         for _ in 0..RENEWED_A_STEP {
             let Some(id) = self.holds.ties.next_due() else {
                 break;
@@ -30,6 +32,7 @@ impl Engine {
             } else if keys.can_write(tie.name()) {
                 self.close_if_leaving(keys, tie.name());
                 self.renew_for(keys, now, id, &tie);
+                prolonged.extend(self.unconfirmed_end(id));
             } else if exists(keys, tie.name()) {
                 refused.push(id);
             } else {
@@ -39,12 +42,42 @@ impl Engine {
         }
         let left = self.holds.ties.has_due();
         self.holds.ties.put_off(refused);
+        if !prolonged.is_empty() {
+            let pending = Pending::new(prolonged, None);
+            self.outbox.push(Output {
+                to: Receiver::Nobody,
+                ..Output::new(self.requests.next_id(now), Outcome::Prolonged, pending)
+            });
+        }
         left
     }
 
-    /// Returns true if the connection of a tie is open and its bound has not passed.
+    /// Returns the promise that a renewal makes to the session of a hold, where replicas confirm it.
+    fn unconfirmed_end(&self, id: TieId) -> Option<Promise> {
+        let tie = self.holds.ties.get(id).filter(|_| self.policy.confirms())?;
+        tie.confirmed?;
+        Some(Promise {
+            name: tie.name().to_owned(),
+            owner: Rc::from(tie.owner()),
+            token: id.token,
+            end: tie.end,
+            is_new: false,
+            session: None,
+            ticket: None,
+        })
+    }
+
+    /// Returns true if the party of a tie lives: a connection that is open, and whose bound has not passed, or a session.
     fn may_renew(&self, tie: &Tie, now: Now) -> bool {
-        !self.holds.ties.is_over(tie, now.steady()) && !self.disconnected.contains_key(&tie.client)
+        match tie.party {
+            Party::Connection(_) => {
+                !self.holds.ties.is_over(tie, now.steady()) && !self.ended.contains_key(&tie.party)
+            }
+            Party::Session(_) => {
+                let session = self.holds.sessions.of_party(tie.party);
+                session.is_some_and(|no| self.holds.sessions.is_alive(no))
+            }
+        }
     }
 
     /// Renews a hold that has not ended.
@@ -92,6 +125,10 @@ impl Engine {
         }
         let next = if bounded < wanted {
             // It has reached `max-hold-ms`.
+            if let Party::Session(_) = tie.party {
+                self.holds.ties.renewed(id, deadline, Renewal::Stopped);
+                return self.holds.lose_as(id, Loss::Taken);
+            }
             Renewal::Stopped
         } else {
             Renewal::At(next_renewal(token, lease, now))

@@ -7,6 +7,7 @@
 
 use super::renewals::RENEWED_A_STEP;
 use crate::holds::Due;
+use crate::invariants::broken;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
 use crate::queue::Request;
@@ -30,13 +31,25 @@ impl Engine {
         for _ in 0..DUES_A_STEP {
             match self.holds.timers.pop(now.steady()) {
                 None => break,
+                Some(Due::News(no)) => self.holds.sessions.wake(no),
                 Some(Due::Wait(id)) => self.overdue.push_back(id),
+                Some(Due::Window(..) | Due::Session(_)) => {
+                    broken!("windows have deadlines of their own")
+                }
+            }
+        }
+        let read = self.read_until(now);
+        for _ in 0..DUES_A_STEP {
+            match self.holds.windows.pop(read) {
+                None => break,
+                Some(Due::Session(no)) => self.session_due(no, now),
                 Some(Due::Window(lock, number)) => {
                     if let Some(queue) = self.queues.get_mut(lock) {
                         queue.lapsed.push(number);
                     }
                     self.mark(lock);
                 }
+                Some(Due::Wait(_) | Due::News(_)) => broken!("waits have deadlines of their own"),
             }
         }
         self.holds.ties.come_due(now.steady(), RENEWED_A_STEP);
@@ -46,7 +59,7 @@ impl Engine {
             };
             self.mark(lock);
         }
-        let due = self.holds.next_due();
+        let due = self.holds.next_due(now.steady(), read);
         due.is_some_and(|at| at <= now.steady())
             || self.queues.next_lease().is_some_and(|at| at <= now.wall())
     }
@@ -112,13 +125,18 @@ impl Engine {
         self.end_wait_later(id, now, Outcome::TimedOut);
     }
 
-    /// Removes a request whose connection has ended, or no longer waits.
+    /// Removes a request, or a SESSION command, whose connection has ended or no longer waits.
     pub fn leave(&mut self, id: RequestId, now: Now) {
-        self.leave_queues(id, now, false);
+        if !self.leave_session(id, now) {
+            self.leave_queues(id, now, false);
+        }
     }
 
     /// Removes a request whose connection the server does not block after all, and serves the queues that it leaves.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        if self.leave_session(id, now) {
+            return;
+        }
         let left = self.leave_queues(id, now, false);
         for part in left.iter().flat_map(Request::parts) {
             self.settle(keys, now, part.lock);

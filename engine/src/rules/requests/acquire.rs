@@ -9,7 +9,7 @@ use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
 use crate::state::Engine;
-use crate::types::{Arrival, Grant, HoldRef, Millis, NameRef, Now, RequestId, Terms};
+use crate::types::{Arrival, Grant, HoldRef, Millis, NameRef, Now, RequestId, Terms, WallMs};
 use std::rc::Rc;
 
 /// A request for a lock.
@@ -78,9 +78,11 @@ impl Engine {
         {
             let owner = ask.owner;
             let whose = HoldRef { name, owner };
+            self.holds.sessions.replies = true;
             let grant = self
                 .holds
                 .grant_first(&self.policy, entry, now, whose, &ask.terms);
+            self.holds.sessions.replies = false;
             self.holds.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));
         }
@@ -110,16 +112,24 @@ impl Engine {
         }
         refuse_permits(entry, ask.owner, ask.terms.share)?;
         let kind = RequestKind::of(entry, place, ask.owner, ask.terms.share.limit);
+        if ask.terms.session.is_some() {
+            let waiting = place.and_then(|number| queue.place(number));
+            let again = older.is_some_and(|id| self.asks_again(id, ask));
+            self.refuse_change(entry, ask, kind, waiting.filter(|_| again))?;
+        }
         match self.grantable(entry, queue, now, ask.owner, ask.terms.share, kind) {
             Grantable::Now => {
                 refuse_overflow(entry, ask.owner, &ask.terms)?;
                 let at = Part::at(lock, place);
                 if let Some(at) = at {
-                    self.take_over(at, now);
+                    self.take_over(at, now, ask);
                 }
                 let owner = ask.owner;
                 let whose = HoldRef { name, owner };
-                let (grant, promise) = self.award(entry, now, whose, &ask.terms, at)?;
+                self.holds.sessions.replies = true;
+                let awarded = self.award(entry, now, whose, &ask.terms, at);
+                self.holds.sessions.replies = false;
+                let (grant, promise) = awarded?;
                 let answer = match promise.filter(|_| self.policy.confirms()) {
                     None => Answer::Granted(grant),
                     Some(promise) => {
@@ -157,13 +167,14 @@ impl Engine {
         }];
         let asked = Asked {
             owner: ask.owner,
+            session: ask.terms.session,
             wanted: &wanted,
             replaced: &older.into_iter().collect(),
         };
         self.refuse_if_deadlocked(keys, now, asked)?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         if let Some(place) = place {
-            self.take_over(Part { lock, place }, now);
+            self.take_over(Part { lock, place }, now, ask);
         }
         let number = self.enqueue(keys.entry(name), now, lock, ask, kind);
         self.wait(keys, now, lock, ask, number)
@@ -198,11 +209,27 @@ impl Engine {
         if confirms {
             let hold = HoldId::new(whose, grant.token);
             self.holds.unconfirmed.entry(hold).or_insert(is_new);
+            if let Some(id) = self
+                .holds
+                .ties
+                .find_hold(whose, grant.token)
+                .filter(|_| is_new)
+            {
+                self.holds.ties.set_confirmed(id, None);
+            }
         }
+        let end = || {
+            entry
+                .hold(whose.owner)
+                .map_or(WallMs(0), |hold| hold.deadline)
+        };
         let promise = (confirms || used.is_some()).then(|| Promise {
             name: whose.name.to_owned(),
             owner: Rc::from(whose.owner),
             token: grant.token,
+            end: end(),
+            is_new,
+            session: terms.session.filter(|_| confirms),
             ticket: used.filter(|(_, place)| place.claim() > Some(0)),
         });
         Ok((grant, promise))
@@ -270,13 +297,13 @@ impl Engine {
                 return Err(Refusal::Full("dlock.max-places"));
             }
         }
-        let by_channel = ask.channel.is_some();
-        let same_kind = older.is_some_and(|id| self.waits_by_channel(id) == by_channel);
+        let apart = ask.channel.is_some() || ask.terms.session.is_some();
+        let same_kind = older.is_some_and(|id| self.waits_apart(id) == apart);
         match ask.waits() && !same_kind {
-            true if by_channel && self.requests.notifies() >= self.policy.max_places => {
+            true if apart && self.requests.apart() >= self.policy.max_places => {
                 Err(Refusal::Full("dlock.max-places"))
             }
-            true if !by_channel && self.requests.blocked() >= self.policy.max_waiters => {
+            true if !apart && self.requests.blocked() >= self.policy.max_waiters => {
                 Err(Refusal::Full("dlock.max-waiters"))
             }
             _ => Ok(()),
@@ -291,21 +318,58 @@ impl Engine {
         }
     }
 
-    /// Returns true if a request waits by a channel; else by a blocked connection.
-    pub(in crate::rules) fn waits_by_channel(&self, id: RequestId) -> bool {
+    /// Returns true if a request waits by a channel or in a session; else by a blocked connection.
+    pub(in crate::rules) fn waits_apart(&self, id: RequestId) -> bool {
         let request = self.requests.get(id);
-        request.is_some_and(|request| request.channel.is_some())
+        request.is_some_and(|request| !request.blocks())
+    }
+
+    /// Returns true if a request for one lock asks in its session for what it waits for already.
+    fn asks_again(&self, older: RequestId, ask: &Ask) -> bool {
+        let request = self.requests.get(older);
+        ask.terms.session.is_some()
+            && request.is_some_and(|its| its.terms.session == ask.terms.session && !its.is_many())
+    }
+
+    /// Errors if a request in a session asks for a stricter limit than the hold has, or for something else than what it waits for
+    /// already at this place.
+    fn refuse_change(
+        &self,
+        entry: &Entry<impl Value>,
+        ask: &Ask,
+        kind: RequestKind,
+        waiting: Option<&Place>,
+    ) -> Result<(), Refusal> {
+        if kind == RequestKind::Upgrade {
+            let limit = entry
+                .hold(ask.owner)
+                .map_or(ask.terms.share.limit, |hold| hold.limit);
+            return Err(Refusal::Stricter(limit));
+        }
+        match waiting.is_some_and(|place| place.share != ask.terms.share) {
+            true => Err(Refusal::OtherShare),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets a request take over a place, with nobody there from now on. The request that waits there is answered `REPLACED`; one that
+    /// asks again in its session goes on, and nobody is told.
+    pub(in crate::rules) fn take_over(&mut self, at: Part, now: Now, ask: &Ask) {
+        let place = self.queues.at(at.lock).place(at.place);
+        match place.and_then(Place::request) {
+            Some(id) if self.asks_again(id, ask) => drop(self.unregister_everywhere(id, now)),
+            _ => self.replace(at, now),
+        }
     }
 
     /// Answers the request that waits at this place with `REPLACED`, and removes it from the other queues that it stands in. The
     /// place stays, with nobody there.
-    pub(in crate::rules) fn take_over(&mut self, at: Part, now: Now) {
+    pub(in crate::rules) fn replace(&mut self, at: Part, now: Now) {
         let place = self.queues.at(at.lock).place(at.place);
-        let Some(id) = place.and_then(Place::request) else {
-            return;
-        };
-        self.holds.counters.replaced += 1;
-        self.end_wait(id, now, Outcome::Replaced, at.lock);
+        if let Some(id) = place.and_then(Place::request) {
+            self.holds.counters.replaced += 1;
+            self.end_wait(id, now, Outcome::Replaced, at.lock);
+        }
     }
 
     /// Finds or makes the owner's place for this request, where nobody waits; returns its number.
@@ -373,7 +437,7 @@ impl Engine {
         let channel = ask.channel;
         let request = Request {
             owner,
-            hash: self.requests.hash(ask.owner),
+            hash: self.requests.actor_hash(ask.owner, ask.terms.session),
             terms: ask.terms,
             until: match ask.wait {
                 Wait::For(Some(ms)) => {

@@ -4,9 +4,9 @@
 use super::acquire::{Ask, Wait};
 use super::hold::held;
 use crate::keyspace::Keyspace;
-use crate::outbox::{Outcome, Output, Pending, Promise};
+use crate::outbox::{Message, Outcome, Output, Pending, Promise, Receiver};
 use crate::state::Engine;
-use crate::types::{ClientId, Millis, Name, NameRef, Now, RequestId};
+use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, Now, Party, RequestId, SessionNo};
 use std::rc::Rc;
 
 impl Engine {
@@ -25,16 +25,25 @@ impl Engine {
             Wait::For(ms) => ms.map(|ms| now.steady().after(ms)),
         };
         let id = self.requests.next_id(now);
-        let channel = ask.channel;
-        let channel = channel.map(|channel| self.requests.channel(ask.terms.client, channel));
+        let to = match (ask.terms.session, ask.channel) {
+            (Some(session), _) => Receiver::Session(session),
+            (None, None) => Receiver::Connection,
+            (None, Some(channel)) => Receiver::Channel(Message {
+                channel: self.requests.channel(ask.terms.client, channel),
+                name: name.clone(),
+                owner: Rc::from(ask.owner),
+            }),
+        };
         let pending = Pending::new(promises, until);
-        let owner = Rc::from(ask.owner);
-        self.outbox
-            .push(Output::new(id, channel, owner, name, outcome, pending));
+        self.outbox.push(Output {
+            to,
+            ..Output::new(id, outcome, pending)
+        });
         id
     }
 
-    /// Queues the reply to a renewal of the owner's holds of these locks until replicas confirm it; `left` milliseconds are left.
+    /// Queues the reply to a renewal of the owner's holds of these locks, in a session or not, until replicas confirm it; `left`
+    /// milliseconds are left.
     /// Returns the number under which it waits.
     pub fn confirm_renewal(
         &mut self,
@@ -42,33 +51,37 @@ impl Engine {
         now: Now,
         names: &[NameRef],
         owner: &[u8],
+        session: Option<SessionNo>,
         left: Millis,
     ) -> RequestId {
         let owner: Rc<[u8]> = Rc::from(owner);
         let promise = |name: &NameRef| {
+            let hold = held(keys.entry(*name), &owner, None).ok()?;
             Some(Promise {
                 name: NameRef::to_owned(*name),
                 owner: owner.clone(),
-                token: held(keys.entry(*name), &owner, None).ok()?.token,
+                token: hold.token,
+                end: hold.deadline,
+                is_new: false,
+                session: None,
                 ticket: None,
             })
         };
         let promises = names.iter().filter_map(promise).collect();
-        self.confirm(now, Outcome::Renewed(left), promises)
+        let id = session.map(|no| self.session_id(no));
+        self.confirm(now, Outcome::Renewed(left, id), promises)
     }
 
     /// Queues the reply to a heartbeat until replicas confirm what it prolongs. Returns the number under which it waits.
     pub(in crate::rules) fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
-        let first_end = self.holds.ties.first_end(client);
+        let first_end = self.holds.ties.first_end(Party::Connection(client));
         self.confirm(now, Outcome::KeepPending { client, first_end }, Vec::new())
     }
 
     fn confirm(&mut self, now: Now, outcome: Outcome, promises: Vec<Promise>) -> RequestId {
         let id = self.requests.next_id(now);
         let pending = Pending::new(promises, Some(now.steady()));
-        let (nobody, name) = (Rc::from([]), Name::default());
-        let output = Output::new(id, None, nobody, &name, outcome, pending);
-        self.outbox.push(output);
+        self.outbox.push(Output::new(id, outcome, pending));
         id
     }
 
@@ -84,6 +97,21 @@ impl Engine {
         self.holds.counters.confirmations.record(took_us);
         for promise in promises {
             self.holds.unconfirmed.remove(&promise.hold());
+            let name = promise.name.as_ref();
+            let owner = &*promise.owner;
+            let anew = promise.session.is_some();
+            self.holds
+                .tell_confirmed(HoldRef { name, owner }, promise.token, promise.end, anew);
+        }
+    }
+
+    /// Notes that replicas have confirmed what the server has renewed.
+    pub fn prolonged(&mut self, promises: &[Promise]) {
+        for promise in promises {
+            let name = promise.name.as_ref();
+            let owner = &*promise.owner;
+            self.holds
+                .confirm_end(HoldRef { name, owner }, promise.token, promise.end);
         }
     }
 

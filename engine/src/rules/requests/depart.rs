@@ -4,11 +4,12 @@ use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{Change, Ticket};
-use crate::outbox::{Outcome, Output, Pending};
+use crate::outbox::{Message, Outcome, Output, Pending, Receiver};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
+use crate::rules::requests::acquire::{Ask, Wait};
 use crate::state::{Engine, FollowUp, Left};
-use crate::types::{Arrival, Millis, NameRef, Now, RequestId, SteadyMs};
+use crate::types::{Arrival, HoldRef, Millis, Name, NameRef, Now, RequestId, SteadyMs};
 
 /// The most tickets that one settlement drops. After a pause of the server very many may have lapsed.
 const DROPPED_A_STEP: usize = 1024;
@@ -20,22 +21,46 @@ const LEFT_A_STEP: usize = 4096;
 impl Engine {
     /// Registers a request that waits.
     pub(in crate::rules) fn register(&mut self, id: RequestId, request: Box<Request>, now: Now) {
-        self.note_waiting(&request, true, now);
+        self.note_waiting(id, &request, true, now);
         self.requests.add(id, request);
     }
 
     /// Removes a request from those that wait.
     pub(in crate::rules) fn unregister(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
         let request = self.requests.remove(id)?;
-        self.note_waiting(&request, false, now);
+        self.note_waiting(id, &request, false, now);
         Some(request)
     }
 
-    /// Notes whether a request's connection is blocked.
-    fn note_waiting(&mut self, request: &Request, waits: bool, now: Now) {
-        if request.channel.is_none() {
+    /// Notes whether a request's connection is blocked, or whether its session waits.
+    fn note_waiting(&mut self, id: RequestId, request: &Request, waits: bool, now: Now) {
+        if let Some(session) = request.terms.session {
+            self.holds.sessions.waits(session, id, waits);
+            if waits {
+                self.place_of_session(session, now);
+            }
+        } else if request.blocks() {
             let client = request.terms.client;
             self.holds.ties.waits(client, waits, now.steady());
+        }
+    }
+
+    /// Sets a waiting request's time-out and lease anew. If its session is not alive, the window of its places begins anew.
+    pub(in crate::rules) fn prolong_wait(&mut self, id: RequestId, now: Now, ask: &Ask) {
+        let Some(request) = self.requests.get_mut(id) else {
+            return;
+        };
+        let mut until = request.until.take();
+        request.terms.lease = ask.terms.lease;
+        request.terms.client = ask.terms.client;
+        let session = request.terms.session;
+        self.holds.timers.clear(&mut until);
+        if let Wait::For(Some(ms)) = ask.wait {
+            let at = now.steady().after(ms);
+            request.until = Some(self.holds.timers.add(at, Due::Wait(id)));
+        }
+        if let Some(session) = session {
+            self.place_of_session(session, now);
         }
     }
 
@@ -62,12 +87,52 @@ impl Engine {
         Some(*request)
     }
 
-    /// Puts out the outcome of a request that has left. A request by a channel is for one lock.
+    /// Puts out the outcome of a request that has left.
     pub(in crate::rules) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
+        if let Some(session) = left.terms.session {
+            for part in left.parts() {
+                let name = self.queues.at(part.lock).name.as_ref();
+                let owner = &left.owner;
+                let whose = HoldRef { name, owner };
+                self.holds.sessions.ended(session, &outcome, whose);
+            }
+            return;
+        }
         let lock = left.parts().first().map(|part| part.lock);
-        let (name, pending) = (&self.queues.at(lock).name, Pending::default());
-        let output = Output::new(id, left.channel, left.owner, name, outcome, pending);
-        self.outbox.push(output);
+        let name = self.queues.at(lock).name.clone();
+        self.put_out(id, &left, &name, outcome, Pending::default());
+    }
+
+    /// Puts out the outcome of a request, which is for one lock if it waits by a channel. The rows of a session have its holds already,
+    /// unless replicas must confirm them first.
+    pub(in crate::rules) fn put_out(
+        &mut self,
+        id: RequestId,
+        request: &Request,
+        name: &Name,
+        outcome: Outcome,
+        pending: Pending,
+    ) {
+        let to = match (request.terms.session, &request.channel) {
+            (None, None) => Receiver::Connection,
+            (None, Some(channel)) => Receiver::Channel(Message {
+                channel: channel.clone(),
+                name: name.clone(),
+                owner: request.owner.clone(),
+            }),
+            (Some(session), _) if self.policy.confirms() && outcome.promises() => {
+                Receiver::Session(session)
+            }
+            (Some(session), _) => {
+                let (name, owner) = (name.as_ref(), &request.owner);
+                let whose = HoldRef { name, owner };
+                return self.holds.sessions.ended(session, &outcome, whose);
+            }
+        };
+        self.outbox.push(Output {
+            to,
+            ..Output::new(id, outcome, pending)
+        });
     }
 
     /// Takes back the outcome of a request in the event in which it began to wait, so that it is answered at once. A grant that
@@ -246,9 +311,9 @@ impl Engine {
         match window.due {
             Some(due) if due.at <= window.until => {}
             _ => {
-                self.holds.timers.clear(&mut window.due);
+                self.holds.windows.clear(&mut window.due);
                 let due = Due::Window(lock, number);
-                window.due = Some(self.holds.timers.add(window.until, due));
+                window.due = Some(self.holds.windows.add(window.until, due));
             }
         }
     }
@@ -272,21 +337,21 @@ impl Engine {
             let Some(window) = place.ticket.as_deref_mut() else {
                 continue;
             };
-            self.holds.timers.clear(&mut window.due);
+            self.holds.windows.clear(&mut window.due);
             if !absent {
                 continue;
             }
             if window.until > now.steady() {
                 // The owner has asked since.
                 let due = Due::Window(lock, number);
-                window.due = Some(self.holds.timers.add(window.until, due));
+                window.due = Some(self.holds.windows.add(window.until, due));
             } else {
                 drop(self.remove_from_queue(entry, lock, number));
             }
         }
     }
 
-    /// Takes a place out of its queue, its ticket out of the value, and its window out of the timers.
+    /// Takes a place out of its queue, its ticket out of the value, and its window out of the windows.
     pub(in crate::rules) fn remove_from_queue(
         &mut self,
         entry: &mut Entry<impl Value>,
@@ -295,7 +360,7 @@ impl Engine {
     ) -> Option<Box<Place>> {
         let mut place = self.queues.remove_place(lock, number)?;
         if let Some(window) = place.ticket.as_deref_mut() {
-            self.holds.timers.clear(&mut window.due);
+            self.holds.windows.clear(&mut window.due);
             if entry.value().ticket(number).is_some() {
                 entry.commit(&Change::Unticket { number });
             }

@@ -11,18 +11,23 @@ impl Engine {
     /// Weakens the limit of the owner's hold, so that others may hold the lock, too; token, count and deadline stay. Returns the
     /// token and the count.
     ///
-    /// Errors: `NotHeld` if the owner does not hold the lock; `NotWeaker` if the limit would not be weaker or equal;
-    /// `WrongType`.
+    /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `TokenNeeded` if the hold is in a session and
+    /// no token is named; `NotWeaker` if the limit would not be weaker or equal; `WrongType`.
     pub fn downgrade(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
         name: NameRef,
         owner: &[u8],
+        token: Option<Token>,
         limit: Limit,
     ) -> Result<Grant, Refusal> {
         let (entry, lock) = self.settled(keys, now, name)?;
-        let hold = held(entry, owner, None)?;
+        let hold = held(entry, owner, token)?;
+        let session = self.holds.session_of(HoldRef { name, owner }, hold.token);
+        if token.is_none() && session.is_some() {
+            return Err(Refusal::TokenNeeded);
+        }
         if limit < hold.limit {
             return Err(Refusal::NotWeaker(hold.limit));
         }
@@ -58,11 +63,15 @@ impl Engine {
         self.policy.confirmable(now)?;
         let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        let lease = match tie.auto {
-            Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
-            None => lease,
+        let lease = match tie.auto.is_some() || tie.session.is_some() {
+            true => lease.max(SHORTEST_AUTO_LEASE_MS),
+            false => lease,
         };
-        let wanted = now.wall().after(lease);
+        let mut wanted = now.wall().after(lease);
+        if tie.session.is_some() {
+            // A late copy shortens nothing.
+            wanted = wanted.max(hold.deadline);
+        }
         let deadline = self.policy.carried(hold.token, hold.deadline, wanted);
         // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
         // that have what its connection wrote last, and a client that waits for them after a renewal relies on that.
@@ -73,9 +82,13 @@ impl Engine {
             ..hold
         });
         self.holds.counters.renewals += 1;
-        if tie.ephemeral || tie.auto.is_some() || !self.holds.ties.is_empty() {
+        if tie.ties() || !self.holds.ties.is_empty() {
+            self.holds.sessions.named = token;
+            self.holds.sessions.replies = true;
             self.holds
                 .tie_renewed(whose, hold.token, deadline, lease, tie, now);
+            self.holds.sessions.replies = false;
+            self.holds.sessions.named = None;
         }
         self.settle_changed(entry, now, name, lock);
         self.settle_next(keys, now);
@@ -129,7 +142,9 @@ impl Engine {
             Some(left) if left <= hold.holds => left,
             Some(_) => return Err(Refusal::LeavesMore(hold.holds)),
         };
+        self.holds.sessions.named = token;
         self.holds.lower(entry, whose, hold, left, now);
+        self.holds.sessions.named = None;
         if left == 0 {
             self.settle_changed(entry, now, name, lock);
             self.settle_next(keys, now);

@@ -12,7 +12,7 @@ use super::acquire::{refuse_overflow, Answer, Ask};
 use crate::deadlock::{Asked, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::outbox::{Outcome, Output, Pending, Promise};
+use crate::outbox::{Outcome, Pending, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
@@ -61,6 +61,20 @@ impl<'a> Plan<'a> {
         held.map(|wanted| wanted.at.name)
     }
 
+    /// Errors if any of the locks would be upgraded.
+    fn refuse_upgrades(&self, keys: &mut impl Keyspace) -> Result<(), Refusal> {
+        let upgrade = self
+            .wanted
+            .iter()
+            .find(|wanted| wanted.kind == RequestKind::Upgrade);
+        let Some(name) = upgrade.map(|wanted| wanted.at.name) else {
+            return Ok(());
+        };
+        let hold = keys.entry(name).hold(self.ask.owner);
+        let limit = hold.map_or(self.ask.terms.share.limit, |hold| hold.limit);
+        Err(Refusal::Stricter(limit).at(name.key))
+    }
+
     /// Returns the locks, and the owner's places there.
     fn locks(&self) -> impl Iterator<Item = NamedLock<'a>> + '_ {
         self.wanted.iter().map(|wanted| wanted.at)
@@ -89,6 +103,61 @@ impl Engine {
         answer
     }
 
+    /// Goes on with the wait of a request that asks again in its session for the same locks. Returns the answer; none if it does not
+    /// wait for them.
+    ///
+    /// Errors: `OtherShare`.
+    fn ask_many_again(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        ask: &Ask,
+    ) -> Result<Option<Answer<Vec<Grant>>>, Refusal> {
+        let Some(session) = ask.terms.session.filter(|_| ask.waits()) else {
+            return Ok(None);
+        };
+        let first = names.first().and_then(|name| self.queues.id(*name));
+        let queue = self.queues.at(first);
+        let place = queue
+            .number_of(ask.owner)
+            .and_then(|number| queue.place(number));
+        let Some(id) = place.and_then(Place::request) else {
+            return Ok(None);
+        };
+        let Some(request) = self.requests.get(id) else {
+            return Ok(None);
+        };
+        let asked: BTreeSet<Option<LockId>> =
+            names.iter().map(|name| self.queues.id(*name)).collect();
+        let waits: BTreeSet<Option<LockId>> =
+            request.parts().iter().map(|part| Some(part.lock)).collect();
+        if request.terms.session != Some(session) || !request.is_many() || asked != waits {
+            return Ok(None);
+        }
+        if request.terms.share != ask.terms.share {
+            return Err(Refusal::OtherShare);
+        }
+        self.prolong_wait(id, now, ask);
+        self.holds.sessions.replies = true;
+        self.serve_many(keys, now, id, true);
+        self.holds.sessions.replies = false;
+        Ok(Some(match self.requests.get(id) {
+            Some(_) => Answer::Waiting(id),
+            None => {
+                let token = |name: &NameRef| {
+                    let hold = keys.entry(*name).hold(ask.owner)?;
+                    let (token, holds) = (hold.token, hold.holds);
+                    Some(Grant { token, holds })
+                };
+                match self.policy.confirms() {
+                    true => Answer::Waiting(id),
+                    false => Answer::Granted(names.iter().filter_map(token).collect()),
+                }
+            }
+        }))
+    }
+
     fn contend_for_many<'a>(
         &mut self,
         keys: &mut impl Keyspace,
@@ -101,6 +170,9 @@ impl Engine {
                 self.place_of(keys.entry(*name), now, lock, ask.owner);
             }
         }
+        if let Some(answer) = self.ask_many_again(keys, now, names, ask)? {
+            return Ok(answer);
+        }
         let plan = self.plan(keys, now, names, ask);
         if !plan.older.is_empty() && !ask.waits() {
             return Ok(self.null());
@@ -108,6 +180,9 @@ impl Engine {
         for name in names {
             let refused = refuse_permits(keys.entry(*name), ask.owner, ask.terms.share);
             refused.map_err(|refusal| refusal.at(name.key))?;
+        }
+        if ask.terms.session.is_some() {
+            plan.refuse_upgrades(keys)?;
         }
         if plan.held().is_some() && self.policy.quarantined(now) {
             return Err(self.policy.withheld(now));
@@ -196,11 +271,14 @@ impl Engine {
         {
             return Err(Refusal::Full("dlock.max-places"));
         }
-        let replaces = plan.older.iter().any(|id| !self.waits_by_channel(*id));
-        if !replaces && self.requests.blocked() >= self.policy.max_waiters {
-            return Err(Refusal::Full("dlock.max-waiters"));
+        if plan.ask.terms.session.is_some() {
+            return Ok(());
         }
-        Ok(())
+        let replaces = plan.older.iter().any(|id| !self.waits_apart(*id));
+        match !replaces && self.requests.blocked() >= self.policy.max_waiters {
+            true => Err(Refusal::Full("dlock.max-waiters")),
+            false => Ok(()),
+        }
     }
 
     fn refuse_if_many_deadlocked(
@@ -218,6 +296,7 @@ impl Engine {
         let wanted: Vec<Wanted> = wanted.collect();
         let asked = Asked {
             owner: plan.ask.owner,
+            session: plan.ask.terms.session,
             wanted: &wanted,
             replaced: &plan.older,
         };
@@ -230,10 +309,12 @@ impl Engine {
         let at: Vec<NamedLock> = plan.locks().collect();
         for at in &at {
             if let Some(at) = Part::at(at.lock, at.place) {
-                self.take_over(at, now);
+                self.replace(at, now);
             }
         }
+        self.holds.sessions.replies = true;
         let (grants, promises) = self.grant_all(keys, now, ask.owner, &ask.terms, &at);
+        self.holds.sessions.replies = false;
         let answer = match self.policy.confirms() {
             false => Answer::Granted(grants),
             true => {
@@ -288,7 +369,7 @@ impl Engine {
         for at in plan.locks() {
             let entry = keys.entry(at.name);
             if let Some(at) = Part::at(at.lock, at.place) {
-                self.take_over(at, now);
+                self.replace(at, now);
                 self.remove_place(entry, now, at.lock, at.place, Outcome::Replaced);
             }
             let lock = self.queues.id_or_new(at.name);
@@ -318,17 +399,25 @@ impl Engine {
         }
     }
 
-    /// Grants a waiting request for many locks if each of them could be granted by itself now. Returns how many locks it has
-    /// granted.
+    /// Grants a waiting request for many locks if each of them could be granted by itself now, and its session is alive or has asked
+    /// just now. Returns how many locks it has granted.
     pub(in crate::rules) fn serve_many(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
         id: RequestId,
+        asked: bool,
     ) -> usize {
         if self.settle_many(keys, now, id) {
             // The settlement may have made others grantable that have asked before.
             self.next.insert(FollowUp::Many(id));
+            return 0;
+        }
+        let Some(request) = self.requests.get(id) else {
+            return 0;
+        };
+        if !asked && !self.may_be_granted(request) {
+            self.withhold(id);
             return 0;
         }
         let Some(request) = self.requests.get(id) else {
@@ -369,8 +458,7 @@ impl Engine {
         let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
         let pending = Pending::new(promises, until);
-        let output = Output::new(id, request.channel, owner, &first, outcome, pending);
-        self.outbox.push(output);
+        self.put_out(id, &request, &first, outcome, pending);
         self.settle_all(keys, now, &at);
         at.len()
     }

@@ -5,3 +5,4 @@ pub(crate) mod confirm;
 pub(crate) mod depart;
 pub(crate) mod hold;
 pub(crate) mod many;
+pub(crate) mod session;

@@ -1,0 +1,481 @@
+//! Sessions: what one program holds and waits for, under a name. A session is a party, as a connection is one: its holds are tied to
+//! it, and its requests wait in the same queues. It outlives connections, and what happens to its holds and waits is kept in rows
+//! until the program has seen them.
+
+mod rows;
+
+use super::{Loss, Tie, TieId, Ties};
+use crate::outbox::Outcome;
+use crate::queue::{DueKey, LockId};
+use crate::refusal::Refusal;
+use crate::types::{ClientId, HoldRef, Millis, Party, RequestId, SessionNo, SteadyMs, Token};
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::BuildHasher;
+use std::num::NonZeroU32;
+use std::rc::Rc;
+
+use rows::Rows;
+pub use rows::{NewsRow, Word};
+
+/// The lowest id of a session, and the lowest number that is none: ids are as long as tokens, and every client language holds each of
+/// them exactly.
+const FIRST_ID: u64 = 1_000_000_000_000_000;
+const END_OF_IDS: u64 = 1 << 52;
+
+/// A session's name, and who asks.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionRef<'a> {
+    /// The database.
+    pub db: u32,
+    /// The name.
+    pub name: &'a [u8],
+    /// The ACL user that asks.
+    pub user: &'a [u8],
+}
+
+/// One session.
+#[derive(Debug, Clone)]
+pub(crate) struct Session {
+    pub(crate) db: u32,
+    pub(crate) name: Rc<[u8]>,
+    user: Rc<[u8]>,
+    /// Random: a session of the same name that begins later has another.
+    pub(crate) id: u64,
+    /// Whom its holds are tied to: itself, until it begins anew.
+    pub(crate) holds: SessionNo,
+    /// The connection that sent its last SESSION command, and for how long that keeps it.
+    pub(crate) keeper: ClientId,
+    pub(crate) kept_ms: Millis,
+    /// Whether its program has ended it. Its name is free then.
+    pub(crate) closed: bool,
+    /// Whether it is alive, and since when it is that, or not that.
+    pub(crate) alive: bool,
+    pub(crate) since: SteadyMs,
+    /// The end of its life; or, when it is not alive, of its places.
+    pub(crate) due: Option<DueKey<SteadyMs>>,
+    /// Its SESSION command that is blocked.
+    pub(crate) blocked: Option<Blocked>,
+    /// Its requests that wait.
+    pub(crate) waits: BTreeSet<RequestId>,
+    /// The locks that its places might have been granted while it was not alive.
+    pub(crate) withheld: BTreeSet<LockId>,
+    pub(crate) rows: Rows,
+}
+
+/// A SESSION command that is blocked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Blocked {
+    pub(crate) id: RequestId,
+    /// The last row that it has seen.
+    pub(crate) seen: u64,
+    /// When it arrived: what its reply says counts from then.
+    pub(crate) arrived: SteadyMs,
+    /// When its time is up.
+    pub(crate) until: DueKey<SteadyMs>,
+}
+
+/// All sessions.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sessions {
+    by_no: BTreeMap<SessionNo, Box<Session>>,
+    by_name: BTreeMap<u32, HashMap<Rc<[u8]>, SessionNo>>,
+    // Where holds are tied to another number than the session's own.
+    renumbered: BTreeMap<SessionNo, SessionNo>,
+    by_keeper: BTreeMap<ClientId, BTreeSet<SessionNo>>,
+    by_command: BTreeMap<RequestId, SessionNo>,
+    // Those whose blocked command is to be answered, and those that may be over.
+    woken: BTreeSet<SessionNo>,
+    idle: BTreeSet<SessionNo>,
+    // Those that have more rows than are kept.
+    overflown: BTreeSet<SessionNo>,
+    not_alive: usize,
+    begun_anew: u64,
+    last: u32,
+    drawn: u64,
+    random: RandomState,
+    /// The token that the running command names: its program knows what becomes of that hold.
+    pub(crate) named: Option<Token>,
+    /// Whether the running command's reply tells of the hold that comes into its session.
+    pub(crate) replies: bool,
+    /// Whether replicas must confirm what gives or prolongs a hold.
+    pub(crate) confirms: bool,
+}
+
+impl Sessions {
+    /// Returns true if there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_no.is_empty()
+    }
+
+    /// Returns how many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.by_no.len()
+    }
+
+    /// Returns how many are not alive.
+    pub(crate) fn not_alive(&self) -> usize {
+        self.not_alive
+    }
+
+    /// Returns how many rows nobody has seen yet.
+    pub(crate) fn rows(&self) -> usize {
+        self.by_no.values().map(|session| session.rows.len()).sum()
+    }
+
+    /// Returns how many sessions have begun anew.
+    pub(crate) fn begun_anew(&self) -> u64 {
+        self.begun_anew
+    }
+
+    /// Counts from 0 again.
+    pub(crate) fn reset_count(&mut self) {
+        self.begun_anew = 0;
+    }
+
+    /// Returns a session.
+    pub(crate) fn get(&self, no: SessionNo) -> Option<&Session> {
+        self.by_no.get(&no).map(|session| &**session)
+    }
+
+    /// Returns a session.
+    pub(crate) fn get_mut(&mut self, no: SessionNo) -> Option<&mut Session> {
+        self.by_no.get_mut(&no).map(|session| &mut **session)
+    }
+
+    /// Returns the session of this name.
+    pub(crate) fn find(&self, db: u32, name: &[u8]) -> Option<SessionNo> {
+        self.by_name.get(&db)?.get(name).copied()
+    }
+
+    /// Returns the session that holds of this party are in.
+    pub(crate) fn of_party(&self, party: Party) -> Option<SessionNo> {
+        let Party::Session(holds) = party else {
+            return None;
+        };
+        let no = self.renumbered.get(&holds).copied().unwrap_or(holds);
+        self.get(no)
+            .filter(|session| session.holds == holds)
+            .map(|_| no)
+    }
+
+    /// Returns true if the program of a session has ended it.
+    pub(crate) fn is_closed(&self, no: SessionNo) -> bool {
+        self.get(no).is_none_or(|session| session.closed)
+    }
+
+    /// Returns true if a session is alive.
+    pub(crate) fn is_alive(&self, no: SessionNo) -> bool {
+        self.get(no).is_some_and(|session| session.alive)
+    }
+
+    /// Finds or begins a session.
+    ///
+    /// Errors: `OtherUser` if another user has begun it; `Full` if there are as many as may be.
+    pub(crate) fn enter(
+        &mut self,
+        of: SessionRef,
+        most: usize,
+        now: SteadyMs,
+    ) -> Result<SessionNo, Refusal> {
+        if let Some(no) = self.find(of.db, of.name) {
+            return match self
+                .get(no)
+                .is_some_and(|session| *session.user == *of.user)
+            {
+                true => Ok(no),
+                false => Err(Refusal::OtherUser),
+            };
+        }
+        if self.by_no.len() >= most {
+            return Err(Refusal::Full("dlock.max-sessions"));
+        }
+        let (no, id, name) = (self.next_no(), self.draw(), Rc::<[u8]>::from(of.name));
+        let names = self.by_name.entry(of.db).or_default();
+        names.insert(name.clone(), no);
+        let session = Session {
+            db: of.db,
+            name,
+            user: Rc::from(of.user),
+            id,
+            holds: no,
+            keeper: ClientId::NONE,
+            kept_ms: 0,
+            closed: false,
+            alive: false,
+            since: now,
+            due: None,
+            blocked: None,
+            waits: BTreeSet::new(),
+            withheld: BTreeSet::new(),
+            rows: Rows::default(),
+        };
+        self.by_no.insert(no, Box::new(session));
+        self.not_alive += 1;
+        self.idle.insert(no);
+        Ok(no)
+    }
+
+    fn next_no(&mut self) -> SessionNo {
+        self.last += 1;
+        SessionNo(NonZeroU32::MIN.saturating_add(self.last))
+    }
+
+    /// Draws an id.
+    fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        FIRST_ID + self.random.hash_one(self.drawn) % (END_OF_IDS - FIRST_ID)
+    }
+
+    /// Sets the connection that keeps a session.
+    pub(crate) fn set_keeper(&mut self, no: SessionNo, client: ClientId) {
+        let Some(session) = self.by_no.get_mut(&no) else {
+            return;
+        };
+        let before = std::mem::replace(&mut session.keeper, client);
+        if before == client {
+            return;
+        }
+        if let Some(kept) = self.by_keeper.get_mut(&before) {
+            kept.remove(&no);
+            if kept.is_empty() {
+                self.by_keeper.remove(&before);
+            }
+        }
+        if client != ClientId::NONE {
+            self.by_keeper.entry(client).or_default().insert(no);
+        }
+    }
+
+    /// Takes out the sessions that a connection kept, which has ended.
+    pub(crate) fn kept_by(&mut self, client: ClientId) -> BTreeSet<SessionNo> {
+        self.by_keeper.remove(&client).unwrap_or_default()
+    }
+
+    /// Returns true if a connection keeps a session.
+    pub(crate) fn keeps(&self, client: ClientId) -> bool {
+        self.by_keeper.contains_key(&client)
+    }
+
+    /// Notes that a session is alive, or is not. Returns true if that is new.
+    pub(crate) fn set_alive(&mut self, no: SessionNo, alive: bool, now: SteadyMs) -> bool {
+        let Some(session) = self.by_no.get_mut(&no) else {
+            return false;
+        };
+        if std::mem::replace(&mut session.alive, alive) == alive {
+            return false;
+        }
+        session.since = now;
+        match alive {
+            true => self.not_alive -= 1,
+            false => {
+                self.not_alive += 1;
+                self.idle.insert(no);
+            }
+        }
+        true
+    }
+
+    /// Notes that a SESSION command is blocked.
+    pub(crate) fn block(&mut self, no: SessionNo, blocked: Blocked) {
+        if let Some(session) = self.by_no.get_mut(&no) {
+            session.blocked = Some(blocked);
+            self.by_command.insert(blocked.id, no);
+        }
+    }
+
+    /// Takes out the blocked SESSION command of a session.
+    pub(crate) fn unblock(&mut self, no: SessionNo) -> Option<Blocked> {
+        let blocked = self.by_no.get_mut(&no)?.blocked.take()?;
+        self.by_command.remove(&blocked.id);
+        Some(blocked)
+    }
+
+    /// Returns the session of a blocked SESSION command.
+    pub(crate) fn of_command(&self, id: RequestId) -> Option<SessionNo> {
+        self.by_command.get(&id).copied()
+    }
+
+    /// Answers the blocked SESSION command of a session at the end of this event.
+    pub(crate) fn wake(&mut self, no: SessionNo) {
+        if self.get(no).is_some_and(|its| its.blocked.is_some()) {
+            self.woken.insert(no);
+        }
+    }
+
+    /// Takes out the next session whose blocked command is to be answered.
+    pub(crate) fn next_woken(&mut self) -> Option<SessionNo> {
+        self.woken.pop_first()
+    }
+
+    /// Takes out the next session that may be over.
+    pub(crate) fn next_idle(&mut self) -> Option<SessionNo> {
+        self.idle.pop_first()
+    }
+
+    /// Takes out the next session that has more rows than are kept.
+    pub(crate) fn next_overflown(&mut self) -> Option<SessionNo> {
+        self.overflown.pop_first()
+    }
+
+    /// Returns true if the end of this event has something to do.
+    pub(crate) fn is_behind(&self) -> bool {
+        !(self.woken.is_empty() && self.idle.is_empty() && self.overflown.is_empty())
+    }
+
+    /// Notes that a request of a session waits, or waits no longer.
+    pub(crate) fn waits(&mut self, no: SessionNo, id: RequestId, waits: bool) {
+        let Some(session) = self.by_no.get_mut(&no) else {
+            return;
+        };
+        match waits {
+            true => drop(session.waits.insert(id)),
+            false => {
+                session.waits.remove(&id);
+                self.idle.insert(no);
+            }
+        }
+    }
+
+    /// Tells a session that a hold has come into it, unless replicas must confirm that first.
+    pub(crate) fn came(&mut self, party: Party, id: TieId, ties: &mut Ties) {
+        if !self.confirms {
+            self.confirmed(party, id, self.replies, ties);
+        }
+    }
+
+    /// Tells a session that a hold has come into it; `replies`: the reply to a command says the same.
+    pub(crate) fn confirmed(&mut self, party: Party, id: TieId, replies: bool, ties: &mut Ties) {
+        let Some(no) = self.of_party(party) else {
+            return;
+        };
+        if let Some(session) = self.by_no.get_mut(&no) {
+            let row = session.rows.add_granted(id, replies);
+            ties.set_row(id, row);
+        }
+        self.tell(no);
+    }
+
+    /// Tells a session that a hold has left it, unless a command that named its token made that.
+    pub(crate) fn lost(&mut self, token: Token, tie: &Tie, loss: Loss) {
+        let Some(no) = self.of_party(tie.party) else {
+            return;
+        };
+        let named = self.named == Some(token);
+        if let Some(session) = self.by_no.get_mut(&no) {
+            match named {
+                true => session.rows.drop_granted(tie.row),
+                false => session.rows.add_lost(token, tie, loss, self.confirms),
+            }
+        }
+        self.idle.insert(no);
+        self.tell(no);
+    }
+
+    /// Drops the row of a hold that nobody has heard of.
+    pub(crate) fn forget_hold(&mut self, tie: &Tie) {
+        let Some(no) = self.of_party(tie.party) else {
+            return;
+        };
+        if let Some(session) = self.by_no.get_mut(&no) {
+            session.rows.drop_granted(tie.row);
+        }
+        self.idle.insert(no);
+    }
+
+    /// Has the row of a hold name it by its new number.
+    pub(crate) fn renumber(&mut self, party: Party, row: u64, id: TieId) {
+        let no = self.of_party(party);
+        if let Some(session) = no.and_then(|no| self.by_no.get_mut(&no)) {
+            session.rows.renumber(row, id);
+        }
+    }
+
+    /// Tells a session how a wait has ended. The row of a hold tells of a grant.
+    pub(crate) fn ended(&mut self, no: SessionNo, outcome: &Outcome, whose: HoldRef) {
+        let word = match outcome {
+            Outcome::Granted(_) | Outcome::GrantedAll(_) | Outcome::Gone => return,
+            Outcome::TimedOut => Word::Timeout,
+            Outcome::Cancelled => Word::Cancelled,
+            Outcome::Replaced => Word::Replaced,
+            Outcome::Refused(refusal) if refusal.is_wrong_type() => Word::WrongType,
+            _ => Word::Again,
+        };
+        if let Some(session) = self.by_no.get_mut(&no) {
+            session.rows.add_outcome(word, whose);
+        }
+        self.tell(no);
+    }
+
+    /// Has the blocked command of a session answered if there is something that it has not seen.
+    fn tell(&mut self, no: SessionNo) {
+        let Some(session) = self.get(no) else {
+            return;
+        };
+        let overflow = session.rows.overflow();
+        let news = session
+            .blocked
+            .is_some_and(|its| session.rows.has_news(its.seen));
+        if overflow {
+            self.overflown.insert(no);
+        }
+        if news {
+            self.woken.insert(no);
+        }
+    }
+
+    /// Begins a session anew under another id. Its places stay. Returns the party that its holds are still tied to.
+    pub(crate) fn begin_anew(&mut self, no: SessionNo) -> Option<Party> {
+        let (fresh, id) = (self.next_no(), self.draw());
+        let session = self.by_no.get_mut(&no)?;
+        let before = std::mem::replace(&mut session.holds, fresh);
+        session.id = id;
+        session.rows = Rows::default();
+        self.renumbered.remove(&before);
+        self.renumbered.insert(fresh, no);
+        self.begun_anew += 1;
+        self.wake(no);
+        Some(Party::Session(before))
+    }
+
+    /// Frees the name of a session that its program has ended. Returns the session.
+    pub(crate) fn close(&mut self, no: SessionNo) -> Option<&Session> {
+        self.set_keeper(no, ClientId::NONE);
+        let session = self.by_no.get_mut(&no)?;
+        session.closed = true;
+        session.withheld.clear();
+        if let Some(names) = self.by_name.get_mut(&session.db) {
+            names.remove(&session.name);
+        }
+        Some(session)
+    }
+
+    /// Removes a session. Its name is free.
+    pub(crate) fn remove(&mut self, no: SessionNo) -> Option<Box<Session>> {
+        self.unblock(no);
+        self.set_keeper(no, ClientId::NONE);
+        let session = self.by_no.remove(&no)?;
+        self.not_alive -= usize::from(!session.alive);
+        self.renumbered.remove(&session.holds);
+        if let Some(names) = self
+            .by_name
+            .get_mut(&session.db)
+            .filter(|_| !session.closed)
+        {
+            names.remove(&session.name);
+        }
+        Some(session)
+    }
+
+    /// Forgets all sessions, after a demotion.
+    pub(crate) fn clear(&mut self) {
+        *self = Sessions {
+            last: self.last,
+            drawn: self.drawn,
+            random: self.random.clone(),
+            begun_anew: self.begun_anew,
+            confirms: self.confirms,
+            ..Sessions::default()
+        };
+    }
+}
