@@ -57,8 +57,9 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
             format!(", {}", ties.join(", "))
         };
         say!(
-            "  held by {owner}{held}, {left} left of its lease{ties}{}, token {}",
+            "  held by {owner}{held}, {left} left of its lease{ties}{}{}, token {}",
             permits(holder),
+            session(holder),
             of(holder, "token")
         );
         if let Some(connection) = connection(holder) {
@@ -84,11 +85,19 @@ fn queued(place: &Value) -> String {
     if of(place, "kind") == "absent" {
         let kept = left.map_or(String::new(), |left| format!(", kept for {left} more"));
         let permits = permits(place);
+        let session = session(place);
+        if !session.is_empty() {
+            return format!("{owner} has had a place for {waited}{permits}{session}");
+        }
         return format!("{owner} has had a place for {waited}{permits}, and nobody is there{kept}");
     }
     let left = left.map_or(String::new(), |left| format!(", {left} left"));
     let at = connection(place).map_or(String::new(), |at| format!(", connection {at}"));
-    format!("{owner} waits for {waited}{left}{}{at}", permits(place))
+    let session = session(place);
+    format!(
+        "{owner} waits for {waited}{left}{}{session}{at}",
+        permits(place)
+    )
 }
 
 /// The permits of a holder or of a request, if they are several.
@@ -96,6 +105,19 @@ fn permits(of_it: &Value) -> String {
     match of(of_it, "permits").as_str() {
         "" | "1" => String::new(),
         several => format!(", {several} permits"),
+    }
+}
+
+/// The session of a holder or of a request, and since when nobody keeps it.
+fn session(of_it: &Value) -> String {
+    let name = of(of_it, "in");
+    match (name.as_str(), of(of_it, "alive").as_str()) {
+        ("", _) => String::new(),
+        (name, "1") => format!(", in session {name}"),
+        (name, _) => {
+            let since = time_of(of_it, "since-ms").unwrap_or_default();
+            format!(", in session {name}, which nobody has kept for {since}")
+        }
     }
 }
 

@@ -36,6 +36,32 @@ fn who_and_ls() {
     assert_eq!(output(&server, &["release", "job", "alice"]).0, 0);
 }
 
+/// The session of a holder or of a wait is shown, and whether somebody keeps it.
+#[test]
+fn sessions_are_shown() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    connection.run("DLOCK.ACQUIRE job app/1 600000 IN app");
+    connection.run("DLOCK.ACQUIRE job app/2 600000 BLOCK 0 IN app");
+    let who = output(&server, &["who", "job"]).1;
+    let unkept = ", in session app, which nobody has kept for ";
+    let holder = who.lines().nth(1).expect("a holder");
+    assert!(holder.contains(unkept), "{who}");
+    let place = who.lines().last().expect("a place");
+    let waits = "1. app/2 has had a place for";
+    assert!(place.contains(waits) && place.contains(unkept), "{who}");
+    connection.run("DLOCK.SESSION job app 600000");
+    let who = output(&server, &["who", "job"]).1;
+    assert!(
+        who.contains("renewed by the server, in session app, token"),
+        "{who}"
+    );
+    assert!(
+        who.contains("1. app/2 waits for") && who.contains(", in session app"),
+        "{who}"
+    );
+}
+
 /// Whoever waits is shown as waiting, in whatever way: blocked or by NOTIFY, with a ticket or without.
 #[test]
 fn whoever_waits_is_shown() {
