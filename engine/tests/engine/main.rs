@@ -20,6 +20,7 @@
 //! | `client`, `keys`, `server`, `world` | a caller; a keyspace; a server; a primary, its replica and their connections |
 //! | `pair`, `generator`, `random`, `snapshot` | the engine beside the model; random commands; random numbers; what a world shows at one instant |
 //! | `responder`, `settings` | the engine's side of a conversation, and the settings that it changes |
+//! | `sessions` | sessions: the engine against a model of them, and programs that rely on them |
 //! | `sign_of_life`, `tie_oracle` | heartbeats, and what they may report |
 //! | `unheard` | answers that replicas do not confirm |
 //! | `hash_slots` | the hash slot of a key |
@@ -60,6 +61,7 @@ mod reference;
 mod responder;
 mod scenarios;
 mod server;
+mod sessions;
 mod settings;
 mod sign_of_life;
 mod simulation;

@@ -1,0 +1,70 @@
+//! A session whose program reads none of its rows: it begins anew, once they are too many.
+
+use super::node::{rows, Node};
+use crate::client::Client;
+use dlock_commands::Reply;
+use dlock_engine::Policy;
+
+/// The most rows that are kept.
+const MOST_ROWS: usize = 10_000;
+
+/// Sends a command that is answered at once.
+fn send(node: &mut Node, words: &str) -> Reply {
+    let answer = node.send(Client::connection(1), words);
+    node.settle();
+    match answer {
+        Some(Ok(reply)) => reply,
+        other => panic!("{words}: {other:?}"),
+    }
+}
+
+/// Returns the id in the reply to a SESSION command, and the last number.
+fn id(news: &Reply) -> (u64, u64) {
+    match news {
+        Reply::Array(parts) => match parts[..2] {
+            [Reply::Integer(id), Reply::Integer(last)] => (id, last),
+            _ => panic!("this is no id: {parts:?}"),
+        },
+        other => panic!("this is no news: {other:?}"),
+    }
+}
+
+#[test]
+fn a_session_begins_anew_beyond_the_most_rows() {
+    let mut node = Node::new(Policy::default());
+    let (first, _) = id(&send(&mut node, "SESSION k s 60000"));
+    send(&mut node, "ACQUIRE held s/0 60000 IN s");
+    send(&mut node, "ACQUIRE wanted ann 60000");
+    send(&mut node, "ACQUIRE wanted s/1 60000 BLOCK 0 IN s");
+    // Strangers release what it takes: two rows each.
+    for _ in 0..MOST_ROWS / 2 {
+        send(&mut node, "ACQUIRE k s/2 60000 IN s");
+        send(&mut node, "RELEASE k s/2");
+    }
+    assert_eq!(
+        node.rows("s").len(),
+        MOST_ROWS + 1,
+        "the row of a hold that is still in it does not count"
+    );
+    let (same, last) = id(&send(&mut node, "SESSION k s 60000"));
+    assert_eq!((same, last), (first, MOST_ROWS as u64 + 1));
+    // The release is a row too many.
+    send(&mut node, "ACQUIRE k s/2 60000 IN s");
+    send(&mut node, "RELEASE k s/2");
+    let (other, last) = id(&send(&mut node, "SESSION k s 60000"));
+    assert_ne!(other, first);
+    assert_eq!(last, 0);
+    // Its place has stayed; what it held belongs to nothing.
+    send(&mut node, "RELEASE wanted ann");
+    let news = send(&mut node, &format!("SESSION k s 60000 SEEN {other} 0"));
+    let told: Vec<_> = rows(&news)
+        .into_iter()
+        .map(|row| (row.word, row.key, row.left))
+        .collect();
+    assert_eq!(told, [("granted", "wanted".to_string(), 60_000)]);
+    node.pass(59_000);
+    send(&mut node, "SESSION k s 60000");
+    node.pass(2_000);
+    assert_eq!(send(&mut node, "HELD held s/0"), Reply::NullArray);
+    assert_ne!(send(&mut node, "HELD wanted s/1"), Reply::NullArray);
+}
