@@ -8,4 +8,5 @@ mod keep;
 mod leaving;
 mod notify;
 mod random;
+pub(crate) mod sessions;
 mod undelivered;

@@ -1,5 +1,6 @@
 //! Two nodes of a cluster: locks that move from one to the other, and their waiters meanwhile.
 
+use crate::connections::sessions::{Held, News};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -996,5 +997,44 @@ fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
         late.starts_with("FENCED") || late.starts_with("NOTHELD"),
         "{late}"
     );
+    nodes.assert_sound();
+}
+
+/// The holds of a session leave it with their slot, and its waits are told to ask again; both go on at the target.
+#[test]
+fn a_session_learns_that_slots_have_left() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    // What leaves without its keys is lost.
+    let carried = ways(&nodes).into_iter();
+    for (way, go) in carried.filter(|(way, _)| *way != "without its keys") {
+        println!("{way}");
+        let tag = format!("{{{way}}}").replace(' ', "-");
+        let (held, other) = (format!("{tag}held"), format!("{tag}other"));
+        take(&mut c, &other, "ann", 600_000);
+        let (token, id): Held = c.ask(&format!("DLOCK.ACQUIRE {held} s/1 600000 IN s"));
+        c.run(&format!("DLOCK.ACQUIRE {other} s/2 600000 BLOCK 0 IN s"));
+        // Kept by a key that stays.
+        let keep = format!("DLOCK.SESSION {{stays-here}} s 600000 SEEN {id} 1");
+        c.ask::<News>(&keep);
+        go(&nodes, &[&held, &other]);
+        let mut told = Vec::new();
+        await_until("both rows are there", PATIENCE, || {
+            let (_, _, left, rows): News = c.ask(&keep);
+            let words = rows.into_iter();
+            told = words.map(|row| (row.1, row.2, row.4)).collect();
+            told.sort();
+            told.len() == 2 && left.is_none()
+        });
+        let again = ("again".to_owned(), other.clone(), 0);
+        let moved = ("moved".to_owned(), held.clone(), token);
+        assert_eq!(told, [again, moved], "{way}");
+        let (_, there): Held = d.ask(&format!("DLOCK.RENEW {held} s/1 600000 TOKEN {token} IN s"));
+        let queued: (u64, u64, u64) =
+            d.ask(&format!("DLOCK.ACQUIRE {other} s/2 600000 BLOCK 0 IN s"));
+        assert_eq!(queued, (0, 0, there), "{way}");
+        d.run(&format!("DLOCK.SESSION {held} s 0"));
+        c.run("DLOCK.SESSION {stays-here} s 0");
+    }
     nodes.assert_sound();
 }

@@ -1,6 +1,7 @@
 //! Answers that replicas confirm (`dlock.replicas`), on real groups of servers: when they come, what happens without a
 //! confirmation, and which replicas count.
 
+use crate::connections::sessions::News;
 use dlock_integration::redis::Value;
 use dlock_integration::{
     assert_sound, assert_sound_log, await_until, stat, Ask, Grant, Queued, Server, ServerBuilder,
@@ -1162,5 +1163,60 @@ fn what_nobody_had_nobody_loses() {
     assert!(error.starts_with("NOACK "), "{error}");
     let (ties, _, lost): (u64, Value, Vec<Value>) = wire.ask("DLOCK.KEEP 60000");
     assert_eq!((ties, lost), (0, Vec::new()));
+    group.end();
+}
+
+/// A request in a session waits for no confirmation: its row comes with that. What its program may count on is what replicas have
+/// confirmed.
+#[test]
+fn a_session_counts_on_confirmed_ends() {
+    let group = Group::start(1);
+    let mut c = group.primary.connection();
+    let (_, _, id): (u64, u64, u64) = c.ask("DLOCK.ACQUIRE k s/1 60000 IN s");
+    let keep = |c: &mut Wire, seen: u64| {
+        c.ask::<News>(&format!("DLOCK.SESSION k s 600000 SEEN {id} {seen}"))
+    };
+    await_until("its row has come", PATIENCE, || keep(&mut c, 0).1 == 1);
+    let (_, _, left, rows) = keep(&mut c, 0);
+    let row = &rows[0];
+    assert_eq!((row.1.as_str(), row.3.as_str()), ("granted", "s/1"));
+    assert!(
+        left.is_some_and(|left| left > 59_000) && row.5 > 59_000,
+        "{left:?}, {row:?}"
+    );
+    // Asked again, it is told anew.
+    c.ask::<(u64, u64, u64)>("DLOCK.ACQUIRE k s/1 60000 IN s");
+    await_until("its row has come again", PATIENCE, || {
+        keep(&mut c, 1).1 == 2
+    });
+    // The server renews a hold of three seconds: its program counts on that once it is confirmed.
+    c.ask::<(u64, u64, u64)>("DLOCK.ACQUIRE short s/2 3000 IN s");
+    await_until("its row has come", PATIENCE, || keep(&mut c, 2).1 == 3);
+    let renewed = stat(&group.primary, "auto_renewals_total");
+    await_until("it is renewed, and that is confirmed", PATIENCE, || {
+        stat(&group.primary, "auto_renewals_total") > renewed
+            && keep(&mut c, 3).2.is_some_and(|left| left > 2_500)
+    });
+    group.freeze();
+    sleep(Duration::from_millis(3_500));
+    let (_, _, left, _) = keep(&mut c, 3);
+    assert_eq!(left, Some(0), "nobody has confirmed a later end");
+    let here: Vec<u64> = c.ask("DLOCK.HELD short s/2");
+    assert!(here[2] > 0, "the server goes on with its renewals");
+    // What is granted now is told to nobody, and given back.
+    group.set_ack_timeout(300);
+    c.ask::<(u64, u64, u64)>("DLOCK.ACQUIRE new s/3 60000 IN s");
+    await_until("its program is told to ask again", PATIENCE, || {
+        let rows = keep(&mut c, 3).3;
+        rows.iter()
+            .any(|row| (row.1.as_str(), row.2.as_str()) == ("again", "new"))
+    });
+    await_until("it is given back", PATIENCE, || {
+        c.ask::<Option<Vec<u64>>>("DLOCK.HELD new").is_none()
+    });
+    group.thaw();
+    await_until("the later ends are confirmed", PATIENCE, || {
+        keep(&mut c, 3).2.is_some_and(|left| left > 0)
+    });
     group.end();
 }
