@@ -212,8 +212,8 @@ impl HoldTable {
         }
     }
 
-    /// Notes that replicas have confirmed a hold until `end`, and tells its session of it, if it has not been told; `anew`: even if it
-    /// has.
+    /// Notes that replicas have confirmed a hold until `end`, and reports it to its session if that does not know of it; `anew`: even
+    /// if it does.
     pub(crate) fn tell_confirmed(&mut self, whose: HoldRef, token: Token, end: WallMs, anew: bool) {
         self.confirm_end(whose, token, end);
         let Some(id) = self.ties.find_hold(whose, token) else {

@@ -118,6 +118,29 @@ fn a_demotion_forgets_sessions() {
     assert_sound(&server);
 }
 
+/// A replica gets the releases of a session that ends, also within MULTI.
+#[test]
+fn the_end_of_a_session_reaches_replicas() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let (mut c, mut there) = (primary.connection(), replica.connection());
+    for ends in [
+        &["DLOCK.SESSION k s 0"][..],
+        &["MULTI", "DLOCK.SESSION k s 0", "EXEC"],
+    ] {
+        c.ask::<Held>("DLOCK.ACQUIRE k s/1 600000 IN s");
+        await_until("the replica has the hold", PATIENCE, || {
+            there.ask::<usize>("DBSIZE") == 1
+        });
+        ends.iter().for_each(|line| c.run(line));
+        await_until("the replica has its end", PATIENCE, || {
+            there.ask::<usize>("DBSIZE") == 0
+        });
+    }
+    assert_sound(&primary);
+    assert_sound(&replica);
+}
+
 /// Sends lines, many at a time.
 fn send_all(c: &mut Wire, lines: impl Iterator<Item = String>) {
     let lines: Vec<String> = lines.collect();

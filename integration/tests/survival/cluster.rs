@@ -1000,7 +1000,7 @@ fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
     nodes.assert_sound();
 }
 
-/// The holds of a session leave it with their slot, and its waits are told to ask again; both go on at the target.
+/// The holds of a session leave it with their slot, and its waits get the row `again`. Both continue at the target.
 #[test]
 fn a_session_learns_that_slots_have_left() {
     let nodes = Nodes::start();

@@ -1184,7 +1184,7 @@ fn a_session_counts_on_confirmed_ends() {
         left.is_some_and(|left| left > 59_000) && row.5 > 59_000,
         "{left:?}, {row:?}"
     );
-    // Asked again, it is told anew.
+    // Asked again, the server sends its row again.
     c.ask::<(u64, u64, u64)>("DLOCK.ACQUIRE k s/1 60000 IN s");
     await_until("its row has come again", PATIENCE, || {
         keep(&mut c, 1).1 == 2
@@ -1203,14 +1203,18 @@ fn a_session_counts_on_confirmed_ends() {
     assert_eq!(left, Some(0), "nobody has confirmed a later end");
     let here: Vec<u64> = c.ask("DLOCK.HELD short s/2");
     assert!(here[2] > 0, "the server goes on with its renewals");
-    // What is granted now is told to nobody, and given back.
+    // Nobody learns of what is granted now, and the server gives it back.
     group.set_ack_timeout(300);
     c.ask::<(u64, u64, u64)>("DLOCK.ACQUIRE new s/3 60000 IN s");
-    await_until("its program is told to ask again", PATIENCE, || {
-        let rows = keep(&mut c, 3).3;
-        rows.iter()
-            .any(|row| (row.1.as_str(), row.2.as_str()) == ("again", "new"))
-    });
+    await_until(
+        "its program learns that it must ask again",
+        PATIENCE,
+        || {
+            let rows = keep(&mut c, 3).3;
+            rows.iter()
+                .any(|row| (row.1.as_str(), row.2.as_str()) == ("again", "new"))
+        },
+    );
     await_until("it is given back", PATIENCE, || {
         c.ask::<Option<Vec<u64>>>("DLOCK.HELD new").is_none()
     });

@@ -4,7 +4,7 @@
 //! One rule for both. A *new* hold that no later command of its owner has touched (re-entered, renewed, downgraded, partly
 //! released) ends, and the ticket that its owner had by `CLAIM` stands again. In a request for many locks this holds for each lock
 //! by itself. A hold that was touched stays as that command answered it, since its client got that answer. Nothing else is undone:
-//! an undelivered re-entry or upgrade stands. No program is told of the token of a new hold in a session before it is confirmed, so
+//! an undelivered re-entry or upgrade stands. No program learns the token of a new hold in a session before it is confirmed, so
 //! such a hold ends whatever came after it.
 
 use crate::keyspace::{exists, Entry, Keyspace, Value};

@@ -1,5 +1,5 @@
-//! The life of sessions between their commands: when they are alive, what becomes of their places when they are not, and what their
-//! programs are told.
+//! The life of sessions between their commands: when they are alive, what becomes of their places when they are not, and which news
+//! their programs get.
 
 use crate::holds::sessions::Blocked;
 use crate::holds::Due;

@@ -353,7 +353,7 @@ impl Engine {
     }
 
     /// Lets a request take over a place, with nobody there from now on. The request that waits there is answered `REPLACED`; one that
-    /// asks again in its session goes on, and nobody is told.
+    /// asks again in its session continues without an answer.
     pub(in crate::rules) fn take_over(&mut self, at: Part, now: Now, ask: &Ask) {
         let place = self.queues.at(at.lock).place(at.place);
         match place.and_then(Place::request) {

@@ -687,7 +687,7 @@ impl Model {
         hold.tie = Tie::Connection(client);
     }
 
-    /// Takes a hold out of its session, if it is in one, which is told; but not of what a command did that names the token.
+    /// Takes a hold out of its session, if it is in one. The session gets a row, unless a command that names the token did it.
     fn leave_session(
         &mut self,
         key: &'static str,

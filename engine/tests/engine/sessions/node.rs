@@ -203,7 +203,7 @@ impl Node {
         self.settle();
     }
 
-    /// Ends an event: sessions are told, keys are written, connections are answered.
+    /// Ends an event: the engine tells the sessions, and the server writes the keys and answers the connections.
     fn end_event(&mut self) {
         self.server.engine.tell_sessions(self.now);
         let (_, outputs) = self.server.work_off();

@@ -28,7 +28,7 @@ pub const KEYS: [&str; 2] = ["k", "m"];
 pub enum Mistake {
     /// It counts what an answer says from when it was answered, not from when it asked.
     CountsFromAnswer,
-    /// It does not release what it is told of and does not hold.
+    /// It does not release what a row gives it and it does not hold.
     KeepsStrangeRows,
 }
 
@@ -44,7 +44,7 @@ pub struct Held {
     /// Whether the session has it no more.
     pub taken: bool,
     lease: Millis,
-    /// When the program was told of it.
+    /// When the program learned of it.
     pub told: Millis,
     /// Until when the program believes in it.
     pub until: Millis,
@@ -444,7 +444,7 @@ impl Program {
         });
     }
 
-    /// Gives back a token that it is told of and does not hold: a wait that it has left.
+    /// Gives back a token that a row names and that it does not hold: the grant of a wait that it has left.
     fn release_strange(
         &mut self,
         key: &'static str,

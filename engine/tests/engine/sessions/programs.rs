@@ -34,7 +34,7 @@ enum Fault {
     Program(Mistake),
     /// SEEN names a row, and not the session's id.
     SeenWithoutId,
-    /// A row is told once.
+    /// The server sends a row once.
     RowsGoWhenSent,
     /// A release by a stranger is no row.
     SilentRelease,
