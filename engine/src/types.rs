@@ -36,7 +36,7 @@ number! {
     OwnerHash
 }
 
-/// Identifies a session in this run of the server, and no session ever after it.
+/// Identifies a session as long as it exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionNo(pub NonZeroU32);
 

@@ -216,9 +216,16 @@ impl Sessions {
         Ok(no)
     }
 
+    /// Returns a number that no session has. A program that polls in a session of nothing else begins one with each request, so that
+    /// the numbers come round within days.
     fn next_no(&mut self) -> SessionNo {
-        self.last += 1;
-        SessionNo(NonZeroU32::MIN.saturating_add(self.last))
+        loop {
+            self.last = self.last.wrapping_add(1);
+            let no = SessionNo(NonZeroU32::MIN.saturating_add(self.last));
+            if !self.by_no.contains_key(&no) && !self.renumbered.contains_key(&no) {
+                return no;
+            }
+        }
     }
 
     /// Draws an id.
