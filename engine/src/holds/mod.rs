@@ -134,7 +134,7 @@ impl HoldTable {
             if !self.ties.is_empty() {
                 self.lose_upgraded(whose, hold.token, terms);
             }
-            self.retie(whose, hold.token, token);
+            self.retie(whose, hold.token, token, now);
             entry.events.push(Event::Acquired(token));
             (token, terms.share.limit, terms.share.permits)
         };

@@ -19,6 +19,14 @@ use std::ops::Bound::{Excluded, Unbounded};
 const MOST_LOST: usize = 1024;
 const MOST_LOST_BYTES: usize = 1 << 20;
 
+/// How long a new hold of a session may stay out of its orders, and the most of a session that do. Most are released by then, and have
+/// cost no order anything.
+const YOUNG_MS: Millis = 1_000;
+const MOST_YOUNG: usize = 1_024;
+
+/// How many holds come into their orders in the time that a renewal takes, at least.
+const MATURED_A_RENEWAL: usize = 8;
+
 /// The bond between a hold and a party.
 #[derive(Debug, Clone)]
 pub struct Tie {
@@ -39,6 +47,8 @@ pub struct Tie {
     /// The latest end of the lease that replicas have confirmed, for a session that counts on it; none while its grant waits for that, or
     /// where no replica confirms anything.
     pub confirmed: Option<WallMs>,
+    /// Whether it is in no order of its party yet.
+    pub young: bool,
 }
 
 /// How the server renews a hold.
@@ -190,6 +200,12 @@ impl Tie {
             .is_some_and(|auto| !matches!(auto.next, Renewal::Paused | Renewal::Stopped))
     }
 
+    /// Returns true if it may stay out of its party's orders for a while: nothing is due until then.
+    fn may_be_young(&self, now: SteadyMs) -> bool {
+        let next = self.auto.map(|auto| auto.next);
+        matches!((self.party, next), (Party::Session(_), Some(Renewal::At(at))) if at >= now.after(YOUNG_MS))
+    }
+
     fn ranked(&self, id: TieId) -> ByExpiry {
         ByExpiry {
             ephemeral_only: self.auto.is_none(),
@@ -233,6 +249,10 @@ pub struct TieId {
 /// A party that holds are tied to, or were. It is kept until it ends: a party that ties one hold ties another.
 #[derive(Debug, Clone, Default)]
 struct Bundle {
+    // How many holds are tied to it.
+    count: usize,
+    // The newest holds, which are in none of the orders, and some that are gone.
+    young: VecDeque<TieId>,
     holds: BTreeSet<ByExpiry>,
     // By the ends that replicas have confirmed, where they confirm any.
     confirmed: BTreeSet<(WallMs, TieId)>,
@@ -250,6 +270,33 @@ struct Bundle {
 }
 
 impl Bundle {
+    /// Enters a hold into the orders.
+    fn order(&mut self, renewals: &mut Renewals, id: TieId, tie: &mut Tie) {
+        tie.young = false;
+        self.holds.insert(tie.ranked(id));
+        self.confirmed.extend(tie.confirmed.map(|end| (end, id)));
+        if let Some(auto) = tie.auto {
+            self.enter(renewals, id, auto.next);
+        }
+    }
+
+    /// Enters the oldest of the newest holds, if it still exists. Returns false if there was none.
+    fn order_oldest(
+        &mut self,
+        party: Party,
+        renewals: &mut Renewals,
+        ties: &mut BTreeMap<TieId, Box<Tie>>,
+    ) -> bool {
+        let Some(id) = self.young.pop_front() else {
+            return false;
+        };
+        let tie = ties.get_mut(&id);
+        if let Some(tie) = tie.filter(|tie| tie.young && tie.party == party) {
+            self.order(renewals, id, tie);
+        }
+        true
+    }
+
     /// Enters when a hold is renewed next.
     fn enter(&mut self, renewals: &mut Renewals, id: TieId, next: Renewal) {
         match next {
@@ -261,7 +308,9 @@ impl Bundle {
 
     /// Puts a hold of it in its place by the end of its lease.
     fn set_end(&mut self, tie: &mut Tie, id: TieId, end: WallMs) {
-        if tie.end != end {
+        if tie.young {
+            tie.end = end;
+        } else if tie.end != end {
             self.holds.remove(&tie.ranked(id));
             tie.end = end;
             self.holds.insert(tie.ranked(id));
@@ -270,7 +319,11 @@ impl Bundle {
 
     /// Enters until when replicas have confirmed a hold, in place of what was known.
     fn confirm(&mut self, tie: &mut Tie, id: TieId, end: Option<WallMs>) {
-        if let Some(before) = std::mem::replace(&mut tie.confirmed, end) {
+        let before = std::mem::replace(&mut tie.confirmed, end);
+        if tie.young {
+            return;
+        }
+        if let Some(before) = before {
             self.confirmed.remove(&(before, id));
         }
         self.confirmed.extend(end.map(|end| (end, id)));
@@ -349,6 +402,8 @@ pub struct Ties {
     autos: usize,
     /// When the server renews which hold.
     pub renewals: Renewals,
+    // When the newest holds of a session come into its orders.
+    maturing: VecDeque<(SteadyMs, Party)>,
     // Holds whose renewal is due.
     due: VecDeque<TieId>,
     // Holds that were paused until a heartbeat came, and are to be renewed again.
@@ -373,6 +428,13 @@ impl Ties {
     /// Returns how many holds the server renews.
     pub fn autos(&self) -> usize {
         self.autos
+    }
+
+    /// Returns a party whose orders are to be read.
+    fn ordered(&self, party: Party) -> Option<&Bundle> {
+        let its = self.by_party.get(&party)?;
+        debug_assert!(its.young.is_empty(), "not all its holds are in order");
+        Some(its)
     }
 
     /// Returns the tie with this number.
@@ -430,15 +492,24 @@ impl Ties {
     }
 
     /// Ties a hold that has no tie. Returns the tie's number.
-    pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> TieId {
+    pub fn tie(&mut self, token: Token, mut tie: Box<Tie>, now: SteadyMs) -> TieId {
         self.ephemeral += usize::from(tie.ephemeral);
         self.autos += usize::from(tie.renews());
         let id = self.number(&tie, token);
         let its = self.by_party.entry(tie.party).or_default();
-        its.holds.insert(tie.ranked(id));
-        its.confirmed.extend(tie.confirmed.map(|end| (end, id)));
-        if let Some(auto) = tie.auto {
-            its.enter(&mut self.renewals, id, auto.next);
+        its.count += 1;
+        tie.young = tie.may_be_young(now);
+        if tie.young {
+            if its.young.is_empty() {
+                self.maturing.push_back((now.after(YOUNG_MS), tie.party));
+            }
+            its.young.push_back(id);
+            if its.young.len() > MOST_YOUNG {
+                its.order_oldest(tie.party, &mut self.renewals, &mut self.by_id);
+                its.order_oldest(tie.party, &mut self.renewals, &mut self.by_id);
+            }
+        } else {
+            its.order(&mut self.renewals, id, &mut tie);
         }
         if self.by_id.insert(id, tie).is_some() {
             broken!("a hold that is tied anew is tied by nothing");
@@ -470,6 +541,10 @@ impl Ties {
         self.ephemeral -= usize::from(tie.ephemeral);
         self.autos -= usize::from(tie.renews());
         if let Some(its) = self.by_party.get_mut(&tie.party) {
+            its.count -= 1;
+            if tie.young {
+                return Some(tie);
+            }
             its.holds.remove(&tie.ranked(id));
             if let Some(end) = tie.confirmed {
                 its.confirmed.remove(&(end, id));
@@ -479,6 +554,16 @@ impl Ties {
             }
         }
         Some(tie)
+    }
+
+    /// Enters the newest holds of a party into its orders, which whoever reads them needs. Returns how many it looked at.
+    pub fn order(&mut self, party: Party) -> usize {
+        let Some(its) = self.by_party.get_mut(&party) else {
+            return 0;
+        };
+        let young = its.young.len();
+        while its.order_oldest(party, &mut self.renewals, &mut self.by_id) {}
+        young
     }
 
     /// Unties the hold of this owner.
@@ -535,20 +620,31 @@ impl Ties {
             !bundle.lost.is_empty()
         });
         self.renewals.clear();
+        self.maturing.clear();
         self.due.clear();
         self.resumed.clear();
         (self.ephemeral, self.autos) = (0, 0);
     }
 
-    /// Returns when the server renews a hold next.
+    /// Returns when the server renews a hold next, or enters holds into the orders by which it does.
     pub fn next_renewal(&self) -> Option<SteadyMs> {
-        self.renewals.first().map(|(at, _)| *at)
+        let matures = self.maturing.front().map(|(at, _)| *at);
+        let renews = self.renewals.first().map(|(at, _)| *at);
+        matures.into_iter().chain(renews).min()
     }
 
     /// Notes that up to `room` holds are to be renewed by now.
     pub fn come_due(&mut self, now: SteadyMs, room: usize) {
+        let (mut matured, most) = (0, room * MATURED_A_RENEWAL);
+        while let Some((at, party)) = self.maturing.front().copied() {
+            if at > now || matured >= most {
+                break;
+            }
+            self.maturing.pop_front();
+            matured += 1 + self.order(party);
+        }
         for _ in 0..room {
-            if self.next_renewal().is_none_or(|at| at > now) {
+            if self.renewals.first().is_none_or(|(at, _)| *at > now) {
                 break;
             }
             let first = self.renewals.pop_first();
@@ -565,6 +661,9 @@ impl Ties {
             return broken!("a hold is tied to a party that is known");
         };
         self.autos -= usize::from(tie.renews());
+        if tie.young {
+            its.order(&mut self.renewals, id, tie);
+        }
         its.set_end(tie, id, end);
         if let Some(auto) = &mut tie.auto {
             let before = std::mem::replace(&mut auto.next, next);
@@ -630,7 +729,7 @@ impl Ties {
 
     /// Returns the earliest end of a lease that the server renews for a party, or has renewed; none if it renews none.
     pub fn first_end(&self, party: Party) -> Option<WallMs> {
-        let first = self.by_party.get(&party)?.holds.first();
+        let first = self.ordered(party)?.holds.first();
         let first = first.filter(|first| !first.ephemeral_only);
         first.map(|first| first.end)
     }
@@ -674,7 +773,7 @@ impl Ties {
 
     /// Returns a hold of this party whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, party: Party, now: WallMs) -> Option<TieId> {
-        let holds = &self.by_party.get(&party)?.holds;
+        let holds = &self.ordered(party)?.holds;
         let first = |ephemeral_only| holds.range(ByExpiry::first(ephemeral_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
         let ended = firsts.find(|hold| hold.end <= now);
@@ -691,14 +790,12 @@ impl Ties {
 
     /// Returns how many holds are tied to a party.
     pub fn count(&self, party: Party) -> usize {
-        self.by_party
-            .get(&party)
-            .map_or(0, |bundle| bundle.holds.len())
+        self.by_party.get(&party).map_or(0, |bundle| bundle.count)
     }
 
     /// Returns the earliest end of a lease of this party that replicas have confirmed.
     pub fn first_confirmed(&self, party: Party) -> Option<WallMs> {
-        let first = self.by_party.get(&party)?.confirmed.first();
+        let first = self.ordered(party)?.confirmed.first();
         first.map(|(end, _)| *end)
     }
 
@@ -749,7 +846,7 @@ impl Ties {
 
     /// Returns the hold of a party that comes after this one, or its first.
     pub fn next_of(&self, party: Party, after: Option<TieId>) -> Option<TieId> {
-        let holds = &self.by_party.get(&party)?.holds;
+        let holds = &self.ordered(party)?.holds;
         let after = after.and_then(|id| Some(self.get(id)?.ranked(id)));
         let next = match after {
             None => holds.first(),

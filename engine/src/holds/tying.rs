@@ -91,8 +91,9 @@ impl HoldTable {
             row: 0,
             untold: false,
             confirmed: None,
+            young: false,
         });
-        self.replace_tie(token, before, Some(tie));
+        self.replace_tie(token, before, Some(tie), now);
     }
 
     /// Ties a hold to a session. Its renewals become no shorter.
@@ -124,8 +125,9 @@ impl HoldTable {
                 Some(tie) => tie.confirmed,
                 None => self.sessions.confirms.then_some(WallMs(0)),
             },
+            young: false,
         });
-        self.replace_tie(token, before, Some(tie));
+        self.replace_tie(token, before, Some(tie), now);
     }
 
     /// Ties a renewed hold: the last command that ties it decides, and only `EPHEMERAL` of the same connection stays. A renewal
@@ -161,9 +163,10 @@ impl HoldTable {
                 row: 0,
                 untold: false,
                 confirmed: None,
+                young: false,
             })
         });
-        self.replace_tie(token, before, tie);
+        self.replace_tie(token, before, tie, now);
     }
 
     /// Unties a hold whose lease ends at `end` now.
@@ -175,7 +178,13 @@ impl HoldTable {
     }
 
     /// Replaces a tie that was removed. Another party that had it learns of the loss.
-    fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
+    fn replace_tie(
+        &mut self,
+        token: Token,
+        before: Option<Box<Tie>>,
+        tie: Option<Box<Tie>>,
+        now: Now,
+    ) {
         let mut stays = false;
         if let Some(before) = before {
             match &tie {
@@ -188,7 +197,7 @@ impl HoldTable {
             return;
         };
         let (party, row) = (tie.party, tie.row);
-        let id = self.ties.tie(token, tie);
+        let id = self.ties.tie(token, tie, now.steady());
         if !stays {
             self.sessions.came(party, id, &mut self.ties);
         } else if row > 0 {
@@ -330,12 +339,12 @@ impl HoldTable {
     }
 
     /// Moves a tie to the hold's new token.
-    pub fn retie(&mut self, whose: HoldRef, old: Token, new: Token) {
+    pub fn retie(&mut self, whose: HoldRef, old: Token, new: Token, now: Now) {
         let Some(old) = self.ties.find_hold(whose, old) else {
             return;
         };
         if let Some(tie) = self.ties.untie(old) {
-            let new = self.ties.tie(new, tie);
+            let new = self.ties.tie(new, tie, now.steady());
             self.ties.resume_as(old, new);
         }
     }

@@ -740,7 +740,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 10] = [
-    "by_id: {}, twins: {}, by_party: {}, ephemeral: 0, autos: 0, renewals: {}, due: [], resumed: []",
+    "by_id: {}, twins: {}, by_party: {}, ephemeral: 0, autos: 0, renewals: {}, maturing: [], due: [], resumed: []",
     "sessions: Sessions { by_no: {}",
     "timers: Deadlines { index: {}",
     "windows: Deadlines { index: {}",

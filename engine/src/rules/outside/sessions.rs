@@ -140,7 +140,7 @@ impl Engine {
 
     /// Returns what the program of a session has not seen.
     pub(in crate::rules) fn news(
-        &self,
+        &mut self,
         no: SessionNo,
         seen: u64,
         arrived: SteadyMs,
@@ -148,6 +148,9 @@ impl Engine {
     ) -> News {
         let session = self.holds.sessions.get(no);
         let party = session.map(|its| Party::Session(its.holds));
+        if let Some(party) = party {
+            self.holds.ties.order(party);
+        }
         let confirms = self.policy.confirms();
         News {
             id: session.map_or(0, |its| its.id),

@@ -112,7 +112,7 @@ impl Engine {
     }
 
     /// Returns the reply to a SESSION command that its connection waits for no longer; none if it is not one.
-    pub fn news_for(&self, id: RequestId, now: Now) -> Option<News> {
+    pub fn news_for(&mut self, id: RequestId, now: Now) -> Option<News> {
         let no = self.holds.sessions.of_command(id)?;
         let blocked = self.holds.sessions.get(no)?.blocked?;
         Some(self.news(no, blocked.seen, blocked.arrived, now))

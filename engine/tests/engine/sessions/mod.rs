@@ -7,6 +7,7 @@
 //! | `comparison` | the engine against the `model`, with random commands, deaths and times |
 //! | `found` | what the comparison has found |
 //! | `overflow` | a session whose rows nobody reads |
+//! | `young` | many holds that are taken within a second |
 //! | `program`, `programs` | a program that follows the rules; many of them, and what happens to them |
 
 mod comparison;
@@ -17,3 +18,4 @@ mod overflow;
 mod program;
 mod programs;
 mod words;
+mod young;
