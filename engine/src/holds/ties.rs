@@ -563,6 +563,7 @@ impl Ties {
         };
         let young = its.young.len();
         while its.order_oldest(party, &mut self.renewals, &mut self.by_id) {}
+        its.young = VecDeque::new();
         young
     }
 

@@ -2,10 +2,13 @@
 
 use crate::holds::{HoldKey, Loss, Tie, TieId, Ties};
 use crate::types::{HoldRef, Token, WallMs};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::VecDeque;
 
 /// The most rows that are kept, without those by which a session learns of a hold that is still in it.
 const MOST_LOOSE: usize = 10_000;
+
+/// How many rows have room once all have been seen: a burst leaves no memory behind.
+const USUAL_ROWS: usize = 16;
 
 /// What has happened to a hold or a wait of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +47,20 @@ impl Word {
 /// One row.
 #[derive(Debug, Clone)]
 struct Row {
+    number: u64,
     word: Word,
     token: Token,
     whose: Whose,
     // The end of the lease, of a hold that goes on.
     end: Option<WallMs>,
+    // Whether the reply to a command has said the same.
+    repeats: bool,
+}
+
+impl Row {
+    fn is_gone(&self) -> bool {
+        matches!(self.whose, Whose::Nobody)
+    }
 }
 
 /// The lock and the owner that a row names.
@@ -58,6 +70,8 @@ enum Whose {
     Held(TieId),
     /// Others.
     Named(Box<HoldKey>),
+    /// The row is gone, and only its place is left.
+    Nobody,
 }
 
 /// A row, as a reply has it.
@@ -77,15 +91,18 @@ pub struct NewsRow {
     pub end: Option<WallMs>,
 }
 
-/// The rows that nobody has seen yet, by their numbers.
+/// The rows that nobody has seen yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rows {
-    by_number: BTreeMap<u64, Row>,
-    // How many of them name no hold of the session.
+    // In the order of their numbers. Most rows go in that order, or soon after they have come, so that few places are left behind.
+    rows: VecDeque<Row>,
+    // How many places have lost their rows. The first one never has.
+    gone: usize,
+    // How many rows name no hold of the session.
     loose: usize,
     last: u64,
-    // Those that repeat no reply.
-    news: BTreeSet<u64>,
+    // The last one that repeats no reply.
+    last_news: u64,
 }
 
 impl Rows {
@@ -96,12 +113,12 @@ impl Rows {
 
     /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
-        self.by_number.len()
+        self.rows.len() - self.gone
     }
 
     /// Returns true if there is a row above this number that repeats no reply.
     pub(crate) fn has_news(&self, seen: u64) -> bool {
-        self.news.last().is_some_and(|last| *last > seen)
+        self.last_news > seen
     }
 
     /// Returns true if there are more than are kept.
@@ -109,59 +126,84 @@ impl Rows {
         self.loose > MOST_LOOSE
     }
 
-    fn add(&mut self, row: Row, repeats: bool) -> u64 {
+    fn add(
+        &mut self,
+        word: Word,
+        token: Token,
+        whose: Whose,
+        end: Option<WallMs>,
+        repeats: bool,
+    ) -> u64 {
         self.last += 1;
+        let number = self.last;
         if !repeats {
-            self.news.insert(self.last);
+            self.last_news = number;
         }
-        self.loose += usize::from(matches!(row.whose, Whose::Named(_)));
-        self.by_number.insert(self.last, row);
-        self.last
+        self.loose += usize::from(matches!(whose, Whose::Named(_)));
+        self.rows.push_back(Row {
+            number,
+            word,
+            token,
+            whose,
+            end,
+            repeats,
+        });
+        number
     }
 
-    fn remove(&mut self, number: u64) -> Option<Row> {
-        let row = self.by_number.remove(&number)?;
-        self.news.remove(&number);
-        self.loose -= usize::from(matches!(row.whose, Whose::Named(_)));
-        Some(row)
+    fn get_mut(&mut self, number: u64) -> Option<&mut Row> {
+        let at = self
+            .rows
+            .binary_search_by_key(&number, |row| row.number)
+            .ok()?;
+        self.rows.get_mut(at)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Whose> {
+        let row = self.get_mut(number)?;
+        let whose = std::mem::replace(&mut row.whose, Whose::Nobody);
+        self.gone += usize::from(!matches!(whose, Whose::Nobody));
+        self.loose -= usize::from(matches!(whose, Whose::Named(_)));
+        while self.rows.front().is_some_and(Row::is_gone) {
+            self.rows.pop_front();
+            self.gone -= 1;
+        }
+        if self.gone > self.rows.len() / 2 {
+            self.rows.retain(|row| !row.is_gone());
+            self.gone = 0;
+        }
+        if number == self.last_news {
+            let mut news = self
+                .rows
+                .iter()
+                .rev()
+                .filter(|row| !row.repeats && !row.is_gone());
+            self.last_news = news.next().map_or(0, |row| row.number);
+        }
+        Some(whose)
     }
 
     /// Adds the row of a hold that has come into the session; `repeats`: the reply to a command says the same. Returns its number.
     pub(crate) fn add_granted(&mut self, id: TieId, repeats: bool) -> u64 {
-        let row = Row {
-            word: Word::Granted,
-            token: id.token,
-            whose: Whose::Held(id),
-            end: None,
-        };
-        self.add(row, repeats)
+        self.add(Word::Granted, id.token, Whose::Held(id), None, repeats)
     }
 
     /// Adds the row of a wait that has ended without a grant.
     pub(crate) fn add_outcome(&mut self, word: Word, whose: HoldRef) {
-        let row = Row {
-            word,
-            token: Token(0),
-            whose: Whose::Named(Box::new(HoldKey::new(whose))),
-            end: None,
-        };
-        self.add(row, false);
+        let whose = Whose::Named(Box::new(HoldKey::new(whose)));
+        self.add(word, Token(0), whose, None, false);
     }
 
     /// Adds the row of a hold that has left the session. The row that told of it goes on without the hold.
     pub(crate) fn add_lost(&mut self, token: Token, tie: &Tie, loss: Loss, confirms: bool) {
-        if let Some(granted) = self.by_number.get_mut(&tie.row) {
-            granted.whose = Whose::Named(Box::new(tie.whose.clone()));
+        let whose = || Whose::Named(Box::new(tie.whose.clone()));
+        if let Some(granted) = self.get_mut(tie.row) {
+            granted.whose = whose();
             self.loose += 1;
         }
         let goes_on = matches!(loss, Loss::Taken | Loss::Renamed | Loss::Moved);
-        let row = Row {
-            word: Word::Lost(loss),
-            token,
-            whose: Whose::Named(Box::new(tie.whose.clone())),
-            end: tie.believed(confirms).filter(|_| goes_on),
-        };
-        self.add(row, false);
+        let end = tie.believed(confirms).filter(|_| goes_on);
+        self.add(Word::Lost(loss), token, whose(), end, false);
     }
 
     /// Drops the row of a hold, which its program has given back itself.
@@ -171,37 +213,40 @@ impl Rows {
 
     /// Has a row name the hold by its new number.
     pub(crate) fn renumber(&mut self, row: u64, id: TieId) {
-        if let Some(row) = self.by_number.get_mut(&row) {
+        if let Some(row) = self.get_mut(row) {
             row.whose = Whose::Held(id);
         }
     }
 
     /// Drops the rows up to this number: the program has seen them.
     pub(crate) fn seen(&mut self, number: u64, ties: &mut Ties) {
-        while let Some((first, _)) = self.by_number.first_key_value() {
-            if *first > number {
+        while let Some(first) = self.rows.front().map(|row| row.number) {
+            if first > number {
                 break;
             }
-            let first = *first;
-            if let Some(Whose::Held(id)) = self.remove(first).map(|row| row.whose) {
+            if let Some(Whose::Held(id)) = self.remove(first) {
                 ties.forget_row(id);
             }
+        }
+        if self.rows.is_empty() {
+            self.rows.shrink_to(USUAL_ROWS);
         }
     }
 
     /// Returns all rows above this number, in order; `confirms`: only what replicas have confirmed counts.
     pub(crate) fn above(&self, seen: u64, ties: &Ties, confirms: bool) -> Vec<NewsRow> {
-        let rows = self.by_number.range(seen.saturating_add(1)..);
-        let rows = rows.filter_map(|(number, row)| {
+        let first = self.rows.partition_point(|row| row.number <= seen);
+        let rows = self.rows.range(first..).filter_map(|row| {
             let (whose, end) = match &row.whose {
                 Whose::Named(whose) => (whose.as_ref().as_ref(), row.end),
                 Whose::Held(id) => {
                     let tie = ties.get(*id)?;
                     (tie.whose(), tie.believed(confirms))
                 }
+                Whose::Nobody => return None,
             };
             Some(NewsRow {
-                number: *number,
+                number: row.number,
                 word: row.word,
                 key: whose.name.key.to_vec(),
                 owner: whose.owner.to_vec(),
