@@ -110,14 +110,17 @@ fn permits(of_it: &Value) -> String {
 
 /// The session of a holder or of a request, and since when nobody keeps it.
 fn session(of_it: &Value) -> String {
-    let name = of(of_it, "in");
-    match (name.as_str(), of(of_it, "alive").as_str()) {
+    let since = field(of_it, "since-ms").and_then(number);
+    let alive = of(of_it, "alive") == "1";
+    in_session(&of(of_it, "in"), since.filter(|_| !alive))
+}
+
+/// A session, and for how many milliseconds nobody has kept it; nothing without a name.
+fn in_session(name: &str, not_alive: Option<u64>) -> String {
+    match (name, not_alive.map(time)) {
         ("", _) => String::new(),
-        (name, "1") => format!(", in session {name}"),
-        (name, _) => {
-            let since = time_of(of_it, "since-ms").unwrap_or_default();
-            format!(", in session {name}, which nobody has kept for {since}")
-        }
+        (name, None) => format!(", in session {name}"),
+        (name, Some(since)) => format!(", in session {name}, which nobody has kept for {since}"),
     }
 }
 
@@ -129,7 +132,7 @@ fn connection(of_it: &Value) -> Option<String> {
 
 /// A line of `DLOCK.LIST`.
 pub(crate) fn listed(lock: &Value) -> Option<String> {
-    let [key, owner, holders, queued, left, ..] = items(lock) else {
+    let [key, owner, holders, queued, left, rest @ ..] = items(lock) else {
         return None;
     };
     let by = match (number(holders).unwrap_or(0), text(owner)) {
@@ -142,7 +145,12 @@ pub(crate) fn listed(lock: &Value) -> Option<String> {
         0 => String::new(),
         queued => format!(", {queued} queued"),
     };
-    Some(format!("{:<32} {by}{left}{queued}", text(key)))
+    // Servers before 0.5.0 have no sessions.
+    let session = match rest {
+        [name, not_alive, ..] => in_session(&text(name), number(not_alive)),
+        _ => String::new(),
+    };
+    Some(format!("{:<32} {by}{left}{queued}{session}", text(key)))
 }
 
 /// Prints the locks of the database; in a cluster those of the node that is asked. Returns the exit code.

@@ -163,6 +163,14 @@ fn frame(
         ),
         rates(before.as_ref(), &counted, elapsed),
     ];
+    if of("sessions") > 0 {
+        lines.push(format!(
+            "{} sessions: {} not kept; {} rows not seen",
+            of("sessions"),
+            of("sessions_not_alive"),
+            of("session_rows")
+        ));
+    }
     let gauges = [
         ("quarantined", "in quarantine"),
         ("drained", "drained"),

@@ -4,6 +4,7 @@ use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
 use dlock_engine::{Edge, Keyspace};
+use std::rc::Rc;
 
 /// The pairs that are shown without `COUNT`.
 const SHOWN: u64 = 1_000;
@@ -23,11 +24,15 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
 }
 
 fn row(edge: &Edge) -> Reply {
+    let [waits, holds] = &edge.sessions;
+    let session = |of: &Option<Rc<[u8]>>| Reply::Bulk(of.as_deref().unwrap_or_default().to_vec());
     Reply::Array(vec![
         Reply::Bulk(edge.waiter.to_vec()),
         Reply::Bulk(edge.name.key.to_vec()),
         Reply::Bulk(edge.blocker.to_vec()),
         Reply::Integer(edge.waited_ms),
+        session(waits),
+        session(holds),
     ])
 }
 

@@ -109,12 +109,19 @@ fn shape(key: &[u8], row: Row) -> Reply {
         Some((owner, lease_ms)) => (Reply::Bulk(owner), Reply::Integer(lease_ms)),
         None => (Reply::Null, Reply::Null),
     };
+    let (session, not_alive_ms) = match row.session {
+        Some(session) if session.alive => (session.name, Reply::Null),
+        Some(session) => (session.name, Reply::Integer(session.since_ms)),
+        None => (Vec::new(), Reply::Null),
+    };
     Reply::Array(vec![
         Reply::Bulk(key.to_vec()),
         owner,
         Reply::Integer(row.holders as u64),
         Reply::Integer(row.queued as u64),
         lease_ms,
+        Reply::Bulk(session),
+        not_alive_ms,
     ])
 }
 

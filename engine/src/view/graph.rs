@@ -1,10 +1,10 @@
 //! The graph of waits, for people to read.
 
 use crate::keyspace::Keyspace;
-use crate::lock::Lock;
+use crate::lock::{Hold, Lock};
 use crate::queue::{LockId, Place};
 use crate::state::Engine;
-use crate::types::{Millis, Name, NameRef, Now};
+use crate::types::{HoldRef, Millis, Name, NameRef, Now};
 use std::rc::Rc;
 
 /// One wait of an owner for another.
@@ -18,6 +18,8 @@ pub struct Edge {
     pub blocker: Rc<[u8]>,
     /// Since how many milliseconds it waits.
     pub waited_ms: Millis,
+    /// The session that waits, and the session of the hold or place that it waits for.
+    pub sessions: [Option<Rc<[u8]>>; 2],
 }
 
 /// The locks of one page.
@@ -71,26 +73,35 @@ impl Engine {
     ) {
         let queue = self.queues.at(lock);
         let name = &queue.name;
-        let mut before: Option<&Rc<[u8]>> = None;
+        let mut before: Option<&Place> = None;
+        let named = |no| Some(self.holds.sessions.get(no)?.name.clone());
+        let of_place = |place: &Place| self.session_of_place(place).and_then(named);
         let mut add = |lock: &Lock| {
             for (_, place) in queue.in_order() {
-                let first = before.replace(&place.owner);
+                let first = before.replace(place);
                 if place.is_absent() {
                     continue;
                 }
-                let mut edge = |blocker: Rc<[u8]>| {
+                let session = of_place(place);
+                let mut edge = |(blocker, its): (Rc<[u8]>, _)| {
                     edges.push(Edge {
                         waiter: place.owner.clone(),
                         name: name.clone(),
                         blocker,
                         waited_ms: place.waited_us(now) / 1000,
+                        sessions: [session.clone(), its],
                     });
                     edges.len() < most
                 };
-                let mut holders = in_the_way(lock, now, place).peekable();
+                let of_hold = |hold: Hold| {
+                    let (name, owner) = (name.as_ref(), hold.owner);
+                    let session = self.holds.session_of(HoldRef { name, owner }, hold.token);
+                    (Rc::from(owner), session.and_then(named))
+                };
+                let mut holders = in_the_way(lock, now, place).map(of_hold).peekable();
                 let more = match (holders.peek(), first) {
                     (Some(_), _) => holders.all(&mut edge),
-                    (None, Some(first)) => edge(first.clone()),
+                    (None, Some(first)) => edge((first.owner.clone(), of_place(first))),
                     (None, None) => true,
                 };
                 if !more {
@@ -110,15 +121,14 @@ impl Engine {
     }
 }
 
-/// Returns the holders that exclude this place's owner.
+/// Returns the holds that exclude this place's owner.
 fn in_the_way<'l>(
     lock: &'l Lock,
     now: Now,
     place: &'l Place,
-) -> impl Iterator<Item = Rc<[u8]>> + 'l {
+) -> impl Iterator<Item = Hold<'l>> + 'l {
     let compatible = lock.admits(&place.owner, place.share);
-    let others = lock.holds().filter(move |hold| {
+    lock.holds().filter(move |hold| {
         !compatible && hold.deadline > now.wall() && *hold.owner != *place.owner
-    });
-    others.map(|hold| Rc::from(hold.owner))
+    })
 }

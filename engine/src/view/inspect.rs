@@ -118,6 +118,8 @@ pub enum PlaceKind {
 pub struct Row {
     /// The holder that was asked for, or the one whose lease ends last: who, and milliseconds until that.
     pub hold: Option<(Vec<u8>, Millis)>,
+    /// The session of that hold.
+    pub session: Option<SessionView>,
     /// How many hold it.
     pub holders: usize,
     /// How many places its queue has.
@@ -152,6 +154,7 @@ impl Engine {
         let queue = self.queue(name);
         let row = Row {
             hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
+            session: hold.and_then(|hold| self.view_session_of(&hold, now, name)),
             holders: lock.live(now.wall()),
             // On a replica, and right after a load, only the value knows the tickets.
             queued: queue.len().max(lock.queued()),
@@ -168,10 +171,7 @@ impl Engine {
             let owner = hold.owner;
             self.holds.session_of(HoldRef { name, owner }, hold.token) == Some(no)
         };
-        let waits = |place: &Place| {
-            let request = place.request().and_then(|id| self.requests.get(id));
-            request.is_some_and(|request| request.terms.session == Some(no))
-        };
+        let waits = |place: &Place| self.session_of_place(place) == Some(no);
         let mut places = self.queue(name).in_order();
         lock.is_some_and(|lock| lock.holds().any(holds)) || places.any(|(_, place)| waits(place))
     }
@@ -219,8 +219,21 @@ impl Engine {
         ranks.max().unwrap_or(0)
     }
 
+    /// Returns the session that waits at a place.
+    pub(crate) fn session_of_place(&self, place: &Place) -> Option<SessionNo> {
+        let request = place.request().and_then(|id| self.requests.get(id));
+        request?.terms.session
+    }
+
+    /// Returns the view of a hold's session.
+    fn view_session_of(&self, hold: &Hold, now: Now, name: NameRef) -> Option<SessionView> {
+        let owner = hold.owner;
+        let no = self.holds.session_of(HoldRef { name, owner }, hold.token)?;
+        self.view_session(no, now)
+    }
+
     /// Returns the view of a session.
-    pub(crate) fn view_session(&self, no: SessionNo, now: Now) -> Option<SessionView> {
+    fn view_session(&self, no: SessionNo, now: Now) -> Option<SessionView> {
         let session = self.holds.sessions.get(no)?;
         Some(SessionView {
             name: session.name.to_vec(),
@@ -283,6 +296,8 @@ impl Engine {
         let (owner, token) = (hold.owner, hold.token);
         let whose = HoldRef { name, owner };
         let tie = self.holds.ties.of_hold(whose, token);
+        let session = self.view_session_of(hold, now, name);
+        let kept = session.as_ref().is_none_or(|session| session.alive);
         HoldView {
             owner: owner.to_vec(),
             token,
@@ -292,12 +307,9 @@ impl Engine {
             lease_ms: hold.deadline.since(now.wall()),
             held_ms: now.wall().since(token.granted()),
             ephemeral: tie.is_some_and(|tie| tie.ephemeral),
-            auto: tie.is_some_and(|tie| tie.renews()),
+            auto: kept && tie.is_some_and(|tie| tie.renews()),
             acked: self.holds.is_unconfirmed(whose, token).is_none(),
-            session: self
-                .holds
-                .session_of(whose, token)
-                .and_then(|no| self.view_session(no, now)),
+            session,
             client: match tie.map(|tie| tie.party) {
                 Some(Party::Connection(client)) => client,
                 _ => hold.client,
@@ -355,8 +367,8 @@ impl Engine {
             share: place.share,
             waited_ms: place.waited_us(now) / 1000,
             left_ms: until.map(|at| at.since(now.steady())),
-            session: request
-                .and_then(|request| request.terms.session)
+            session: self
+                .session_of_place(place)
                 .and_then(|no| self.view_session(no, now)),
             client: request.map_or(ClientId::NONE, |request| request.terms.client),
         }

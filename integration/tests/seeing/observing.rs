@@ -110,7 +110,15 @@ fn what_a_flush_frees_later_is_not_what_came_since() {
 }
 
 /// A row of LIST: key, owner, holders, queued, lease.
-type Row = (String, Option<String>, u64, u64, Option<u64>);
+type Row = (
+    String,
+    Option<String>,
+    u64,
+    u64,
+    Option<u64>,
+    String,
+    Option<u64>,
+);
 
 /// Returns all pages of a list, and their number. `options` follow the command.
 fn pages(c: &mut Wire, options: &str) -> (Vec<Row>, usize) {

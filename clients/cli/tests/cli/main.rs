@@ -110,7 +110,15 @@ fn await_held(server: &Server, lock: &str) {
 
 /// Who holds it, and for how many milliseconds more.
 fn holder(connection: &mut impl Ask, lock: &str) -> Option<(String, u64)> {
-    type Listed = (String, Option<String>, u64, u64, Option<u64>);
+    type Listed = (
+        String,
+        Option<String>,
+        u64,
+        u64,
+        Option<u64>,
+        String,
+        Option<u64>,
+    );
     let (_, locks): (String, Vec<Listed>) = connection.ask(&format!("DLOCK.LIST 0 MATCH {lock}"));
     let (_, owner, _, _, left) = locks.into_iter().next()?;
     owner.zip(left)
