@@ -641,7 +641,7 @@ pub static COMMANDS: &[Spec] = &[
         verb: Verb::List,
         name: "dlock.list",
         summary: "Lists the locks of the database page by page, with their holders and queue lengths",
-        complexity: "O(N) with N keys looked at, which COUNT says",
+        complexity: "O(N) with N keys looked at, which COUNT says; with IN also their holders and places",
         access: Access::None,
         flags: "readonly",
         args: &[

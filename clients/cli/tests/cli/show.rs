@@ -36,7 +36,7 @@ fn who_and_ls() {
     assert_eq!(output(&server, &["release", "job", "alice"]).0, 0);
 }
 
-/// The session of a holder or of a wait is shown, and whether somebody keeps it.
+/// The session of a holder or of a wait is shown, and whether its program keeps it.
 #[test]
 fn sessions_are_shown() {
     let server = Server::start();
@@ -50,7 +50,25 @@ fn sessions_are_shown() {
     let place = who.lines().last().expect("a place");
     let waits = "1. app/2 has had a place for";
     assert!(place.contains(waits) && place.contains(unkept), "{who}");
+    let line = |words: &[&str], of: &str| {
+        let shown = output(&server, words).1;
+        let found = shown.lines().find(|line| line.contains(of));
+        found.map(str::to_owned).unwrap_or(shown)
+    };
+    let top = ["top", "-n", "1"];
+    for words in [&top[..], &["ls"]] {
+        let listed = line(words, "held by app/1");
+        assert!(listed.contains(&format!("1 queued{unkept}")), "{listed}");
+    }
+    let counted = line(&top, "sessions");
+    assert_eq!(counted, "1 sessions: 1 not kept; 1 rows not seen");
     connection.run("DLOCK.SESSION job app 600000");
+    for words in [&top[..], &["ls"]] {
+        let listed = line(words, "held by app/1");
+        assert!(listed.ends_with("1 queued, in session app"), "{listed}");
+    }
+    let counted = line(&top, "sessions");
+    assert_eq!(counted, "1 sessions: 0 not kept; 1 rows not seen");
     let who = output(&server, &["who", "job"]).1;
     assert!(
         who.contains("renewed by the server, in session app, token"),
