@@ -109,7 +109,7 @@ fn what_a_flush_frees_later_is_not_what_came_since() {
     });
 }
 
-/// A row of LIST: key, owner, holders, queued, lease.
+/// A row of LIST: key, owner, holders, queued, lease, session, for how long that is not alive.
 type Row = (
     String,
     Option<String>,
@@ -158,10 +158,10 @@ fn a_list_has_every_lock_and_nothing_else() {
     let (rows, few) = pages(&mut c, "COUNT 1000");
     let (_, many) = pages(&mut c, "COUNT 10");
     assert!(few < 10 && many > 20, "{few} pages, {many} pages");
-    for (key, owner, holders, queued, lease) in rows {
+    for (key, owner, holders, queued, lease, session, _) in rows {
         let at: usize = key["lock-".len()..].parse().expect("a number");
         assert_eq!(owner, Some(format!("owner-{}", at % 5)));
-        assert_eq!((holders, queued), (1, 0));
+        assert_eq!((holders, queued, &*session), (1, 0, ""));
         assert!((1..=600_000).contains(&lease.expect("a lease")));
     }
     assert_eq!(listed(&mut c, "OWNER owner-2").len(), 100);
@@ -192,10 +192,10 @@ fn a_list_has_the_nulls_of_the_protocol() {
         wire.send(hello);
         wire.read().expect("a hello");
         wire.send("DLOCK.LIST 0 MATCH reserved COUNT 1000");
-        let lines: Vec<String> = (0..11).map(|_| wire.read_line()).collect();
+        let lines: Vec<String> = (0..14).map(|_| wire.read_line()).collect();
         assert_eq!(
             lines.iter().filter(|line| *line == null).count(),
-            2,
+            3,
             "{lines:?}"
         );
     }

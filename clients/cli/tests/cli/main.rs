@@ -120,7 +120,7 @@ fn holder(connection: &mut impl Ask, lock: &str) -> Option<(String, u64)> {
         Option<u64>,
     );
     let (_, locks): (String, Vec<Listed>) = connection.ask(&format!("DLOCK.LIST 0 MATCH {lock}"));
-    let (_, owner, _, _, left) = locks.into_iter().next()?;
+    let (_, owner, _, _, left, ..) = locks.into_iter().next()?;
     owner.zip(left)
 }
 
