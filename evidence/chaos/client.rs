@@ -2,6 +2,7 @@
 
 mod calls;
 mod hold;
+mod session;
 mod ways;
 
 use std::collections::HashMap;

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 
 use crate::client::{PULSES, REPLICATED};
 use crate::fault::Fault;
-use crate::history::{End, History, Left, Log, Ticket, Unanswered, Wait, Write, SECOND};
+use crate::history::{Absence, End, History, Left, Log, Ticket, Unanswered, Wait, Write, SECOND};
 use crate::judge::planted::{belief, round};
 use crate::judge::{judge, Verdict};
 use crate::run::{Mode, Plan};
@@ -34,6 +34,9 @@ impl Plan {
     pub fn must_overlap(&self, rounds: usize) -> bool {
         if self.mode == Mode::Cluster {
             return false;
+        }
+        if self.setting.mistake.is_some() {
+            return true;
         }
         match self.fault {
             // The old primary lives, and goes on.
@@ -190,6 +193,23 @@ fn wrong() -> Vec<(&'static str, History, IsSeen)> {
                     owner: "w".into(),
                     from: 0,
                     until: 20 * SECOND,
+                });
+            }),
+            |verdict| verdict.wakeups_lost == 1,
+        ),
+        (
+            "a lock that nobody had for too long",
+            with(&|history| {
+                history.waits.push(Wait {
+                    lock: "k".into(),
+                    owner: "w".into(),
+                    from: 0,
+                    until: 20 * SECOND,
+                });
+                history.absences.push(Absence {
+                    lock: "k".into(),
+                    from: 3 * SECOND,
+                    until: 15 * SECOND,
                 });
             }),
             |verdict| verdict.wakeups_lost == 1,

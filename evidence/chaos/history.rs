@@ -21,6 +21,9 @@ pub struct History {
     pub logs: Vec<Log>,
     /// Waits in a queue.
     pub waits: Vec<Wait>,
+    /// Times in which a program with a session is not there.
+    #[serde(default)]
+    pub absences: Vec<Absence>,
     /// Places kept by ticket.
     pub tickets: Vec<Ticket>,
     /// The faults.
@@ -98,6 +101,17 @@ pub struct Wait {
     pub lock: String,
     pub owner: String,
     pub from: Micros,
+    pub until: Micros,
+}
+
+/// A time in which nobody need have a lock: a program that held it or waited for it hangs or has died, and the server ends its session
+/// and its lease within a bound.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Absence {
+    pub lock: String,
+    /// When the program stopped.
+    pub from: Micros,
+    /// When the bound is over.
     pub until: Micros,
 }
 

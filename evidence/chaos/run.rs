@@ -102,7 +102,7 @@ impl Plan {
     pub fn promises_one_owner(&self) -> bool {
         let outlives = self.setting.quarantine_ms > 0 && self.fault.is_deadly();
         let is_safe = self.setting.is_safe(self.replicas, self.fault.beside());
-        is_safe || outlives || self.promises_no_loss()
+        self.setting.mistake.is_none() && (is_safe || outlives || self.promises_no_loss())
     }
 
     /// Returns true if no grant may be lost.
@@ -227,6 +227,7 @@ fn merge(history: &mut History, notes: History) {
     history.beliefs.extend(notes.beliefs);
     history.writes.extend(notes.writes);
     history.waits.extend(notes.waits);
+    history.absences.extend(notes.absences);
     history.tickets.extend(notes.tickets);
     history.unanswered.extend(notes.unanswered);
     history.calls.extend(notes.calls);

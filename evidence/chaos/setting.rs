@@ -24,6 +24,17 @@ pub struct Setting {
     pub confirms: bool,
     /// The clients send `WAIT` for this many after each grant and renewal, and believe only what these have.
     pub wait: Replicas,
+    /// What programs with sessions do wrong.
+    pub mistake: Option<Mistake>,
+}
+
+/// What a program with a session does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// It counts what an answer says from when the answer came, not from when it asked.
+    CountsFromAnswer,
+    /// It does not notice that another session answers, which does not have its holds.
+    IgnoresId,
 }
 
 /// A share of the replicas.
@@ -56,6 +67,7 @@ pub const NOTHING: Setting = Setting {
     quarantine_ms: 0,
     confirms: false,
     wait: Replicas::None,
+    mistake: None,
 };
 
 /// The recommendation if a round trip to a replica is affordable: the servers themselves wait for their replicas.
@@ -64,6 +76,20 @@ pub const CONFIRMED: Setting = Setting {
     quarantine_ms: QUARANTINE_MS,
     confirms: true,
     ..NOTHING
+};
+
+/// Programs with sessions that count from the answer.
+pub const COUNTS_FROM_ANSWER: Setting = Setting {
+    name: "dlock.replicas, programs count from the answer",
+    mistake: Some(Mistake::CountsFromAnswer),
+    ..CONFIRMED
+};
+
+/// Programs with sessions that do not notice another id.
+pub const IGNORES_ID: Setting = Setting {
+    name: "dlock.replicas, programs ignore another id",
+    mistake: Some(Mistake::IgnoresId),
+    ..CONFIRMED
 };
 
 /// The recommendation without a round trip: half of the replicas, a lag that is 2 s below the detection, and a quarantine.

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
-use super::Client;
+use super::{Client, Way};
 use crate::history::{Call, Micros, Outcome, Unanswered};
 use crate::link::{Link, Reply};
 
@@ -100,6 +100,7 @@ impl Client<'_> {
         let named = (words.iter().position(|word| *word == "TOKEN"))
             .and_then(|at| words.get(at + 1)?.parse().ok());
         let (keys, owner, named) = match command.as_str() {
+            "DLOCK.SESSION" => return,
             "DLOCK.MACQUIRE" => (vec![word(2), word(3)], word(4), None),
             "DLOCK.GUARD" => (vec![word(1)], None, word(2).and_then(|t| t.parse().ok())),
             _ => (vec![word(1)], word(2), named),
@@ -115,8 +116,13 @@ impl Client<'_> {
             None if command.ends_with("ACQUIRE") => Some(1),
             None => None,
         };
+        // The tasks of a program with a session have one call at a time each.
+        let client = match (self.way, &owner) {
+            (Way::Session, Some(owner)) => owner.clone(),
+            _ => self.name.clone(),
+        };
         self.notes.calls.push(Call {
-            client: self.name.clone(),
+            client,
             command,
             keys: keys.into_iter().flatten().collect(),
             owner,
@@ -130,7 +136,7 @@ impl Client<'_> {
         });
     }
 
-    /// Records the message, or its absence, that answered a wait by NOTIFY.
+    /// Records the message or the row that answered a wait by NOTIFY or in a session, or its absence.
     pub(super) fn note_message(
         &mut self,
         words: &[&str],
@@ -167,7 +173,7 @@ impl Client<'_> {
     }
 }
 
-/// Returns the outcome of a call by its reply; `None` if a message will bring it.
+/// Returns the outcome of a call by its reply; `None` if a message or a row will bring it.
 fn outcome(words: &[&str], reply: &Reply) -> Option<Outcome> {
     let command = words.first().copied().unwrap_or_default();
     let done = |tokens, left_ms| Outcome::Done { tokens, left_ms };
@@ -175,8 +181,9 @@ fn outcome(words: &[&str], reply: &Reply) -> Option<Outcome> {
         Reply::Value(_) => match (command, reply.integers().as_deref()) {
             ("DLOCK.HELD", Some([token, _, left_ms])) => done(vec![*token], Some(*left_ms)),
             ("DLOCK.HELD", _) => done(Vec::new(), None),
+            ("DLOCK.RENEW", Some([left_ms, _])) => done(Vec::new(), Some(*left_ms)),
             ("DLOCK.RENEW", _) => done(Vec::new(), reply.integer()),
-            ("DLOCK.ACQUIRE", Some([_, _, _])) => return None,
+            ("DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE", Some([_, _, _])) => return None,
             ("DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE", Some([token, _])) => done(vec![*token], None),
             ("DLOCK.MACQUIRE", Some(tokens)) => done(tokens.to_vec(), None),
             ("DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE" | "DLOCK.MACQUIRE", _) => {

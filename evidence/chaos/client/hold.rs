@@ -45,13 +45,14 @@ pub(super) struct Hold {
     /// The server of the tie, and since when: an earlier connection was another.
     tied_at: u16,
     tied_since: Micros,
-    from: Micros,
+    /// When the owner began to believe.
+    pub from: Micros,
     /// Whether it was renewed before it was believed.
-    renewed: bool,
+    pub renewed: bool,
     /// Until when the owner believes: counted from the sending of the last answered request.
-    deadline: Micros,
+    pub deadline: Micros,
     /// The latest instant at which the hold can be alive.
-    alive_until: Micros,
+    pub alive_until: Micros,
 }
 
 impl Hold {
@@ -85,13 +86,13 @@ impl Hold {
 }
 
 /// Returns how long a lease is believed in, in microseconds: servers count in whole milliseconds and round down.
-fn believed(left_ms: u64) -> Micros {
+pub(super) fn believed(left_ms: u64) -> Micros {
     left_ms.saturating_sub(ALLOWANCE_MS) * 1_000
 }
 
 /// The news about its hold that a holder learns from a call.
 #[derive(PartialEq)]
-enum Learned {
+pub(super) enum Learned {
     Holds,
     Lost,
     Nothing,
@@ -167,22 +168,27 @@ impl Client<'_> {
         self.release(&hold);
         let is_lost =
             learned == Learned::Lost && !hold.tied && now < hold.asked + believed(LEASE_MS);
+        let end = if is_lost { End::Lost } else { End::Unconfirmed };
+        self.note_belief(&hold, now, now, end);
+    }
+
+    pub(super) fn note_belief(&mut self, hold: &Hold, from: Micros, until: Micros, end: End) {
         self.notes.beliefs.push(Belief {
-            lock: hold.lock,
-            owner: hold.owner,
+            lock: hold.lock.clone(),
+            owner: hold.owner.clone(),
             token: hold.token,
             limit: hold.limit,
             asked: hold.asked,
-            from: now,
-            until: now,
-            end: if is_lost { End::Lost } else { End::Unconfirmed },
+            from,
+            until,
+            end,
             server: hold.server,
             renewed: hold.renewed,
         });
     }
 
     /// Returns how long it works, and whether it renews. Most work is short; some needs more than a lease.
-    fn plan(&mut self) -> (u64, bool) {
+    pub(super) fn plan(&mut self) -> (u64, bool) {
         match self.random.u8(0..10) {
             0..=6 => (self.random.u64(5..60), false),
             7 | 8 => (self.random.u64(500..LEASE_MS), false),
@@ -220,7 +226,7 @@ impl Client<'_> {
         Learned::Holds
     }
 
-    fn waits(&self) -> bool {
+    pub(super) fn waits(&self) -> bool {
         self.shared.setting.wait != Replicas::None
     }
 
@@ -266,7 +272,7 @@ impl Client<'_> {
     }
 
     /// Sends WAIT on the connection that wrote.
-    fn is_replicated(&mut self, port: u16) -> bool {
+    pub(super) fn is_replicated(&mut self, port: u16) -> bool {
         if !self.links.contains_key(&port) {
             return false;
         }
@@ -305,7 +311,7 @@ impl Client<'_> {
     }
 
     /// Sends a write that the server accepts only under the hold.
-    fn write(&mut self, hold: &Hold) -> Learned {
+    pub(super) fn write(&mut self, hold: &Hold) -> Learned {
         let token = hold.token.to_string();
         let log = log_of(&hold.lock);
         let words = ["DLOCK.GUARD", &hold.lock, &token, "RPUSH", &log, &token];
@@ -343,18 +349,7 @@ impl Client<'_> {
                 end = End::Lost;
             }
         }
-        self.notes.beliefs.push(Belief {
-            lock: hold.lock,
-            owner: hold.owner,
-            token: hold.token,
-            limit: hold.limit,
-            asked: hold.asked,
-            from: hold.from,
-            until,
-            end,
-            server: hold.server,
-            renewed: hold.renewed,
-        });
+        self.note_belief(&hold, hold.from, until, end);
     }
 
     /// Returns true if its process stands still until its lease is over.
@@ -372,7 +367,7 @@ impl Client<'_> {
         self.write(hold);
     }
 
-    pub(super) fn release(&mut self, hold: &Hold) -> Reply {
+    pub(super) fn release_once(&mut self, hold: &Hold) -> Reply {
         let token = hold.token.to_string();
         let words = [
             "DLOCK.RELEASE",
@@ -383,8 +378,12 @@ impl Client<'_> {
             "TOKEN",
             &token,
         ];
+        self.call(&hold.lock, &words, 0).0
+    }
+
+    pub(super) fn release(&mut self, hold: &Hold) -> Reply {
         loop {
-            let reply = self.call(&hold.lock, &words, 0).0;
+            let reply = self.release_once(hold);
             // A server that has too few replicas for a moment leaves others waiting until the lease is over.
             if !reply.is_error("NOREPLICAS") || self.shared.now() >= hold.deadline {
                 return reply;

@@ -43,11 +43,13 @@ pub enum Way {
     Try,
     /// ACQUIRE of a lock that no other client wants, again and again: its grants show the times without any.
     Pulse,
+    /// ACQUIRE and FAIRACQUIRE … IN a session, and SESSION.
+    Session,
 }
 
 impl Way {
     /// The clients of a run: patient ones wait for long in one place.
-    pub const CREW: [(Way, bool); 20] = [
+    pub const CREW: [(Way, bool); 24] = [
         (Way::Block, false),
         (Way::Block, true),
         (Way::Block, false),
@@ -68,12 +70,16 @@ impl Way {
         (Way::Notify, true),
         (Way::Pulse, false),
         (Way::Ephemeral, true),
+        (Way::Session, false),
+        (Way::Session, true),
+        (Way::Session, true),
+        (Way::Session, false),
     ];
 
     /// Returns the locks of this way: few, so that there is a queue.
-    fn locks(self) -> &'static [&'static str] {
+    pub(super) fn locks(self) -> &'static [&'static str] {
         match self {
-            Way::Block | Way::Notify | Way::Ephemeral | Way::Try => {
+            Way::Block | Way::Notify | Way::Ephemeral | Way::Try | Way::Session => {
                 &["{m0}", "{m1}", "{m2}", "{m3}", "{m4}", "{m5}"]
             }
             Way::Share => &["{s0}"],
@@ -111,6 +117,7 @@ impl Client<'_> {
             Way::Ticket => self.ticket(lock),
             Way::Try => self.try_now(lock),
             Way::Pulse => self.pulse(),
+            Way::Session => self.session(),
         }
     }
 
@@ -373,7 +380,7 @@ impl Client<'_> {
     }
 
     /// Asks less often after a refusal.
-    fn cool_down(&self, reply: &Reply) {
+    pub(super) fn cool_down(&self, reply: &Reply) {
         if !matches!(reply, Reply::Value(_)) {
             self.pause(150);
         }

@@ -1,4 +1,4 @@
-//! No client waits for a free lock.
+//! No client waits for a free lock, and none for one that nobody has beyond the bound after its program has hung or died.
 
 use std::collections::HashMap;
 
@@ -18,6 +18,11 @@ pub fn lost(history: &History) -> usize {
         held.entry(&belief.lock)
             .or_default()
             .push((from, belief.until));
+    }
+    for absence in &history.absences {
+        held.entry(&absence.lock)
+            .or_default()
+            .push((absence.from, absence.until));
     }
     let is_lost = |wait: &&crate::history::Wait| {
         let taken = held.get(wait.lock.as_str()).cloned().unwrap_or_default();
@@ -59,6 +64,20 @@ mod tests {
         let mut history = waits(0, 10);
         history.beliefs = vec![belief("k", "a", 1, 0, 5), belief("k", "b", 2, 6, 10)];
         assert_eq!(lost(&history), 0);
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_excuses_up_to_its_bound() {
+        let mut history = waits(0, 10);
+        let absence = |until: u64| crate::history::Absence {
+            lock: "k".into(),
+            from: 0,
+            until: until * SECOND,
+        };
+        history.absences = vec![absence(9)];
+        assert_eq!(lost(&history), 0);
+        history.absences = vec![absence(5)];
+        assert_eq!(lost(&history), 1);
     }
 
     #[test]
