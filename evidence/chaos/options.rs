@@ -12,7 +12,7 @@ use crate::fault::Fault;
 use crate::report::Cell;
 use crate::run::{Length, Mode, Plan};
 use crate::setting::{
-    Setting, ALL, ALL_REPLICAS, CONFIRMED, COUNTS_FROM_ANSWER, IGNORES_ID, MAIN_SETTINGS, NOTHING,
+    Setting, ALL, ALL_REPLICAS, CONFIRMED, COUNTS_FROM_ANSWER, MAIN_SETTINGS, NOTHING,
     NO_ALLOWANCE, ONE_REPLICA, RECOMMENDED, WAIT_ALL, WAIT_AND_QUARANTINE, WAIT_ONE,
 };
 
@@ -85,7 +85,6 @@ fn quick(is_first: bool) -> Vec<Kind> {
             sentinel(2, Fault::WrongChoice, CONFIRMED),
             sentinel(3, BESIDE, CONFIRMED),
             sentinel(1, Fault::Kill, COUNTS_FROM_ANSWER),
-            sentinel(1, Fault::Kill, IGNORES_ID),
             by_hand(NOTHING),
         ]);
     }
@@ -168,7 +167,6 @@ fn rules(is_first: bool) -> Vec<Kind> {
             sentinel(3, BESIDE, WAIT_ONE),
             sentinel(3, BESIDE, WAIT_AND_QUARANTINE),
             sentinel(1, Fault::Kill, COUNTS_FROM_ANSWER),
-            sentinel(1, Fault::Kill, IGNORES_ID),
             by_hand(NOTHING),
         ]);
     }

@@ -33,8 +33,6 @@ pub struct Setting {
 pub enum Mistake {
     /// It counts what an answer says from when the answer came, not from when it asked.
     CountsFromAnswer,
-    /// It does not notice that another session answers, which does not have its holds.
-    IgnoresId,
 }
 
 /// A share of the replicas.
@@ -82,13 +80,6 @@ pub const CONFIRMED: Setting = Setting {
 pub const COUNTS_FROM_ANSWER: Setting = Setting {
     name: "dlock.replicas, programs count from the answer",
     mistake: Some(Mistake::CountsFromAnswer),
-    ..CONFIRMED
-};
-
-/// Programs with sessions that do not notice another id.
-pub const IGNORES_ID: Setting = Setting {
-    name: "dlock.replicas, programs ignore another id",
-    mistake: Some(Mistake::IgnoresId),
     ..CONFIRMED
 };
 

@@ -47,10 +47,11 @@ var where = map[faulty.Fault]struct {
 	faulty.SwappedWaiters:       {"tickets", false},
 	faulty.LateLease:            {"mutex", true},
 	faulty.UnreportedDisconnect: {"EPHEMERAL", false},
+	faulty.LostEnd:              {"sessions", false},
 }
 
 // The number of scenes at faulty servers at one time: more of them would slow each other down.
-const together = 24
+const together = 26
 
 // trial is one scene at a faulty server.
 type trial struct {
@@ -84,6 +85,7 @@ func (o *options) plant(st *stage) ([]FaultRow, []string) {
 	add(faulty.None, "mutex", true, 1)
 	add(faulty.None, "tickets", false, 1)
 	add(faulty.None, "EPHEMERAL", false, 1)
+	add(faulty.None, "sessions", false, 1)
 	var wrong []string
 	seed := o.seed
 	for some := range slices.Chunk(trials, together) {

@@ -108,7 +108,12 @@ impl Client<'_> {
             tasks.retain(|task| task.stage != Stage::Over);
             program.tasks.append(&mut tasks);
             self.keep(&mut program);
-            match self.random.u16(0..150) {
+            // Where programs err it must show.
+            let calm = match self.shared.setting.mistake {
+                Some(_) => 50,
+                None => 150,
+            };
+            match self.random.u16(0..calm) {
                 0 => self.hang(&program),
                 1 => {
                     self.links.clear();
@@ -165,8 +170,10 @@ impl Client<'_> {
             }
             Stage::Works(done) if now >= done => self.stop(task, now, End::Released),
             Stage::Works(_) if task.again => self.renew_in(task, program),
-            Stage::Works(_) if task.hold.from > 0 && task.hold.limit == 1 => {
-                if self.random.u8(0..3) == 0 && self.write(&task.hold) == Learned::Lost {
+            Stage::Works(_) => {
+                let writes =
+                    task.hold.limit == 1 && task.hold.from > 0 && self.random.u8(0..3) == 0;
+                if writes && self.write(&task.hold) == Learned::Lost {
                     self.lose(task);
                 }
             }
@@ -371,19 +378,18 @@ impl Client<'_> {
             return false;
         };
         let counted = self.counted(sent);
-        if now_id != id && self.shared.setting.mistake != Some(Mistake::IgnoresId) {
+        if now_id != id {
             for task in program.tasks.iter_mut().filter(|task| task.id == id) {
                 task.again = true;
             }
         }
         program.seen.insert(now_id, last);
-        let ignores = self.shared.setting.mistake == Some(Mistake::IgnoresId);
         let mut tasks = std::mem::take(&mut program.tasks);
         if let Some(left_ms) = left_ms {
             for task in &mut tasks {
-                let is_its = task.id == now_id || (ignores && task.id == id);
                 let works = matches!(task.stage, Stage::Works(_)) && task.told <= sent;
-                if is_its && works && !task.taken && !self.waits() && task.hold.from > 0 {
+                if task.id == now_id && works && !task.taken && !self.waits() && task.hold.from > 0
+                {
                     self.extend(task, counted + believed(left_ms));
                 }
             }

@@ -33,10 +33,12 @@ const (
 	LateLease Fault = "lease 400 ms late"
 	// UnreportedDisconnect keeps a connection open after its client has gone.
 	UnreportedDisconnect Fault = "disconnect not reported"
+	// LostEnd answers the SESSION command that ends a session, which the server never sees.
+	LostEnd Fault = "session not ended"
 )
 
 // All are the faults that must be found.
-var All = []Fault{SecondGrant, LostRelease, TokenSetBack, SwappedWaiters, LateLease, UnreportedDisconnect}
+var All = []Fault{SecondGrant, LostRelease, TokenSetBack, SwappedWaiters, LateLease, UnreportedDisconnect, LostEnd}
 
 // Door is the address at which clients connect to the faulty server.
 type Door struct {
@@ -250,6 +252,7 @@ func (l *link) carry(words []string, commands <-chan []string) bool {
 	words = slices.Clone(words)
 	key, owner := words[1], words[2]
 	d.mutex.Lock()
+	lostEnd := name == "DLOCK.SESSION" && words[3] == "0" && d.isDue(LostEnd)
 	second, lost := takes && d.isDue(SecondGrant), name == "DLOCK.RELEASE" && d.isDue(LostRelease)
 	if takes && d.isDue(LateLease) && words[3] == "300" {
 		words[3] = "700"
@@ -261,6 +264,8 @@ func (l *link) carry(words []string, commands <-chan []string) bool {
 	switch {
 	case second:
 		return l.secondGrant(words, commands)
+	case lostEnd:
+		return l.lostEnd(words, commands)
 	case lost:
 		return l.lostRelease(words, commands)
 	}
@@ -381,6 +386,23 @@ func (l *link) lostRelease(words []string, commands <-chan []string) bool {
 	l.door.plant()
 	l.door.mutex.Unlock()
 	return l.tell(server.Value{Kind: server.Number, Number: 0})
+}
+
+// lostEnd answers as the server would, without ending the session, if there is a hold in it.
+func (l *link) lostEnd(words []string, commands <-chan []string) bool {
+	news, open := l.ask(append(slices.Clone(words[:3]), "1"), commands)
+	if !open || len(news.Items) < 4 {
+		return false
+	}
+	if news.Items[2].Null {
+		reply, open := l.ask(words, commands)
+		return open && l.tell(reply)
+	}
+	l.door.mutex.Lock()
+	l.door.plant()
+	l.door.mutex.Unlock()
+	news.Items[2], news.Items[3] = server.Value{Kind: server.Bulk, Null: true}, server.Value{Kind: server.Array}
+	return l.tell(news)
 }
 
 // clientCommand hides the connections that the server should have closed.

@@ -35,7 +35,12 @@ type Call struct {
 	// Holds is the value of HOLDS, -1 without.
 	Holds int
 	Token uint64
-	Sent  int64
+	// Session is the session of the command, 0 for none, KeptMs for how long SESSION keeps it.
+	Session int
+	KeptMs  int64
+	Sent    int64
+	// Asked is when the reply of a request that waits in a session had been read; Got is when its row had been.
+	Asked int64
 	// Got is when the reply had been read; 0 without a reply.
 	Got   int64
 	Reply lock.Reply
@@ -47,6 +52,9 @@ const (
 	FairAcquire lock.Name = "FAIRACQUIRE"
 	MAcquire    lock.Name = "MACQUIRE"
 )
+
+// Session keeps a session.
+const Session lock.Name = "SESSION"
 
 // Span is an interval in which an event happened.
 type Span struct{ From, Until int64 }

@@ -1,12 +1,14 @@
 package history
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
 	"github.com/anishathalye/porcupine"
 
 	"dlock.example/judge/lock"
+	"dlock.example/judge/server"
 )
 
 const (
@@ -15,8 +17,8 @@ const (
 	early = 2 * Millisecond
 	// The server ends a lease by a timer, about one millisecond after its end. The pulse counts from then on.
 	timer = 2 * Millisecond
-	// The default claim window, the least that a ticket has after a restart.
-	defaultClaimMs = 5000
+	// The server's default claim window, the least that a ticket has after a restart, and that of places in sessions.
+	defaultClaimMs = server.ClaimMs
 	// A grant is not older than its token: by more than this it would have come before.
 	tokenSlack = 5 * Millisecond
 )
@@ -31,6 +33,7 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 		b.call(&h.Calls[i])
 	}
 	autos := map[int]bool{}
+	kept := b.sessions()
 	for i := range h.Calls {
 		if h.Calls[i].Auto {
 			autos[h.Calls[i].Conn] = true
@@ -41,7 +44,12 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 		if autos[conn] {
 			b.autoEnd(conn, lock.Term{Why: lock.ByDisconnect, N: conn}, span)
 		}
-		b.window(conn, lock.Term{Why: lock.ByDisconnect, N: conn}, span, h.ClaimMs)
+		term := lock.Term{Why: lock.ByDisconnect, N: conn}
+		if first, keeps := kept[conn]; keeps {
+			b.sessionEnd(conn, term, span, first)
+		} else {
+			b.window(conn, term, span, h.ClaimMs)
+		}
 	}
 	for epoch, span := range h.Restarts {
 		term := lock.Term{Why: lock.ByRestart, N: epoch}
@@ -49,9 +57,12 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 		if len(autos) > 0 {
 			b.autoEnd(0, term, Span{span.From, span.Dead})
 		}
+		if len(kept) > 0 {
+			b.leasesEnd(0, term, Span{span.From, span.Dead}, span.From)
+		}
 		b.window(0, term, Span{span.Dead, span.Until}, max(h.ClaimMs, defaultClaimMs))
 	}
-	if len(autos) > 0 {
+	if len(autos)+len(kept) > 0 {
 		b.stalls()
 	}
 	// An event after everything else changes nothing: the ends of long leases.
@@ -148,6 +159,93 @@ func (b *builder) autoEnd(client int, term lock.Term, ended Span) {
 	b.add(client, lock.Timer{Term: term}, begins, ends)
 }
 
+// sessions adds what keeps sessions, and the ends of the times for which they are kept. A command that only prolongs that is no operation
+// of its own: each operation that is open for long doubles Porcupine's search. It returns for each connection that keeps a session the
+// command since which it is alive.
+func (b *builder) sessions() map[int]*Call {
+	alive := map[int]*Call{}
+	first, last := map[int]*Call{}, map[int]*Call{}
+	lapse := func(session int) {
+		if c := last[session]; c != nil && c.Reply.Known {
+			b.lapse(first[session], c)
+		}
+	}
+	for i := range b.history.Calls {
+		c := &b.history.Calls[i]
+		if c.Name != Session || c.KeptMs == 0 {
+			continue
+		}
+		before := last[c.Session]
+		prolongs := before != nil && before.Conn == c.Conn && before.Reply.Known && c.Reply.Known && c.Got < before.kept()
+		if !prolongs {
+			if before != nil && (!c.Reply.Known || c.Got >= before.kept()) {
+				lapse(c.Session)
+			}
+			first[c.Session], alive[c.Conn] = c, c
+			b.add(c.Conn, lock.Keep{ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Session: c.Session, Known: c.Reply.Known}, c.Sent, b.last(c))
+		}
+		last[c.Session] = c
+	}
+	for session := range last {
+		lapse(session)
+	}
+	return alive
+}
+
+// kept returns until when a SESSION command keeps its session at least.
+func (c *Call) kept() int64 { return c.Sent + c.KeptMs*Millisecond - early }
+
+// lapse adds the end of the time for which a session was kept: first made it alive, last was the last command for it.
+func (b *builder) lapse(first, last *Call) {
+	end := Span{last.kept(), b.over(last.Got + last.KeptMs*Millisecond)}
+	ended, isOver := b.history.Ends[last.Conn]
+	restart, isDead := b.history.Restarts[last.Epoch+1]
+	if isOver && ended.Until < end.From || isDead && restart.Dead < end.From {
+		return
+	}
+	term := lock.Term{Why: lock.ByLapse, N: first.ID}
+	b.add(last.Conn, lock.Lapse{ID: first.ID, Session: last.Session}, end.From, end.Until)
+	b.sessionEnd(last.Conn, term, end, first)
+}
+
+// sessionEnd adds what follows when a session stops within this span: the ends of its leases and of its window, if it may hold or wait
+// for something then. The first command made it alive.
+func (b *builder) sessionEnd(client int, term lock.Term, ended Span, first *Call) {
+	holds, waits := false, false
+	for i := range b.history.Calls {
+		c := &b.history.Calls[i]
+		if c.Session != first.Session || c.Name == Session || c.Sent > ended.Until {
+			continue
+		}
+		became := outcome(&c.Reply)
+		if became == lock.Granted || became == lock.Unknown {
+			holds = holds || !b.isReplaced(c, endsLease, ended.From)
+		}
+		waits = waits || c.BlockMs >= 0 && (!c.Reply.Known || c.Got >= ended.From)
+	}
+	if holds || waits {
+		b.leasesEnd(client, term, ended, first.Got)
+	}
+	if waits {
+		b.window(client, term, ended, defaultClaimMs)
+	}
+}
+
+// leasesEnd adds the end of the leases that a session renewed until some instant of this span, and that it did not renew if it had been
+// alive for less than a third of a lease.
+func (b *builder) leasesEnd(client int, term lock.Term, ended Span, alive int64) {
+	if ended.From-alive > b.history.LeaseMs*Millisecond/3+tokenSlack+b.pulse.Gap(alive, ended.From) {
+		b.autoEnd(client, term, ended)
+		return
+	}
+	// No hold ends before the lease that its owner was told: if that is long, none does.
+	lease := b.history.LeaseMs * Millisecond
+	first := slices.MinFunc(b.history.Calls, func(one, other Call) int { return cmp.Compare(one.Sent, other.Sent) })
+	begins, ends := max(ended.From, first.Sent+lease-early), b.over(ended.Until+lease)
+	b.add(client, lock.LeaseEnd{Term: term}, begins, ends)
+	b.add(client, lock.Timer{Term: term}, begins, ends)
+}
+
 // stalls adds the times in which renewals may have been missed: they come at each third of a lease, and two thirds are left then.
 func (b *builder) stalls() {
 	calls := b.history.Calls
@@ -182,6 +280,11 @@ func (b *builder) call(c *Call) {
 	case Acquire, FairAcquire, MAcquire:
 		b.request(c, until)
 		return
+	case Session:
+		if c.KeptMs == 0 {
+			b.add(c.Conn, lock.EndSession{ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Session: c.Session, Known: c.Reply.Known}, c.Sent, until)
+		}
+		return
 	case lock.Renew:
 		if !c.Reply.Known || c.Reply.Error == "" {
 			b.lease(c, nil, Span{c.Sent, until})
@@ -189,7 +292,7 @@ func (b *builder) call(c *Call) {
 	}
 	b.add(c.Conn, lock.Call{
 		ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Name: c.Name, Locks: c.Locks, Owner: c.Owner, Token: c.Token,
-		Holds: c.Holds, Limit: c.Limit, Ephemeral: c.Ephemeral, Auto: c.Auto, Reply: c.Reply,
+		Holds: c.Holds, Limit: c.Limit, Ephemeral: c.Ephemeral, Auto: c.Auto, Session: c.Session, Reply: c.Reply,
 	}, c.Sent, until)
 }
 
@@ -212,7 +315,21 @@ func (b *builder) request(c *Call, until int64) {
 		ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Locks: c.Locks, Owner: c.Owner, Limit: c.Limit, Permits: c.Permits,
 		Waits:  c.BlockMs >= 0,
 		Ticket: c.Name == FairAcquire, Claim: c.ClaimMs > 0, Ephemeral: c.Ephemeral, Auto: c.Auto, Holds: max(c.Holds, 0),
-		Outcome: outcome(&c.Reply),
+		Outcome: outcome(&c.Reply), Session: c.Session, Queued: c.Asked != 0,
+	}
+	asked := until
+	if c.Session != 0 {
+		// Asked for again the hold counts once.
+		r.Holds = 1
+		if c.Asked != 0 {
+			asked = c.Asked
+		}
+		if c.BlockMs > 0 && !c.Reply.Known && asked != math.MaxInt64 {
+			until = b.over(asked + c.BlockMs*Millisecond)
+		}
+		if r.Waits && !(c.Reply.Known && c.Got < c.Sent+defaultClaimMs*Millisecond-early) {
+			b.window(c.Conn, lock.Term{Why: lock.ByCall, N: c.ID}, Span{c.Sent, asked}, defaultClaimMs)
+		}
 	}
 	began := Span{c.Sent, until}
 	if r.Outcome == lock.Granted {
@@ -221,7 +338,10 @@ func (b *builder) request(c *Call, until int64) {
 				r.Tokens = append(r.Tokens, uint64(token))
 			}
 		} else {
-			r.Tokens, r.Count = []uint64{uint64(c.Reply.Numbers[0])}, int(c.Reply.Numbers[1])
+			r.Tokens = []uint64{uint64(c.Reply.Numbers[0])}
+			if c.Session == 0 {
+				r.Count = int(c.Reply.Numbers[1])
+			}
 		}
 		// A token is the time of its grant, if it is a new one.
 		granted := int64(r.Tokens[0])
@@ -232,7 +352,7 @@ func (b *builder) request(c *Call, until int64) {
 			}
 		}
 	}
-	b.add(c.Conn, lock.Ask{Request: r}, c.Sent, until)
+	b.add(c.Conn, lock.Ask{Request: r}, c.Sent, asked)
 	if r.Waits && c.Reply.Known {
 		b.add(c.Conn, lock.Answer{Request: r}, c.Got, c.Got)
 	}

@@ -19,6 +19,9 @@ func (h *History) Until(at int64) *History {
 		if c.Got > at {
 			c.Got, c.Reply = 0, noReply
 		}
+		if c.Asked > at {
+			c.Asked = 0
+		}
 		p.Calls = append(p.Calls, c)
 	}
 	for conn, span := range h.Ends {

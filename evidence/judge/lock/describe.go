@@ -24,6 +24,12 @@ func Describe(input interface{}) string {
 		return "the server stood still"
 	case WindowEnd:
 		return fmt.Sprintf("window %v ends", op.Term)
+	case Keep:
+		return fmt.Sprintf("#%d session %d is kept", op.ID, op.Session)
+	case Lapse:
+		return fmt.Sprintf("session %d: the time of #%d is over", op.Session, op.ID)
+	case EndSession:
+		return fmt.Sprintf("#%d session %d is ended", op.ID, op.Session)
 	case Disconnect:
 		return fmt.Sprintf("connection %d ends", op.Conn)
 	case Restart:
@@ -44,6 +50,9 @@ func (r *Request) terms() string {
 			words += " " + option.word
 		}
 	}
+	if r.Session != 0 {
+		words += fmt.Sprintf(" in session %d", r.Session)
+	}
 	return fmt.Sprintf("%s → %v %v", words, r.Outcome, r.Tokens)
 }
 
@@ -57,10 +66,10 @@ func (s *state) String() string {
 			fmt.Fprintf(&b, " %s holds %d×%d (%d of limit %d, leases %v)", h.owner, h.token, h.count, h.permits, h.limit, h.leases)
 		}
 		for _, p := range l.queue {
-			fmt.Fprintf(&b, " | %s waits #%d (%d of limit %d)", p.owner, p.request.id(), p.permits, p.limit)
+			fmt.Fprintf(&b, " | %s waits #%d (%d of limit %d, window %v)", p.owner, p.request.id(), p.permits, p.limit, p.window)
 		}
 		b.WriteString("; ")
 	}
-	fmt.Fprintf(&b, "last %d, decided %v", s.last, s.done)
+	fmt.Fprintf(&b, "last %d, decided %v, sessions %v", s.last, s.done, s.sessions)
 	return b.String()
 }

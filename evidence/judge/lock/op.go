@@ -48,6 +48,9 @@ type Request struct {
 	// Ticket: the place in the queue is a ticket. Claim: it outlives the wait.
 	Ticket, Claim   bool
 	Ephemeral, Auto bool
+	// Session is the session that it is in, 0 for none. Queued: the reply at once said that it waits.
+	Session int
+	Queued  bool
 	// Holds is the least hold count, 0 for one more.
 	Holds   int
 	Outcome Outcome
@@ -104,6 +107,18 @@ type (
 	WindowEnd struct{ Term }
 	// Disconnect is the instant at which the server learns that a connection has ended.
 	Disconnect struct{ Conn int }
+	// Keep is a SESSION command, which keeps a session by its connection.
+	Keep struct {
+		ID, Conn, Epoch, Session int
+		Known                    bool
+	}
+	// Lapse is the end of the time for which a SESSION command keeps a session.
+	Lapse struct{ ID, Session int }
+	// EndSession is a SESSION command with 0 ms.
+	EndSession struct {
+		ID, Conn, Epoch, Session int
+		Known                    bool
+	}
 	// Restart is the death of the server and its return from the AOF, with only the earlier decisions.
 	Restart struct{ Epoch int }
 	// Call is a command that does not wait.
@@ -118,6 +133,7 @@ type (
 		Holds           int
 		Limit           int
 		Ephemeral, Auto bool
+		Session         int
 		Reply           Reply
 	}
 )

@@ -20,6 +20,7 @@ const (
 	ByTimeUp     = 't' // the wait of a call that keeps its ticket was over
 	ByDisconnect = 'c' // the connection ended: a ticket is absent, or AUTO renews no more
 	ByRestart    = 's' // the server was started again
+	ByLapse      = 'l' // the time of the call that kept a session was over
 )
 
 // hold is one owner's hold of one lock.
@@ -35,7 +36,8 @@ type hold struct {
 	permits int
 	// leases are the leases of which the last must end before the hold does. A re-entry adds one, a renewal replaces all.
 	leases []Term
-	// tie is the connection to which the hold is tied, by EPHEMERAL, by AUTO or by both.
+	// tie is the connection to which the hold is tied, by EPHEMERAL, by AUTO or by both; below 0 it is a session, which renews the hold
+	// (auto) while it is alive.
 	tie       int
 	ephemeral bool
 	auto      bool
@@ -58,8 +60,19 @@ type place struct {
 	ticket  bool
 	// claim tells if the ticket outlives the wait.
 	claim bool
-	// window runs while the ticket is absent.
+	// window runs while the ticket is absent, or the session of the request is not alive.
 	window Term
+}
+
+// isAbsent tells if nobody is there for the place.
+func (p *place) isAbsent() bool { return p.request == nil || p.window != Term{} }
+
+// session is one that has been kept.
+type session struct {
+	number int
+	// keeper is its keeping connection, keep the call that made it that.
+	keeper, keep int
+	alive        bool
 }
 
 // lockState is one lock with its queue.
@@ -84,6 +97,8 @@ type state struct {
 	last, floor uint64
 	epoch       int
 	numbers     int
+	// sessions are sorted by number.
+	sessions []session
 	// gone are connections that have ended.
 	gone []int
 	// done are the decided requests, sorted by id.
@@ -104,6 +119,7 @@ func (s *state) clone() *state {
 		}
 		c.locks[i] = lockState{holds: holds, queue: slices.Clone(l.queue), last: l.last}
 	}
+	c.sessions = slices.Clone(s.sessions)
 	c.gone = slices.Clone(s.gone)
 	c.done = slices.Clone(s.done)
 	c.late = slices.Clone(s.late)
@@ -165,6 +181,13 @@ func (s *state) seal() *state {
 	}
 	num(int(s.last))
 	num(s.epoch)
+	num(len(s.sessions))
+	for _, one := range s.sessions {
+		num(one.number)
+		num(one.keeper)
+		num(one.keep)
+		flag(one.alive)
+	}
 	num(len(s.gone))
 	for _, c := range s.gone {
 		num(c)

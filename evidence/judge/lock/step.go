@@ -59,6 +59,21 @@ func step(before *state, input interface{}) []*state {
 		ok = s.endWindow(op.Term)
 	case Disconnect:
 		return s.disconnect(op.Conn)
+	case Keep:
+		if s.isOver(op.Conn, op.Epoch) {
+			return only(s, !op.Known)
+		}
+		ok = s.keep(op)
+	case Lapse:
+		if of := s.session(op.Session); of != nil && of.keep == op.ID {
+			s.stop(of, Term{ByLapse, op.ID})
+		}
+		ok = true
+	case EndSession:
+		if s.isOver(op.Conn, op.Epoch) {
+			return only(s, !op.Known)
+		}
+		ok = s.endSession(op.Session)
 	case Restart:
 		ok = s.restart(op.Epoch)
 	case Call:
@@ -99,6 +114,9 @@ func (s *state) ask(r *Request) bool {
 		return false
 	}
 	if s.isGrantable(r) {
+		if r.Queued {
+			return false
+		}
 		for _, at := range r.Locks {
 			if p := s.locks[at].place(r.Owner); p != nil && !s.replace(p.request, at) {
 				return false
@@ -106,7 +124,7 @@ func (s *state) ask(r *Request) bool {
 		}
 		return s.grant(r) && s.serve()
 	}
-	if !r.Waits && !r.Ticket {
+	if !r.Waits && (!r.Ticket || r.Session != 0) {
 		return r.expects(Null)
 	}
 	if !r.Waits {
@@ -175,6 +193,9 @@ func (s *state) wait(r *Request) bool {
 			return false
 		}
 		p.request, p.limit, p.permits, p.window = r, r.Limit, r.permits(), Term{}
+		if r.Session != 0 && !s.isAlive(r.Session) {
+			p.window = Term{ByCall, r.ID}
+		}
 		if r.Ticket && !p.upgrade {
 			p.ticket, p.claim = true, r.Claim
 		}
@@ -285,13 +306,18 @@ func (s *state) grantOne(r *Request, at int) bool {
 	}
 	h.leases = append(h.leases, Term{ByCall, r.ID})
 	wasAuto := h.auto
-	h.tieTo(r.Conn, r.Ephemeral, r.Auto)
-	if wasAuto && !h.auto {
+	if r.Session != 0 {
+		h.enter(s, r.Session)
+	} else {
+		h.tieTo(r.Conn, r.Ephemeral, r.Auto)
+	}
+	if wasAuto && !h.auto && r.Session == 0 {
 		// The renewals have ended with at least the lease of this request.
 		h.leases = []Term{{ByCall, r.ID}}
 	}
 	h.fresh, h.number = nil, 0
-	if isNew && (r.Waits || r.Outcome == Unknown) {
+	// What is granted in a session is never given back: its row is told until it has been seen.
+	if isNew && r.Session == 0 && (r.Waits || r.Outcome == Unknown) {
 		h.fresh = r
 		if hadClaim {
 			h.number = number
@@ -330,7 +356,7 @@ func (s *state) serve() bool {
 		again = false
 		for at := range s.locks {
 			l := &s.locks[at]
-			if len(l.queue) == 0 || l.queue[0].request == nil {
+			if len(l.queue) == 0 || l.queue[0].isAbsent() {
 				continue
 			}
 			head := l.queue[0]
@@ -436,7 +462,12 @@ func (s *state) settle(at ...int) bool {
 func (s *state) endWindow(term Term) bool {
 	for at := range s.locks {
 		l := &s.locks[at]
-		l.queue = slices.DeleteFunc(l.queue, func(p place) bool { return p.request == nil && p.window == term })
+		for _, p := range l.queue {
+			if p.window == term && p.request != nil && !s.decide(p.request, Null) {
+				return false
+			}
+		}
+		l.queue = slices.DeleteFunc(l.queue, func(p place) bool { return p.window == term })
 	}
 	return s.serve()
 }
@@ -447,16 +478,22 @@ func (s *state) disconnect(conn int) []*state {
 	s.gone = append(s.gone, conn)
 	slices.Sort(s.gone)
 	window := Term{ByDisconnect, conn}
+	for i := range s.sessions {
+		if s.sessions[i].keeper == conn {
+			s.stop(&s.sessions[i], window)
+		}
+	}
+	belongs := func(p *place) bool { return p.request != nil && p.request.Conn == conn && p.request.Session == 0 }
 	unheard := false
 	for at := range s.locks {
 		l := &s.locks[at]
 		for i := range l.queue {
 			p := &l.queue[i]
-			if p.request != nil && p.request.Conn == conn && p.ticket && p.claim {
+			if belongs(p) && p.ticket && p.claim {
 				p.request, p.window = nil, window
 			}
 		}
-		l.queue = slices.DeleteFunc(l.queue, func(p place) bool { return p.request != nil && p.request.Conn == conn })
+		l.queue = slices.DeleteFunc(l.queue, func(p place) bool { return belongs(&p) })
 		l.holds = slices.DeleteFunc(l.holds, func(h hold) bool { return h.tie == conn && h.ephemeral })
 		for i := range l.holds {
 			h := &l.holds[i]
@@ -520,10 +557,99 @@ func (s *state) stall() []*state {
 	return all
 }
 
+// renewUntil ends the renewals, so that the hold has the rest of a renewed lease. The lease that its owner was told is no shorter: for
+// a hold in a session that may be all there is.
+func (h *hold) renewUntil(rest Term) {
+	if h.tie >= 0 {
+		h.leases = nil
+	}
+	h.leases = slices.DeleteFunc(h.leases, func(t Term) bool { return t.Why != ByCall })
+	h.leases, h.auto = append(h.leases, rest), false
+}
+
+// enter brings a hold into a session.
+func (h *hold) enter(s *state, session int) {
+	h.tie, h.ephemeral, h.auto = -session, false, s.isAlive(session)
+}
+
+func (s *state) session(number int) *session {
+	for i := range s.sessions {
+		if s.sessions[i].number == number {
+			return &s.sessions[i]
+		}
+	}
+	return nil
+}
+
+func (s *state) isAlive(number int) bool {
+	of := s.session(number)
+	return of != nil && of.alive
+}
+
+// keep makes a session alive: its holds are renewed again, and its places may be granted.
+func (s *state) keep(op Keep) bool {
+	if s.session(op.Session) == nil {
+		s.sessions = append(s.sessions, session{number: op.Session})
+		slices.SortFunc(s.sessions, func(a, b session) int { return a.number - b.number })
+	}
+	*s.session(op.Session) = session{op.Session, op.Conn, op.ID, true}
+	for at := range s.locks {
+		l := &s.locks[at]
+		for i := range l.holds {
+			if h := &l.holds[i]; h.tie == -op.Session && !h.isOver() {
+				h.auto = true
+			}
+		}
+		for i := range l.queue {
+			if p := &l.queue[i]; p.request != nil && p.request.Session == op.Session {
+				p.window = Term{}
+			}
+		}
+	}
+	return s.serve()
+}
+
+// stop ends the life of a session: its holds have the rest of their leases, its places are absent.
+func (s *state) stop(of *session, rest Term) {
+	if !of.alive {
+		return
+	}
+	of.alive = false
+	for at := range s.locks {
+		l := &s.locks[at]
+		for i := range l.holds {
+			if h := &l.holds[i]; h.tie == -of.number && h.auto {
+				h.renewUntil(rest)
+			}
+		}
+		for i := range l.queue {
+			if p := &l.queue[i]; p.request != nil && p.request.Session == of.number {
+				p.window = rest
+			}
+		}
+	}
+}
+
+// endSession releases what a session holds, and ends its waits.
+func (s *state) endSession(number int) bool {
+	s.sessions = slices.DeleteFunc(s.sessions, func(one session) bool { return one.number == number })
+	for at := range s.locks {
+		l := &s.locks[at]
+		l.holds = slices.DeleteFunc(l.holds, func(h hold) bool { return h.tie == -number })
+		for _, p := range l.queue {
+			if p.request != nil && p.request.Session == number && !s.decide(p.request, Null) {
+				return false
+			}
+		}
+		l.queue = slices.DeleteFunc(l.queue, func(p place) bool { return p.request != nil && p.request.Session == number })
+	}
+	return s.serve()
+}
+
 // restart is the death of the server and its return. Waiters and ties belong to connections, holds and tickets do not.
 func (s *state) restart(epoch int) bool {
 	s.epoch = epoch
-	s.gone = nil
+	s.gone, s.sessions = nil, nil
 	window := Term{ByRestart, epoch}
 	for at := range s.locks {
 		l := &s.locks[at]
@@ -534,7 +660,7 @@ func (s *state) restart(epoch int) bool {
 		for i := range l.holds {
 			h := &l.holds[i]
 			if h.auto {
-				h.leases = []Term{window}
+				h.renewUntil(window)
 			}
 			h.tie, h.ephemeral, h.auto, h.fresh, h.number = 0, false, false, nil, 0
 		}
@@ -577,8 +703,12 @@ func (s *state) call(c *Call) bool {
 			return reply.is("NOTHELD")
 		}
 		h.leases, h.fresh, h.number = []Term{{ByCall, c.ID}}, nil, 0
-		h.auto = h.auto && c.Auto
-		h.tieTo(c.Conn, c.Ephemeral, c.Auto)
+		if c.Session != 0 {
+			h.enter(s, c.Session)
+		} else {
+			h.auto = h.auto && c.Auto
+			h.tieTo(c.Conn, c.Ephemeral, c.Auto)
+		}
 		return reply.isFine()
 	case Downgrade:
 		if h == nil {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"dlock.example/judge/history"
@@ -18,6 +19,13 @@ type client struct {
 	scene *Scene
 	owner string
 	rand  *rand.Rand
+
+	// session is the session that it keeps, if any; pending its request that waits there.
+	session *session
+	pending *history.Call
+	// latest is the owner of its latest request in a session, asked counts them.
+	latest atomic.Pointer[string]
+	asked  int
 
 	mutex sync.Mutex
 	conn  *server.Conn
@@ -80,17 +88,25 @@ func (s *Scene) words(c *history.Call) []string {
 	if c.Auto {
 		option("AUTO", autoMs)
 	}
+	if c.Session != 0 {
+		words = append(words, "IN", nameOf(c.Session))
+	}
 	return words
 }
 
 // do sends a call and records it with its reply. Without a reply it connects again and returns false.
 func (c *client) do(call history.Call) (lock.Reply, bool) {
+	reply, _, answered := c.send(call, c.scene.words(&call))
+	return reply, answered
+}
+
+// send does so with these words. It also returns the reply as it came.
+func (c *client) send(call history.Call, words []string) (lock.Reply, server.Value, bool) {
 	conn := c.connection()
 	if conn == nil {
-		return lock.Reply{}, false
+		return lock.Reply{}, server.Value{}, false
 	}
 	call.ID, call.Conn, call.Epoch = c.scene.ID(), conn.Number, conn.Epoch
-	words := c.scene.words(&call)
 	call.Sent = history.Now()
 	value, err := conn.Do(words...)
 	got := history.Now()
@@ -103,12 +119,18 @@ func (c *client) do(call history.Call) (lock.Reply, bool) {
 			c.scene.fail(fmt.Errorf("%s: %s", strings.Join(words, " "), value.Text))
 		}
 	}
+	if said := call.Reply; call.Session != 0 && call.Name != history.Session && len(said.Numbers) > 0 && said.Numbers[0] == 0 {
+		// Its row will have the outcome.
+		call.Asked, call.Got, call.Reply = got, 0, lock.Reply{}
+		c.pending = &call
+		return said, value, true
+	}
 	c.scene.Add(call)
 	if err != nil {
 		c.reconnect(conn)
-		return lock.Reply{}, false
+		return lock.Reply{}, value, false
 	}
-	return call.Reply, true
+	return call.Reply, value, true
 }
 
 func (c *client) connection() *server.Conn {

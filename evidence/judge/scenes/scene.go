@@ -47,6 +47,7 @@ var Kinds = []Kind{
 	{Name: "AUTO", Long: long, Short: shortAuto, locks: 1, cutEvery: 600 * time.Millisecond, turn: auto},
 	{Name: "upgrades", Long: long, Short: short, locks: 1, cutEvery: 1500 * time.Millisecond, turn: upgrades},
 	{Name: "MACQUIRE of two", Long: long, Short: short, locks: 2, many: true, cutEvery: 1500 * time.Millisecond, turn: pairs},
+	{Name: "sessions", Long: long, Short: shortAuto, locks: 1, cutEvery: 1000 * time.Millisecond, turn: sessions},
 }
 
 // Named returns the kind of this name.
@@ -149,7 +150,7 @@ func (s *Scene) Play(clients int, length time.Duration, seed uint64) error {
 func observe(c *client, players []*client) {
 	c.sleep(4, 20)
 	at := c.rand.IntN(c.scene.Locks)
-	whose := players[c.rand.IntN(len(players))].owner
+	whose := players[c.rand.IntN(len(players))].actor()
 	look := func(name lock.Name, owner string) {
 		c.do(history.Call{Name: name, Locks: []int{at}, Owner: owner, Holds: -1})
 	}
@@ -160,7 +161,7 @@ func observe(c *client, players []*client) {
 		look(lock.Held, whose)
 	case n < 70:
 		for _, one := range players {
-			look(lock.Position, one.owner)
+			look(lock.Position, one.actor())
 		}
 	case n < 80:
 		if token := c.scene.token.Load(); token != 0 && c.scene.Locks == 1 {

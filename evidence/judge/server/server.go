@@ -7,11 +7,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 )
+
+// ClaimMs is the servers' claim window, by default.
+const ClaimMs = 1000
 
 // Server is a server's process on this machine.
 type Server struct {
@@ -36,7 +40,7 @@ func Start(program, module, directory string) (*Server, error) {
 	s := &Server{Address: address, directory: directory, log: filepath.Join(directory, "log")}
 	s.words = []string{
 		program, "--port", port, "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--appendonly", "yes",
-		"--appendfsync", "always", "--loadmodule", module,
+		"--appendfsync", "always", "--loadmodule", module, "claim-window-ms", strconv.Itoa(ClaimMs),
 	}
 	return s, s.Again()
 }
