@@ -58,7 +58,13 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 			b.autoEnd(0, term, Span{span.From, span.Dead})
 		}
 		if len(kept) > 0 {
-			b.leasesEnd(0, term, Span{span.From, span.Dead}, span.From)
+			alive := int64(0)
+			for _, first := range kept {
+				if first.Got < span.From {
+					alive = max(alive, first.Got)
+				}
+			}
+			b.leasesEnd(0, term, Span{span.From, span.Dead}, alive)
 		}
 		b.window(0, term, Span{span.Dead, span.Until}, max(h.ClaimMs, defaultClaimMs))
 	}
@@ -203,6 +209,9 @@ func (b *builder) lapse(first, last *Call) {
 	if isOver && ended.Until < end.From || isDead && restart.Dead < end.From {
 		return
 	}
+	if b.isEnded(last.Session, end.From) {
+		return
+	}
 	term := lock.Term{Why: lock.ByLapse, N: first.ID}
 	b.add(last.Conn, lock.Lapse{ID: first.ID, Session: last.Session}, end.From, end.Until)
 	b.sessionEnd(last.Conn, term, end, first)
@@ -223,18 +232,34 @@ func (b *builder) sessionEnd(client int, term lock.Term, ended Span, first *Call
 		}
 		waits = waits || c.BlockMs >= 0 && (!c.Reply.Known || c.Got >= ended.From)
 	}
-	if holds || waits {
+	// What is kept again in time does not end.
+	lease := b.history.LeaseMs * Millisecond
+	if (holds || waits) && !b.isKept(first.Session, ended.Until, ended.From+lease/2) {
 		b.leasesEnd(client, term, ended, first.Got)
 	}
-	if waits {
+	if waits && !b.isKept(first.Session, ended.Until, ended.From+defaultClaimMs*Millisecond-early) {
 		b.window(client, term, ended, defaultClaimMs)
 	}
 }
 
+// isKept tells if a SESSION command was sent and answered between these instants, which kept this session.
+func (b *builder) isKept(session int, from, until int64) bool {
+	return slices.ContainsFunc(b.history.Calls, func(c Call) bool {
+		return c.Name == Session && c.Session == session && c.KeptMs > 0 && c.Reply.Known && c.Sent >= from && c.Got < until
+	})
+}
+
+// isEnded tells if the session of a call had been ended before this instant, and all that was in it.
+func (b *builder) isEnded(session int, before int64) bool {
+	return session != 0 && slices.ContainsFunc(b.history.Calls, func(c Call) bool {
+		return c.Name == Session && c.Session == session && c.KeptMs == 0 && c.Reply.Known && c.Got < before
+	})
+}
+
 // leasesEnd adds the end of the leases that a session renewed until some instant of this span, and that it did not renew if it had been
-// alive for less than a third of a lease.
+// alive for a moment only: renewals that are due come as soon as it is alive.
 func (b *builder) leasesEnd(client int, term lock.Term, ended Span, alive int64) {
-	if ended.From-alive > b.history.LeaseMs*Millisecond/3+tokenSlack+b.pulse.Gap(alive, ended.From) {
+	if ended.From-alive > tokenSlack+b.pulse.Gap(alive, ended.From) {
 		b.autoEnd(client, term, ended)
 		return
 	}
@@ -303,7 +328,7 @@ func (b *builder) lease(c *Call, of *lock.Request, began Span) {
 		end.Of = of
 	}
 	span := b.term(began, c.LeaseMs*Millisecond)
-	if b.isReplaced(c, endsLease, span.From) {
+	if b.isReplaced(c, endsLease, span.From) || b.isEnded(c.Session, span.From) {
 		return
 	}
 	b.add(c.Conn, end, span.From, span.Until)
@@ -327,7 +352,9 @@ func (b *builder) request(c *Call, until int64) {
 		if c.BlockMs > 0 && !c.Reply.Known && asked != math.MaxInt64 {
 			until = b.over(asked + c.BlockMs*Millisecond)
 		}
-		if r.Waits && !(c.Reply.Known && c.Got < c.Sent+defaultClaimMs*Millisecond-early) {
+		end := c.Sent + defaultClaimMs*Millisecond - early
+		isOver := c.Reply.Known && c.Got < end || b.isKept(c.Session, c.Sent, end) || b.isEnded(c.Session, end)
+		if r.Waits && !isOver {
 			b.window(c.Conn, lock.Term{Why: lock.ByCall, N: c.ID}, Span{c.Sent, asked}, defaultClaimMs)
 		}
 	}
@@ -361,7 +388,10 @@ func (b *builder) request(c *Call, until int64) {
 	}
 	mayTimeOut := c.BlockMs > 0 && (r.Outcome == lock.Null || r.Outcome == lock.Unknown)
 	timeUp := c.Sent + c.BlockMs*Millisecond - early
-	if mayTimeOut && timeUp < until {
+	if c.Asked != 0 {
+		until = min(until, b.over(c.Asked+c.BlockMs*Millisecond))
+	}
+	if mayTimeOut && timeUp < until && !b.isEnded(c.Session, timeUp) {
 		b.add(c.Conn, lock.TimeUp{Request: r}, timeUp, until)
 		if r.Ticket && !b.isReplaced(c, endsWindow, timeUp+c.ClaimMs*Millisecond-early) {
 			b.window(c.Conn, lock.Term{Why: lock.ByTimeUp, N: c.ID}, Span{timeUp, until}, c.ClaimMs)

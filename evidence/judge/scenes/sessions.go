@@ -148,10 +148,10 @@ func (c *client) await(owner string) (token int64, again bool) {
 		case n < 5:
 			c.end()
 			return 0, false
-		case n < 7:
+		case n < 6:
 			c.forget()
 			return 0, false
-		case n < 12:
+		case n < 9:
 			c.hang()
 		}
 		rows, answered := c.keep(keptMs, blockMs)
@@ -212,10 +212,10 @@ func sessions(c *client) {
 		if c.scene.LeaseMs < long && c.chance(50) {
 			c.sleep(300, 1000)
 		}
-	case n < 10:
+	case n < 22:
 		c.end()
 		return
-	case n < 13 && c.scene.LeaseMs < long:
+	case n < 25 && c.scene.LeaseMs < long:
 		c.forget()
 		return
 	}
