@@ -64,7 +64,7 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 					alive = max(alive, first.Got)
 				}
 			}
-			b.leasesEnd(0, term, Span{span.From, span.Dead}, alive)
+			b.sessionLeasesEnd(0, term, Span{span.From, span.Dead}, alive)
 		}
 		b.window(0, term, Span{span.Dead, span.Until}, max(h.ClaimMs, defaultClaimMs))
 	}
@@ -160,9 +160,15 @@ func endsWindow(c *Call, _ int) bool { return c.Name == FairAcquire && c.Reply.E
 func (b *builder) autoEnd(client int, term lock.Term, ended Span) {
 	lease := b.history.LeaseMs * Millisecond
 	late := b.pulse.Gap(ended.From-lease, ended.From)
-	begins, ends := ended.From+lease*2/3-early-late, b.over(ended.Until+lease)
-	b.add(client, lock.LeaseEnd{Term: term}, begins, ends)
-	b.add(client, lock.Timer{Term: term}, begins, ends)
+	b.leasesEnd(client, term, Span{ended.From + lease*2/3 - early - late, ended.Until + lease})
+}
+
+// leasesEnd adds the end of leases within this span. None ends before it could if it had begun with the first call.
+func (b *builder) leasesEnd(client int, term lock.Term, ends Span) {
+	first := slices.MinFunc(b.history.Calls, func(one, other Call) int { return cmp.Compare(one.Sent, other.Sent) })
+	begins, until := max(ends.From, first.Sent+b.history.LeaseMs*Millisecond-early), b.over(ends.Until)
+	b.add(client, lock.LeaseEnd{Term: term}, begins, until)
+	b.add(client, lock.Timer{Term: term}, begins, until)
 }
 
 // sessions adds what keeps sessions, and the ends of the times for which they are kept. A command that only prolongs that is no operation
@@ -235,7 +241,7 @@ func (b *builder) sessionEnd(client int, term lock.Term, ended Span, first *Call
 	// What is kept again in time does not end.
 	lease := b.history.LeaseMs * Millisecond
 	if (holds || waits) && !b.isKept(first.Session, ended.Until, ended.From+lease/2) {
-		b.leasesEnd(client, term, ended, first.Got)
+		b.sessionLeasesEnd(client, term, ended, first.Got)
 	}
 	if waits && !b.isKept(first.Session, ended.Until, ended.From+defaultClaimMs*Millisecond-early) {
 		b.window(client, term, ended, defaultClaimMs)
@@ -256,19 +262,14 @@ func (b *builder) isEnded(session int, before int64) bool {
 	})
 }
 
-// leasesEnd adds the end of the leases that a session renewed until some instant of this span, and that it did not renew if it had been
-// alive for a moment only: renewals that are due come as soon as it is alive.
-func (b *builder) leasesEnd(client int, term lock.Term, ended Span, alive int64) {
+// sessionLeasesEnd adds the end of the leases that a session renewed until some instant of this span, and that it did not renew if it
+// had been alive for a moment only: renewals that are due come as soon as it is alive.
+func (b *builder) sessionLeasesEnd(client int, term lock.Term, ended Span, alive int64) {
 	if ended.From-alive > tokenSlack+b.pulse.Gap(alive, ended.From) {
 		b.autoEnd(client, term, ended)
 		return
 	}
-	// No hold ends before the lease that its owner was told: if that is long, none does.
-	lease := b.history.LeaseMs * Millisecond
-	first := slices.MinFunc(b.history.Calls, func(one, other Call) int { return cmp.Compare(one.Sent, other.Sent) })
-	begins, ends := max(ended.From, first.Sent+lease-early), b.over(ended.Until+lease)
-	b.add(client, lock.LeaseEnd{Term: term}, begins, ends)
-	b.add(client, lock.Timer{Term: term}, begins, ends)
+	b.leasesEnd(client, term, Span{ended.From, ended.Until + b.history.LeaseMs*Millisecond})
 }
 
 // stalls adds the times in which renewals may have been missed: they come at each third of a lease, and two thirds are left then.
