@@ -108,10 +108,13 @@ impl Client<'_> {
             tasks.retain(|task| task.stage != Stage::Over);
             program.tasks.append(&mut tasks);
             self.keep(&mut program);
-            // Where programs err it must show.
-            let calm = match self.shared.setting.mistake {
-                Some(_) => 50,
-                None => 150,
+            // Where programs err it shows in those that hang with a hold.
+            let works =
+                |task: &Task| matches!(task.stage, Stage::Works(done) if done > now + SECOND);
+            let errs = self.shared.setting.mistake.is_some();
+            let calm = match errs && program.tasks.iter().any(works) {
+                true => 10,
+                false => 150,
             };
             match self.random.u16(0..calm) {
                 0 => self.hang(&program),

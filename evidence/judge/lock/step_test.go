@@ -30,6 +30,11 @@ func ephemeral(r *Request) { r.Ephemeral = true }
 func auto(r *Request)      { r.Auto = true }
 func unknown(r *Request)   { r.Outcome, r.Tokens, r.Count = Unknown, nil, 0 }
 
+func inSession(r *Request) { r.Session, r.Count = 7, 0 }
+
+// keeps returns a SESSION command of that session, by connection 50.
+func keeps(id int) Keep { return Keep{ID: id, Conn: 50, Session: 7, Known: true} }
+
 func other(r *Request) { r.Locks = []int{1} }
 
 func after(n int) func(*Request) { return func(r *Request) { r.Epoch = n } }
@@ -230,6 +235,23 @@ func TestWhatIsAllowed(t *testing.T) {
 		{"restart", true, history(at(0, 1, Ask{a(7, ephemeral)}), at(10, 12, Restart{1}), at(13, 14, Ask{b(0, after(1))}))},
 		{"a hold lost with the restart", false,
 			history(at(0, 1, Ask{a(7, ephemeral)}), at(10, 12, Restart{1}), at(13, 14, Ask{b(8, after(1))}))},
+		{"a place in a session that is kept is granted", true, history(at(0, 1, Ask{a(7)}), queued(b(8, waits, inSession), 2, 11),
+			at(4, 5, keeps(20)), at(10, 11, releases(10, "a", says(0))))},
+		{"a place in a session that nobody keeps is granted", false, history(at(0, 1, Ask{a(7)}), queued(b(8, waits, inSession), 2, 11),
+			at(10, 11, releases(10, "a", says(0))))},
+		{"kept again", true, history(at(0, 1, Ask{a(7)}), queued(b(8, waits, inSession), 2, 31), at(4, 5, keeps(20)),
+			at(6, 7, Disconnect{50}), at(10, 11, releases(10, "a", says(0))), at(12, 13, Ask{c(0)}),
+			at(30, 31, Keep{ID: 21, Conn: 51, Session: 7, Known: true}))},
+		{"its window is over", true, history(at(0, 1, Ask{a(7)}), queued(b(0, waits, inSession), 2, 31), at(4, 5, keeps(20)),
+			at(6, 7, Lapse{20, 7}), at(10, 11, releases(10, "a", says(0))), at(20, 21, WindowEnd{Term{ByLapse, 20}}), at(32, 33, Ask{c(9)}))},
+		{"a lapsed session's hold ends with a lease", true, history(at(0, 1, keeps(20)), at(2, 3, Ask{a(7, inSession)}),
+			at(4, 5, LeaseEnd{Term: lease(1)}), at(6, 7, Lapse{20, 7}), at(8, 9, LeaseEnd{Term: Term{ByLapse, 20}}), at(10, 11, Ask{b(8)}))},
+		{"a kept session's hold ends with a lease", false, history(at(0, 1, keeps(20)), at(2, 3, Ask{a(7, inSession)}),
+			at(4, 5, LeaseEnd{Term: lease(1)}), at(10, 11, Ask{b(8)}))},
+		{"a session is ended", true, history(at(0, 1, keeps(20)), at(2, 3, Ask{a(7, inSession)}),
+			at(4, 5, EndSession{21, 50, 0, 7, true}), at(10, 11, Ask{b(8)}))},
+		{"a session's end is lost", false, history(at(0, 1, keeps(20)), at(2, 3, Ask{a(7, inSession)}),
+			at(4, 5, EndSession{21, 50, 0, 7, true}), at(10, 11, Ask{b(0)}))},
 		{"replaced", true, history(at(0, 1, Ask{a(7)}), queued(b(0, waits, outcome(Replaced)), 2, 6),
 			queued(asks(6, "b", 8, waits), 4, 21), at(20, 21, releases(10, "a", says(0))))},
 		{"cancelled", true, history(at(0, 1, Ask{a(7)}), queued(b(0, waits), 2, 6), at(4, 6, looks(Cancel, "b", says(1))))},
