@@ -10,7 +10,7 @@
 //! | `run.rs` | one cell: servers, clients, faults |
 //! | `fault.rs`, `setting.rs` | the faults, and the settings against them |
 //! | `nodes.rs`, `sentinel.rs`, `cluster.rs`, `by_hand.rs` | the servers |
-//! | `client.rs`, `route.rs`, `link.rs` | the clients, their way to the primary, calls with a bound |
+//! | `client.rs`, `route.rs`, `link.rs` | the clients, programs with sessions among them; their way to the primary; calls with a bound |
 //! | `history.rs`, `judge/` | the records, and the rules that they must obey |
 //! | `control.rs` | proof that a run can fail |
 //! | `lines.rs` | the records as lines of JSON |
