@@ -35,6 +35,7 @@ pub fn ties(world: &World) -> BTreeMap<(Name, Token), Tied> {
     let mut found = BTreeMap::new();
     let mut last = TieId::default();
     while let Some((id, tie)) = ties.after(last) {
+        last = id;
         let tied = Tied {
             client: match tie.party {
                 Party::Connection(client) => client.0,
@@ -47,7 +48,6 @@ pub fn ties(world: &World) -> BTreeMap<(Name, Token), Tied> {
             due: tie.auto.and_then(|auto| due(&format!("{:?}", auto.next))),
         };
         found.insert((tied.name.clone(), id.token), tied);
-        last = id;
     }
     found
 }

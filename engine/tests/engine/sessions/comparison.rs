@@ -24,7 +24,7 @@ const ANOTHER: Serial = Serial::MAX;
 
 /// One thing that happens.
 #[derive(Debug, Clone)]
-enum Step {
+pub enum Step {
     /// A command on a connection, or, without one, in a script.
     Sends(Option<u64>, Command),
     Passes(Millis),
@@ -55,9 +55,10 @@ impl fmt::Display for Step {
 }
 
 /// Engine and model, and what the engine calls the model's tokens and ids.
-struct Pair {
-    node: Node,
-    model: Model,
+#[derive(Clone)]
+pub struct Pair {
+    pub node: Node,
+    pub model: Model,
     numbers: BTreeMap<Serial, u64>,
     /// The ids of connections that are not the first of their names.
     ids: BTreeMap<u64, u64>,
@@ -67,7 +68,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Pair {
+    pub fn new() -> Pair {
         // Who waits for whom is another test's concern.
         let policy = Policy {
             deadlock_detection: false,
@@ -83,6 +84,11 @@ impl Pair {
         }
     }
 
+    /// Returns true if somebody has heard of a token or an id.
+    pub fn knows(&self, serial: Serial) -> bool {
+        self.numbers.contains_key(&serial)
+    }
+
     fn note(&mut self, what: String) {
         *self.seen.entry(what).or_insert(0) += 1;
     }
@@ -93,7 +99,7 @@ impl Pair {
     }
 
     /// Performs a step. Errors if engine and model differ.
-    fn perform(&mut self, step: &Step) -> Result<(), String> {
+    pub fn perform(&mut self, step: &Step) -> Result<(), String> {
         match step {
             Step::Sends(None, command) => self.send(None, command)?,
             Step::Sends(Some(client), command) => {

@@ -183,6 +183,18 @@ impl Take {
 }
 
 impl Model {
+    /// Returns the token of the first hold of a lock.
+    pub fn first_token(&self, key: &str) -> Option<Serial> {
+        let lock = self.locks.get(key)?;
+        lock.holds.first().map(|hold| hold.token)
+    }
+
+    /// Returns the id of a session and the number of its last row.
+    pub fn last_row(&self, session: &str) -> Option<(Serial, u64)> {
+        let session = self.sessions.iter().find(|its| its.name == session)?;
+        Some((session.id, session.last))
+    }
+
     pub fn new(now: Millis) -> Model {
         Model {
             now,

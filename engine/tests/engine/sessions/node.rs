@@ -1,13 +1,17 @@
 //! One server, run event by event as the module runs it, and the connections that are blocked at it.
 
+use super::replica::Replica;
 use crate::client::Client;
 use crate::keys::Value;
-use crate::server::Server;
+use crate::server::{Data, Server};
 use crate::world::{Op, BEGIN_MS};
 use dlock_commands::change::{many, session};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
-use dlock_engine::{ClientId, Millis, Name, Now, Outcome, Policy, Receiver, RequestId, WallMs};
+use dlock_engine::{
+    ClientId, Loss, Millis, Name, NoAck, Now, Outcome, Output, Policy, Receiver, Refusal,
+    RequestId, WallMs,
+};
 use std::collections::BTreeMap;
 
 /// What a connection is answered.
@@ -17,6 +21,8 @@ pub type Answer = Result<Reply, Error>;
 pub struct Node {
     pub server: Server,
     pub now: Now,
+    /// The replica that confirms, where one has to.
+    pub replica: Option<Replica>,
     /// The connections that are blocked, by their requests.
     blocked: BTreeMap<RequestId, u64>,
     /// What blocked connections were answered, until a test takes it.
@@ -32,6 +38,13 @@ pub struct Row {
     pub owner: String,
     pub token: u64,
     pub left: Millis,
+}
+
+impl Row {
+    /// Returns true if it tells an owner of a lock.
+    pub fn grants(&self, key: &str, owner: &str) -> bool {
+        self.word == "granted" && self.key == key && self.owner == owner
+    }
 }
 
 /// Returns the rows in the reply to a SESSION command.
@@ -60,12 +73,15 @@ pub fn rows(news: &Reply) -> Vec<Row> {
 
 impl Node {
     pub fn new(policy: Policy) -> Node {
+        let (confirms, server) = (policy.confirms(), Server::new(true, policy));
+        let now = Now {
+            us: BEGIN_MS * 1000,
+            steady_us: 0,
+        };
         Node {
-            server: Server::new(true, policy),
-            now: Now {
-                us: BEGIN_MS * 1000,
-                steady_us: 0,
-            },
+            replica: confirms.then(|| Replica::of(&server, now)),
+            server,
+            now,
             blocked: BTreeMap::new(),
             heard: Vec::new(),
         }
@@ -109,9 +125,8 @@ impl Node {
 
     fn work_off(&mut self) {
         let (now, Server { engine, keys, .. }) = (self.now, &mut self.server);
-        while engine.unsettled() {
-            engine.settle_dirty(keys, now, 16);
-        }
+        // What is left then waits for its slot.
+        while engine.unsettled() && engine.settle_dirty(keys, now, 16) {}
     }
 
     /// Lets time pass on a server that does nothing meanwhile.
@@ -124,10 +139,10 @@ impl Node {
     pub fn tick(&mut self) {
         while self.server.engine.tick(self.now) {}
         self.work_off();
-        self.server.keys.close();
+        self.end_event();
         let over = self.ttls().filter(|(_, end)| *end <= self.now.wall());
         for name in over.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.server.alter(&Op::Del(name), self.now);
+            self.alter(&Op::Del(name));
         }
         self.settle();
     }
@@ -177,8 +192,97 @@ impl Node {
 
     /// Performs an operation that is not the module's.
     pub fn alter(&mut self, op: &Op) {
+        if let Some(replica) = &mut self.replica {
+            replica.send(op.clone());
+        }
         self.server.alter(op, self.now);
         self.settle();
+    }
+
+    /// Has the replica confirm what it has read, and read the rest, if its link works.
+    pub fn replicate(&mut self, works: bool) {
+        let Some(replica) = &mut self.replica else {
+            return;
+        };
+        for (output, confirmed) in replica.read(works, self.now) {
+            match confirmed {
+                true => self.confirmed(output),
+                false => self.not_confirmed(
+                    output,
+                    NoAck::Late {
+                        confirmed: 0,
+                        needed: 1,
+                    },
+                ),
+            }
+        }
+        self.settle();
+    }
+
+    /// Sends an answer that is confirmed, if what it promises still holds.
+    fn confirmed(&mut self, mut output: Output) {
+        let (now, Server { engine, keys, .. }) = (self.now, &mut self.server);
+        let mut promises = output.pending.promises.iter();
+        if output.outcome == Outcome::Prolonged {
+            engine.prolonged(promises.as_slice());
+        } else if !promises.all(|promise| engine.stands(keys, now, promise)) {
+            self.not_confirmed(output, NoAck::Ended);
+        } else {
+            engine.confirmed(&output.pending.promises, 0);
+            output.pending.confirmed = true;
+            engine.push_output(output);
+        }
+    }
+
+    fn not_confirmed(&mut self, mut output: Output, why: NoAck) {
+        let engine = &mut self.server.engine;
+        engine.not_confirmed(std::mem::take(&mut output.pending.promises));
+        output.outcome = Outcome::Refused(Refusal::NoAck(why));
+        engine.push_output(output);
+    }
+
+    /// Gives the slot of all locks away. Returns the locks, which leave with it.
+    pub fn give_slot(&mut self, names: impl IntoIterator<Item = Name>) -> Data {
+        let (data, Server { engine, keys, .. }) = (self.server.data(), &mut self.server);
+        keys.away.extend(names);
+        keys.values.clear();
+        engine.on_slots_changed(|_| false);
+        engine.on_locks_left(|_| true, Loss::Moved, self.now);
+        self.settle();
+        self.copy();
+        data
+    }
+
+    /// Takes the slot with its locks. They are at the replica before anybody asks for them.
+    pub fn take_slot(&mut self, data: Data) {
+        self.server.keys.away.clear();
+        for (name, value) in data {
+            let (bytes, _) = value.expect("a lock");
+            self.server.alter(&Op::Restore(name, bytes), self.now);
+        }
+        self.settle();
+        self.copy();
+    }
+
+    fn copy(&mut self) {
+        if let Some(replica) = &mut self.replica {
+            replica.copy(&self.server, self.now);
+        }
+    }
+
+    /// Sets by how much the server's clock is ahead of the true time.
+    pub fn set_clock(&mut self, ahead_us: u64) {
+        self.now.us = BEGIN_MS * 1000 + self.now.steady_us + ahead_us;
+    }
+
+    /// Lets the replica take over with what it has read, by a clock of its own.
+    pub fn fail_over(&mut self, ahead_us: u64) {
+        let policy = self.server.engine.policy().clone();
+        let replica = self.replica.as_ref().expect("a replica");
+        self.server = replica.server.clone();
+        self.server.engine.set_policy(policy);
+        self.set_clock(ahead_us);
+        self.begin();
     }
 
     /// Makes the server a replica, and at once a primary again.
@@ -200,14 +304,26 @@ impl Node {
         self.blocked.clear();
         self.server.primary = true;
         self.server.engine.promote();
+        if let Some(replica) = &mut self.replica {
+            replica.begin(&self.server, self.now);
+        }
         self.settle();
     }
 
     /// Ends an event: the engine tells the sessions, and the server writes the keys and answers the connections.
     fn end_event(&mut self) {
         self.server.engine.tell_sessions(self.now);
-        let (_, outputs) = self.server.work_off();
+        let (closed, outputs) = self.server.work_off();
+        if let Some(replica) = &mut self.replica {
+            let changed = closed.into_iter().filter(|its| !its.effect.is_empty());
+            changed.for_each(|its| replica.send(Op::Effect(its.name, its.effect)));
+        }
         for output in outputs {
+            let replica = self.replica.as_mut();
+            if let Some(replica) = replica.filter(|_| output.waits_for_replicas()) {
+                replica.keep(output, self.now);
+                continue;
+            }
             let client = self.blocked.remove(&output.id);
             let client = client.filter(|_| matches!(output.to, Receiver::Connection));
             if let Some(client) = client {
@@ -223,6 +339,9 @@ impl Node {
             Outcome::TimedOut | Outcome::Cancelled => Ok(Reply::NullArray),
             Outcome::Replaced => Err(Error::Replaced),
             Outcome::Refused(refusal) => Err(refusal.into()),
+            Outcome::Renewed(left, Some(id)) => {
+                Ok(Reply::Array([left, id].map(Reply::Integer).to_vec()))
+            }
             Outcome::News(news) => Ok(session::reply(&news, self.now)),
             other => panic!("nobody asked for {other:?}"),
         }

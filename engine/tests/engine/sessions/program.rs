@@ -20,8 +20,22 @@ const PAUSE_MS: Millis = 100;
 /// The longest lease that programs ask for.
 pub const LONGEST_MS: Millis = 4_500;
 
+/// How much earlier a program stops to believe: clocks differ, and none goes as fast as another.
+const MARGIN_MS: Millis = 100;
+
 /// The locks: one that one holds at a time, and a semaphore.
 pub const KEYS: [&str; 2] = ["k", "m"];
+
+/// What begins the errors after which a request has failed. After any other it is sent again.
+const FAILURES: [&str; 7] = [
+    "DEADLOCK",
+    "QUEUEFULL",
+    "OOM",
+    "NOPERM",
+    "WRONGTYPE",
+    "HOLDING",
+    "ERR",
+];
 
 /// What a program does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +51,7 @@ pub enum Mistake {
 pub struct Held {
     pub key: &'static str,
     pub owner: String,
+    pub limit: u64,
     pub permits: u64,
     pub token: u64,
     /// The session that it is in, as far as the program knows.
@@ -55,9 +70,9 @@ pub struct Held {
 /// A request whose outcome the program does not know.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    pub key: &'static str,
+    pub keys: &'static [&'static str],
     pub owner: String,
-    pub share: &'static str,
+    pub limit: u64,
     pub permits: u64,
     pub lease: Millis,
     /// How long the program works with the lock.
@@ -74,7 +89,7 @@ pub struct Wanted {
 /// What a call asks.
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
-    Take(&'static str, String),
+    Take(&'static [&'static str], String),
     Renew(u64),
     Release(u64),
     Cancel(String),
@@ -134,17 +149,16 @@ pub struct Program {
 impl Wanted {
     /// Returns a wish that has no owner yet.
     pub fn new(
-        key: &'static str,
-        share: &'static str,
-        permits: u64,
+        keys: &'static [&'static str],
+        (limit, permits): (u64, u64),
         lease: Millis,
         work: Millis,
         end: Millis,
     ) -> Wanted {
         Wanted {
-            key,
+            keys,
             owner: String::new(),
-            share,
+            limit,
             permits,
             lease,
             work,
@@ -153,6 +167,23 @@ impl Wanted {
             asks: 0,
             again: true,
         }
+    }
+
+    /// Returns the words that ask for it.
+    fn words(&self, session: &str, left: Millis) -> String {
+        let Wanted {
+            keys,
+            owner,
+            lease,
+            limit,
+            permits,
+            ..
+        } = self;
+        let begin = match keys {
+            [key] => format!("FAIRACQUIRE {key}"),
+            keys => format!("MACQUIRE {} {}", keys.len(), keys.join(" ")),
+        };
+        format!("{begin} {owner} {lease} LIMIT {limit} PERMITS {permits} IN {session} BLOCK {left}")
     }
 }
 
@@ -181,9 +212,13 @@ impl Program {
 
     /// Begins to want a lock, for this long, under a fresh owner.
     pub fn want(&mut self, wanted: Wanted) {
-        self.owners += 1;
-        let owner = format!("{}/{}", self.session, self.owners);
+        let owner = self.fresh_owner();
         self.wanted.push(Wanted { owner, ..wanted });
+    }
+
+    fn fresh_owner(&mut self) -> String {
+        self.owners += 1;
+        format!("{}/{}", self.session, self.owners)
     }
 
     /// Returns true if it knew of a hold when it sent the SESSION command whose answer it has read last.
@@ -249,7 +284,7 @@ impl Program {
             .iter()
             .filter(|its| its.end + PATIENCE_MS <= now)
         {
-            self.leaving.push((wanted.key, wanted.owner.clone()));
+            self.leaving.push((wanted.keys[0], wanted.owner.clone()));
         }
         self.wanted.retain(|its| its.end + PATIENCE_MS > now);
         self.ask(now);
@@ -261,22 +296,12 @@ impl Program {
         for at in 0..self.wanted.len() {
             let wanted = &mut self.wanted[at];
             let left = wanted.end.saturating_sub(now);
-            let kind = Kind::Take(wanted.key, wanted.owner.clone());
+            let kind = Kind::Take(wanted.keys, wanted.owner.clone());
             if !wanted.again || left == 0 || self.calls.values().any(|call| call.kind == kind) {
                 continue;
             }
             (wanted.again, wanted.asks) = (false, wanted.asks + 1);
-            let Wanted {
-                key,
-                owner,
-                lease,
-                share,
-                ..
-            } = wanted;
-            let words = format!(
-                "FAIRACQUIRE {key} {owner} {lease} {share} IN {} BLOCK {left}",
-                self.session
-            );
+            let words = wanted.words(&self.session, left);
             self.call(now, kind, words, 0);
         }
     }
@@ -365,10 +390,10 @@ impl Program {
         };
         let from = match self.mistake {
             Some(Mistake::CountsFromAnswer) => now,
-            _ => call.sent,
+            _ => call.sent.saturating_sub(MARGIN_MS),
         };
         match (call.kind, answer) {
-            (Kind::Take(key, owner), answer) => self.hear_taken(now, from, key, owner, answer),
+            (Kind::Take(keys, owner), answer) => self.hear_taken(now, from, keys, &owner, answer),
             (Kind::Renew(token), Ok(Reply::Array(parts))) => {
                 let (left, id) = (number(&parts[0]), number(&parts[1]));
                 for hold in self.holds.iter_mut().filter(|hold| hold.token == token) {
@@ -393,62 +418,68 @@ impl Program {
         &mut self,
         now: Millis,
         from: Millis,
-        key: &'static str,
-        owner: String,
+        keys: &'static [&'static str],
+        owner: &str,
         answer: &Answer,
     ) {
         let at = self.wanted.iter().position(|its| its.owner == owner);
-        let Ok(Reply::Array(parts)) = answer else {
-            if let Some(at) = at {
-                self.wanted[at].again = true;
+        let parts = match (answer, at) {
+            (Ok(Reply::Array(parts)), _) => parts,
+            (Err(error), Some(at)) if FAILURES.iter().any(|code| is(error, code)) => {
+                return drop(self.wanted.remove(at));
             }
-            return;
+            (_, Some(at)) => return self.wanted[at].again = true,
+            _ => return,
         };
-        let (token, id) = (number(&parts[0]), number(parts.last().expect("an id")));
+        let id = number(parts.last().expect("an id"));
+        let tokens: Vec<u64> = match &parts[0] {
+            Reply::Integer(0) => Vec::new(),
+            Reply::Array(tokens) => tokens.iter().map(number).collect(),
+            token => vec![number(token)],
+        };
         match at {
-            Some(at) if token == 0 => self.wanted[at].id = id,
+            Some(at) if tokens.is_empty() => self.wanted[at].id = id,
             Some(at) => {
                 // Asked for again, its row says how long it lasts.
                 let until = match self.wanted[at].asks {
                     1 => from + self.wanted[at].lease,
                     _ => 0,
                 };
-                self.hold(now, at, token, id, until);
+                let told: Vec<_> = tokens.into_iter().map(|token| (token, until)).collect();
+                self.hold(now, at, id, &told);
             }
-            None if token > 0 => self.release_strange(key, owner, token, id, now + LONGEST_MS),
-            None => {}
+            None => {
+                for (key, token) in keys.iter().zip(tokens) {
+                    self.release_strange(key, owner, token, id, now + LONGEST_MS);
+                }
+            }
         }
     }
 
-    /// Turns a wish into a hold.
-    fn hold(&mut self, now: Millis, at: usize, token: u64, id: u64, until: Millis) {
-        let Wanted {
+    /// Turns a wish into holds: the tokens of its keys, and until when they are believed in.
+    fn hold(&mut self, now: Millis, at: usize, id: u64, told: &[(u64, Millis)]) {
+        let wanted = self.wanted.remove(at);
+        let held = wanted.keys.iter().zip(told);
+        self.holds.extend(held.map(|(key, (token, until))| Held {
             key,
-            owner,
-            permits,
-            lease,
-            work,
-            ..
-        } = self.wanted.remove(at);
-        self.holds.push(Held {
-            key,
-            owner,
-            permits,
-            token,
+            owner: wanted.owner.clone(),
+            limit: wanted.limit,
+            permits: wanted.permits,
+            token: *token,
             id,
             taken: false,
-            lease,
+            lease: wanted.lease,
             told: now,
-            until,
-            done: now + work,
-        });
+            until: *until,
+            done: now + wanted.work,
+        }));
     }
 
-    /// Gives back a token that a row names and that it does not hold: the grant of a wait that it has left.
+    /// Gives back a token that it is told of and does not hold: of a wait that it has left, or half of what it asked for.
     fn release_strange(
         &mut self,
         key: &'static str,
-        owner: String,
+        owner: &str,
         token: u64,
         id: u64,
         end: Millis,
@@ -456,7 +487,7 @@ impl Program {
         let held = self.holds.iter().any(|its| its.token == token);
         let known = held || self.releasing.iter().any(|its| its.token == token);
         if !known && self.mistake != Some(Mistake::KeepsStrangeRows) {
-            self.release(key, owner, token, id, end);
+            self.release(key, owner.to_string(), token, id, end);
         }
     }
 
@@ -498,12 +529,12 @@ impl Program {
                 hold.until = hold.until.max(from + left);
             }
         }
-        for row in rows {
-            self.hear_row(now, from, id, &row);
+        for row in &rows {
+            self.hear_row(now, from, id, row, &rows);
         }
     }
 
-    fn hear_row(&mut self, now: Millis, from: Millis, id: u64, row: &Row) {
+    fn hear_row(&mut self, now: Millis, from: Millis, id: u64, row: &Row, all: &[Row]) {
         let wanted = self.wanted.iter().position(|its| its.owner == row.owner);
         let held = self.holds.iter().position(|its| its.token == row.token);
         match (row.word, held, wanted) {
@@ -512,10 +543,31 @@ impl Program {
                 hold.until = hold.until.max(from + row.left);
                 (hold.id, hold.taken) = (id, false);
             }
-            ("granted", None, Some(at)) => self.hold(now, at, row.token, id, from + row.left),
+            ("granted", None, Some(at)) => {
+                let of = |key: &&str| all.iter().find(|its| its.grants(key, &row.owner));
+                let told = self.wanted[at].keys.iter().map(of);
+                let told = told.map(|its| its.map(|its| (its.token, from + its.left)));
+                match told.collect::<Option<Vec<_>>>() {
+                    Some(told) => self.hold(now, at, id, &told),
+                    // Some of the locks are lost again: all of them are asked for under another owner.
+                    None => {
+                        let owner = self.fresh_owner();
+                        let wanted = &mut self.wanted[at];
+                        (wanted.owner, wanted.again, wanted.asks) = (owner, true, 0);
+                        self.hear_row(now, from, id, row, all);
+                    }
+                }
+            }
             ("granted", None, None) => {
                 let key = KEYS.into_iter().find(|key| *key == row.key).expect("a key");
-                self.release_strange(key, row.owner.clone(), row.token, id, now + row.left);
+                self.release_strange(key, &row.owner, row.token, id, now + row.left);
+            }
+            // It goes on at another server, in no session there.
+            ("moved", Some(at), _) => {
+                let hold = &mut self.holds[at];
+                if hold.id == id {
+                    (hold.until, hold.id) = (hold.until.min(from + row.left), 0);
+                }
             }
             ("taken", Some(at), _) => {
                 let hold = &mut self.holds[at];
