@@ -19,7 +19,7 @@ PATIENCE = int(os.environ.get("PATIENCE", "30"))
 LEASE = 1.5  # of a hold that is to end soon: a stall of a busy machine ends it, too
 KEPT = 4 * LEASE  # it ends in no stall of a busy machine
 LONG = 15.0  # no fault takes so long, however busy the machine
-SETTINGS = {"lease": KEPT, "hang_timeout": 30.0, "queue_grace": 2.0}
+SETTINGS = {"lease": KEPT, "hang_timeout": 30.0}
 
 
 def addresses(name):
@@ -229,7 +229,7 @@ class Server:
     def await_queued(self, count, key=None):
         def there():
             queue = self.info(key)["queue"]
-            return len(queue) == count and all(place["client"] for place in queue)
+            return len(queue) == count and not any(place["kind"] == "absent" for place in queue)
 
         until(there, f"{count} are queued, and nobody is absent")
 
@@ -291,8 +291,8 @@ def text(value):
 class Threads:
     """dlock.Locks, each call in a thread."""
 
-    def __init__(self, place, lease=KEPT, hang_timeout=30.0, queue_grace=2.0, **options):
-        how = {"lease": lease, "hang_timeout": hang_timeout, "queue_grace": queue_grace}
+    def __init__(self, place, lease=KEPT, hang_timeout=30.0, reply_timeout=3.0, observer=None, **options):
+        how = {"lease": lease, "hang_timeout": hang_timeout, "reply_timeout": reply_timeout, "observer": observer}
         self.locks = dlock.Locks(client(place, **options), **how)
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
 
@@ -355,6 +355,9 @@ class TaskHold:
     def release(self):
         self.tasks.run(self.hold.release())
 
+    def release_after(self, seconds):
+        self.tasks.run(self.hold.release_after(seconds))
+
     def __enter__(self):
         return self
 
@@ -370,13 +373,14 @@ def close(client):
 class Tasks:
     """dlock.AsyncLocks, each call as a task."""
 
-    def __init__(self, place, lease=KEPT, hang_timeout=30.0, queue_grace=2.0, **options):
+    def __init__(self, place, lease=KEPT, hang_timeout=30.0, reply_timeout=3.0, observer=None, **options):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
             redis_client = client(place, redis.asyncio, **options)
-            return dlock.AsyncLocks(redis_client, lease=lease, hang_timeout=hang_timeout, queue_grace=queue_grace)
+            how = {"lease": lease, "hang_timeout": hang_timeout, "reply_timeout": reply_timeout, "observer": observer}
+            return dlock.AsyncLocks(redis_client, **how)
 
         self.locks = self.run(make())
 

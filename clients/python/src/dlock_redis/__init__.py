@@ -2,7 +2,7 @@
 """Locks of the dlock module for Redis and Valkey, by redis-py: for threads (`Locks`) and asyncio (`AsyncLocks`).
 
 locks = Locks(redis.Redis())                        # or RedisCluster, or sentinel.master_for(...)
-with locks.lock("stock", timeout=5) as hold:        # LockTimeout after 5 s
+with locks.lock("stock", blocking_timeout=5) as hold:  # LockTimeout after 5 s
     hold.guard("SET", "stock:left", 41)             # runs only while the lock is held: else Fenced
 
 locks = AsyncLocks(redis.asyncio.Redis())
@@ -22,8 +22,9 @@ from ._errors import (
     QueueFull,
     Replaced,
 )
-from ._request import Observer
+from ._settings import Observer
 from ._threads import Hold, Lock, Locks
+from .fakes import FakeHold, FakeLocks
 from .leader import AsyncElection, Election, Leader
 from .quorum import Quorum, QuorumHold, Unreachable
 from .redis_lock import AsyncRedisLock, RedisLock
@@ -39,6 +40,8 @@ __all__ = [
     "DLockError",
     "Deadlock",
     "Election",
+    "FakeHold",
+    "FakeLocks",
     "Fenced",
     "Hold",
     "Leader",

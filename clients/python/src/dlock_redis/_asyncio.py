@@ -7,360 +7,203 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import math
 import os
-import uuid
+import sys
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import redis
 import redis.asyncio
-from redis import exceptions as library
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from ._core import Connecting
-from ._errors import FAILURES, DLockError, LockTimeout, root
-from ._hold import HoldBase, done, log, refuse
-from ._keep import STALL, Keeping
-from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
-from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
-from ._resp import Word
+from . import _library
+from ._clock import duration, now, seconds
+from ._errors import FAILURES, DLockError, Fenced, NotHeld, typed
+from ._hold import Held, HoldBase, done, log, refuse
+from ._session import PAUSE, Errand, Loop, Sessions
+from ._settings import Argument, Common, Name, Observer, OldSettings, Settings, renamed, without_old
+from ._take import Request, Take, encoded
+from ._threads import by_slot, must
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SLICE = 1.0
 
 
-async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """The result in time. Unlike `wait_for` it never swallows a cancellation."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=max(0.0, seconds))
-    finally:
-        if not task.done():
-            task.cancel()
-    if not task.done():
-        raise library.TimeoutError("the server does not answer")
-    return task.result()
+class AsyncSessions(Sessions):
+    """Sessions with a task for each loop, one for the clock, and one for errands where there are any."""
 
-
-async def _future(future: asyncio.Future[Any], until: float) -> bool:
-    """True if it is done in time. Then or not, it is done afterwards."""
-    late = False
-
-    def ring() -> None:
-        nonlocal late
-        if not future.done():
-            late = True
-            future.set_result(None)
-
-    timer = None
-    if until != math.inf:
-        timer = asyncio.get_running_loop().call_later(max(0.0, until - now()), ring)
-    try:
-        await future
-    finally:
-        if timer is not None:
-            timer.cancel()
-    return not late
-
-
-class AsyncLink(Link, asyncio.Protocol):
-    """A connection that tasks share."""
-
-    def __init__(self, connection: Any, reply_timeout: float, died: Callable[[], None] = lambda: None):
-        super().__init__(reply_timeout)
-        self.connection, self.died = connection, died
-        self.transport = connection._writer.transport
-        self.transport.set_protocol(self)
-        self.address = self.transport.get_extra_info("peername")
-
-    def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
-        if self.error is not None:
-            raise own_copy(self.error)
-        entry = Entry(then)
-        if asking:
-            self.pending.append(Entry(None))
-        self.pending.append(entry)
-        self.transport.write(self.packed(words, asking))
-        return entry
-
-    async def result(self, entry: Entry, until: float) -> Any:
-        if not entry.done:
-            entry.gate = asyncio.get_running_loop().create_future()
-            if not await _future(entry.gate, min(until, entry.sent + self.reply_timeout)) and not entry.done:
-                raise self.late(entry)
-        return self.value(entry)
-
-    def peer(self) -> Any:
-        return self.address
-
-    def answered(self, entry: Entry) -> None:
-        entry.done = True
-        if entry.gate is not None and not entry.gate.done():
-            entry.gate.set_result(None)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self.feed(data)
-        except Exception as error:
-            self.die(_as_lost(error))
-
-    def eof_received(self) -> None:
-        self.die(library.ConnectionError("the server has closed the connection"))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.die(library.ConnectionError(f"the connection is lost: {error!r}"))
-
-    def die(self, error: Exception) -> None:
-        if self.error is not None:
-            return
-        self.error = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.transport.abort()
-        while self.pending:
-            entry = self.pending.popleft()
-            entry.reply = error
-            self.answered(entry)
-        self.died()
-
-
-def _as_lost(error: Exception) -> Exception:
-    return error if isinstance(error, library.RedisError) else library.ConnectionError(f"it is lost: {error!r}")
-
-
-class AsyncSubscriber(Subscriber, AsyncLink):
-    def __init__(self, connection: Any, reply_timeout: float, node: Node, channel: str):
-        self.loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[Exception | None] = self.loop.create_future()
-        super().__init__(connection, reply_timeout, lambda: node.tell(b"again"), node=node, channel=channel)
-        self.timer = self.loop.call_later(_SLICE, self._look)
-
-    def subscribed(self, error: Exception | None) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(error)
-
-    def _look(self) -> None:
-        if self.error is None:
-            if now() - self.heard_at >= _SLICE:
-                self.idle()
-            self.timer = self.loop.call_later(_SLICE, self._look)
-
-    def die(self, error: Exception) -> None:
-        super().die(error)
-        self.subscribed(error)
-        self.timer.cancel()
-
-
-class AsyncWait(Wait):
-    def __init__(self) -> None:
-        self.messages: deque[tuple[bytes, int, int]] = deque()
-        self.arrived: asyncio.Future[None] | None = None
-
-    def tell(self, word: bytes, token: int, number: int) -> None:
-        self.messages.append((word, token, number))
-        if self.arrived is not None and not self.arrived.done():
-            self.arrived.set_result(None)
-
-    async def next(self, until: float) -> tuple[bytes, int, int] | None:
-        while not self.messages:
-            self.arrived = asyncio.get_running_loop().create_future()
-            if not await _future(self.arrived, until) and not self.messages:
-                return None
-        return self.messages.popleft()
-
-
-class AsyncCore(Keeping):
-    """Nodes with a keeper task each, and a timer."""
+    def __init__(self, client: Any, settings: Settings):
+        self.client = client
+        super().__init__(settings)
 
     def _begin(self) -> None:
         super()._begin()
-        self.guard = contextlib.nullcontext()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.opening: dict[tuple[Node | None, str], asyncio.Task[Any]] = {}
-        self.running: set[asyncio.Future[Any]] = set()
-        self.expected = math.inf  # when the timer is to come
+        self._ours: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looked = -1.0
+        self._running: set[asyncio.Task[None]] = set()
+        self._bell = asyncio.Event()  # for the clock
 
     def check(self) -> None:
-        super().check()
         loop = asyncio.get_running_loop()
-        self.loop = self.loop or loop
-        if self.loop is not loop or self.pid != os.getpid():
-            raise DLockError("these locks belong to another event loop or process: make an AsyncLocks for each")
+        if self.pid != os.getpid() or self._loop not in (None, loop):
+            raise DLockError("these locks belong to another event loop or process")
+        if self._ours is None:
+            self._loop, self._ours = loop, _library.for_tasks(self.client, self.settings.reply_timeout)
+            self.spawn(self._tick())
+        super().check()
 
-    async def ready(self, until: float) -> None:
-        if self.cluster and getattr(self.client, "_initialize", False):
-            try:
-                await _within(self.client.initialize(), until - now())
-            except library.RedisClusterException as error:
-                raise root(error) from None
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
-    def kwargs(self, node: Node) -> tuple[Any, dict[str, Any]]:
-        if not node.name:
-            pool = self.client.connection_pool
-            return pool.connection_class, pool.connection_kwargs
-        host, _, port = node.name.rpartition(":")
-        one = self.client.get_node(node_name=node.name) or self.client.get_random_node()
-        return one.connection_class, {**one.connection_kwargs, "host": host, "port": int(port)}
-
-    async def connect(self, node: Node) -> Any:
-        kind, kwargs = self.kwargs(node)
-        connection = kind(**own(kwargs, self.settings.reply_timeout, Retry(NoBackoff(), 0)))
+    async def call(self, *words: Any) -> Any:
         try:
-            await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
+            async with timeout(1.5 * self.settings.reply_timeout):  # a SESSION blocks for half of it
+                sentinel = getattr(getattr(self._ours, "connection_pool", None), "get_master_address", None)
+                if sentinel is not None and now() - self._looked > 1.0:  # it ends connections to a former primary
+                    self._looked = now()
+                    await sentinel()
+                return await self._ours.execute_command(*words)
+        except FAILURES as error:
+            raise typed(error) from error.__cause__
 
-    async def open(self, node: Node, until: float) -> AsyncLink:
-        attempts: set[asyncio.Task[Any]] = set()
+    async def run(self, job: Loop | Take) -> None:
+        while (step := job.next()) is not None:
+            if isinstance(step, tuple):
+                sent = now()
+                try:
+                    reply = await self.call(*step)
+                except Exception as error:
+                    reply = error
+                job.answered(sent, reply)
+            else:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    async with timeout(step):
+                        await job.woken.wait()
+                        job.woken.clear()
+
+    async def take(self, request: Request, wait: float | None, hold: Callable[[Held], T]) -> list[T] | None:
+        """Returns the holds, or None if it is taken."""
+        self.check()
+        take = Take(self, request, wait)
+        try:
+            await self.run(take)
+            took = now() - take.began
+            held = take.result()
+            if held is not None:
+                self.tell("granted", request.keys[0], took)
+                return [hold(one) for one in held]
+        except BaseException as error:
+            if not take.done or take.holds:
+                take.leave()
+            self.tell("refused", request.keys[0], now() - take.began, error)
+            raise
+        self.tell("refused", request.keys[0], took, None)
+        return None
+
+    async def carry(self, errand: Errand) -> None:
+        """Says it until it is answered; after the time for a reply in the background."""
+        until = now() + self.settings.reply_timeout
         try:
             while True:
-                left = until - now()
-                if left <= 0 and attempts:
-                    raise library.TimeoutError("the server does not answer")
-                attempts.add(asyncio.ensure_future(self.connect(node)))
-                done: set[asyncio.Task[Any]] = set()
-                while attempts and not done:
-                    done, attempts = await asyncio.wait(
-                        attempts, timeout=max(0.001, min(_SLICE, left)), return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if not done:
-                        break
-                    connected = [one for one in done if not one.exception()]
-                    for one in connected[1:]:
-                        await one.result().disconnect(nowait=True)
-                    if connected:
-                        return self._linked_to(node, connected[0].result())
-                    if not attempts:
-                        raise done.pop().exception() or AssertionError()
-                    done = set()
+                sent = now()
+                try:
+                    errand.answered(sent, await self.call(*errand.words))
+                except FAILURES as error:
+                    errand.answered(sent, error)
+                if errand.done or now() >= until:
+                    break
+                await asyncio.sleep(0.02)
         finally:
-            for one in attempts:
-                one.cancel()
+            if not errand.done:
+                self.errand(errand)
+        if errand.error is not None and not (isinstance(errand.error, NotHeld) and errand.tries > 1):
+            raise errand.error
 
-    def _linked_to(self, node: Node, connection: Any) -> AsyncLink:
-        link = AsyncLink(connection, self.settings.reply_timeout, lambda: self.ended(node, link))
-        return link
+    # What a Sessions needs.
 
-    async def _shared(
-        self, name: tuple[Node | None, str], work: Callable[[], Coroutine[Any, Any, T]], until: float
-    ) -> T:
-        """All who come while it is under way wait for the same, as long as they like."""
-        task = self.opening.get(name)
-        if task is None:
-            task = self.opening[name] = asyncio.ensure_future(work())
-            task.add_done_callback(lambda done: (self.opening.pop(name), done.cancelled() or done.exception()))
-        await asyncio.wait({task}, timeout=max(0.0, until - now()))
-        if not task.done():
-            raise library.TimeoutError("the server does not answer")
-        value: T = task.result()
-        return value
+    def event(self) -> AsyncLost:
+        return AsyncLost()
 
-    async def link(self, node: Node, until: float) -> Link:
-        link = node.link
-        if link is not None and link.error is None:
-            return link
+    def wake(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._bell.set)
 
-        async def begin() -> Link:
-            self.check()
-            return self.linked(node, await self.open(node, now() + self.settings.reply_timeout))
+    async def _tick(self) -> None:
+        while not self.closed:
+            began, within = now(), self.clock.left()
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with timeout(within):
+                    await self._bell.wait()
+            self._bell.clear()
+            self.clock.slept(began, within, self.settings.reply_timeout)
+            if self.clock.alarm <= now():
+                try:
+                    self.tick()
+                except Exception:
+                    log.exception("what has ended is not told")
 
-        soon = min(until, now() + _SLICE) if self.cluster else until
-        try:
-            return await self._shared((node, "link"), begin, soon)
-        except library.TimeoutError as error:
-            raise (Connecting(str(error)) if soon < until else error) from None
+    def start(self, loop: Loop) -> None:
+        self.spawn(self.run(loop))
 
-    async def subscribe(self, node: Node, until: float) -> None:
-        if node.subscriber is not None and node.subscriber.error is None:
-            return
+    def start_errands(self, place: str) -> None:
+        self.spawn(self._errands(place))
 
-        async def begin() -> None:
-            within, link = self.settings.reply_timeout, node.link
-            one = AsyncSubscriber(await _within(self.connect(node), within), within, node, self.channel)
-            one.post(("SUBSCRIBE", self.channel))
+    async def _errands(self, place: str) -> None:
+        while errands := self.batch(place):
+            sent = now()
             try:
-                if not await _future(one.outcome, now() + within):
-                    raise library.TimeoutError("no messages come")
-                refused = one.outcome.result()
-                if refused is not None:
-                    self.subscribe_refused(node, refused)
-                    raise refused
-            except BaseException as error:
-                one.die(library.ConnectionError(str(error)))
-                raise
-            self.listening(node, one, link)
+                async with timeout(1.5 * self.settings.reply_timeout), self._ours.pipeline(transaction=False) as pipe:
+                    for one in errands:
+                        pipe.execute_command(*one.words)
+                    replies = await pipe.execute(raise_on_error=False)
+            except Exception as error:
+                replies = [error] * len(errands)
+            for one, reply in zip(errands, replies, strict=True):
+                one.answered(sent, typed(reply) if isinstance(reply, Exception) else reply)
+            if not all(one.done for one in errands):
+                await asyncio.sleep(PAUSE)
 
-        await self._shared((node, "subscriber"), begin, until)
+    def place(self, key: bytes) -> str:
+        with contextlib.suppress(*FAILURES, AttributeError):
+            return str(self._ours.get_node_from_key(key).name)
+        return ""
 
-    async def refresh(self, within: float) -> None:
-        async def begin() -> None:
-            await _within(self.client.nodes_manager.initialize(), self.settings.reply_timeout)
-            self.routes_refreshed()
+    def later(self, held: Held) -> None:
+        hold, on_lost = held.handle(), held.on_lost
 
-        try:
-            await self._shared((None, "routes"), begin, now() + within)
-        except library.RedisClusterException as error:
-            raise root(error) from None
+        async def call() -> None:
+            try:
+                told = on_lost(hold) if on_lost else None
+                if inspect.isawaitable(told):
+                    await told
+            except Exception:
+                log.exception("on_lost has failed")
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(max(0.0, seconds))
+        if hold is not None:
+            self.spawn(call())
 
-    async def idle(self, node: Node, seconds: float) -> None:
-        if not node.kick.is_set():
-            timer = asyncio.get_running_loop().call_later(seconds, node.kick.set)
-            await node.kick.wait()
-            timer.cancel()
-        node.kick.clear()
-
-    def wait(self) -> Wait:
-        return AsyncWait()
-
-    def wake(self, node: Node) -> None:
-        node.awake = True
-        if self.loop is None or self.loop.is_closed():
-            return
-        if node.keeper is None and not self.closed:
-            node.kick = asyncio.Event()
-            node.keeper = self.spawn(self.keep(node))
-        if node.kick is not None:
-            node.kick.set()
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
-        assert self.loop is not None
-        task = self.loop.create_task(work)
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
-        return task
-
-    def rearm(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.loop is not None and not self.loop.is_closed() and self.alarm != math.inf and not self.closed:
-            within = max(0.0, min(self.alarm - now(), _SLICE))
-            self.expected = now() + within
-            self.timer = self.loop.call_later(within, self._tick)
-
-    def _tick(self) -> None:
-        if now() - self.expected > STALL:
-            self.stalled()
-        if self.alarm <= now():
-            self.expire()
-        self.rearm()
-
-    def later(self, work: Callable[[], object]) -> None:
-        if self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon(work)
+    async def aclose(self) -> None:
+        self.close("closed")
+        if self._loop is asyncio.get_running_loop():
+            mine = self._running - {asyncio.current_task()}
+            if mine:
+                await asyncio.wait(mine, timeout=1.5)
+            ours = self._ours
+            await (ours.aclose() if hasattr(ours, "aclose") else ours.close())
+            if hasattr(ours, "connection_pool"):
+                await ours.connection_pool.disconnect()
 
 
 class AsyncLost(asyncio.Event):
@@ -375,54 +218,59 @@ class AsyncHold(HoldBase):
 
     - `key`, `owner`, and the fencing `token`
     - `lost` is true, and an event that is set, when the lock is lost; `reason` says why, and `on_lost(hold)` is
-      called, which may be a coroutine
+      called, and awaited, by a task of its own
     - Keep it for as long as you work: a hold that nothing refers to is lost.
     """
 
-    lost: AsyncLost
-
-    def __init__(self, locks: AsyncLocks, renewal: Renewal, on_lost: Callable[[AsyncHold], object] | None):
-        self.lost = AsyncLost()
-        super().__init__(locks, renewal, self.lost, on_lost)
-
-    def _callback(self) -> None:
-        on_lost, self._on_lost = self._on_lost, None
-
-        async def call() -> None:
-            told = on_lost(self) if on_lost else None
-            if inspect.isawaitable(told):
-                await told
-
-        async def guarded() -> None:
-            try:
-                await call()
-            except Exception:
-                log.exception("on_lost has failed")
-
-        core = self._core
-        assert isinstance(core, AsyncCore)
-        core.spawn(guarded())
+    @property
+    def lost(self) -> AsyncLost:
+        event: AsyncLost = self._event()
+        return event
 
     async def guard(self, *command: Argument) -> Any:
         """Runs a command if, and only if, the lock is still held, in one step with that look: else raises `Fenced`.
 
         It is sent once, and takes no longer than the time for a reply. Any other error than `Fenced` and the server's
         own leaves open whether it was run."""
-        return await self._guarded(command)
+        sessions = self._sessions
+        sessions.check()
+        try:
+            return _library.decoder(sessions.client)(await sessions.call(*self._words(command)))
+        except Fenced:
+            sessions.lose(self._held, "fenced")
+            raise
 
     async def release(self) -> None:
-        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost."""
-        await self._core.release(self)
+        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost.
+
+        If no server answers within the time for a reply, it raises that error, and goes on in the background."""
+        await self._carry(self._sessions.released)
+
+    async def release_after(self, seconds: float) -> None:
+        """Leaves the lock taken for so many seconds, and ends this hold: for work that is due once in a period."""
+        await self._carry(self._sessions.released_after, duration("seconds", seconds))
+
+    async def _carry(self, what: Callable[..., Errand], *how: float) -> None:
+        self._must_be_ours()
+        await self._sessions.carry(what(self._held, *how))
+        self._sessions.tell("released", self.key, now() - self._held.since)
 
     async def __aenter__(self) -> AsyncHold:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            await self.release()
+            if not self._held.is_left:
+                await self.release()
         except FAILURES:
             if error is None:  # never hide the real error
                 raise
+
+
+class AsyncOptions(Common, total=False):
+    """The options of a lock for tasks. See `Locks.lock`."""
+
+    on_lost: Callable[[AsyncHold], object] | None
 
 
 class AsyncLock:
@@ -430,16 +278,18 @@ class AsyncLock:
 
     Making it takes nothing."""
 
-    def __init__(self, locks: AsyncLocks, key: Name, timeout: float | None, options: AsyncOptions):
-        self.locks, self.key, self.timeout, self.options = locks, key, seconds("timeout", timeout), options
+    def __init__(self, locks: AsyncLocks, request: Request, blocking_timeout: float | None):
+        self.locks, self.key, self.blocking_timeout = locks, request.keys[0], blocking_timeout
+        self._request = request
         # What a task has not given back at its end is forgotten with it.
         self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[AsyncHold]] = weakref.WeakKeyDictionary()
-        locks._request(key, **options)  # bad arguments are told here
 
-    async def acquire(self, blocking: bool = True, timeout: float | EllipsisType | None = ...) -> AsyncHold | None:
+    async def acquire(
+        self, blocking: bool = True, blocking_timeout: float | EllipsisType | None = ...
+    ) -> AsyncHold | None:
         """Takes it, and returns the hold, or None if it was not granted in time. (A hold is true.)"""
-        limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
-        hold = await self.locks.try_lock(self.key, limit if blocking else 0, **self.options)
+        limit = self.blocking_timeout if isinstance(blocking_timeout, EllipsisType) else blocking_timeout
+        hold = await self.locks._take(self._request, seconds("blocking_timeout", limit) if blocking else 0)
         if hold is not None:
             self._holds().append(hold)
         return hold
@@ -467,11 +317,16 @@ class AsyncLock:
         """Returns true if anybody holds it."""
         return await self.locks.is_held(self.key)
 
+    async def _must(self) -> AsyncHold:
+        return must(await self.locks._take(self._request, self.blocking_timeout), self.key, self.blocking_timeout)
+
     def __await__(self) -> Generator[Any, None, AsyncHold]:
-        return self.locks.acquire(self.key, self.timeout, **self.options).__await__()
+        return self._must().__await__()
 
     async def __aenter__(self) -> AsyncHold:
-        return self.locks._must(await self.acquire(), self.key, self.timeout)
+        hold = await self._must()
+        self._holds().append(hold)
+        return hold
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._last().__aexit__(kind, error, trace)
@@ -487,17 +342,6 @@ class AsyncLock:
         return locked
 
 
-class AsyncOptions(TypedDict, total=False):
-    """The options of a lock for tasks. See `Locks.lock`."""
-
-    owner: Name | None
-    shared: bool
-    limit: int | None
-    permits: int | None
-    ephemeral: bool
-    on_lost: Callable[[AsyncHold], object] | None
-
-
 class AsyncLocks:
     """Locks for the tasks of one event loop, by a client of redis.asyncio. The settings are those of `Locks`."""
 
@@ -508,96 +352,68 @@ class AsyncLocks:
         client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
         *,
         lease: float = 10.0,
-        hang_timeout: float = 60.0,
-        queue_grace: float = 5.0,
+        hang_timeout: float = 30.0,
         reply_timeout: float = 3.0,
         clock_margin: float = 0.1,
         observer: Observer | None = None,
-        **old: Unpack[OldNames],
+        **old: Unpack[OldSettings],
     ):
         if not isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
             raise TypeError(f"client must be a redis.asyncio.Redis or redis.asyncio.RedisCluster, not {client!r}")
+        without_old(old)
         self.client = client
-        given = (lease, hang_timeout, queue_grace, reply_timeout, clock_margin)
-        named = dict(zip(("lease", "hang_timeout", "queue_grace", "reply_timeout", "clock_margin"), given, strict=True))
-        self._core = AsyncCore(client, Settings(**{**named, **renamed(old)}, observer=observer))
+        self._sessions = AsyncSessions(client, Settings(lease, hang_timeout, reply_timeout, clock_margin, observer))
 
-    def lock(
-        self,
-        key: Name,
-        timeout: float | None = None,
-        *,
-        owner: Name | None = None,
-        shared: bool = False,
-        limit: int | None = None,
-        permits: int | None = None,
-        ephemeral: bool = False,
-        on_lost: Callable[[AsyncHold], object] | None = None,
-    ) -> AsyncLock:
-        """Returns a lock that is yet to be taken: `async with locks.lock("stock", timeout=5) as hold`, or
-        `hold = await locks.lock("stock", timeout=5)`. Takes nothing itself. `LockTimeout` after 5 s.
+    def lock(self, key: Name, blocking_timeout: float | None = None, **options: Unpack[AsyncOptions]) -> AsyncLock:
+        """Returns a lock that is yet to be taken: `async with locks.lock("stock", blocking_timeout=5) as hold`, or
+        `hold = await locks.lock("stock", blocking_timeout=5)`. Takes nothing itself. `LockTimeout` after 5 s.
 
-        The options are those of `Locks.lock`; tasks that wait independently need owners of their own."""
-        options = AsyncOptions(
-            owner=owner, shared=shared, limit=limit, permits=permits, ephemeral=ephemeral, on_lost=on_lost
-        )
-        return AsyncLock(self, key, timeout, options)
+        The options are those of `Locks.lock`."""
+        options, wait = renamed(options, blocking_timeout)
+        return AsyncLock(self, Request(self._sessions.settings, [key], **options), wait)
 
-    async def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[AsyncOptions]) -> AsyncHold | None:
+    async def try_lock(
+        self, key: Name, blocking_timeout: float | None = 0, **options: Unpack[AsyncOptions]
+    ) -> AsyncHold | None:
         """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
 
         Without a time-out it is one attempt: what goes wrong is raised at once."""
-        on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
-        request = self._request(key, **options)
-        return await self._take(request, timeout, on_lost)
+        options, wait = renamed(options, blocking_timeout)
+        return await self._take(Request(self._sessions.settings, [key], **options), wait)
 
-    async def _take(
-        self, request: Request, timeout: float | None, on_lost: Callable[[AsyncHold], object] | None
-    ) -> AsyncHold | None:
-        def hold(_: int) -> AsyncHold:
-            assert request.renewal is not None
-            return AsyncHold(self, request.renewal, on_lost)
-
-        return await self._core.take(request, timeout, hold)
-
-    async def acquire(self, key: Name, timeout: float | None = None, **options: Unpack[AsyncOptions]) -> AsyncHold:
+    async def acquire(
+        self, key: Name, blocking_timeout: float | None = None, **options: Unpack[AsyncOptions]
+    ) -> AsyncHold:
         """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
 
         The options are those of `lock`."""
-        return self._must(await self.try_lock(key, timeout, **options), key, timeout)
+        options, wait = renamed(options, blocking_timeout)
+        return must(await self._take(Request(self._sessions.settings, [key], **options), wait), key, wait)
 
     @contextlib.asynccontextmanager
     async def many(
-        self, keys: Iterable[Name], timeout: float | None = None, **options: Unpack[AsyncOptions]
+        self, keys: Iterable[Name], blocking_timeout: float | None = None, **options: Unpack[AsyncOptions]
     ) -> AsyncIterator[dict[Name, AsyncHold]]:
-        """Takes locks of any slots in one fixed order under one owner. The value has a hold for each key."""
-        timeout = seconds("timeout", timeout)
-        if options.get("owner") is None:
-            options["owner"] = str(uuid.uuid4())
-        end = None if timeout is None else now() + timeout
+        """Takes many locks: all or none of a slot in one step, and slots in one fixed order. Yields a hold for each."""
+        options, wait = renamed(options, blocking_timeout, 5)
+        end = None if wait is None else now() + wait
         async with contextlib.AsyncExitStack() as stack:
-            holds = {}
-            for key in sorted(set(keys)):
+            holds: dict[Name, AsyncHold] = {}
+            for group in by_slot(self.client, keys):
+                request = Request(self._sessions.settings, group, **options)
                 left = None if end is None else max(0.001, end - now())
-                holds[key] = await stack.enter_async_context(await self.acquire(key, left, **options))
+                for hold in must(await self._take_all(request, left), group[0], wait):
+                    holds[hold.key] = await stack.enter_async_context(hold)
             yield holds
 
     async def is_held(self, key: Name) -> bool:
         """Returns true if anybody holds it."""
-        core = self._core
-        core.check()
-        return (await core.call(key, ("DLOCK.HELD", key), now() + core.settings.reply_timeout))[0] is not None
+        self._sessions.check()
+        return await self._sessions.call("DLOCK.HELD", encoded(key)) is not None
 
     async def aclose(self) -> None:
         """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
-        core = self._core
-        core.end("closed")
-        mine = {task for task in {*core.running, *core.opening.values()} if task is not asyncio.current_task()}
-        if mine and core.loop is asyncio.get_running_loop():
-            for node in core.nodes.values():
-                if node.keeper is not None:
-                    node.keeper.cancel()
-            await asyncio.wait(mine, timeout=1.0)
+        await self._sessions.aclose()
 
     async def __aenter__(self) -> AsyncLocks:
         return self
@@ -606,18 +422,13 @@ class AsyncLocks:
         await self.aclose()
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)
-        if core is not None:
-            core.closed = True  # its tasks see it, and end the rest
+        sessions = getattr(self, "_sessions", None)
+        if sessions is not None:
+            sessions.closed = True  # its tasks see it, and end
 
-    def _request(self, key: Name, **options: Unpack[AsyncOptions]) -> Request:
-        core, name = self._core, options.get("owner")
-        shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
-        how = shared, limit, permits, options.get("ephemeral", False)
-        return Request(core.settings, key, core.owner(name), *how, named=name is not None)
+    async def _take_all(self, request: Request, wait: float | None) -> list[AsyncHold] | None:
+        return await self._sessions.take(request, wait, lambda held: AsyncHold(self, held))
 
-    @staticmethod
-    def _must(hold: AsyncHold | None, key: Name, timeout: float | None) -> AsyncHold:
-        if hold is None:
-            raise LockTimeout(f"{key!r} was not granted within {timeout} s: it is taken")
-        return hold
+    async def _take(self, request: Request, wait: float | None) -> AsyncHold | None:
+        holds = await self._take_all(request, wait)
+        return None if holds is None else holds[0]

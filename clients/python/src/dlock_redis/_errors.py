@@ -17,7 +17,7 @@ class DLockError(library.RedisError):
 
 
 class NotHeld(DLockError):
-    """The lock is not, or no longer, held under this name and token."""
+    """The lock is not, or no longer, held under this token."""
 
 
 class Fenced(DLockError):
@@ -29,11 +29,11 @@ class Deadlock(DLockError):
 
 
 class Replaced(DLockError):
-    """Somebody else asked under the same owner's name and has taken the place. Never asked again by itself."""
+    """Another client asked under the same owner's name and has taken the place. It is not asked for again."""
 
 
 class QueueFull(DLockError):
-    """One of the server's caps on places and holders is reached."""
+    """One of the server's caps on places, holders and sessions is reached."""
 
 
 class Quarantine(DLockError):
@@ -45,19 +45,16 @@ class NoAck(DLockError):
 
 
 class LockTimeout(DLockError, TimeoutError):
-    """The lock was not granted in time. `__cause__` is what the server failed to do, if it was not just taken."""
+    """The lock was not granted in time. `taken` says whether others had it.
 
+    If it is false no server could say so, and `__cause__` is what went wrong."""
 
-class Redirected(library.ResponseError):
-    """Another node of the cluster serves the key."""
-
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, taken: bool = True):
         super().__init__(text)
-        code, slot, self.address = text.split()[:3]
-        self.ask, self.slot = code == "ASK", int(slot)
+        self.taken = taken
 
 
-_TYPES: dict[str, type[Exception]] = {
+_TYPES: dict[str, type[DLockError]] = {
     "NOTHELD": NotHeld,
     "FENCED": Fenced,
     "DEADLOCK": Deadlock,
@@ -65,21 +62,11 @@ _TYPES: dict[str, type[Exception]] = {
     "QUEUEFULL": QueueFull,
     "QUARANTINE": Quarantine,
     "NOACK": NoAck,
-    "MOVED": Redirected,
-    "ASK": Redirected,
-    "NOPERM": library.NoPermissionError,
-    "NOAUTH": library.AuthenticationError,
-    "READONLY": library.ReadOnlyError,
-    "OOM": library.OutOfMemoryError,
 }
 _PASSING_CODES = {"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF"}
-_PASSING_CODES |= {"READONLY", "MOVED", "ASK"}  # UNBLOCKED: the server has become a replica while it let us wait
-
-
-def from_server(text: str) -> Exception:
-    """Returns the server's error as a type, with the server's own words."""
-    code = text.split(maxsplit=1)[0].rstrip(":") if text.strip() else ""
-    return _TYPES.get(code, library.ResponseError)(text)
+_PASSING_CODES |= {"READONLY", "MOVED", "ASK"}
+# The library's own types leave out the server's word.
+_PASSING_TYPES = (library.ReadOnlyError, library.ClusterDownError, library.TryAgainError, library.AskError)
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -90,8 +77,11 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-def root(error: BaseException) -> BaseException:
-    """What a node has said, where the library says that it knows no cluster."""
+def typed(error: Exception) -> Exception:
+    """Returns an error of the library as one of ours, and what a node has said, where the library knows no cluster."""
+    if type(error) is library.ResponseError:
+        kind = _TYPES.get(str(error).partition(" ")[0])
+        return error if kind is None else kind(str(error))
     if isinstance(error, library.RedisClusterException):
         for cause in _causes(error):
             if isinstance(cause, (library.AuthenticationError, library.NoPermissionError)):
@@ -105,7 +95,7 @@ _MISTAKES = (TypeError, ValueError, AttributeError, NameError, ImportError, NotI
 
 def passes(error: BaseException) -> bool:
     """Returns true if another connection, another node or a little time can mend it."""
-    if isinstance(error, NoAck):
+    if isinstance(error, (NoAck, *_PASSING_TYPES)):
         return True
     if isinstance(error, _MISTAKES) or isinstance(error.__cause__, _MISTAKES):
         return False

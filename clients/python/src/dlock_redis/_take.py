@@ -1,361 +1,269 @@
 # SPDX-License-Identifier: MIT
-"""Taking a lock, waiting for it (by NOTIFY, or by asking again where messages cannot be heard), and giving it back."""
+"""Taking locks: what is asked for, and the steps from the first request to the grant, or to the end of the wait."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import random
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from redis import exceptions as library
 
-from ._core import Connecting, Core, Named
-from ._errors import FAILURES, Deadlock, DLockError, LockTimeout, NoAck, NotHeld, Replaced, from_server, passes
-from ._hold import HoldBase, log
-from ._link import Link, Node, Renewal
-from ._request import Request, ms, now
+from ._clock import SLICE, duration, ms, now
+from ._errors import LockTimeout, NoAck, Replaced, passes
+from ._hold import Held, log
+from ._session import Errand, Session, Sessions, Words
+from ._settings import Name, Settings
 
-GRACE = 0.5  # so much longer a caller whose time is up waits for a reply that is on its way
-POLL = 0.25
+GRACE = 0.5  # so much longer a caller whose time is up waits for the word about it
 WARN_EVERY = 10.0
 
-H = TypeVar("H")
+
+def encoded(word: Name) -> bytes:
+    return word if isinstance(word, bytes) else word.encode()
 
 
-class Taking(Core):
-    async def take(self, request: Request, timeout: float | None, hold: Callable[[int], H]) -> H | None:
-        """Returns the hold of what was granted, made of its token; None if it is taken. A time-out of 0: one try."""
-        began = now()
-        self.check()
-        self._enter(request)
-        try:
-            with self.guard:
-                held = None if (own := self._held_already(request)) is None else hold(own.token)
-            if held is None:
-                token = await self._take(request, timeout, began)
-                held = None if token is None else hold(token)  # from here on the collector gives it back
-        except BaseException as error:
-            if request.asked and not isinstance(error, Replaced):
-                self.leave(request)
-            self.tell("refused", request.key, now() - began, error)
-            raise
-        else:
-            if held is None and request.queued:
-                self.leave(request)  # its ticket would keep the place
-        finally:
-            self._exit(request)
-            if request.queued:
-                self.tell("waited", request.key)
-        if held is None:
-            self.tell("refused", request.key, now() - began, None)
-        else:
-            self.tell("granted", request.key, now() - began)
-        return held
+class Request:
+    """A lock, or several of one slot, as the program asks for it: it may do so again and again."""
 
-    # Names that the program uses again. What is unanswered may be read late, and must end nothing granted later.
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Iterable[Name],
+        shared: bool = False,
+        limit: int | None = None,
+        permits: int | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        actor: Name | None = None,
+        on_lost: Callable[[Any], object] | None = None,
+    ):
+        self.keys = list(keys)
+        for name, value in (*(("key", key) for key in self.keys), *([("actor", actor)] if actor is not None else ())):
+            if not isinstance(value, (str, bytes)):
+                raise TypeError(f"{name} must be str or bytes, not {value!r}")
+            if not value:
+                raise ValueError(f"{name} must not be empty")
+        for name, number in (("limit", limit), ("permits", permits)):
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                raise TypeError(f"{name} must be an int, not {number!r}")
+        if limit is not None and (limit < 1 or shared):
+            raise ValueError(f"limit must be at least 1, and not beside shared, not {limit!r}")
+        if permits is not None and limit is None:
+            raise ValueError(f"permits must be given with limit, not {permits!r} alone")
+        if permits is not None and limit is not None and not 1 <= permits <= limit:
+            raise ValueError(f"permits must be at least 1, and at most limit, which is {limit}, not {permits!r}")
+        self.names = [encoded(key) for key in self.keys]
+        self.lease = settings.lease if lease is None else duration("lease", lease)
+        self.max_hold = math.inf if max_hold is None else duration("max_hold", max_hold)
+        self.actor, self.on_lost = actor, on_lost
+        self.limit: Words = ("SHARED",) if shared else ("LIMIT", limit) if limit else ()
+        if permits is not None and permits > 1:  # older servers do not know the word
+            self.limit += ("PERMITS", permits)
 
-    def _enter(self, request: Request) -> None:
-        if request.named:
-            with self.guard:
-                self.named.setdefault(request.who, Named()).asking += 1
+    def words(self, session: bytes, owner: bytes, block: int | None) -> Words:
+        """Returns the command; `block`: the milliseconds to wait, 0 for ever, None for a try."""
+        what: Words = ("DLOCK.ACQUIRE" if block is None else "DLOCK.FAIRACQUIRE", self.names[0])
+        if len(self.names) > 1:
+            what = ("DLOCK.MACQUIRE", len(self.names), *self.names)
+        wait = () if block is None else ("BLOCK", block)
+        return (*what, owner, ms(self.lease), "IN", session, *wait, *self.limit)
 
-    def _exit(self, request: Request) -> None:
-        if request.named:
-            with self.guard:
-                named = self.named.get(request.who)
-                if named is None:
-                    return  # this process has been forked meanwhile
-                named.asking -= 1
-                left, named.left = (None, named.left) if named.asking else (named.left, None)
-                if left is not None:
-                    self.leave(left)
-                self._tidy(request)
 
-    def _tidy(self, request: Request) -> None:
-        named = self.named.get(request.who)
-        if named is not None and not named.asking and not named.unanswered:
-            del self.named[request.who]
+class Take:
+    """One request, from its beginning to its end. Its owner is its own."""
 
-    def _rename(self, request: Request) -> Callable[[], None]:
-        """Gives the owner another name, until that is called: what is about to be said has been answered."""
-        if not request.named:
-            return lambda: None
-        with self.guard:
-            named = self.named.setdefault(request.who, Named())
-            named.unanswered += 1
-            named.suffix = f".{next(self.owners)}"
+    def __init__(self, sessions: Sessions, request: Request, wait: float | None):
+        self.sessions, self.request, self.wait, self.woken = sessions, request, wait, sessions.event()
+        self.owner, self.began = sessions.owner(request.actor), now()
+        self.holds: list[Held] = []  # what was granted
+        self.error: Exception | None = None  # why not, or what went wrong last
+        self.done = self._is_taken = self._is_waiting = self._has_waited = False
+        self._asked, self._pause, self._warned = 0, 0.0, -math.inf
+        self._word = ""  # of a row that came before the answer
+        self._found: dict[bytes, Held] = {}
+        self._session: Session | None = None
+        limit = sessions.settings.reply_timeout if wait == 0 else wait
+        self._deadline = math.inf if limit is None else self.began + limit
 
-        def answered() -> None:
-            with self.guard:
-                named.unanswered -= 1
-                self._tidy(request)
-
-        return answered
-
-    def _held_already(self, request: Request) -> Renewal | None:
-        """What its owner holds here: a second hold is one more of it, and sends nothing."""
-        renewal = self.held.get(request.who) if request.renewed else None
-        if renewal is None or renewal.end() <= now() or not renewal.live():
-            return None
-        if renewal.request.most > request.most:
-            raise Deadlock(
-                f"DEADLOCK {request.key!r} is held by the same owner, whose hold lets in others: give it back first"
-            )
-        if renewal.request.permits < request.permits:
-            raise ValueError(
-                f"permits must be at most {renewal.request.permits}, which the owner's hold of {request.key!r} has, "
-                f"not {request.permits}: give it back, and ask again"
-            )
-        request.renewal = renewal
-        return renewal
-
-    async def _take(self, request: Request, timeout: float | None, began: float) -> int | None:
-        """Asks again after what passes, until the time is up."""
-        deadline = None if timeout is None else began + timeout
-        end = began + self.settings.reply_timeout if timeout == 0 else deadline
-        warned = -math.inf
-        before: Exception | None = None
-        while True:
-            self.check()
-            try:
-                return await self._attempt(request, timeout == 0, deadline, end)
-            except Exception as error:
-                again = isinstance(
-                    error, (NotHeld, Connecting)
-                )  # the grant has ended before it was confirmed; or no word yet
-                if timeout == 0 and not again:  # a try is one attempt
-                    await self.refresh_routes(0)
-                    raise
-                if not again and not passes(error):
-                    raise
-                left = math.inf if end is None else end - now()
-                if left <= 0:
-                    if timeout == 0:
-                        raise
-                    # The end has cut the last attempt short: the reason is what was heard before.
-                    why = before if before and isinstance(error, library.TimeoutError) else error
-                    raise LockTimeout(f"{request.key!r} was not granted within {timeout} s: {why}") from why
-                before = error
-                if now() - warned >= WARN_EVERY:
-                    log.warning("still waiting for lock %r: %s", request.key, error)
-                    warned = now()
-                await self.refresh_routes(min(left, self.settings.reply_timeout))
-                await self.sleep(min(left, random.uniform(0.02, 0.1)))
-
-    def _until(self, end: float | None) -> float:
-        latest = now() + self.settings.reply_timeout
-        return latest if end is None else min(latest, end + GRACE)
-
-    async def _attempt(self, request: Request, at_once: bool, deadline: float | None, end: float | None) -> int | None:
-        key = request.key
-        if self.cluster:
-            await self.ready(self._until(end))
-        node = self.route(key)
-        if node.refusal is not None and request.renewed:  # what nobody can keep is not taken
-            link = await self.link(node, self._until(end))
-            await link.call(("DLOCK.KEEP", ms(self.settings.hang_timeout)), self._until(end))
-            node.refusal = None
-        # If an answer was lost, the server may have granted it then. How much is left (`dlock.max-hold-ms`) RENEW says.
-        again, request.asked = request.asked, True
-        if request.named:
-            request.add(self.named[request.who].suffix)
-
-        def granted(node: Node, link: Link, sent: float, reply: Any) -> None:
-            if isinstance(reply, list) and request.renewed:
-                self.granted(request, node, link, reply[0], self.believed(sent, request.lease))
-
-        # Where others of ours wait it is taken: one command less.
-        if not request.queued and (at_once or request.names[0] not in node.waits):
-            told = None if again else granted
-            reply, _ = await self.call(key, request.take(at_once), self._until(end), told, request)
-            if reply and again:
-                return await self._confirm(request, reply[0], end)
-            if reply or at_once:
-                return reply[0] if reply else None
-        if not request.queued:
-            request.queued = True
-            self.tell("waiting", key)
-        node = self.route(key)
-        if not node.subscribe_denied:
-            try:
-                await self.subscribe(node, self._until(end))
-            except FAILURES as error:
-                if not node.subscribe_denied:
-                    if not passes(error):
-                        raise
-                    if deadline is not None and now() >= deadline:
-                        return None
-                    return await self._poll(request, deadline, end)
-        return await (self._poll if node.subscribe_denied else self._queue)(request, deadline, end)
-
-    async def _queue(self, request: Request, deadline: float | None, end: float | None) -> int | None:
-        """Waits by NOTIFY."""
-        key, owner = request.names
-        node, wait = self.route(request.key), self.wait()
-        node.waits.setdefault(key, {}).setdefault(owner, []).append(wait)
-        if not node.awake:
-            self.wake(node)
-        try:
-            if node.subscriber is None or node.subscriber.error is not None:  # as we came
-                raise library.ConnectionError("messages are not heard")
-            block = () if deadline is None else ("BLOCK", ms(deadline - now()))
-            words = request.wait("NOTIFY", self.channel, *block)
-            reply, asked = await self.call(request.key, words, self._until(end), None, request)
-            if asked is not node:
-                raise library.TryAgainError("TRYAGAIN the slot has moved")
-            if reply is None:
+    def next(self) -> Words | float | None:
+        with self.sessions.guard:
+            if self.done:
                 return None
-            if reply[0]:
-                return await self._confirm(request, reply[0], end)
-            while True:
-                message = await wait.next(math.inf if deadline is None else deadline + GRACE)
-                self.check()
-                if message is None:
+            left = self._deadline - now()
+            if self._is_waiting:
+                if left + GRACE <= 0:
+                    self._out_of_time()
                     return None
-                word, token, number = message
-                if number not in (0, reply[2]):
-                    continue  # of an earlier asking of ours
-                if word == b"granted":
-                    return await self._confirm(request, token, end)
-                if word == b"timeout":
-                    return None
-                if word == b"noack":
-                    raise NoAck("NOACK too few replicas have confirmed the grant")
-                if word in (b"deadlock", b"replaced", b"notheld", b"wrongtype", b"refused"):
-                    raise from_server(f"{word.decode().upper()} (told by a message)")
-                # moved, gone, cancelled, again
-                raise library.ConnectionError(f"the server has ended the wait: {word.decode(errors='replace')}")
-        finally:
-            node.waits[key][owner].remove(wait)
-            if not node.waits[key][owner]:
-                del node.waits[key][owner]
-                if not node.waits[key]:
-                    del node.waits[key]
-
-    async def _poll(self, request: Request, deadline: float | None, end: float | None) -> int | None:
-        """Asks again and again, until messages are heard. The ticket keeps the place in between."""
-        while True:
-            later = now() + POLL if deadline is None else min(now() + POLL, deadline)
-            if later <= now():
+                return min(left + GRACE, SLICE)
+            if self._asked and left <= 0:
+                self._out_of_time()
                 return None
-            node = self.route(request.key)
-            if not node.subscribe_denied:
-                is_subscribed = False
-                with contextlib.suppress(*FAILURES):
-                    await self.subscribe(node, later)
-                    is_subscribed = True
-                if is_subscribed:
-                    return await self._queue(request, deadline, end)
-            await self.sleep(later - now())
-            self.check()
-            reply, _ = await self.call(request.key, request.wait(), self._until(end), None, request)
-            if reply:
-                return await self._confirm(request, reply[0], end)
+            if self._pause > now():
+                return min(self._pause - now(), left)
+            self.sessions.check()
+            self._asked, self._word = self._asked + 1, ""
+            for name in self.request.names:  # a row may be read before the answer
+                self.sessions.asked[name, self.owner] = self
+            block = None if self.wait == 0 else 0 if left == math.inf else ms(left)
+            return self.request.words(self.sessions.name, self.owner, block)
 
-    async def _confirm(self, request: Request, token: int, end: float | None) -> int:
-        def renewed(node: Node, link: Link, sent: float, reply: Any) -> None:
-            if isinstance(reply, int) and request.renewed:
-                self.granted(request, node, link, token, self.believed(sent, reply / 1000))
-
-        await self.call(request.key, request.renew(token), self._until(end), renewed, request)
-        return token
-
-    # Giving back.
-
-    async def release(self, hold: HoldBase) -> None:
-        """Gives back what was granted, and nothing else. The last hold of its owner ends it."""
-        if hold._pid != os.getpid():
-            raise DLockError(f"{hold.key!r} is held by the process that has forked this one")
-        self.check()
-        renewal, who = hold._renewal, hold._renewal.request.who
-        with self.guard:
-            over, hold._over = hold._over, True
-            is_last = not renewal.live()
-            if is_last and not over and self.held.get(who) is renewal:
-                del self.held[who]
-        if over:
-            raise NotHeld(f"NOTHELD lock {hold.key!r} was lost: {hold.reason or 'it was given back before'}")
-        if is_last:
-            try:
-                await self._release(renewal)
-            except NotHeld:
-                raise
-            except BaseException:
-                self.abandon(renewal)
-                raise
-        self.tell("released", hold.key, now() - hold._since)
-
-    async def _release(self, renewal: Renewal) -> None:
-        request, heard = renewal.request, True
-        words = request.release("TOKEN", renewal.token)
-        until, answered = now() + self.settings.reply_timeout, self._rename(request)
-
-        def released(node: Node, link: Link, sent: float, reply: Any) -> None:
-            if _is_gone(reply):
-                self.lose(renewal, "released")
-                answered()
-
-        while True:
-            try:
-                await self.call(request.key, words, until, released)
+    def answered(self, sent: float, reply: Any) -> None:
+        """Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]`, null or an error."""
+        sessions, request = self.sessions, self.request
+        with sessions.guard:
+            if self.done:  # its rows were faster
                 return
-            except NotHeld:
-                if heard:
-                    raise
-                return  # the first one has given it back
-            except Exception as error:
-                if not passes(error) or now() >= until:
-                    raise
-                heard = heard and isinstance(error, library.ResponseError)
-                await self.refresh_routes(until - now())
-                await self.sleep(0.02)
+            if isinstance(reply, Exception):
+                self._failed(reply)
+            elif reply is None:
+                self._is_taken = True
+                self._finish()
+            elif not reply[0] or self._asked > 1:  # asked again, only the row says how long it lasts
+                self._wait(sessions.session(reply[-1], request.names[0]))
+            else:
+                session, end = sessions.session(reply[-1], request.names[0]), sessions.believed(sent, request.lease)
+                tokens = reply[0] if isinstance(reply[0], list) else [reply[0]]
+                for name, token in zip(request.names, tokens, strict=True):
+                    self.granted(name, token, session, end)
 
-    def abandon(self, renewal: Renewal) -> None:
-        """Gives back what nobody has any more, once. If that does not arrive, KEEP counts one too many."""
-        link, request = renewal.link or renewal.node.link, renewal.request
-        answered = self._rename(request)  # without a link, too: the server may hold it for less than a lease
-        self.lose(renewal, "given up")
-        if link is not None and link.error is None:
-            with contextlib.suppress(*FAILURES):
-                link.post(request.release("TOKEN", renewal.token), lambda reply: answered())
+    def granted(self, name: bytes, token: int, session: Session, end: float) -> None:
+        """One of its locks was granted. With the last one it holds them all."""
+        request, sessions = self.request, self.sessions
+        key = request.keys[request.names.index(name)]
+        held = self._found[name] = Held(key, (name, self.owner), token, request.lease, end)
+        held.event, held.on_lost, held.bound = sessions.event(), request.on_lost, held.since + request.max_hold
+        if len(self._found) == len(request.names):
+            self.holds = [self._found[name] for name in request.names]
+            self._finish()
+            for held in self.holds:
+                sessions.held[held.name, held.token] = held
+                sessions.join(held, session)
 
-    def leave_to_lease(self, renewal: Renewal) -> None:
-        """Has the server renew it no more, and end it by its lease. Until then its owner has another name."""
-        link = renewal.link
-        self._rename(renewal.request)
-        self.lose(renewal, "forgotten")
-        if link is not None and link.error is None:  # else the server renews it for nobody
-            with contextlib.suppress(*FAILURES):
-                link.post(renewal.request.leave_to_lease(renewal.token))
-
-    def leave(self, request: Request) -> None:
-        """Takes a request back, behind it and on its link. If that has died, the place has died with it."""
-        link = request.link
-        if link is None or link.error is not None:
+    def ended(self, word: str) -> None:
+        """A row tells of an outcome that is no grant, or the session is gone. While there is time it asks again."""
+        self._word = word
+        if not self._is_waiting:  # its answer is yet to come
             return
-        with self.guard:
-            named = self.named.get(request.who)
-            if named is not None and named.asking > 1:  # the place is another request's: the last of them leaves
-                named.left = request
-                return
-            with contextlib.suppress(*FAILURES):
-                link.post(request.words("CANCEL"))
-                held = self.held.get(request.who)
-                if request.fixed or (held is not None and held.live()):
-                    return  # it is another hold's, or may be later
-                answered = self._rename(request)
+        self._stop_waiting()
+        self._give_back_found()
+        if word == "replaced":
+            self.fail(Replaced("REPLACED a newer request of the same owner has taken the place"))
+        elif word == "wrongtype":
+            self.fail(library.ResponseError("WRONGTYPE the key holds something that is not a lock"))
+        elif word == "timeout" and self._deadline - now() < 0.02:
+            self._is_taken = True
+            self._finish()
+        else:
+            if word == "again":
+                self.error = NoAck("NOACK the server did not confirm the grant, or serves the lock no more")
+            if self.wait == 0:
+                self.fail(self.error or library.ConnectionError(f"the request has ended: {word}"))
+            else:
+                self._pause = now() + (random.uniform(0.0, 0.05) if self._asked > 1 else 0.0)
+                self.woken.set()
 
-                def released(reply: Any) -> None:
-                    if _is_gone(reply):
-                        self.lose(request.renewal, "released")
-                    answered()
+    def fail(self, error: Exception) -> None:
+        """Ends it with this error. What may be left of it is taken back."""
+        may_be_queued = self._asked > 1 or self._session is not None
+        self.error, self._is_taken = error, False
+        self._finish()
+        if may_be_queued and not isinstance(error, Replaced):
+            self._cancel()
+        self._give_back_found()
 
-                link.post(request.release(), released)
+    def leave(self) -> None:
+        """The program does not want it any more, wherever it stands."""
+        with self.sessions.guard:
+            self._finish()
+            for held in self.holds:
+                if not held.over:
+                    held.on_lost = None
+                    self.sessions.lose(held, "it was given up")
+                    self.sessions.give_back(held.name, held.owner, held.token)
+            if not self.holds:
+                if self._asked and not self._is_taken:
+                    self._cancel()
+                self._give_back_found()
 
+    def result(self) -> list[Held] | None:
+        """Returns what is held, or None if it is taken; raises an error if nobody could say so."""
+        if self.holds or self._is_taken:
+            return self.holds or None
+        assert self.error is not None
+        raise self.error
 
-def _is_gone(reply: Any) -> bool:
-    """Returns true if nothing of it is left."""
-    return reply == 0 or isinstance(reply, NotHeld)
+    def _wait(self, session: Session) -> None:
+        self._session, self._is_waiting = session, True
+        session.waits.add(self)
+        if self._word:  # the outcome came first
+            self.ended(self._word)
+            return
+        if not self._has_waited:
+            self._has_waited = True
+            self.sessions.tell("waiting", self.request.keys[0])
+        self.sessions.keep(session)
+
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        if self._session is not None:
+            self._session.waits.discard(self)
+
+    def _finish(self) -> None:
+        if self.done:
+            return
+        self.done = True
+        self._stop_waiting()
+        for name in self.request.names:
+            self.sessions.asked.pop((name, self.owner), None)
+        if self._has_waited:
+            self.sessions.tell("waited", self.request.keys[0])
+        self.woken.set()
+
+    def _failed(self, error: Exception) -> None:
+        if self.wait == 0 or not passes(error):
+            self.fail(error)
+            return
+        if now() - self._warned >= WARN_EVERY:
+            log.warning("still waiting for lock %r: %s", self.request.keys[0], error)
+            self._warned = now()
+        self.error, self._pause = error, now() + random.uniform(0.02, 0.1)
+
+    def _out_of_time(self) -> None:
+        session = self._session
+        why = self.error or (session.error if session else None) or library.TimeoutError("the server does not answer")
+        error = LockTimeout(f"{self.request.keys[0]!r} was not granted within {self.wait} s: {why}", taken=False)
+        error.__cause__ = why
+        self.error = why if self.wait == 0 else error
+        self._finish()
+        self._cancel()
+        self._give_back_found()
+
+    def _give_back_found(self) -> None:
+        """Half of several locks is none: what was granted goes back, and the next request has another owner."""
+        found, self._found = self._found, {}
+        if self.holds or not found:
+            return
+        for held in found.values():
+            self.sessions.give_back(held.name, held.owner, held.token)
+        for name in self.request.names:
+            self.sessions.asked.pop((name, self.owner), None)
+        self.owner = self.sessions.owner(self.request.actor)
+
+    def _cancel(self) -> None:
+        """Leaves the queue. A grant that came before is told by a row that nobody knows, and goes back by its token."""
+        name, owner, sessions, session = self.request.names[0], self.owner, self.sessions, self._session
+
+        def then(sent: float, reply: Any) -> None:
+            if reply == 0 and (session is None or session.loop is None):  # it may be held, and nobody hears of it
+                words = ("DLOCK.SESSION", name, sessions.name, 1)
+                sessions.errand(Errand(words, heard, lambda: not sessions.closed))
+
+        def heard(sent: float, reply: Any) -> None:
+            if not isinstance(reply, Exception):
+                with sessions.guard:
+                    sessions.told(sent, reply, name)
+
+        needed = now() + sessions.settings.hang_timeout + 2 * self.request.lease
+        sessions.errand(Errand(("DLOCK.CANCEL", name, owner), then, lambda: now() < needed))

@@ -1,527 +1,187 @@
 # SPDX-License-Identifier: MIT
-"""Locks for threads.
-
-Whoever waits for a reply reads: there is no reader that hands replies on, so a lock that nobody else wants costs no
-switch of threads. A thread that waits while another reads is woken with its reply, or to read itself.
-"""
+"""Locks for threads."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
-import math
-import os
 import queue
-import select
-import socket
-import ssl
 import threading
-import uuid
-import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis
-from redis import exceptions as library
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from ._core import Connecting, Told
-from ._errors import FAILURES, LockTimeout, root
-from ._hold import HoldBase, done, log, refuse
-from ._keep import IDLE, STALL, Keeping
-from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
-from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
-from ._resp import Word
+from . import _library
+from ._clock import duration, now, seconds
+from ._errors import FAILURES, Fenced, LockTimeout, NotHeld, typed
+from ._hold import Held, HoldBase, done, log, refuse
+from ._session import PAUSE, Errand, Loop, Sessions, Words
+from ._settings import Argument, Common, Name, Observer, OldSettings, Settings, renamed, without_old
+from ._take import Request, Take, encoded
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-RECENT = 0.1
-_SLICE = 1.0  # so long a thread sleeps at most: the clock of the machine may have gone on without its own
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs what never suspends: everything that it awaits has blocked this thread instead."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        value: T = end.value
-        return value
-    raise AssertionError("it has suspended")
+class ThreadSessions(Sessions):
+    """Sessions with a thread for each loop, one for the clock, and one for errands where there are any."""
 
-
-class _Inside(threading.local):
-    """A handler of a signal, or a finalizer, may run in the middle of a step of ours and ask for something itself."""
-
-    depth = 0  # of steps of this thread that are not at their end
-    spares: list[ThreadLink] | None = None  # connections of a call within such a step
-
-
-_inside = _Inside()
-
-
-def _first(connect: Callable[[], T], until: float, undo: Callable[[T], object]) -> T:
-    """Returns the first connection of several attempts, of which one more begins each second.
-
-    What the library does has no bound of its own: names, sentinels and topologies are asked for."""
-    outcomes: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-    guard, over, running = threading.Lock(), False, 0
-
-    def attempt() -> None:
-        try:
-            made: tuple[T | None, BaseException | None] = connect(), None
-        except BaseException as error:
-            made = None, error
-        with guard:
-            late = over
-            if not late:
-                outcomes.put(made)
-        if late and made[1] is None:
-            undo(made[0])  # type: ignore[arg-type]
-
-    try:
-        while (left := until - now()) > 0 or not running:
-            threading.Thread(target=attempt, name="dlock connects", daemon=True).start()
-            running += 1
-            while True:
-                try:
-                    value, error = outcomes.get(timeout=max(0.001, min(_SLICE, left)))
-                except queue.Empty:
-                    break
-                if error is None:
-                    return value  # type: ignore[return-value]
-                running -= 1
-                if not running:
-                    raise error
-        raise library.TimeoutError("the server does not answer")
-    finally:
-        with guard:
-            over = True
-        while not outcomes.empty():
-            value, error = outcomes.get()
-            if error is None:
-                undo(value)  # type: ignore[arg-type]
-
-
-def _poll(sock: socket.socket, write: bool, within: float) -> bool:
-    """True if it can be read, or written."""
-    within = max(0.0, within)
-    if hasattr(select, "poll"):
-        poll = select.poll()
-        poll.register(sock, select.POLLOUT if write else select.POLLIN)
-        return bool(poll.poll(math.ceil(within * 1000)))
-    ready = select.select([] if write else [sock], [sock] if write else [], [], within)  # pragma: no cover
-    return bool(ready[0] or ready[1])  # pragma: no cover
-
-
-class ThreadLink(Link):
-    """A connection that threads share."""
-
-    def __init__(self, connection: Any, reply_timeout: float, died: Callable[[], None] = lambda: None):
-        super().__init__(reply_timeout)
-        self.connection, self.sock, self.died = connection, connection._sock, died
-        self.address = self.sock.getpeername()
-        self.sock.setblocking(False)
-        self.tls = isinstance(self.sock, ssl.SSLSocket)
-        self.sending, self.roles, self.led, self.used = threading.Lock(), threading.Lock(), False, 0.0
-
-    def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
-        data, entry = self.packed(words, asking), Entry(then)
-        if _inside.depth:
-            raise library.ConnectionError("this thread is in the middle of another command")
-        _inside.depth += 1
-        try:
-            with self.sending:
-                if self.error is not None:
-                    raise own_copy(self.error)
-                if asking:
-                    self.pending.append(Entry(None))
-                self.pending.append(entry)
-                self.used = entry.sent
-                while data:
-                    try:
-                        data = data[self.sock.send(data) :]
-                    except _BLOCKED:
-                        if not _poll(self.sock, True, self.reply_timeout):
-                            raise library.TimeoutError("the server reads nothing") from None
-        except BaseException as error:
-            self.die(_as_lost(error))
-            if isinstance(error, OSError):
-                raise _as_lost(error) from error
-            raise
-        finally:
-            _inside.depth -= 1
-        return entry
-
-    def peer(self) -> Any:
-        return self.address
-
-    def is_alive(self) -> bool:
-        """Returns false if the other end has closed it while nobody read. Who has just been answered need not look."""
-        if now() - self.used < RECENT:
-            return self.error is None
-        with self.sending:
-            idle = self.error is None and not self.pending and not self.led
-            if idle and _poll(self.sock, False, 0):  # nothing was asked, so it is the end
-                self.die(library.ConnectionError("the server has closed the connection"))
-        return self.error is None
-
-    async def result(self, entry: Entry, until: float) -> Any:
-        _inside.depth += 1
-        try:
-            self._wait(entry, until)
-        finally:
-            _inside.depth -= 1
-        return self.value(entry)
-
-    def _wait(self, entry: Entry, until: float) -> None:
-        while not entry.done:
-            with self.roles:
-                if entry.done:
-                    break
-                leads, self.led = not self.led, True
-                gate = None if leads else threading.Lock()
-                if gate is not None:
-                    gate.acquire()
-                    entry.gate = gate
-            if gate is None:
-                self._lead(entry, until)
-                continue
-            try:
-                if not gate.acquire(timeout=max(0.0, until - now())) and not entry.done:
-                    raise self.late(entry)
-            except BaseException:
-                with self.roles:  # it may have been told to read
-                    entry.gate = None
-                    self._pass_on()
-                raise
-
-    def _pass_on(self) -> None:
-        """Lets somebody who waits read, if nobody does."""
-        follower = None if self.led else next((one for one in tuple(self.pending) if one.gate is not None), None)
-        if follower is not None:
-            gate, follower.gate = follower.gate, None
-            gate.release()
-
-    def _lead(self, entry: Entry | None, until: float) -> None:
-        """Reads for all, until its own reply has come. Without an entry: until the link is dead."""
-        try:
-            while self.error is None and not (entry is not None and entry.done):
-                left = min(until, entry.sent + self.reply_timeout if entry else math.inf) - now()
-                if left <= 0 and entry is not None:
-                    raise self.late(entry)
-                if not (self.tls and self.sock.pending()) and not _poll(self.sock, False, min(left, _SLICE)):
-                    self.idle()
-                    continue
-                self._read()
-        finally:
-            with self.roles:
-                self.led = False
-                self._pass_on()
-            if self.error is not None:
-                self.sock.close()
-
-    def _read(self) -> None:
-        try:
-            try:
-                if self.tls:
-                    with self.sending:
-                        data = self.sock.recv(65536)
-                else:
-                    data = self.sock.recv(65536)
-            except _BLOCKED:
-                return
-            if not data:
-                raise library.ConnectionError("the server has closed the connection")
-            self.feed(data)
-        except BaseException as error:  # an interrupt, too, may have lost bytes
-            self.die(_as_lost(error))
-            if not isinstance(error, Exception):
-                raise
-
-    def idle(self) -> None:
-        """Nothing has come for a while."""
-
-    def answered(self, entry: Entry) -> None:
-        with self.roles:
-            entry.done = True
-            if entry.gate is not None:
-                entry.gate.release()
-                entry.gate = None
-
-    def die(self, error: Exception) -> None:
-        with self.roles:
-            if self.error is not None:
-                return
-            self.error, led = error, self.led
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # wakes whoever reads
-        if not led:
-            self.sock.close()
-        while self.pending:
-            with contextlib.suppress(IndexError):
-                entry = self.pending.popleft()
-                entry.reply = error
-                self.answered(entry)
-        self.died()
-
-
-def _as_lost(error: BaseException) -> Exception:
-    if isinstance(error, library.RedisError):
-        return error
-    return library.ConnectionError(f"the connection is lost: {error!r}")
-
-
-class ThreadSubscriber(Subscriber, ThreadLink):
-    """Read by a thread of its own."""
-
-    def __init__(self, connection: Any, reply_timeout: float, node: Node, channel: str):
-        self.outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        super().__init__(connection, reply_timeout, lambda: node.tell(b"again"), node=node, channel=channel)
-
-    def subscribed(self, error: Exception | None) -> None:
-        self.outcome.put(error)
-
-    def listen(self) -> None:
-        try:
-            self.led = True
-            self.post(("SUBSCRIBE", self.channel))
-            self._lead(None, math.inf)
-        except Exception as error:
-            self.die(_as_lost(error))
-            self.sock.close()
-        self.outcome.put(self.error)
-
-
-class ThreadWait(Wait):
-    def __init__(self) -> None:
-        self.messages: queue.SimpleQueue[tuple[bytes, int, int]] = queue.SimpleQueue()
-
-    def tell(self, word: bytes, token: int, number: int) -> None:
-        self.messages.put((word, token, number))
-
-    async def next(self, until: float) -> tuple[bytes, int, int] | None:
-        while True:
-            left = until - now()
-            try:
-                return self.messages.get(timeout=max(0.0, min(left, 60.0)))
-            except queue.Empty:
-                if now() >= until:
-                    return None
-
-
-class ThreadCore(Keeping):
-    """Nodes with a keeper thread each, and one thread that is the clock."""
+    def __init__(self, client: Any, settings: Settings):
+        self.client = client
+        super().__init__(settings)
 
     def _begin(self) -> None:
         super()._begin()
-        self.guard = threading.RLock()
-        self.starting = threading.RLock()
-        self.opening: dict[tuple[Node | None, str], concurrent.futures.Future[Any]] = {}
-        self.ticking: threading.Thread | None = None
-        self.tick = threading.Event()
+        self._ours: Any = None
+        self._looked = -1.0
+        self._making = threading.Lock()
+        self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put into it
+        self._ticking: threading.Thread | None = None
 
-    def forked(self) -> None:
-        """In the child: nothing of the parent's is ours."""
-        nodes, renewals, was_closed = list(self.nodes.values()), list(self.renewals.values()), self.closed
-        for node in nodes:
-            for link in (node.link, node.subscriber):
-                if isinstance(link, ThreadLink):
-                    link.sock.close()  # and says nothing to the server
-        for renewal in renewals:
-            for hold in renewal.live():
-                hold._forked()
-        _inside.depth, _inside.spares = 0, None
-        self._begin()
-        self.closed = was_closed
+    def library(self) -> Any:
+        """Returns our client. (A cluster is asked for its nodes.)"""
+        if self._ours is None:
+            with self._making:
+                if self._ours is None:
+                    self._ours = _library.for_threads(self.client, self.settings.reply_timeout)
+        return self._ours
 
-    def kwargs(self, node: Node) -> tuple[Any, dict[str, Any]]:
-        """The library's kind of connection to the node, and how it is made."""
-        if not node.name:
-            pool = self.client.connection_pool
-            return pool.connection_class, pool.connection_kwargs
-        host, _, port = node.name.rpartition(":")
-        known = self.client.get_node(node_name=node.name)
-        pool = self.client.get_redis_connection(known or self.client.get_random_node()).connection_pool
-        return pool.connection_class, {**pool.connection_kwargs, **({} if known else {"host": host, "port": int(port)})}
-
-    def connect(self, node: Node) -> Any:
-        kind, kwargs = self.kwargs(node)
-        connection = kind(**own(kwargs, self.settings.reply_timeout, Retry(NoBackoff(), 0)))
-        connection.connect()
-        return connection
-
-    async def open(self, node: Node, until: float) -> ThreadLink:
+    def call(self, *words: Any) -> Any:
         try:
-            connection = _first(lambda: self.connect(node), until, lambda one: one.disconnect())
-        except library.RedisClusterException as error:
-            raise root(error) from None
-        link = ThreadLink(connection, self.settings.reply_timeout, lambda: self.ended(node, link))
-        return link
+            ours = self.library()
+            sentinel = getattr(getattr(ours, "connection_pool", None), "get_master_address", None)
+            if sentinel is not None and now() - self._looked > 1.0:  # it ends connections to a former primary
+                self._looked = now()
+                sentinel()
+            return ours.execute_command(*words)
+        except FAILURES as error:
+            raise typed(error) from error.__cause__
 
-    def _shared(self, name: tuple[Node | None, str], work: Callable[[], Any], until: float) -> Any:
-        """Does it in a thread of its own. All who come meanwhile wait for the same, as long as they like."""
-        with self.starting:
-            future = self.opening.get(name)
-            if future is None or future.done():
-                future = concurrent.futures.Future()
-                threading.Thread(target=_fulfil, args=(future, work), name=f"dlock {name[1]}", daemon=True).start()
-                self.opening[name] = future
-        try:
-            return future.result(max(0.0, until - now()))
-        except concurrent.futures.TimeoutError:
-            if future.done():  # it is its own
-                raise
-            raise library.TimeoutError("the server does not answer") from None
-        except library.RedisClusterException as error:
-            raise root(error) from None
-        except library.RedisError as error:
-            raise own_copy(error) from error.__cause__
-
-    def call(
-        self, key: Name, words: tuple[Word, ...], until: float, then: Told | None = None, request: Request | None = None
-    ) -> Coroutine[Any, Any, tuple[Any, Node]]:
-        called = super().call(key, words, until, then, request)
-        return self._within(called) if _inside.depth else called
-
-    async def _within(self, called: Coroutine[Any, Any, T]) -> T:
-        """In the middle of a step of this thread, which cannot go on before: on connections for this call."""
-        depth, _inside.depth, _inside.spares = _inside.depth, 0, []
-        try:
-            return await called
-        finally:
-            spares, _inside.depth, _inside.spares = _inside.spares, depth, None
-            for link in spares:
-                link.die(library.ConnectionError("the call within a call is over"))
-
-    async def link(self, node: Node, until: float) -> Link:
-        if _inside.spares is not None:
-            _inside.spares.append(await self.open(node, until))
-            return _inside.spares[-1]
-        link = node.link
-        if link is not None and link.error is None and isinstance(link, ThreadLink) and link.is_alive():
-            return link
-
-        def begin() -> Link:
-            self.check()
-            link = node.link
-            if link is not None and link.error is None:
-                return link
-            return self.linked(node, run(self.open(node, now() + self.settings.reply_timeout)))
-
-        soon = min(until, now() + _SLICE) if self.cluster else until
-        try:
-            opened: Link = self._shared((node, "link"), begin, soon)
-        except library.TimeoutError as error:
-            raise (Connecting(str(error)) if soon < until else error) from None
-        return opened
-
-    async def subscribe(self, node: Node, until: float) -> None:
-        if node.subscriber is not None and node.subscriber.error is None:
-            return
-
-        def begin() -> None:
-            link, within = node.link, self.settings.reply_timeout
-            connection = _first(lambda: self.connect(node), now() + within, lambda one: one.disconnect())
-            one = ThreadSubscriber(connection, within, node, self.channel)
-            threading.Thread(target=one.listen, name="dlock subscriber", daemon=True).start()
-            try:
-                refused = one.outcome.get(timeout=within)
-            except queue.Empty:
-                refused = library.TimeoutError("no messages come")
-            if refused is not None:
-                self.subscribe_refused(node, refused)
-                one.die(refused)
-                raise refused
-            self.listening(node, one, link)
-
-        self._shared((node, "subscriber"), begin, until)
-
-    async def refresh(self, within: float) -> None:
-        def begin() -> None:
-            self.client.nodes_manager.initialize()
-            self.routes_refreshed()
-
-        self._shared((None, "routes"), begin, now() + within)
-
-    async def sleep(self, seconds: float) -> None:
-        threading.Event().wait(max(0.0, seconds))
-
-    async def idle(self, node: Node, seconds: float) -> None:
-        node.kick.wait(seconds)
-        node.kick.clear()
-
-    def wait(self) -> Wait:
-        return ThreadWait()
-
-    def wake(self, node: Node) -> None:
-        if node.keeper is None and not self.closed:
-            with self.starting:
-                if node.keeper is None:
-                    node.kick = threading.Event()
-                    keeper = threading.Thread(target=_keep, args=(self, node), name="dlock keeps", daemon=True)
-                    keeper.start()  # this may fail: then the next one tries
-                    node.keeper = keeper
-        node.awake = True
-        if node.kick is not None:
-            node.kick.set()
-
-    def rearm(self) -> None:
-        if self.ticking is None and not self.closed:
-            with self.starting:
-                if self.ticking is None:
-                    clock = threading.Thread(target=self._clock, name="dlock clock", daemon=True)
-                    clock.start()
-                    self.ticking = clock
-        self.tick.set()
-
-    def _clock(self) -> None:
-        while not self.closed:
-            began, within = now(), IDLE if self.alarm == math.inf else max(0.0, min(self.alarm - now(), _SLICE))
-            self.tick.wait(within)
-            self.tick.clear()
-            if now() - began - within > STALL:
-                self.stalled()
-            if self.alarm <= now():
+    def run(self, job: Loop | Take) -> None:
+        while (step := job.next()) is not None:
+            if isinstance(step, tuple):
+                sent = now()
                 try:
-                    self.expire()
-                except Exception:  # it cannot be given back: others are to be told all the same
-                    log.exception("what has ended cannot be given back")
+                    reply = self.call(*step)
+                except Exception as error:
+                    reply = error
+                job.answered(sent, reply)
+            elif job.woken.wait(step):
+                job.woken.clear()
 
-    def later(self, work: Callable[[], object]) -> None:
+    def take(self, request: Request, wait: float | None, hold: Callable[[Held], T]) -> list[T] | None:
+        """Returns the holds, or None if it is taken."""
+        take = Take(self, request, wait)
         try:
-            threading.Thread(target=work, name="dlock on_lost", daemon=True).start()
-        except RuntimeError:  # there are too many: the others are told all the same
-            log.exception("on_lost cannot be called")
+            self.run(take)
+            took = now() - take.began
+            held = take.result()
+            if held is not None:
+                self.tell("granted", request.keys[0], took)
+                return [hold(one) for one in held]
+        except BaseException as error:
+            if not take.done or take.holds:
+                take.leave()
+            self.tell("refused", request.keys[0], now() - take.began, error)
+            raise
+        self.tell("refused", request.keys[0], took, None)
+        return None
 
+    def carry(self, errand: Errand) -> None:
+        """Says it until it is answered; after the time for a reply in the background."""
+        until = now() + self.settings.reply_timeout
+        try:
+            while True:
+                sent = now()
+                try:
+                    errand.answered(sent, self.call(*errand.words))
+                except FAILURES as error:
+                    errand.answered(sent, error)
+                if errand.done or now() >= until:
+                    break
+                time.sleep(0.02)
+        finally:
+            if not errand.done:
+                self.errand(errand)
+        if errand.error is not None and not (isinstance(errand.error, NotHeld) and errand.tries > 1):
+            raise errand.error
 
-def _keep(core: ThreadCore, node: Node) -> None:
-    run(core.keep(node))
+    # What a Sessions needs.
 
+    def event(self) -> Lost:
+        return Lost()
 
-def _fulfil(future: concurrent.futures.Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
+    def wake(self) -> None:
+        self._mail.put(None)
+        if self._ticking is None and not self.closed:
+            clock = threading.Thread(target=self._tick, args=(self._mail,), name="dlock clock", daemon=True)
+            self._ticking = clock
+            clock.start()
 
+    def _tick(self, mail: queue.SimpleQueue[None]) -> None:
+        while not self.closed and mail is self._mail:
+            began, within = now(), self.clock.left()
+            with contextlib.suppress(queue.Empty):
+                mail.get(timeout=within)
+            self.clock.slept(began, within, self.settings.reply_timeout)
+            if self.clock.alarm <= now():
+                try:
+                    self.tick()
+                except Exception:
+                    log.exception("what has ended is not told")
 
-_cores: weakref.WeakSet[ThreadCore] = weakref.WeakSet()
+    def start(self, loop: Loop) -> None:
+        threading.Thread(target=self.run, args=(loop,), name="dlock keeps", daemon=True).start()
 
+    def start_errands(self, place: str) -> None:
+        threading.Thread(target=self._errands, args=(place,), name="dlock errands", daemon=True).start()
 
-def _after_fork() -> None:
-    for core in list(_cores):
-        core.forked()
+    def _errands(self, place: str) -> None:
+        while errands := self.batch(place):
+            sent = now()
+            try:
+                with self.library().pipeline(transaction=False) as pipe:
+                    for one in errands:
+                        pipe.execute_command(*one.words)
+                    replies = pipe.execute(raise_on_error=False)
+            except Exception as error:
+                replies = [error] * len(errands)
+            for one, reply in zip(errands, replies, strict=True):
+                one.answered(sent, typed(reply) if isinstance(reply, Exception) else reply)
+            if not all(one.done for one in errands):
+                time.sleep(PAUSE)
 
+    def place(self, key: bytes) -> str:
+        with contextlib.suppress(*FAILURES, AttributeError):
+            return str(self._ours.get_node_from_key(key).name)
+        return ""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    def later(self, held: Held) -> None:
+        hold, on_lost = held.handle(), held.on_lost
+
+        def call() -> None:
+            try:
+                if on_lost is not None:
+                    on_lost(hold)
+            except Exception:
+                log.exception("on_lost has failed")
+
+        if hold is not None:
+            try:
+                threading.Thread(target=call, name="dlock on_lost", daemon=True).start()
+            except RuntimeError:  # there are too many: the others are told all the same
+                log.exception("on_lost cannot be called")
+
+    def close(self, reason: str) -> None:
+        super().close(reason)
+        if self._ours is not None:
+            self._ours.close()
 
 
 class Lost(threading.Event):
@@ -540,36 +200,56 @@ class Hold(HoldBase):
     - Keep it for as long as you work: a hold that nothing refers to is lost.
     """
 
-    lost: Lost
-
-    def __init__(self, locks: Locks, renewal: Renewal, on_lost: Callable[[Hold], object] | None):
-        self.lost = Lost()
-        super().__init__(locks, renewal, self.lost, on_lost)
-
-    def _forked(self) -> None:
-        self._over, self.reason, self.lost = True, "it is the parent's", Lost()
-        self.lost.set()
+    @property
+    def lost(self) -> Lost:
+        event: Lost = self._event()
+        return event
 
     def guard(self, *command: Argument) -> Any:
         """Runs a command if, and only if, the lock is still held, in one step with that look: else raises `Fenced`.
 
         It is sent once, and takes no longer than the time for a reply. Any other error than `Fenced` and the server's
         own leaves open whether it was run."""
-        return run(self._guarded(command))
+        sessions = self._sessions
+        sessions.check()
+        try:
+            return _library.decoder(sessions.client)(sessions.call(*self._words(command)))
+        except Fenced:
+            with sessions.guard:
+                sessions.lose(self._held, "fenced")
+            raise
 
     def release(self) -> None:
-        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost."""
-        run(self._core.release(self))
+        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost.
+
+        If no server answers within the time for a reply, it raises that error, and goes on in the background."""
+        self._carry(self._sessions.released)
+
+    def release_after(self, seconds: float) -> None:
+        """Leaves the lock taken for so many seconds, and ends this hold: for work that is due once in a period."""
+        self._carry(self._sessions.released_after, duration("seconds", seconds))
+
+    def _carry(self, what: Callable[..., Errand], *how: float) -> None:
+        self._must_be_ours()
+        self._sessions.carry(what(self._held, *how))
+        self._sessions.tell("released", self.key, now() - self._held.since)
 
     def __enter__(self) -> Hold:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            self.release()
+            if not self._held.is_left:
+                self.release()
         except FAILURES:
             if error is None:  # never hide the real error
                 raise
+
+
+class Options(Common, total=False):
+    """The options of a lock for threads. See `Locks.lock`."""
+
+    on_lost: Callable[[Hold], object] | None
 
 
 class Lock:
@@ -577,15 +257,14 @@ class Lock:
 
     Making it takes nothing. Threads may share it."""
 
-    def __init__(self, locks: Locks, key: Name, timeout: float | None, options: Options):
-        self.locks, self.key, self.timeout, self.options = locks, key, seconds("timeout", timeout), options
-        self._mine = threading.local()
-        locks._request(key, **options)  # bad arguments are told here
+    def __init__(self, locks: Locks, request: Request, blocking_timeout: float | None):
+        self.locks, self.key, self.blocking_timeout = locks, request.keys[0], blocking_timeout
+        self._request, self._mine = request, threading.local()
 
-    def acquire(self, blocking: bool = True, timeout: float | EllipsisType | None = ...) -> Hold | None:
+    def acquire(self, blocking: bool = True, blocking_timeout: float | EllipsisType | None = ...) -> Hold | None:
         """Takes it, and returns the hold, or None if it was not granted in time. (A hold is true.)"""
-        limit = self.timeout if isinstance(timeout, EllipsisType) else timeout
-        hold = self.locks.try_lock(self.key, limit if blocking else 0, **self.options)
+        limit = self.blocking_timeout if isinstance(blocking_timeout, EllipsisType) else blocking_timeout
+        hold = self.locks._take(self._request, seconds("blocking_timeout", limit) if blocking else 0)
         if hold is not None:
             self._holds().append(hold)
         return hold
@@ -606,7 +285,7 @@ class Lock:
         return self.locks.is_held(self.key)
 
     def __enter__(self) -> Hold:
-        return self.locks._must(self.acquire(), self.key, self.timeout)
+        return must(self.acquire(), self.key, self.blocking_timeout)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         self._holds().pop().__exit__(kind, error, trace)
@@ -627,31 +306,16 @@ class Lock:
         return self._mine.holds  # type: ignore[no-any-return]
 
 
-class Options(TypedDict, total=False):
-    """The options of a lock for threads. See `Locks.lock`."""
-
-    owner: Name | None
-    shared: bool
-    limit: int | None
-    permits: int | None
-    ephemeral: bool
-    on_lost: Callable[[Hold], object] | None
-
-
 class Locks:
     """Locks for threads, by a client of redis-py: `Redis`, `RedisCluster`, or what a `Sentinel` gives.
 
-    The client is a pattern: Locks opens one connection of that kind to each node, and a second one if somebody
-    waits. All times are in seconds.
+    The client is a template: Locks makes another one of that kind. All times are in seconds.
 
     - lease: how long a lock lasts when this program dies or loses the server
     - hang_timeout: how long a program that hangs keeps its locks
-    - queue_grace: how long a place in a queue is kept while the connection is away
     - reply_timeout: how long a connect or a reply may take
     - clock_margin: so much before its end a hold is believed to have ended
     - observer: is called with what happens, for metrics
-
-    (`auto`, `claim`, `bound` and `allowance` are the old names of the four in the middle.)
     """
 
     client: redis.Redis | redis.RedisCluster
@@ -661,99 +325,74 @@ class Locks:
         client: redis.Redis | redis.RedisCluster,
         *,
         lease: float = 10.0,
-        hang_timeout: float = 60.0,
-        queue_grace: float = 5.0,
+        hang_timeout: float = 30.0,
         reply_timeout: float = 3.0,
         clock_margin: float = 0.1,
         observer: Observer | None = None,
-        **old: Unpack[OldNames],
+        **old: Unpack[OldSettings],
     ):
         if not isinstance(client, (redis.Redis, redis.RedisCluster)):
             raise TypeError(f"client must be a redis.Redis or redis.RedisCluster, not {client!r}")
+        without_old(old)
         self.client = client
-        given = (lease, hang_timeout, queue_grace, reply_timeout, clock_margin)
-        named = dict(zip(("lease", "hang_timeout", "queue_grace", "reply_timeout", "clock_margin"), given, strict=True))
-        self._core = ThreadCore(client, Settings(**{**named, **renamed(old)}, observer=observer))
-        _cores.add(self._core)
+        self._sessions = ThreadSessions(client, Settings(lease, hang_timeout, reply_timeout, clock_margin, observer))
 
-    def lock(
-        self,
-        key: Name,
-        timeout: float | None = None,
-        *,
-        owner: Name | None = None,
-        shared: bool = False,
-        limit: int | None = None,
-        permits: int | None = None,
-        ephemeral: bool = False,
-        on_lost: Callable[[Hold], object] | None = None,
-    ) -> Lock:
-        """Returns a lock that is yet to be taken: `with locks.lock("stock", timeout=5) as hold`. Takes nothing itself.
+    def lock(self, key: Name, blocking_timeout: float | None = None, **options: Unpack[Options]) -> Lock:
+        """Returns a lock that is yet to be taken: `with locks.lock("stock", blocking_timeout=5) as hold`.
 
         `with` raises `LockTimeout` after 5 s; without a time-out it waits for ever.
 
-        - owner: a name, for nested locks; without it each hold has an owner of its own. Whoever asks for a lock by
-          these Locks under the name that holds it has it, too, and it is given back with the last of these holds.
-          Nested locks of one thread should have one: only then can the server see that two wait for each other
-          (`Deadlock`)
         - shared: with any number of others who share
         - limit: this many may hold it at once: a semaphore
         - permits: the hold takes this many of the limit, all at once; 1 unless set
-        - ephemeral: it ends at once when the connection does
+        - lease: how long this lock lasts when the program dies; that of the Locks unless set
+        - max_hold: after so many seconds the hold is reported lost, and given back
+        - actor: a name for whoever takes several locks: the server sees that two wait for each other (`Deadlock`),
+          and that an actor waits for what it holds itself
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """
-        options = Options(
-            owner=owner, shared=shared, limit=limit, permits=permits, ephemeral=ephemeral, on_lost=on_lost
-        )
-        return Lock(self, key, timeout, options)
+        options, wait = renamed(options, blocking_timeout)
+        return Lock(self, Request(self._sessions.settings, [key], **options), wait)
 
-    def try_lock(self, key: Name, timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:
+    def try_lock(self, key: Name, blocking_timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:
         """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
 
         Without a time-out it is one attempt: what goes wrong is raised at once."""
-        on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
-        request = self._request(key, **options)
-        return self._take(request, timeout, on_lost)
+        options, wait = renamed(options, blocking_timeout)
+        return self._take(Request(self._sessions.settings, [key], **options), wait)
 
-    def _take(self, request: Request, timeout: float | None, on_lost: Callable[[Hold], object] | None) -> Hold | None:
-        def hold(_: int) -> Hold:
-            assert request.renewal is not None
-            return Hold(self, request.renewal, on_lost)
-
-        return run(self._core.take(request, timeout, hold))
-
-    def acquire(self, key: Name, timeout: float | None = None, **options: Unpack[Options]) -> Hold:
+    def acquire(self, key: Name, blocking_timeout: float | None = None, **options: Unpack[Options]) -> Hold:
         """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
 
         The options are those of `lock`."""
-        return self._must(self.try_lock(key, timeout, **options), key, timeout)
+        options, wait = renamed(options, blocking_timeout)
+        return must(self._take(Request(self._sessions.settings, [key], **options), wait), key, wait)
 
     @contextlib.contextmanager
     def many(
-        self, keys: Iterable[Name], timeout: float | None = None, **options: Unpack[Options]
+        self, keys: Iterable[Name], blocking_timeout: float | None = None, **options: Unpack[Options]
     ) -> Iterator[dict[Name, Hold]]:
-        """Takes locks of any slots in one fixed order under one owner. The value has a hold for each key."""
-        timeout = seconds("timeout", timeout)
-        if options.get("owner") is None:
-            options["owner"] = str(uuid.uuid4())
-        end = None if timeout is None else now() + timeout
+        """Takes many locks: all or none of a slot in one step, and slots in one fixed order. Yields a hold for each."""
+        options, wait = renamed(options, blocking_timeout, 5)
+        end = None if wait is None else now() + wait
         with contextlib.ExitStack() as stack:
-            holds = {}
-            for key in sorted(set(keys)):
+            holds: dict[Name, Hold] = {}
+            for group in by_slot(self.client, keys):
+                request = Request(self._sessions.settings, group, **options)
                 left = None if end is None else max(0.001, end - now())
-                holds[key] = stack.enter_context(self.acquire(key, left, **options))
+                taken = self._take_all(request, left)
+                for hold in must(taken, group[0], wait):
+                    holds[hold.key] = stack.enter_context(hold)
             yield holds
 
     def is_held(self, key: Name) -> bool:
         """Returns true if anybody holds it."""
-        core = self._core
-        core.check()
-        reply = run(core.call(key, ("DLOCK.HELD", key), now() + core.settings.reply_timeout))[0]
-        return reply is not None
+        self._sessions.check()
+        return self._sessions.call("DLOCK.HELD", encoded(key)) is not None
 
     def close(self) -> None:
         """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
-        self._core.end("closed")
+        self._sessions.close("closed")
 
     def __enter__(self) -> Locks:
         return self
@@ -762,18 +401,29 @@ class Locks:
         self.close()
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)
-        if core is not None and not core.closed:
-            core.closed = True  # its threads see it, and end the rest
+        sessions = getattr(self, "_sessions", None)
+        if sessions is not None and not sessions.closed:
+            sessions.closed = True  # its threads see it, and end
+            sessions.wake()
 
-    def _request(self, key: Name, **options: Unpack[Options]) -> Request:
-        core, name = self._core, options.get("owner")
-        shared, limit, permits = options.get("shared", False), options.get("limit"), options.get("permits")
-        how = shared, limit, permits, options.get("ephemeral", False)
-        return Request(core.settings, key, core.owner(name), *how, named=name is not None)
+    def _take_all(self, request: Request, wait: float | None) -> list[Hold] | None:
+        return self._sessions.take(request, wait, lambda held: Hold(self, held))
 
-    @staticmethod
-    def _must(hold: Hold | None, key: Name, timeout: float | None) -> Hold:
-        if hold is None:
-            raise LockTimeout(f"{key!r} was not granted within {timeout} s: it is taken")
-        return hold
+    def _take(self, request: Request, wait: float | None) -> Hold | None:
+        holds = self._take_all(request, wait)
+        return None if holds is None else holds[0]
+
+
+def must(taken: T | None, key: Name, wait: float | None) -> T:
+    if taken is None:
+        raise LockTimeout(f"{key!r} was not granted within {wait} s: it is taken")
+    return taken
+
+
+def by_slot(client: Any, keys: Iterable[Name]) -> list[list[Name]]:
+    """Returns the keys in groups that one command can name, in an order that is the same for all programs."""
+    groups: dict[int, list[Name]] = {}
+    for key in sorted(set(keys), key=encoded):
+        slot = client.keyslot(key) if hasattr(client, "keyslot") else 0
+        groups.setdefault(slot, []).append(key)
+    return [groups[slot] for slot in sorted(groups)]

@@ -21,15 +21,19 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._asyncio import AsyncHold, AsyncLocks
+from ._clock import seconds
 from ._errors import FAILURES, NotHeld
-from ._request import Argument, Name, Request, now, owner_name, seconds
-from ._threads import Hold, Locks, run
+from ._hold import done, refuse
+from ._settings import Argument, Name
+from ._take import Request, encoded
+from ._threads import Hold, Locks
 
 H = TypeVar("H", Hold, AsyncHold)
+T = TypeVar("T")
 
 
 class Leader(NamedTuple):
@@ -45,7 +49,7 @@ class _Candidate(Generic[H]):
         self._on_lost: Callable[[H], object] | None = on_lost
         self.me = me or f"{socket.gethostname()}:{os.getpid()}"
         self._hold: H | None = None
-        locks._request(name, owner=self.me)  # bad arguments are told here
+        self._request()  # bad arguments are told here
 
     def is_leader(self) -> bool:
         """Returns true if it leads for sure. Asks nobody: the clock says when the lease may have ended."""
@@ -62,35 +66,38 @@ class _Candidate(Generic[H]):
         """Returns the seconds for which it leads for sure, if nothing is heard of the server."""
         return self._hold.left() if self._hold is not None else 0.0
 
-    def _end(self) -> None:
-        """It leads no more: told here, if the clock has not come to it yet."""
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            with hold._core.guard:
-                hold._tell_lost("nobody has confirmed it before its end")
+    def _request(self) -> Request:
+        """Each campaign is a candidate of its own, two of the same name, too."""
+        settings, on_lost = self.locks._sessions.settings, self._on_lost
+        return Request(settings, [self.name], actor=f"{self.me}#{uuid.uuid4()}", on_lost=on_lost)
 
     def _taken(self) -> H:
         if self._hold is None:
             raise NotHeld(f"NOTHELD {self.me!r} does not lead {self.name!r}")
         return self._hold
 
-    def _campaigned(self) -> Request:
-        """Two of the same name are two candidates."""
-        owner = owner_name(f"{self.me}#{uuid.uuid4()}")
-        return Request(self.locks._core.settings, self.name, owner)
-
-    def _asked(self) -> Any:
-        core = self.locks._core
-        core.check()
-        return core.call(self.name, ("DLOCK.HELD", self.name), now() + core.settings.reply_timeout)
+    def _step_down(self) -> None:
+        """It leads no more: told here, if the clock has not come to it yet."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.expire()
 
     @staticmethod
     def _told(reply: Any) -> Leader | None:
-        """The name stands between machine and process, and the word that each campaign adds."""
+        """The name stands behind machine, process and session, and before what each campaign adds."""
         if reply is None:
             return None
-        owner = re.sub(r"^[^/]+/\d+/", "", reply[3].decode(errors="replace"))
-        return Leader(owner.rpartition("#")[0], reply[0])
+        owner = re.sub(r"^[^/]+/\d+/[^/]+/", "", reply[3].decode(errors="replace"))
+        return Leader(owner.rsplit("#", 2)[0], reply[0])
+
+
+def _wait(blocking_timeout: float | None, old: dict[str, float | None]) -> float | None:
+    for name in old:
+        if name != "timeout":
+            raise TypeError(f"campaign() has no argument {name}")
+        warnings.warn("timeout is called blocking_timeout now", DeprecationWarning, 3)
+    wait: float | None = seconds("blocking_timeout", old.get("timeout", blocking_timeout))
+    return wait
 
 
 class Election(_Candidate[Hold]):
@@ -103,12 +110,22 @@ class Election(_Candidate[Hold]):
             raise TypeError(f"locks must be a Locks, not {locks!r}")
         super().__init__(locks, name, me, on_lost)
 
-    def campaign(self, timeout: float | None = None) -> int | None:
+    def campaign(self, blocking_timeout: float | None = None, **old: float | None) -> int | None:
         """Waits in the line of all candidates, and returns the term, or None if it was not elected in time."""
         if not self.is_leader():
-            self._end()
-            self._hold = self.locks._take(self._campaigned(), seconds("timeout", timeout), self._on_lost)
+            self._step_down()
+            self._hold = self.locks._take(self._request(), _wait(blocking_timeout, old))
         return self.term
+
+    def lead(self, work: Callable[[Election], T], blocking_timeout: float | None = None) -> T | None:
+        """Waits until it leads, runs the work with this election, and resigns. Returns what the work has returned,
+        or None if it was not elected in time. The work ends when it leads no more: see `is_leader`, `on_lost`."""
+        refuse(work, of_tasks=False)
+        if self.campaign(blocking_timeout) is None:
+            return None
+        with contextlib.ExitStack() as stack:
+            stack.push(self)
+            return done(work(self))
 
     def resign(self) -> None:
         """Lets the next candidate lead. It is no error if this one did not."""
@@ -123,7 +140,8 @@ class Election(_Candidate[Hold]):
 
     def leader(self) -> Leader | None:
         """Returns who leads now, as the server says."""
-        return self._told(run(self._asked())[0])
+        self.locks._sessions.check()
+        return self._told(self.locks._sessions.call("DLOCK.HELD", encoded(self.name)))
 
     def who(self) -> Leader | None:
         """The old name of `leader`, which works for one version."""
@@ -152,7 +170,6 @@ class Election(_Candidate[Hold]):
             if error is None:  # never hide the real error
                 raise
 
-
 class AsyncElection(_Candidate[AsyncHold]):
     """The same for asyncio."""
 
@@ -163,12 +180,24 @@ class AsyncElection(_Candidate[AsyncHold]):
             raise TypeError(f"locks must be an AsyncLocks, not {locks!r}")
         super().__init__(locks, name, me, on_lost)
 
-    async def campaign(self, timeout: float | None = None) -> int | None:
+    async def campaign(self, blocking_timeout: float | None = None, **old: float | None) -> int | None:
         """Waits in the line of all candidates, and returns the term, or None if it was not elected in time."""
         if not self.is_leader():
-            self._end()
-            self._hold = await self.locks._take(self._campaigned(), seconds("timeout", timeout), self._on_lost)
+            self._step_down()
+            self._hold = await self.locks._take(self._request(), _wait(blocking_timeout, old))
         return self.term
+
+    async def lead(
+        self, work: Callable[[AsyncElection], Awaitable[T]], blocking_timeout: float | None = None
+    ) -> T | None:
+        """Waits until it leads, awaits the work with this election, and resigns. Returns what the work has returned,
+        or None if it was not elected in time. The work ends when it leads no more: see `is_leader`, `on_lost`."""
+        refuse(work, of_tasks=True)
+        if await self.campaign(blocking_timeout) is None:
+            return None
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_exit(self)
+            return done(await work(self))
 
     async def resign(self) -> None:
         """Lets the next candidate lead. It is no error if this one did not."""
@@ -183,7 +212,8 @@ class AsyncElection(_Candidate[AsyncHold]):
 
     async def leader(self) -> Leader | None:
         """Returns who leads now, as the server says."""
-        return self._told((await self._asked())[0])
+        self.locks._sessions.check()
+        return self._told(await self.locks._sessions.call("DLOCK.HELD", encoded(self.name)))
 
     async def who(self) -> Leader | None:
         """The old name of `leader`, which works for one version."""

@@ -13,23 +13,23 @@ seconds.
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ._clock import ms, now
 from ._errors import LockTimeout
-from ._link import own
-from ._request import Name, OldNames, ms, now, owner_name, renamed
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ._library import bounded
+from ._settings import Name
 
 SILENCE = 1.0  # so long a master that did not answer is asked last
 EARLIER_MS = 5  # the leases at the others end so much before the first one's
@@ -43,9 +43,8 @@ class Unreachable(redis.ConnectionError):
 class Quorum:
     """`reply_timeout` is how long a master may take to connect, and to answer what need not wait."""
 
-    def __init__(self, masters: Iterable[redis.Redis], reply_timeout: float = 0.3, **old: Unpack[OldNames]):
-        self.reply_timeout: float = renamed(old, 3).get("reply_timeout", reply_timeout)
-        self.masters = list(masters)
+    def __init__(self, masters: Iterable[redis.Redis], reply_timeout: float = 0.3):
+        self.reply_timeout, self.masters = reply_timeout, list(masters)
         self._silent = [float("-inf")] * len(self.masters)  # when each did not answer
 
     def acquire(self, lock: Name, lease: float = 10.0, wait: float = 0.0) -> QuorumHold | None:
@@ -93,7 +92,7 @@ class QuorumHold:
 
     def _rename(self) -> None:
         """For each try: what the last one has told a master that hangs must not give back what this one gets."""
-        self.owner = str(owner_name(str(uuid.uuid4())))
+        self.owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
         for master in self._masters:
             master.names = self.lock, self.owner
 
@@ -178,7 +177,7 @@ class _Master:
 
     def __init__(self, quorum: Quorum, number: int):
         pool, within = quorum.masters[number].connection_pool, quorum.reply_timeout
-        kwargs = own(pool.connection_kwargs, within, Retry(NoBackoff(), 0))
+        kwargs = bounded(pool.connection_kwargs, within, Retry(NoBackoff(), 0))
         self.connection: Any = pool.connection_class(**kwargs)
         self.names: tuple[Name, str] = ("", "")
         self.quorum, self.number, self.reply_timeout = quorum, number, within

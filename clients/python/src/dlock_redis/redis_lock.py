@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 import uuid
 import weakref
@@ -23,11 +24,13 @@ from redis import exceptions as library
 from redis.asyncio.lock import Lock as LibraryAsyncLock
 from redis.lock import Lock as LibraryLock
 
-from ._asyncio import AsyncHold, AsyncLocks
-from ._errors import NotHeld
+from ._asyncio import AsyncLocks
+from ._clock import ms, now
+from ._errors import LockTimeout, NotHeld, passes
 from ._hold import HoldBase
-from ._request import Request, ms, now
-from ._threads import Hold, Locks, run
+from ._session import Errand
+from ._take import encoded
+from ._threads import Locks
 
 _locks: weakref.WeakKeyDictionary[Any, Locks] = weakref.WeakKeyDictionary()
 _async_locks: weakref.WeakKeyDictionary[Any, AsyncLocks] = weakref.WeakKeyDictionary()
@@ -38,52 +41,53 @@ def _wrong_type(error: BaseException) -> bool:
 
 
 class _Common:
-    """Names in terms of commands. Each call gives a coroutine; a thread runs it to its end."""
+    """What is asked, and what follows from the answers."""
 
     name: Any
     timeout: Any
+    blocking: Any
+    blocking_timeout: Any
     local: Any
     _all: Any
-    _kind: Any
 
-    def _asked(self, *words: Any) -> Any:
-        core = self._all._core
-        core.check()
-        return core.call(self.name, words, now() + core.settings.reply_timeout)
+    def _limit(self, blocking: bool | None, blocking_timeout: Any) -> float | None:
+        """Returns the seconds to wait: None for ever."""
+        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        wait: float | None = limit if (self.blocking if blocking is None else blocking) else 0
+        return wait
 
-    async def _locked(self) -> bool:
-        try:
-            return (await self._asked("DLOCK.HELD", self.name))[0] is not None
-        except library.ResponseError as error:
-            if _wrong_type(error):
-                return True
-            raise
+    def _is_kept(self, token: Any) -> bool:
+        """Returns true if a session keeps it. With a time-out, or a name that may be used again, none does."""
+        return self.timeout is None and token is None
 
-    async def _owned(self) -> bool:
-        token = self.local.token
-        with contextlib.suppress(library.ResponseError):
-            return token is not None and (await self._asked("DLOCK.HELD", self.name, token))[0] is not None
-        return False
+    def _words(self, owner: bytes, left: float) -> tuple[Any, ...]:
+        """Returns one slice of a wait in the queue, or a try. The place is kept in between."""
+        sessions = self._all._sessions
+        lease = ms(sessions.settings.lease if self.timeout is None else self.timeout)
+        words = encoded(self.name), owner, lease, "HOLDS", 1
+        if left <= 0:
+            return ("DLOCK.ACQUIRE", *words)
+        slice_ = min(left, 1.0, sessions.settings.reply_timeout / 2)
+        return ("DLOCK.FAIRACQUIRE", *words, "BLOCK", ms(slice_), "CLAIM", ms(2 * sessions.settings.reply_timeout))
 
-    async def _given_back(self, token: Any) -> None:
-        with self._must_own("release"):
-            hold, self.local.hold = getattr(self.local, "hold", None), None
-            if isinstance(hold, HoldBase):
-                await self._all._core.release(hold)
-                return
-            if hold is None:  # it was taken by another object
-                held = (await self._asked("DLOCK.HELD", self.name, token))[0]
-                hold = held[0] if held else 0
-            # Read late, this must not end what the same token is granted then.
-            await self._asked("DLOCK.RELEASE", self.name, token, "HOLDS", 0, "TOKEN", hold)
+    def _leave(self, owner: bytes) -> None:
+        words = ("DLOCK.CANCEL", encoded(self.name), owner)
+        end = now() + self._all._sessions.settings.reply_timeout
+        self._all._sessions.errand(Errand(words, lambda sent, reply: None, lambda: now() < end))
 
-    async def _renewed(self, seconds: float, to_what_is_left: bool, what: str) -> Literal[True]:
-        with self._must_own(what):
-            if to_what_is_left:
-                held = (await self._asked("DLOCK.HELD", self.name, self.local.token))[0]
-                seconds += held[2] / 1000 if held else 0.0
-            await self._asked("DLOCK.RENEW", self.name, self.local.token, ms(seconds))
-        return True
+    def _took(self, owner: bytes, hold: Any) -> None:
+        self.local.token, self.local.hold = owner, hold
+
+    def _release_words(self, token: Any, held: Any) -> tuple[Any, ...]:
+        return ("DLOCK.RELEASE", encoded(self.name), token, "HOLDS", 0, "TOKEN", held[0] if held else 0)
+
+    def _renew_words(self, seconds: float) -> tuple[Any, ...]:
+        return ("DLOCK.RENEW", encoded(self.name), self.local.token, ms(seconds))
+
+    def _late(self, error: Exception, limit: float | None) -> LockTimeout:
+        late = LockTimeout(f"{self.name!r} was not granted within {limit} s: {error}", taken=False)
+        late.__cause__ = error
+        return late
 
     @contextlib.contextmanager
     def _must_own(self, what: str) -> Iterator[None]:
@@ -94,25 +98,17 @@ class _Common:
                 raise library.LockNotOwnedError(f"Cannot {what} a lock that's no longer owned") from error
             raise
 
-    def _request(self, token: Any) -> Request:
-        """With a time-out it lasts so long, and nobody keeps it: two commands a lock."""
-        name = uuid.uuid4().hex if token is None else token
-        owner = name if isinstance(name, bytes) else str(name).encode()
-        how: Any = {"lease": self.timeout, "renewed": self.timeout is None, "fixed": token is not None}
-        return Request(self._all._core.settings, self.name, owner, **how)
 
-    def _hold(self, request: Request, token: int) -> Any:
-        """What was granted: a hold that is kept, or its fencing token."""
-        return token if request.renewal is None else self._kind(self._all, request.renewal, None)
+def _owner(token: Any) -> bytes:
+    name = uuid.uuid4().hex if token is None else token
+    return name if isinstance(name, bytes) else str(name).encode()
 
 
 class RedisLock(_Common, LibraryLock):
     """For `Redis.lock(…, lock_class=RedisLock)`."""
 
-    _kind = Hold
-
     def register_scripts(self) -> None:
-        """There are none. All locks of one client share its connection."""
+        """There are none. All locks of one client share ours."""
         if self.redis not in _locks:
             _locks.setdefault(self.redis, Locks(_pattern(self.redis, redis.Redis)))
         self._all = _locks[self.redis]
@@ -124,44 +120,82 @@ class RedisLock(_Common, LibraryLock):
         blocking_timeout: Any = None,
         token: Any = None,
     ) -> bool:
-        sleep = self.sleep if sleep is None else sleep
-        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        limit = limit if (self.blocking if blocking is None else blocking) else 0
-        end = None if limit is None else now() + limit
+        sleep, limit = self.sleep if sleep is None else sleep, self._limit(blocking, blocking_timeout)
+        end, owner = math.inf if limit is None else now() + limit, _owner(token)
+        asked = False
         while True:
             try:
-                request, left = self._request(token), limit if end is None else max(0.0, end - now())
-                hold = run(self._all._core.take(request, left, lambda one, request=request: self._hold(request, one)))
-                if hold is not None:
-                    self.local.token, self.local.hold = request.owner, hold
-                return hold is not None
-            except library.ResponseError as error:
+                if self._is_kept(token):
+                    hold = self._all.try_lock(self.name, None if end == math.inf else max(0.0, end - now()))
+                    if hold is not None:
+                        self._took(hold._held.owner, hold)
+                    return hold is not None
+                reply = self._asked(*self._words(owner, end - now() if asked else 0))
+                asked = True
+                if reply:
+                    self._took(owner, reply[0])
+                    return True
+                if now() >= end:
+                    self._leave(owner)
+                    return False
+                continue
+            except library.RedisError as error:
                 if not _wrong_type(error):
-                    raise
-            if end is not None and now() + sleep > end:
+                    asked = True
+                    if limit == 0 or not passes(error):
+                        raise
+                    if now() >= end:
+                        self._leave(owner)
+                        raise self._late(error, limit) from error
+                    time.sleep(0.05)
+                    continue
+            if now() + sleep > end:
                 return False
             time.sleep(sleep)
 
     def locked(self) -> bool:
-        return run(self._locked())
+        try:
+            return self._asked("DLOCK.HELD", encoded(self.name)) is not None
+        except library.ResponseError as error:
+            if _wrong_type(error):
+                return True
+            raise
 
     def owned(self) -> bool:
-        return run(self._owned())
+        with contextlib.suppress(library.ResponseError):
+            return self.local.token is not None and self._held(self.local.token) is not None
+        return False
 
     def do_release(self, expected_token: Any) -> None:
-        run(self._given_back(expected_token))
+        with self._must_own("release"):
+            hold, self.local.hold = getattr(self.local, "hold", None), None
+            if isinstance(hold, HoldBase):
+                hold.release()  # type: ignore[attr-defined]
+                return
+            held = [hold] if hold else self._held(expected_token)  # it may have been taken by another object
+            self._asked(*self._release_words(expected_token, held))
 
     def do_extend(self, additional_time: Any, replace_ttl: bool) -> Literal[True]:
-        return run(self._renewed(additional_time, not replace_ttl, "extend"))
+        with self._must_own("extend"):
+            held = None if replace_ttl else self._held(self.local.token)
+            self._asked(*self._renew_words(additional_time + (held[2] / 1000 if held else 0.0)))
+        return True
 
     def do_reacquire(self) -> Literal[True]:
-        return run(self._renewed(self.timeout, False, "reacquire"))
+        with self._must_own("reacquire"):
+            self._asked(*self._renew_words(self.timeout))
+        return True
+
+    def _asked(self, *words: Any) -> Any:
+        self._all._sessions.check()
+        return self._all._sessions.call(*words)
+
+    def _held(self, token: Any) -> Any:
+        return self._asked("DLOCK.HELD", encoded(self.name), token)
 
 
 class AsyncRedisLock(_Common, LibraryAsyncLock):
     """For `redis.asyncio.Redis.lock(…, lock_class=AsyncRedisLock)`."""
-
-    _kind = AsyncHold
 
     def register_scripts(self) -> None:
         if self.redis not in _async_locks:
@@ -169,37 +203,78 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
         self._all = _async_locks[self.redis]
 
     async def acquire(self, blocking: bool | None = None, blocking_timeout: Any = None, token: Any = None) -> bool:
-        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        limit = limit if (self.blocking if blocking is None else blocking) else 0
-        end = None if limit is None else now() + limit
+        limit = self._limit(blocking, blocking_timeout)
+        end, owner = math.inf if limit is None else now() + limit, _owner(token)
+        asked = False
         while True:
             try:
-                request, left = self._request(token), limit if end is None else max(0.0, end - now())
-                hold = await self._all._core.take(request, left, lambda one, request=request: self._hold(request, one))
-                if hold is not None:
-                    self.local.token, self.local.hold = request.owner, hold
-                return hold is not None
-            except library.ResponseError as error:
+                if self._is_kept(token):
+                    hold = await self._all.try_lock(self.name, None if end == math.inf else max(0.0, end - now()))
+                    if hold is not None:
+                        self._took(hold._held.owner, hold)
+                    return hold is not None
+                reply = await self._asked(*self._words(owner, end - now() if asked else 0))
+                asked = True
+                if reply:
+                    self._took(owner, reply[0])
+                    return True
+                if now() >= end:
+                    self._leave(owner)
+                    return False
+                continue
+            except library.RedisError as error:
                 if not _wrong_type(error):
-                    raise
-            if end is not None and now() + self.sleep > end:
+                    asked = True
+                    if limit == 0 or not passes(error):
+                        raise
+                    if now() >= end:
+                        self._leave(owner)
+                        raise self._late(error, limit) from error
+                    await asyncio.sleep(0.05)
+                    continue
+            if now() + self.sleep > end:
                 return False
             await asyncio.sleep(self.sleep)
 
     async def locked(self) -> bool:
-        return await self._locked()
+        try:
+            return await self._asked("DLOCK.HELD", encoded(self.name)) is not None
+        except library.ResponseError as error:
+            if _wrong_type(error):
+                return True
+            raise
 
     async def owned(self) -> bool:
-        return await self._owned()
+        with contextlib.suppress(library.ResponseError):
+            return self.local.token is not None and await self._held(self.local.token) is not None
+        return False
 
     async def do_release(self, expected_token: Any) -> None:
-        await self._given_back(expected_token)
+        with self._must_own("release"):
+            hold, self.local.hold = getattr(self.local, "hold", None), None
+            if isinstance(hold, HoldBase):
+                await hold.release()  # type: ignore[attr-defined]
+                return
+            held = [hold] if hold else await self._held(expected_token)  # it may have been taken by another object
+            await self._asked(*self._release_words(expected_token, held))
 
     async def do_extend(self, additional_time: Any, replace_ttl: bool) -> Literal[True]:
-        return await self._renewed(additional_time, not replace_ttl, "extend")
+        with self._must_own("extend"):
+            held = None if replace_ttl else await self._held(self.local.token)
+            await self._asked(*self._renew_words(additional_time + (held[2] / 1000 if held else 0.0)))
+        return True
 
     async def do_reacquire(self) -> Literal[True]:
-        return await self._renewed(self.timeout, False, "reacquire")
+        with self._must_own("reacquire"):
+            await self._asked(*self._renew_words(self.timeout))
+        return True
+
+    async def _asked(self, *words: Any) -> Any:
+        self._all._sessions.check()
+        return await self._all._sessions.call(*words)
+
+    async def _held(self, token: Any) -> Any:
+        return await self._asked("DLOCK.HELD", encoded(self.name), token)
 
 
 def _pattern(client: Any, kind: Any) -> Any:

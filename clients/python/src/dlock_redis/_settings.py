@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Settings of all locks, options of one lock, and the observer."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypedDict
+
+from ._clock import duration, seconds
+
+Name = str | bytes
+Argument = str | bytes | int | float  # of a command
+
+
+class Observer:
+    """Is called with what happens, for metrics. Override what you need. It is called at once, so it must not block."""
+
+    def waiting(self, key: Name) -> None:
+        """The lock is taken, and a wait for it begins."""
+
+    def waited(self, key: Name) -> None:
+        """A wait that has begun has ended: with the lock or without."""
+
+    def granted(self, key: Name, seconds: float) -> None:
+        """The lock was granted so many seconds after it was asked for."""
+
+    def refused(self, key: Name, seconds: float, error: BaseException | None) -> None:
+        """The lock was not granted: it is taken (None), or for this reason."""
+
+    def released(self, key: Name, seconds: float) -> None:
+        """The lock was given back after so many seconds."""
+
+    def lost(self, key: Name, reason: str) -> None:
+        """The lock was held, and is no more."""
+
+
+class Settings:
+    """The settings of `Locks`, checked."""
+
+    def __init__(
+        self, lease: float, hang_timeout: float, reply_timeout: float, clock_margin: float, observer: Observer | None
+    ):
+        self.lease, self.reply_timeout = duration("lease", lease), duration("reply_timeout", reply_timeout)
+        self.hang_timeout = max(duration("hang_timeout", hang_timeout), self.lease)
+        self.clock_margin = seconds("clock_margin", clock_margin) or 0.0
+        self.observer = observer or Observer()
+
+
+class OldSettings(TypedDict, total=False):
+    """Settings of earlier versions. They are accepted for one version, with a warning."""
+
+    queue_grace: float
+
+
+def without_old(old: OldSettings) -> None:
+    for name in old:
+        if name != "queue_grace":
+            raise TypeError(f"{name} is no setting of these locks")
+        warnings.warn("queue_grace is the server's dlock.claim-window-ms now", DeprecationWarning, 3)
+
+
+class Common(TypedDict, total=False):
+    """Options of locks for threads and for tasks. See `Locks.lock`."""
+
+    shared: bool
+    limit: int | None
+    permits: int | None
+    lease: float | None
+    max_hold: float | None
+    actor: Name | None
+    owner: Name | None  # the old name of `actor`
+    timeout: float | None  # the old name of `blocking_timeout`
+
+
+def renamed(options: Any, blocking_timeout: Any, depth: int = 3) -> tuple[Any, Any]:
+    """Returns options under the names of this version, and the time to wait."""
+    if "timeout" in options:
+        warnings.warn("timeout is called blocking_timeout now", DeprecationWarning, depth)
+        blocking_timeout = options.pop("timeout")
+    if "owner" in options:
+        warnings.warn("owner is called actor now, and locks are not re-entered", DeprecationWarning, depth)
+        options["actor"] = options.pop("owner")
+    return options, seconds("blocking_timeout", blocking_timeout)

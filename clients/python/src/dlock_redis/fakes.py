@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""Locks without a server, for unit tests: `FakeLocks` instead of `Locks`.
+
+They are fair to nobody and keep nothing: a lock is taken or free, waits end at their time-out, and `lose` takes a hold
+away, as a server does after a failure. `commands` has what was guarded."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ._errors import Fenced, LockTimeout, NotHeld
+
+
+class FakeHold:
+    """A lock that is held in this process."""
+
+    def __init__(self, locks: FakeLocks, key: Any, options: dict[str, Any]):
+        self.locks, self.key, self.token, self.reason = locks, key, next(locks.tokens), ""
+        self.limit = float("inf") if options.get("shared") else options.get("limit") or 1
+        self.permits, self.lost, self.owner = options.get("permits") or 1, threading.Event(), f"fake/{self.token}"
+        self.on_lost: Callable[[Any], object] | None = options.get("on_lost")
+
+    def left(self) -> float:
+        return 0.0 if self.lost.is_set() else 10.0
+
+    def guard(self, *command: Any) -> None:
+        if self not in self.locks.holds:
+            raise Fenced(f"FENCED {self.key!r} is not held under this token")
+        self.locks.commands.append(command)
+
+    def release(self) -> None:
+        if self not in self.locks.holds:
+            raise NotHeld(f"NOTHELD {self.key!r} is not held: {self.reason or 'it was given back before'}")
+        self.locks.holds.remove(self)
+
+    def release_after(self, seconds: float) -> None:
+        self.locks.reserved[self.key] = time.monotonic() + seconds
+        self.release()
+
+    def __enter__(self) -> FakeHold:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with contextlib.suppress(*([NotHeld] if kind or self.key in self.locks.reserved else [])):
+            self.release()
+
+
+class FakeLocks:
+    """What a program uses of `Locks`, with the same arguments."""
+
+    def __init__(self) -> None:
+        self.holds: list[FakeHold] = []
+        self.commands: list[tuple[Any, ...]] = []
+        self.reserved: dict[Any, float] = {}  # by `release_after`
+        self.tokens = itertools.count(1)
+
+    def try_lock(self, key: Any, blocking_timeout: float | None = 0, **options: Any) -> FakeHold | None:
+        end = time.monotonic() + (float("inf") if blocking_timeout is None else blocking_timeout)
+        hold = FakeHold(self, key, options)
+        while not self._fits(hold):
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.005)
+        self.holds.append(hold)
+        return hold
+
+    def acquire(self, key: Any, blocking_timeout: float | None = None, **options: Any) -> FakeHold:
+        hold = self.try_lock(key, blocking_timeout, **options)
+        if hold is None:
+            raise LockTimeout(f"{key!r} was not granted within {blocking_timeout} s: it is taken")
+        return hold
+
+    @contextlib.contextmanager
+    def lock(self, key: Any, blocking_timeout: float | None = None, **options: Any) -> Iterator[FakeHold]:
+        with self.acquire(key, blocking_timeout, **options) as hold:
+            yield hold
+
+    @contextlib.contextmanager
+    def many(self, keys: Iterable[Any], blocking_timeout: float | None = None, **options: Any) -> Iterator[Any]:
+        with contextlib.ExitStack() as stack:
+            yield {key: stack.enter_context(self.lock(key, blocking_timeout, **options)) for key in sorted(set(keys))}
+
+    def is_held(self, key: Any) -> bool:
+        return any(hold.key == key for hold in self.holds) or self.reserved.get(key, 0.0) > time.monotonic()
+
+    def lose(self, hold: FakeHold, reason: str = "forced") -> None:
+        """Takes a hold away, and tells the program."""
+        self.holds.remove(hold)
+        hold.reason = reason
+        hold.lost.set()
+        if hold.on_lost is not None:
+            hold.on_lost(hold)
+
+    def close(self) -> None:
+        for hold in list(self.holds):
+            self.lose(hold, "closed")
+
+    def _fits(self, new: FakeHold) -> bool:
+        others = [hold for hold in self.holds if hold.key == new.key]
+        permits = new.permits + sum(hold.permits for hold in others)
+        free = self.reserved.get(new.key, 0.0) <= time.monotonic()
+        return free and all(permits <= hold.limit for hold in [new, *others])
