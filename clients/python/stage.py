@@ -3,6 +3,8 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
+import json
 import os
 import random
 import signal
@@ -146,6 +148,54 @@ def interrupted_when(ready, work):
         pass
     helper.join()
     return value
+
+
+def in_child(work):
+    """What work() gives in a child of this process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:  # whatever happens: a child that goes on would be a second pytest
+            try:
+                result = work()
+            except BaseException as error:
+                result = repr(error)
+            os.write(writer, json.dumps(result).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as result:
+        value = json.loads(result.read() or '"it was killed"')
+    os.waitpid(child, 0)
+    return value
+
+
+def error_of(call, *arguments):
+    try:
+        return repr(call(*arguments))
+    except dlock.DLockError as error:
+        return type(error).__name__
+
+
+def generates():
+    yield
+
+
+async def generates_later():
+    yield
+
+
+async def runs_later():
+    pass
+
+
+class Later:
+    async def __call__(self):
+        pass
+
+
+async def hands_on():
+    return generates()
 
 
 def primary_of_the_pair():
@@ -295,6 +345,7 @@ class Threads:
         how = {"lease": lease, "hang_timeout": hang_timeout, "reply_timeout": reply_timeout, "observer": observer}
         self.locks = dlock.Locks(client(place, **options), **how)
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
+        self.stacks = []  # of `many`
 
     def end(self):
         self.locks.close()
@@ -310,6 +361,37 @@ class Threads:
 
     def many(self, keys, **options):
         return self.locks.many(keys, **options)
+
+    def all_of(self, keys, timeout):
+        """The holds, for as long as the test likes; None if one is taken."""
+        stack = contextlib.ExitStack()
+        try:
+            holds = stack.enter_context(self.locks.many(keys, timeout))
+        except dlock.LockTimeout as error:
+            if error.taken:
+                return None
+            raise
+        self.stacks.append(stack)
+        return list(holds.values())
+
+    def start_all(self, keys, timeout):
+        return self.pool.submit(self.all_of, keys, timeout)
+
+    child_takes = True
+
+    def release_in_child(self, hold):
+        hold.release()
+
+    def in_child(self, key):
+        with self.locks.lock(key, PATIENCE) as hold:
+            return not hold.lost
+
+    def works_that_return_early(self):
+        of_functions = [generates, generates_later, functools.partial(generates)]
+        return [*of_functions, runs_later, functools.partial(runs_later), Later(), lambda: runs_later(), lambda: generates()]
+
+    def locked(self, key, work):
+        self.locks.lock(key)(work)()
 
     def cancel_when(self, ready, key):
         """Ctrl-C while lock() waits. Gives the hold if it was granted all the same."""
@@ -375,6 +457,7 @@ class Tasks:
 
     def __init__(self, place, lease=KEPT, hang_timeout=30.0, reply_timeout=3.0, observer=None, **options):
         self.loop = asyncio.new_event_loop()
+        self.pool, self.stacks = concurrent.futures.ThreadPoolExecutor(8), []
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
@@ -425,6 +508,37 @@ class Tasks:
                 self.run(manager.__aexit__(*error))
 
         return Many()
+
+    def all_of(self, keys, timeout):
+        stack = contextlib.AsyncExitStack()
+        try:
+            holds = self.run(stack.enter_async_context(self.locks.many(keys, timeout)))
+        except dlock.LockTimeout as error:
+            if error.taken:
+                return None
+            raise
+        self.stacks.append(stack)
+        return [TaskHold(self, hold) for hold in holds.values()]
+
+    def start_all(self, keys, timeout):
+        return self.pool.submit(self.all_of, keys, timeout)
+
+    child_takes = "DLockError"
+
+    def release_in_child(self, hold):
+        asyncio.run(hold.hold.release())
+
+    def in_child(self, key):
+        async def take():
+            await self.locks.acquire(key, PATIENCE)
+
+        return error_of(asyncio.run, take())
+
+    def works_that_return_early(self):
+        return [generates, generates_later, functools.partial(generates), hands_on]
+
+    def locked(self, key, work):
+        self.run(self.locks.lock(key)(work)())
 
     def end(self):
         self.run(self.locks.aclose())

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from stage import KINDS, PATIENCE, Server, addresses, command, control, primary_of_the_pair, until
+from stage import KINDS, PATIENCE, Server, addresses, command, control, error_of, in_child, primary_of_the_pair, until
 
 HERE = Path(__file__).parent
 # What these cases of all languages look for is gone with the connection of our own.
@@ -147,6 +147,8 @@ class Case:
             return self.server.queue(self.named("lock"))[0]
         if word == "USER":
             return self.users[-1]
+        if word == "SESSION":  # of the lock's holder
+            return self.server.info(self.named("lock"))["holders"][0]["in"]
         return {"KEY": self.named("lock"), "DATA": self.named("data")}.get(word, word)
 
     def do_ask(self, words, replies=None):
@@ -188,12 +190,25 @@ class Case:
         until(old, f"{key} is held for {ms} ms")
 
     def do_renewed(self, key="lock"):
-        """The server renews it for a connection."""
+        """It is in a session: the server renews it."""
         def tied():
             holders = self.server.info(self.named(key))["holders"]
-            return holders and holders[0]["alive"]
+            return holders and holders[0]["in"]
 
         until(tied, f"{key} is renewed")
+
+    def do_unkept(self, key="lock"):
+        """It is held, and its session is not alive."""
+        until(lambda: not self.server.info(self.named(key))["holders"][0]["alive"], f"{key} is kept by nobody")
+
+    def do_overflow(self, key="lock"):
+        """More happens in the session of the lock's holder than a server remembers."""
+        session, one = self.word("SESSION"), self.named("overflow")
+        with self.server.client.pipeline(transaction=False) as pipe:
+            for i in range(5100):
+                pipe.execute_command("DLOCK.ACQUIRE", one, f"overflow/{i}", 60000, "IN", session)
+                pipe.execute_command("DEL", one)
+            pipe.execute()
 
     def do_connections(self, name=None, same=None):
         """Those of the client to the server, and the threads of this process."""
@@ -223,7 +238,7 @@ class Case:
             hold = work()
             got = "none" if hold is None else "hold"
             if hold is not None:
-                self.holds[name] = [hold]
+                self.holds[name] = hold if isinstance(hold, list) else [hold]
         except dlock.LockTimeout as error:
             got = "none" if error.taken else "timeout"
             assert text in str(error) and (not cause or error.__cause__ is not None)
@@ -259,18 +274,40 @@ class Case:
         options = options_of({one: how.pop(one) for one in list(how) if one in OPTIONS})
         self.judge(gives, lambda: locks.try_lock(self.named(key), timeout, **options), name, **how)
 
-    def do_start(self, name, client="client", key="lock", timeout=PATIENCE, **options):
+    def do_many(self, keys, gives, client="client", name="hold", timeout=PATIENCE, **how):
+        locks = self.clients[client]
+        self.judge(gives, lambda: locks.all_of([self.named(key) for key in keys], timeout), name, **how)
+
+    def do_start(self, name, client="client", key="lock", timeout=PATIENCE, keys=(), **options):
+        if keys:
+            self.starts[name] = self.clients[client].start_all([self.named(one) for one in keys], timeout)
+            return
         self.starts[name] = self.clients[client].start(self.named(key), timeout, **options_of(options))
 
     def do_joined(self, start, gives, **how):
         self.judge(gives, lambda: self.starts[start].result(PATIENCE), **how)
 
-    def do_release(self, hold="hold", gives=None, text=""):
+    def do_release(self, hold="hold", gives=None, text="", after=None):
         for one in self.holds[hold]:
-            if gives is None:
+            if after is not None:
+                one.release_after(after)
+            elif gives is None:
                 one.release()
             else:
                 self.judge(gives, one.release, text=text)
+
+    def do_fork(self, hold, key, client="client"):
+        """In a child the parent's hold is lost, and cannot be released; the child can take locks of its own."""
+        [one], locks = self.holds[hold], self.clients[client]
+        seen = in_child(lambda: [one.lost.is_set(), error_of(locks.release_in_child, one), locks.in_child(self.named(key))])
+        assert seen == [True, "DLockError", locks.child_takes]
+
+    def do_early(self, client="client"):
+        """Work that returns before it is done is refused, when it is given or when it has returned."""
+        locks = self.clients[client]
+        for work in locks.works_that_return_early():
+            with pytest.raises(TypeError, match="before the work"):
+                locks.locked(self.named("lock"), work)
 
     def do_guard(self, hold, words, gives=None):
         for one in self.holds[hold]:
@@ -335,7 +372,7 @@ class Case:
 
 
 # What concerns more than the case's own client, or needs this process for itself.
-ALONE = {"freeze", "fault", "settings", "connections", "logged", "holds"}
+ALONE = {"freeze", "fault", "settings", "connections", "logged", "holds", "fork", "forget"}
 
 
 def runs():

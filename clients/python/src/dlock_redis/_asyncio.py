@@ -15,6 +15,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis.asyncio
+from redis.exceptions import ReadOnlyError
 
 from . import _library
 from ._clock import duration, now, seconds
@@ -75,7 +76,13 @@ class AsyncSessions(Sessions):
                     await sentinel()
                 return await self._ours.execute_command(*words)
         except FAILURES as error:
+            await self._look(error)
             raise typed(error) from error.__cause__
+
+    async def _look(self, error: object) -> None:
+        """Drops the connections to a server that has become a replica: new ones may find the primary."""
+        if isinstance(error, ReadOnlyError) and hasattr(self._ours, "connection_pool"):
+            await self._ours.connection_pool.disconnect(inuse_connections=False)
 
     async def run(self, job: Loop | Take) -> None:
         while (step := job.next()) is not None:
@@ -170,6 +177,7 @@ class AsyncSessions(Sessions):
                     replies = await pipe.execute(raise_on_error=False)
             except Exception as error:
                 replies = [error] * len(errands)
+            await self._look(next((one for one in replies if isinstance(one, ReadOnlyError)), None))
             for one, reply in zip(errands, replies, strict=True):
                 one.answered(sent, typed(reply) if isinstance(reply, Exception) else reply)
             if not all(one.done for one in errands):
@@ -369,8 +377,8 @@ class AsyncLocks:
         `hold = await locks.lock("stock", blocking_timeout=5)`. Takes nothing itself. `LockTimeout` after 5 s.
 
         The options are those of `Locks.lock`."""
-        options, wait = renamed(options, blocking_timeout)
-        return AsyncLock(self, Request(self._sessions.settings, [key], **options), wait)
+        how, wait = renamed(options, blocking_timeout)
+        return AsyncLock(self, Request(self._sessions.settings, [key], **how), wait)
 
     async def try_lock(
         self, key: Name, blocking_timeout: float | None = 0, **options: Unpack[AsyncOptions]
@@ -378,8 +386,8 @@ class AsyncLocks:
         """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
 
         Without a time-out it is one attempt: what goes wrong is raised at once."""
-        options, wait = renamed(options, blocking_timeout)
-        return await self._take(Request(self._sessions.settings, [key], **options), wait)
+        how, wait = renamed(options, blocking_timeout)
+        return await self._take(Request(self._sessions.settings, [key], **how), wait)
 
     async def acquire(
         self, key: Name, blocking_timeout: float | None = None, **options: Unpack[AsyncOptions]
@@ -387,20 +395,20 @@ class AsyncLocks:
         """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
 
         The options are those of `lock`."""
-        options, wait = renamed(options, blocking_timeout)
-        return must(await self._take(Request(self._sessions.settings, [key], **options), wait), key, wait)
+        how, wait = renamed(options, blocking_timeout)
+        return must(await self._take(Request(self._sessions.settings, [key], **how), wait), key, wait)
 
     @contextlib.asynccontextmanager
     async def many(
         self, keys: Iterable[Name], blocking_timeout: float | None = None, **options: Unpack[AsyncOptions]
     ) -> AsyncIterator[dict[Name, AsyncHold]]:
         """Takes many locks: all or none of a slot in one step, and slots in one fixed order. Yields a hold for each."""
-        options, wait = renamed(options, blocking_timeout, 5)
+        how, wait = renamed(options, blocking_timeout, 5)
         end = None if wait is None else now() + wait
         async with contextlib.AsyncExitStack() as stack:
             holds: dict[Name, AsyncHold] = {}
             for group in by_slot(self.client, keys):
-                request = Request(self._sessions.settings, group, **options)
+                request = Request(self._sessions.settings, group, **how)
                 left = None if end is None else max(0.001, end - now())
                 for hold in must(await self._take_all(request, left), group[0], wait):
                     holds[hold.key] = await stack.enter_async_context(hold)

@@ -17,7 +17,15 @@ from redis.retry import Retry
 
 # What belongs to the template's own pool, or makes a call more than one attempt.
 _STRANGE = ("maint_notifications", "oss_cluster_maint", "maintenance_", "parser_class", "orig_", "retry_on", "himport")
-_OF_A_NODE = ("host", "port", "connection_class", "connection_pool", "redis_connect_func", "response_callbacks", "event")
+_OF_A_NODE = (
+    "host",
+    "port",
+    "connection_class",
+    "connection_pool",
+    "redis_connect_func",
+    "response_callbacks",
+    "event",
+)
 
 
 def bounded(kwargs: dict[str, Any], within: float, retry: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis
+from redis.exceptions import ReadOnlyError
 
 from . import _library
 from ._clock import duration, now, seconds
@@ -61,7 +62,13 @@ class ThreadSessions(Sessions):
                 sentinel()
             return ours.execute_command(*words)
         except FAILURES as error:
+            self._look(error)
             raise typed(error) from error.__cause__
+
+    def _look(self, error: object) -> None:
+        """Drops the connections to a server that has become a replica: new ones may find the primary."""
+        if isinstance(error, ReadOnlyError) and hasattr(self._ours, "connection_pool"):
+            self._ours.connection_pool.disconnect(inuse_connections=False)
 
     def run(self, job: Loop | Take) -> None:
         while (step := job.next()) is not None:
@@ -152,6 +159,7 @@ class ThreadSessions(Sessions):
                     replies = pipe.execute(raise_on_error=False)
             except Exception as error:
                 replies = [error] * len(errands)
+            self._look(next((one for one in replies if isinstance(one, ReadOnlyError)), None))
             for one, reply in zip(errands, replies, strict=True):
                 one.answered(sent, typed(reply) if isinstance(reply, Exception) else reply)
             if not all(one.done for one in errands):
@@ -351,34 +359,34 @@ class Locks:
           and that an actor waits for what it holds itself
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """
-        options, wait = renamed(options, blocking_timeout)
-        return Lock(self, Request(self._sessions.settings, [key], **options), wait)
+        how, wait = renamed(options, blocking_timeout)
+        return Lock(self, Request(self._sessions.settings, [key], **how), wait)
 
     def try_lock(self, key: Name, blocking_timeout: float | None = 0, **options: Unpack[Options]) -> Hold | None:
         """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
 
         Without a time-out it is one attempt: what goes wrong is raised at once."""
-        options, wait = renamed(options, blocking_timeout)
-        return self._take(Request(self._sessions.settings, [key], **options), wait)
+        how, wait = renamed(options, blocking_timeout)
+        return self._take(Request(self._sessions.settings, [key], **how), wait)
 
     def acquire(self, key: Name, blocking_timeout: float | None = None, **options: Unpack[Options]) -> Hold:
         """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
 
         The options are those of `lock`."""
-        options, wait = renamed(options, blocking_timeout)
-        return must(self._take(Request(self._sessions.settings, [key], **options), wait), key, wait)
+        how, wait = renamed(options, blocking_timeout)
+        return must(self._take(Request(self._sessions.settings, [key], **how), wait), key, wait)
 
     @contextlib.contextmanager
     def many(
         self, keys: Iterable[Name], blocking_timeout: float | None = None, **options: Unpack[Options]
     ) -> Iterator[dict[Name, Hold]]:
         """Takes many locks: all or none of a slot in one step, and slots in one fixed order. Yields a hold for each."""
-        options, wait = renamed(options, blocking_timeout, 5)
+        how, wait = renamed(options, blocking_timeout, 5)
         end = None if wait is None else now() + wait
         with contextlib.ExitStack() as stack:
             holds: dict[Name, Hold] = {}
             for group in by_slot(self.client, keys):
-                request = Request(self._sessions.settings, group, **options)
+                request = Request(self._sessions.settings, group, **how)
                 left = None if end is None else max(0.001, end - now())
                 taken = self._take_all(request, left)
                 for hold in must(taken, group[0], wait):

@@ -170,6 +170,7 @@ class Election(_Candidate[Hold]):
             if error is None:  # never hide the real error
                 raise
 
+
 class AsyncElection(_Candidate[AsyncHold]):
     """The same for asyncio."""
 
