@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 import dlock_redis as dlock
 from stage import LONG, PATIENCE, Server, addresses, close, command, primary_of_the_pair, text, until
 
-HOW = {"lease": LONG, "hang_timeout": 30.0, "queue_grace": LONG}
+HOW = {"lease": LONG, "hang_timeout": 30.0}
 
 
 def run(*words):
@@ -59,11 +59,11 @@ def tls(tmp_path):
 def test_tls(server, tls):
     trusted, url = tls
     with dlock.Locks(redis.Redis.from_url(url, ssl_ca_certs=trusted), **HOW) as locks:
-        with locks.lock(server.key, timeout=PATIENCE) as hold:
+        with locks.lock(server.key, PATIENCE) as hold:
             assert server.owners() == [hold.owner]
         server.hold()
         threading.Thread(target=lambda: (server.await_queued(1), server.hand_over())).start()
-        with locks.lock(server.key, timeout=PATIENCE) as hold:  # the messages come through TLS, too
+        with locks.lock(server.key, PATIENCE) as hold:  # the row comes through TLS as well
             assert hold.guard("SET", f"{server.key}:x", 1)
     server.await_gone()
     # Whom nobody trusts is told at once: to ask again would not help.
@@ -144,7 +144,7 @@ def promote(sentinel, key):
 def survives(server, hold):
     """What is held and who waits are as they were."""
     server.client.connection_pool.disconnect()
-    until(lambda: server.info()["holders"][0]["auto"], "it is kept by the new primary")
+    until(lambda: server.info()["holders"][0]["in"], "it is kept by the new primary")
     assert server.info()["holders"][0]["token"] == hold.token and not hold.lost.is_set()
     server.await_queued(1)
     assert "/next#" in server.queue()[0]
@@ -156,7 +156,7 @@ def test_a_sentinel_promotes_the_replica(sentinel):
     server = Server("pair")
     with dlock.Locks(Sentinel([sentinel]).master_for("pair"), **HOW) as locks:
         hold = locks.acquire(server.key, PATIENCE)
-        waiter = threading.Thread(target=lambda: locks.acquire(server.key, 2 * PATIENCE, owner="next").release())
+        waiter = threading.Thread(target=lambda: locks.acquire(server.key, 2 * PATIENCE, actor="next").release())
         waiter.start()
         server.await_queued(1)
         promote(sentinel, server.key)
@@ -175,7 +175,7 @@ def test_a_sentinel_promotes_the_replica_asyncio(sentinel):
         client = AsyncSentinel([sentinel]).master_for("pair")
         async with dlock.AsyncLocks(client, **HOW) as locks:
             hold = await locks.acquire(server.key, PATIENCE)
-            wait = asyncio.ensure_future(locks.acquire(server.key, 2 * PATIENCE, owner="next"))
+            wait = asyncio.ensure_future(locks.acquire(server.key, 2 * PATIENCE, actor="next"))
             await asyncio.to_thread(server.await_queued, 1)
             await asyncio.to_thread(promote, sentinel, server.key)
             await asyncio.to_thread(survives, server, hold)

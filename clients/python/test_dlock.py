@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 
 import dlock_redis as dlock
-from stage import KEPT, KINDS, LONG, PATIENCE, Tasks, client, until
+from stage import KEPT, KINDS, LONG, PATIENCE, Later, Tasks, client, generates, generates_later, runs_later, until
 
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
 alone = pytest.mark.parametrize("place", ["single"], indirect=True)
@@ -46,12 +46,10 @@ def test_counts_to_a_thousand(server, locks):
 def test_wait_longer_than_the_time_out(server, make):
     server.hold()
     first = make(socket_timeout=0.4).start(server.key)
-    connection = until(lambda: server.queue() and server.info()["queue"][0]["client"], "it waits")
+    server.await_queued(1)
     second = make().start(server.key)
     server.await_queued(2)
     until(lambda: server.info()["queue"][0]["waited-ms"] > 2000, "it has waited for five time-outs")
-    # The library's time-out has cut nothing: between two slices nobody may be there, but no other connection is.
-    assert until(lambda: server.info()["queue"][0]["client"], "it waits") == connection
     in_line = server.queue()
     assert server.hand_over() == in_line[0]
     hold = first.result(PATIENCE)
@@ -105,14 +103,14 @@ def test_cancel_at_the_grant(server, locks):
 WAITER = """
 import sys, redis, dlock_redis as dlock, stage
 locks = dlock.Locks(stage.client(sys.argv[1]), **stage.SETTINGS)
-hold = locks.acquire(sys.argv[2], ephemeral=sys.argv[3] == "ephemeral")
+hold = locks.acquire(sys.argv[2])
 sys.stdin.read()
 """
 
 
-def process(place, key, how):
+def process(place, key):
     here = os.path.dirname(os.path.abspath(__file__))
-    return subprocess.Popen([sys.executable, "-c", WAITER, place, key, how], cwd=here, stdin=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", WAITER, place, key], cwd=here, stdin=subprocess.PIPE)
 
 
 def kill(child):
@@ -123,13 +121,12 @@ def kill(child):
 @alone
 def test_killed_waiter(server, locks):
     server.hold()
-    child = process(server.place, server.key, "")
+    child = process(server.place, server.key)
     server.await_queued(1)
     after = locks.start(server.key)
     server.await_queued(2)
     kill(child)
-    until(lambda: server.info()["queue"][0]["kind"] in ("absent", "ticket") and
-          (server.info()["queue"][0]["client"] == 0 or server.info()["queued"] == 1), "the server has noticed")
+    until(lambda: server.info()["queued"] == 1 or server.info()["queue"][0]["kind"] == "absent", "the server has noticed")
     server.hand_over()
     hold = after.result(PATIENCE)
     assert server.owners() == [hold.owner] and server.queue() == []
@@ -141,7 +138,7 @@ def test_killed_waiter(server, locks):
 def test_killed_at_the_grant(server, locks):
     for delay in [0, 0.0002, 0.001]:
         server.hold()
-        child = process(server.place, server.key, "")
+        child = process(server.place, server.key)
         server.await_queued(1)
         after = locks.start(server.key)
         server.await_queued(2)
@@ -149,7 +146,7 @@ def test_killed_at_the_grant(server, locks):
         killer.start()
         server.hand_over()
         killer.join()
-        # It had the lock for no longer than its first lease, or its place for no longer than its claim.
+        # It had the lock for no longer than its lease, or its place for no longer than the server's claim window.
         hold = after.result(PATIENCE)
         assert server.owners() == [hold.owner] and server.queue() == []
         hold.release()
@@ -157,17 +154,15 @@ def test_killed_at_the_grant(server, locks):
 
 
 @everywhere
-@pytest.mark.parametrize("how", ["ephemeral", ""])
-def test_killed_holder(server, locks, how):
+def test_killed_holder(server, locks):
     messages = server.messages()
-    child = process(server.place, server.key, how)
+    child = process(server.place, server.key)
     until(lambda: server.owners(), "it is held")
-    # The child has confirmed it: else it would end by its first lease.
-    token = until(lambda: server.info()["holders"][0]["auto"] and server.info()["holders"][0]["token"], "it is kept")
+    token = until(lambda: server.info()["holders"][0]["alive"] and server.info()["holders"][0]["token"], "it is kept")
     after = locks.start(server.key)
     server.await_queued(1)
     kill(child)
-    assert messages() == f"{'closed' if how else 'expired'} {token}"
+    assert messages() == f"expired {token}"
     after.result(PATIENCE).release()
     server.await_gone()
 
@@ -205,21 +200,34 @@ def test_told_of(server, locks, loss):
 @alone
 def test_an_upgrade_is_refused_at_once(server, locks):
     """A reader who wants to write waits for itself."""
-    with locks.lock(server.key, owner="me", shared=True) as outer:
-        with pytest.raises(dlock.Deadlock, match="give it back first"):
-            locks.lock(server.key, owner="me")
+    with locks.lock(server.key, actor="me", shared=True) as outer:
+        with pytest.raises(dlock.Deadlock):
+            locks.lock(server.key, actor="me")
         assert not outer.lost.is_set() and server.owners() == [outer.owner]
     server.await_gone()
 
 
 @alone
-def test_an_owner_begins_with_host_and_process(server, locks):
-    with locks.lock(server.key, owner="me") as hold:
-        assert hold.owner.startswith(f"{socket.gethostname()}/{os.getpid()}/me#") and server.owners() == [hold.owner]
-        with locks.lock(server.key, owner="me", shared=True) as inner:  # what it has is enough for that, too
-            assert (inner.token, inner.owner) == (hold.token, hold.owner)
-            assert server.info()["holders"][0]["holds"] == 1  # it is counted here
+def test_an_owner_begins_with_host_and_process_and_is_never_used_again(server, locks):
+    owners = set()
+    for _ in range(3):
+        with locks.lock(server.key, actor="me") as hold:
+            assert hold.owner.startswith(f"{socket.gethostname()}/{os.getpid()}/") and "/me#" in hold.owner
+            assert server.owners() == [hold.owner]
+            owners.add(hold.owner)
+    assert len(owners) == 3
     server.await_gone()
+
+
+@alone
+@pytest.mark.parametrize("call", ["lock", "acquire", "try_lock"])
+def test_old_names_of_options(server, call):
+    with dlock.Locks(client("single")) as locks, pytest.warns(DeprecationWarning) as told:
+        taken = getattr(locks, call)(server.key, timeout=PATIENCE, owner="me")
+        with taken as hold:
+            assert "/me#" in hold.owner
+    assert {str(one.message).split()[0] for one in told} == {"timeout", "owner"}
+    assert {one.filename for one in told} == {__file__}  # who uses the old name is shown
 
 
 @alone
@@ -232,7 +240,7 @@ def test_wait_over_a_pause(server, locks):
             # The server answers nothing, and the caller gets an answer all the same.
             with pytest.raises(dlock.LockTimeout) as told:
                 pool.submit(locks.try_lock, server.key, 0.1).result(PATIENCE)
-            assert "does not answer" in str(told.value.__cause__)
+            assert not told.value.taken and isinstance(told.value.__cause__, redis.RedisError)
         finally:
             server.ask("CLIENT", "UNPAUSE")
     server.await_gone()
@@ -258,27 +266,17 @@ def test_many_over_several_slots(server, locks):
         for done in [pool.submit(work, keys), pool.submit(work, keys[::-1])]:
             done.result(PATIENCE)
     server.hold("other", keys[2])
-    with pytest.raises(dlock.LockTimeout), locks.many(keys, timeout=5):
+    with pytest.raises(dlock.LockTimeout) as told, locks.many(keys, blocking_timeout=5):
         pass
+    assert told.value.taken
     assert [server.owners(key) for key in keys] == [[], [], ["other"], []]
 
 
 @everywhere
-def test_a_thousand_waits_on_one_connection(server, make):
-    tasks = make(lease=LONG)
+def test_a_thousand_waits(server, make):
+    tasks = make(lease=LONG, reply_timeout=PATIENCE)
     if not isinstance(tasks, Tasks):
         pytest.skip("a thousand threads are another test")
-    # On a busy machine a thousand tasks may ask again or confirm late: place and grant are to be there all the same.
-    settings = tasks.locks._core.settings
-    settings.first, settings.queue_grace = LONG, 60.0
-    settings.reply_timeout = 30.0  # nor is the connection for messages given up, for which some would wait on their own
-
-    async def listen():
-        async with tasks.locks.lock(server.key):
-            pass
-
-    # Tasks that wait for the subscription would ask after those that come when it is there.
-    tasks.run(listen())
     server.hold()
     served = []
 
@@ -288,11 +286,11 @@ def test_a_thousand_waits_on_one_connection(server, make):
 
     works = [tasks.submit(work(i)) for i in range(1000)]
     server.await_queued(1000)
-    assert len({place["client"] for place in server.info()["queue"]}) == 1
+    order = [int(owner.rpartition("/")[2]) for owner in server.queue()]
     server.hand_over()
     for work in works:
         work.result(2 * PATIENCE)
-    assert served == list(range(1000))
+    assert [i + 1 for i in served] == order
     server.await_gone()
 
 
@@ -315,7 +313,7 @@ def test_a_hold_keeps_its_locks_alive(server, make):
 def test_a_forgotten_hold_is_left_to_its_lease(server, make, caplog):
     """What it protects may still run."""
     locks = make(lease=KEPT)
-    hold = locks.lock(server.key, owner="me")
+    hold = locks.lock(server.key)
     token = hold.token
     if isinstance(locks, Tasks):
         hold.forget()
@@ -323,32 +321,14 @@ def test_a_forgotten_hold_is_left_to_its_lease(server, make, caplog):
     gc.collect()
     until(lambda: "forgotten" in caplog.text, "it is told")
 
-    def untied():
+    def left():
         (holder,) = server.info()["holders"]
         assert holder["token"] == token
-        return not holder["auto"]
+        return not holder["in"]
 
-    until(untied, "the server renews it no more")
-    assert locks.try_lock(server.key, owner="me") is None  # nor does its owner have it again
-    with locks.lock(server.key, owner="me") as hold:
+    until(left, "the server renews it no more")
+    with locks.lock(server.key) as hold:
         assert hold.token > token
-
-
-def generates():
-    yield
-
-
-async def generates_later():
-    yield
-
-
-async def runs_later():
-    pass
-
-
-class Later:
-    async def __call__(self):
-        pass
 
 
 @alone

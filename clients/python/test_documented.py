@@ -56,7 +56,7 @@ def test_asyncio_example(server):
         locks = dlock.AsyncLocks(redis.asyncio.Redis(host=host, port=port))
         async with locks.lock(stock, on_lost=lost.append) as hold:
             print(hold.token)
-        async with locks.many(["a" + stock, "b" + stock], timeout=5) as holds:
+        async with locks.many(["a" + stock, "b" + stock], blocking_timeout=5) as holds:
             print([hold.token for hold in holds.values()])
         await locks.aclose()
         await locks.client.aclose()

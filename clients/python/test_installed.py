@@ -163,7 +163,7 @@ def test_fenced_is_a_loss(server, kind):
     text = {
         "threads": """
             with Locks(client) as locks:
-                hold = locks.acquire(key, owner="x")
+                hold = locks.acquire(key, actor="x")
                 client.execute_command("DLOCK.FORCERELEASE", key)
                 try:
                     hold.guard("SET", key + ":x", 1)
@@ -195,7 +195,7 @@ def test_a_hold_that_is_not_lost_is_not_lost(server):
 
 
 def test_a_signals_handler_releases(server):
-    """The main thread reads for all, or waits for its own reply. Its handler gives back a lock meanwhile."""
+    """The main thread waits for a reply. Its handler gives back a lock meanwhile."""
     name, address = path()
     command(f"delay {name} 20")
     text = """
@@ -208,7 +208,6 @@ def test_a_signals_handler_releases(server):
             took.append(time.monotonic() - began)
         signal.signal(signal.SIGUSR1, handler)
         holds = [locks.acquire(f"{key}:{i}") for i in range(8)]
-        link = next(iter(locks._core.nodes.values())).link
         def interrupt():
             while holds:
                 before = len(holds)
@@ -222,11 +221,10 @@ def test_a_signals_handler_releases(server):
         done.set()
         thread.join()
         say(max(took) < 2.5)
-        say(next(iter(locks._core.nodes.values())).link is link and link.error is None)
         say([locks.is_held(f"{key}:{i}") for i in range(8)])
         locks.close()
     """
-    assert Program(server, text, address).end()[0] == [True, True, [False] * 8]
+    assert Program(server, text, address).end()[0] == [True, [False] * 8]
     command(f"close {name}")
 
 
@@ -276,50 +274,6 @@ def test_the_hold_of_a_task_that_has_ended_is_lost(server):
     """
     said, log = Program(server, text).end()
     assert said == [False] and "forgotten" in log
-
-
-@KINDS
-def test_a_connect_that_hangs_is_not_waited_for(server, kind):
-    """Another one begins a second later, and asks anew where to go: as by Sentinel, when the old primary hangs."""
-    text = {
-        "threads": """
-            import socket
-            hangs, asked = socket.create_server(("127.0.0.1", 0)), []
-            class Connection(redis.Connection):
-                def connect(self):
-                    asked.append(1)
-                    if len(asked) == 1:
-                        self.host, self.port = hangs.getsockname()
-                        self.username, self.password = "u", "p"
-                    super().connect()
-            pool = redis.ConnectionPool(Connection, host=host, port=port)
-            locks = Locks(redis.Redis(connection_pool=pool), lease=60, reply_timeout=30)
-            began = time.monotonic()
-            locks.try_lock(key, 60).release()
-            say(time.monotonic() - began)
-            locks.close()
-        """,
-        "asyncio": """
-            import socket
-            async def work():
-                hangs, asked = socket.create_server(("127.0.0.1", 0)), []
-                class Connection(redis.asyncio.Connection):
-                    async def connect(self):
-                        asked.append(1)
-                        if len(asked) == 1:
-                            await asyncio.sleep(60)
-                        await super().connect()
-                pool = redis.asyncio.ConnectionPool(Connection, host=host, port=port)
-                locks = AsyncLocks(redis.asyncio.Redis(connection_pool=pool), lease=60, reply_timeout=30)
-                began = time.monotonic()
-                await (await locks.try_lock(key, 60)).release()
-                say(time.monotonic() - began)
-                await locks.aclose()
-            asyncio.run(work())
-        """,
-    }[kind]
-    [took], _ = Program(server, text).end()
-    assert took < 2.5
 
 
 @KINDS
@@ -377,7 +331,7 @@ def test_two_commands_a_lock(server):
                 pass
         say("done")
         sys.stdin.read(1)
-        locks = Locks(client, lease=600)  # KEEP comes once a second
+        locks = Locks(client, lease=600)
         def work():
             for _ in range(20):
                 locks.acquire(key).release()
@@ -405,7 +359,7 @@ def test_two_commands_a_lock(server):
     before, after, taken = counted("warm"), counted("done"), counted("taken")
     process.wait()
     assert after - before <= 2 * 50 + 2
-    assert taken - after <= 3 * 80 + 30  # whoever is alone takes it by one; KEEP comes, too
+    assert taken - after <= 3 * 80 + 30  # a loop begins and ends, and may be a row behind
     command(f"close {name}")
 
 
@@ -414,9 +368,9 @@ def test_old_names_of_settings(server):
         import warnings
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            locks = Locks(client, auto=50, claim=4, bound=2, allowance=0.2)
-            AsyncLocks(tasks, auto=50)
-        say([str(one.message) for one in told if one.category is DeprecationWarning])
+            locks = Locks(client, queue_grace=4)
+            AsyncLocks(tasks, queue_grace=4)
+        say([[str(one.message), one.filename] for one in told if one.category is DeprecationWarning])
         try:
             Locks(client, bond=3)
         except TypeError as error:
@@ -424,8 +378,40 @@ def test_old_names_of_settings(server):
         locks.close()
     """
     said, _ = Program(server, text).end()
-    assert len(said[0]) == 5 and said[0][0] == "the setting auto is called hang_timeout now"
+    assert said[0] == [["queue_grace is the server's dlock.claim-window-ms now", "<string>"]] * 2
     assert "bond" in said[1]
+
+
+def test_locks_without_a_server(server):
+    text = """
+        from dlock_redis import Fenced, FakeLocks, LockTimeout, NotHeld
+        locks = FakeLocks()
+        lost = []
+        with locks.lock("stock", on_lost=lost.append) as hold:
+            hold.guard("SET", "stock:left", 41)
+            say([locks.try_lock("stock"), locks.is_held("stock"), bool(locks.try_lock("other"))])
+            locks.lose(hold)
+            for call in (lambda: hold.guard("SET", "x", 1), hold.release):
+                try:
+                    call()
+                except (Fenced, NotHeld) as error:
+                    say(type(error).__name__)
+            locks.holds.append(hold)
+        say([len(lost), locks.commands == [("SET", "stock:left", 41)], hold.reason])
+        with locks.lock("readers", shared=True), locks.lock("readers", shared=True):
+            say(locks.try_lock("readers"))
+        with locks.many(["b", "a"]) as holds:
+            say(sorted(holds))
+        locks.acquire("period").release_after(0.2)
+        say([locks.try_lock("period"), bool(locks.try_lock("period", 5))])
+        try:
+            locks.acquire("period", 0)
+        except LockTimeout as error:
+            say(error.taken)
+    """
+    assert Program(server, text).end()[0] == [
+        [None, True, True], "Fenced", "NotHeld", [1, True, "forced"], None, ["a", "b"], [None, True], True,
+    ]
 
 
 MISTAKES = """\

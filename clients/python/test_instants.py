@@ -1,17 +1,16 @@
 """What comes at the worst instant (a close, an interrupt, an error) leaves nothing over and stops nothing else."""
 
+import concurrent.futures
 import gc
-import math
 import threading
 
 import pytest
 import redis
 
 import dlock_redis as dlock
-from dlock_redis import _link
+from dlock_redis import _asyncio, _threads
 from stage import KEPT, LEASE, PATIENCE, Proxy, Tasks, addresses, until
 from test_dlock import alone, in_cluster
-from test_faults import raises, user  # noqa: F401
 
 
 class Stop(BaseException):
@@ -20,61 +19,12 @@ class Stop(BaseException):
 
 @alone
 def test_a_close_at_the_grant_is_told(server, make):
-    locks = make()
-    core = locks.locks._core
-    granted = core.granted
+    class Closes(dlock.Observer):
+        def granted(self, key, seconds):
+            locks.locks._sessions.close("closed")
 
-    def closes(*how):
-        granted(*how)
-        core.end("closed")
-
-    core.granted = closes
+    locks = make(observer=Closes())
     assert locks.lock(server.key).lost.wait(PATIENCE)
-
-
-@alone
-def test_a_close_while_it_subscribes_leaves_no_connection(server, make):
-    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
-        path.freeze("SUBSCRIBE")
-        locks = make(host=path.address[0], port=path.address[1])
-        locks.locks._core.settings.reply_timeout = PATIENCE
-        server.hold()
-        wait = locks.start(server.key)
-        until(path.is_frozen, "it subscribes")
-        locks.end()
-        path.thaw()
-        raises(dlock.DLockError, wait.result, PATIENCE)
-        path.await_quiet()
-
-
-@alone
-def test_the_clock_looks_at_what_is_taken_meanwhile(server, make, monkeypatch):
-    locks = make()
-    if isinstance(locks, Tasks):
-        pytest.skip("nothing is taken meanwhile in one thread")
-    hold, core, taken = locks.lock(server.key), locks.locks._core, []
-    end, here = _link.Renewal.end, threading.current_thread()
-
-    def slow(tie):
-        if threading.current_thread() is not here:
-            return end(tie)
-        if tie is hold._renewal:
-            taken.append(locks.start(f"{server.key}:other").result(PATIENCE))
-        return math.inf
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_link.Renewal, "end", slow)
-        core.expire()
-    assert core.alarm <= taken[0]._renewal.end()
-
-
-@alone
-def test_what_was_given_back_is_not_remembered(server, locks):
-    outer = locks.lock(server.key, owner="me")
-    for _ in range(50):
-        locks.lock(server.key, owner="me").release()
-    assert len(getattr(outer, "hold", outer)._renewal.holds) <= 2
-    outer.release()
 
 
 @alone
@@ -83,9 +33,8 @@ def test_an_interrupt_after_the_grant_leaves_no_hold(server, make):
         def granted(self, key, seconds):
             raise Stop
 
-    locks = make()
-    locks.locks._core.settings.observer = Interrupts()
-    with pytest.raises(Stop) as told:
+    locks = make(observer=Interrupts(), lease=600.0)
+    with pytest.raises((Stop, concurrent.futures.CancelledError)) as told:
         locks.lock(server.key)
     del told
     gc.collect()
@@ -94,22 +43,19 @@ def test_an_interrupt_after_the_grant_leaves_no_hold(server, make):
 
 @alone
 def test_an_interrupt_while_it_is_given_back_leaves_no_hold(server, make, monkeypatch):
-    locks = make(hang_timeout=600.0)
-    hold, core = locks.lock(server.key), locks.locks._core
-    call = core.call
+    locks = make(lease=600.0)
+    hold = locks.lock(server.key)
+    kind = _asyncio.AsyncSessions if isinstance(locks, Tasks) else _threads.ThreadSessions
 
-    async def fails(key, words, *how):
-        if words[0] == "DLOCK.RELEASE":
-            raise redis.ConnectionError("no path")
-        return await call(key, words, *how)
+    def interrupted(*_):
+        raise Stop
 
-    async def interrupted(seconds):
+    async def interrupted_later(*_):
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(core, "call", fails)
-        patch.setattr(core, "sleep", interrupted)
-        with pytest.raises(Stop):
+        patch.setattr(kind, "call", interrupted_later if isinstance(locks, Tasks) else interrupted)
+        with pytest.raises((Stop, concurrent.futures.CancelledError)):
             hold.release()
     server.await_gone()
 
@@ -136,41 +82,22 @@ def test_no_thread_for_a_callback_stops_no_clock(server, make, monkeypatch, capl
 
 
 @alone
-def test_what_cannot_be_left_stops_no_clock(server, make, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("can't start new thread")
-
+def test_rows_and_answers_in_any_order(server, make):
+    """The row `granted` is read before the answer to the request, which comes late."""
+    locks = make()
     with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
-        locks = make(host=path.address[0], port=path.address[1], lease=LEASE)
-        holds = [locks.lock(f"{server.key}:{i}") for i in range(2)]
-        monkeypatch.setattr(locks.locks._core, "abandon", fails)
-        path.freeze()
-        for hold in holds:
-            assert hold.lost.wait(PATIENCE)
-
-
-@in_cluster
-def test_a_map_that_fails_in_the_library_stops_no_keeper(server, make, monkeypatch):
-    locks, rounds = make(), []
-    hold, core = locks.lock(server.key), locks.locks._core
-    round_ = core._round
-    if isinstance(locks, Tasks):
-        async def broken(*_, **__):
-            raise KeyError("a defect of the library's")
-    else:
-        def broken(*_, **__):
-            raise KeyError("a defect of the library's")
-
-    async def fails_first(node):
-        rounds.append(node)
-        if len(rounds) == 1:
-            raise redis.ConnectionError("a round has failed")
-        await round_(node)
-
-    monkeypatch.setattr(type(core.client.nodes_manager), "initialize", broken)
-    monkeypatch.setattr(core, "_round", fails_first)
-    until(lambda: len(rounds) > 2, "it is kept")
-    hold.release()
+        slow = make(host=path.address[0], port=path.address[1])
+        with slow.lock(f"{server.key}:kept"):
+            server.hold(key=f"{server.key}:more")
+            more = slow.start(f"{server.key}:more")  # the loop runs
+            server.await_queued(1, f"{server.key}:more")
+            wait = slow.start(server.key)
+            with wait.result(PATIENCE) as hold:
+                assert server.owners() == [hold.owner]
+            server.hand_over(key=f"{server.key}:more")
+            more.result(PATIENCE).release()
+    locks.lock(server.key).release()
+    server.await_gone()
 
 
 @in_cluster

@@ -138,7 +138,7 @@ def test_who_and_observe(server):
     term = one.campaign()
     assert one.campaign() == term == one.term and one.is_leader() and 0 < one.left() <= LONG
     assert next(seen) == dlock.Leader("one", term) == two.leader()
-    assert two.campaign(timeout=0) is None and not two.is_leader()
+    assert two.campaign(blocking_timeout=0) is None and not two.is_leader()
     one.resign()
     one.resign()
     with two:
@@ -198,3 +198,33 @@ def test_bad_candidates(server):
         dlock.Election(locks, "")
     with pytest.raises(TypeError, match="timeout"):
         dlock.Election(locks, "x").campaign("5s")
+
+
+def test_lead(server):
+    """It resigns when the work has returned or failed, and refuses work that returns before it is done."""
+    with dlock.Locks(client("single"), lease=LONG) as locks:
+        election, other = (dlock.Election(locks, server.key, me=me) for me in ("one", "two"))
+
+        def work(leading):
+            assert leading is election and other.lead(lambda _: "other", 0) is None
+            return leading.leader().who
+
+        assert election.lead(work) == "one" and not election.is_leader()
+        with pytest.raises(ZeroDivisionError):
+            election.lead(lambda _: 1 / 0)
+        with pytest.raises(TypeError, match="before the work"):
+            election.lead(lambda _: (one for one in "work"))
+        assert other.lead(lambda leading: leading.me) == "two"
+    server.await_gone()
+
+    async def works():
+        async with dlock.AsyncLocks(client("single", redis.asyncio), lease=LONG) as locks:
+            election = dlock.AsyncElection(locks, server.key, me="one")
+
+            async def work(leading):
+                return (await leading.leader()).who
+
+            assert await election.lead(work) == "one" and await election.leader() is None
+            await locks.client.aclose()
+
+    asyncio.run(works())

@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -38,6 +39,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+CONNECTIONS = 50  # to each server, however many tasks ask it at once
+
+
 class AsyncSessions(Sessions):
     """Sessions with a task for each loop, one for the clock, and one for errands where there are any."""
 
@@ -52,6 +56,7 @@ class AsyncSessions(Sessions):
         self._looked = -1.0
         self._running: set[asyncio.Task[None]] = set()
         self._bell = asyncio.Event()  # for the clock
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(CONNECTIONS))  # by server
 
     def check(self) -> None:
         loop = asyncio.get_running_loop()
@@ -74,7 +79,10 @@ class AsyncSessions(Sessions):
                 if sentinel is not None and now() - self._looked > 1.0:  # it ends connections to a former primary
                     self._looked = now()
                     await sentinel()
-                return await self._ours.execute_command(*words)
+                if words[0] == "DLOCK.SESSION":  # it may block
+                    return await self._ours.execute_command(*words)
+                async with self._turns[self.place(words[1])]:
+                    return await self._ours.execute_command(*words)
         except FAILURES as error:
             await self._look(error)
             raise typed(error) from error.__cause__
@@ -403,7 +411,7 @@ class AsyncLocks:
         self, keys: Iterable[Name], blocking_timeout: float | None = None, **options: Unpack[AsyncOptions]
     ) -> AsyncIterator[dict[Name, AsyncHold]]:
         """Takes many locks: all or none of a slot in one step, and slots in one fixed order. Yields a hold for each."""
-        how, wait = renamed(options, blocking_timeout, 5)
+        how, wait = renamed(options, blocking_timeout, 4)
         end = None if wait is None else now() + wait
         async with contextlib.AsyncExitStack() as stack:
             holds: dict[Name, AsyncHold] = {}

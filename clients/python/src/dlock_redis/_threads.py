@@ -381,7 +381,7 @@ class Locks:
         self, keys: Iterable[Name], blocking_timeout: float | None = None, **options: Unpack[Options]
     ) -> Iterator[dict[Name, Hold]]:
         """Takes many locks: all or none of a slot in one step, and slots in one fixed order. Yields a hold for each."""
-        how, wait = renamed(options, blocking_timeout, 5)
+        how, wait = renamed(options, blocking_timeout, 4)
         end = None if wait is None else now() + wait
         with contextlib.ExitStack() as stack:
             holds: dict[Name, Hold] = {}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ._errors import Fenced, LockTimeout, NotHeld
+from ._threads import Lost
 
 
 class FakeHold:
@@ -22,7 +22,7 @@ class FakeHold:
     def __init__(self, locks: FakeLocks, key: Any, options: dict[str, Any]):
         self.locks, self.key, self.token, self.reason = locks, key, next(locks.tokens), ""
         self.limit = float("inf") if options.get("shared") else options.get("limit") or 1
-        self.permits, self.lost, self.owner = options.get("permits") or 1, threading.Event(), f"fake/{self.token}"
+        self.permits, self.lost, self.owner = options.get("permits") or 1, Lost(), f"fake/{self.token}"
         self.on_lost: Callable[[Any], object] | None = options.get("on_lost")
 
     def left(self) -> float:
