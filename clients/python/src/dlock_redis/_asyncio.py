@@ -16,7 +16,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis.asyncio
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import ConnectionError, ReadOnlyError
 
 from . import _library
 from ._clock import duration, now, seconds
@@ -83,6 +83,8 @@ class AsyncSessions(Sessions):
                     return await self._ours.execute_command(*words)
                 async with self._turns[self.place(words[1])]:
                     return await self._ours.execute_command(*words)
+        except AttributeError as error:  # the library's writer is None where another task has ended its connection
+            raise ConnectionError(f"the connection is lost: {error}") from None
         except FAILURES as error:
             await self._look(error)
             raise typed(error) from error.__cause__
