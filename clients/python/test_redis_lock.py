@@ -89,7 +89,7 @@ def test_a_late_release_ends_no_later_hold_of_the_same_token(server):
     with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
         host, port = path.address
         lock = redis.Redis(host, port).lock(server.key, timeout=30, lock_class=dlock.RedisLock)
-        path.freeze("DLOCK.FAIRACQUIRE")  # the connection that says this
+        path.freeze("DLOCK.ACQUIRE")  # the connection that says this
         with pytest.raises(dlock.LockTimeout):
             lock.acquire(blocking_timeout=1, token="mine")
         path.word = None
