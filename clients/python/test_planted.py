@@ -237,16 +237,15 @@ def believes_the_unconfirmed(plant):
 
 
 def loses_the_unconfirmed(plant):
-    told = _session.Sessions.told
+    """A grant that was not confirmed is taken for the loss of what is held."""
+    ended = _take.Take.ended
 
-    def lost(self, sent, reply, key):
-        session = told(self, sent, reply, key)
-        if reply[2] is not None and reply[2] < 4000:
-            for held in list(session.holds.values()):
-                self.lose(held, "unconfirmed")
-        return session
+    def lost(self, word):
+        for held in list(self.sessions.held.values()) if word == "again" else ():
+            self.sessions.lose(held, "unconfirmed")
+        ended(self, word)
 
-    plant(_session.Sessions, "told", lost)
+    plant(_take.Take, "ended", lost)
 
 
 def knows_no_noack(plant):

@@ -78,7 +78,8 @@ class AsyncSessions(Sessions):
                 sentinel = getattr(getattr(self._ours, "connection_pool", None), "get_master_address", None)
                 if sentinel is not None and now() - self._looked > 1.0:  # it ends connections to a former primary
                     self._looked = now()
-                    await sentinel()
+                    with contextlib.suppress(*FAILURES):
+                        await sentinel()
                 if words[0] == "DLOCK.SESSION":  # it may block
                     return await self._ours.execute_command(*words)
                 async with self._turns[self.place(words[1])]:

@@ -106,9 +106,10 @@ class HoldBase:
 
     def expire(self) -> None:
         """Reports the loss of a hold whose end has passed, if the clock has not come to it yet."""
-        with self._sessions.guard:
-            if not self._held.over:
-                self._sessions.expire(self._held)
+        if not self._is_orphan():
+            with self._sessions.guard:
+                if not self._held.over:
+                    self._sessions.expire(self._held)
 
     def _must_be_ours(self) -> None:
         self._sessions.check()

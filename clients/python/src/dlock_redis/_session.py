@@ -441,7 +441,7 @@ class Loop:
         session = self.session
         self._is_over, self._is_first = self._is_last, True
         session.error, self._not_before = error, now() + PAUSE
-        if not self._warned:
+        if not self._warned and not self.sessions.closed:
             log.warning("what is held and waited for is not kept: %s", error)
             self._warned = True
         if not passes(error):

@@ -59,7 +59,8 @@ class ThreadSessions(Sessions):
             sentinel = getattr(getattr(ours, "connection_pool", None), "get_master_address", None)
             if sentinel is not None and now() - self._looked > 1.0:  # it ends connections to a former primary
                 self._looked = now()
-                sentinel()
+                with contextlib.suppress(*FAILURES):
+                    sentinel()
             return ours.execute_command(*words)
         except FAILURES as error:
             self._look(error)
@@ -84,6 +85,7 @@ class ThreadSessions(Sessions):
 
     def take(self, request: Request, wait: float | None, hold: Callable[[Held], T]) -> list[T] | None:
         """Returns the holds, or None if it is taken."""
+        self.check()  # before the guard, which a forked child may never get
         take = Take(self, request, wait)
         try:
             self.run(take)
@@ -188,8 +190,9 @@ class ThreadSessions(Sessions):
 
     def close(self, reason: str) -> None:
         super().close(reason)
-        if self._ours is not None:
-            self._ours.close()
+        ours = self._ours
+        if ours is not None:
+            (ours.connection_pool.disconnect if hasattr(ours, "connection_pool") else ours.close)()
 
 
 class Lost(threading.Event):
