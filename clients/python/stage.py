@@ -388,7 +388,8 @@ class Threads:
 
     def works_that_return_early(self):
         of_functions = [generates, generates_later, functools.partial(generates)]
-        return [*of_functions, runs_later, functools.partial(runs_later), Later(), lambda: runs_later(), lambda: generates()]
+        of_tasks = [runs_later, functools.partial(runs_later), Later()]
+        return [*of_functions, *of_tasks, lambda: runs_later(), lambda: generates()]
 
     def locked(self, key, work):
         self.locks.lock(key)(work)()

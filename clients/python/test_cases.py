@@ -299,7 +299,8 @@ class Case:
     def do_fork(self, hold, key, client="client"):
         """In a child the parent's hold is lost, and cannot be released; the child can take locks of its own."""
         [one], locks = self.holds[hold], self.clients[client]
-        seen = in_child(lambda: [one.lost.is_set(), error_of(locks.release_in_child, one), locks.in_child(self.named(key))])
+        key = self.named(key)
+        seen = in_child(lambda: [one.lost.is_set(), error_of(locks.release_in_child, one), locks.in_child(key)])
         assert seen == [True, "DLockError", locks.child_takes]
 
     def do_early(self, client="client"):

@@ -283,6 +283,7 @@ def test_after_a_pause_it_asks_first(server, kind):
         "threads": """
             locks = Locks(client, lease=2)
             hold = locks.acquire(key)
+            time.sleep(1.5)  # it has grown old enough to be kept
             say("held")
             time.sleep(2)  # of the clock of the machine: it has stood still
             deadline = time.monotonic() + 10
@@ -297,6 +298,7 @@ def test_after_a_pause_it_asks_first(server, kind):
             async def work():
                 locks = AsyncLocks(tasks, lease=2)
                 hold = await locks.acquire(key)
+                await asyncio.sleep(1.5)
                 say("held")
                 await asyncio.sleep(2)
                 deadline = time.monotonic() + 10

@@ -281,7 +281,8 @@ def counts_32_bits(plant):
 
 
 def keeps_what_it_may_not_give_back(plant):
-    plant(_session.Sessions, "_left", lambda self, held, *_: _session.Errand(("PING", held.name), nothing, lambda: False))
+    never = lambda self, held, *_: _session.Errand(("PING", held.name), nothing, lambda: False)
+    plant(_session.Sessions, "_left", never)
 
 
 def another_client_each(plant):

@@ -43,8 +43,8 @@ class Held:
         "reason",
         "session",
         "since",
-        "told",
         "token",
+        "told",
         "why",
     )
 

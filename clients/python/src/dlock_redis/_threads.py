@@ -19,7 +19,7 @@ from . import _library
 from ._clock import duration, now, seconds
 from ._errors import FAILURES, Fenced, LockTimeout, NotHeld, typed
 from ._hold import Held, HoldBase, done, log, refuse
-from ._session import PAUSE, Errand, Loop, Sessions, Words
+from ._session import PAUSE, Errand, Loop, Sessions
 from ._settings import Argument, Common, Name, Observer, OldSettings, Settings, renamed, without_old
 from ._take import Request, Take, encoded
 
