@@ -16,11 +16,11 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis.asyncio
-from redis.exceptions import ConnectionError, ReadOnlyError
+from redis.exceptions import ConnectionError, ReadOnlyError, TimeoutError
 
 from . import _library
 from ._clock import duration, now, seconds
-from ._errors import FAILURES, DLockError, Fenced, NotHeld, typed
+from ._errors import FAILURES, DLockError, Fenced, typed
 from ._hold import Held, HoldBase, done, log, refuse
 from ._session import PAUSE, Errand, Loop, Sessions
 from ._settings import Argument, Common, Name, Observer, OldSettings, Settings, renamed, without_old
@@ -84,6 +84,8 @@ class AsyncSessions(Sessions):
                     return await self._ours.execute_command(*words)
                 async with self._turns[self.place(words[1])]:
                     return await self._ours.execute_command(*words)
+        except asyncio.TimeoutError:
+            raise TimeoutError("the server does not answer") from None
         except AttributeError as error:  # the library's writer is None where another task has ended its connection
             raise ConnectionError(f"the connection is lost: {error}") from None
         except FAILURES as error:
@@ -95,7 +97,7 @@ class AsyncSessions(Sessions):
         if isinstance(error, ReadOnlyError) and hasattr(self._ours, "connection_pool"):
             await self._ours.connection_pool.disconnect(inuse_connections=False)
 
-    async def run(self, job: Loop | Take) -> None:
+    async def run(self, job: Take | Loop | Errand) -> None:
         while (step := job.next()) is not None:
             if isinstance(step, tuple):
                 sent = now()
@@ -113,40 +115,9 @@ class AsyncSessions(Sessions):
     async def take(self, request: Request, wait: float | None, hold: Callable[[Held], T]) -> list[T] | None:
         """Returns the holds, or None if it is taken."""
         self.check()
-        take = Take(self, request, wait)
-        try:
+        with Take(self, request, wait) as take:
             await self.run(take)
-            took = now() - take.began
-            held = take.result()
-            if held is not None:
-                self.tell("granted", request.keys[0], took)
-                return [hold(one) for one in held]
-        except BaseException as error:
-            if not take.done or take.holds:
-                take.leave()
-            self.tell("refused", request.keys[0], now() - take.began, error)
-            raise
-        self.tell("refused", request.keys[0], took, None)
-        return None
-
-    async def carry(self, errand: Errand) -> None:
-        """Says it until it is answered; after the time for a reply in the background."""
-        until = now() + self.settings.reply_timeout
-        try:
-            while True:
-                sent = now()
-                try:
-                    errand.answered(sent, await self.call(*errand.words))
-                except FAILURES as error:
-                    errand.answered(sent, error)
-                if errand.done or now() >= until:
-                    break
-                await asyncio.sleep(0.02)
-        finally:
-            if not errand.done:
-                self.errand(errand)
-        if errand.error is not None and not (isinstance(errand.error, NotHeld) and errand.tries > 1):
-            raise errand.error
+            return take.result(hold)
 
     # What a Sessions needs.
 
@@ -271,7 +242,8 @@ class AsyncHold(HoldBase):
 
     async def _carry(self, what: Callable[..., Errand], *how: float) -> None:
         self._must_be_ours()
-        await self._sessions.carry(what(self._held, *how))
+        with self._sessions.carried(what(self._held, *how)) as errand:
+            await self._sessions.run(errand)
         self._sessions.tell("released", self.key, now() - self._held.since)
 
     async def __aenter__(self) -> AsyncHold:

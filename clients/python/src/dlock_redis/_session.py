@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: MIT
 """Sessions: what the servers keep for this client, and all that follows from their rows.
 
-Nothing here knows threads, event loops or connections. Whoever runs a *job* (a `Loop`, a `Take`) asks it for its `next`
-step: a command, of which it gets the answer; seconds to wait, unless its `woken` is set before; or None, the end.
+Nothing here knows threads, event loops or connections. Whoever runs a *job* (a `Take`, a `Loop`, an `Errand`) asks it
+for its `next` step: a command, of which it gets the answer; seconds to wait, unless its `woken` is set before; or None,
+the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._clock import Clock, ms, now
@@ -58,15 +60,24 @@ class Session:
 
 
 class Errand:
-    """A command that is repeated until the server has answered it, or until it means nothing any more."""
+    """A command that is repeated until the server has answered it, or until it means nothing any more.
+
+    It is a job as long as its caller waits for it, and then one of a batch."""
 
     def __init__(self, words: Words, then: Callable[[float, Any], object], is_needed: Callable[[], bool]):
         self.words, self._then, self.is_needed = words, then, is_needed
         self.tries, self.done = 0, False
         self.error: Exception | None = None
+        self.woken: Any = None
+        self.until = self._pause = 0.0  # of the caller's patience
+
+    def next(self) -> Words | float | None:
+        if self.done or (self.tries and now() >= self.until):
+            return None
+        return self.words if self._pause <= now() else self._pause - now()
 
     def answered(self, sent: float, reply: Any) -> None:
-        self.tries += 1
+        self.tries, self._pause = self.tries + 1, now() + 0.02
         self.error = reply if isinstance(reply, Exception) else None
         self.done = self.error is None or not passes(self.error)
         if self.done:
@@ -242,6 +253,18 @@ class Sessions:
             self.errands.setdefault(place, []).append(errand)
         if is_first and not self.closed:
             self.start_errands(place)
+
+    @contextlib.contextmanager
+    def carried(self, errand: Errand) -> Iterator[Errand]:
+        """Lets the caller run it within the time for a reply. After that it goes on in the background."""
+        errand.woken, errand.until = self.event(), now() + self.settings.reply_timeout
+        try:
+            yield errand
+        finally:
+            if not errand.done:
+                self.errand(errand)
+        if errand.error is not None and not (isinstance(errand.error, NotHeld) and errand.tries > 1):
+            raise errand.error
 
     def batch(self, place: str) -> list[Errand]:
         """Returns what is to be said next, and nothing if all is done."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import exceptions as library
 
@@ -18,6 +18,9 @@ from ._settings import Name, Settings
 
 GRACE = 0.5  # so much longer a caller whose time is up waits for the word about it
 WARN_EVERY = 10.0
+
+
+T = TypeVar("T")
 
 
 def encoded(word: Name) -> bytes:
@@ -187,12 +190,26 @@ class Take:
                     self._cancel()
                 self._give_back_found()
 
-    def result(self) -> list[Held] | None:
+    def result(self, hold: Callable[[Held], T]) -> list[T] | None:
         """Returns what is held, or None if it is taken; raises an error if nobody could say so."""
-        if self.holds or self._is_taken:
-            return self.holds or None
+        if self.holds:
+            self.sessions.tell("granted", self.request.keys[0], now() - self.began)
+            return [hold(one) for one in self.holds]
+        if self._is_taken:
+            self.sessions.tell("refused", self.request.keys[0], now() - self.began, None)
+            return None
         assert self.error is not None
         raise self.error
+
+    def __enter__(self) -> Take:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leaves nothing behind if it was interrupted, or has failed."""
+        if error is not None:
+            if not self.done or self.holds:
+                self.leave()
+            self.sessions.tell("refused", self.request.keys[0], now() - self.began, error)
 
     def _wait(self, session: Session) -> None:
         self._session, self._is_waiting = session, True

@@ -17,7 +17,7 @@ from redis.exceptions import ReadOnlyError
 
 from . import _library
 from ._clock import duration, now, seconds
-from ._errors import FAILURES, Fenced, LockTimeout, NotHeld, typed
+from ._errors import FAILURES, Fenced, LockTimeout, typed
 from ._hold import Held, HoldBase, done, log, refuse
 from ._session import PAUSE, Errand, Loop, Sessions
 from ._settings import Argument, Common, Name, Observer, OldSettings, Settings, renamed, without_old
@@ -71,7 +71,7 @@ class ThreadSessions(Sessions):
         if isinstance(error, ReadOnlyError) and hasattr(self._ours, "connection_pool"):
             self._ours.connection_pool.disconnect(inuse_connections=False)
 
-    def run(self, job: Loop | Take) -> None:
+    def run(self, job: Take | Loop | Errand) -> None:
         while (step := job.next()) is not None:
             if isinstance(step, tuple):
                 sent = now()
@@ -86,40 +86,9 @@ class ThreadSessions(Sessions):
     def take(self, request: Request, wait: float | None, hold: Callable[[Held], T]) -> list[T] | None:
         """Returns the holds, or None if it is taken."""
         self.check()  # before the guard, which a forked child may never get
-        take = Take(self, request, wait)
-        try:
+        with Take(self, request, wait) as take:
             self.run(take)
-            took = now() - take.began
-            held = take.result()
-            if held is not None:
-                self.tell("granted", request.keys[0], took)
-                return [hold(one) for one in held]
-        except BaseException as error:
-            if not take.done or take.holds:
-                take.leave()
-            self.tell("refused", request.keys[0], now() - take.began, error)
-            raise
-        self.tell("refused", request.keys[0], took, None)
-        return None
-
-    def carry(self, errand: Errand) -> None:
-        """Says it until it is answered; after the time for a reply in the background."""
-        until = now() + self.settings.reply_timeout
-        try:
-            while True:
-                sent = now()
-                try:
-                    errand.answered(sent, self.call(*errand.words))
-                except FAILURES as error:
-                    errand.answered(sent, error)
-                if errand.done or now() >= until:
-                    break
-                time.sleep(0.02)
-        finally:
-            if not errand.done:
-                self.errand(errand)
-        if errand.error is not None and not (isinstance(errand.error, NotHeld) and errand.tries > 1):
-            raise errand.error
+            return take.result(hold)
 
     # What a Sessions needs.
 
@@ -242,7 +211,8 @@ class Hold(HoldBase):
 
     def _carry(self, what: Callable[..., Errand], *how: float) -> None:
         self._must_be_ours()
-        self._sessions.carry(what(self._held, *how))
+        with self._sessions.carried(what(self._held, *how)) as errand:
+            self._sessions.run(errand)
         self._sessions.tell("released", self.key, now() - self._held.since)
 
     def __enter__(self) -> Hold:
