@@ -47,7 +47,7 @@ def no_cause(plant):
 
 
 def says_taken(plant):
-    plant(_take.Take, "result", lambda self: self.holds or None)
+    plant(_take.Take, "result", lambda self, hold: [hold(one) for one in self.holds] or None)
 
 
 def silent_wait(plant):

@@ -122,10 +122,10 @@ class HoldBase:
 
     def _event(self) -> Any:
         held = self._held
-        if self._is_orphan() and not held.event.is_set():
-            held.over, held.reason, held.event = True, "it is the parent's", type(held.event)()
+        if self._is_orphan() and held.reason != "it is the parent's":
+            held.over, held.reason, held.event = True, "it is the parent's", self._sessions.event()
             held.event.set()
-        return held.event
+        return held.event or self._sessions.lost_event(held)
 
     def _words(self, command: tuple[Argument, ...]) -> tuple[Any, ...]:
         for word in command:

@@ -102,6 +102,7 @@ class Sessions:
         self.errands: dict[str, list[Errand]] = {}  # by the server
         self._forgotten: deque[Held] = deque()
         self.clock = Clock(self.wake)
+        self._never = self.event()
 
     # What threads and tasks differ in.
 
@@ -201,9 +202,16 @@ class Sessions:
         held.over, held.reason = True, reason
         log.log(10 if self.closed else 30, "lock %r of %r is lost: %s", held.key, held.owner.decode(), reason)
         self.tell("lost", held.key, reason)
-        held.event.set()
+        self.lost_event(held).set()
         if held.on_lost is not None:
             self.later(held)
+
+    def lost_event(self, held: Held) -> Any:
+        """Returns what is set when it is lost. Most holds end without anybody having asked for it."""
+        with self.guard:
+            if held.event is None:
+                held.event = self.event()
+            return held.event
 
     def forget(self, held: Held) -> None:
         self._forgotten.append(held)
@@ -257,7 +265,7 @@ class Sessions:
     @contextlib.contextmanager
     def carried(self, errand: Errand) -> Iterator[Errand]:
         """Lets the caller run it within the time for a reply. After that it goes on in the background."""
-        errand.woken, errand.until = self.event(), now() + self.settings.reply_timeout
+        errand.woken, errand.until = self._never, now() + self.settings.reply_timeout
         try:
             yield errand
         finally:

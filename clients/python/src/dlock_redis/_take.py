@@ -78,7 +78,8 @@ class Take:
     """One request, from its beginning to its end. Its owner is its own."""
 
     def __init__(self, sessions: Sessions, request: Request, wait: float | None):
-        self.sessions, self.request, self.wait, self.woken = sessions, request, wait, sessions.event()
+        self.sessions, self.request, self.wait = sessions, request, wait
+        self.woken: Any = None  # from the first wait on
         self.owner, self.began = sessions.owner(request.actor), now()
         self.holds: list[Held] = []  # what was granted
         self.error: Exception | None = None  # why not, or what went wrong last
@@ -94,6 +95,8 @@ class Take:
         with self.sessions.guard:
             if self.done:
                 return None
+            if self._asked and self.woken is None:
+                self.woken = self.sessions.event()
             left = self._deadline - now()
             if self._is_waiting:
                 if left + GRACE <= 0:
@@ -136,7 +139,7 @@ class Take:
         request, sessions = self.request, self.sessions
         key = request.keys[request.names.index(name)]
         held = self._found[name] = Held(key, (name, self.owner), token, request.lease, end)
-        held.event, held.on_lost, held.bound = sessions.event(), request.on_lost, held.since + request.max_hold
+        held.on_lost, held.bound = request.on_lost, held.since + request.max_hold
         if len(self._found) == len(request.names):
             self.holds = [self._found[name] for name in request.names]
             self._finish()
@@ -165,7 +168,7 @@ class Take:
                 self.fail(self.error or library.ConnectionError(f"the request has ended: {word}"))
             else:
                 self._pause = now() + (random.uniform(0.0, 0.05) if self._asked > 1 else 0.0)
-                self.woken.set()
+                self._wake()
 
     def fail(self, error: Exception) -> None:
         """Ends it with this error. What may be left of it is taken back."""
@@ -236,7 +239,11 @@ class Take:
             self.sessions.asked.pop((name, self.owner), None)
         if self._has_waited:
             self.sessions.tell("waited", self.request.keys[0])
-        self.woken.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.woken is not None:
+            self.woken.set()
 
     def _failed(self, error: Exception) -> None:
         if self.wait == 0 or not passes(error):
