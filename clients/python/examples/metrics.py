@@ -47,7 +47,7 @@ def main(address: str) -> None:
     with Locks(redis.Redis(host=host, port=int(port)), observer=Metrics()) as locks:
         with locks.lock("example:metrics"):
             locks.try_lock("example:metrics")
-            locks.try_lock("example:metrics", timeout=3)
+            locks.try_lock("example:metrics", blocking_timeout=3)
         hold = locks.acquire("example:metrics")
         locks.client.delete("example:metrics")
         hold.lost.wait(10)
