@@ -53,6 +53,7 @@ class AsyncSessions(Sessions):
         super()._begin()
         self._ours: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeping: dict[int, Any] = {}  # by the session's id
         self._looked = -1.0
         self._running: set[asyncio.Task[None]] = set()
         self._bell = asyncio.Event()  # for the clock
@@ -72,6 +73,16 @@ class AsyncSessions(Sessions):
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    def _client_for(self, words: Any) -> Any:
+        """Returns the client that asks. When a node hangs, the library's cluster client lets all its calls wait: each
+        session is kept by one of its own."""
+        if words[0] != "DLOCK.SESSION" or len(words) < 6 or hasattr(self._ours, "connection_pool"):
+            return self._ours
+        number = words[5]
+        if number not in self._keeping:
+            self._keeping[number] = _library.for_tasks(self.client, self.settings.reply_timeout)
+        return self._keeping[number]
+
     async def call(self, *words: Any) -> Any:
         try:
             async with timeout(1.5 * self.settings.reply_timeout):  # a SESSION blocks for half of it
@@ -81,7 +92,7 @@ class AsyncSessions(Sessions):
                     with contextlib.suppress(*FAILURES):
                         await sentinel()
                 if words[0] == "DLOCK.SESSION":  # it may block
-                    return await self._ours.execute_command(*words)
+                    return await self._client_for(words).execute_command(*words)
                 async with self._turns[self.place(words[1])]:
                     return await self._ours.execute_command(*words)
         except asyncio.TimeoutError:
@@ -190,10 +201,10 @@ class AsyncSessions(Sessions):
             mine = self._running - {asyncio.current_task()}
             if mine:
                 await asyncio.wait(mine, timeout=1.5)
-            ours = self._ours
-            await (ours.aclose() if hasattr(ours, "aclose") else ours.close())
-            if hasattr(ours, "connection_pool"):
-                await ours.connection_pool.disconnect()
+            for ours in [self._ours, *self._keeping.values()]:
+                await (ours.aclose() if hasattr(ours, "aclose") else ours.close())
+                if hasattr(ours, "connection_pool"):
+                    await ours.connection_pool.disconnect()
 
 
 class AsyncLost(asyncio.Event):
