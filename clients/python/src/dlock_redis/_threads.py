@@ -40,6 +40,7 @@ class ThreadSessions(Sessions):
     def _begin(self) -> None:
         super()._begin()
         self._ours: Any = None
+        self._keeping: dict[int, Any] = {}  # by the session's id
         self._looked = -1.0
         self._making = threading.Lock()
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put into it
@@ -61,6 +62,11 @@ class ThreadSessions(Sessions):
                 self._looked = now()
                 with contextlib.suppress(*FAILURES):
                     sentinel()
+            if words[0] == "DLOCK.SESSION" and len(words) > 5 and not hasattr(ours, "connection_pool"):
+                # When a node hangs, the library's cluster client lets all its calls wait.
+                if words[5] not in self._keeping:
+                    self._keeping[words[5]] = _library.for_threads(self.client, self.settings.reply_timeout)
+                ours = self._keeping[words[5]]
             return ours.execute_command(*words)
         except FAILURES as error:
             self._look(error)
@@ -159,9 +165,9 @@ class ThreadSessions(Sessions):
 
     def close(self, reason: str) -> None:
         super().close(reason)
-        ours = self._ours
-        if ours is not None:
-            (ours.connection_pool.disconnect if hasattr(ours, "connection_pool") else ours.close)()
+        for ours in [self._ours, *self._keeping.values()]:
+            if ours is not None:
+                (ours.connection_pool.disconnect if hasattr(ours, "connection_pool") else ours.close)()
 
 
 class Lost(threading.Event):
