@@ -178,6 +178,7 @@ class Sessions:
 
     def join(self, held: Held, session: Session) -> None:
         """The hold is in that session now."""
+        held.is_taken = False
         if held.session is not session:
             held.leave()
             held.told, held.session = now(), session
