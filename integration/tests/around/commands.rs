@@ -566,8 +566,8 @@ fn one_category(server: &Server) -> bool {
 #[test]
 fn the_users_of_the_reference_can_do_what_they_are_for() {
     let app_may =
-        "acquire fairacquire macquire mrenew mrelease downgrade renew keep release cancel position \
-        held check info help";
+        "acquire fairacquire macquire mrenew mrelease downgrade renew keep session release cancel \
+        position held check info help";
     let ops_may = "info list graph top stats held position check cancel forcerelease help";
     let rules = AclRules::of_the_page();
     let server = Server::start();
