@@ -16,7 +16,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis.asyncio
-from redis.exceptions import ConnectionError, ReadOnlyError, TimeoutError
+from redis.exceptions import AskError, ConnectionError, MovedError, ReadOnlyError, ResponseError, TimeoutError
 
 from . import _library
 from ._clock import duration, now, seconds
@@ -53,7 +53,8 @@ class AsyncSessions(Sessions):
         super()._begin()
         self._ours: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._keeping: dict[int, Any] = {}  # by the session's id
+        self._nodes: dict[str, Any] = {}  # of a cluster, by their names: by them its sessions are kept
+        self._failed: set[str] = set()  # those that have not answered a SESSION
         self._looked = -1.0
         self._running: set[asyncio.Task[None]] = set()
         self._bell = asyncio.Event()  # for the clock
@@ -73,15 +74,32 @@ class AsyncSessions(Sessions):
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def _client_for(self, words: Any) -> Any:
-        """Returns the client that asks. When a node hangs, the library's cluster client lets all its calls wait: each
-        session is kept by one of its own."""
-        if words[0] != "DLOCK.SESSION" or len(words) < 6 or hasattr(self._ours, "connection_pool"):
-            return self._ours
-        number = words[5]
-        if number not in self._keeping:
-            self._keeping[number] = _library.for_tasks(self.client, self.settings.reply_timeout)
-        return self._keeping[number]
+    async def _keep(self, words: Any) -> Any:
+        """Asks the key's server itself: when a node hangs, the library's cluster client ends the connections to all.
+
+        After a failure, and when the slot has moved, that client finds the server."""
+        ours = self._ours
+        if hasattr(ours, "connection_pool"):
+            return await ours.execute_command(*words)
+        place = self.place(words[1])
+        if place and place not in self._failed:
+            if place not in self._nodes:
+                self._nodes[place] = _library.node_of_a_cluster(ours, words[1])
+            node = self._nodes[place]
+            try:
+                return await node.execute_command(*words)
+            except (MovedError, AskError):
+                pass
+            except ResponseError:
+                raise
+            except BaseException:  # a cancelled call, too: its reply may be on the way
+                self._failed.add(place)
+                self._nodes.pop(place, None)
+                self.spawn(node.disconnect())
+                raise
+        reply = await ours.execute_command(*words)
+        self._failed.discard(place)
+        return reply
 
     async def call(self, *words: Any) -> Any:
         try:
@@ -92,7 +110,7 @@ class AsyncSessions(Sessions):
                     with contextlib.suppress(*FAILURES):
                         await sentinel()
                 if words[0] == "DLOCK.SESSION":  # it may block
-                    return await self._client_for(words).execute_command(*words)
+                    return await self._keep(words)
                 async with self._turns[self.place(words[1])]:
                     return await self._ours.execute_command(*words)
         except asyncio.TimeoutError:
@@ -201,10 +219,12 @@ class AsyncSessions(Sessions):
             mine = self._running - {asyncio.current_task()}
             if mine:
                 await asyncio.wait(mine, timeout=1.5)
-            for ours in [self._ours, *self._keeping.values()]:
-                await (ours.aclose() if hasattr(ours, "aclose") else ours.close())
-                if hasattr(ours, "connection_pool"):
-                    await ours.connection_pool.disconnect()
+            ours = self._ours
+            await (ours.aclose() if hasattr(ours, "aclose") else ours.close())
+            if hasattr(ours, "connection_pool"):
+                await ours.connection_pool.disconnect()
+            for node in self._nodes.values():
+                await node.disconnect()
 
 
 class AsyncLost(asyncio.Event):

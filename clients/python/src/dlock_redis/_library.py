@@ -83,6 +83,13 @@ def for_tasks(client: redis.asyncio.Redis | redis.asyncio.RedisCluster, within: 
     return redis.asyncio.Redis(connection_pool=_of_pool(client.connection_pool, redis.asyncio, within, retry))
 
 
+def node_of_a_cluster(client: redis.asyncio.RedisCluster, key: bytes) -> Any:
+    """Returns the server of a key, with connections of its own."""
+    node: Any = client.get_node_from_key(key)  # type: ignore[arg-type]
+    how: dict[str, Any] = client.get_connection_kwargs()
+    return redis.asyncio.cluster.ClusterNode(node.host, node.port, **how)
+
+
 def decoder(client: Any) -> Any:
     """Returns what decodes a reply as the program's client would."""
     encoder = (getattr(client, "get_encoder", None) or client.connection_pool.get_encoder)()

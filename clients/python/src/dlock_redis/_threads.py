@@ -13,7 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import AskError, MovedError, ReadOnlyError, ResponseError
 
 from . import _library
 from ._clock import duration, now, seconds
@@ -40,7 +40,7 @@ class ThreadSessions(Sessions):
     def _begin(self) -> None:
         super()._begin()
         self._ours: Any = None
-        self._keeping: dict[int, Any] = {}  # by the session's id
+        self._failed: set[str] = set()  # nodes of a cluster that have not answered a SESSION
         self._looked = -1.0
         self._making = threading.Lock()
         self._mail: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put into it
@@ -62,15 +62,30 @@ class ThreadSessions(Sessions):
                 self._looked = now()
                 with contextlib.suppress(*FAILURES):
                     sentinel()
-            if words[0] == "DLOCK.SESSION" and len(words) > 5 and not hasattr(ours, "connection_pool"):
-                # When a node hangs, the library's cluster client lets all its calls wait.
-                if words[5] not in self._keeping:
-                    self._keeping[words[5]] = _library.for_threads(self.client, self.settings.reply_timeout)
-                ours = self._keeping[words[5]]
-            return ours.execute_command(*words)
+            if words[0] != "DLOCK.SESSION" or hasattr(ours, "connection_pool"):
+                return ours.execute_command(*words)
+            return self._keep(ours, words)
         except FAILURES as error:
             self._look(error)
             raise typed(error) from error.__cause__
+
+    def _keep(self, ours: Any, words: tuple[Any, ...]) -> Any:
+        """Asks the key's server itself: while a node hangs, the library's cluster client lets all calls wait.
+
+        After a failure, and when the slot has moved, that client finds the server."""
+        node = ours.get_node_from_key(words[1])
+        if node.name not in self._failed:
+            try:
+                return ours.get_redis_connection(node).execute_command(*words)
+            except (MovedError, AskError):
+                pass
+            except FAILURES as error:
+                if not isinstance(error, ResponseError):
+                    self._failed.add(node.name)
+                raise
+        reply = ours.execute_command(*words)
+        self._failed.discard(node.name)
+        return reply
 
     def _look(self, error: object) -> None:
         """Drops the connections to a server that has become a replica: new ones may find the primary."""
@@ -165,9 +180,9 @@ class ThreadSessions(Sessions):
 
     def close(self, reason: str) -> None:
         super().close(reason)
-        for ours in [self._ours, *self._keeping.values()]:
-            if ours is not None:
-                (ours.connection_pool.disconnect if hasattr(ours, "connection_pool") else ours.close)()
+        ours = self._ours
+        if ours is not None:
+            (ours.connection_pool.disconnect if hasattr(ours, "connection_pool") else ours.close)()
 
 
 class Lost(threading.Event):
