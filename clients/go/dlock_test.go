@@ -71,7 +71,7 @@ func (s stage) awaitKept(hold *Hold, leases int64) {
 		holders, _ := s.info()
 		i := slices.IndexFunc(holders, func(one row) bool { return one.int("token") == hold.Token })
 		s.check(i >= 0, "it is not held under its token")
-		return holders[i].int("held-ms") > leases*lease.Milliseconds() && holders[i].int("auto") == 1
+		return holders[i].int("held-ms") > leases*lease.Milliseconds() && holders[i].text("in") != ""
 	})
 	s.check(hold.Lost() == nil, "it is lost")
 }
@@ -121,16 +121,13 @@ func TestWaitLongerThanTheTimeOut(t *testing.T) {
 		defer hasty.Close()
 		first := s.start(ctx, hasty)
 		s.awaitQueued(1)
-		_, before := s.info()
 		second := s.start(ctx, s.make(lease))
 		s.awaitQueued(2)
 		s.until("it has waited for five time-outs", func() bool {
 			_, queue := s.info()
 			return queue[0].int("waited-ms") > 2000
 		})
-		// The library's time-out has cut nothing.
 		_, after := s.info()
-		s.check(after[0].int("client") == before[0].int("client"), "it waits by another connection")
 		owner := s.handOver("other")
 		s.check(owner == after[0].text("owner"), "%s has it", owner)
 		hold := s.had(first)
@@ -203,14 +200,14 @@ func TestCancelAtTheGrant(t *testing.T) {
 func TestKilledWaiter(t *testing.T) {
 	in(t, func(s stage) {
 		s.hold()
-		kill := s.process("plain")
+		kill := s.process()
 		s.awaitQueued(1)
 		after := s.start(ctx, s.locks)
 		s.awaitQueued(2)
 		kill()
 		s.until("the server has noticed", func() bool {
 			_, queue := s.info()
-			return len(queue) == 1 || queue[0].int("client") == 0
+			return len(queue) == 1 || queue[0].text("kind") == "absent"
 		})
 		s.handOver("other")
 		hold := s.had(after)
@@ -224,7 +221,7 @@ func TestKilledAtTheGrant(t *testing.T) {
 	in(t, func(s stage) {
 		for _, delay := range []time.Duration{0, 200 * time.Microsecond, time.Millisecond} {
 			s.hold()
-			kill := s.process("plain")
+			kill := s.process()
 			s.awaitQueued(1)
 			after := s.start(ctx, s.locks)
 			s.awaitQueued(2)
@@ -246,23 +243,20 @@ func TestKilledAtTheGrant(t *testing.T) {
 
 func TestKilledHolder(t *testing.T) {
 	in(t, func(s stage) {
-		for how, reason := range map[string]string{"ephemeral": "closed", "plain": "expired"} {
-			messages := s.messages()
-			kill := s.process(how)
-			// It has confirmed it: else it would end by its first lease.
-			s.until("it is held and kept", func() bool {
-				holder := s.holder()
-				return holder != nil && holder.int("auto") == 1
-			})
-			token := s.holder().int("token")
-			after := s.start(ctx, s.locks)
-			s.awaitQueued(1)
-			kill()
-			message := (<-messages).Payload
-			s.check(message == fmt.Sprint(reason, " ", token), "%s", message)
-			s.must(s.had(after).Release(ctx))
-			s.awaitGone()
-		}
+		messages := s.messages()
+		kill := s.process()
+		s.until("it is held and kept", func() bool {
+			holder := s.holder()
+			return holder != nil && holder.text("in") != ""
+		})
+		token := s.holder().int("token")
+		after := s.start(ctx, s.locks)
+		s.awaitQueued(1)
+		kill()
+		message := (<-messages).Payload
+		s.check(message == fmt.Sprint("expired ", token), "%s", message)
+		s.must(s.had(after).Release(ctx))
+		s.awaitGone()
 	}, "single", "cluster")
 }
 
@@ -291,49 +285,20 @@ func TestForcedRelease(t *testing.T) {
 	}, "single", "cluster")
 }
 
-// The name is this client's own: the same one elsewhere is another party, and no hold becomes a stricter one.
-func TestAnOwnerIsOfOneClient(t *testing.T) {
+// The server shows the actor, and no hold has the owner of another one.
+func TestAnActorIsInTheOwner(t *testing.T) {
 	in(t, func(s stage) {
-		outer := s.lock(s.locks, Owner("me"), Shared())
 		host, _ := os.Hostname()
-		s.check(strings.HasPrefix(outer.Owner, fmt.Sprintf("%s/%d/me#", host, os.Getpid())), "%s", outer.Owner)
-		_, err := s.locks.TryLock(ctx, s.key, 0, Owner("me"))
-		s.isError(err, ErrDeadlock)
-		s.check(outer.Lost() == nil, "%v", outer.Lost())
-		again := s.lock(s.locks, Owner("me"), Shared())
-		s.must(outer.Release(ctx))
-		s.isError(outer.Release(ctx), ErrNotHeld)
-		s.awaitKept(again, 1)
-		s.ask("DLOCK.FORCERELEASE", s.key)
-		s.isLost(again)
-		s.must(s.lock(s.locks, Owner("me")).Release(ctx)) // a new one, alone
-		s.awaitGone()
-		s.check(len(s.locks.core.named) == 0, "%v", s.locks.core.named)
-	}, "single")
-}
-
-// Many goroutines of one owner count together: one take and one release on the way there.
-func TestReentryOfManyGoroutines(t *testing.T) {
-	in(t, func(s stage) {
-		var all group
-		failed := make(chan error, 20)
-		for range 20 {
-			all.Go(func() {
-				for range 25 {
-					hold, err := s.locks.Lock(ctx, s.key, Owner("us"))
-					if err == nil {
-						err = hold.Release(ctx)
-					}
-					if err != nil {
-						failed <- err
-						return
-					}
-				}
-			})
+		begins := fmt.Sprintf("%s/%d/", host, os.Getpid())
+		one, two := s.lock(s.locks, Actor("me"), Shared()), s.lock(s.locks, Owner("me"), Shared())
+		for _, hold := range []*Hold{one, two} {
+			s.check(strings.HasPrefix(hold.Owner, begins) && strings.Contains(hold.Owner, "/me#"), "%s", hold.Owner)
 		}
-		all.Wait()
-		close(failed)
-		s.must(<-failed)
+		s.check(one.Owner != two.Owner && one.Token != two.Token, "%s", one.Owner)
+		s.must(one.Release(ctx))
+		s.isError(one.Release(ctx), ErrNotHeld)
+		s.awaitKept(two, 1)
+		s.must(two.Release(ctx))
 		s.awaitGone()
 	}, "single")
 }
@@ -375,7 +340,7 @@ func TestManyOverSeveralSlots(t *testing.T) {
 	}, "single", "cluster")
 }
 
-func TestAThousandWaitsOnOneConnection(t *testing.T) {
+func TestAThousandWaitsInOneSession(t *testing.T) {
 	alone(t, func(s stage) { // or they stand still for longer than a claim or a first lease
 		s.hold()
 		locks := s.make(long)
@@ -396,7 +361,7 @@ func TestAThousandWaitsOnOneConnection(t *testing.T) {
 		s.awaitQueued(1000)
 		_, queue := s.info()
 		for _, place := range queue {
-			s.check(place.int("client") == queue[0].int("client"), "they wait by several connections")
+			s.check(place.text("in") == queue[0].text("in"), "they wait in several sessions")
 		}
 		s.handOver("other")
 		all.Wait()
@@ -407,7 +372,7 @@ func TestAThousandWaitsOnOneConnection(t *testing.T) {
 	}, "single", "cluster")
 }
 
-// One command a second on one connection, whatever the number of locks.
+// One command a second, whatever the number of locks.
 func TestHeldLocksCostTheSameWhateverTheirNumber(t *testing.T) {
 	t.Parallel()
 	for _, count := range []int{10, 1_000, 10_000} {
@@ -415,7 +380,7 @@ func TestHeldLocksCostTheSameWhateverTheirNumber(t *testing.T) {
 			in(t, func(s stage) {
 				path, name := s.control("path "+addresses("single")[0]), "held-"+randomKey()
 				s.Cleanup(func() { s.control("close " + path) })
-				locks, err := New(redis.NewClient(&redis.Options{Addr: path, ClientName: name}), Settings{})
+				locks, err := New(redis.NewClient(&redis.Options{Addr: path, ClientName: name, PoolSize: 10}), Settings{})
 				s.must(err)
 				s.Cleanup(locks.Close)
 				holds := make([]*Hold, count)
@@ -449,7 +414,7 @@ func TestHeldLocksCostTheSameWhateverTheirNumber(t *testing.T) {
 				s.until("five seconds have passed", func() bool { return age()-began > 5_000 })
 				sent, took := commands()-first, age()-began
 				connections := strings.Count(connection(addresses("single")[0]).ClientList(ctx).Val(), name)
-				s.check(sent*1000 <= took*3/2 && connections == 1, "%d commands in %d ms, %d connections", sent, took, connections)
+				s.check(sent*1000 <= took*3/2 && connections <= 12, "%d commands in %d ms, %d connections", sent, took, connections)
 				for _, hold := range holds {
 					s.check(hold.Lost() == nil, "%v", hold.Lost())
 				}
@@ -472,24 +437,6 @@ func TestLockOverASlotOnItsWay(t *testing.T) {
 		})
 		s.awaitGone()
 	}, "cluster")
-}
-
-func TestWaitOverALostMessage(t *testing.T) {
-	alone(t, func(s stage) {
-		s.hold()
-		wait := s.start(ctx, s.locks)
-		s.awaitQueued(1)
-		// The grant is published when nobody is there to hear it.
-		step := s.node(s.key).TxPipeline()
-		step.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub")
-		step.Do(ctx, "DLOCK.RELEASE", s.key, "other")
-		_, err := step.Exec(ctx)
-		s.must(err)
-		hold := s.had(wait)
-		s.check(s.holder().int("token") == hold.Token && s.holder().int("holds") == 1, "%v", s.holder())
-		s.must(hold.Release(ctx))
-		s.awaitGone()
-	}, "single")
 }
 
 func TestWaitOverAPause(t *testing.T) {

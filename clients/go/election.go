@@ -4,9 +4,9 @@ package dlock
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,8 +40,7 @@ type Leader struct {
 	Term int64
 }
 
-// Election is for one candidate. The name is shown to others; those of one name are rivals all the same. With
-// Ephemeral() the next one leads as soon as the leader's connection has ended.
+// Election is for one candidate. The name is shown to others; those of one name are rivals all the same.
 func (l *Locks) Election(key, name string, options ...Option) (*Election, error) {
 	if key == "" {
 		return nil, badArgument("key", "must not be empty")
@@ -49,7 +48,7 @@ func (l *Locks) Election(key, name string, options ...Option) (*Election, error)
 	if name == "" {
 		return nil, badArgument("name", "must not be empty")
 	}
-	if _, err := newAcquireRequest(l.core, key, options); err != nil {
+	if _, err := newRequest(l.sessions, []string{key}, options); err != nil {
 		return nil, err
 	}
 	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
@@ -66,7 +65,7 @@ func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
 	if hold := e.leading(); hold != nil {
 		return hold, nil
 	}
-	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), candidacy(e.name))...)
+	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), Actor(e.name+"#"+rand.Text()))...)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +102,22 @@ func (e *Election) Resign(ctx context.Context) error {
 	return nil
 }
 
+// Lead waits until this candidate leads, runs the work under a context that ends with the term, and resigns.
+func (e *Election) Lead(ctx context.Context, work func(context.Context, *Hold) error) (err error) {
+	hold, err := e.Campaign(ctx)
+	if err != nil {
+		return err
+	}
+	term, end := hold.Context(ctx)
+	defer end()
+	defer func() {
+		if failed := e.Resign(ctx); err == nil {
+			err = failed
+		}
+	}()
+	return work(term, hold)
+}
+
 // Term is the fencing token while it leads, else 0. It rises with each election.
 func (e *Election) Term() int64 {
 	if hold := e.leading(); hold != nil {
@@ -127,8 +142,7 @@ func (e *Election) Who(ctx context.Context) (Leader, error) { return e.Leader(ct
 
 // Leader asks the server who leads.
 func (e *Election) Leader(ctx context.Context) (Leader, error) {
-	reply, err := e.locks.core.held(ctx, e.key)
-	runtime.KeepAlive(e)
+	reply, err := e.locks.heldBy(ctx, e.key)
 	held, ok := reply.([]any)
 	if err != nil || !ok {
 		return Leader{}, err
@@ -137,15 +151,15 @@ func (e *Election) Leader(ctx context.Context) (Leader, error) {
 	return Leader{nameOf(owner), number(held[0])}, nil
 }
 
-// nameOf returns the candidate's name in an owner's: host/pid/name#…, and from earlier clients name#….
+// nameOf returns the candidate's name in an owner's: host/pid/session/name#campaign#number.
 func nameOf(owner string) string {
-	if at := strings.LastIndexByte(owner, '#'); at >= 0 {
-		owner = owner[:at]
-	}
-	if words := strings.SplitN(owner, "/", 3); len(words) == 3 {
+	if words := strings.SplitN(owner, "/", 4); len(words) == 4 {
 		if _, err := strconv.Atoi(words[1]); err == nil {
-			return words[2]
+			owner = words[3]
 		}
+	}
+	for range 2 {
+		owner = owner[:max(strings.LastIndexByte(owner, '#'), 0)]
 	}
 	return owner
 }
@@ -173,7 +187,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 					asks = true
 				case <-ctx.Done():
 					return
-				case <-e.locks.core.done:
+				case <-e.locks.sessions.ctx.Done():
 					return
 				}
 			}

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,7 +16,7 @@ import (
 
 // candidate is what a process of the test does: it campaigns, and writes under guard while it leads.
 func candidate(address, key, name string) {
-	locks, err := New(client("single", address, "", ""), Settings{Lease: lease, HangTimeout: 2 * lease, QueueGrace: 2 * time.Second})
+	locks, err := New(client("single", address, "", ""), Settings{Lease: lease, HangTimeout: 2 * lease})
 	if err != nil {
 		panic(err)
 	}
@@ -153,6 +154,27 @@ func TestElection(t *testing.T) {
 		s.until("it has stepped down", func() bool { return !second.IsLeader() })
 		s.must(second.Resign(ctx))
 	}, "single", "cluster")
+}
+
+// The work of a leader ends with its term, and the next one leads when it has returned.
+func TestLead(t *testing.T) {
+	in(t, func(s stage) {
+		first, err := s.locks.Election(s.key, "a")
+		s.must(err)
+		second, err := s.make(lease).Election(s.key, "b")
+		s.must(err)
+		failed := errors.New("of the work")
+		err = first.Lead(ctx, func(ctx context.Context, hold *Hold) error {
+			s.check(first.IsLeader() && first.Term() == hold.Token && HoldOf(ctx) == hold, "it does not lead")
+			s.ask("DLOCK.FORCERELEASE", s.key)
+			<-ctx.Done()
+			s.isError(context.Cause(ctx), ErrNotHeld)
+			return failed
+		})
+		s.isError(err, failed)
+		s.must(second.Lead(ctx, func(context.Context, *Hold) error { return nil }))
+		s.awaitGone()
+	}, "single")
 }
 
 func TestLocker(t *testing.T) {

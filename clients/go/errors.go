@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -27,7 +26,7 @@ var (
 	ErrFenced = errors.New("dlock: fenced")
 	// ErrDeadlock: the wait could never end.
 	ErrDeadlock = errors.New("dlock: deadlock")
-	// ErrReplaced: somebody else asked under the same owner's name and has the place. Never asked again by itself.
+	// ErrReplaced: another client asked under the same owner's name and has the place. It is not asked for again.
 	ErrReplaced = errors.New("dlock: replaced")
 	// ErrQueueFull: one of the server's caps on places and holders is reached.
 	ErrQueueFull = errors.New("dlock: the queue is full")
@@ -42,6 +41,8 @@ var (
 	// ErrArgument: an argument is wrong. The text names it.
 	ErrArgument = errors.New("dlock: bad argument")
 )
+
+var errNoAnswer = errors.New("the server does not answer")
 
 var codes = map[string]error{
 	"NOTHELD": ErrNotHeld, "FENCED": ErrFenced, "DEADLOCK": ErrDeadlock, "REPLACED": ErrReplaced,
@@ -68,25 +69,6 @@ func (e ServerError) Is(target error) bool { return codes[e.code()] == target }
 func (e ServerError) code() string {
 	word, _, _ := strings.Cut(string(e), " ")
 	return word
-}
-
-// redirected: another node serves the slot.
-func (e ServerError) redirected() (slot uint16, address string, ask, ok bool) {
-	words := strings.Fields(string(e))
-	if len(words) < 3 || words[0] != "MOVED" && words[0] != "ASK" {
-		return 0, "", false, false
-	}
-	number, err := strconv.ParseUint(words[1], 10, 16)
-	return uint16(number), words[2], words[0] == "ASK", err == nil
-}
-
-// typed is an error of go-redis as one of ours, if the server has said it.
-func typed(err error) error {
-	var said redis.Error
-	if err == nil || errors.Is(err, redis.Nil) || !errors.As(err, &said) {
-		return err
-	}
-	return ServerError(said.Error())
 }
 
 // unreachable is what the network has said.

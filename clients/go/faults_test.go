@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A keeper waits for nothing but its own link, and for nothing one by one.
+// What keeps the holds waits for nothing but its own server.
 
 // mapped is a client of the cluster that goes to the key's node by a path. From the second time on the map of slots is not
 // told before the test has ended; `asked` says how often it was asked for.
@@ -26,7 +26,7 @@ func (s stage) mapped(key, path string, asked *atomic.Int64) redis.UniversalClie
 		}
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-		if asked.Add(1) > 1 {
+		if asked.Add(1) > 2 {
 			<-s.Context().Done()
 		}
 		return slots, nil
@@ -62,7 +62,7 @@ func TestAMapThatNobodyTellsStopsNoKeeper(t *testing.T) {
 		locks := s.with(s.mapped(s.key, path, asked), Settings{Lease: 2 * lease, HangTimeout: 4 * lease, ReplyTimeout: time.Second})
 		hold := s.lock(locks)
 		s.control("silence " + path)
-		s.until("a round has failed", func() bool { return asked.Load() > 1 })
+		s.until("a round has failed", func() bool { return asked.Load() > 2 })
 		s.control("sound " + path)
 		s.awaitOutlasts(hold, 5*lease)
 		s.must(hold.Release(ctx))

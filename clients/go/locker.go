@@ -12,7 +12,7 @@ import (
 // or these Locks are closed, and waits as long as nobody answers; Unlock panics if it is not locked. A loss is told by
 // OnLost only. Each Locker is one lock, for any number of goroutines.
 func (l *Locks) Locker(key string, options ...Option) (sync.Locker, error) {
-	if _, err := newAcquireRequest(l.core, key, options); err != nil {
+	if _, err := newRequest(l.sessions, []string{key}, options); err != nil {
 		return nil, err
 	}
 	return &locker{locks: l, key: key, options: options, holds: make(chan *Hold, 1)}, nil

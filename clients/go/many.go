@@ -3,32 +3,81 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
-	"maps"
 	"slices"
+	"strings"
 )
 
-// WithAll works under several locks, of any slots. All take theirs in the same order (of bytes), and so never wait in a
-// circle that no server sees.
+// WithAll works under several locks: it takes all or none of a slot in one step, and slots in one order that is the same for
+// all programs, so that they never wait in a circle that no server sees. A single server is one slot. The work's context
+// ends when one of the locks is lost.
 func (l *Locks) WithAll(
 	ctx context.Context, keys []string, work func(context.Context, map[string]*Hold) error, options ...Option,
-) error {
+) (err error) {
 	if len(keys) == 0 {
 		return badArgument("keys", "must not be empty")
 	}
-	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
-	options = append([]Option{Owner(rand.Text())}, options...)
-	holds := map[string]*Hold{}
-	var take func(ctx context.Context, rest []string) error
-	take = func(ctx context.Context, rest []string) error {
-		if len(rest) == 0 {
-			return work(ctx, maps.Clone(holds))
+	outer, inner, holds := ctx, ctx, map[string]*Hold{}
+	defer func() {
+		for _, hold := range holds {
+			if failed := hold.Release(outer); err == nil && !hold.isLeft() {
+				err = failed
+			}
 		}
-		return l.With(ctx, rest[0], func(ctx context.Context, hold *Hold) error {
-			holds[rest[0]] = hold
-			return take(ctx, rest[1:])
-		}, options...)
+	}()
+	for _, group := range l.bySlot(keys) {
+		r, err := newRequest(l.sessions, group, options)
+		if err != nil {
+			return err
+		}
+		taken, err := l.take(inner, r, forever)
+		if err != nil {
+			return err
+		}
+		for _, hold := range taken {
+			var end context.CancelFunc
+			holds[hold.Key] = hold
+			inner, end = hold.Context(inner)
+			defer end()
+		}
 	}
-	return take(ctx, keys)
+	return work(inner, holds)
+}
+
+// bySlot returns the keys in groups that one command can name.
+func (l *Locks) bySlot(keys []string) (groups [][]string) {
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	if !l.sessions.library.isCluster() {
+		return [][]string{keys}
+	}
+	slices.SortStableFunc(keys, func(a, b string) int { return cmp.Compare(slotOf(a), slotOf(b)) })
+	for i, key := range keys {
+		if i == 0 || slotOf(key) != slotOf(keys[i-1]) {
+			groups = append(groups, nil)
+		}
+		groups[len(groups)-1] = append(groups[len(groups)-1], key)
+	}
+	return groups
+}
+
+// slotOf is the CRC16 of the part of the key that a cluster hashes.
+func slotOf(key string) uint16 {
+	if start := strings.IndexByte(key, '{'); start >= 0 {
+		if size := strings.IndexByte(key[start+1:], '}'); size > 0 {
+			key = key[start+1 : start+1+size]
+		}
+	}
+	crc := uint16(0)
+	for _, b := range []byte(key) {
+		crc ^= uint16(b) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return crc % 16384
 }

@@ -16,7 +16,6 @@ type path struct {
 	pattern  []byte
 	met      []func()
 	sockets  []net.Conn
-	these    map[net.Conn]bool
 }
 
 func (s stage) pathTo(server string, met ...func()) *path {
@@ -64,7 +63,7 @@ func (p *path) pass(from, to net.Conn) {
 		if p.pattern != nil && bytes.Contains(buffer[:n], p.pattern) {
 			p.frozen = true
 		}
-		for p.frozen || p.these[from] || p.these[to] {
+		for p.frozen {
 			p.thawed.Wait()
 		}
 		p.mu.Unlock()
@@ -98,22 +97,6 @@ func (p *path) freezeAt(words string) {
 func (p *path) thaw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.frozen, p.pattern, p.these = false, nil, nil
+	p.frozen, p.pattern = false, nil
 	p.thawed.Broadcast()
-}
-
-// freezeThese freezes the connections that are there now. It returns what thaws them.
-func (p *path) freezeThese() (thaw func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.these = map[net.Conn]bool{}
-	for _, one := range p.sockets {
-		p.these[one] = true
-	}
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.these = nil
-		p.thawed.Broadcast()
-	}
 }

@@ -178,7 +178,7 @@ func TestGuardSpeaksAsGoRedisDoes(t *testing.T) {
 		none, err := hold.Guard(ctx, "GET", data+"none")
 		s.check(none == nil && err == nil, "%v %v", none, err)
 		_, err = hold.Guard(ctx, "SET", data, struct{}{})
-		s.isError(err, ErrArgument)
+		s.check(err != nil, "it is no word of a command")
 		_, err = hold.Guard(ctx)
 		s.isError(err, ErrArgument)
 		_, err = hold.Guard(ctx, "NOSUCH")
@@ -188,15 +188,11 @@ func TestGuardSpeaksAsGoRedisDoes(t *testing.T) {
 	}, "single")
 }
 
-// Nobody needs to wait for the next KEEP.
+// Nobody needs to wait until the session tells of it.
 func TestAFencedGuardIsALoss(t *testing.T) {
 	in(t, func(s stage) {
 		locks := s.with(client("single", "", "", ""), Settings{Lease: 4 * patience})
 		hold := s.lock(locks)
-		c, n := locks.core, hold.state.renewal.node
-		c.mu.Lock()
-		n.rings.Stop() // its round is late
-		c.mu.Unlock()
 		s.ask("DLOCK.FORCERELEASE", s.key)
 		_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
 		s.isError(err, ErrFenced)
@@ -255,7 +251,7 @@ func TestReleaseAfter(t *testing.T) {
 		s.check(hold.Lost() == nil, "it is given back")
 		s.until("it outlasts a lease", func() bool {
 			holder := s.holder()
-			s.check(holder != nil && holder.int("auto") == 0, "%v", holder)
+			s.check(holder != nil && holder.text("in") == "", "%v", holder)
 			return holder.int("held-ms") > lease.Milliseconds()
 		})
 		s.awaitGone()
@@ -272,10 +268,10 @@ func TestAPauseLosesNothingThatTheServerHolds(t *testing.T) {
 		child.Stderr = os.Stderr
 		s.must(child.Start())
 		s.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
-		s.until("it holds both", func() bool {
+		s.until("it holds both, and keeps its session", func() bool {
 			kept, _ := s.infoAt(s.key + ":kept")
 			gone, _ := s.infoAt(s.key + ":gone")
-			return len(kept) == 1 && len(gone) == 1
+			return len(kept) == 1 && len(gone) == 1 && kept[0].int("alive") == 1
 		})
 		s.must(child.Process.Signal(syscall.SIGSTOP))
 		token := func() int64 {
@@ -315,19 +311,59 @@ func sleeper(key string) {
 	os.Exit(0)
 }
 
-// Old names of settings work for one version, and say so.
-func TestOldNamesOfSettings(t *testing.T) {
-	log := &logged{}
-	old := Settings{
-		Auto: time.Minute, Claim: time.Second, Bound: 2 * time.Second, Allowance: time.Millisecond, Logger: slog.New(log),
-	}
-	if err := old.complete(); err != nil {
-		t.Fatal(err)
-	}
-	if old.HangTimeout != time.Minute || old.QueueGrace != time.Second || old.ReplyTimeout != 2*time.Second ||
-		old.ClockMargin != time.Millisecond || log.count("has a new name") != 4 {
-		t.Errorf("%v, %d warnings", old, log.count("has a new name"))
-	}
+// Old names work for one version, and say so.
+func TestOldNames(t *testing.T) {
+	in(t, func(s stage) {
+		log := &logged{}
+		locks := s.with(client("single", "", "", ""), Settings{QueueGrace: time.Second, Logger: slog.New(log)})
+		s.must(s.lock(locks, Owner("me")).Release(ctx))
+		s.check(log.count("QueueGrace is") == 1 && log.count("Owner is called Actor") == 1, "%v", log.lines)
+	}, "single")
+}
+
+// A context that has ended is no reason to keep the lock, and a silent server none to wait for ever.
+func TestReleaseUnderAContextThatHasEnded(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: 4 * patience, ReplyTimeout: time.Second})
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		s.must(s.lock(locks).Release(ended))
+		s.check(s.holder() == nil, "it is held")
+		hold := s.lock(locks)
+		s.control("silence " + path)
+		began := time.Now()
+		s.isError(hold.Release(ended), ErrUnreachable)
+		s.check(time.Since(began) < 2*time.Second+lateness(), "%v", time.Since(began))
+		s.isError(hold.Release(ctx), ErrNotHeld)
+		s.control("sound " + path)
+		s.awaitGone()
+	}, "single")
+}
+
+// Locks that are closed, and holds that are released, leave no goroutine.
+func TestNoGoroutineIsLeft(t *testing.T) {
+	before := 0
+	alone(t, func(s stage) {
+		s.locks.Close()
+		s.check(s.holder() == nil, "it is held")
+		// By the older protocol: with the newer one go-redis starts goroutines for the program's own client.
+		program := redis.NewClient(&redis.Options{Addr: addresses("single")[0], Protocol: 2})
+		defer program.Close()
+		before = runtime.NumGoroutine()
+		locks := s.with(program, Settings{Lease: lease})
+		for range 20 {
+			s.must(s.lock(locks).Release(ctx))
+		}
+		s.check(runtime.NumGoroutine() <= before+2, "%d goroutines, and %d before", runtime.NumGoroutine(), before)
+		kept, waiting := s.lock(locks), s.start(ctx, locks)
+		s.awaitQueued(1)
+		s.awaitKept(kept, 1)
+		s.must(kept.Release(ctx))
+		s.must(s.had(waiting).Release(ctx))
+		locks.Close()
+		s.until("they have ended", func() bool { return runtime.NumGoroutine() <= before })
+	}, "single")
 }
 
 func TestCounting(t *testing.T) {
@@ -365,9 +401,14 @@ func TestCounting(t *testing.T) {
 func TestAFullServerIsWaitedFor(t *testing.T) {
 	in(t, func(s stage) {
 		port := freePort(s)
-		s.program("--port", port, "--bind", "127.0.0.1", "--save", "", "--maxclients", "1", "--loadmodule", s.module())
-		full := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: 1})
+		s.program("--port", port, "--bind", "127.0.0.1", "--save", "", "--maxclients", "3", "--loadmodule", s.module())
+		full := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: 3})
 		s.must(s.up(full))
+		for range 3 {
+			conn := full.Conn()
+			s.must(conn.Ping(ctx).Err())
+			defer conn.Close()
+		}
 		locks := s.with(redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port}), Settings{})
 		_, err := locks.TryLock(ctx, s.key, 0)
 		s.check(err != nil && passes(err), "%v", err) // in its words, if they come before the end
@@ -379,33 +420,5 @@ func TestAFullServerIsWaitedFor(t *testing.T) {
 		}
 		s.must(full.Close())
 		s.must(s.had(wait).Release(ctx))
-	}, "single")
-}
-
-// A wait is given up while the server hangs, and what was said then is read after the same owner has the lock again.
-func TestWhatIsReadLateEndsNoHold(t *testing.T) {
-	in(t, func(s stage) {
-		path := s.pathTo(addresses("single")[0])
-		locks := s.with(redis.NewClient(&redis.Options{Addr: path.address()}), Settings{Lease: long, ReplyTimeout: time.Second, QueueGrace: time.Second})
-		s.must(s.lock(locks, Owner("me")).Release(ctx))
-		s.hold()
-		wait := make(chan error, 1)
-		inner, cancel := context.WithCancel(ctx)
-		go func() {
-			_, err := locks.Lock(inner, s.key, Owner("me"))
-			wait <- err
-		}()
-		s.awaitQueued(1)
-		old := path.freezeThese()
-		cancel()
-		s.isError(<-wait, context.Canceled)
-		s.handOver("other")
-		hold := s.lock(locks, Owner("me")) // asked for by the old link first, before that is given up
-		old()
-		time.Sleep(500 * time.Millisecond) // nothing happens
-		holders, _ := s.info()
-		s.check(len(holders) == 1 && holders[0].int("token") == hold.Token, "%v", holders)
-		s.must(hold.Release(ctx))
-		s.awaitGone()
 	}, "single")
 }

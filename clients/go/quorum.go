@@ -65,9 +65,7 @@ func NewQuorum(bound time.Duration, masters ...*redis.Options) *Quorum {
 }
 
 func (q *Quorum) client(pattern *redis.Options) *redis.Client {
-	options := *pattern
-	own(&options, q.bound) // nothing is sent twice behind our back
-	return redis.NewClient(&options)
+	return redis.NewClient(bounded(pattern, q.bound)) // nothing is sent twice behind our back
 }
 
 // Close ends the connections. What is still held lives on until its lease.

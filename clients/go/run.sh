@@ -23,37 +23,52 @@ look() {
     grep -q "go-redis/v9 $oldest" go.mod
     [ -z "$(gofmt -l .)" ] || { gofmt -d .; exit 1; }
     go vet -mod=readonly ./...
+    (cd gocron && go vet -mod=readonly ./...)
 }
 build_newest() {
     mkdir -p "$new/gocron"
     cp -- *.go go.mod go.sum "$new"
-    cp -- gocron/*.go "$new/gocron"
-    cd "$new"
-    go get "github.com/redis/go-redis/v9@$newest" >/dev/null 2>&1
-    go mod tidy >/dev/null 2>&1
-    go list -m github.com/redis/go-redis/v9 | grep -q "$newest"
-    go test -c -o "$built/newest" .
-    go test -c -o "$built/gocron" ./gocron
+    cp -- gocron/*.go gocron/go.mod gocron/go.sum "$new/gocron"
+    local module
+    for module in "$new" "$new/gocron"; do
+        cd "$module"
+        go get "github.com/redis/go-redis/v9@$newest" >/dev/null 2>&1
+        go mod tidy >/dev/null 2>&1
+        go list -m github.com/redis/go-redis/v9 | grep -q "$newest"
+        go test -c -o "$built/$([ "$module" = "$new" ] && echo newest || echo gocron)" .
+    done
 }
-# The commands of README.md, in a project that has nothing else.
+# The commands of README.md, in a project that has nothing else. Those of its second block are for gocron.
 project() { # NAME
     cd "$projects/$1"
     go mod init example >/dev/null 2>&1
     cp "$DLOCK_CLIENT_TARGET/packages/dlock-go-0.5.0-dev.tar.gz" .
-    bash -euo pipefail ../install.sh >/dev/null 2>&1 || bash -euxo pipefail ../install.sh
+    local both=(install)
+    if grep -q dlock/gocron main.go; then
+        both+=(gocron)
+        mv main.go later # the first block is for a program without it
+    fi
+    local block
+    for block in "${both[@]}"; do
+        [ "$block" = install ] || mv later main.go
+        bash -euo pipefail "../$block.sh" >/dev/null 2>&1 || bash -euxo pipefail "../$block.sh"
+    done
     rm -r dlock/README.md
     go vet .
     go build -o "$built/project-$1" .
 }
 build_projects() {
     mkdir -p "$projects/outside"
-    awk '/^```sh$/ && !n++ { on = 1; next } /^```$/ { on = 0 } on' README.md >"$projects/install.sh"
+    local block=0 name
+    for name in install gocron; do
+        block=$((block + 1))
+        awk -v block=$block '/^```sh$/ && ++n == block { on = 1; next } /^```$/ { on = 0 } on' README.md >"$projects/$name.sh"
+    done
     cp outside/main.go "$projects/outside"
     # Each program of the page. What it calls localhost:6379 is the test's server.
     awk -v dir="$projects" '/^```go$/ { on = 1; text = ""; next }
         /^```$/ { if (on && text ~ /^package main/) { n++; d = dir "/page" n; system("mkdir -p " d); printf "%s", text >(d "/main.go") } on = 0 }
         on { text = text $0 "\n" }' README.md
-    local name
     for name in "$projects"/*/; do
         (project "$(basename "$name")")
     done
@@ -83,7 +98,7 @@ fi
 # That each case fails on a client with a fault takes minutes more: DLOCK_PLANTED=1.
 "$built/newest" -test.timeout=20m -test.parallel=16
 "$built/oldest" -test.timeout=5m -test.parallel=16 -test.run \
-    'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|Example'
+    'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|Example'
 "$built/gocron" -test.timeout=3m
 "$built/project-outside"
 for page in "$projects"/page*; do

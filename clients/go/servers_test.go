@@ -117,8 +117,6 @@ func TestTLS(t *testing.T) {
 		s.must(err)
 		s.must(hold.Release(ctx))
 		s.must(s.had(wait).Release(ctx))
-		list := client.ClientList(ctx).Val()
-		s.check(strings.Count(list, "cmd=dlock")+strings.Count(list, "cmd=subscribe")+strings.Count(list, "cmd=ping") >= 2, "%s", list)
 
 		stranger := *options
 		stranger.Dialer, stranger.TLSConfig = nil, &tls.Config{ServerName: "localhost"} // old versions have put theirs there
@@ -142,17 +140,30 @@ func (s stage) up(client *redis.Client) (err error) {
 // The primary is killed, or stands still: the Sentinels promote the replica, where the holds go on under their tokens, and
 // the wait is granted. A lease of 1.5 x (3 s + 5 s) outlasts a detection of 3 s.
 func TestSentinel(t *testing.T) {
-	t.Run("killed", func(t *testing.T) {
-		in(t, func(s stage) {
-			s.sentinels(syscall.SIGKILL, 1000, Settings{Lease: 2 * long, HangTimeout: 4 * long, QueueGrace: long})
-		}, "single")
-	})
-	t.Run("stopped", func(t *testing.T) {
-		in(t, func(s stage) { s.sentinels(syscall.SIGSTOP, 3000, Settings{Lease: 12 * time.Second, QueueGrace: long}) }, "single")
-	})
+	byClient := func(options *redis.FailoverOptions, settings Settings) (*Locks, error) {
+		return New(redis.NewFailoverClient(options), settings)
+	}
+	kept := Settings{Lease: 2 * long, HangTimeout: 4 * long}
+	for name, one := range map[string]struct {
+		fault     os.Signal // nil: a planned failover
+		detection int
+		connect   func(*redis.FailoverOptions, Settings) (*Locks, error)
+		settings  Settings
+	}{
+		"killed":     {syscall.SIGKILL, 1000, byClient, kept},
+		"stopped":    {syscall.SIGSTOP, 3000, byClient, Settings{Lease: 12 * time.Second}},
+		"killed too": {syscall.SIGKILL, 1000, NewFailover, kept},
+		"planned":    {nil, 3000, NewFailover, kept},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(s stage) { s.sentinels(one.fault, one.detection, one.connect, one.settings) }, "single")
+		})
+	}
 }
 
-func (s stage) sentinels(fault os.Signal, detection int, settings Settings) {
+func (s stage) sentinels(
+	fault os.Signal, detection int, connect func(*redis.FailoverOptions, Settings) (*Locks, error), settings Settings,
+) {
 	start := func(more ...string) (address string, signal func(os.Signal)) {
 		port := freePort(s)
 		signal, output := s.program(append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"}, more...)...)
@@ -187,9 +198,9 @@ func (s stage) sentinels(fault os.Signal, detection int, settings Settings) {
 			return err == nil && ok && known["num-slaves"] == "1" && known["num-other-sentinels"] == "2"
 		})
 	}
-	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "locks", SentinelAddrs: sentinels})
-	defer client.Close()
-	locks := s.with(client, settings)
+	locks, err := connect(&redis.FailoverOptions{MasterName: "locks", SentinelAddrs: sentinels}, settings)
+	s.must(err)
+	s.Cleanup(locks.Close)
 	hold := s.lock(locks)
 	wait := s.start(ctx, locks)
 	var others []*Hold
@@ -204,19 +215,28 @@ func (s stage) sentinels(fault os.Signal, detection int, settings Settings) {
 	for _, address := range []string{first, second} {
 		s.until("it is held, and another waits", func() bool { return len(held(address, "holders")) == 1 && len(held(address, "queue")) == 1 })
 	}
-	signal(fault)
+	began := time.Now()
+	if fault != nil {
+		signal(fault)
+	} else {
+		s.must(connection(sentinels[0]).Do(ctx, "SENTINEL", "FAILOVER", "locks").Err())
+	}
 	s.until("the hold is kept by the other server", func() bool {
 		holders := held(second, "holders")
 		if len(holders) == 0 {
 			return false
 		}
 		holder := row(holders[0].(map[any]any))
-		return holder.int("token") == hold.Token && holder.int("client") != 0 && holder.int("auto") == 1
+		return holder.int("token") == hold.Token && holder.text("in") != ""
 	})
+	if fault == nil { // the former primary becomes a replica, and ends its connections, after eleven seconds
+		role, _ := connection(first).Do(ctx, "ROLE").Slice()
+		s.check(len(role) > 0 && role[0] == "master", "it was not left before that: %v after %v", role, time.Since(began))
+	}
 	for _, one := range append(others, hold) {
 		s.check(one.Lost() == nil, "%v", one.Lost())
 	}
-	s.must(hold.Release(ctx))
+	_ = hold.Release(ctx) // its connection may lead to the former primary: then it goes on in the background
 	next := s.had(wait)
 	s.check(next.Token > hold.Token, "%d after %d", next.Token, hold.Token)
 	s.must(next.Release(ctx))

@@ -65,7 +65,7 @@ func (l *lock) Unlock(ctx context.Context) error {
 	if l.hold == nil {
 		return nil
 	}
-	return l.hold.Release(context.WithoutCancel(ctx))
+	return l.hold.Release(ctx)
 }
 
 // An Elector lets the jobs run in the process that leads. It campaigns in the background until it is closed.
@@ -77,8 +77,8 @@ type Elector struct {
 
 var errNotLeader = errors.New("dlock: this process does not lead")
 
-// NewElector returns a candidate in the election of this key. With dlock.Ephemeral() the next one leads as soon as the
-// leader's process has ended, and not only after its lease.
+// NewElector returns a candidate in the election of this key. With a short dlock.Lease the next one leads soon after the
+// leader's process has died.
 func NewElector(locks *dlock.Locks, key, name string, options ...dlock.Option) (*Elector, error) {
 	if locks == nil {
 		return nil, fmt.Errorf("%w: locks must not be nil", dlock.ErrArgument)

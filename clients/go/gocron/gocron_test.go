@@ -51,7 +51,7 @@ func schedule(kind, key string) error {
 		}
 		how = gocron.WithDistributedLocker(locker)
 	} else {
-		elector, err := NewElector(locks, key, fmt.Sprint(os.Getpid()), dlock.Ephemeral())
+		elector, err := NewElector(locks, key, fmt.Sprint(os.Getpid()), dlock.Lease(3*time.Second))
 		if err != nil {
 			return err
 		}
