@@ -38,7 +38,7 @@ project() { # NAME LIBRARY…
     rm -rf "$project/node_modules/dlock-redis" "$project/test" "$project/examples"
     mkdir -p "$project/node_modules/dlock-redis"
     tar -xzf "$target"/packages/dlock-redis-*.tgz -C "$project/node_modules/dlock-redis" --strip-components 1
-    cp -r examples test README.md ../cases/cases.json "$project"
+    cp -r examples test README.md ../cases/*.json "$project"
 }
 look() {
     cp -r examples test "$target/source"

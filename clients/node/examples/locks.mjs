@@ -5,9 +5,9 @@ import { Fenced, Locks, LockTimeout } from 'dlock-redis';
 import { Quorum } from 'dlock-redis/quorum';
 
 export async function sell({ client, notify }) {
-  const locks = new Locks(client, { lease: 10_000, hangTimeout: 60_000 });
+  const locks = new Locks(client, { lease: 10_000, hangTimeout: 30_000 });
   try {
-    await locks.using('{stock}lock', { timeout: 5000 }, async (hold) => {
+    await locks.using('{stock}lock', { wait: 5000 }, async (hold) => {
       const left = Number(await hold.guard('GET', '{stock}left'));
       await notify(left, { signal: hold.signal }); // aborted when the lock is lost
       await hold.guard('SET', '{stock}left', left - 1); // else Fenced: nothing is written
@@ -23,7 +23,7 @@ export async function sell({ client, notify }) {
 }
 
 export async function transfer({ locks, from, to, move }) {
-  await locks.usingAll([from, to], { timeout: 5000 }, async (holds) => {
+  await locks.usingAll([from, to], { wait: 5000 }, async (holds) => {
     await move(holds.get(from).token, holds.get(to).token);
   });
 }

@@ -29,7 +29,7 @@ const client = new Redis(`redis://${process.env.DLOCK_SINGLE}`, { lazyConnect: t
 const locks = new Locks(client, { observer: measured() });
 await locks.using('metrics', async () => {
   await locks.tryLock('metrics');
-  await locks.lock('metrics', { timeout: 3_000 }).catch(() => {});
+  await locks.lock('metrics', { wait: 3_000 }).catch(() => {});
 });
 await locks.close();
 await reader.forceFlush();

@@ -26,8 +26,13 @@ export class Quarantine extends DLockError {}
 export class NoAck extends DLockError {}
 /** Any other error of the server, in its own words: a wrong password, a missing permission, no module. */
 export class Refused extends DLockError {}
-/** The lock was not granted in time. `cause` is what the server failed to do; without one the lock is taken. */
-export class LockTimeout extends DLockError {}
+/** The lock was not granted in time. `taken`: others had it. If not, no server could say so, and `cause` is what went wrong. */
+export class LockTimeout extends DLockError {
+  constructor(message, { taken = true, ...options } = {}) {
+    super(message, options);
+    this.taken = taken;
+  }
+}
 /** No connection, or no answer. */
 export class Unreachable extends DLockError {}
 /** Nobody has answered in time. */

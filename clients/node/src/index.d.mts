@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 /// <reference types="node" />
 
-/** A name: of a lock, or of an owner. */
+/** A name: of a lock, or of an actor. */
 export type Name = string | Buffer;
 
-/** A client of ioredis or node-redis, or a cluster of either: whatever makes more of its kind. */
+/** A client, cluster or Sentinel of ioredis or node-redis: whatever makes more of its kind. */
 export interface Duplicable { duplicate(...options: never[]): unknown }
-/** What `Locks` makes its connections like. A function makes a client for each connection. */
+/** What `Locks` makes its own clients like. A function makes one for each of them. */
 export type Client = Duplicable | (() => Duplicable | Promise<Duplicable>);
 
 /** Is called with what happens, at once: it must not block. Times are in milliseconds. */
@@ -34,22 +34,14 @@ export interface Logger {
 export interface Settings {
   /** What a lock has left when the program dies or loses the server. 10,000 ms unless set. */
   lease?: number;
-  /** How long a program that hangs keeps its locks. 60,000 ms unless set. */
+  /** How long a program that hangs keeps its locks. 30,000 ms unless set. */
   hangTimeout?: number;
-  /** How long a place in a queue is kept while the connection is away. 5,000 ms unless set. */
-  queueGrace?: number;
   /** How long a connect or a reply may take. 3,000 ms unless set. */
   replyTimeout?: number;
   /** So much before its end a lease is believed to have ended. 100 ms unless set. */
   clockMargin?: number;
-  /** @deprecated `hangTimeout` */
-  auto?: number;
-  /** @deprecated `queueGrace` */
-  claim?: number;
-  /** @deprecated `replyTimeout` */
-  bound?: number;
-  /** @deprecated `clockMargin` */
-  allowance?: number;
+  /** @deprecated It is the server's dlock.claim-window-ms now. */
+  queueGrace?: number;
   observer?: Observer;
   /** `process.emitWarning` and `NODE_DEBUG=dlock` unless set. */
   logger?: Logger;
@@ -57,9 +49,11 @@ export interface Settings {
 
 export interface LockOptions {
   /** Milliseconds to wait. Without it `lock` waits for ever, and `tryLock` not at all. */
-  timeout?: number;
+  wait?: number;
   /** Of this lock alone, instead of the setting. */
   lease?: number;
+  /** After so long the client reports the hold lost, and gives it back. */
+  maxHold?: number;
   /** Ends the wait with its reason; nothing is left behind. */
   signal?: AbortSignal;
   /** Readers that share. */
@@ -68,13 +62,11 @@ export interface LockOptions {
   limit?: number;
   /** The hold takes this many of `limit`, all at once. 1 unless set. */
   permits?: number;
-  /** The hold ends at once when the connection does, and not only after its lease. */
-  ephemeral?: boolean;
-  /**
-   * A name. Without one each hold has its own. Nested locks of one task should have one: then the server sees circles. Whoever
-   * asks by the same `Locks` under the name that holds a lock has it, too: that is counted here. In another process the same
-   * name is another owner; the server shows it as `host/pid/name#…`.
-   */
+  /** Who asks: nested locks of one task should have one name, then the server sees circles. Locks are not re-entered. */
+  actor?: Name;
+  /** @deprecated `wait` */
+  timeout?: number;
+  /** @deprecated `actor` */
   owner?: Name;
   /** Is called with the hold when it is lost. */
   onLost?(hold: Hold): unknown;
@@ -91,14 +83,16 @@ export interface Hold extends AsyncDisposable {
   readonly lost: boolean;
   /** Aborted with `NotHeld` when the lock is lost. */
   readonly signal: AbortSignal;
-  /** For so many milliseconds it is ours for sure, if nothing is heard of the server any more. */
+  /** For so many milliseconds it is ours for sure, even if the server no longer answers. */
   left(): number;
   /** Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. */
   guard(...command: (string | number | Buffer)[]): Promise<unknown>;
   /** Asks the server whether the lock is still held under this token, else `Fenced`. */
   check(): Promise<void>;
-  /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. */
+  /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. Without an answer it continues behind the call. */
   release(): Promise<void>;
+  /** Leaves the lock taken for so many milliseconds, and ends this hold: for work that is due once in a period. */
+  releaseAfter(ms: number): Promise<void>;
 }
 
 /** Locks by a client of ioredis or node-redis. Make one for a program. */
@@ -106,17 +100,17 @@ export class Locks implements AsyncDisposable {
   constructor(client: Client, settings?: Settings);
   /** Waits for the lock. `LockTimeout` if it is not granted in time. */
   lock(key: Name, options?: LockOptions): Promise<Hold>;
-  /** Null if the lock is taken. With a time-out it waits so long. */
+  /** Null if the lock is taken. With `wait` it waits so long. */
   tryLock(key: Name, options?: LockOptions): Promise<Hold | null>;
   /** Does the work under the lock, and gives it back. Never hides an error of the work. */
   using<T>(key: Name, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
   using<T>(key: Name, work: (hold: Hold) => T | Promise<T>): Promise<T>;
-  /** The same under locks of any slots, taken in one fixed order under one owner. */
+  /** The same under many locks: all or none of a slot in one step, and slots in one fixed order. */
   usingAll<K extends Name, T>(keys: Iterable<K>, options: LockOptions, work: (holds: Map<K, Hold>) => T | Promise<T>): Promise<T>;
   usingAll<K extends Name, T>(keys: Iterable<K>, work: (holds: Map<K, Hold>) => T | Promise<T>): Promise<T>;
   /** Who holds it, under which token, and for how many milliseconds yet: the last of them to end; null: nobody. */
   holder(key: Name): Promise<{ owner: string; token: number; left: number } | null>;
-  /** Ends it: every call from now on is an error. What is still held is told lost, and lives on until its lease. */
+  /** Ends it: every call from now on is an error. What is still held is reported lost, and lives on until its lease. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 }
@@ -142,8 +136,10 @@ export class Quarantine extends DLockError {}
 export class NoAck extends DLockError {}
 /** Any other error of the server, in its own words. */
 export class Refused extends DLockError {}
-/** Not granted in time. `cause` is what the server failed to do; without one the lock is taken. */
-export class LockTimeout extends DLockError {}
+/** Not granted in time. `taken`: others had it. If not, no server could say so, and `cause` is what went wrong. */
+export class LockTimeout extends DLockError {
+  readonly taken: boolean;
+}
 /** No connection, or no answer. */
 export class Unreachable extends DLockError {}
 /** These locks are closed. */

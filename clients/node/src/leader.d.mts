@@ -14,9 +14,11 @@ export class Election {
   readonly name: string;
   /** Waits until this one leads: the hold, whose `token` is the term, and whose `signal` is aborted when it steps down. */
   campaign(options?: { signal?: AbortSignal }): Promise<Hold>;
+  /** The same, or null if it was not elected in time. */
+  campaign(options: { signal?: AbortSignal; wait: number }): Promise<Hold | null>;
   /** Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through. */
   lead<T>(work: (term: Hold) => T | Promise<T>, options?: { signal?: AbortSignal }): Promise<T>;
-  /** True for sure, if nothing is heard of the server any more. */
+  /** True for sure, even if the server no longer answers. */
   readonly isLeader: boolean;
   /** This one's, or null. */
   readonly term: number | null;

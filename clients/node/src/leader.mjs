@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
+import { randomUUID } from 'node:crypto';
+
 import { pause } from './clock.mjs';
 import { NotHeld } from './errors.mjs';
-import { PARTY, known, milliseconds, text } from './request.mjs';
-import { checkWork, finished } from './work.mjs';
+import { checkWork, finished, known, milliseconds, text } from './settings.mjs';
 
 const nothing = () => {};
-/** The candidate's name in an owner's: host/pid/name#…, and from earlier clients name#…. */
-const nameOf = (owner) => owner.replace(/#[^#]*$/, '').replace(/^[^/]*\/\d+\//, '');
+/** Returns the candidate's name in an owner's: behind machine, process and session, and before what each campaign adds. */
+const nameOf = (owner) => owner.replace(/^[^/]+\/\d+\/[^/]+\//, '').replace(/(#[^#]*){1,2}$/, '');
 
 const same = (one, another) => one?.term === another?.term;
 
@@ -30,11 +31,11 @@ export class Election {
     [this.key, this.name] = [text('key', key), text('name', name)];
   }
 
-  /** Waits until this one leads: the hold, whose `token` is the term, and whose `signal` is aborted when it steps down. */
-  async campaign({ signal } = {}) {
+  /** Waits until this one leads; null after `wait`. The hold's `token` is the term, its `signal` is aborted when it steps down. */
+  async campaign({ signal, wait = Infinity } = {}) {
     if (this.isLeader) return this.#hold;
-    // A name of its own for each term: a program that comes back must not enter what its predecessor has left.
-    this.#hold = await this.#locks.lock(this.key, { [PARTY]: this.name, signal });
+    const actor = `${this.name}#${randomUUID()}`; // two of one name are two
+    this.#hold = await this.#locks.tryLock(this.key, { actor, wait, signal });
     return this.#hold;
   }
 
@@ -58,7 +59,7 @@ export class Election {
     }
   }
 
-  /** True for sure, if nothing is heard of the server any more. */
+  /** True for sure, even if the server no longer answers. */
   get isLeader() { return this.#hold !== null && this.#hold.left() > 0; }
 
   /** This one's, or null. */

@@ -1,146 +1,200 @@
 // SPDX-License-Identifier: MIT
-// ioredis and node-redis under one hat. The program's client is a pattern: our connections are its duplicates, with its
-// addresses, Sentinels, TLS, user and database, but without its ways to connect and to send again: after a loss all
-// who wait have to ask anew, and what is tied to a connection has to be counted.
-import { pause, now } from './clock.mjs';
-import { Unreachable } from './errors.mjs';
+/*
+ * The program's client as a template: other ones of the same kind, which connect once and send once. TLS, users, databases,
+ * Sentinels and clusters come along, because ioredis or node-redis makes the connections.
+ *
+ * After a call without an answer we leave our client and make another: some libraries keep a dead connection for ever.
+ */
+import { after } from './clock.mjs';
+import { Closed, Unreachable, late, typed } from './errors.mjs';
 
 const nothing = () => {};
 
-/** "host:port" as options; an IPv6 address has colons of its own. */
-function place(address) {
-  const at = address.lastIndexOf(':');
-  return { host: address.slice(0, at), port: Number(address.slice(at + 1)) };
-}
-
 const ioredis = {
-  duplicate: (client, address, bound) => client.duplicate({
-    connectTimeout: bound, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
-    lazyConnect: true, retryStrategy: null, sentinelRetryStrategy: null, reconnectOnError: null, failoverDetector: false,
-    autoResubscribe: false, autoResendUnfulfilledCommands: false, maxRetriesPerRequest: null, enableReadyCheck: false,
-    enableAutoPipelining: false, readOnly: false, stringNumbers: false, protocol: 2, replyMapping: undefined,
-    ...(address && { ...place(address), path: undefined, sentinels: null }),
-  }),
-  connect: (wire) => wire.connect(),
-  events: ['error', 'close', 'end'],
-  send: (wire, words) => wire.call(...words),
-  listen(wire, channel, heard) {
-    wire.on('messageBuffer', (_, message) => heard(message));
-    return wire.subscribe(channel);
+  copy(client, bound) {
+    const how = {
+      connectTimeout: bound, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
+      sentinelCommandTimeout: bound,
+      lazyConnect: true, retryStrategy: null, sentinelRetryStrategy: null, reconnectOnError: null,
+      failoverDetector: true, // a Sentinel's word ends the connection to a former primary, which grants for eleven seconds more
+      autoResendUnfulfilledCommands: false, maxRetriesPerRequest: null, enableReadyCheck: false, enableAutoPipelining: false,
+      readOnly: false, stringNumbers: false, protocol: 2, replyMapping: undefined,
+    };
+    if (!client.isCluster) return client.duplicate(how);
+    const seeds = client.nodes().map(({ options: { host, port } }) => ({ host, port }));
+    return client.duplicate(seeds, {
+      lazyConnect: true, enableReadyCheck: false, clusterRetryStrategy: null, slotsRefreshTimeout: Math.min(1_000, bound),
+      scaleReads: 'master', retryDelayOnFailover: 0, retryDelayOnClusterDown: 0, enableAutoPipelining: false,
+      redisOptions: { ...client.options.redisOptions, ...how },
+    });
   },
-  close: (wire) => wire.disconnect(),
-  /** Returns the server's address, to tell one server from another. */
-  leadsTo: ({ stream }) => `${stream?.remoteAddress} ${stream?.remotePort}`,
-  /** One that made itself connects by itself. */
-  discard: (client) => client.disconnect(),
-  nodes: (cluster) => {
-    if (cluster.status === 'wait') cluster.connect().catch(nothing);
-    return cluster.nodes().map((node) => [`${node.options.host}:${node.options.port}`, node]);
+  /** ioredis 5.0 is ready before it knows whether the password is right. */
+  async connect(wire) {
+    await wire.connect();
+    if (!wire.isCluster) await wire.call('PING').catch(nothing);
   },
-  map: (cluster) => cluster.options.natMap,
+  async sender(wire) {
+    if (!wire.isCluster) return (key, words) => wire.callBuffer(...words);
+    const { Command } = await import('ioredis');
+    class Keyed extends Command { // ioredis does not know where the key is in a command of a module, and would ask any node
+      constructor(key, [name, ...args]) {
+        super(name, args, { replyEncoding: null });
+        this.key = key;
+      }
+
+      getKeys() { return [this.key]; }
+    }
+    return (key, words) => wire.sendCommand(new Keyed(key, words));
+  },
+  /** One that has ended would keep the process for two seconds; but the subscription to a Sentinel ends by this only. */
+  close: (wire) => (wire.status !== 'end' || wire.options.sentinels) && wire.disconnect(),
 };
 
 const opened = new WeakSet(); // of node-redis: they have their sockets
+const BYTES = { typeMapping: { 36: Buffer } }; // of bulk strings
 
 const nodeRedis = {
-  duplicate: (client, address, bound) => client.duplicate({
-    RESP: 2, commandOptions: { timeout: undefined }, pingInterval: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
-    disableOfflineQueue: false,
-    ...(address && { url: undefined }), // it would overrule the address
-    socket: { ...client.options?.socket, ...(address && { ...place(address), path: undefined }), connectTimeout: bound,
-      socketTimeout: undefined, reconnectStrategy: false },
-  }),
-  connect(wire) {
-    wire.once('connect', () => opened.add(wire));
-    return wire.connect();
+  copy(client, bound) {
+    if (client.getMasterNode) return client.duplicate(); // a Sentinel's: nobody can read its options
+    const how = ({ socket, ...options } = {}) => ({
+      ...options, url: undefined, RESP: 2, commandOptions: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
+      disableOfflineQueue: false, pingInterval: undefined,
+      socket: { ...socket, connectTimeout: bound, socketTimeout: undefined, reconnectStrategy: false },
+    });
+    if (!client.nodeClient) return client.duplicate(how(client.options));
+    const nodes = client.masters.flatMap((node) => node.client?.options ?? []);
+    if (!nodes.length) return client.duplicate();
+    const { socket, ...defaults } = how(nodes[0]);
+    // A node that hangs holds up neither the search for the slots for long, nor the others.
+    const rootNodes = nodes.map(({ socket: at }) => ({ socket: { host: at.host, port: at.port, socketTimeout: Math.min(1_000, bound) } }));
+    Object.assign(defaults, { pingInterval: bound / 3, socket: { ...socket, host: undefined, port: undefined, socketTimeout: bound } });
+    return client.duplicate({ RESP: 2, rootNodes, minimizeConnections: true, defaults });
   },
-  events: ['error', 'end'],
-  send: (wire, words) => wire.sendCommand(words.map((word) => (typeof word === 'number' ? String(word) : word))),
-  listen: (wire, channel, heard) => wire.subscribe(channel, heard, true),
+  connect: (wire) => wire.connect(),
+  sender(wire) {
+    const strings = (words) => words.map((word) => (typeof word === 'number' ? String(word) : word));
+    if (wire.nodeClient) return (key, words) => wire.sendCommand(key, false, strings(words), BYTES);
+    if (wire.getMasterNode) return (key, words) => wire.sendCommand(false, strings(words), BYTES);
+    return (key, words) => wire.sendCommand(strings(words), BYTES);
+  },
   /** One that is closed before it has its socket would keep that. */
   close(wire) {
     const close = () => wire.isOpen && wire.destroy();
     if (opened.has(wire)) close();
     else wire.once('connect', close);
   },
-  /** Returns the address that was asked for: node-redis does not show its socket. */
-  leadsTo: ({ options }) => `${options?.socket?.host} ${options?.socket?.port}`,
-  discard: (client) => client.isOpen && client.destroy(),
-  nodes: (cluster) => cluster.masters.filter((node) => node.client).map((node) => [node.address, node.client]),
-  map: (cluster) => (cluster._self ?? cluster)._options?.nodeAddressMap,
 };
 
 const libraryOf = (client) => {
-  if (typeof client?.duplicate !== 'function' || typeof client.getMasterNode === 'function') return null;
-  if (typeof client.call === 'function') return ioredis;
-  return typeof client.sendCommand === 'function' ? nodeRedis : null;
+  if (typeof client?.duplicate !== 'function' || typeof client.sendCommand !== 'function') return null;
+  return typeof client.call === 'function' ? ioredis : nodeRedis;
 };
 
-/** What all connections are made like. `client`: of one of the libraries, its cluster, or a function that makes one. */
-export class Source {
-  #client;
-  #pattern = null; // of a cluster: one of its nodes
+/** Promises what `work` does, if that takes no longer than `bound`. */
+function inTime(bound, work, what) {
+  return new Promise((resolve, reject) => {
+    const stop = after(bound, () => reject(late(what)));
+    work().then(resolve, reject).finally(stop);
+  });
+}
 
+/** What our clients are made like. `client`: of one of the libraries, its cluster, or a function that makes one. */
+export class Template {
   constructor(client, bound) {
     const library = libraryOf(client);
     if (!library && typeof client !== 'function') {
-      throw new TypeError('client must be an ioredis or node-redis client or cluster, or a function that makes a client'
-        + `${typeof client?.getMasterNode === 'function' ? ' (how to for a Sentinel of node-redis: see the README)' : ''}`);
+      throw new TypeError('client must be of ioredis or node-redis (a client, cluster or Sentinel), or a function that makes one');
     }
-    Object.assign(this, { library, bound, cluster: Boolean(client.isCluster || client.nodeClient) });
-    this.#client = client;
+    Object.assign(this, { client, library, bound, isCluster: Boolean(client.isCluster || client.nodeClient) });
   }
 
-  /** A connection that is yet to be opened, and its library. */
-  async dial(address) {
-    if (this.cluster) {
-      await this.seeds();
-      return [this.library.duplicate(this.#pattern, address, this.bound), this.library];
+  /** Returns a client that is connected, as `{ send, close, ended }`. */
+  async open() {
+    const made = this.library ? this.client : await this.client();
+    const library = this.library ?? libraryOf(made);
+    if (!library || (made !== this.client && (made.isCluster || made.nodeClient))) {
+      throw new TypeError('client must make a client of ioredis or node-redis');
     }
-    if (this.library) return [this.library.duplicate(this.#client, null, this.bound), this.library];
-    const made = await this.#client();
-    const library = libraryOf(made);
-    if (!library || made.isCluster || made.nodeClient) throw new TypeError('client must make a client of ioredis or node-redis');
-    const wire = library.duplicate(made, null, this.bound);
-    library.discard(made);
-    return [wire, library];
-  }
-
-  /** Addresses of some nodes of the cluster, as the library knows them. */
-  async seeds() {
-    for (const end = now() + this.bound; ; await pause(10)) {
-      const nodes = this.library.nodes(this.#client);
-      if (nodes.length) {
-        this.#pattern ??= nodes[0][1];
-        return nodes.map(([address]) => address);
-      }
-      if (this.#pattern) return [];
-      if (now() >= end) throw new Unreachable('the cluster client is not connected');
+    const wire = library.copy(made, this.bound);
+    if (made !== this.client) library.close(made);
+    let why; // the first error has the reason
+    wire.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(wire));
+    try {
+      await inTime(this.bound, () => library.connect(wire), 'no connection in time');
+      if (why && !this.isCluster && !wire.getMasterNode) throw why;
+    } catch (error) {
+      library.close(wire);
+      throw typed(why ?? error);
     }
-  }
-
-  /** Where a node is for us that the cluster knows by this address. */
-  mapped(address) {
-    const map = this.library.map(this.#client);
-    const to = typeof map === 'function' ? map(address) : map?.[address];
-    return to ? `${to.host}:${to.port}` : address;
+    const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) wire.once(one, done); });
+    return { send: await library.sender(wire), close: () => library.close(wire), ended };
   }
 }
 
-let table = null;
+/** A client of ours, and the next one where that has failed. */
+export class Wire {
+  #template;
+  #current = null; // promises
+  #next = null;
+  #closed = false;
 
-/** The cluster's slot of a key: CRC-16 of the first non-empty `{…}` in it, or of all of it. */
-export function slotOf(key) {
-  table ??= Array.from({ length: 256 }, (_, byte) => {
-    let crc = byte << 8;
-    for (let bit = 0; bit < 8; bit++) crc = (crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1) & 0xffff;
-    return crc;
-  });
-  let bytes = Buffer.from(key);
-  const from = bytes.indexOf('{') + 1;
-  const to = bytes.indexOf('}', from);
-  if (from > 0 && to > from) bytes = bytes.subarray(from, to);
-  let crc = 0;
-  for (const byte of bytes) crc = ((crc << 8) & 0xffff) ^ table[(crc >> 8) ^ byte];
-  return crc % 16384;
+  constructor(template) { this.#template = template; }
+
+  /** Returns the reply to a command, or throws one of our errors, within the bound. */
+  async call(key, words, bound = this.#template.bound) {
+    const current = this.#current ??= this.#open();
+    try {
+      return await inTime(bound, async () => {
+        const client = await current;
+        client.pending += 1;
+        try {
+          return await client.send(key, words);
+        } finally {
+          client.pending -= 1;
+          if (client.retired && !client.pending) client.close();
+        }
+      }, 'no answer in time');
+    } catch (error) {
+      const seen = typed(error);
+      if (seen instanceof Unreachable || (seen.code === 'READONLY' && !this.#template.isCluster)) this.#leave(current);
+      throw this.#closed ? new Closed('these locks are closed') : seen;
+    }
+  }
+
+  close() {
+    this.#closed = true;
+    for (const one of [this.#current, this.#next]) one?.then(({ close }) => close(), nothing);
+  }
+
+  #open() {
+    const one = this.#template.open().then((client) => Object.assign(client, { pending: 0, retired: false }));
+    const gone = () => { if (this.#current === one) this.#current = null; };
+    one.then(({ close, ended }) => {
+      ended.then(() => {
+        gone();
+        close();
+      });
+      if (this.#closed) close();
+    }, gone);
+    return one;
+  }
+
+  /** Others may be served by another node of the cluster: they keep this client until there is another. */
+  #leave(old) {
+    if (this.#closed || this.#current !== old || this.#next) return;
+    const retire = () => old.then((client) => {
+      client.retired = true;
+      if (!client.pending) client.close();
+    }, nothing);
+    if (!this.#template.isCluster) {
+      this.#current = null;
+      retire();
+      return;
+    }
+    const next = this.#next = this.#open();
+    next.then(() => {
+      if (this.#current === old) this.#current = next;
+      retire();
+    }, nothing).finally(() => { this.#next = null; });
+  }
 }

@@ -14,7 +14,7 @@ export interface QuorumOptions {
 /** A lock over several masters that know nothing of each other. */
 export class Quorum {
   /** `replyTimeout`: how long a master may take to connect, and to answer what need not wait. 300 ms unless set. */
-  constructor(clients: Iterable<Client>, options?: { replyTimeout?: number; /** @deprecated `replyTimeout` */ bound?: number });
+  constructor(clients: Iterable<Client>, options?: { replyTimeout?: number });
   /** A hold, or null after `wait`. `Unreachable` if no majority of the masters could vote. */
   acquire(lock: Name, options?: QuorumOptions): Promise<QuorumHold | null>;
 }

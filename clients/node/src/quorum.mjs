@@ -14,13 +14,14 @@
  * clients are patterns: every hold has an owner and connections of its own. Times are in milliseconds.
  */
 import { randomUUID } from 'node:crypto';
+import { hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { now } from './clock.mjs';
 import { Unreachable } from './errors.mjs';
-import { Source } from './library.mjs';
-import { asyncDispose } from './locks.mjs';
-import { PROCESS, known, milliseconds, renamed, text } from './request.mjs';
+import { asyncDispose } from './hold.mjs';
+import { Template } from './library.mjs';
+import { known, milliseconds, text } from './settings.mjs';
 
 export { Unreachable };
 
@@ -34,10 +35,10 @@ export class Quorum {
   #masters;
 
   constructor(clients, options = {}) {
-    const { replyTimeout = 300 } = renamed(known(options, ['replyTimeout', 'bound'], 'Quorum'));
+    const { replyTimeout = 300 } = known(options, ['replyTimeout'], 'Quorum');
     milliseconds('replyTimeout', replyTimeout, 1);
     if (typeof clients?.[Symbol.iterator] !== 'function') throw new TypeError('clients must be a list of clients, one for each master');
-    this.#masters = [...clients].map((client) => ({ client, source: new Source(client, replyTimeout), silent: { at: -Infinity } }));
+    this.#masters = [...clients].map((client) => ({ client, template: new Template(client, replyTimeout), silent: { at: -Infinity } }));
   }
 
   /**
@@ -51,7 +52,7 @@ export class Quorum {
     const end = now() + milliseconds('wait', wait);
     for (;;) {
       // Of each try its own: what one leaves behind may come late, and is not to give back what the next is granted.
-      const owner = `${PROCESS}${randomUUID()}`;
+      const owner = `${hostname().replaceAll('/', '-')}/${process.pid}/${randomUUID()}`;
       const masters = this.#masters.map((one) => new Master(one, [lock, owner]));
       const hold = new QuorumHold(lock, owner, masters);
       let [held, errors] = [false];
@@ -191,9 +192,9 @@ const silentLast = (masters) => {
 
 /** A connection for one owner. Opened when needed, thrown away after a time-out. */
 class Master {
-  constructor({ client, source, silent }, names) {
-    Object.assign(this, { client, source, silent, names, bound: source.bound });
-    Object.assign(this, { wire: null, library: null, fail: nothing, asked: false, unanswered: false, error: null });
+  constructor({ client, template, silent }, names) {
+    Object.assign(this, { client, template, silent, names, bound: template.bound });
+    Object.assign(this, { wire: null, fail: nothing, asked: false, unanswered: false, error: null });
   }
 
   /** No place and no hold, if it has been asked and answers. */
@@ -215,7 +216,7 @@ class Master {
     return this.attempt(signal, async () => {
       this.asked = this.unanswered = true;
       const all = [`DLOCK.${name}`, ...this.names, ...words.map(String)];
-      const reply = await this.inTime(signal, wait, () => this.library.send(this.wire, all));
+      const reply = await this.inTime(signal, wait, () => this.wire.send(this.names[0], all));
       this.unanswered = false;
       return reply;
     });
@@ -245,15 +246,14 @@ class Master {
 
   async connect() {
     const { fail } = this;
-    const [wire, library] = await this.source.dial();
-    if (this.fail !== fail) return library.close(wire); // nobody waits for it any more
-    const ended = (error) => {
+    const wire = await this.template.open();
+    if (this.fail !== fail) return wire.close(); // nobody waits for it any more
+    this.wire = wire;
+    wire.ended.then(() => {
       if (this.wire !== wire) return;
       this.close();
-      this.fail(error ?? new Error('the connection is closed'));
-    };
-    [this.wire, this.library] = [wire.on('error', ended).on('end', () => ended()), library];
-    return library.connect(wire);
+      this.fail(new Error('the connection is closed'));
+    });
   }
 
   /** The last words go behind a request without an answer: on another connection they might come before it. */
@@ -263,10 +263,10 @@ class Master {
     if (!wire) return;
     if (lastWords) {
       for (const [name, ...words] of [['CANCEL'], ['RELEASE', 'HOLDS', '0']]) {
-        this.library.send(wire, [`DLOCK.${name}`, ...this.names, ...words]).catch(nothing);
+        wire.send(this.names[0], [`DLOCK.${name}`, ...this.names, ...words]).catch(nothing);
       }
     }
-    setImmediate(this.library.close, wire); // when they are on their way
+    setImmediate(wire.close); // when they are on their way
   }
 
   async inTime(signal, wait, work) {

@@ -11,8 +11,7 @@ import { EventEmitter } from 'node:events';
 import { DLockError, Fenced, NotHeld } from './errors.mjs';
 import { Locks } from './locks.mjs';
 import { Quorum } from './quorum.mjs';
-import { milliseconds, text } from './request.mjs';
-import { checkWork, finished } from './work.mjs';
+import { checkWork, finished, milliseconds, text } from './settings.mjs';
 
 const nothing = () => {};
 
@@ -78,7 +77,7 @@ export default class Redlock extends EventEmitter {
       for (const key of [...new Set(resources)].sort()) {
         const wait = Math.max(0, end - Date.now());
         text('resources', key);
-        const hold = await (this.#one ? this.#one.tryLock(key, { timeout: wait, lease: Math.max(duration, 1_000) })
+        const hold = await (this.#one ? this.#one.tryLock(key, { wait, lease: Math.max(duration, 1_000) })
           : this.#many.acquire(key, { lease: duration, wait: Math.min(wait, 2 ** 31) }));
         if (!hold) throw new ResourceLockedError(`The resource '${key}' is locked.`);
         holds.push(hold);

@@ -1,272 +1,238 @@
 // SPDX-License-Identifier: MIT
-// Takes a lock: asks for it, waits in the queue, confirms the grant; or gives up.
-import { after, now, onAbort, pause } from './clock.mjs';
-import { LockTimeout, NotHeld, Replaced, Unreachable, late, passes, typed } from './errors.mjs';
-import { abandon } from './release.mjs';
+// Taking locks: what is asked for, and the steps from the first request to the grant, or to the end of the wait.
+import { Bell, SLICE, now } from './clock.mjs';
+import { Closed, LockTimeout, NoAck, Replaced, Unreachable, passes, typed } from './errors.mjs';
+import { Held, bytes } from './hold.mjs';
+import { Errand } from './session.mjs';
+import { duration, known, milliseconds, shown, text } from './settings.mjs';
 
-const GRACE = 500; // so much longer a caller whose time is up waits for a reply that is on its way
+export const GRACE = 500; // so much longer a caller whose time is up waits for the word about it
 const WARN_EVERY = 10_000;
-const FINAL = ['deadlock', 'replaced', 'notheld', 'wrongtype', 'refused', 'noack']; // messages that are errors of the server
-const POLL = 250; // between two requests of a waiter who gets no messages
-const POLL_WITHOUT = 1_000; // and so long it does without a subscriber before another is tried
-const nothing = () => {};
+const OPTIONS = ['wait', 'lease', 'maxHold', 'signal', 'actor', 'shared', 'limit', 'permits', 'onLost'];
+const OLD = { timeout: 'wait', owner: 'actor' };
 
-/** One caller's wait for one lock. A time-out of 0: one attempt. */
+/** A lock, or several of one slot, as the program asks for it: it may do so again and again. */
+export class Request {
+  constructor(settings, keys, options) {
+    const { wait, lease = settings.lease, maxHold = Infinity, signal, actor, shared = false, limit, permits, onLost } =
+      known(options, OPTIONS, 'a lock', OLD);
+    for (const key of keys) text('key', key);
+    if (actor != null) text('actor', actor);
+    if (signal != null && !(signal instanceof AbortSignal)) throw new TypeError(`signal must be an AbortSignal, not ${shown(signal)}`);
+    if (typeof shared !== 'boolean') throw new TypeError(`shared must be true or false, not ${shown(shared)}`);
+    if (limit != null && (!Number.isSafeInteger(limit) || limit < 1 || shared)) {
+      throw new RangeError(`limit must be a whole number of 1 or more, and not beside shared, not ${shown(limit)}`);
+    }
+    if (permits != null && limit == null) throw new RangeError(`permits must be given with limit, not ${shown(permits)} alone`);
+    if (permits != null && (!Number.isSafeInteger(permits) || permits < 1 || permits > limit)) {
+      throw new RangeError(`permits must be a whole number of 1 or more, and at most limit, which is ${limit}, not ${shown(permits)}`);
+    }
+    if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
+    Object.assign(this, { keys, signal, onLost, actor: actor ?? undefined, lease: duration('lease', lease) });
+    this.wait = wait == null ? undefined : milliseconds('wait', wait);
+    this.maxHold = maxHold === Infinity ? Infinity : duration('maxHold', maxHold);
+    this.names = keys.map(bytes);
+    this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
+    if (permits > 1) this.limit.push('PERMITS', permits); // older servers do not know the word
+  }
+
+  /** Returns the command. `block`: the milliseconds to wait, 0 for ever, null for a try. */
+  words(session, owner, block) {
+    const { keys } = this;
+    const what = keys.length > 1 ? ['DLOCK.MACQUIRE', keys.length, ...keys] : [block === null ? 'DLOCK.ACQUIRE' : 'DLOCK.FAIRACQUIRE', keys[0]];
+    return [...what, owner, this.lease, 'IN', session, ...(block === null ? [] : ['BLOCK', block]), ...this.limit];
+  }
+}
+
+/** One request, from its beginning to its end. Its owner is its own. */
 export class Take {
-  #began = now();
-  #stop = nothing;
-  #abort = null;
-  #queued = false;
-  #waiting = false; // for its turn, and for nothing else
-  #trouble = null; // the last that went wrong
-  #box = null;
-  #turn = null; // of a named owner: what ends it
+  bell = new Bell();
+  began = now();
+  holds = []; // what was granted
+  done = false;
+  isTaken = false;
+  error = null; // why not, or what went wrong last
+  over; // resolved with the end
+  #isWaiting = false;
+  #hasWaited = false;
+  #asked = 0;
+  #pause = 0;
+  #warned = -Infinity;
+  #word = ''; // of a row that came before the answer
+  #found = new Map();
+  #session = null;
+  #end;
 
-  /** `make` makes the hold of the renewal. */
-  constructor(core, request, timeout, make) {
-    [this.core, this.request, this.timeout, this.make] = [core, request, timeout, make];
-    this.deadline = timeout < 2 ** 40 ? this.#began + timeout : Infinity; // servers know no longer ones
-    this.end = timeout ? this.deadline : this.#began + core.settings.replyTimeout;
+  constructor(sessions, request, wait) {
+    Object.assign(this, { sessions, request, wait, owner: sessions.owner(request.actor), key: request.keys[0] });
+    this.deadline = this.began + (wait === 0 ? sessions.settings.replyTimeout : wait);
+    this.over = new Promise((done) => { this.#end = done; });
   }
 
-  /** What was made; null if it is taken. */
-  result() {
-    return new Promise((resolve, reject) => {
-      [this.resolve, this.reject] = [resolve, reject];
-      const { signal } = this.request;
-      if (signal?.aborted) return this.#leave(signal.reason);
-      if (signal) this.#abort = onAbort(signal, () => this.#leave(signal.reason));
-      if (this.end < this.#began + 2 ** 31 - 1000) this.#stop = after(this.end + GRACE - this.#began, () => this.#ring());
-      this.#run();
-    });
+  next() {
+    if (this.done) return null;
+    const left = this.deadline - now();
+    if (this.#isWaiting) return Math.min(left + GRACE, SLICE); // the end is `overdue`
+    if (this.#asked && left <= 0) {
+      this.#outOfTime();
+      return null;
+    }
+    if (this.#pause > now()) return Math.min(this.#pause - now(), left);
+    if (this.sessions.closed) {
+      this.fail(new Closed('these locks are closed'));
+      return null;
+    }
+    this.#asked += 1;
+    this.#word = '';
+    this.sessions.asked.set(bytes(this.owner), this); // a row may be read before the answer
+    const block = this.wait === 0 ? null : left === Infinity ? 0 : Math.max(1, Math.floor(left));
+    return this.request.words(this.sessions.name, this.owner, block);
   }
 
-  async #run() {
-    const { core, request } = this;
-    try {
-      if (request.name && !await this.#take()) return;
-      const renewal = request.renewal ?? await this.#ask();
-      if (request.ended) return;
-      if (!renewal) return this.#queued ? this.#leave(null) : this.#settle(null, null); // queueGrace keeps the place
-      if (request.name) core.named.get(request.name).renewal = renewal.gone ? null : renewal;
-      const hold = this.make(renewal);
-      core.tell('granted', request.key, now() - this.#began);
-      this.#settle(null, hold);
-    } catch (error) {
-      if (request.asked && !(error instanceof Replaced)) this.#leave(error);
-      else this.#settle(error, null);
+  /** Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]`, null or an error. */
+  answered(sent, error, reply) {
+    const { sessions, request } = this;
+    if (this.done) return; // its rows were faster, or nobody waits for it
+    if (error) {
+      this.#failed(error);
+    } else if (reply === null) {
+      this.isTaken = true;
+      this.#finish();
+    } else if (!reply[0] || this.#asked > 1) { // asked again, only the row says how long it lasts
+      this.#wait(sessions.session(reply.at(-1), this.key));
+    } else {
+      const [session, end] = [sessions.session(reply.at(-1), this.key), sessions.believed(sent, request.lease)];
+      for (const [i, token] of [reply[0]].flat().entries()) this.granted(request.keys[i], token, session, end);
     }
   }
 
-  /**
-   * Requests of one named owner for one lock come one after the other, and a second one re-enters what it holds: then
-   * `request.renewal` is that. False if the wait has ended meanwhile.
-   */
-  async #take() {
-    const { core, request } = this;
-    const named = core.owner(request.name);
-    const before = named.last;
-    if (before && this.timeout === 0) {
-      this.#settle(null, null); // another request of this owner is under way
-      return false;
+  /** One of its locks was granted. With the last one it holds them all. */
+  granted(name, token, session, end) {
+    const { request, sessions } = this;
+    const index = request.names.indexOf(bytes(name));
+    this.#found.set(index, new Held(request.keys[index], this.owner, token, request.lease, end));
+    if (this.#found.size < request.keys.length) return;
+    this.holds = request.keys.map((_, i) => this.#found.get(i));
+    for (const held of this.holds) {
+      [held.onLost, held.bound] = [request.onLost, held.since + request.maxHold];
+      sessions.held.set(held.id, held);
     }
-    let over;
-    const mine = new Promise((done) => { over = done; });
-    named.last = mine;
-    named.users += 1;
-    this.#turn = () => {
-      // Those behind come when those before have had their turn.
-      Promise.resolve(before).then(() => {
-        if (named.last === mine) named.last = null;
-        over();
-      });
-      named.users -= 1;
-      core.tidy(request.name);
-    };
-    this.#waiting = true;
-    if (before) await before;
-    while (named.renewal?.ending) await named.renewal.ending; // a release that comes later would end the next hold
-    this.#waiting = false;
-    if (request.ended) return false;
-    core.check();
-    const { renewal } = named;
-    if (renewal) {
-      if (request.most < renewal.request.most) {
-        throw typed(new Error(`DEADLOCK ${request.owner} holds lock '${request.key}' together with others: release that hold first`));
+    this.#finish();
+    for (const held of this.holds) sessions.join(held, session);
+  }
+
+  /** A row tells of an outcome that is no grant, or the session is gone. While there is time it asks again. */
+  ended(word) {
+    this.#word = word;
+    if (!this.#isWaiting) return; // its answer is yet to come
+    this.#stopWaiting();
+    this.#giveBackFound();
+    if (word === 'replaced') {
+      this.fail(new Replaced('REPLACED a newer request of the same owner has taken the place'));
+    } else if (word === 'wrongtype') {
+      this.fail(typed(new Error('WRONGTYPE the key holds something that is not a lock')));
+    } else if (word === 'timeout' && this.deadline - now() < 20) {
+      this.isTaken = true;
+      this.#finish();
+    } else {
+      if (word === 'again') this.error = new NoAck('NOACK the server did not confirm the grant, or serves the lock no more');
+      if (this.wait === 0) {
+        this.fail(this.error ?? new Unreachable(`the request has ended: ${word}`));
+        return;
       }
-      if (request.permits > renewal.request.permits) {
-        throw new RangeError(`permits must be at most ${renewal.request.permits}, which the owner's hold has, not ${request.permits}: release it, and ask again`);
-      }
-      request.renewal = renewal;
-    }
-    return true;
-  }
-
-  /** The first end is the one that counts. */
-  #settle(error, hold) {
-    const { core, request } = this;
-    if (request.ended) return;
-    request.ended = true;
-    this.#stop();
-    this.#abort?.();
-    this.#turn?.();
-    if (this.#queued) core.tell('waited', request.key);
-    if (!hold) {
-      this.#box?.put(['over', 0, 0]);
-      core.tell('refused', request.key, now() - this.#began, error);
-    }
-    if (error) this.reject(error);
-    else this.resolve(hold);
-  }
-
-  #leave(error) {
-    if (this.request.ended) return;
-    this.#settle(error, null);
-    abandon(this.core, this.request);
-  }
-
-  /** Its time is up, and a reply is missing. */
-  #ring() {
-    // The last that was heard of it is that it is taken.
-    if (this.timeout && (this.#waiting || (this.#queued && !this.#trouble))) return this.#leave(null);
-    const cause = this.#trouble ?? late('the server does not answer');
-    return this.#leave(this.timeout ? this.#notInTime(cause) : cause);
-  }
-
-  #notInTime(cause) {
-    return new LockTimeout(`lock '${this.request.key}' was not granted within ${this.timeout} ms: ${cause.message}`, { cause });
-  }
-
-  /** Asks until it is granted or refused; what a little time can mend is asked again. */
-  async #ask() {
-    const { core, request, timeout, end } = this;
-    let warned = -Infinity;
-    for (;;) {
-      core.check();
-      try {
-        return await this.#attempt();
-      } catch (error) {
-        if (request.ended) return null;
-        const unconfirmed = error instanceof NotHeld; // the grant has ended before it was confirmed
-        if (timeout === 0 || (!unconfirmed && !passes(error))) {
-          if (passes(error)) core.refreshRoutes(); // for the next one
-          throw error;
-        }
-        this.#trouble = error;
-        if (now() >= end) throw timeout ? this.#notInTime(error) : error;
-        if (now() >= warned + WARN_EVERY) {
-          core.settings.logger.warn(`still waiting for lock '${request.key}': ${error.message}`);
-          warned = now();
-        }
-        await core.refreshRoutes();
-        await pause(Math.min(end - now(), 20 + 80 * Math.random()));
-      } finally {
-        this.#waiting = false;
-      }
+      this.#pause = now() + (this.#asked > 1 ? 50 * Math.random() : 0);
+      this.bell.ring();
     }
   }
 
-  async #attempt() {
-    const { core, request } = this;
-    const once = this.timeout === 0;
-    if (request.name) request.add(core.owner(request.name).alias);
-    const unknown = core.ready();
-    if (unknown) await unknown;
-    const known = core.route(request.key);
-    if (known.refused) await core.keepAlive(known); // a new hold could not be kept either
-    // Others of ours wait for it: the place is asked for at once, with its messages.
-    if (!once && !this.#queued && known.awaited.has(request.key) && known.subscriber && !known.subscriber.error) return this.#wait(known);
-    if (!this.#queued) {
-      const renewal = await this.#acquire();
-      if (renewal || once) return renewal;
-      if (request.ended) return null;
-      this.#tellWaiting();
+  /** Ends it with this error. What may be left of it is taken back. */
+  fail(error) {
+    const mayBeQueued = this.#asked > 1 || this.#session;
+    [this.error, this.isTaken] = [error, false];
+    this.#finish();
+    if (mayBeQueued && !(error instanceof Replaced)) this.#cancel();
+    this.#giveBackFound();
+  }
+
+  /** The program does not want it any more, wherever it stands. */
+  leave(error) {
+    if (this.done) return;
+    this.error = error;
+    this.#finish();
+    if (this.#asked) this.#cancel();
+    this.#giveBackFound();
+  }
+
+  /** Its time is up, and a word about it is missing. */
+  overdue() { if (!this.done) this.#outOfTime(); }
+
+  #wait(session) {
+    [this.#session, this.#isWaiting] = [session, true];
+    session.waits.add(this);
+    if (this.#word) { // the outcome came first
+      this.ended(this.#word);
+      return;
     }
-    const node = core.route(request.key);
-    if (!node.subscribeDenied) {
-      try {
-        await core.subscribe(node);
-      } catch (error) {
-        if (passes(error)) return this.#poll(POLL_WITHOUT);
-        if (error.code !== 'NOPERM') throw error;
-        if (!node.subscribeDenied) {
-          core.settings.logger.warn(`messages cannot be heard, so each wait asks four times a second: ${error.message}`);
-        }
-        node.subscribeDenied = true;
-      }
+    if (!this.#hasWaited) this.sessions.settings.tell('waiting', this.key);
+    this.#hasWaited = true;
+    this.sessions.keep(session);
+  }
+
+  #stopWaiting() {
+    this.#isWaiting = false;
+    this.#session?.waits.delete(this);
+  }
+
+  #finish() {
+    if (this.done) return;
+    this.done = true;
+    this.#stopWaiting();
+    this.sessions.asked.delete(bytes(this.owner));
+    if (this.#hasWaited) this.sessions.settings.tell('waited', this.key);
+    this.bell.ring();
+    this.#end();
+  }
+
+  #failed(error) {
+    if (this.wait === 0 || !passes(error)) {
+      this.fail(error);
+      return;
     }
-    return node.subscribeDenied ? this.#poll(Infinity) : this.#wait(node);
-  }
-
-  /** Asks for the lock, or by the ticket for what became of the place: the renewal, or null. */
-  async #acquire() {
-    const { core, request } = this;
-    // If an answer was lost, the server may have granted it then. How much is left (`dlock.max-hold-ms`) RENEW says.
-    const again = request.asked;
-    const reply = await core.call(request, request.acquire(this.timeout === 0), (error, granted, link, sent) => {
-      if (granted && !again) core.granted(request, link, granted[0], sent, request.settings.lease);
-    });
-    if (reply && again) return this.#confirm(Number(reply[0]));
-    return reply && request.renewal;
-  }
-
-  #tellWaiting() {
-    if (this.#queued) return;
-    this.#queued = true;
-    this.core.tell('waiting', this.request.key);
-  }
-
-  /** Waits by NOTIFY. */
-  async #wait(node) {
-    const { core, request, deadline } = this;
-    const box = this.#box = node.await(request);
-    core.wake(node);
-    try {
-      if (!node.subscriber || node.subscriber.error) throw new Unreachable('messages are not heard'); // as we came
-      const block = deadline === Infinity ? [] : ['BLOCK', Math.max(1, Math.floor(deadline - now()))];
-      const reply = await core.call(request, request.wait('NOTIFY', core.channel, ...block));
-      if (request.node !== node) throw typed(new Error('TRYAGAIN the slot has moved'));
-      if (reply && Number(reply[0])) return await this.#confirm(Number(reply[0]));
-      this.#tellWaiting();
-      if (reply === null) return null;
-      for (;;) {
-        this.#waiting = true;
-        const [word, token, number] = await box.next();
-        this.#waiting = false;
-        core.check();
-        if (number !== 0 && number !== Number(reply[2])) continue; // of an earlier request of ours
-        if (word === 'granted') return await this.#confirm(token);
-        if (word === 'timeout') return null;
-        if (FINAL.includes(word)) throw typed(new Error(`${word.toUpperCase()} (told by a message)`));
-        throw new Unreachable(`the place in the queue was lost: ${word}`); // moved, gone, cancelled, again
-      }
-    } finally {
-      box.stop();
+    if (now() - this.#warned >= WARN_EVERY) {
+      this.sessions.settings.logger.warn(`still waiting for lock '${this.key}': ${error.message}`);
+      this.#warned = now();
     }
+    [this.error, this.#pause] = [error, now() + 20 + 80 * Math.random()];
   }
 
-  /** Waits without messages: asks by the ticket, for so long. */
-  async #poll(duration) {
-    const { core, request, deadline } = this;
-    for (const end = now() + duration; now() < deadline && now() < end;) {
-      this.#waiting = true;
-      await pause(Math.min(POLL, deadline - now()));
-      this.#waiting = false;
-      core.check();
-      if (request.ended) return null;
-      const renewal = await this.#acquire();
-      if (renewal) return renewal;
-    }
-    if (now() < deadline) throw new Unreachable('messages are not heard');
-    return null;
+  #outOfTime() {
+    const cause = this.error ?? this.#session?.error ?? new Unreachable('the server does not answer');
+    const text = `lock '${this.key}' was not granted within ${this.wait} ms: ${cause.message}`;
+    this.error = this.wait === 0 ? cause : new LockTimeout(text, { cause, taken: false });
+    this.#finish();
+    this.#cancel();
+    this.#giveBackFound();
   }
 
-  /** Has the server renew it for us. */
-  async #confirm(token) {
-    const { core, request } = this;
-    await core.call(request, request.renew(token), (error, lease, link, sent) => {
-      if (!error) core.granted(request, link, token, sent, lease);
-    });
-    return request.renewal;
+  /** Half of several locks is none: what was granted goes back, and the next request has another owner. */
+  #giveBackFound() {
+    const found = this.#found;
+    this.#found = new Map();
+    if (this.holds.length || !found.size) return;
+    for (const held of found.values()) this.sessions.giveBack(held.key, held.owner, held.token);
+    this.sessions.asked.delete(bytes(this.owner));
+    this.owner = this.sessions.owner(this.request.actor);
+  }
+
+  /** Leaves the queue. A grant that came before has a row that nobody knows, and is given back by its token. */
+  #cancel() {
+    const { sessions, key, owner } = this;
+    const session = this.#session;
+    const needed = sessions.patience(this.request.lease);
+    sessions.errand(new Errand(key, ['DLOCK.CANCEL', key, owner], (_, error, reply) => {
+      if (error || reply !== 0 || session?.loop) return;
+      const words = ['DLOCK.SESSION', key, sessions.name, 1]; // it may be held, and nobody learns of it
+      sessions.errand(new Errand(key, words, (sent, refusal, told) => { if (!refusal) sessions.told(sent, told, key); }, needed));
+    }, needed));
   }
 }

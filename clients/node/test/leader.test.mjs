@@ -96,9 +96,9 @@ const tests = {
     await observing;
     assert.deepEqual([seen, election.isLeader, election.term], [[null, 'one host', null], false, null]);
     // Those of other languages are named alike.
-    await server.hold(server.key, 'a#host#3e0b');
+    await server.hold(server.key, 'host/1/session/a#host#3e0b#5');
     assert.equal((await election.leader()).name, 'a#host');
-    await server.handOver('a#host#3e0b');
+    await server.handOver('host/1/session/a#host#3e0b#5');
     // After a loss it leads anew.
     const terms = [];
     await election.lead(async (term) => {

@@ -15,6 +15,7 @@ import { createClient, createCluster } from 'redis';
 
 import * as esm from 'dlock-redis';
 import { Locks, Unreachable } from 'dlock-redis';
+import { FakeLocks } from 'dlock-redis/fakes';
 import { Quorum } from 'dlock-redis/quorum';
 import { lead } from '../examples/leader.mjs';
 import { sell, sellAtMany, transfer, tryPlainly } from '../examples/locks.mjs';
@@ -49,11 +50,34 @@ test('code_of_the_readme', async () => {
 
 test('required_is_the_same', async () => {
   const cjs = createRequire(import.meta.url)('dlock-redis');
-  assert.deepEqual(Object.keys(cjs).sort(), Object.keys(esm).sort());
+  assert.equal(cjs.Locks, esm.Locks);
   const locks = new cjs.Locks(new Redis({ host, port: Number(port), lazyConnect: true }));
   const { key } = new Server('single');
-  await locks.using(key, () => assert.rejects(locks.lock(key, { timeout: 1 }), cjs.LockTimeout));
+  await locks.using(key, () => assert.rejects(locks.lock(key, { wait: 1 }), cjs.LockTimeout));
   await locks.close();
+});
+
+test('locks_without_a_server', async () => {
+  const locks = new FakeLocks();
+  const told = [];
+  const hold = await locks.lock('x', { onLost: (one) => told.push(one.token) });
+  assert.equal(await locks.tryLock('x'), null);
+  await assert.rejects(locks.lock('x', { wait: 5 }), (error) => error instanceof esm.LockTimeout && error.taken);
+  await hold.guard('SET', 'y', 1);
+  assert.deepEqual(locks.commands, [['SET', 'y', 1]]);
+  locks.lose(hold);
+  assert.deepEqual([hold.lost, hold.signal.aborted, hold.left(), told], [true, true, 0, [hold.token]]);
+  await assert.rejects(hold.guard('SET', 'y', 2), esm.Fenced);
+  await assert.rejects(hold.release(), esm.NotHeld);
+  assert.equal(await locks.usingAll(['b', 'a'], (holds) => holds.get('b').token - holds.get('a').token), 1);
+  const [one, two] = [await locks.lock('s', { limit: 3, permits: 2 }), await locks.lock('s', { limit: 3 })];
+  assert.equal(await locks.tryLock('s', { limit: 3 }), null);
+  await one.releaseAfter(20);
+  assert.equal(await locks.tryLock('s', { limit: 3 }), null);
+  await two.release();
+  await (await locks.lock('s', { wait: 5_000 })).release();
+  await locks.close();
+  await assert.rejects(locks.lock('x'), esm.Closed);
 });
 
 /** What a program prints. */
@@ -76,7 +100,7 @@ test('the_database_is_the_clients', async () => {
     const locks = new Locks(pattern);
     await locks.using(key, async (hold) => {
       assert.deepEqual([await watch.exists(key), (await locks.holder(key)).token], [1, hold.token]);
-      await assert.rejects(locks.lock(key, { timeout: 1 }), esm.LockTimeout);
+      await assert.rejects(locks.lock(key, { wait: 1 }), esm.LockTimeout);
     });
     assert.equal(await watch.exists(key), 0);
     await locks.close();
@@ -124,14 +148,14 @@ test('who_refuses_at_several_addresses_is_asked_again', async () => {
     return all ? done(null, ['127.0.0.1', '127.0.0.2'].map(address)) : done(null, '127.0.0.1', 4);
   };
   const locks = new Locks(createClient({ socket: { host: 'several', port: await freePort(), lookup } }), { logger: { warn() {} } });
-  await assert.rejects(locks.lock('x', { timeout: 500 }), (error) => error instanceof esm.LockTimeout && error.cause instanceof Unreachable);
+  await assert.rejects(locks.lock('x', { wait: 500 }), (error) => error instanceof esm.LockTimeout && error.cause instanceof Unreachable);
   await locks.close();
 });
 
 test('a_cluster_that_is_down_is_asked_again', async () => {
   const cluster = new Redis.Cluster([{ host: '127.0.0.1', port: await freePort() }], { lazyConnect: true }).on('error', () => {});
   const locks = new Locks(cluster, { logger: { warn() {} } });
-  await assert.rejects(locks.lock('x', { timeout: 3_000 }), (error) => error instanceof esm.LockTimeout && error.cause instanceof Unreachable);
+  await assert.rejects(locks.lock('x', { wait: 3_000 }), (error) => error instanceof esm.LockTimeout && error.cause instanceof Unreachable);
   await locks.close();
   cluster.disconnect();
 });
@@ -140,7 +164,7 @@ test('what_is_no_client_is_told', async () => {
   for (const one of [null, {}, 'redis://localhost', { duplicate() {}, getMasterNode() {} }]) assert.throws(() => new Locks(one), /client must be/);
   assert.throws(() => new Locks(() => {}, { lease: '10s' }), /lease must be/);
   assert.throws(() => new Locks(() => {}, { leases: 1 }), /leases is no option/);
-  await assert.rejects(new Locks(() => ({})).lock('x', { timeout: 1_000 }), /client must make/);
+  await assert.rejects(new Locks(() => ({})).lock('x', { wait: 1_000 }), /client must make/);
   await until(async () => {
     const nowhere = new Locks(new Redis({ host: 'no-such-host.invalid', lazyConnect: true }));
     const began = performance.now();

@@ -4,13 +4,14 @@ import { readFileSync } from 'node:fs';
 import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Deadlock, LockTimeout, NoAck, Refused, Replaced, Unreachable } from 'dlock-redis';
-import { Case, steps } from './cases.mjs';
+import { Deadlock, LockTimeout, Locks, NoAck, Refused, Replaced, Unreachable } from 'dlock-redis';
+import { DIRECTORY, GONE, Case, steps } from './cases.mjs';
 import { closeConnections, limits, makeLocks, makeLocksAt } from './stage.mjs';
 
 const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
-const [{ Core }, { Keeper }, { Link }, { Node }, { Request }] = await Promise.all(['core', 'keep', 'link', 'node', 'request'].map(inside));
-const cases = new Map(JSON.parse(readFileSync(process.env.DLOCK_CASES, 'utf8')).map((one) => [one.name, one]));
+const [{ Clock }, { Held, Hold }, { Wire }, { Sessions }, { Request, Take }] = await Promise.all(['clock', 'hold', 'library', 'session', 'take'].map(inside));
+const read = (file) => JSON.parse(readFileSync(new URL(file, DIRECTORY), 'utf8'));
+const cases = new Map([...read('cases.json'), ...read('sessions.json')].filter(({ name }) => !(name in GONE)).map((one) => [one.name, one]));
 const nothing = () => {};
 const none = async () => null;
 
@@ -26,164 +27,176 @@ const set = (settings) => ({
   locks: (library, place, given) => makeLocks(library, place, { ...given, ...settings }),
   at: (library, address, options, given) => makeLocksAt(library, address, options, { ...given, ...settings }),
 });
+/** Other commands are sent. */
+const says = (change) => () => plant(Wire, 'call', (old) => function call(key, words, bound) { return old.call(this, key, change(words), bound); });
+/** A program that asks does this. */
+const asks = (make) => {
+  for (const name of ['tryLock', 'lock']) plant(Locks, name, make);
+};
+const waits = (change) => () => asks((old) => function ask(key, options) { return old.call(this, key, { ...options, wait: change(options.wait) }); });
 
 const noBound = () => set({ replyTimeout: 20_000 });
 const shortBound = () => set({ replyTimeout: 150, lease: 30_000 });
 const saysNothing = () => set({ logger: { warn: nothing } });
-const saysTaken = () => plant(Core, 'take', () => none);
-const noCause = () => plant(Core, 'take', (old) => function take(...about) {
-  return old.apply(this, about).catch((error) => { throw error instanceof LockTimeout ? new LockTimeout('it is taken') : error; });
+const saysTaken = () => asks(() => none);
+const isTaken = (type) => () => asks((old) => function ask(...about) {
+  return old.apply(this, about).catch((error) => { if (error instanceof type) return null; throw error; });
 });
-const unconfirmedIsTaken = () => plant(Core, 'take', (old) => function take(...about) {
-  return old.apply(this, about).catch((error) => { if (error instanceof NoAck) return null; throw error; });
-});
-const noClock = () => plant(Core, 'expire', () => nothing);
+const noClock = () => plant(Clock, 'reset', () => nothing);
 const FINAL = [Refused, Replaced, Deadlock];
-const allPasses = () => plant(Core, 'take', (old) => async function take(request, timeout, ...rest) {
-  for (const end = Date.now() + (timeout || 3_000); ;) {
+const allPasses = () => asks((old) => async function ask(key, options) {
+  for (const end = Date.now() + (options.wait || 3_000); ;) {
     try {
-      return await old.call(this, request, timeout, ...rest);
+      return await old.call(this, key, options);
     } catch (error) {
-      if (!FINAL.some((type) => error instanceof type) || Date.now() > end) throw new LockTimeout('not in time', { cause: error });
-      request.ended = false;
+      if (!FINAL.some((type) => error instanceof type) || Date.now() > end) throw new LockTimeout('not in time', { cause: error, taken: false });
       await sleep(50);
     }
   }
 });
-const isFinal = (code) => () => plant(Core, 'take', (old) => function take(...about) {
-  return old.apply(this, about).catch((error) => { throw error.cause?.message.startsWith(code) ? error.cause : error; });
+const isFinal = (code) => () => plant(Take, 'answered', (old) => function answered(sent, error, reply) {
+  if (error?.code === code) this.fail(error);
+  else old.call(this, sent, error, reply);
 });
-const deniedIsFinal = () => plant(Link, 'listen', () => async () => { throw new Refused('ERR no channel'); });
 /** Of all clients: whoever waits for one that is silent keeps none of the others. */
 function oneKeeper() {
   let turn = Promise.resolve();
-  plant(Keeper, 'round', (old) => function round() {
-    const done = turn.then(() => old.call(this));
+  plant(Wire, 'call', (old) => function call(key, words) {
+    if (words[0] !== 'DLOCK.SESSION') return old.call(this, key, words, 20_000);
+    const done = turn.then(() => old.call(this, key, words, 20_000));
     turn = done.catch(nothing);
     return done;
   });
-  return noBound();
 }
-const renewsEach = () => plant(Keeper, 'round', (old) => function round() {
-  for (const renewal of this.core.of(this.node)) renewal.detach();
-  return old.call(this);
+const renewsEach = () => plant(Sessions, 'told', (old) => function told(...about) {
+  const session = old.apply(this, about);
+  for (const held of [...session.holds.values()]) this.renew(held);
+  return session;
 });
-const hearsNoLoss = () => plant(Keeper, 'kept', (old) => function kept(link, sent, [count, left]) {
-  link.renewals = Math.min(count, link.renewals);
-  old.call(this, link, sent, [link.renewals, left, []]);
+const hearsNoLoss = () => plant(Sessions, 'lose', (old) => function lose(held, reason) {
+  if (!['forced', 'removed', 'expired'].includes(reason)) old.call(this, held, reason);
 });
-const believesTheLeast = () => plant(Keeper, 'kept', (old) => function kept(link, ...about) {
-  old.call(this, link, ...about);
-  link.short = false;
+const believesTheLeast = () => plant(Held, 'until', (old) => function until() {
+  return this.session?.sent >= this.told ? this.session.until : old.call(this);
 });
-const renewsNothingAnew = () => plant(Keeper, 'renew', () => none);
-function waitsForEver() {
-  plant(Node, 'notifyAll', () => nothing);
-  plant(Node, 'notify', (old) => function notify(message) { if (String(message).startsWith('granted')) old.call(this, message); });
-}
-const endsQuietly = () => plant(Core, 'end', () => nothing);
-const aLinkALock = () => plant(Core, 'call', (old) => function call(...about) {
-  for (const node of this.nodes.values()) if (node.link?.renewals === 0) node.link = null;
+const blocksForLong = says((words) => words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.SESSION' ? 5_000 : word)));
+const keepsNothing = () => plant(Sessions, 'keep', () => nothing);
+const renewsNothingAnew = () => plant(Sessions, 'renew', () => nothing);
+const waitsForEver = () => plant(Take, 'ended', () => nothing);
+const endsQuietly = () => plant(Sessions, 'end', () => nothing);
+/** Each lock has connections of its own. */
+const aClientALock = () => ({
+  at(...about) {
+    const all = [makeLocksAt(...about)];
+    const another = () => all[all.push(makeLocksAt(...about)) - 1];
+    const close = () => Promise.all(all.map((one) => one.close()));
+    return { using: (...how) => another().using(...how), tryLock: (...how) => all[0].tryLock(...how), lock: (...how) => all[0].lock(...how), close };
+  },
+});
+const forgets = () => plant(Sessions, 'isForgotten', () => () => false);
+/** A wait is never over, and is never left. */
+const leavesNothing = says((words) => {
+  if (words[0] === 'DLOCK.CANCEL') return ['PING'];
+  return words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.FAIRACQUIRE' ? 0 : word));
+});
+const without = (word, count) => says((words) => (words.includes(word) ? words.toSpliced(words.indexOf(word), count) : words));
+const onePermit = without('PERMITS', 2);
+const alwaysAlone = () => plant(Request, 'words', (old) => function words(...about) {
+  this.limit = [];
   return old.apply(this, about);
 });
-const forgets = () => plant(Core, 'dropForgotten', () => nothing);
-const leavesNothing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
-  return old.call(this, words[0] === 'DLOCK.CANCEL' ? ['PING'] : words, ...rest);
-});
-/** Whatever a program asks for, this is asked for. */
-const asks = (change) => () => plant(Core, 'take', (old) => function take(request, ...rest) {
-  change(request);
-  return old.call(this, request, ...rest);
-});
-const onePermit = asks((request) => { request.limit = request.limit.slice(0, 2); });
-const reEntersAnything = asks((request) => { request.permits = 1; });
-const alwaysAlone = asks((request) => { request.limit = []; });
-const noEphemeral = asks((request) => { request.ephemeral = []; });
-const noSuffix = asks((request) => { if (request.name) request.owner = request.owner.split('#')[0]; });
-const neverReEnters = asks((request) => { request.name = null; });
-const asksAgainAndAgain = () => plant(Core, 'take', (old) => async function take(request, ...rest) {
+const noActor = () => plant(Sessions, 'owner', (old) => function owner() { return old.call(this); });
+const asksAgainAndAgain = () => asks((old) => async function ask(key, options) {
   for (;;) {
-    const hold = await old.call(this, request, 0, ...rest.slice(1));
+    const hold = await old.call(this, key, { ...options, wait: 1 }).catch((error) => { if (error instanceof LockTimeout) return null; throw error; });
     if (hold) return hold;
-    request.ended = false;
     await sleep(50);
   }
 });
 function triesByWaiting() {
-  plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout || 100, make); });
+  waits((wait) => wait || 100)();
   leavesNothing();
 }
-const triesForASecond = () => plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout || 1000, make); });
-const counts32Bits = () => plant(Core, 'take', (old) => function take(request, timeout, make) { return old.call(this, request, timeout | 0, make); });
-const releasesAll = () => plant(Core, 'release', (old) => function release(renewal, hold) {
-  renewal.holds = [];
-  return old.call(this, renewal, hold);
-});
-const guardsNothing = () => plant(Core, 'call', (old) => function call(request, words, ...rest) {
-  return old.call(this, request, words[0] === 'DLOCK.GUARD' ? words.slice(words.indexOf('SET')) : words, ...rest);
-});
-const hidesWhy = () => plant(Keeper, 'round', (old) => function round() {
-  return old.call(this).catch(() => { throw new Unreachable('it failed'); });
+const triesForASecond = waits((wait) => wait || 1_000);
+const counts32Bits = waits((wait) => wait | 0);
+const guardsNothing = says((words) => (words[0] === 'DLOCK.GUARD' ? words.slice(3) : words));
+const hidesWhy = () => plant(Wire, 'call', (old) => function call(key, words, bound) {
+  const reply = old.call(this, key, words, bound);
+  return words[0] === 'DLOCK.SESSION' ? reply.catch(() => { throw new Unreachable('it failed'); }) : reply;
 });
 /** And so it is kept for as long as the client lives. */
-const keepsWhatIsNotReleased = () => plant(Core, 'lose', (old) => function lose(renewal, reason) {
-  if (reason !== 'it cannot be given back') old.call(this, renewal, reason);
+const keepsWhatIsNotReleased = says((words) => (words[0] === 'DLOCK.RENEW' && !words.includes('IN') ? ['PING'] : words));
+const asksTwice = () => plant(Wire, 'call', (old) => async function call(key, words, bound) {
+  if (words[0].endsWith('ACQUIRE')) await old.call(this, key, ['DLOCK.HELD', key]);
+  return old.call(this, key, words, bound);
 });
-const diesWithoutPing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
-  const reply = old.call(this, words, ...rest);
-  if (words[0] === 'PING') reply.catch((error) => this.die(error));
-  return reply;
+const asksAsNew = () => plant(Take, 'answered', (old) => function answered(sent, error, reply) {
+  if (error || this.done || !reply?.[0]) old.call(this, sent, error, reply);
+  else this.granted(this.key, reply[0], this.sessions.session(reply.at(-1), this.key), this.sessions.believed(sent, this.request.lease));
 });
-const forgetsTheOthers = () => plant(Node, 'await', (old) => function waits(request) {
-  const box = old.call(this, request);
-  this.awaited.clear();
-  return box;
+/** What is said last ends whatever its owner has, who has one name for all. */
+function oneName() {
+  plant(Sessions, 'owner', () => function owner() { return `${this.name}/me`; });
+  says((words) => (words[0] === 'DLOCK.CANCEL' ? ['DLOCK.RELEASE', ...words.slice(1)] : words))();
+}
+const givesNothingBack = () => plant(Sessions, 'giveBack', () => nothing);
+const releasesNothing = says((words) => (words[0] === 'DLOCK.RELEASE' ? ['PING'] : words));
+const saysNoLast = says((words) => (words[0] === 'DLOCK.SESSION' && words[3] === 1 ? words.with(3, 120_000) : words));
+function asksUnderAnotherName() {
+  givesNothingBack();
+  plant(Take, 'answered', (old) => function answered(sent, error, reply) {
+    if (error) this.owner = this.sessions.owner();
+    old.call(this, sent, error, reply);
+  });
+}
+const takesAnyWork = () => plant(Locks, 'using', () => none);
+const noMaxHold = () => plant(Held, 'until', (old) => function until() {
+  this.bound = Infinity;
+  return old.call(this);
 });
-const keepsTheName = () => plant(Request, 'add', () => nothing);
-const keepsTheNameWithoutALink = () => plant(Core, 'rename', (old) => function rename(request) {
-  const link = request.renewal?.node.link;
-  return link && !link.error ? old.call(this, request) : nothing;
-});
-/** And each answer is that of the first time. */
-const asksAsNew = () => plant(Core, 'call', (old) => function call(request, ...rest) {
-  const answer = old.call(this, request, ...rest);
-  Object.defineProperty(request, 'asked', { get: () => false, set: nothing, configurable: true });
-  return answer;
+const releasesAtOnce = () => plant(Hold, 'releaseAfter', () => function releaseAfter() { return this.release(); });
+const oneAfterTheOther = () => plant(Locks, 'usingAll', () => function usingAll(keys, options, work) {
+  const all = new Map();
+  const next = (i) => (i === keys.length ? work(all) : this.using(keys[i], options, (hold) => next(i + 1, all.set(keys[i], hold))));
+  return next(0);
 });
 const takesAnything = () => ({
   at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
 });
 
 const FAULTS = {
-  closed_try: saysTaken, closed_two_seconds: noCause, closed_without_bound: saysNothing, hung_try: noBound,
+  closed_try: saysTaken, closed_two_seconds: isTaken(LockTimeout), closed_without_bound: saysNothing, hung_try: noBound,
   hung_later: noBound, silent_path: noClock, slow_path: shortBound, wrong_password: allPasses,
-  no_right_to_the_command: allPasses, no_module: allPasses, no_channel: deniedIsFinal, two_dead_links_of_five: oneKeeper,
+  no_right_to_the_command: allPasses, no_module: allPasses, two_dead_links_of_five: oneKeeper,
   one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
-  deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: renewsNothingAnew, cut_wait: waitsForEver,
-  after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken,
-  a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aLinkALock, dropped: forgets,
+  deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: keepsNothing, cut_wait: keepsNothing,
+  after_close: endsQuietly, the_replica_frozen: isTaken(NoAck),
+  a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aClientALock, dropped: forgets,
   a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,
   several_permits: onePermit, a_large_request_is_not_overtaken: onePermit, permits_outlast_a_cut: onePermit,
-  permits_of_an_owner: reEntersAnything,
   hold_over_a_failover: renewsNothingAnew, hold_over_a_switch: renewsNothingAnew, hold_over_a_slot_move: renewsNothingAnew,
   wait_over_a_failover: waitsForEver, wait_over_a_switch: waitsForEver, wait_over_a_crash: waitsForEver,
-  wait_over_a_slot_move: waitsForEver, an_ephemeral_hold_over_a_failover_elsewhere: renewsNothingAnew,
+  wait_over_a_slot_move: waitsForEver,
   first_come_first_served: asksAgainAndAgain, a_try_takes_no_place: triesByWaiting, a_time_out_in_the_queue: leavesNothing,
-  an_ephemeral_hold_ends_with_its_connection: noEphemeral, readers_and_a_writer: alwaysAlone, a_semaphore_of_three: alwaysAlone,
-  an_inner_hold_ends_no_outer_one: releasesAll, two_that_wait_for_each_other: allPasses, replaced: allPasses,
-  a_name_is_of_one_client: noSuffix, no_write_after_the_loss: guardsNothing, a_refused_keep_is_the_reason: hidesWhy,
-  no_right_to_release: keepsWhatIsNotReleased, no_right_to_renew: allPasses, no_right_to_ping: diesWithoutPing,
-  closed_without_a_channel: endsQuietly, a_turn_takes_three_commands: forgetsTheOthers, a_re_entry_sends_nothing: neverReEnters,
+  readers_and_a_writer: alwaysAlone, a_semaphore_of_three: alwaysAlone,
+  two_that_wait_for_each_other: allPasses, replaced: allPasses, no_write_after_the_loss: guardsNothing,
+  no_right_to_release: keepsWhatIsNotReleased, a_turn_takes_three_commands: asksTwice,
   no_time_out_is_too_long: counts32Bits, sixty_forgotten_at_200_ms: forgets,
   a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
   a_try_at_a_busy_server: triesForASecond, a_hold_over_a_busy_server: isFinal('BUSY'),
   a_try_at_a_loading_server: triesForASecond, a_wait_at_a_loading_server: isFinal('LOADING'),
-  a_late_release_ends_no_later_hold: keepsTheName, a_late_release_of_a_lost_hold: keepsTheName,
-  asked_again_after_a_lost_reply: asksAsNew, taken_again_after_a_loss: keepsTheNameWithoutALink,
+  asked_again_after_a_lost_reply: asksAsNew,
+  late_commands_of_open_connections: oneName, a_late_request_is_given_back: givesNothingBack, a_loss_is_given_back: givesNothingBack,
+  released_while_the_server_is_away: releasesNothing, released_during_a_failover: releasesNothing, a_hold_over_a_crash: renewsNothingAnew,
+  an_overflow_of_rows: renewsNothingAnew, a_row_that_nobody_knows: givesNothingBack, the_last_word: saysNoLast,
+  a_free_lock_takes_two_commands: asksTwice, said_twice: asksUnderAnotherName, two_actors_of_one_client: noActor,
+  an_actor_that_waits_for_itself: noActor, forgotten_and_left_to_its_lease: forgets, work_that_is_yet_to_be_done: takesAnyWork,
+  max_hold: noMaxHold, release_after: releasesAtOnce, many_of_one_slot: oneAfterTheOther, a_refused_session_is_the_reason: hidesWhy,
+  a_short_hold_beside_a_long_one: blocksForLong,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
-  'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'a_late_release_ends_no_later_hold',
-  'asked_again_after_a_lost_reply', 'taken_again_after_a_loss'];
+  'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'asked_again_after_a_lost_reply',
+  'late_commands_of_open_connections', 'an_overflow_of_rows', 'a_hold_over_a_crash', 'a_short_hold_beside_a_long_one'];
 
 after(closeConnections);
 

@@ -1,5 +1,5 @@
-// `process.mjs LIBRARY PLACE KEY ephemeral|plain`: takes a lock and holds it until it is killed. The tests kill it.
+// `process.mjs LIBRARY PLACE KEY`: takes a lock and holds it until it is killed. The tests kill it.
 import { makeLocks } from './stage.mjs';
 
-const [library, place, key, how] = process.argv.slice(2);
-globalThis.hold = await makeLocks(library, place).lock(key, { ephemeral: how === 'ephemeral' });
+const [library, place, key] = process.argv.slice(2);
+globalThis.hold = await makeLocks(library, place).lock(key);

@@ -2,6 +2,7 @@
 import { Redis } from 'ioredis';
 
 import { Hold, Locks } from 'dlock-redis';
+import { FakeLocks } from 'dlock-redis/fakes';
 import { Election } from 'dlock-redis/leader';
 import { Quorum } from 'dlock-redis/quorum';
 import Redlock from 'dlock-redis/redlock';
@@ -13,5 +14,6 @@ export async function work(locks = new Locks(new Redis()), redlock = new Redlock
   const lock = await redlock.acquire(['key'], 1000);
   // @ts-expect-error: no such method
   await lock.giveBack();
+  await new FakeLocks().close();
   return hold.token;
 }

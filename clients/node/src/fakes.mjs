@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+/**
+ * Locks without a server, for unit tests: `FakeLocks` instead of `Locks`.
+ *
+ * They are fair to nobody and keep nothing: a lock is taken or free, waits end at their time-out, and `lose` takes a hold
+ * away, as a server does after a failure. `commands` has what was guarded.
+ */
+import { now, pause } from './clock.mjs';
+import { Closed, Fenced, LockTimeout, NotHeld } from './errors.mjs';
+import { asyncDispose } from './hold.mjs';
+import { checkWork, finished } from './settings.mjs';
+
+/** A lock that is held in this process. */
+export class FakeHold {
+  #locks;
+  #abort = new AbortController();
+  #isLeft = false;
+  over = ''; // why it is held no more
+
+  constructor(locks, key, token, { shared = false, limit = 1, permits = 1, onLost }) {
+    this.#locks = locks;
+    Object.assign(this, { key, token, permits, onLost, owner: `fake/${token}`, limit: shared ? Infinity : limit });
+  }
+
+  get lost() { return this.signal.aborted; }
+
+  get signal() { return this.#abort.signal; }
+
+  left() { return this.over ? 0 : 10_000; }
+
+  async check() { if (this.over) throw new Fenced(`FENCED '${this.key}' is not held under this token`); }
+
+  async guard(...command) {
+    await this.check();
+    this.#locks.commands.push(command);
+    return null;
+  }
+
+  async release() { this.end('it was given back before'); }
+
+  async releaseAfter(ms) {
+    this.end('it was left to its lease');
+    this.#isLeft = true;
+    this.#locks.reserved.set(this.key, now() + ms);
+  }
+
+  async [asyncDispose]() { if (!this.#isLeft) await this.release(); }
+
+  end(reason) {
+    if (this.over) throw new NotHeld(`NOTHELD '${this.key}' is not held: ${this.over}`);
+    this.over = reason;
+    this.#locks.holds.delete(this);
+  }
+
+  lose(reason) {
+    this.end(reason);
+    this.#abort.abort(new NotHeld(`NOTHELD '${this.key}' is lost: ${reason}`));
+    this.onLost?.(this);
+  }
+}
+
+/** What a program uses of `Locks`, with the same arguments. */
+export class FakeLocks {
+  holds = new Set();
+  commands = [];
+  reserved = new Map(); // by `releaseAfter`
+  #tokens = 0;
+  #closed = false;
+
+  async tryLock(key, { wait = 0, signal, ...options } = {}) {
+    const end = now() + wait;
+    for (;;) {
+      if (this.#closed) throw new Closed('these locks are closed');
+      signal?.throwIfAborted();
+      if (this.#fits(key, options)) {
+        const hold = new FakeHold(this, key, ++this.#tokens, options);
+        this.holds.add(hold);
+        return hold;
+      }
+      if (now() >= end) return null;
+      await pause(5);
+    }
+  }
+
+  async lock(key, { wait = Infinity, ...options } = {}) {
+    const hold = await this.tryLock(key, { wait, ...options });
+    if (!hold) throw new LockTimeout(`lock '${key}' was not granted within ${wait} ms: it is taken`);
+    return hold;
+  }
+
+  async using(key, options, work) {
+    if (typeof options === 'function') [options, work] = [{}, options];
+    return this.usingAll([key], options, (holds) => work(holds.get(key)));
+  }
+
+  async usingAll(keys, options, work) {
+    if (typeof options === 'function') [options, work] = [{}, options];
+    checkWork(work);
+    const holds = new Map();
+    let done;
+    try {
+      for (const key of [...new Set(keys)].sort()) holds.set(key, await this.lock(key, options));
+      done = finished(await work(holds));
+    } catch (error) {
+      await Promise.allSettled([...holds.values()].map((hold) => hold[asyncDispose]()));
+      throw error;
+    }
+    for (const hold of holds.values()) await hold[asyncDispose]();
+    return done;
+  }
+
+  async holder(key) {
+    const hold = [...this.holds].find((one) => one.key === key);
+    return hold ? { owner: hold.owner, token: hold.token, left: hold.left() } : null;
+  }
+
+  /** Takes a hold away, as a server does after a failure. */
+  lose(hold, reason = 'forced') { hold.lose(reason); }
+
+  async close() {
+    this.#closed = true;
+    for (const hold of [...this.holds]) hold.lose('closed');
+  }
+
+  [asyncDispose]() { return this.close(); }
+
+  #fits(key, { shared = false, limit = 1, permits = 1 }) {
+    if ((this.reserved.get(key) ?? 0) > now()) return false;
+    const others = [...this.holds].filter((hold) => hold.key === key);
+    const all = others.reduce((sum, hold) => sum + hold.permits, permits);
+    return [{ limit: shared ? Infinity : limit }, ...others].every((one) => all <= one.limit);
+  }
+}
