@@ -27,6 +27,8 @@ class Session {
   sent = -Infinity; // of the last SESSION, and the end of the least lease that it told
   until = -Infinity;
   longest = 0; // of the leases in it
+  shortest = Infinity;
+  looked = 0; // for holds that are forgotten
   loop = null;
   error = null; // of the last SESSION
 
@@ -39,7 +41,11 @@ class Session {
     return this.key = wait?.request.keys[0] ?? hold?.key ?? this.key;
   }
 
-  get isNeeded() { return this.waits.size > 0 || [...this.holds.values()].some((held) => held.isOld); }
+  get isNeeded() {
+    if (this.waits.size) return true;
+    for (const held of this.holds.values()) if (held.isOld) return true; // most often the first
+    return false;
+  }
 }
 
 /** A command that is repeated until the server has answered it, or until it means nothing any more. */
@@ -113,8 +119,9 @@ export class Sessions {
     if (held.session !== session) {
       held.leave();
       [held.told, held.session, held.isTaken] = [now(), session, false];
+      if (!session.holds.size) [session.longest, session.shortest] = [0, Infinity];
       session.holds.set(held.id, held);
-      session.longest = Math.max(session.longest, held.lease);
+      [session.longest, session.shortest] = [Math.max(session.longest, held.lease), Math.min(session.shortest, held.lease)];
     }
     if (held.isOld) this.keep(session);
     this.clock.set(session.loop ? held.until() : Math.min(held.until(), held.old));
@@ -337,8 +344,7 @@ class Loop {
     const words = (ms, ...rest) => ['DLOCK.SESSION', this.key, sessions.name, ms, 'SEEN', session.id, session.seen, ...rest];
     this.#isLast = this.#needed + LINGER < now();
     if (this.#isLast) return words(1); // what an answer that was lost has granted is renewed for nobody
-    let lease = settings.lease;
-    for (const held of session.holds.values()) lease = Math.min(lease, held.lease);
+    const lease = session.holds.size ? Math.min(settings.lease, session.shortest) : settings.lease;
     this.#block = this.#isFirst ? 0 : Math.floor(Math.min(1_000, lease / 3, settings.replyTimeout / 2));
     return this.#block ? words(settings.hangTimeout, 'BLOCK', this.#block) : words(settings.hangTimeout);
   }
@@ -352,7 +358,10 @@ class Loop {
     }
     [session.error, this.#warned] = [null, false];
     const answer = sessions.told(sent, reply, session.key, !this.#isFirst);
-    for (const held of [...session.holds.values()]) sessions.isForgotten(held);
+    if (now() - session.looked >= LINGER) {
+      session.looked = now();
+      for (const held of [...session.holds.values()]) sessions.isForgotten(held);
+    }
     if (answer !== session) {
       sessions.gone(session);
       this.#isOver = true;
