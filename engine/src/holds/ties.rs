@@ -506,7 +506,6 @@ impl Ties {
             its.young.push_back(id);
             if its.young.len() > MOST_YOUNG {
                 its.order_oldest(tie.party, &mut self.renewals, &mut self.by_id);
-                its.order_oldest(tie.party, &mut self.renewals, &mut self.by_id);
             }
         } else {
             its.order(&mut self.renewals, id, &mut tie);

@@ -2,7 +2,7 @@
 
 use crate::holds::{HoldKey, Loss, Tie, TieId, Ties};
 use crate::types::{HoldRef, Token, WallMs};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// The most rows that are kept, without those by which a session learns of a hold that is still in it.
 const MOST_LOOSE: usize = 10_000;
@@ -53,8 +53,6 @@ struct Row {
     whose: Whose,
     // The end of the lease, of a hold that goes on.
     end: Option<WallMs>,
-    // Whether the reply to a command has said the same.
-    repeats: bool,
 }
 
 impl Row {
@@ -101,8 +99,8 @@ pub(crate) struct Rows {
     // How many rows name no hold of the session.
     loose: usize,
     last: u64,
-    // The last one that repeats no reply.
-    last_news: u64,
+    // The numbers of those that repeat no reply.
+    news: BTreeSet<u64>,
 }
 
 impl Rows {
@@ -118,7 +116,7 @@ impl Rows {
 
     /// Returns true if there is a row above this number that repeats no reply.
     pub(crate) fn has_news(&self, seen: u64) -> bool {
-        self.last_news > seen
+        self.news.last().is_some_and(|last| *last > seen)
     }
 
     /// Returns true if there are more than are kept.
@@ -137,7 +135,7 @@ impl Rows {
         self.last += 1;
         let number = self.last;
         if !repeats {
-            self.last_news = number;
+            self.news.insert(number);
         }
         self.loose += usize::from(matches!(whose, Whose::Named(_)));
         self.rows.push_back(Row {
@@ -146,7 +144,6 @@ impl Rows {
             token,
             whose,
             end,
-            repeats,
         });
         number
     }
@@ -162,6 +159,7 @@ impl Rows {
     fn remove(&mut self, number: u64) -> Option<Whose> {
         let row = self.get_mut(number)?;
         let whose = std::mem::replace(&mut row.whose, Whose::Nobody);
+        self.news.remove(&number);
         self.gone += usize::from(!matches!(whose, Whose::Nobody));
         self.loose -= usize::from(matches!(whose, Whose::Named(_)));
         while self.rows.front().is_some_and(Row::is_gone) {
@@ -171,14 +169,6 @@ impl Rows {
         if self.gone > self.rows.len() / 2 {
             self.rows.retain(|row| !row.is_gone());
             self.gone = 0;
-        }
-        if number == self.last_news {
-            let mut news = self
-                .rows
-                .iter()
-                .rev()
-                .filter(|row| !row.repeats && !row.is_gone());
-            self.last_news = news.next().map_or(0, |row| row.number);
         }
         Some(whose)
     }
