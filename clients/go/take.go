@@ -467,7 +467,7 @@ func (t *take) giveBackFound() {
 	}
 }
 
-// cancel leaves the queue. A grant that came before is told by a row that nobody knows, and goes back by its token.
+// cancel leaves the queue. If the grant came first, its row belongs to no take any longer, and the client releases it by its token.
 func (t *take) cancel() {
 	s, key, one := t.s, t.request.keys[0], t.session
 	s.send(&errand{

@@ -107,7 +107,7 @@ export class Hold {
   /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. Without an answer it continues behind the call. */
   async release() { await this.#end(this.#sessions.released(this.#held)); }
 
-  /** Leaves the lock taken for so many milliseconds, and ends this hold: for work that is due once in a period. */
+  /** Ends this hold, and keeps the lock taken for that many milliseconds: for work that runs once a period. */
   async releaseAfter(ms) { await this.#end(this.#sessions.releasedAfter(this.#held, duration('ms', ms))); }
 
   async #end(errand) {

@@ -91,7 +91,7 @@ export interface Hold extends AsyncDisposable {
   check(): Promise<void>;
   /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. Without an answer it continues behind the call. */
   release(): Promise<void>;
-  /** Leaves the lock taken for so many milliseconds, and ends this hold: for work that is due once in a period. */
+  /** Ends this hold, and keeps the lock taken for that many milliseconds: for work that runs once a period. */
   releaseAfter(ms: number): Promise<void>;
 }
 

@@ -273,7 +273,7 @@ impl Client<'_> {
         }
     }
 
-    /// Believes in a hold until this time, if that is later than what it was told before.
+    /// Believes in a hold until this time, unless it already believes in it for longer.
     fn extend(&mut self, task: &mut Task, until: Micros) {
         let (now, hold) = (self.shared.now(), &mut task.hold);
         if hold.from == 0 && until > now {

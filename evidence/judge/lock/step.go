@@ -316,7 +316,7 @@ func (s *state) grantOne(r *Request, at int) bool {
 		h.leases = []Term{{ByCall, r.ID}}
 	}
 	h.fresh, h.number = nil, 0
-	// What is granted in a session is never given back: its row is told until it has been seen.
+	// The server takes no grant in a session back: every answer has its row until the program has seen it.
 	if isNew && r.Session == 0 && (r.Waits || r.Outcome == Unknown) {
 		h.fresh = r
 		if hadClaim {
@@ -557,8 +557,8 @@ func (s *state) stall() []*state {
 	return all
 }
 
-// renewUntil ends the renewals, so that the hold has the rest of a renewed lease. The lease that its owner was told is no shorter: for
-// a hold in a session that may be all there is.
+// renewUntil ends the renewals: what is left is the rest of a renewed lease, or the lease that the last reply gave, which may be all
+// that a hold in a session has.
 func (h *hold) renewUntil(rest Term) {
 	if h.tie >= 0 {
 		h.leases = nil

@@ -268,7 +268,7 @@ class AsyncHold(HoldBase):
         await self._carry(self._sessions.released)
 
     async def release_after(self, seconds: float) -> None:
-        """Leaves the lock taken for so many seconds, and ends this hold: for work that is due once in a period."""
+        """Ends this hold, and keeps the lock taken for that many seconds: for work that runs once a period."""
         await self._carry(self._sessions.released_after, duration("seconds", seconds))
 
     async def _carry(self, what: Callable[..., Errand], *how: float) -> None:

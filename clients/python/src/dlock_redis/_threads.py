@@ -175,7 +175,7 @@ class ThreadSessions(Sessions):
         if hold is not None:
             try:
                 threading.Thread(target=call, name="dlock on_lost", daemon=True).start()
-            except RuntimeError:  # there are too many: the others are told all the same
+            except RuntimeError:  # the process has too many threads; other holds still report theirs
                 log.exception("on_lost cannot be called")
 
     def close(self, reason: str) -> None:
@@ -227,7 +227,7 @@ class Hold(HoldBase):
         self._carry(self._sessions.released)
 
     def release_after(self, seconds: float) -> None:
-        """Leaves the lock taken for so many seconds, and ends this hold: for work that is due once in a period."""
+        """Ends this hold, and keeps the lock taken for that many seconds: for work that runs once a period."""
         self._carry(self._sessions.released_after, duration("seconds", seconds))
 
     def _carry(self, what: Callable[..., Errand], *how: float) -> None:

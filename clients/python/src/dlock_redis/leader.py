@@ -49,7 +49,7 @@ class _Candidate(Generic[H]):
         self._on_lost: Callable[[H], object] | None = on_lost
         self.me = me or f"{socket.gethostname()}:{os.getpid()}"
         self._hold: H | None = None
-        self._request()  # bad arguments are told here
+        self._request()  # a bad argument raises here, not at the first election
 
     def is_leader(self) -> bool:
         """Returns true if it leads for sure. Asks nobody: the clock says when the lease may have ended."""

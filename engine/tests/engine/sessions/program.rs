@@ -475,7 +475,7 @@ impl Program {
         }));
     }
 
-    /// Gives back a token that it is told of and does not hold: of a wait that it has left, or half of what it asked for.
+    /// Gives back a token that a row names and that it does not hold: of a wait that it has left, or half of what it asked for.
     fn release_strange(
         &mut self,
         key: &'static str,
