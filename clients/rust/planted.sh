@@ -5,19 +5,25 @@ set -euo pipefail
 cd "$1"
 crate=dlock-redis-0.5.0-dev/src
 cp -r "$crate" source
-missed=()
+missed=() planted=' '
+features=(--features cluster,dlock-redis/cluster)
 
-# plant TEST 'NAMES' FILE WHAT BY: with WHAT (a pattern of perl's) replaced, each of these fails.
+# plant TEST 'NAMES' FILE WHAT BY [FILE WHAT BY …]: with WHAT (a pattern of perl's) replaced, each of these fails.
 plant() {
-    local test=$1 names=$2 file=$3
-    WHAT=$4 BY=$5 perl -0pi -e 's/$ENV{WHAT}/$ENV{BY}/s or die "no such place: $ENV{WHAT}\n"' "$crate/$file"
+    local test=$1 names=$2 what=$4
+    shift 2
+    while [ $# -gt 0 ]; do
+        WHAT=$2 BY=$3 perl -0pi -e 's/$ENV{WHAT}/$ENV{BY}/s or die "no such place: $ENV{WHAT}\n"' "$crate/$1"
+        shift 3
+    done
     touch "$crate/lib.rs"
-    cargo build --quiet --test "$test"
-    [ "$test" != locks ] || cargo build --quiet --example process
+    cargo build --quiet "${features[@]}" --test "$test"
+    [ "$test" != locks ] || cargo build --quiet "${features[@]}" --example process
     for name in $names; do
-        if timeout 60 cargo test --quiet --test "$test" -- "$name" >/dev/null 2>&1; then
+        planted+="$name "
+        if timeout 60 cargo test --quiet "${features[@]}" --test "$test" -- "$name" >/dev/null 2>&1; then
             missed+=("$name")
-            echo "MISSED  $name: $4"
+            echo "MISSED  $name: $what"
         else
             echo "seen    $name"
         fi
@@ -26,71 +32,83 @@ plant() {
 }
 
 export DLOCK_LATE=2
-plant cases 'closed_try hung_try' lock.rs 'self.take\(Some\(self.timeout.unwrap_or_default\(\)\)\).await' \
-    'Ok(self.take(Some(self.timeout.unwrap_or_default())).await.unwrap_or(None))' # failures are "it is taken"
-plant cases 'closed_two_seconds hung_later' take.rs 'cause: Some\(Arc::new\(cause\)\)' 'cause: None'
-plant cases closed_without_bound take.rs 'tracing::warn!\(\s*"still waiting' 'tracing::trace!("quietly'
-plant cases 'silent_path two_dead_links_of_five one_hung_node_of_three' renewals.rs 'if end > at \{' 'if end > Duration::ZERO {' # no clock
-plant cases 'slow_path' settings.rs '\[10, 60, 5, 3\].map\(Duration::from_secs\)' '[10000, 60000, 5000, 150].map(Duration::from_millis)'
-plant cases 'wrong_password no_right_to_the_command no_module two_that_wait replaced no_right_to_renew' error.rs 'pub\(crate\) fn passes\(&self\) -> bool \{' \
-    'pub(crate) fn passes(&self) -> bool { if matches!(self, Error::Redis(_) | Error::Deadlock(_) | Error::Replaced(_)) { return true; }'
-plant cases no_channel take.rs 'self.poll\(taking\).await' 'self.wait(taking, &name).await'
-plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen hold_over an_ephemeral_hold_over' keep.rs \
-    'async fn round\(self: &Arc<Self>, name: &str\) -> Result<\(\)> \{' \
-    'async fn round(self: &Arc<Self>, name: &str) -> Result<()> { if name.len() < 99 { return Ok(()); }' # keeps nothing
-plant cases a_hold_that_may_not_last renewals.rs 'link.short = left < settings.near\(\);' 'let _ = settings.near();'
-plant cases 'forced deleted expired' renewals.rs 'let told = if let Value::Array\(lost\) = lost \{ Some\(lost\) \} else \{ None \};' \
-    'static NONE: Vec<Value> = Vec::new(); let (told, count) = (Some(&NONE), count.max(link.renewals)); let _ = lost;'
+plant cases 'closed_try hung_try' locks.rs 'Ok\(self.take\(wait\).await\?.and_then' 'Ok(self.take(wait).await.unwrap_or(None).and_then' # failures are "it is taken"
+plant cases 'closed_two_seconds hung_later' take.rs 'cause: Some\(Arc::new\(cause\)\)' 'cause: Some(Arc::new(cause)).filter(|_| false)'
+plant cases closed_without_bound take.rs 'tracing::warn!\("still waiting' 'tracing::trace!("quietly'
+plant cases silent_path session.rs 'if end <= now && self.grace <= now \{' 'if end.is_zero() {' # no clock
+plant cases slow_path settings.rs '\[10, 30, 3\].map\(Duration::from_secs\)' '[10000, 30000, 150].map(Duration::from_millis)'
+plant cases 'wrong_password no_right_to_the_command no_module two_that_wait_for_each_other' error.rs \
+    'pub\(crate\) fn passes\(&self\) -> bool \{' \
+    'pub(crate) fn passes(&self) -> bool { if matches!(self, Error::Redis(_) | Error::Deadlock(_)) { return true; }'
+plant cases replaced session.rs 'b"cancelled" \| b"replaced"' 'b"cancelled"'
+plant cases 'two_dead_links_of_five one_hung_node_of_three' session.rs 'let reply = link.call\(&key, command, self.settings.reply_timeout\).await;' \
+    'static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(()); let one = ONE.lock().await; let reply = link.call(&key, command, self.settings.reply_timeout).await; if reply.is_err() { sleep(self.settings.lease).await; } drop(one);'
+plant cases two_thousand_holds_at_200_ms session.rs 'session.told\(sent, until\);' \
+    'session.told(sent, until); for place in session.holds.clone() { self.renew(&place); } let session = self.session(id, key);'
+plant cases 'forced deleted expired cut_and_kept' session.rs 'if session.is_kept && is_over' 'if session.is_kept && self.settings.lease.is_zero() && is_over'
+plant cases a_short_hold_beside_a_long_one session.rs 'if until < now\(\) \+ session.longest \/ 2 \{' 'if until.is_zero() {'
+plant cases cut_wait session.rs 'turns.not_before = now\(\) \+ PAUSE;' 'turns.not_before = now() + 9999 * PAUSE;'
 plant cases 'wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move' take.rs \
-    'Err\(error\) if !error.passes\(\) => return Err' 'Err(error) if taking.queued || !error.passes() => return Err'
-plant cases 'a_late_release_ends a_late_release_of' release.rs 'unanswered.insert\(request.owner.clone\(\)\);' 'unanswered.clear();' # keeps the name
-plant cases taken_again renewals.rs 'self.retire\(&request\);(?= // without a link)' 'if self.link(&node).is_some() { self.retire(&request); }'
-plant cases asked_again take.rs 'taking.asked.is_set\(\)' 'taking.asked.is_set() && false' # believes in the whole lease
-plant cases cut_wait state.rs 'for sender in owners.values\(\) \{' 'for sender in owners.values().take(0) {'
-plant cases after_close core.rs 'state.lose_all\("closed", \|_\| true\)' '0' # ends quietly
-plant cases a_thousand_cycles core.rs 'state.node\(name\).link = Some\(link.clone\(\)\);' 'std::mem::forget(link.clone());' # a link a lock
-plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'self.core.abandon\(&self.request, &link\);' 'drop(link);' # queue_grace keeps the place
-plant cases 'dropped sixty_forgotten' lock.rs 'self.core.drop_hold\(&self.shared\);' ''
-plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_cut' request.rs 'if self.mode.permits\(\) > 1' 'if self.mode.permits() < 1'
-plant cases permits_of_an_owner renewals.rs 'if permits > has \{' 'if permits > has + 9 {'
-plant cases first_come take.rs 'return self.wait\(taking, &name\).await;' 'return self.poll(taking).await;'
-plant cases a_try_takes_no_place request.rs '(fn acquire\(&self, once: bool\) -> Cmd \{)' 'fn acquire(&self, once: bool) -> Cmd { let once = once && self.vote;'
-plant cases an_ephemeral_hold_ends request.rs 'if self.ephemeral \{' 'if self.ephemeral && self.vote {'
-plant cases 'readers_and a_semaphore' request.rs 'match self.mode \{(\s+Mode::Exclusive => &mut)' 'match Mode::Exclusive { Mode::Exclusive => &mut'
-plant cases an_inner_hold renewals.rs 'renewal.ending = !renewal.is_live\(\);' 'renewal.ending = true;'
-plant cases a_name_is_of_one_client lock.rs '\[core.process.as_bytes\(\), name, core.suffix.as_bytes\(\)\].concat\(\)' 'name.clone()'
-plant cases no_write_after lock.rs 'let mut guarded = cmd\("DLOCK.GUARD"\);\s+guarded.arg\(self.key\(\)\).arg\(self.token\(\)\);' \
-    'let mut guarded = redis::Cmd::new();'
-plant cases a_refused_keep renewals.rs 'renewal.refusal.as_ref\(\).or\(trouble\)' 'renewal.refusal.as_ref().filter(|_| trouble.is_some_and(|_| false))'
-plant cases a_refused_keep take.rs 'if refused \{' 'if refused && false {'
-plant cases no_right_to_release renewals.rs 'link.surplus > 1\)' 'link.surplus > 1000)'
-plant cases no_right_to_ping link.rs '\.is_err_and\(\|error\| is_broken\(&error\)\) \{(\s+return)' '.is_err() { return'
-plant cases closed_without_a_channel core.rs 'state.closed = true;' ''
-plant cases a_turn_takes_three take.rs 'taking.once && crowded' 'taking.once && crowded && false'
-plant cases a_re_entry_sends_nothing take.rs 'if let Some\(who\) = request.who\(\) \{' 'if let Some(who) = request.who().filter(|_| false) {'
-plant cases no_time_out_is_too_long take.rs '\.filter\(\|timeout\| \*timeout < FAR\)' ''
-plant cases bad_arguments lock.rs 'invalid\("limit", "must be at least' 'invalid("number", "must be at least'
-plant faults locks_that_are_dropped link.rs 'oldest.is_none\(\) && wire.left' 'false && wire.left'
-plant faults a_grant_that_is_read_late renewals.rs 'self.node\(at.node\).ensure_running\(\);' ''
-plant cases 'a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_try_at_a_busy_server a_try_at_a_loading_server' take.rs 'Err\(error\) if once => \{' 'Err(error) if once && !error.passes() => {'
+    'let is_late = ' 'if word == "again" || word == "gone" { return; } let is_late = '
+plant cases 'hold_over_a_failover hold_over_a_switch hold_over_a_slot_move a_hold_over_a_crash an_overflow_of_rows' hold.rs \
+    '!held.is_renewed && !held.over' 'held.is_renewed'
+plant cases after_close locks.rs 'self.0.close\(\);' ''
+plant cases a_thousand_cycles library.rs 'let opening = opening.clone\(\);' 'let opening = opening.clone(); std::mem::forget(current.opening.take());' # a connection a command
+plant cases 'dropped sixty_forgotten_at_200_ms' hold.rs 'self.sessions.with\(\|state\| state.forsake\(&self.granted.place\)\);' ''
+plant cases the_replica_frozen take.rs 'if word == "again" \{' 'if word == "never" {'
+plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel' \
+    take.rs 'if left < FAR \{ millis\(left\) \} else \{ 0 \}' '600_000'
+plant cases a_hold_that_may_not_last session.rs '\(b"taken", Some\(true\)\) => self.taken\(&place, end\)' '(b"taken", Some(true)) => {}'
+plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_cut' take.rs 'if permits > 1' 'if permits > 99'
+plant cases bad_arguments locks.rs 'terms.keys.iter\(\).any\(Vec::is_empty\)' 'terms.keys.is_empty()'
+plant cases first_come_first_served locks.rs 'self.take\(after\).await\?.ok_or' \
+    'loop { if let Some(holds) = self.clone().take(Duration::ZERO).await? { return Ok(holds); } if after.is_zero() { break; } tokio::time::sleep(Duration::from_millis(50)).await; } None.ok_or'
+plant cases a_try_takes_no_place take.rs 'take.is_try, left\);' 'false, Duration::from_secs(600));' take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel'
+plant cases 'readers_and_a_writer a_semaphore_of_three' take.rs 'match self.mode \{(\s+Mode::Exclusive => \{)' 'match Mode::Exclusive { Mode::Exclusive => {'
+plant cases no_write_after_the_loss hold.rs 'let mut guarded = cmd\("DLOCK.GUARD"\);\s+guarded.arg\(self.key\(\)\).arg\(self.token\(\)\);' \
+    'let mut guarded = Cmd::new();'
+plant cases no_right_to_release errand.rs 'reply, is_unheld, errand.is_other, held\)' 'reply, is_unheld, true, held)'
+plant cases a_turn_takes_three_commands take.rs 'Step::Done\(outcome\) => \{' \
+    'Step::Done(outcome) => { let _ = self.ask(&key, cmd("DLOCK.HELD").arg(&key).clone()).await;'
+plant cases 'a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_try_at_a_busy_server a_try_at_a_loading_server' take.rs \
+    'if take.is_try \|\| take.terms.vote \|\| !error.passes\(\) \{' 'if !error.passes() {'
 plant cases a_hold_over_a_busy_server error.rs '\| "BUSY"' ''
 plant cases a_wait_at_a_loading_server error.rs '\| "LOADING"' ''
-plant faults a_try_finds_the_primary error.rs '"READONLY" \| "CLUSTERDOWN"' '"CLUSTERDOWN"'
-plant faults every_node_that_has_answered renewals.rs 'self.known.push\(name.to_owned\(\)\);' ''
-plant faults what_hangs_is_asked_for link.rs 'core.overdue\(&wire.node, wire.id\);' 'let _ = core;'
-plant faults what_is_still_held_after_a_pause renewals.rs '&& at - end > margin.max\(HUNG\)' '&& at - end > margin.max(HUNG) * 1000'
-plant faults a_hold_over_a_slow keep.rs 'state.asking.get\(&id.0\).is_some_and\(\|at\| at == name\)' 'state.asking.contains_key(&id.0) && false'
-plant faults a_redirect_without_a_host error.rs '\.filter\(\|_\| address.starts_with\(.:.\)\)' '.filter(|_| false)'
-plant faults what_others_publish link.rs '\.filter\(\|number\| \*number > 0\)' ''
-plant faults an_observer_that_panics renewals.rs 'catch_unwind\(AssertUnwindSafe\(report\)\).is_err\(\)' \
-    '{ report(); catch_unwind(AssertUnwindSafe(|| ())).is_err() }'
-plant faults a_server_that_ends_each keep.rs 'sleep\(PAUSE\).await;' 'let _ = (PAUSE, sleep(PAUSE));'
-plant faults new_owners_are many.rs 'match request.lock' 'let _ = request.clone().try_lock().await; match request.lock'
-plant locks a_named_owner_asks_in_turn renewals.rs 'renewal.ending = !renewal.is_live\(\);' 'renewal.ending = true;'
-plant locks an_upgrade_is_refused renewals.rs 'if request.mode.limit\(\) < renewal' 'if request.mode.limit() < 0 * renewal'
+plant cases no_time_out_is_too_long take.rs 'now\(\).saturating_add\(if' 'now().add(if' take.rs 'use std::sync::Arc;' 'use std::ops::Add; use std::sync::Arc;'
+plant cases asked_again_after_a_lost_reply take.rs 'take.asked > 1\);' 'false);'
+plant cases late_commands_of_open_connections take.rs 'self.number \+= 1;' 'self.number = 1;' take.rs 'self.takes.insert\(id, take\);' 'self.takes.insert(id, take);' \
+    errand.rs 'cmd\("DLOCK.CANCEL"\).arg\(&self.place.key\).arg\(&self.owner\)' 'cmd("DLOCK.RELEASE").arg(&self.place.key).arg(&self.owner).arg("HOLDS").arg(0)'
+plant cases 'a_late_request_is_given_back a_row_that_nobody_knows' session.rs 'None => self.errands.push\(' 'None => drop('
+plant cases a_loss_is_given_back hold.rs 'if !is_taken \{' 'if is_taken {'
+plant cases released_during_a_failover errand.rs 'error.passes\(\) \|\| matches' 'matches'
+plant cases released_while_the_server_is_away errand.rs 'state.errands.extend\(errand\)' 'drop((errand, state))'
+plant cases the_last_word session.rs 'turns.is_last = turns.needed \+ LINGER < now;' 'turns.is_last = turns.needed > now;'
+plant cases a_free_lock_takes_two_commands hold.rs 'now\(\) >= self.third\(\)' 'now() >= self.since'
+plant cases said_twice take.rs '\|\| !error.passes\(\) \{' '|| true {'
+plant cases 'two_actors_of_one_client an_actor_that_waits_for_itself' take.rs 'match &terms.actor \{' 'match &terms.actor.as_ref().filter(|_| false) {'
+plant cases max_hold hold.rs 'now\(\).saturating_add\(max_hold\)' 'NEVER.max(max_hold)'
+plant cases release_after hold.rs 'self.give_back\(Some\(time\)\)' 'self.give_back(None)'
+plant cases many_of_one_slot locks.rs 'slot_of\(one\) == slot_of\(next\)' 'slot_of(one) > slot_of(next)'
+plant cases a_refused_session_is_the_reason session.rs 'session.trouble = reply.as_ref\(\).err\(\).cloned\(\);' ''
+plant cases a_refused_session_is_the_reason session.rs 'if !error.passes\(\) \|\| self' 'if self'
+
+plant faults a_grant_that_is_read_late take.rs 'self.believed\(sent, take.terms.lease\), take.asked' 'self.believed(now(), take.terms.lease), take.asked'
+plant faults a_guarded_command_is_sent_once library.rs 'builder\(\).retries\(0\)' 'builder().retries(9)'
+plant faults a_wait_that_is_given_up take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel'
+plant faults what_is_still_held_after_a_pause session.rs 'self.grace = now \+ self.settings.reply_timeout;' ''
+plant faults a_hold_that_is_dropped_outside session.rs '.or_else\(\|\| state.runtime.clone\(\)\)' ''
+plant faults an_observer_that_panics settings.rs 'std::panic::catch_unwind\(AssertUnwindSafe\(\|\| self.lost\(key, reason\)\)\).is_err\(\)' \
+    '{ self.lost(key, reason); AssertUnwindSafe(()); false }'
+plant faults a_server_that_ends_each errand.rs 'sleep\(PAUSE\).await;' '' session.rs 'turns.not_before = now\(\) \+ PAUSE;' ''
+plant faults a_try_finds_the_primary library.rs 'if !is_only \{' 'if false && !is_only {'
 plant locks no_two_lead election.rs 'hold.clone\(\).filter\(\|hold\| !hold.left\(\).is_zero\(\)\)' 'hold.clone()'
+plant documented work_ends_with_the_term election.rs 'why = hold.lost\(\) => return' 'why = std::future::pending::<String>() => return'
+plant fakes a_loss_is_told fakes.rs 'state.lose\(place, "forced"\)' 'drop((&state, place))'
 plant quorum 'quorum_a_majority_is_enough' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' 'self.votes.len()'
 plant quorum 'quorum_a_minority_is_not quorum_is_kept' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' '1'
 
+for name in $(cargo test --quiet "${features[@]}" --test cases -- names); do
+    [[ $planted = *" $name "* ]] || missed+=("$name, which has none")
+done
 rm -r source
 [ ${#missed[@]} = 0 ] || { echo "faults that nothing has seen: ${missed[*]}"; exit 1; }

@@ -10,7 +10,8 @@ export CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET
 # What fails names its line without it.
 export CARGO_PROFILE_DEV_DEBUG=0
 crate=$DLOCK_CLIENT_TARGET/package/dlock-redis-0.5.0-dev.crate
-servers=(--features sentinel,tls-rustls,dlock-redis/sentinel,dlock-redis/tls-rustls --test servers)
+cluster=(--features cluster,dlock-redis/cluster)
+servers=(--features cluster,sentinel,tls-rustls,dlock-redis/cluster,dlock-redis/sentinel,dlock-redis/tls-rustls --test servers)
 
 # The tests' own copy, beside the crate as it is packed: an empty project.
 project() { # NAME VERSION
@@ -40,11 +41,13 @@ case ${1:-} in
     project newest "$newest"
     project oldest "$oldest"
     cargo clippy --quiet --all-targets -- --deny warnings
+    cargo clippy --quiet --all-targets --features cluster,sentinel,tls-rustls -- --deny warnings
     RUSTDOCFLAGS='--deny warnings' cargo doc --quiet --no-deps
     cargo test --quiet --doc
-    inside newest cargo build --quiet --tests --example process
+    inside newest cargo build --quiet "${cluster[@]}" --tests --example process
     inside newest cargo build --quiet "${servers[@]}"
     inside oldest cargo build --quiet --test documented
+    inside oldest cargo build --quiet "${servers[@]}"
     ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate"
     exit
     ;;
@@ -54,10 +57,10 @@ export DLOCK_CASES=$PWD/../cases/cases.json
 # The tests wait most of the time.
 export RUST_TEST_THREADS=8
 if [ "${1:-}" = --cases ]; then
-    inside newest cargo test --quiet --test cases
+    inside newest cargo test --quiet "${cluster[@]}" --test cases
     exit
 fi
-inside newest cargo test --quiet --tests
+inside newest cargo test --quiet "${cluster[@]}" --tests
 inside newest cargo test --quiet "${servers[@]}"
 inside oldest cargo test --quiet --test documented
 ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate" "$DLOCK_SINGLE" >"$DLOCK_CLIENT_SEEN/programs"

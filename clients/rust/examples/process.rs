@@ -1,28 +1,33 @@
-//! `process ADDRESSES KEY ephemeral|plain`: takes a lock and holds it until it is killed. `process ADDRESSES KEY NAME`:
-//! is a candidate, and writes its term by guarded writes as long as it leads. The tests kill them.
+//! `process cluster|nodes ADDRESSES KEY hold`: takes a lock and holds it until it is killed. `process … NAME`: is a candidate, and
+//! writes its term by guarded writes as long as it leads. The tests kill them.
 
 use std::time::Duration;
 
-use dlock_redis::{Election, Locks, Settings};
+use dlock_redis::{Election, Locks, Servers, Settings};
+use redis::cluster::ClusterClient;
+use redis::Client;
 
 #[tokio::main]
 async fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [addresses, key, how] = &words[..] else { panic!("three words") };
-    let clients = addresses.split(',').map(|address| redis::Client::open(format!("redis://{address}/")).unwrap());
-    let clients = clients.collect::<Vec<_>>();
-    if how != "ephemeral" && how != "plain" {
-        return lead(clients, key, how).await;
+    let [place, addresses, key, how] = &words[..] else { panic!("four words") };
+    let urls: Vec<String> = addresses.split(',').map(|address| format!("redis://{address}/")).collect();
+    let servers = if place == "cluster" {
+        Servers::cluster(|| ClusterClient::builder(urls.clone())).expect("addresses")
+    } else {
+        urls.into_iter().map(|url| Client::open(url).expect("an address")).collect::<Vec<_>>().into()
+    };
+    let settings = Settings::new().lease(Duration::from_secs(3)).hang_timeout(Duration::from_secs(6));
+    let locks = Locks::with(servers, settings).expect("good settings");
+    if how != "hold" {
+        return lead(&locks, key, how).await;
     }
-    let request = Locks::new(clients).expect("good settings").on(key);
-    let request = if how == "ephemeral" { request.ephemeral() } else { request };
-    let _hold = request.lock().await.expect("the lock");
+    let _hold = locks.on(key).lock().await.expect("the lock");
     std::future::pending::<()>().await;
 }
 
-async fn lead(clients: Vec<redis::Client>, key: &str, name: &str) {
-    let settings = Settings::new().lease(Duration::from_secs(3)).hang_timeout(Duration::from_secs(6));
-    let leader = Election::new(&Locks::with(clients, settings).expect("good settings"), key, name).expect("a name");
+async fn lead(locks: &Locks, key: &str, name: &str) {
+    let leader = Election::new(locks, key, name).expect("a name");
     loop {
         let Ok(Some(term)) = leader.campaign(None).await else { continue };
         while leader.is_leader() {

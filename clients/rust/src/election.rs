@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
-//! Election election: whoever holds the lock leads, and its token is the term.
+//! Election: whoever holds the lock leads, and its token is the term.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
 
 use crate::error::{Error, Result};
-use crate::lock::{Hold, Locks};
+use crate::hold::Hold;
+use crate::locks::Locks;
 use crate::random::unique;
 
 /// A candidate for one office. Dropped, it has resigned.
@@ -59,21 +61,38 @@ impl Election {
     ///
     /// # Errors
     /// As [`Request::lock`](crate::Request::lock).
-    pub async fn campaign(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+    pub async fn campaign(&self, wait: Option<Duration>) -> Result<Option<u64>> {
         let _one = self.campaigning.lock().await;
         if let Some(term) = self.term() {
             return Ok(Some(term));
         }
         // Of a new name each time: two candidates of one name are two.
-        let request = self.locks.on(&self.key).party(format!("{}{}#{}", self.locks.0.process, self.me, unique()));
-        let taken = match timeout {
+        let request = self.locks.on(&self.key).actor(format!("{}#{}", self.me, unique()));
+        let taken = match wait {
             None => Some(request.lock().await?),
-            Some(timeout) => request.timeout(timeout).try_lock().await?,
+            Some(wait) => request.wait(wait).try_lock().await?,
         };
         let Some(hold) = taken else { return Ok(None) };
         let term = hold.token();
         *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hold));
         Ok(Some(term))
+    }
+
+    /// Waits until this one leads, does the work, and resigns. Work is dropped when the term is lost.
+    ///
+    /// # Errors
+    /// As [`campaign`](Election::campaign) and [`resign`](Election::resign); [`Error::NotHeld`] if the term is lost before the
+    /// work is done.
+    pub async fn lead<F: Future>(&self, work: impl FnOnce(Arc<Hold>) -> F) -> Result<F::Output> {
+        let _term = Term(self);
+        self.campaign(None).await?;
+        let hold = self.hold().ok_or_else(|| Error::NotHeld("the term was lost at once".into()))?;
+        let done = tokio::select! {
+            why = hold.lost() => return Err(Error::NotHeld(why)),
+            done = work(hold.clone()) => done,
+        };
+        self.resign().await?;
+        Ok(done)
     }
 
     /// Whether this one leads. Asks nobody: it steps down before the lease ends, also after a pause of the process.
@@ -147,7 +166,7 @@ impl Election {
         let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.resigned.notify_waiters();
         match hold {
-            Some(hold) => match hold.give_back().await {
+            Some(hold) => match hold.give_back(None).await {
                 Err(Error::NotHeld(_)) => Ok(()),
                 result => result,
             },
@@ -156,12 +175,18 @@ impl Election {
     }
 }
 
-/// Returns the candidate's name in an owner's: `host/pid/name#…`, and from earlier clients `name#…`.
-fn name_of(owner: &str) -> &str {
-    let name = owner.rsplit_once('#').map_or(owner, |(name, _)| name);
-    let mut parts = name.splitn(3, '/');
-    match (parts.next(), parts.next().map(str::parse::<u32>), parts.next()) {
-        (Some(_), Some(Ok(_)), Some(name)) => name,
-        _ => name,
+/// Dropped, it is over: whoever led has resigned, in the background.
+struct Term<'a>(&'a Election);
+
+impl Drop for Term<'_> {
+    fn drop(&mut self) {
+        self.0.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.0.resigned.notify_waiters();
     }
+}
+
+/// Returns the candidate's name in an owner's: `host/pid/session/name#campaign#number`.
+fn name_of(owner: &str) -> &str {
+    let name = owner.splitn(4, '/').nth(3).unwrap_or(owner);
+    name.rsplitn(3, '#').last().unwrap_or(name)
 }

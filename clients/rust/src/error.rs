@@ -109,38 +109,25 @@ impl Error {
         Error::io(std::io::ErrorKind::TimedOut, "the server does not answer")
     }
 
-    pub(crate) fn is_silence(&self) -> bool {
-        matches!(self, Error::Redis(error) if error.is_timeout())
+    pub(crate) fn code(&self) -> Option<&str> {
+        match self {
+            Error::Redis(error) => error.code(),
+            _ => None,
+        }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
-        matches!(self, Error::Redis(error) if error.code() == Some("READONLY"))
+        self.code() == Some("READONLY")
     }
 
-    /// What this node has said of another one. An empty host is its own: it does not know by which name it was reached.
-    pub(crate) fn redirect(&self, node: &str) -> Option<Redirect> {
-        let Error::Redis(error) = self else { return None };
-        let (address, slot) = error.redirect_node()?;
-        let host = node.rsplit_once(':').filter(|_| address.starts_with(':')).map_or("", |(host, _)| host);
-        Some(Redirect { address: format!("{host}{address}"), slot, ask: error.code() == Some("ASK") })
+    /// Whether nobody listens, so that nothing was sent.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Error::Redis(error) if error.is_connection_refusal())
     }
 
     /// Whether the server itself has said it.
     pub(crate) fn is_said(&self) -> bool {
         !matches!(self, Error::Redis(error) if is_broken(error))
-    }
-
-    /// Whether the server itself refuses it, for good.
-    pub(crate) fn is_refusal(&self) -> bool {
-        self.is_said() && !self.passes()
-    }
-
-    /// Whether another node may do it: this one cannot be reached, or is no primary.
-    pub(crate) fn is_of_this_node(&self) -> bool {
-        match self {
-            Error::Redis(error) if self.is_said() => matches!(error.code(), Some("READONLY" | "CLUSTERDOWN")),
-            error => !error.is_said() && !error.is_silence(),
-        }
     }
 
     /// Whether another connection, another node or a little time can mend it.
@@ -151,6 +138,7 @@ impl Error {
             _ => return false,
         };
         match error.code() {
+            Some("ERR") => error.detail().is_some_and(|text| text.starts_with("max number of clients reached")),
             Some(code) => matches!(
                 code,
                 "UNBLOCKED"
@@ -170,15 +158,8 @@ impl Error {
     }
 }
 
-/// Another node of the cluster serves the key: which one, which slot, and whether only for once.
-pub(crate) struct Redirect {
-    pub(crate) address: String,
-    pub(crate) slot: u16,
-    pub(crate) ask: bool,
-}
-
 /// The connection is of no use any more.
-pub(crate) fn is_broken(error: &RedisError) -> bool {
+fn is_broken(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Io
         | ErrorKind::Parse
@@ -189,10 +170,13 @@ pub(crate) fn is_broken(error: &RedisError) -> bool {
     }
 }
 
-/// A name that nobody knows, a certificate that nobody trusts, or no TLS at all: the standard library and TLS tell them by their
-/// words.
+/// A name that nobody knows, a certificate that nobody trusts, no TLS at all, or a password that is wrong in a cluster: the standard
+/// library, TLS and the redis crate tell them by their words.
 fn is_final(error: &RedisError) -> bool {
     let text = error.to_string();
     let unknown = text.contains("failed to lookup address") && !text.contains("Temporary failure");
-    unknown || ["certificate", "No such host", "InvalidContentType"].iter().any(|words| text.contains(words))
+    unknown
+        || ["certificate", "No such host", "InvalidContentType", "AuthenticationFailed"]
+            .iter()
+            .any(|words| text.contains(words))
 }

@@ -7,7 +7,7 @@
 //! use std::time::Duration;
 //!
 //! let locks = Locks::new(redis::Client::open("redis://127.0.0.1/")?)?;
-//! let hold = locks.on("stock").timeout(Duration::from_secs(5)).lock().await?;
+//! let hold = locks.on("stock").wait(Duration::from_secs(5)).lock().await?;
 //! let mut set = redis::cmd("SET");
 //! set.arg("left").arg(41);
 //! tokio::select! {
@@ -19,42 +19,36 @@
 //! # Ok(()) }
 //! ```
 //!
-//! All tasks share one connection to each node (and one for messages), however many locks they hold and wait for. A future that is dropped leaves
-//! the queue; a [`Hold`] that is dropped is given back. Both are done in the background.
+//! What the program gives is a template: the redis crate makes the connections. All tasks share one to each node, and a second one
+//! for the session in which the server keeps what they hold and wait for. A future that is dropped leaves the queue; a [`Hold`]
+//! that is dropped is given back. Both are done in the background.
 //!
 //! A time-out is a [`Duration`](std::time::Duration) and nothing else:
 //!
 //! ```compile_fail
 //! # fn example(locks: dlock_redis::Locks) {
-//! locks.on("stock").timeout("5s");
+//! locks.on("stock").wait("5s");
 //! # }
 //! ```
 
-mod core;
 mod election;
+mod errand;
 mod error;
-mod keep;
-mod link;
-mod lock;
-mod many;
+mod fakes;
+mod hold;
+mod library;
+mod locks;
 mod quorum;
 mod random;
-mod release;
-mod renewals;
-mod request;
-mod servers;
+mod session;
 mod settings;
-mod state;
 mod take;
 
 pub use election::Election;
 pub use error::{Error, Result};
-pub use lock::{Hold, Locks, Request};
-pub use many::release_all;
+pub use fakes::FakeLocks;
+pub use hold::Hold;
+pub use library::Servers;
+pub use locks::{release_all, Locks, Request};
 pub use quorum::{Quorum, QuorumHold};
-pub use servers::Servers;
 pub use settings::{Observer, Settings};
-
-/// The name that [`Election`] had before.
-#[deprecated(since = "0.3.1", note = "is called `Election` now")]
-pub type Leader = Election;

@@ -15,9 +15,9 @@ use redis::Client;
 use tokio::time::sleep;
 
 use crate::error::{Error, Result};
-use crate::lock::{Hold, Locks};
+use crate::hold::Hold;
+use crate::locks::Locks;
 use crate::random::random;
-use crate::request::{AcquireRequest, Mode};
 use crate::settings::{now, Settings, FAR};
 
 /// How long a master that did not answer is asked last.
@@ -42,15 +42,12 @@ impl Master {
     }
 
     /// One try, or a wait in its queue. A failure returns at once: there are other masters.
-    async fn vote(&self, key: &[u8], owner: &str, lease: Duration, timeout: Duration) -> Result<Option<Hold>> {
-        let settings = Settings { lease, ..self.locks.0.settings.clone() };
-        let (key, owner, mode) = (key.to_vec(), owner.into(), Mode::Exclusive);
-        let request = AcquireRequest { key, owner, name: None, mode, ephemeral: false, settings, vote: true };
-        let vote = self.locks.0.take(request, Some(timeout)).await;
+    async fn vote(&self, key: &[u8], lease: Duration, wait: Duration) -> Result<Option<Hold>> {
+        let vote = self.locks.on(key).lease(lease).wait(wait).vote().try_lock().await;
         if vote.as_ref().is_err_and(|error| !error.is_said()) {
             *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = now() + SILENCE;
         }
-        Ok(vote?.map(|shared| Hold::new(&self.locks.0, shared)))
+        vote
     }
 }
 
@@ -127,17 +124,13 @@ impl Quorum {
         }
     }
 
-    fn party(&self) -> String {
-        self.masters.first().map(|master| master.locks.0.party()).unwrap_or_default()
-    }
-
-    /// One round. Under an owner's name of its own: what the last one has sent gives back nothing of this one's.
+    /// One round.
     async fn votes(&self, key: &[u8], end: Duration, errors: &mut Vec<String>) -> Option<QuorumHold> {
-        let (owner, lease) = (self.party(), self.settings.lease);
+        let lease = self.settings.lease;
         let all: Vec<&Master> = self.masters.iter().collect();
         let (silent, there): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| all[*at].is_silent());
         for first in [&*there, &*silent].concat() {
-            let granted = match all[first].vote(key, &owner, lease, end.saturating_sub(now())).await {
+            let granted = match all[first].vote(key, lease, end.saturating_sub(now())).await {
                 Ok(granted) => granted?,
                 Err(error) => {
                     errors.push(error.to_string());
@@ -146,11 +139,11 @@ impl Quorum {
             };
             let mut hold = QuorumHold { votes: all.iter().map(|_| None).collect(), first };
             hold.votes[first] = Some(granted);
-            let (all, owner) = (&all, &*owner);
+            let all = &all;
             // The silent ones only if there is no majority without them: they would keep it waiting.
             let enough = there.len() >= hold.majority();
             let others = (0..all.len()).filter(|at| *at != first && (there.contains(at) || !enough));
-            let asked = others.map(|at| async move { (at, all[at].vote(key, owner, lease / 2, Duration::ZERO).await) });
+            let asked = others.map(|at| async move { (at, all[at].vote(key, lease / 2, Duration::ZERO).await) });
             for (at, vote) in join_all(asked).await {
                 match vote {
                     Ok(vote) => hold.votes[at] = vote,

@@ -13,10 +13,11 @@ pub(crate) fn unique() -> String {
     format!("{:016x}{:x}", random(), time.as_nanos() ^ u128::from(random()))
 }
 
-/// Returns `host/pid/`: what the names of all owners of this process begin with.
+/// Returns `host/pid/`: what the names of all sessions of this process begin with.
 pub(crate) fn process() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.or_else(|| std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).ok());
     let host = host.map(|host| host.trim().replace('/', "-")).filter(|host| !host.is_empty());
-    format!("{}/{}/", host.as_deref().unwrap_or("localhost"), std::process::id())
+    let host: String = host.as_deref().unwrap_or("localhost").chars().take(40).collect();
+    format!("{host}/{}/", std::process::id())
 }

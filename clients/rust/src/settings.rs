@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! How long things last, and the observer of what happens.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +27,20 @@ pub trait Observer: Send + Sync {
 /// Longer than any program waits: a hundred years. No time so long after now overflows, here or in the server.
 pub(crate) const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
+/// Later than everything.
+pub(crate) const NEVER: Duration = Duration::MAX;
+
 struct Nobody;
 impl Observer for Nobody {}
+
+impl dyn Observer {
+    /// Tells of a loss. A fault of the program's own stops nothing here.
+    pub(crate) fn report(&self, key: &[u8], reason: &str) {
+        if std::panic::catch_unwind(AssertUnwindSafe(|| self.lost(key, reason))).is_err() {
+            tracing::error!("the observer of a loss has panicked");
+        }
+    }
+}
 
 /// How long things last.
 #[derive(Clone)]
@@ -35,10 +48,8 @@ impl Observer for Nobody {}
 pub struct Settings {
     /// What a lock has left when this program dies or loses the server. 10 s.
     pub lease: Duration,
-    /// How long a program that hangs, its connection open, keeps its locks. 60 s.
+    /// How long a program that hangs, its connection open, keeps its locks. 30 s.
     pub hang_timeout: Duration,
-    /// How long a place in a queue is kept while the connection is away. 5 s.
-    pub queue_grace: Duration,
     /// How long a connect or a reply may take. 3 s.
     pub reply_timeout: Duration,
     /// How long before its end the client takes a lease for ended. 100 ms.
@@ -49,9 +60,9 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        let [lease, hang_timeout, queue_grace, reply_timeout] = [10, 60, 5, 3].map(Duration::from_secs);
+        let [lease, hang_timeout, reply_timeout] = [10, 30, 3].map(Duration::from_secs);
         let (clock_margin, observer) = (Duration::from_millis(100), Arc::new(Nobody));
-        Settings { lease, hang_timeout, queue_grace, reply_timeout, clock_margin, observer }
+        Settings { lease, hang_timeout, reply_timeout, clock_margin, observer }
     }
 }
 
@@ -71,11 +82,6 @@ impl Settings {
         Settings { hang_timeout, ..self }
     }
 
-    /// Sets how long a place in a queue is kept while the connection is away.
-    pub fn queue_grace(self, queue_grace: Duration) -> Settings {
-        Settings { queue_grace, ..self }
-    }
-
     /// Sets how long a connect or a reply may take.
     pub fn reply_timeout(self, reply_timeout: Duration) -> Settings {
         Settings { reply_timeout, ..self }
@@ -91,35 +97,16 @@ impl Settings {
         Settings { observer: Arc::new(observer), ..self }
     }
 
-    /// Sets `hang_timeout`, under the name that it had before.
-    #[deprecated(since = "0.3.1", note = "is called `hang_timeout` now")]
-    pub fn auto(self, auto: Duration) -> Settings {
-        self.hang_timeout(auto)
-    }
-
-    /// Sets `queue_grace`, under the name that it had before.
-    #[deprecated(since = "0.3.1", note = "is called `queue_grace` now")]
-    pub fn claim(self, claim: Duration) -> Settings {
-        self.queue_grace(claim)
-    }
-
-    /// Sets `reply_timeout`, under the name that it had before.
-    #[deprecated(since = "0.3.1", note = "is called `reply_timeout` now")]
-    pub fn bound(self, bound: Duration) -> Settings {
-        self.reply_timeout(bound)
-    }
-
-    /// Sets `clock_margin`, under the name that it had before.
-    #[deprecated(since = "0.3.1", note = "is called `clock_margin` now")]
-    pub fn allowance(self, allowance: Duration) -> Settings {
-        self.clock_margin(allowance)
+    /// Has no effect: set the server's `dlock.claim-window-ms`.
+    #[deprecated(since = "0.5.0", note = "is the server's `dlock.claim-window-ms` now")]
+    pub fn queue_grace(self, _: Duration) -> Settings {
+        self
     }
 
     pub(crate) fn checked(mut self) -> Result<Settings> {
         let times = [
             ("lease", &mut self.lease),
             ("hang_timeout", &mut self.hang_timeout),
-            ("queue_grace", &mut self.queue_grace),
             ("reply_timeout", &mut self.reply_timeout),
         ];
         for (name, value) in times {
@@ -133,21 +120,6 @@ impl Settings {
         }
         self.hang_timeout = self.hang_timeout.max(self.lease);
         Ok(self)
-    }
-
-    /// Returns the lease until a caller that has waited has confirmed the grant.
-    pub(crate) fn first(&self) -> Duration {
-        self.lease.min(Duration::from_secs(3))
-    }
-
-    /// What has less left is not renewed: the server does so at two thirds of the lease. Well above an interval, which goes by
-    /// before it is looked at again.
-    pub(crate) fn near(&self) -> Duration {
-        self.lease / 8 * 5
-    }
-
-    pub(crate) fn interval(&self) -> Duration {
-        Duration::from_secs(1).min(self.lease / 3)
     }
 }
 

@@ -1,36 +1,116 @@
 // SPDX-License-Identifier: MIT
-//! Take: ask, and wait by notifications, until the time is up. Whatever ends it leaves nothing behind.
+//! Takes: a request, from its first command to the grant or the end of the wait.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
-use tokio::sync::{mpsc, OwnedMutexGuard};
-use tokio::time::{sleep, timeout};
+use redis::{cmd, Cmd, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
-use crate::core::{Asked, Core, GRACE};
+use crate::errand::Errand;
 use crate::error::{Error, Result};
-use crate::link::Then;
+use crate::hold::{Granted, Held, Hold, Place};
 use crate::random::random;
-use crate::renewals::{Reentry, Shared};
-use crate::request::AcquireRequest;
-use crate::settings::{millis, now, FAR};
-use crate::state::{number, Notification, Who};
+use crate::session::{int, Sessions, State, PAUSE, SLICE};
+use crate::settings::{millis, now, FAR, NEVER};
 
+/// So much longer whoever is out of time waits for the word about it.
+const GRACE: Duration = Duration::from_millis(500);
 const WARN_EVERY: Duration = Duration::from_secs(10);
-/// Between two requests of a waiter who gets no messages.
-const POLL: Duration = Duration::from_millis(250);
+/// A time-out that comes no earlier is that of the wait.
+const CLOSE: Duration = Duration::from_millis(20);
 
-impl Core {
-    /// Returns the hold; None if the lock is taken. A time-out of zero: one attempt.
-    pub(crate) async fn take(
-        self: &Arc<Self>,
-        request: AcquireRequest,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Arc<Shared>>> {
-        let (began, key) = (now(), request.key.clone());
-        let taken = self.take_in_turn(request, timeout, began).await;
+/// Who may hold a lock together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Exclusive,
+    Limit { limit: u64, permits: u64 },
+    Shared,
+}
+
+/// A lock, or several of one slot, as the program asks for it.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Duration,
+    pub(crate) actor: Option<Vec<u8>>,
+    pub(crate) mode: Mode,
+    /// There are other masters: any failure is returned at once.
+    pub(crate) vote: bool,
+}
+
+impl Terms {
+    /// Returns the command: a try, or a request that waits for so long.
+    fn command(&self, session: &str, owner: &[u8], is_try: bool, left: Duration) -> Cmd {
+        let mut command = match (self.keys.len(), is_try) {
+            (1, true) => cmd("DLOCK.ACQUIRE"),
+            (1, false) => cmd("DLOCK.FAIRACQUIRE"),
+            (count, _) => cmd("DLOCK.MACQUIRE").arg(count).clone(),
+        };
+        command.arg(&self.keys).arg(owner).arg(millis(self.lease)).arg("IN").arg(session);
+        if !is_try {
+            command.arg("BLOCK").arg(if left < FAR { millis(left) } else { 0 });
+        }
+        match self.mode {
+            Mode::Exclusive => {}
+            Mode::Shared => drop(command.arg("SHARED")),
+            Mode::Limit { limit, permits } => {
+                command.arg("LIMIT").arg(limit);
+                // Older servers do not know the word.
+                if permits > 1 {
+                    command.arg("PERMITS").arg(permits);
+                }
+            }
+        }
+        command
+    }
+}
+
+/// The holds, None if others have the lock, or why there are none.
+type Outcome = Result<Option<Vec<Granted>>>;
+
+/// A request as the rules see it. Its owner is its own.
+pub(crate) struct Take {
+    pub(crate) terms: Terms,
+    owner: Vec<u8>,
+    is_try: bool,
+    wait: Duration,
+    deadline: Duration,
+    wake: Arc<Notify>,
+    asked: u32,
+    /// What was granted, by key.
+    found: Vec<Option<(Place, Held)>>,
+    session: Option<i64>,
+    /// The outcome is a row.
+    is_waiting: bool,
+    /// It has waited.
+    has_waited: bool,
+    /// Of a row that came before the answer.
+    word: Option<String>,
+    not_before: Duration,
+    /// When it was to be looked at again.
+    due: Duration,
+    /// A wait is not out of time before.
+    grace: Duration,
+    warned: Option<Duration>,
+    trouble: Option<Error>,
+    outcome: Option<Outcome>,
+}
+
+enum Step {
+    Say(Cmd, Duration),
+    Wait(Duration),
+    Done(Outcome),
+}
+
+impl Sessions {
+    /// Returns the holds; None if the lock is taken. A wait of zero: one attempt.
+    pub(crate) async fn take(self: &Arc<Self>, terms: Terms, wait: Duration) -> Result<Option<Vec<Hold>>> {
+        let (began, key) = (now(), terms.keys[0].clone());
+        let taken = self.take_until(terms, wait).await;
         let observer = &self.settings.observer;
         match &taken {
             Ok(Some(_)) => observer.granted(&key, now() - began),
@@ -40,332 +120,330 @@ impl Core {
         taken
     }
 
-    /// Requests of one named owner for one lock come one after the other, and a second one re-enters what it holds.
-    async fn take_in_turn(
-        self: &Arc<Self>,
-        mut request: AcquireRequest,
-        timeout: Option<Duration>,
-        began: Duration,
-    ) -> Result<Option<Arc<Shared>>> {
-        self.check()?;
-        self.ensure_running();
-        let once = timeout == Some(Duration::ZERO);
-        let deadline = timeout.filter(|timeout| *timeout < FAR).map(|timeout| began + timeout);
-        let end = if once { Some(began + self.settings.reply_timeout) } else { deadline };
-        let mut turn = None;
-        if let Some(who) = request.who() {
-            turn = match self.turn(who, once, end).await {
-                Some(turn) => Some(turn),
-                None => return Ok(None),
-            };
-            loop {
-                match self.shelf.with(|state| state.reenter(&request)) {
-                    Reentry::Free => break,
-                    Reentry::Held(hold) => return Ok(Some(hold)),
-                    Reentry::Refused(error) => return Err(error),
-                    // A release that came later would end the next hold.
-                    Reentry::Ending if end.is_some_and(|end| now() >= end) => return Ok(None),
-                    Reentry::Ending => sleep(Duration::from_millis(1)).await,
-                }
-                self.check()?;
-            }
-            if let Some(turn) = &turn {
-                self.shelf.with(|state| {
-                    let Some(named) = state.named.get(&turn.who) else { return };
-                    let (name, mut next) = (request.owner.clone(), 0);
-                    while named.unanswered.contains(&request.owner) {
-                        next += 1;
-                        request.owner = [&name, format!(".{next}").as_bytes()].concat();
-                    }
-                });
-            }
-        }
-        // From here on whatever ends this, dropping the future too, leaves nothing behind.
-        let (core, asked, queued, over) = (self.clone(), Asked::default(), false, false);
-        let mut taking = Taking { core, asked, request: Arc::new(request), once, deadline, end, queued, over };
-        let taken = self.take_until(&mut taking, timeout).await;
-        // Granted, or the place is somebody else's.
-        taking.over |= matches!(&taken, Ok(Some(_)) | Err(Error::Replaced(_)));
-        drop(taking);
-        drop(turn);
-        taken
-    }
-
-    async fn turn(self: &Arc<Self>, who: Who, once: bool, end: Option<Duration>) -> Option<Turn> {
-        let mutex = self.shelf.with(|state| state.named.entry(who.clone()).or_default().turn.clone());
-        let mut turn = Turn { core: self.clone(), who, guard: None };
-        turn.guard = if once { mutex.try_lock_owned().ok() } else { within(end, mutex.lock_owned()).await };
-        turn.guard.is_some().then_some(turn)
-    }
-
-    async fn take_until(
-        self: &Arc<Self>,
-        taking: &mut Taking,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Arc<Shared>>> {
-        let (once, end) = (taking.once, taking.end);
-        let mut warned: Option<Duration> = None;
-        let mut before: Option<Error> = None;
-        let mut nodes = Vec::new();
+    async fn take_until(self: &Arc<Self>, terms: Terms, wait: Duration) -> Result<Option<Vec<Hold>>> {
+        let (key, wake) = (terms.keys[0].clone(), Arc::new(Notify::new()));
+        let id = self.with(|state| state.begin(terms, wait, wake.clone()))?;
+        let mut taking = Taking { sessions: self, id, key: key.clone(), is_told: false };
         loop {
-            let (name, _) = self.shelf.with(|state| state.route(&taking.request.key));
-            let error = match self.attempt(taking).await {
-                Ok(granted) => return Ok(granted),
-                Err(error) if taking.request.vote => return Err(error),
-                Err(error) if once => {
-                    // One attempt; but the primary may be another of the nodes that we know.
-                    nodes.push(name);
-                    let (next, _) = self.shelf.with(|state| state.route(&taking.request.key));
-                    if error.is_of_this_node() && !nodes.contains(&next) {
-                        continue;
-                    }
-                    return Err(error);
+            match self.with(|state| state.step(id)) {
+                Step::Done(outcome) => {
+                    let hold = |granted| Hold::new(self, granted);
+                    return Ok(outcome?.map(|all| all.into_iter().map(hold).collect()));
                 }
-                // The grant has ended before it was confirmed.
-                Err(error @ Error::NotHeld(_)) => error,
-                Err(error) if !error.passes() => return Err(error),
-                Err(error) => error,
-            };
-            let left = end.map(|end| end.saturating_sub(now()));
-            if let (Some(after), Some(Duration::ZERO)) = (timeout, left) {
-                // The end has cut the last attempt short: the reason is what failed before.
-                let cause = before.filter(|_| error.is_silence()).unwrap_or(error);
-                return Err(Error::Timeout { after, cause: Some(Arc::new(cause)) });
+                Step::Wait(time) => tokio::select! {
+                    () = sleep(time) => {}
+                    () = wake.notified() => {}
+                },
+                Step::Say(command, within) => {
+                    let sent = now();
+                    let mut call = std::pin::pin!(self.client.call(&key, command, within));
+                    loop {
+                        tokio::select! {
+                            reply = &mut call => {
+                                self.with(|state| state.answered(id, sent, reply));
+                                break;
+                            }
+                            // Its rows may be faster.
+                            () = wake.notified() => if self.with(|state| state.is_done(id)) { break },
+                        }
+                    }
+                    taking.tell();
+                }
             }
-            if warned.is_none_or(|warned| now() >= warned + WARN_EVERY) {
-                tracing::warn!("still waiting for lock {:?}: {error}", String::from_utf8_lossy(&taking.request.key));
-                warned = Some(now());
-            }
-            let pause = Duration::from_millis(20 + random() % 80);
-            before = Some(error);
-            self.pause(left.map_or(pause, |left| left.min(pause))).await;
         }
     }
+}
 
-    fn until(&self, end: Option<Duration>) -> Duration {
-        let until = now() + self.settings.reply_timeout;
-        end.map_or(until, |end| until.min(end + GRACE))
-    }
+/// A request that is left when it is dropped.
+struct Taking<'a> {
+    sessions: &'a Arc<Sessions>,
+    id: u64,
+    key: Vec<u8>,
+    /// The observer knows that it waits.
+    is_told: bool,
+}
 
-    async fn attempt(self: &Arc<Self>, taking: &mut Taking) -> Result<Option<Arc<Shared>>> {
-        let (request, end) = (taking.request.clone(), taking.end);
-        let (refused, crowded) = self.shelf.with(|state| {
-            let (name, _) = state.route(&request.key);
-            let Some(node) = state.nodes.get(&name) else { return (false, false) };
-            let refused = node.trouble.as_ref().is_some_and(Error::is_refusal);
-            (refused, node.is_crowded(&request.key) && !node.subscribe_denied)
-        });
-        if refused {
-            // A new hold could not be kept either.
-            let (link, ..) = self.link(&request.key, self.until(end)).await?;
-            self.keep_alive(&link, self.until(end)).await?;
-        }
-        if !taking.queued && !taking.once && crowded {
-            taking.queue(); // the answer that it is taken would be a command for nothing
-        }
-        if !taking.queued {
-            if let Some(hold) = self.ask_for(taking).await? {
-                return Ok(Some(hold));
-            }
-            if taking.once {
-                taking.over = true;
-                return Ok(None);
-            }
-            taking.queue();
-        }
-        let (_, name, _) = self.link(&request.key, self.until(end)).await.inspect_err(|error| {
-            let (name, _) = self.shelf.with(|state| state.route(&request.key));
-            self.refresh_routes(&name, error);
-        })?;
-        if !self.shelf.with(|state| state.node(&name).subscribe_denied) {
-            return self.wait(taking, &name).await;
-        }
-        if !self.warned_denied.swap(true, Ordering::Relaxed) {
-            tracing::warn!("messages cannot be heard: no permission. Each wait asks four times a second");
-        }
-        self.poll(taking).await
-    }
-
-    /// Asks for the lock, or by the ticket for what became of the place.
-    async fn ask_for(self: &Arc<Self>, taking: &Taking) -> Result<Option<Arc<Shared>>> {
-        let request = &taking.request;
-        let one = request.clone();
-        // If a reply was lost, the server may have granted it then. How much is left (`dlock.max-hold-ms`) RENEW says.
-        let again = taking.asked.is_set();
-        let granted: Then = Arc::new(move |state, at, reply| {
-            if let (Ok(Value::Array(reply)), false) = (reply, again) {
-                let lease = i64::try_from(millis(one.settings.lease)).unwrap_or(i64::MAX);
-                state.granted(&one, at, number(reply.first()), lease);
-            }
-        });
-        let command = request.acquire(taking.once);
-        let (reply, _) =
-            self.call(&request.key, command, self.until(taking.end), Some(granted), Some(&taking.asked)).await?;
-        match reply {
-            Value::Array(reply) if again => self.confirm(taking, number(reply.first())).await,
-            Value::Array(reply) => self.adopt(request, number(reply.first())).map(Some),
-            _ => Ok(None),
+impl Taking<'_> {
+    fn tell(&mut self) {
+        if !self.is_told && self.sessions.with(|state| state.takes.get(&self.id).is_some_and(|take| take.has_waited)) {
+            self.is_told = true;
+            self.sessions.settings.observer.waiting(&self.key);
         }
     }
+}
 
-    /// Waits by NOTIFY.
-    async fn wait(self: &Arc<Self>, taking: &Taking, name: &str) -> Result<Option<Arc<Shared>>> {
-        let (request, deadline) = (&taking.request, taking.deadline);
-        let mut listed = Listed::new(self, name, request);
-        let block = match deadline.map(|deadline| deadline.saturating_sub(now())) {
-            Some(Duration::ZERO) => return Ok(None),
-            block => block,
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.sessions.with(|state| state.leave(self.id));
+        if self.is_told {
+            self.sessions.settings.observer.waited(&self.key);
+        }
+    }
+}
+
+impl State {
+    fn begin(&mut self, terms: Terms, wait: Duration, wake: Arc<Notify>) -> Result<u64> {
+        if self.closed {
+            return Err(Error::Closed);
+        }
+        self.runtime = Some(Handle::current());
+        let (owner, is_try) = (self.owner(&terms), wait.is_zero());
+        let id = self.number;
+        let take = Take {
+            owner: owner.clone(),
+            is_try,
+            wait,
+            deadline: now().saturating_add(if is_try { self.settings.reply_timeout } else { wait }),
+            wake,
+            asked: 0,
+            found: terms.keys.iter().map(|_| None).collect(),
+            session: None,
+            is_waiting: false,
+            has_waited: false,
+            word: None,
+            not_before: Duration::ZERO,
+            due: NEVER,
+            grace: Duration::ZERO,
+            warned: None,
+            trouble: None,
+            outcome: None,
+            terms,
         };
-        let command = request.wait(&self.channel, block);
-        let (reply, at) = self.call(&request.key, command, self.until(taking.end), None, Some(&taking.asked)).await?;
-        if at != name {
-            return Err(Error::io(std::io::ErrorKind::NotConnected, "the slot has moved"));
+        self.takes.insert(id, take);
+        self.asked.insert(owner, id);
+        Ok(id)
+    }
+
+    /// Returns an owner that was never used. What stands before # is the actor, for the search for deadlocks.
+    fn owner(&mut self, terms: &Terms) -> Vec<u8> {
+        self.number += 1;
+        let (name, number) = (&self.name, self.number);
+        match &terms.actor {
+            None => format!("{name}/{number}").into_bytes(),
+            Some(actor) => [name.as_bytes(), b"/", actor.as_slice(), format!("#{number}").as_bytes()].concat(),
         }
-        let Value::Array(reply) = reply else { return Ok(None) };
-        if number(reply.first()) > 0 {
-            return self.confirm(taking, number(reply.first())).await;
+    }
+
+    fn is_done(&self, id: u64) -> bool {
+        self.takes.get(&id).is_none_or(|take| take.outcome.is_some())
+    }
+
+    fn step(&mut self, id: u64) -> Step {
+        let Some(take) = self.takes.get_mut(&id) else { return Step::Done(Err(Error::Closed)) };
+        if let Some(outcome) = take.outcome.take() {
+            self.takes.remove(&id);
+            return Step::Done(outcome);
         }
-        let ours = number(reply.get(2));
-        loop {
-            let notified = within(deadline.map(|deadline| deadline + GRACE), listed.notifications.recv()).await;
-            let Some(notification) = notified.flatten() else {
-                return Ok(None); // and leaves
-            };
-            self.check()?;
-            if notification.number != 0 && notification.number != ours {
-                continue; // of an earlier request of ours
+        // If the process stood still, what the server has said is yet to be read.
+        if now() > take.due.saturating_add(PAUSE) {
+            take.grace = now() + GRACE;
+        }
+        let end = if take.is_waiting { take.deadline.saturating_add(GRACE).max(take.grace) } else { take.deadline };
+        let left = end.saturating_sub(now());
+        take.due = NEVER;
+        if take.asked > 0 && left.is_zero() {
+            self.out_of_time(id);
+            return self.step(id);
+        }
+        if take.is_waiting {
+            let time = left.min(SLICE);
+            take.due = now() + time;
+            return Step::Wait(time);
+        }
+        if take.not_before > now() {
+            return Step::Wait(left.min(take.not_before - now()));
+        }
+        take.asked += 1;
+        take.word = None;
+        let command = take.terms.command(&self.name, &take.owner, take.is_try, left);
+        Step::Say(command, left.saturating_add(GRACE))
+    }
+
+    /// Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]`, null or an error.
+    fn answered(&mut self, id: u64, sent: Duration, reply: Result<Value>) {
+        let Some(take) = self.takes.get(&id).filter(|take| take.outcome.is_none()) else { return };
+        let reply = match reply {
+            Err(error) => return self.failed(id, error),
+            Ok(Value::Array(reply)) if reply.len() > 1 => reply,
+            Ok(_) => return self.conclude(id, Ok(None)),
+        };
+        let (keys, session) = (take.terms.keys.clone(), reply.last().map_or(0, int));
+        let (end, is_again) = (self.believed(sent, take.terms.lease), take.asked > 1);
+        let tokens = match &reply[0] {
+            Value::Array(tokens) => &tokens[..],
+            _ => &reply[..1],
+        };
+        self.session(session, &keys[0]);
+        // Asked again, only the row says how long it lasts.
+        if is_again || tokens.iter().any(|token| int(token) == 0) {
+            return self.wait_in(id, session);
+        }
+        for (key, token) in keys.into_iter().zip(tokens) {
+            let place = Place { key, token: u64::try_from(int(token)).unwrap_or_default() };
+            self.granted(id, place, session, end);
+        }
+    }
+
+    /// Notes that one of its locks was granted. With the last one it holds them all.
+    pub(crate) fn granted(&mut self, id: u64, place: Place, session: i64, end: Duration) {
+        let Some(take) = self.takes.get_mut(&id).filter(|take| take.outcome.is_none()) else { return };
+        let held = Held::new(take.owner.clone(), take.terms.lease, take.terms.max_hold, end);
+        if let Some(at) = take.terms.keys.iter().position(|key| *key == place.key) {
+            take.found[at] = Some((place, held));
+        }
+        if take.found.iter().any(Option::is_none) {
+            return;
+        }
+        let all: Vec<(Place, Held)> = std::mem::take(&mut take.found).into_iter().flatten().collect();
+        let granted = all.iter().map(|(place, held)| held.granted(place.clone())).collect();
+        self.conclude(id, Ok(Some(granted)));
+        for (place, held) in all {
+            self.held.insert(place.clone(), held);
+            self.join(&place, session);
+        }
+    }
+
+    /// A row tells of an outcome that is no grant, or the session is gone. While there is time it is asked again.
+    pub(crate) fn ended(&mut self, id: u64, word: &str) {
+        let Some(take) = self.takes.get_mut(&id).filter(|take| take.outcome.is_none()) else { return };
+        if !take.is_waiting {
+            take.word = Some(word.to_owned()); // its answer is yet to come
+            return;
+        }
+        let is_late = take.deadline.saturating_sub(now()) < CLOSE;
+        if word == "again" {
+            take.trouble =
+                Some(Error::NoAck("NOACK the server did not confirm the grant, or serves the lock no more".into()));
+        }
+        self.stop_waiting(id);
+        self.give_back_found(id);
+        let Some(take) = self.takes.get_mut(&id) else { return };
+        match word {
+            "replaced" => {
+                self.fail(id, Error::Replaced("REPLACED a newer request of the same owner has taken the place".into()));
             }
-            let text = format!("{} (told by a message)", notification.word.to_uppercase());
-            return match notification.word.as_str() {
-                "granted" => self.confirm(taking, notification.token).await,
-                "timeout" => Ok(None),
-                "deadlock" => Err(Error::Deadlock(text)),
-                "replaced" => Err(Error::Replaced(text)),
-                "notheld" => Err(Error::NotHeld(text)),
-                "noack" => Err(Error::NoAck(text)),
-                "wrongtype" | "refused" => {
-                    Err(Error::Redis((redis::ErrorKind::UnexpectedReturnType, "the wait was refused", text).into()))
+            "wrongtype" => {
+                let text = "WRONGTYPE the key holds something that is not a lock";
+                self.fail(id, Error::Redis(RedisError::from((redis::ErrorKind::UnexpectedReturnType, text))));
+            }
+            "timeout" if is_late => self.conclude(id, Ok(None)),
+            _ if take.is_try || take.terms.vote => {
+                let error = take.trouble.clone().unwrap_or_else(Error::silent);
+                self.fail(id, error);
+            }
+            _ => {
+                if take.asked > 1 {
+                    take.not_before = now() + Duration::from_millis(random() % 50);
                 }
-                // Moved, gone, cancelled, again.
-                word => {
-                    let text = format!("the place in the queue was lost: {word}");
-                    Err(Error::io(std::io::ErrorKind::NotConnected, &text))
-                }
-            };
-        }
-    }
-
-    /// Waits without messages: asks by the ticket.
-    async fn poll(self: &Arc<Self>, taking: &Taking) -> Result<Option<Arc<Shared>>> {
-        while taking.deadline.is_none_or(|deadline| now() < deadline) {
-            if let Some(hold) = self.ask_for(taking).await? {
-                return Ok(Some(hold));
+                take.wake.notify_one();
             }
-            let left = taking.deadline.map_or(POLL, |deadline| deadline.saturating_sub(now()));
-            self.pause(POLL.min(left)).await;
-            self.check()?;
         }
-        Ok(None)
     }
 
-    /// The full lease, and from now on the server renews it as long as our link is there.
-    async fn confirm(self: &Arc<Self>, taking: &Taking, token: u64) -> Result<Option<Arc<Shared>>> {
-        let request = &taking.request;
-        let one = request.clone();
-        let then: Then = Arc::new(move |state, at, reply| {
-            if let Ok(Value::Int(lease)) = reply {
-                state.granted(&one, at, token, *lease);
+    fn failed(&mut self, id: u64, error: Error) {
+        let Some(take) = self.takes.get_mut(&id) else { return };
+        if take.is_try || take.terms.vote || !error.passes() {
+            return self.fail(id, error);
+        }
+        if take.warned.is_none_or(|warned| now() >= warned + WARN_EVERY) {
+            let key = String::from_utf8_lossy(&take.terms.keys[0]);
+            self.warnings.push(format!("still waiting for lock {key:?}: {error}"));
+            take.warned = Some(now());
+        }
+        take.not_before = now() + Duration::from_millis(20 + random() % 80);
+        take.trouble = Some(error);
+    }
+
+    /// Ends it with this error. What may be left of it is taken back.
+    pub(crate) fn fail(&mut self, id: u64, error: Error) {
+        let Some(take) = self.takes.get(&id).filter(|take| take.outcome.is_none()) else { return };
+        let may_be_there = take.asked > 1 || take.session.is_some() || !error.is_said() && !error.is_refused();
+        if may_be_there && !matches!(error, Error::Replaced(_)) {
+            self.cancel(id);
+        }
+        self.give_back_found(id);
+        self.conclude(id, Err(error));
+    }
+
+    fn out_of_time(&mut self, id: u64) {
+        let Some(take) = self.takes.get(&id) else { return };
+        let session = take.session.and_then(|session| self.sessions.get(&session));
+        let trouble = take.trouble.clone().or_else(|| session.and_then(|session| session.trouble.clone()));
+        let cause = trouble.unwrap_or_else(Error::silent);
+        let error = if take.is_try { cause } else { Error::Timeout { after: take.wait, cause: Some(Arc::new(cause)) } };
+        self.cancel(id);
+        self.give_back_found(id);
+        self.conclude(id, Err(error));
+    }
+
+    /// Ends it wherever it stands: the program does not want it any longer.
+    fn leave(&mut self, id: u64) {
+        match self.takes.get(&id).map(|take| &take.outcome) {
+            Some(None) => {
+                self.cancel(id);
+                self.give_back_found(id);
+                self.conclude(id, Ok(None));
             }
-        });
-        self.call(&request.key, request.renew(token), self.until(taking.end), Some(then), Some(&taking.asked)).await?;
-        self.adopt(request, token).map(Some)
-    }
-
-    /// Returns the hold; an error if it has ended meanwhile.
-    fn adopt(&self, request: &Arc<AcquireRequest>, token: u64) -> Result<Arc<Shared>> {
-        let hold = Shared::new(request, token);
-        if self.shelf.with(|state| state.adopt(&hold)) {
-            return Ok(hold);
+            Some(Some(Ok(Some(granted)))) => {
+                let places: Vec<Place> = granted.iter().map(|granted| granted.place.clone()).collect();
+                places.iter().for_each(|place| self.forsake(place));
+            }
+            _ => {}
         }
-        self.check()?;
-        Err(Error::NotHeld("the lock was lost at once".into()))
+        self.takes.remove(&id);
     }
-}
 
-/// Until then, or without bound.
-async fn within<F: std::future::Future>(until: Option<Duration>, work: F) -> Option<F::Output> {
-    match until {
-        Some(until) => timeout(until.saturating_sub(now()), work).await.ok(),
-        None => Some(work.await),
+    fn conclude(&mut self, id: u64, outcome: Outcome) {
+        self.stop_waiting(id);
+        let Some(take) = self.takes.get_mut(&id) else { return };
+        self.asked.remove(&take.owner);
+        take.outcome = Some(outcome);
+        take.wake.notify_one();
     }
-}
 
-/// A named owner's turn to ask for a lock.
-struct Turn {
-    core: Arc<Core>,
-    who: Who,
-    guard: Option<OwnedMutexGuard<()>>,
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.guard = None;
-        self.core.shelf.with(|state| state.tidy(&self.who));
-    }
-}
-
-/// A request that is abandoned when it is dropped.
-struct Taking {
-    core: Arc<Core>,
-    request: Arc<AcquireRequest>,
-    asked: Asked,
-    once: bool,
-    deadline: Option<Duration>,
-    /// The deadline, or a try's bound.
-    end: Option<Duration>,
-    queued: bool,
-    /// There is nothing to abandon.
-    over: bool,
-}
-
-impl Taking {
-    fn queue(&mut self) {
-        self.queued = true;
-        self.core.settings.observer.waiting(&self.request.key);
-    }
-}
-
-impl Drop for Taking {
-    fn drop(&mut self) {
-        if self.queued {
-            self.core.settings.observer.waited(&self.request.key);
-        }
-        if let (false, Some(link)) = (self.over, self.asked.last()) {
-            self.core.abandon(&self.request, &link);
+    fn wait_in(&mut self, id: u64, session: i64) {
+        let (Some(take), Some(one)) = (self.takes.get_mut(&id), self.sessions.get_mut(&session)) else { return };
+        (take.session, take.is_waiting) = (Some(session), true);
+        one.waits.insert(id);
+        match take.word.take() {
+            Some(word) => self.ended(id, &word), // the outcome came first
+            None => (take.has_waited, one.is_kept) = (true, true),
         }
     }
-}
 
-/// An entry in the list of those who wait.
-struct Listed<'a> {
-    core: &'a Arc<Core>,
-    node: &'a str,
-    who: Who,
-    notifications: mpsc::UnboundedReceiver<Notification>,
-}
-
-impl<'a> Listed<'a> {
-    fn new(core: &'a Arc<Core>, node: &'a str, request: &AcquireRequest) -> Listed<'a> {
-        let (sender, notifications) = mpsc::unbounded_channel();
-        let who = (request.key.clone(), request.owner.clone());
-        core.shelf.with(|state| state.node(node).insert_wait(who.clone(), sender));
-        core.spawn_keeper(node);
-        Listed { core, node, who, notifications }
+    fn stop_waiting(&mut self, id: u64) {
+        let Some(take) = self.takes.get_mut(&id) else { return };
+        take.is_waiting = false;
+        if let Some(session) = take.session {
+            if let Some(one) = self.sessions.get_mut(&session) {
+                one.waits.remove(&id);
+            }
+            self.tidy(session);
+        }
     }
-}
 
-impl Drop for Listed<'_> {
-    fn drop(&mut self) {
-        self.core.shelf.with(|state| state.node(self.node).remove_wait(&self.who));
+    /// Gives back half of several locks, which is none. The next request has another owner.
+    fn give_back_found(&mut self, id: u64) {
+        let Some(take) = self.takes.get_mut(&id) else { return };
+        let found: Vec<_> = take.found.iter_mut().filter_map(Option::take).collect();
+        if found.is_empty() {
+            return;
+        }
+        let (terms, owner) = (take.terms.clone(), take.owner.clone());
+        let until = self.patience(terms.lease);
+        self.errands.extend(found.into_iter().map(|(place, _)| Errand::give_back(place, owner.clone(), until)));
+        let next = self.owner(&terms);
+        self.asked.remove(&owner);
+        self.asked.insert(next.clone(), id);
+        if let Some(take) = self.takes.get_mut(&id) {
+            take.owner = next;
+        }
+    }
+
+    /// Leaves the queue. If the grant came first, its row belongs to no take any longer, and it is released by its token.
+    fn cancel(&mut self, id: u64) {
+        let Some(take) = self.takes.get(&id).filter(|take| take.asked > 0) else { return };
+        let (key, owner, until) = (take.terms.keys[0].clone(), take.owner.clone(), self.patience(take.terms.lease));
+        self.errands.push(Errand::cancel(key, owner, take.session, until));
     }
 }

@@ -55,7 +55,7 @@ fn wait(connection: &MultiplexedConnection, key: &str, block_ms: u64) -> impl Fu
 async fn example() -> Outcome {
     let (stock, left) = (key("example"), key("left"));
     let locks = Locks::new(client())?;
-    let hold = locks.on(&stock).timeout(Duration::from_secs(5)).lock().await?; // Error::Timeout after 5 s
+    let hold = locks.on(&stock).wait(Duration::from_secs(5)).lock().await?; // Error::Timeout after 5 s
     let mut set = cmd("SET");
     set.arg(&left).arg(41);
     tokio::select! {
@@ -99,6 +99,32 @@ async fn a_leader_is_followed_by_the_next() -> Outcome {
     let _: Value = cmd("DLOCK.FORCERELEASE").arg(&office).query_async(&mut patient().await?).await?;
     next.lost().await;
     next.resign().await?;
+    Ok(())
+}
+
+/// Work under a term, whose next term begins when the work is done, or is dropped with it.
+#[tokio::test]
+async fn work_ends_with_the_term() -> Outcome {
+    let (office, locks) = (key("work"), Locks::new(client())?);
+    let leader = Arc::new(Election::new(&locks, &office, "one")?);
+    let data = format!("{office}:x");
+    leader.lead(|hold| async move { hold.guard(cmd("SET").arg(data).arg(1)).await }).await??;
+    assert_eq!(leader.leader().await?, None);
+    let leads = tokio::spawn({
+        let leader = leader.clone();
+        async move { leader.lead(|_| std::future::pending::<()>()).await }
+    });
+    let end = Instant::now() + PATIENCE;
+    while !leader.is_leader() {
+        assert!(Instant::now() < end, "it does not lead");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let _: Value = cmd("DLOCK.FORCERELEASE").arg(&office).query_async(&mut patient().await?).await?;
+    let ended = leads.await?;
+    assert!(matches!(ended, Err(dlock_redis::Error::NotHeld(_))), "{ended:?}");
+    let given_up =
+        tokio::time::timeout(Duration::from_millis(300), leader.lead(|_| std::future::pending::<()>())).await;
+    assert!(given_up.is_err() && !leader.is_leader());
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_redis::{release_all, Election, Error, Hold, Locks};
-use redis::{cmd, Value};
+use redis::cmd;
 use stage::{control, int, text, until, Cluster, Server, Single, LEASE, LONG, PATIENCE};
 use tokio::task::JoinHandle;
 
@@ -22,19 +22,16 @@ tests! {
     killed_at_the_grant in Single, Cluster;
     killed_holder in Single, Cluster;
     keeps_it_for_ten_leases in Single;
-    replaced_at_the_end_of_a_slice in Single;
-    an_upgrade_is_refused_at_once in Single;
     an_owner_begins_with_host_and_process in Single;
-    a_named_owner_asks_in_turn in Single;
     a_dropped_hold_is_taken_again in Single;
     many_over_several_slots in Single, Cluster;
-    a_thousand_waits_on_one_connection in Single, Cluster;
+    a_thousand_waits_in_one_session in Single, Cluster;
     no_two_lead in Single;
 }
 
 /// Waits for the lock in a task of its own.
 fn start(locks: &Locks, key: &str) -> JoinHandle<Result<Hold, Error>> {
-    tokio::spawn(locks.on(key).timeout(2 * PATIENCE).lock())
+    tokio::spawn(locks.on(key).wait(2 * PATIENCE).lock())
 }
 
 async fn end(wait: JoinHandle<Result<Hold, Error>>) -> Hold {
@@ -52,7 +49,8 @@ impl Process {
     fn start_at(server: &Server, addresses: &str, how: &str) -> Process {
         let target = std::env::var("CARGO_TARGET_DIR").expect("run.sh sets it");
         let mut command = Command::new(format!("{target}/debug/examples/process"));
-        let child = command.args([addresses, &server.key, how]).spawn();
+        let place = if server.place == Cluster { "cluster" } else { "nodes" };
+        let child = command.args([place, addresses, &server.key, how]).spawn();
         Process(child.expect("the example is built"))
     }
 }
@@ -161,7 +159,7 @@ mod scenes {
     pub async fn killed_waiter(server: Server) {
         let locks = server.locks();
         server.hold("").await;
-        let process = Process::start(&server, "plain");
+        let process = Process::start(&server, "hold");
         server.await_queued(1).await;
         let next = start(&locks, &server.key);
         server.await_queued(2).await;
@@ -182,7 +180,7 @@ mod scenes {
         let locks = server.locks();
         for delay in [0, 200, 1000] {
             server.hold("").await;
-            let process = Process::start(&server, "plain");
+            let process = Process::start(&server, "hold");
             server.await_queued(1).await;
             let next = start(&locks, &server.key);
             server.await_queued(2).await;
@@ -201,22 +199,19 @@ mod scenes {
     }
 
     pub async fn killed_holder(server: Server) {
-        let locks = server.locks();
-        for (how, reason) in [("ephemeral", "closed"), ("plain", "expired")] {
-            let mut messages = server.messages().await;
-            let process = Process::start(&server, how);
-            until("it is held and kept", || async {
-                server.info().await.holders.first().is_some_and(|holder| int(holder, "auto") == 1)
-            })
-            .await;
-            let token = int(&server.info().await.holders[0], "token");
-            let next = start(&locks, &server.key);
-            server.await_queued(1).await;
-            drop(process);
-            assert_eq!(messages.recv().await, Some(format!("{reason} {token}")));
-            end(next).await.release().await.expect("it was held");
-            server.await_gone().await;
-        }
+        let (locks, mut messages) = (server.locks(), server.messages().await);
+        let process = Process::start(&server, "hold");
+        until("it is held and kept", || async {
+            server.info().await.holders.first().is_some_and(|holder| int(holder, "alive") == 1)
+        })
+        .await;
+        let token = int(&server.info().await.holders[0], "token");
+        let next = start(&locks, &server.key);
+        server.await_queued(1).await;
+        drop(process);
+        assert_eq!(messages.recv().await, Some(format!("expired {token}")));
+        end(next).await.release().await.expect("it was held");
+        server.await_gone().await;
     }
 
     /// Waits until it has been held for more than so many leases, under this token, and is kept by the server.
@@ -225,7 +220,7 @@ mod scenes {
             let info = server.info().await;
             let holder = info.holders.iter().find(|holder| int(holder, "token") == hold.token());
             let holder = holder.expect("it is held under its token");
-            u128::from(int(holder, "held-ms")) > leases * LEASE.as_millis() && int(holder, "auto") == 1
+            u128::from(int(holder, "held-ms")) > leases * LEASE.as_millis() && int(holder, "alive") == 1
         })
         .await;
         assert!(!hold.is_lost());
@@ -239,98 +234,29 @@ mod scenes {
         server.await_gone().await;
     }
 
-    pub async fn replaced_at_the_end_of_a_slice(server: Server) {
-        server.hold("").await;
-        // A program with one thread, which is busy from before the other asks until after the slice.
-        let (locks, key) = (server.locks_for(LONG), server.key.clone());
-        let (be_busy, asked) = tokio::sync::oneshot::channel::<()>();
-        let (is_busy, busy) = tokio::sync::oneshot::channel();
-        let (be_free, until_free) = std::sync::mpsc::channel::<()>();
-        let program = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async {
-                let wait = tokio::spawn(locks.on(&key).owner("one-name").lock());
-                asked.await.expect("the test goes on");
-                is_busy.send(()).expect("the test goes on");
-                until_free.recv().expect("the test goes on");
-                matches!(wait.await.expect("no panic"), Err(Error::Replaced(_)))
-            })
-        });
-        server.await_queued(1).await;
-        be_busy.send(()).expect("the program runs");
-        busy.await.expect("the program runs");
-        let waits = || async { server.info().await.queue.pop().expect("one waits") };
-        let before = int(&waits().await, "client");
-        let owner = server.queue().await.remove(0);
-        let words = format!("DLOCK.FAIRACQUIRE KEY {owner} 600000 BLOCK 60000");
-        let other = server.ask::<Value>(&words);
-        let watch = async {
-            until("the other has the place", || async { ![0, before].contains(&int(&waits().await, "client")) }).await;
-            let then = int(&waits().await, "waited-ms");
-            until("the slice is over", || async { int(&waits().await, "waited-ms") > then + 2000 }).await;
-            be_free.send(()).expect("the program runs");
-            let end = tokio::task::spawn_blocking(|| program.join().expect("no panic"));
-            assert!(end.await.expect("no panic"), "it has not reported it");
-            assert_eq!(server.hand_over("other").await.as_deref(), Some(&*owner));
-        };
-        let (granted, ()) = tokio::join!(other, watch);
-        assert!(matches!(granted, Value::Array(_)), "{granted:?}");
-        server.hand_over(&owner).await;
-    }
-
-    pub async fn an_upgrade_is_refused_at_once(server: Server) {
-        let locks = server.locks();
-        let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
-        let refused = locks.on(&server.key).owner("me").lock().await; // it would wait for itself
-        assert!(
-            matches!(&refused, Err(Error::Deadlock(text)) if text.contains("release that hold first")),
-            "{refused:?}"
-        );
-        assert!(!outer.is_lost());
-        outer.release().await.expect("it was held");
-        server.await_gone().await;
-    }
-
     /// The server shows host and process.
     pub async fn an_owner_begins_with_host_and_process(server: Server) {
         let locks = server.locks();
-        let hold = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        let hold = locks.on(&server.key).actor("me").lock().await.expect("the lock");
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
         let begin = format!("{}/{}/", host.trim(), std::process::id());
         let owner = String::from_utf8(hold.owner().to_vec()).expect("a text");
         assert_eq!(server.owners(&server.key).await, [&*owner]);
-        assert!(owner.starts_with(&format!("{begin}me#")), "{owner}");
+        assert!(owner.starts_with(&begin), "{owner}");
+        assert_eq!(stage::actor_of(&owner), "me");
         hold.release().await.expect("it was held");
         let hold = locks.on(&server.key).lock().await.expect("the lock");
         assert!(hold.owner().starts_with(begin.as_bytes()), "{hold:?}");
         hold.release().await.expect("it was held");
     }
 
-    /// The second request of a name waits for the first, and then holds what that was granted.
-    pub async fn a_named_owner_asks_in_turn(server: Server) {
-        let locks = server.locks();
-        server.hold("").await;
-        let waits = [(); 2].map(|()| tokio::spawn(locks.on(&server.key).owner("me").lock()));
-        server.await_queued(1).await;
-        assert!(locks.on(&server.key).owner("me").try_lock().await.expect("an answer").is_none());
-        server.hand_over("other").await;
-        let [one, two] = waits;
-        let (one, two) = (end(one).await, end(two).await);
-        assert_eq!(one.token(), two.token());
-        one.release().await.expect("it was held");
-        await_kept(&server, &two, 1).await;
-        two.release().await.expect("it was held");
-        server.await_gone().await;
-    }
-
-    /// What is given back in the background ends no later hold of the same owner.
+    /// What is given back in the background ends no later hold.
     pub async fn a_dropped_hold_is_taken_again(server: Server) {
         let locks = server.locks_for(LONG);
         for _ in 0..200 {
-            let hold = locks.on(&server.key).owner("me").try_lock().await.expect("an answer").expect("it is free");
-            drop(hold);
+            drop(locks.on(&server.key).wait(LONG).try_lock().await.expect("an answer").expect("it is free"));
         }
-        let hold = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        let hold = locks.on(&server.key).actor("me").lock().await.expect("the lock");
         await_kept(&server, &hold, 1).await;
         hold.release().await.expect("it was held");
     }
@@ -361,15 +287,14 @@ mod scenes {
         }
     }
 
-    pub async fn a_thousand_waits_on_one_connection(server: Server) {
-        // With a short lease a thousand that are confirmed too late would ask again, at the end of the queue.
+    pub async fn a_thousand_waits_in_one_session(server: Server) {
         let locks = server.locks_for(LONG);
         server.hold("").await;
         let served = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
         for i in 0..1000 {
             let (locks, key, served) = (locks.clone(), server.key.clone(), served.clone());
-            let request = locks.on(&key).owner(format!("{i}"));
+            let request = locks.on(&key).actor(format!("{i}"));
             tasks.push(tokio::spawn(async move {
                 let hold = request.lock().await.expect("the lock");
                 served.lock().expect("no panic").push(i);
@@ -377,16 +302,10 @@ mod scenes {
             }));
         }
         server.await_queued(1000).await;
-        // A place is there before its wait is.
-        until("all wait on one connection", || async {
-            let queue = server.info().await.queue;
-            let client = int(&queue[0], "client");
-            client != 0 && queue.iter().all(|place| int(place, "client") == client)
-        })
-        .await;
         let queue = server.info().await.queue;
+        assert!(queue.iter().all(|place| text(place, "in") == text(&queue[0], "in")));
         let in_line: Vec<u32> =
-            queue.iter().map(|place| stage::name_of(&text(place, "owner")).parse().expect("a number")).collect();
+            queue.iter().map(|place| stage::actor_of(&text(place, "owner")).parse().expect("a number")).collect();
         server.hand_over("other").await;
         for task in tasks {
             task.await.expect("no panic");

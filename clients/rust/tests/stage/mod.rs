@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use dlock_redis::{Locks, Settings};
+use dlock_redis::{Locks, Servers, Settings};
 use redis::aio::MultiplexedConnection;
+use redis::cluster::ClusterClient;
 use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, Value};
 use tokio::task::JoinSet;
 
@@ -47,7 +48,7 @@ pub const LEASE: Duration = Duration::from_secs(3);
 /// No fault takes so long, however busy the machine.
 pub const LONG: Duration = Duration::from_secs(15);
 pub fn settings() -> Settings {
-    Settings::new().lease(LEASE).hang_timeout(Duration::from_secs(30)).queue_grace(Duration::from_secs(2))
+    Settings::new().lease(LEASE).hang_timeout(Duration::from_secs(30))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +80,7 @@ pub fn text(entry: &Entry, name: &str) -> String {
 }
 
 pub fn int(entry: &Entry, name: &str) -> u64 {
-    u64::from_redis_value(entry[name].clone()).expect("it is a number")
+    entry.get(name).map_or(0, |value| u64::from_redis_value(value.clone()).expect("it is a number"))
 }
 
 /// A connection that gives a busy machine its time: the library's own gives it half a second.
@@ -89,10 +90,21 @@ pub async fn connect(client: &Client) -> redis::RedisResult<MultiplexedConnectio
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// The name that the program has given to this owner.
-pub fn name_of(owner: &str) -> &str {
-    let name = owner.rsplit_once('#').expect("the client's own suffix").0;
-    name.splitn(3, '/').nth(2).expect("host/pid/name")
+/// The actor that the program has named for this owner.
+pub fn actor_of(owner: &str) -> &str {
+    let owner = owner.splitn(4, '/').nth(3).expect("host/pid/session/actor#number");
+    owner.rsplit_once('#').expect("the client's own number").0
+}
+
+/// The servers at these addresses, as a program would name them: `name` says whether they are a cluster.
+pub fn servers(name: &str, addresses: &str) -> Servers {
+    let urls: Vec<String> = addresses.split(',').map(|address| format!("redis://{address}/")).collect();
+    if name == "cluster" {
+        // Two nodes are named, and the others are found.
+        return Servers::cluster(|| ClusterClient::builder(urls.iter().take(2).cloned())).expect("addresses");
+    }
+    let clients: Vec<Client> = urls.into_iter().map(|url| Client::open(url).expect("an address")).collect();
+    clients.into()
 }
 
 impl Server {
@@ -119,12 +131,16 @@ impl Server {
             .collect()
     }
 
+    pub fn servers(&self) -> Servers {
+        servers(if self.place == Cluster { "cluster" } else { "" }, &self.addresses())
+    }
+
     pub fn locks(&self) -> Locks {
-        Locks::with(self.clients(), settings()).expect("good settings")
+        Locks::with(self.servers(), settings()).expect("good settings")
     }
 
     pub fn locks_for(&self, lease: Duration) -> Locks {
-        Locks::with(self.clients(), settings().lease(lease)).expect("good settings")
+        Locks::with(self.servers(), settings().lease(lease)).expect("good settings")
     }
 
     /// Returns the client of the node that may write this key, and a connection to it. Asks all nodes at once, because one of
@@ -191,18 +207,13 @@ impl Server {
         self.await_queued_at(&self.key, count).await;
     }
 
-    /// Waits for that many in the queue, none of them absent: a wait has its place before it has asked for messages.
+    /// Waits for that many in the queue, none of them absent.
     pub async fn await_queued_at(&self, key: &str, count: usize) {
         until("so many are queued", || async {
             let queue = self.info_at(key).await.queue;
             queue.len() == count && queue.iter().all(|place| text(place, "kind") != "absent")
         })
         .await;
-    }
-
-    /// One is queued by its ticket: it hears no messages.
-    pub async fn await_absent(&self) {
-        until("one is queued", || async { self.info().await.queue.len() == 1 }).await;
     }
 
     /// Nobody holds it and nobody waits.

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT
+//! Where a program begins: what it asks for, and how.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::{cmd, Cmd, Value};
+
+use crate::error::{Error, Result};
+use crate::hold::Hold;
+use crate::library::{slot, Servers};
+use crate::session::Sessions;
+use crate::settings::{Settings, NEVER};
+use crate::take::{Mode, Terms};
+
+/// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
+#[derive(Clone)]
+pub struct Locks(pub(crate) Arc<Sessions>);
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Locks")
+    }
+}
+
+impl Locks {
+    /// Locks with the default [`Settings`]. Connects when it is used.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no server is named.
+    pub fn new(servers: impl Into<Servers>) -> Result<Locks> {
+        Locks::with(servers, Settings::default())
+    }
+
+    /// Locks with settings of one's own.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the setting that cannot be.
+    pub fn with(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
+        Ok(Locks(Sessions::new(servers.into().checked()?, settings.checked()?)))
+    }
+
+    /// A lock to be asked for: exclusive, and without a time-out.
+    pub fn on(&self, key: impl AsRef<[u8]>) -> Request {
+        let terms = Terms {
+            keys: vec![key.as_ref().to_vec()],
+            lease: self.0.settings.lease,
+            max_hold: NEVER,
+            actor: None,
+            mode: Mode::Exclusive,
+            vote: false,
+        };
+        Request { locks: self.clone(), terms, shared: false, limit: None, permits: None, wait: None }
+    }
+
+    /// Takes several locks: all or none of a slot in one step, and slots in one order that is the same for all programs, so that
+    /// they never wait in a circle that no server sees. A single server is one slot. Give them back with [`release_all`].
+    ///
+    /// # Errors
+    /// As [`Request::lock`]; nothing is held then.
+    pub async fn many<K: AsRef<[u8]>>(&self, keys: &[K], wait: Option<Duration>) -> Result<Vec<Hold>> {
+        let (mut keys, began): (Vec<&[u8]>, _) = (keys.iter().map(AsRef::as_ref).collect(), Instant::now());
+        let slot_of = |key: &[u8]| if self.0.library.is_cluster() { slot(key) } else { 0 };
+        keys.sort_unstable_by_key(|key| (slot_of(key), *key));
+        keys.dedup();
+        let mut holds = Vec::new();
+        for keys in keys.chunk_by(|one, next| slot_of(one) == slot_of(next)) {
+            let mut request = self.on(keys[0]);
+            request.terms.keys = keys.iter().map(|key| key.to_vec()).collect();
+            request.wait = wait.map(|wait| wait.saturating_sub(began.elapsed()).max(Duration::from_millis(1)));
+            // Those that are there already are dropped, which gives them back.
+            holds.extend(request.lock_all().await?);
+        }
+        Ok(holds)
+    }
+
+    /// Whether anybody holds it.
+    ///
+    /// # Errors
+    /// What the server or the connection says.
+    pub async fn is_held(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let key = key.as_ref();
+        Ok(self.ask(key, cmd("DLOCK.HELD").arg(key)).await? != Value::Nil)
+    }
+
+    /// The reply to a plain command about a key, from whoever serves it.
+    ///
+    /// # Errors
+    /// What the server or the connection says; [`Error::Invalid`] for a command without words.
+    pub async fn ask(&self, key: impl AsRef<[u8]>, command: &Cmd) -> Result<Value> {
+        if command.args_iter().next().is_none() {
+            return Err(Error::invalid("command", "must not be empty"));
+        }
+        self.0.ask(key.as_ref(), command.clone()).await
+    }
+
+    /// Ends it, for all clones: every call from now on is an error. What is still held is reported lost, and lives on in the
+    /// server until its lease.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// Gives back all of them, the last one first.
+///
+/// # Errors
+/// The first one, when all are given back.
+pub async fn release_all(holds: Vec<Hold>) -> Result<()> {
+    let mut result = Ok(());
+    for hold in holds.into_iter().rev() {
+        result = result.and(hold.release().await);
+    }
+    result
+}
+
+/// What is asked for; ends with [`lock`](Request::lock) or [`try_lock`](Request::try_lock).
+#[derive(Clone)]
+#[must_use = "nothing is asked until lock() or try_lock()"]
+pub struct Request {
+    locks: Locks,
+    terms: Terms,
+    shared: bool,
+    limit: Option<u64>,
+    permits: Option<u64>,
+    wait: Option<Duration>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys: Vec<_> = self.terms.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+        f.debug_struct("Request").field("keys", &keys).field("wait", &self.wait).finish_non_exhaustive()
+    }
+}
+
+impl Request {
+    /// The longest time to wait.
+    pub fn wait(self, wait: Duration) -> Request {
+        Request { wait: Some(wait), ..self }
+    }
+
+    /// The longest time to wait, under its former name.
+    #[deprecated(since = "0.5.0", note = "is called `wait` now")]
+    pub fn timeout(self, timeout: Duration) -> Request {
+        self.wait(timeout)
+    }
+
+    /// How long this lock lasts after the program dies or loses the server, instead of that of the [`Settings`].
+    pub fn lease(mut self, lease: Duration) -> Request {
+        self.terms.lease = lease;
+        self
+    }
+
+    /// How long the lock may be held: then it is reported lost, and given back.
+    pub fn max_hold(mut self, max_hold: Duration) -> Request {
+        self.terms.max_hold = max_hold;
+        self
+    }
+
+    /// Names who takes several locks, as a task with nested locks does. The server sees that two actors wait for each other, and
+    /// that one waits for what it holds itself ([`Error::Deadlock`]). The name is these `Locks`' own.
+    pub fn actor(mut self, actor: impl AsRef<[u8]>) -> Request {
+        self.terms.actor = Some(actor.as_ref().to_vec());
+        self
+    }
+
+    /// The former name of [`actor`](Request::actor). Locks are not re-entered.
+    #[deprecated(since = "0.5.0", note = "is called `actor` now, and locks are not re-entered")]
+    pub fn owner(self, owner: impl AsRef<[u8]>) -> Request {
+        self.actor(owner)
+    }
+
+    /// Has no effect: the lock of a program that dies is free after its lease.
+    #[deprecated(since = "0.5.0", note = "has no effect: a dead program's lock is free after its `lease`")]
+    pub fn ephemeral(self) -> Request {
+        self
+    }
+
+    /// Together with all others that share: to read.
+    pub fn shared(self) -> Request {
+        Request { shared: true, ..self }
+    }
+
+    /// Lets this many hold the lock at once: a semaphore.
+    pub fn limit(self, limit: u64) -> Request {
+        Request { limit: Some(limit), ..self }
+    }
+
+    /// Takes this many of the limit, all at once, and gives them back together. 1 unless set.
+    pub fn permits(self, permits: u64) -> Request {
+        Request { permits: Some(permits), ..self }
+    }
+
+    /// There are other masters: any failure is returned at once.
+    pub(crate) fn vote(mut self) -> Request {
+        self.terms.vote = true;
+        self
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if it is not granted in time; [`Error::Invalid`] for a bad argument; [`Error::Deadlock`],
+    /// [`Error::Replaced`] and what else the server says for good.
+    pub async fn lock(self) -> Result<Hold> {
+        self.lock_all().await?.pop().ok_or(Error::Closed)
+    }
+
+    /// Tries once, or for the time that was named. `None`: it is taken.
+    ///
+    /// # Errors
+    /// As [`lock`](Request::lock), but for a lock that is just taken.
+    pub async fn try_lock(self) -> Result<Option<Hold>> {
+        let wait = self.wait.unwrap_or_default();
+        Ok(self.take(wait).await?.and_then(|mut holds| holds.pop()))
+    }
+
+    async fn lock_all(self) -> Result<Vec<Hold>> {
+        let after = self.wait.unwrap_or(NEVER);
+        self.take(after).await?.ok_or(Error::Timeout { after, cause: None })
+    }
+
+    fn mode(&self) -> Result<Mode> {
+        let Some(limit) = self.limit else {
+            return match self.permits {
+                Some(_) => Err(Error::invalid("permits", "must be given with limit")),
+                None => Ok(if self.shared { Mode::Shared } else { Mode::Exclusive }),
+            };
+        };
+        if self.shared {
+            return Err(Error::invalid("limit", "cannot be beside shared"));
+        }
+        if limit == 0 {
+            return Err(Error::invalid("limit", "must be at least 1, not 0"));
+        }
+        let permits = self.permits.unwrap_or(1);
+        if !(1..=limit).contains(&permits) {
+            let problem = format!("must be at least 1, and at most limit, which is {limit}, not {permits}");
+            return Err(Error::invalid("permits", problem));
+        }
+        Ok(Mode::Limit { limit, permits })
+    }
+
+    async fn take(self, wait: Duration) -> Result<Option<Vec<Hold>>> {
+        let terms = Terms { mode: self.mode()?, ..self.terms };
+        if terms.keys.iter().any(Vec::is_empty) {
+            return Err(Error::invalid("key", "must not be empty"));
+        }
+        if terms.actor.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Error::invalid("actor", "must not be empty"));
+        }
+        if terms.lease <= self.locks.0.settings.clock_margin {
+            return Err(Error::invalid("lease", "must be longer than the clock's margin"));
+        }
+        if terms.max_hold < Duration::from_millis(1) {
+            return Err(Error::invalid("max_hold", "must be at least 1 ms"));
+        }
+        self.locks.0.take(terms, wait).await
+    }
+}
