@@ -649,7 +649,7 @@ fn idle(node: &mut Node, report: &mut Report) {
             "timeout is {seconds}: between two heartbeats of a client the server can end its connection, and so its holds. Set timeout 0"
         )),
         Some(seconds) => report.note(&format!(
-            "timeout is {seconds}: a connection that says nothing for {seconds} s is ended, with its EPHEMERAL and AUTO holds. The clients say something each second; programs without one must send DLOCK.KEEP in time"
+            "timeout is {seconds}: a connection that says nothing for {seconds} s is ended, with its EPHEMERAL and AUTO holds. The clients say something each second; programs without one must send a command in time"
         )),
         None => report.unchecked("whether connections that say nothing are ended (CONFIG GET is refused)"),
     }

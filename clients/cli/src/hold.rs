@@ -1,7 +1,7 @@
 //! A lock that is had and kept: until when it may be believed, and what ends that.
 //!
 //! The hold is tied to the connection by `EPHEMERAL` (it ends with this process, at once) and by `AUTO` (the server renews it). A
-//! sign of life (`DLOCK.KEEP`), every third of the lease and twice a second at least, moves the believed end. When the connection
+//! sign of life (`DLOCK.RENEW`), every third of the lease and twice a second at least, moves the believed end. When the connection
 //! ends, the hold is looked for on a new one at once, under its token, until a server refuses it or its lease is over.
 
 use crate::out::tell;
@@ -222,13 +222,10 @@ impl Wish {
             return Ok(Some(self.believed(token, sent, self.lease_ms)));
         }
         // When a wait was granted the reply does not say: the lease that is left counts.
-        let mut hold = self.command("DLOCK.RENEW");
-        hold.arg(self.lease_ms).arg("TOKEN").arg(token);
-        self.tied(&mut hold);
         // It is had: that it is confirmed may take longer than the wait.
         open.until_ms = None;
         let sent = now_ms();
-        match open.ask(&hold) {
+        match open.ask(&self.renewal(token)) {
             Ok(left) => Ok(Some(self.believed(token, sent, number(&left).unwrap_or(0)))),
             // Somebody has ended it in that moment: it is waited for again.
             Err(failure) if failure.code == "NOTHELD" => {
@@ -237,6 +234,14 @@ impl Wish {
             }
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Ties the hold to the connection that sends it.
+    fn renewal(&self, token: u64) -> Cmd {
+        let mut renew = self.command("DLOCK.RENEW");
+        renew.arg(self.lease_ms).arg("TOKEN").arg(token);
+        self.tied(&mut renew);
+        renew
     }
 
     fn believed(&self, token: u64, sent_ms: u64, left_ms: u64) -> Hold {
@@ -259,19 +264,18 @@ impl Wish {
         let pause = Duration::from_millis((self.lease_ms / 3).max(50)).min(SIGN_OF_LIFE);
         let (mut link, mut until) = (Some(link), until_ms);
         loop {
-            let heard = match &mut link {
-                Some(open) => open
-                    .watch(pause)
-                    .and_then(|()| self.sign_of_life(open, token)),
-                None => {
-                    let left = left.lock().unwrap_or_else(PoisonError::into_inner);
-                    if *left {
-                        return;
-                    }
-                    self.find_again(place, token).map(|(found, until)| {
+            let watched = link.as_mut().map_or(Ok(()), |open| open.watch(pause));
+            let heard = {
+                let left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                if *left {
+                    return;
+                }
+                match &mut link {
+                    Some(open) => watched.and_then(|()| self.sign_of_life(open, token)),
+                    None => self.find_again(place, token).map(|(found, until)| {
                         link = Some(found);
                         News::Until(until)
-                    })
+                    }),
                 }
             };
             let heard = match heard {
@@ -282,6 +286,8 @@ impl Wish {
                     News::Lost(failure.to_string())
                 }
                 Err(failure) if now_ms() >= until => News::Lost(failure.to_string()),
+                // The server answers, and cannot renew it now. It still holds it for this connection.
+                Err(failure) if link.is_some() && failure.is_of_the_moment() => continue,
                 Err(_) => {
                     // It is looked for at once, then now and then.
                     if link.take().is_none() {
@@ -303,38 +309,16 @@ impl Wish {
 
     fn sign_of_life(&self, link: &mut Link, token: u64) -> Result<News, Failure> {
         let sent = now_ms();
-        let answer = link.ask(cmd("DLOCK.KEEP").arg(self.lease_ms))?;
-        let [ties, left, lost] = items(&answer) else {
-            return Err(Failure::new("DLOCK.KEEP has an answer that is not known"));
-        };
-        for loss in items(lost) {
-            let [_, lost_token, why] = items(loss) else {
-                continue;
-            };
-            if number(lost_token) == Some(token) {
-                return match text(why).as_str() {
-                    // It goes on without its tie: it is looked for anew.
-                    why @ ("moved" | "renamed" | "taken" | "demoted") => Err(Failure::passing(why)),
-                    why => Ok(News::Lost(why.to_owned())),
-                };
-            }
-        }
-        match number(left) {
-            Some(left) if number(ties).unwrap_or(0) > 0 => {
-                Ok(News::Until(self.believed(token, sent, left).until_ms))
-            }
-            _ => Err(Failure::passing("the server no longer renews it")),
-        }
+        let left = number(&link.ask(&self.renewal(token))?).unwrap_or(0);
+        Ok(News::Until(self.believed(token, sent, left).until_ms))
     }
 
     /// Ties the hold to a new connection.
     fn find_again(&self, place: &Place, token: u64) -> Result<(Link, u64), Failure> {
         let mut link = place.connect()?;
-        let mut renew = self.command("DLOCK.RENEW");
-        renew.arg(self.lease_ms).arg("TOKEN").arg(token);
-        self.tied(&mut renew);
         let sent = now_ms();
-        let left = number(&link.ask_routed(place, &renew, BOUND)?).unwrap_or(0);
+        let answer = link.ask_routed(place, &self.renewal(token), BOUND)?;
+        let left = number(&answer).unwrap_or(0);
         Ok((link, self.believed(token, sent, left).until_ms))
     }
 

@@ -38,6 +38,18 @@ const PASSING: [&str; 14] = [
     "DRAINED",
 ];
 
+/// Those of them that another connection would hear as well: the server keeps what is tied to this one.
+const OF_THE_MOMENT: [&str; 8] = [
+    "LOADING",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "MISCONF",
+    "BUSY",
+    "NOACK",
+    "QUARANTINE",
+    "DRAINED",
+];
+
 /// Why there is no answer, or what the answer refuses.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -72,6 +84,11 @@ impl Failure {
             text: format!("{at}: {}", text.unwrap_or_else(|| failure.to_string())),
             ..failure
         }
+    }
+
+    /// Returns true if the server has answered, and may answer otherwise on this connection.
+    pub(crate) fn is_of_the_moment(&self) -> bool {
+        OF_THE_MOMENT.contains(&self.code.as_str())
     }
 
     /// One that may pass.

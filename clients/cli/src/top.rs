@@ -152,14 +152,12 @@ fn frame(
     };
     let mut lines = vec![
         format!(
-            "{}: {} locks, {} holders, {} queued; {} wait: {} blocked, {} by NOTIFY",
+            "{}: {} locks, {} holders, {} queued; {} connections wait",
             link.at,
             of("locks"),
             of("holders"),
             of("places_queued"),
-            of("connections_waiting") + of("notify_waiting"),
-            of("connections_waiting"),
-            of("notify_waiting")
+            of("connections_waiting")
         ),
         rates(before.as_ref(), &counted, elapsed),
     ];

@@ -475,7 +475,7 @@ fn a_lost_lock_ends_a_pipeline_in_a_terminal() {
     ));
     await_until("it works", PATIENCE, || notes.text().lines().count() > 2);
     assert_eq!(output(&server, &["release", "job"]).0, 0);
-    person.sees("job is lost (forced)");
+    person.sees("job is lost (NOTHELD");
     person.sees("code-75");
     let before = notes.text();
     thread::sleep(Duration::from_millis(300));

@@ -80,18 +80,19 @@ fn sessions_are_shown() {
     );
 }
 
-/// Whoever waits is shown as waiting, in whatever way: blocked or by NOTIFY, with a ticket or without.
+/// Whoever waits is shown as waiting, in whatever way: blocked or in a session, with a ticket or without.
 #[test]
 fn whoever_waits_is_shown() {
     let server = Server::start();
     let mut connection = server.connection();
     let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
     let mut waiters = Vec::new();
+    connection.run("DLOCK.SESSION job app 600000");
     for (at, request) in [
         "ACQUIRE job blocked 600000 BLOCK 0",
         "FAIRACQUIRE job fair 600000 BLOCK 0 CLAIM 5000",
-        "ACQUIRE job notify 600000 NOTIFY news",
-        "FAIRACQUIRE job fair-notify 600000 NOTIFY news CLAIM 5000",
+        "ACQUIRE job session 600000 BLOCK 0 IN app",
+        "FAIRACQUIRE job fair-session 600000 BLOCK 0 IN app",
     ]
     .iter()
     .enumerate()
@@ -105,7 +106,7 @@ fn whoever_waits_is_shown() {
     }
     connection.run("DLOCK.FAIRACQUIRE job absent 600000 CLAIM 600000");
     let (_, who, _) = output(&server, &["who", "job"]);
-    for (at, owner) in ["blocked", "fair", "notify", "fair-notify"]
+    for (at, owner) in ["blocked", "fair", "session", "fair-session"]
         .iter()
         .enumerate()
     {
@@ -117,7 +118,7 @@ fn whoever_waits_is_shown() {
     assert!(who.contains("5. absent has had a place"), "{who}");
     let (_, top, _) = output(&server, &["top", "-n", "1"]);
     assert!(
-        top.contains("5 queued; 4 wait: 2 blocked, 2 by NOTIFY"),
+        top.contains("5 queued; 2 connections wait"),
         "{top}"
     );
 }
@@ -160,7 +161,7 @@ fn top_in_a_terminal() {
         plain.contains("1 locks, 1 holders, 1 queued") && plain.contains("held by alice"),
         "{plain}"
     );
-    assert!(plain.contains("0 wait: 0 blocked, 0 by NOTIFY"), "{plain}");
+    assert!(plain.contains("0 connections wait"), "{plain}");
     let pty = openpty(None, None).expect("a terminal");
     let end =
         |file: &std::os::fd::OwnedFd| Stdio::from(file.try_clone().expect("a spare descriptor"));
