@@ -111,7 +111,7 @@ tests locks-2 --filter '/::test(?!\w+Over)[D-J]/' tests/LocksTest.php
 tests locks-3 --filter '/::testK/' tests/LocksTest.php
 tests locks-4 --filter '/::test(?!\w+Over)[L-Z]/' tests/LocksTest.php
 tests frameworks --filter '/(Symfony|Laravel|Laravel13)Test::/' tests
-tests more --filter '/(Election|Quorum|Examples|Installed|Tls|Trouble)Test::/' tests
+tests more --filter '/(Election|Quorum|Examples|FakeLocks|Installed|Tls|Trouble)Test::/' tests
 await
 # That each case fails on a client with a fault takes two minutes more.
 [ -z "${DLOCK_PLANTED:-}" ] || { tests planted tests/PlantedTest.php && await; }

@@ -13,34 +13,32 @@ use Predis\Connection\NodeConnectionInterface;
 use Predis\PredisException;
 
 /**
- * Says where Locks connects, and as whom. Locks makes connections of its own and uses no library for them: a client of phpredis
- * or Predis is only a pattern, whose settings and state no lock ever touches.
+ * Says where Locks connects, and as whom. phpredis or Predis makes the connection. A client of theirs is only a template, whose
+ * settings and state no lock ever touches.
  */
 final class Connect
 {
     /**
-     * @param list<string>                                      $auth the password, or the user and the password
-     * @param array<string, mixed>                              $tls  options of PHP's stream context for `ssl`
-     * @param ?\Closure(float): list<\Closure(float): Connection> $ways how to try, where this is no single server
-     * @param list<string>                                      $seeds of a cluster
-     * @param ?\Closure(string): self                           $node of a cluster, by its name
+     * @param \Closure(float): Link   $open  connects within so many seconds
+     * @param list<string>            $seeds of a cluster
+     * @param ?\Closure(string): self $node  of a cluster, by its address
+     * @param ?\Closure(float): string $named asks the Sentinels for the address of the primary
      */
     private function __construct(
-        private readonly string $address,
-        private readonly array $auth = [],
-        private readonly int $database = 0,
-        private readonly array $tls = [],
-        private readonly ?\Closure $ways = null,
+        private readonly string $name,
+        private readonly \Closure $open,
         /** @internal */
         public readonly array $seeds = [],
         private readonly ?\Closure $node = null,
+        /** @internal */
+        public readonly ?\Closure $named = null,
     ) {
     }
 
     /** @return array<string, mixed> what `var_dump` shows: no password */
     public function __debugInfo(): array
     {
-        return ['address' => $this->address, 'database' => $this->database];
+        return ['to' => $this->name];
     }
 
     /**
@@ -76,14 +74,47 @@ final class Connect
         int $database = 0,
         array $tls = [],
     ): self {
-        if (preg_match('#^(?:unix://)?(/.*)$#D', $host, $path)) {
-            return new self("unix://$path[1]", $auth, $database);
-        }
-        preg_match('#^(?:(\w+)://)?\[?(.*?)\]?$#D', $host, $parts);
-        $host = str_contains($parts[2], ':') ? "[$parts[2]]" : $parts[2];
-        $scheme = in_array($parts[1], ['tls', 'ssl', 'rediss'], true) ? 'tls' : 'tcp';
+        return self::by(extension_loaded('redis') ? PhpRedisLink::class : PredisLink::class, $host, $port, $auth, $database, $tls);
+    }
 
-        return new self("$scheme://$host:$port", $auth, $database, $tls);
+    /**
+     * @param class-string<Link>   $library
+     * @param list<string>         $auth
+     * @param array<string, mixed> $tls
+     */
+    private static function by(
+        string $library,
+        string $host,
+        int $port,
+        #[\SensitiveParameter] array $auth,
+        int $database,
+        array $tls,
+    ): self {
+        $host = preg_replace(['#^(unix|tcp|redis)://#', '#^(ssl|rediss)://#', '#\[(.*)\]$#'], ['', 'tls://', '$1'], $host);
+        $open = static function (float $within) use ($library, $host, $port, $auth, $database, $tls): Link {
+            $until = Clock::now() + $within;
+            // A library may say in a warning what its error leaves out: why a certificate is not trusted.
+            $said = '';
+            set_error_handler(static function (int $level, string $text) use (&$said): bool {
+                $said .= "; $text";
+
+                return true;
+            });
+            try {
+                $link = new $library($host, $port, $tls, $within);
+            } catch (Unanswered $error) {
+                throw self::failed($error->getMessage() . $said);
+            } finally {
+                restore_error_handler();
+            }
+            $left = static fn (): float => max(0.001, $until - Clock::now());
+            $auth === [] || $link->ask(['AUTH', ...$auth], $left());
+            $database === 0 || $link->ask(['SELECT', $database], $left());
+
+            return $link;
+        };
+
+        return new self("$host:$port", $open);
     }
 
     /**
@@ -94,15 +125,15 @@ final class Connect
     public static function primaryOf(array $servers): self
     {
         if ($servers === []) {
-            throw new \InvalidArgumentException('ways must not be empty');
+            throw new \InvalidArgumentException('servers must not be empty');
         }
-        $primary = static fn (\Closure $way): \Closure => static fn (float $until) => self::primary($way($until), $until);
+        $places = array_map(static fn (object $one): self => self::like($one), array_values($servers));
 
-        return new self('a primary and its replicas', ways: static function (float $within) use ($servers, $primary): array {
-            $ways = array_map(static fn (object $one) => self::like($one)->attempts($within), array_values($servers));
-
-            return array_map($primary, array_merge(...$ways));
-        });
+        return new self('a primary and its replicas', static fn (float $within): Link => self::first(
+            $places,
+            $within,
+            static fn (self $one, float $within): Link => $one->primary($within),
+        ));
     }
 
     /**
@@ -123,35 +154,32 @@ final class Connect
         if ($sentinels === []) {
             throw new \InvalidArgumentException('sentinels must not be empty');
         }
-        $all = array_map(static function (self|string $one): self {
-            if ($one instanceof self) {
-                return $one;
-            }
-            if (!preg_match('/^(.+):(\d+)$/D', $one, $parts)) {
-                throw new \InvalidArgumentException("sentinels must be host:port, not $one");
-            }
-
-            return self::to($parts[1], (int) $parts[2]);
-        }, array_values($sentinels));
-        $primary = new self('', $auth, $database, $tls);
-        $ask = static fn (self $sentinel) => static function (float $until) use ($sentinel, $service, $primary, $tls): Connection {
-            $asked = $sentinel->dial($until);
-            $named = $asked->call(['SENTINEL', 'GET-MASTER-ADDR-BY-NAME', $service], $until);
+        $all = array_map(
+            static fn (self|string $one): self => $one instanceof self ? $one : self::to(...self::address('sentinels', $one)),
+            array_values($sentinels),
+        );
+        $ask = static function (self $sentinel, float $within) use ($service): array {
+            $until = Clock::now() + $within;
+            $asked = $sentinel->open($within);
+            $named = $asked->ask(['SENTINEL', 'GET-MASTER-ADDR-BY-NAME', $service], max(0.001, $until - Clock::now()));
             $asked->close();
-            if (!is_array($named)) {
-                throw new Unanswered("the Sentinel knows no primary of the name $service");
-            }
-            $host = ($tls === [] ? '' : 'tls://') . $named[0];
-            $where = self::to($host, (int) $named[1], 0.0, $primary->auth, $primary->database, $tls);
 
-            return self::primary($where->dial($until), $until);
+            return $named ?: throw new Unanswered("the Sentinel knows no primary of the name $service");
         };
+        $open = static function (float $within) use ($all, $ask, $auth, $database, $tls): Link {
+            $until = Clock::now() + $within;
+            [$host, $port] = self::first($all, $within / 2, $ask);
+            $primary = self::to(($tls === [] ? '' : 'tls://') . $host, (int) $port, 0.0, $auth, $database, $tls);
 
-        return new self("the primary $service", ways: static fn () => array_map($ask, $all));
+            return $primary->primary(max(0.001, $until - Clock::now()));
+        };
+        $named = static fn (float $within): string => implode(':', self::first($all, $within, $ask));
+
+        return new self("the primary $service", $open, named: $named);
     }
 
     /**
-     * Connects to each node of a cluster that serves a lock. (RedisCluster of phpredis is not used: its time-out is one for all.)
+     * Connects to each node of a cluster that serves a lock.
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
      * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
@@ -161,22 +189,36 @@ final class Connect
         if ($seeds === []) {
             throw new \InvalidArgumentException('seeds must not be empty');
         }
-        array_map(Servers::parts(...), $seeds);
-        $node = static function (string $name) use ($connect): self {
-            [$host, $port] = Servers::parts($name);
+        foreach ($seeds as $seed) {
+            self::address('seeds', $seed);
+        }
+        $node = static function (string $address) use ($connect): self {
+            [$host, $port] = self::address('seeds', $address);
 
             return $connect === null
                 ? self::to($host, $port)
                 : self::like(static fn (float $within) => $connect($host, $port, $within));
         };
 
-        return new self('a cluster', seeds: array_values($seeds), node: $node);
+        return new self('a cluster', static fn (): never => throw new \LogicException(), array_values($seeds), $node);
     }
 
-    /** @internal */
-    public function node(string $name): self
+    /** @internal for FakeLocks */
+    public static function fake(Link $link): self
     {
-        return $this->node === null ? $this : ($this->node)($name);
+        return new self('a fake', static fn (): Link => $link);
+    }
+
+    /** @internal the node of a cluster with this address; any other place is one server */
+    public function node(string $address): self
+    {
+        return $this->node === null ? $this : ($this->node)($address);
+    }
+
+    /** @internal connects within so many seconds */
+    public function open(float $within): Link
+    {
+        return ($this->open)($within);
     }
 
     /**
@@ -201,28 +243,25 @@ final class Connect
             if (!is_string($host)) {
                 throw new \InvalidArgumentException('client must be connected once');
             }
+            $auth = array_values((array) ($client->getAuth() ?: []));
 
-            $auth = (array) ($client->getAuth() ?: []);
-
-            return self::to($host, (int) $client->getPort(), 0.0, $auth, (int) $client->getDBNum(), $tls);
+            return self::by(PhpRedisLink::class, $host, (int) $client->getPort(), $auth, (int) $client->getDBNum(), $tls);
         }
         if ($client instanceof ClientInterface) {
-            return new self('a Predis client', ways: static fn (float $within) => self::predis($client)->attempts($within));
+            return new self('a Predis client', static fn (float $within): Link => self::predis($client)->open($within));
         }
         if ($client instanceof \Closure) {
-            $made = static fn (float $within): self => self::like(self::made($client, $within));
-
-            return new self('a closure', ways: static fn (float $within) => $made($within)->attempts($within));
+            return new self('a closure', static fn (float $within): Link => self::like(self::made($client, $within))->open($within));
         }
         throw new \InvalidArgumentException('client must be a Redis, a Predis client, a Connect, or a closure that makes one, not '
             . get_debug_type($client) . ($client instanceof \RedisCluster ? ': see Locks::cluster()' : ''));
     }
 
     /** The result of a program's closure. */
-    public static function made(\Closure $make, mixed ...$about): object
+    private static function made(\Closure $make, float $within): object
     {
         try {
-            $made = $make(...$about);
+            $made = $make($within);
         } catch (\RedisException $error) {
             throw self::failed($error->getMessage(), $error);
         } catch (PredisException $error) {
@@ -232,18 +271,6 @@ final class Connect
         return is_object($made) ? $made : throw new \InvalidArgumentException(
             'client must make a Redis, a Predis client or a Connect, not ' . get_debug_type($made),
         );
-    }
-
-    /**
-     * Returns ways to connect, which are tried at the same time.
-     *
-     * @internal
-     *
-     * @return list<\Closure(float): Connection>
-     */
-    public function attempts(float $within): array
-    {
-        return $this->ways !== null ? ($this->ways)($within) : [$this->dial(...)];
     }
 
     /** Where a Predis client connects: to the primary, if it knows several servers. */
@@ -271,40 +298,62 @@ final class Connect
             default => $has['host'],
         };
         $auth = array_values(array_filter([$has['username'] ?? '', $has['password'] ?? ''], strlen(...)));
+        $database = (int) ($has['database'] ?? 0);
 
-        return self::to($host, (int) ($has['port'] ?? 6379), 0.0, $auth, (int) ($has['database'] ?? 0), $has['ssl'] ?? []);
+        return self::by(PredisLink::class, $host, (int) ($has['port'] ?? 6379), $auth, $database, $has['ssl'] ?? []);
     }
 
-    private static function primary(Connection $connection, float $until): Connection
+    private function primary(float $within): Link
     {
-        if (($connection->call(['ROLE'], $until)[0] ?? '') !== 'master') {
-            $connection->close();
+        $until = Clock::now() + $within;
+        $link = $this->open($within);
+        if (($link->ask(['ROLE'], max(0.001, $until - Clock::now()))[0] ?? '') !== 'master') {
+            $link->close();
             throw new Unanswered('none of them is the primary now');
         }
 
-        return $connection;
-    }
-
-    /** Connects to this one server, and says who we are. */
-    private function dial(float $until): Connection
-    {
-        $connection = Connection::to($this->address, $this->tls, $until);
-        if ($this->auth !== []) {
-            $connection->call(['AUTH', ...$this->auth], $until);
-        }
-        if ($this->database !== 0) {
-            $connection->call(['SELECT', $this->database], $until);
-        }
-
-        return $connection;
+        return $link;
     }
 
     /**
-     * A failure to connect, as an error of ours. An unknown host and a certificate that is none do not become better by waiting.
+     * The first that succeeds, each within its part of the time.
      *
-     * @internal
+     * @template T
+     *
+     * @param list<self>               $places
+     * @param \Closure(self, float): T $open
+     *
+     * @return T
      */
-    public static function failed(string $text, ?\Throwable $previous = null): Refused | Unanswered
+    private static function first(array $places, float $within, \Closure $open): mixed
+    {
+        $error = null;
+        foreach ($places as $place) {
+            try {
+                return $open($place, $within / count($places));
+            } catch (Unanswered | Refused $failed) {
+                $error = $error instanceof Refused ? $error : $failed;
+            }
+        }
+        throw $error ?? new \LogicException();
+    }
+
+    /**
+     * @internal
+     *
+     * @return array{string, int}
+     */
+    public static function address(string $name, string $address): array
+    {
+        if (!preg_match('/^\[?(.+?)\]?:(\d+)$/D', $address, $parts)) {
+            throw new \InvalidArgumentException("$name must be host:port, not $address");
+        }
+
+        return [$parts[1], (int) $parts[2]];
+    }
+
+    /** A failure to connect, as an error of ours. An unknown host and a certificate that is none do not become better by waiting. */
+    private static function failed(string $text, ?\Throwable $previous = null): Refused|Unanswered
     {
         $final = '/^(NOAUTH|WRONGPASS|NOPERM|ERR) |getaddrinfo.*not known|certificate|SSL operation failed/i';
 

@@ -10,6 +10,7 @@ use Dlock\Exception\Deadlock;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\NoAck;
 use Dlock\Exception\NotHeld;
+use Dlock\Exception\Redirected;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Replaced;
 use Dlock\Exception\Unanswered;
@@ -27,17 +28,18 @@ final class Core
 {
     private const WARN_EVERY = 10.0;
     private const TRIES = 3;
-    /** The most renamed owners that are remembered. */
-    private const MOST_RENAMED = 1000;
-    /** The hold goes on, and nobody renews it here: at another server, under another name, by another connection, by a replica. */
-    private const UNRENEWED = ['moved', 'renamed', 'taken', 'demoted'];
+    /** A signal's handler waits for the end of a slice. */
+    private const SLICE = 1.0;
+    /** The longest time between two signs of life. */
+    private const INTERVAL = 1.0;
 
     private readonly Servers $servers;
-    /** Something is renewed for these connections that is not known here: the count of KEEP tells nothing. */
-    private bool $others = false;
-    /** @var array<string, array{string, int}> by key and name: what an owner's name ends with, and how many RELEASEs are unanswered */
-    private array $renamed = [];
-    private int $aliases = 0;
+    /** @var array<string, Request> what is held, by owner */
+    private array $held = [];
+    /** @var list<Errand> */
+    private array $errands = [];
+    /** Why RENEW was refused last: what is held is not kept any more. */
+    private ?string $refusal = null;
 
     public function __construct(
         Connect $where,
@@ -45,29 +47,30 @@ final class Core
         private readonly ?LoggerInterface $logger = null,
         private readonly ?Observer $observer = null,
     ) {
-        $this->servers = new Servers($where, $settings->replyTimeout, $this->lose(...));
+        $this->servers = new Servers($where, $settings->replyTimeout, $this->ended(...));
     }
 
     // Taking.
 
     /**
-     * Returns what was granted: the request, or the one of the same owner that holds it already; null if it is taken. A time-out of
-     * 0: one try; null: no bound. If its owner holds the lock in another way already, only the place is left when it fails.
+     * Returns the request if it was granted; null if it is taken. A time-out of 0: one try; null: no bound. If its owner holds the
+     * lock in another way already, only the place is left when it fails.
      */
     public function take(Request $request, ?float $timeout, bool $isUpgrade = false): ?Request
     {
         $this->servers->check();
-        if ($request->tracked && ($held = $this->heldBy($request)) !== null) {
-            return $held;
-        }
+        $this->refuseDeadlock($request, $timeout);
         $began = Clock::now();
         $granted = $error = null;
         try {
             $granted = $this->taken($request, $timeout, $began) ? $request : null;
+            $this->doErrands(); // the server has answered just now
         } catch (\Throwable $error) {
             if (!$error instanceof Replaced) {
                 $this->leave($request, $isUpgrade);
             }
+            // What has answered nothing is not waited for once more.
+            $error instanceof Unanswered || $error instanceof LockTimeout || $this->doErrands(Servers::GRACE);
             throw $error;
         } finally {
             $took = Clock::now() - $began;
@@ -80,28 +83,16 @@ final class Core
         return $granted;
     }
 
-    /** What this owner holds here already: a second hold is one more of it, and no command. */
-    private function heldBy(Request $request): ?Request
+    /** An actor that waits for what it holds waits for itself. */
+    private function refuseDeadlock(Request $request, ?float $timeout): void
     {
-        $find = fn (): ?Request => array_reduce(
-            $this->servers->nodes,
-            static fn (?Request $found, Node $node) => $found ?? $node->held[$request->id()] ?? null,
-        );
-        if ($find() === null) {
-            return null;
+        $blocks = static fn (Request $one): bool => $one->blocks($request);
+        if ($timeout !== 0.0 && array_filter($this->held, $blocks) !== []) {
+            $this->keep(true);
+            if (array_filter($this->held, $blocks) !== []) {
+                throw new Deadlock("DEADLOCK $request->key is held by the same actor: give it back first");
+            }
         }
-        $this->keep(false);
-        $held = $find();
-        if ($held !== null && !$held->covers($request)) {
-            throw new Deadlock("DEADLOCK $request->key is held by the same owner, whose hold lets in others: give it back first");
-        }
-
-        if ($held !== null && $request->permits > $held->permits) {
-            $how = "must be at most $held->permits, which the owner's hold has, not $request->permits";
-            throw new \InvalidArgumentException("permits $how: give it back, and ask again");
-        }
-
-        return $held;
     }
 
     private function taken(Request $request, ?float $timeout, float $began): bool
@@ -113,10 +104,10 @@ final class Core
             try {
                 return $this->attempt($request, $timeout === 0.0, $end);
             } catch (Unanswered | Refused $error) {
+                $request->isUnheard = $request->isUnheard || $error instanceof Unanswered;
                 // The grant may have ended before it was confirmed: that is no refusal.
                 $again = $error instanceof NotHeld;
                 if ($timeout === 0.0 && !$again) { // a try is one attempt
-                    $this->servers->distrust();
                     throw $error;
                 }
                 if (!$again && $error instanceof Refused && !$error->passes()) {
@@ -136,6 +127,7 @@ final class Core
                     $warned = Clock::now();
                 }
                 $again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);
+                $this->keep();
             }
         }
     }
@@ -149,12 +141,11 @@ final class Core
         $request->asked = true;
         if (!$request->queued) {
             $sent = Clock::now();
-            [$reply, $node] = $this->ask($request, $request->take($atOnce), $until());
-            if ($reply && $again) {
-                return $this->confirmed($request, $reply[0], $until());
-            }
+            $reply = $this->servers->ask($request->key, $request->take($atOnce), $until());
             if ($reply) {
-                return $this->granted($request, $node, $reply[0], $sent, $request->seconds());
+                return $again
+                    ? $this->confirmed($request, $reply[0], $until())
+                    : $this->granted($request, $reply[0], $sent, $request->lease);
             }
             if ($atOnce) {
                 return false;
@@ -163,64 +154,56 @@ final class Core
             $this->tell(fn (Observer $one) => $one->waiting($request->key));
         }
         while (true) {
-            $slice = min($this->settings->replyTimeout / 2, $end - Clock::now());
+            $slice = min(self::SLICE, $this->settings->replyTimeout / 2, $end - Clock::now());
             if ($slice <= 0) {
                 $this->leave($request);
+                $this->doErrands(Servers::GRACE);
 
                 return false;
             }
-            // To connect and to be answered has its bound, to wait its slice.
-            $bound = Clock::now() + $slice + $this->settings->replyTimeout;
-            $reply = $this->ask($request, $request->wait($slice), min($bound, $end + Servers::GRACE))[0];
-            if ($reply) { // a caller that has waited says that it has heard of the grant: until then it is a short one
+            // To connect and to be answered has its bound, to wait its slice. Nobody waits longer than what is held is believed.
+            $now = Clock::now();
+            $bound = min($now + $slice + $this->settings->replyTimeout, max($now + $slice + Servers::GRACE, $this->firstEnd()));
+            $reply = $this->servers->ask($request->key, $request->wait($slice), min($bound, $end + Servers::GRACE));
+            if ($reply) { // when in the slice it was granted the reply does not say
                 return $this->confirmed($request, $reply[0], $until());
             }
-            $this->keep(false);
+            $this->keep();
         }
     }
 
-    /**
-     * @param list<int|string> $words
-     *
-     * @return array{mixed, Node}
-     */
-    private function ask(Request $request, array $words, float $until): array
-    {
-        $request->node = $this->servers->of($request->key);
-
-        return [, $request->node] = $this->servers->call($request->key, $words, $until);
-    }
-
-    /** What nobody can keep is not taken: a server that has refused KEEP is asked whether it still does. */
+    /** What nobody can keep is not taken: where RENEW was refused it is asked whether it still is. */
     private function refuseUnkept(Request $request, float $until): void
     {
-        $node = $this->servers->of($request->key);
-        if ($request->tracked && $node->refusal !== null) {
-            $reply = $this->servers->ask($node, [['DLOCK.KEEP', Settings::ms($this->settings->hangTimeout)]], $until)[0];
-            if ($reply instanceof Refused) {
-                throw $reply;
+        if ($request->tracked && $this->refusal !== null) {
+            try {
+                $this->servers->ask($request->key, $request->words('RENEW'), $until);
+            } catch (NotHeld) {
+                $this->refusal = null;
             }
-            $node->refusal = null;
         }
+    }
+
+    private function firstEnd(): float
+    {
+        return min([INF, ...array_map(static fn (Request $one): float => $one->until, array_values($this->held))]);
     }
 
     private function confirmed(Request $request, int $token, float $until): bool
     {
         $sent = Clock::now();
-        [$left, $node] = $this->ask($request, $request->renew($token), $until);
+        $left = $this->servers->ask($request->key, $request->renew($token), $until);
 
-        return $this->granted($request, $node, $token, $sent, $left / 1000);
+        return $this->granted($request, $token, $sent, $left / 1000);
     }
 
-    private function granted(Request $request, Node $node, int $token, float $sent, float $lease): bool
+    private function granted(Request $request, int $token, float $sent, float $lease): bool
     {
         $this->servers->check(); // a signal's handler may have closed the locks meanwhile
-        [$request->token, $request->node] = [$token, $node];
-        if ($request->hangTimeout !== null && $request->tracked) {
-            $node->held[$request->id()] = $request;
+        $request->grant($token, $this->servers->of($request->key));
+        if ($request->tracked) {
+            $this->held[$request->owner] = $request;
             $request->believe($sent, $lease);
-        } elseif ($request->hangTimeout !== null) {
-            $this->others = true;
         }
 
         return true;
@@ -229,121 +212,114 @@ final class Core
     // Giving back.
 
     /** Gives back what was granted, and insists. NotHeld if it has ended before. */
-    public function release(Hold $hold, Request $request, float $since): void
+    public function release(Request $request, float $since): void
     {
-        if (!$request->isHad()) { // it was the last of its owner's
-            $answered = $this->rename($request);
-            try {
-                $this->servers->insist($request->key, $request->release('TOKEN', $request->token), true);
-                $answered();
-            } catch (NotHeld $error) {
-                $answered();
-                throw $error;
-            } finally {
-                $this->forget($request); // where the server holds it all the same, KEEP counts one too many
-            }
-        }
+        $this->forget($request);
+        $this->giveBack($request, $request->release(), true);
         $held = Clock::now() - $since;
-        $this->tell(static fn (Observer $one) => $one->released($hold->key, $held));
+        $this->tell(static fn (Observer $one) => $one->released($request->key, $held));
+    }
+
+    /** Leaves it taken for so long, and keeps it no more. NotHeld if it has ended before. */
+    public function releaseAfter(Request $request, float $seconds, float $since): void
+    {
+        $this->forget($request);
+        $this->giveBack($request, $request->untie($seconds, true), false);
+        $held = Clock::now() - $since;
+        $this->tell(static fn (Observer $one) => $one->released($request->key, $held));
+    }
+
+    /** @param list<int|string> $words */
+    private function giveBack(Request $request, array $words, bool $ends): void
+    {
+        try {
+            $this->servers->insist($request->key, $words, $ends);
+        } catch (NotHeld $error) {
+            throw $error;
+        } catch (\Throwable $error) {
+            // Whoever has no right to give it back leaves it to its lease.
+            $isRefused = $error instanceof Refused && !$error->passes();
+            $this->later($request, $isRefused ? $request->untie($request->lease) : $words);
+            throw $error;
+        }
     }
 
     /**
-     * Leaves a hold that nobody refers to any more to its lease: the work may go on, and needs that time to stop. An owner that
-     * the program has named has another name until then, or it would be let in beside that work.
+     * Leaves a hold that nobody refers to any more to its lease: the work may go on, and needs that time to stop. The next call
+     * tells the server, since a destructor may run in the middle of a command.
      */
     public function forsake(Hold $hold, Request $request): void
     {
         if ($this->servers->isOpen()) {
-            $this->logger?->warning('lock {key} of {owner} is lost: nothing refers to its hold, and it was not released', [
+            $this->logger?->warning('lock {key} of {owner} is lost: nothing refers to its hold, and it was not released (forgotten)', [
                 'key' => $hold->key,
                 'owner' => $hold->owner,
             ]);
             $this->tell(static fn (Observer $one) => $one->lost($hold->key, 'forgotten'));
-            if (!$request->isHad()) {
-                $this->forget($request);
-                $this->rename($request);
-                $this->servers->post($request->node, [$request->untie()]);
-            }
+            $this->forget($request);
+            $this->later($request, $request->untie($request->lease));
         }
     }
 
-    /** Gives back what nobody has, once. */
+    /** Gives back what nobody has. */
     public function abandon(Request $request): void
     {
         $this->forget($request);
         if ($request->token !== 0) {
-            $answered = $this->rename($request);
-            $this->servers->post(
-                $request->node,
-                [$request->release('TOKEN', $request->token)],
-                static fn (mixed $reply) => $reply instanceof Unanswered || $answered(),
-            );
+            $this->later($request, $request->release());
+            $this->doErrands();
         }
     }
 
-    /** Leaves a queue, with what may have been granted meanwhile: behind the request, on its connection. */
-    private function leave(Request $request, bool $isUpgrade = false): void
+    /** Leaves a queue, with what may have been granted meanwhile. */
+    public function leave(Request $request, bool $isUpgrade = false): void
     {
-        if ($request->asked && $request->node !== null) {
+        if ($request->asked) {
             $request->asked = false;
-            $request->isLeftLate = !$isUpgrade && !$request->reused;
             $this->forget($request);
-            $commands = [$request->words('CANCEL'), ...($request->isLeftLate ? [$request->release()] : [])];
-            $answered = $this->rename($request);
-            $this->servers->post($request->node, $commands, static function (mixed $reply) use ($request, $answered): void {
-                if (!$reply instanceof Unanswered) {
-                    $request->isLeftLate = false;
-                    $answered();
-                }
-            });
+            $release = $isUpgrade || $request->reused ? [] : [$request->release()];
+            $this->later($request, $request->words('CANCEL'), ...$release);
         }
     }
 
-    /** What the name of an owner ends with now. */
-    public function alias(string $key, string $name): string
-    {
-        return $this->renamed[Request::at($key, $name)][0] ?? '';
-    }
-
     /**
-     * Gives an owner that the program has named another name, before a RELEASE is sent for the one it has: until that is answered,
-     * which the function that is returned notes, it may be read late, and must end nothing that the owner is granted later.
-     */
-    private function rename(Request $request): \Closure
-    {
-        if (!$request->isNamed()) {
-            return static function (): void {
-            };
-        }
-        $at = $request->id();
-        $unanswered = $this->renamed[$at][1] ?? 0;
-        $unanswered > 0 || count($this->renamed) < self::MOST_RENAMED || array_shift($this->renamed);
-        $this->renamed[$at] = ['+' . ++$this->aliases, $unanswered + 1];
-
-        return function () use ($at): void {
-            if (isset($this->renamed[$at]) && --$this->renamed[$at][1] <= 0) {
-                unset($this->renamed[$at]);
-            }
-        };
-    }
-
-    /**
-     * Sends what takes a request back behind it, and waits for nothing.
+     * Notes what is to be said about a request until the server has answered.
      *
      * @param list<int|string> ...$commands
      */
-    public function takeBack(string $key, array ...$commands): void
+    private function later(Request $request, array ...$commands): void
     {
-        $this->servers->post($this->servers->of($key), array_values($commands));
+        $end = Clock::now() + $request->lease + max($request->hangTimeout ?? 0.0, $this->settings->queueGrace);
+        $this->errands[] = new Errand($request->key, array_values($commands), $end, $request->isUnheard);
+    }
+
+    /** Says what is due, until something is not answered: that is said again later, behind the others. */
+    public function doErrands(?float $within = null): void
+    {
+        $enough = Clock::now() + self::INTERVAL;
+        [$errands, $this->errands, $failed] = [$this->errands, [], []];
+        foreach ($errands as $errand) {
+            while ($failed === [] && $errand->isDue() && Clock::now() < $enough && $this->servers->isOpen()) {
+                try {
+                    $this->servers->ask($errand->key, $errand->command(), Clock::now() + ($within ?? $this->settings->replyTimeout));
+                    $errand->answered();
+                } catch (Unanswered | Refused $error) {
+                    if ($error instanceof Unanswered || $error->passes()) {
+                        $errand->failed();
+                        $failed = [$errand];
+                    } else {
+                        $errand->answered(); // NotHeld, or no right to it
+                    }
+                }
+            }
+            in_array($errand, $failed, true) || $errand->isDone() || $this->errands[] = $errand;
+        }
+        array_push($this->errands, ...$failed);
     }
 
     private function forget(Request $request): void
     {
-        foreach ($this->servers->nodes as $node) {
-            if (($node->held[$request->id()] ?? null) === $request) {
-                unset($node->held[$request->id()]);
-            }
-        }
+        unset($this->held[$request->owner]);
     }
 
     /**
@@ -351,32 +327,45 @@ final class Core
      *
      * @return list<Hold> for whom that is news
      */
-    public function lose(Request $request, string $reason, bool $warns = true): array
+    public function lose(Request $request, string $reason): array
     {
         $this->forget($request);
-        $told = [];
-        foreach ($request->holds as $one) {
-            $hold = $one->get();
-            if ($hold === null || !$hold->end($reason)) {
-                continue;
-            }
-            $told[] = $hold;
-            $warns && $this->logger?->warning('lock {key} of {owner} is lost: {reason}', [
-                'key' => $hold->key,
-                'owner' => $hold->owner,
-                'reason' => $reason,
-            ]);
-            $this->tell(static fn (Observer $one) => $one->lost($hold->key, $reason));
-            $hold->told();
+        $hold = $request->hold?->get();
+        if ($hold === null || !$hold->end($reason)) {
+            return [];
         }
+        $this->logger?->warning('lock {key} of {owner} is lost: {reason}', [
+            'key' => $hold->key,
+            'owner' => $hold->owner,
+            'reason' => $reason,
+        ]);
+        $this->tell(static fn (Observer $one) => $one->lost($hold->key, $reason));
+        $hold->told();
 
-        return $told;
+        return [$hold];
+    }
+
+    /** What ends with its connection, or with this process, is lost. The rest is tied to the next connection. */
+    private function ended(?string $address): void
+    {
+        foreach ($this->held as $request) {
+            if ($address === null) {
+                $this->lose($request, 'it is held by the process that has forked this one');
+            } elseif ($request->at === $address) {
+                $request->askedAt = -INF;
+                $request->ephemeral && $this->lose($request, 'closed');
+            }
+        }
+        if ($address === null) {
+            $this->errands = [];
+        }
     }
 
     // Keeping.
 
     /**
-     * A sign of life to each node that has not had one for a while, or of which a hold is not believed any more.
+     * Asks for each hold that was not asked for within a second, or a third of its lease, or that is not believed any more. That is
+     * a sign of life.
      *
      * @return list<Hold> what was found lost
      */
@@ -384,203 +373,126 @@ final class Core
     {
         $this->servers->check();
         $lost = [];
-        foreach ($this->servers->nodes as $node) {
-            $at = Clock::now();
-            $first = $node->held === [] ? INF : min(array_map(static fn (Request $one) => $one->until, $node->held));
-            if ($first < INF && ($now || $at >= $first || $at - $node->keptAt >= $this->settings->interval)) {
-                $node->keptAt = $at;
-                // A silent node costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
-                // caller that looks at the last moment waits for an answer, too.
-                $until = $at + $this->settings->replyTimeout;
-                $until = $first > $at ? min($until, max($first, $at + $this->settings->interval)) : $until;
-                array_push($lost, ...$this->look($node, $until), ...$this->expire($node));
-            }
+        $at = Clock::now();
+        $due = array_filter($this->held, static fn (Request $one): bool => $now || $at >= $one->until
+            || $at - $one->askedAt >= min(self::INTERVAL, $one->lease / 3));
+        foreach ($this->byServer($due) as $requests) {
+            $first = min(array_map(static fn (Request $one): float => $one->until, $requests));
+            // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
+            // caller that looks at the last moment waits for an answer as well.
+            $until = $at + $this->settings->replyTimeout;
+            $until = $first > $at ? min($until, max($first, $at + self::INTERVAL)) : $until;
+            array_push($lost, ...$this->renewAll($requests, $until));
         }
-
-        return $lost;
-    }
-
-    /** @return list<Hold> */
-    private function look(Node $node, float $until): array
-    {
-        $lost = [];
-        for ($try = 1; $try <= self::TRIES; ++$try) {
-            try {
-                array_push($lost, ...$this->sign($node, $until));
-                array_push($lost, ...$this->renewAll($node, $until));
-                break;
-            } catch (Unanswered | Refused $error) {
-                $this->logger?->info('node {node}: {error}', ['node' => $node->name, 'error' => $error->getMessage()]);
-                $this->servers->refresh(Clock::now() + 1); // what is not kept here may be kept elsewhere, now
-                if ($error instanceof NoAck || Clock::now() >= $until) {
-                    break;
-                }
-            }
-        }
-
-        return $lost;
-    }
-
-    /**
-     * What is not believed any more is lost, and given back if the server hears it.
-     *
-     * @return list<Hold>
-     */
-    private function expire(Node $node): array
-    {
-        $lost = [];
-        foreach ($node->held as $request) {
+        foreach ($this->held as $request) {
             if ($request->until <= Clock::now()) {
-                $reason = $node->refusal === null
-                    ? 'nobody has confirmed it before its end'
-                    : "the server refuses to renew it: $node->refusal";
-                array_push($lost, ...$this->lose($request, $reason));
-                $this->abandon($request);
+                array_push($lost, ...$this->lose($request, match (true) {
+                    $request->last <= Clock::now() => 'max_hold is over',
+                    $this->refusal !== null => "the server refuses to renew it: $this->refusal",
+                    default => 'nobody has confirmed it before its end',
+                }));
+                $this->later($request, $request->release());
             }
         }
+        $this->doErrands();
 
         return $lost;
-    }
-
-    /** @return list<Hold> */
-    private function sign(Node $node, float $until): array
-    {
-        $known = [];
-        foreach ($node->held as $request) {
-            $request->renewed && $known[$request->token] = $request;
-        }
-        if ($known === []) {
-            return [];
-        }
-        $lost = [];
-        $sent = Clock::now();
-        $reply = $this->servers->ask($node, [['DLOCK.KEEP', Settings::ms($this->settings->hangTimeout)]], $until)[0];
-        if ($reply instanceof Refused) {
-            $this->refused($node, $reply);
-        }
-        $node->refusal = null;
-        [$count, $left, $ended] = $reply;
-        foreach ($ended ?? [] as [, $token, $reason]) {
-            $request = $known[$token] ?? null;
-            unset($known[$token]);
-            if ($request !== null && in_array($reason, self::UNRENEWED, true)) {
-                $request->renewed = false;
-            } elseif ($request !== null) {
-                array_push($lost, ...$this->lose($request, $reason));
-            }
-        }
-        if (is_int($left) && $ended !== null) {
-            foreach ($known as $request) {
-                $request->believe($sent, $left / 1000);
-            }
-        }
-        // It is the least of all. Where one hold may not last (dlock.max-hold-ms), each is asked for its own.
-        $near = $left / 1000 < $this->settings->lease / 2 ? Clock::now() + $this->settings->lease / 2 : -INF;
-        // Fewer than are known here, or more have ended than the server can tell; or the count tells nothing.
-        $all = $this->others || $ended === null || $count < count($known);
-        foreach ($known as $request) {
-            $request->renewed = !$all && $request->until >= $near;
-        }
-        $node->surplus = $count > count($known) && !$this->others ? $node->surplus + 1 : 0;
-        if ($node->surplus > 1) { // twice in a row: they end with this connection
-            $this->logger?->warning('the connection keeps holds that nobody has: it is replaced', []);
-            $this->servers->disconnect($node);
-        }
-
-        return $lost;
-    }
-
-    private function refused(Node $node, Refused $error): never
-    {
-        if (!$error->passes()) {
-            if ($node->refusal === null) {
-                $this->logger?->warning('the server refuses to keep locks: {error}', ['error' => $error->getMessage()]);
-            }
-            $node->refusal = $error->getMessage();
-        }
-        throw $error;
     }
 
     /**
-     * Asks for each that the server does not renew for its connection, those of one node in one go.
+     * @param array<Request> $requests
      *
-     * @return list<Hold>
+     * @return array<string, non-empty-list<Request>> by address
      */
-    private function renewAll(Node $node, float $until): array
+    private function byServer(array $requests): array
     {
-        $groups = $lost = [];
-        foreach ($node->held as $request) {
-            if (!$request->isHad()) {
-                $this->forget($request);
-            } elseif (!$request->renewed) {
-                $groups[$this->servers->of($request->key)->name][] = $request;
-            }
-        }
-        $failed = null;
-        foreach ($groups as $name => $requests) {
-            $target = $this->servers->nodes[$name];
-            $sent = Clock::now();
-            try {
-                $commands = array_map(static fn (Request $one) => $one->renew($one->token), $requests);
-                // None is lost without having been asked for.
-                $replies = $this->servers->ask($target, $commands, max($until, $sent + Servers::GRACE));
-            } catch (Unanswered | Refused $failed) {
-                continue;
-            }
-            foreach ($replies as $i => $reply) {
-                try {
-                    array_push($lost, ...$this->renewed($requests[$i], $target, $sent, $reply));
-                } catch (Unanswered | Refused $failed) {
-                    // The others go on.
-                }
-            }
+        $at = [];
+        foreach ($requests as $request) {
+            $at[$this->servers->of($request->key)][] = $request;
         }
 
-        return $failed === null ? $lost : throw $failed;
+        return $at;
     }
 
-    /** @return list<Hold> */
-    private function renewed(Request $request, Node $node, float $sent, mixed $reply): array
+    /**
+     * Ties these to the connection to their server, in one go. Where the connection has ended they are tied to the next one.
+     *
+     * @param list<Request> $requests
+     *
+     * @return list<Hold> what was found lost
+     */
+    private function renewAll(array $requests, float $until): array
     {
-        if ($reply instanceof Exception\Redirected) {
+        $lost = [];
+        for ($try = 1; $requests !== [] && $try <= self::TRIES; ++$try) {
+            $again = [];
+            foreach ($this->byServer($requests) as $address => $some) {
+                $sent = Clock::now();
+                try {
+                    $commands = array_map(static fn (Request $one) => $one->renew($one->token), $some);
+                    $replies = $this->servers->askAll($address, $commands, max($until, $sent + Servers::GRACE));
+                } catch (Unanswered | Refused $error) {
+                    $this->logger?->info('locks could not be renewed: {error}', ['error' => $error->getMessage()]);
+                    $replies = array_fill(0, count($some), $error);
+                }
+                foreach ($some as $i => $request) {
+                    $request->askedAt = $sent;
+                    if (!isset($this->held[$request->owner])) {
+                        continue; // it was ephemeral, and has ended with the connection
+                    }
+                    $reply = $this->renewed($request, $address, $sent, $replies[$i]);
+                    if ($reply instanceof NotHeld) {
+                        array_push($lost, ...$this->lose($request, 'not held any more'));
+                    } elseif ($reply !== null) {
+                        $again[] = $request;
+                    }
+                }
+            }
+            $requests = Clock::now() < $until ? $again : [];
+        }
+
+        return $lost;
+    }
+
+    /** Returns what was heard instead of a renewal: it is not held, or it is asked for again. */
+    private function renewed(Request $request, string $address, float $sent, mixed $reply): Unanswered|Refused|null
+    {
+        if ($reply instanceof Redirected) {
             $sent = Clock::now();
             try {
-                [$reply, $node] = $this->servers->call($request->key, $request->renew($request->token), $sent + Servers::GRACE);
-            } catch (Refused $reply) {
+                $reply = $this->servers->ask($request->key, $request->renew($request->token), $sent + $this->settings->replyTimeout);
+                $address = $this->servers->of($request->key);
+            } catch (Unanswered | Refused $reply) {
                 // As the others.
             }
         }
         if (is_int($reply)) {
-            $this->forget($request);
-            $node->held[$request->id()] = $request;
-            $request->node = $node;
+            [$this->refusal, $request->at] = [null, $address];
             $request->believe($sent, $reply / 1000);
-        } elseif ($reply instanceof NotHeld) {
-            return $this->lose($request, 'not held any more');
         } elseif ($reply instanceof NoAck) { // perhaps it has been cut to that
-            $request->doubt($sent, $request->seconds());
-        } elseif ($reply instanceof Refused && !$reply->passes()) {
-            $this->logger?->warning('lock {key} cannot be renewed: {error}', [
-                'key' => $request->key,
-                'error' => $reply->getMessage(),
-            ]);
-        } elseif ($reply instanceof Refused) {
-            throw $reply;
+            $request->doubt($sent);
+        } elseif ($reply instanceof NotHeld || $reply instanceof Unanswered || $reply->passes()) {
+            return $reply;
+        } else {
+            if ($this->refusal === null) {
+                $this->logger?->warning('the server refuses to keep locks: {error}', ['error' => $reply->getMessage()]);
+            }
+            $this->refusal = $reply->getMessage();
         }
 
-        return [];
+        return null;
     }
 
     // What else the program asks.
 
     /**
-     * Returns the reply of the server that serves the key, asked once.
+     * Returns the reply of the server that serves the key. The command is sent once.
      *
      * @param list<int|string> $words
      */
     public function call(string $key, array $words, float $until): mixed
     {
-        return $this->servers->call($key, $words, $until)[0];
+        return $this->servers->ask($key, $words, $until, true);
     }
 
     /**
@@ -611,8 +523,9 @@ final class Core
     {
         $open = $this->servers->isOpen();
         $this->servers->closed = true;
-        if ($open) {
-            $this->servers->end('closed');
+        $this->servers->end();
+        foreach ($open ? $this->held : [] as $request) {
+            $this->lose($request, 'closed');
         }
     }
 

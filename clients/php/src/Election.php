@@ -55,7 +55,7 @@ final class Election
         if (!$this->isLeader()) {
             // Two candidates of one name are two.
             $settings = $this->locks->core->settings;
-            $owner = Request::owner("$this->id#" . Request::uuid());
+            $owner = Request::owner($this->id);
             $request = new Request($settings, $this->name, $owner, hangTimeout: $settings->hangTimeout);
             $this->hold = $this->locks->held($request, Settings::seconds('timeout', $timeout), $this->onLost);
         }

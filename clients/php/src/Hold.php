@@ -33,8 +33,7 @@ final class Hold
     ) {
         [$this->key, $this->owner, $this->token] = [$request->key, $request->owner, $request->token];
         $this->since = Clock::now();
-        $had = static fn (\WeakReference $one): bool => $one->get()?->over === false;
-        $request->holds = [...array_filter($request->holds, $had), \WeakReference::create($this)];
+        $request->hold = \WeakReference::create($this);
     }
 
     /** @return array<string, mixed> what `var_dump` shows */
@@ -119,13 +118,25 @@ final class Hold
     /** Gives it back. NotHeld if it was lost before. */
     public function release(): void
     {
+        $this->giveBack();
+        $this->core->release($this->request, $this->since);
+    }
+
+    /** Gives it back in so many seconds: until then nobody has it, so that work is done once in a period. NotHeld if it was lost before. */
+    public function releaseAfter(int|float $seconds): void
+    {
+        $seconds = Settings::positive('seconds', $seconds);
+        $this->giveBack();
+        $this->core->releaseAfter($this->request, $seconds, $this->since);
+    }
+
+    private function giveBack(): void
+    {
         $this->core->check();
         if ($this->over) {
             throw $this->notHeld();
         }
-        $this->over = true;
-        $this->reason = 'it was given back before';
-        $this->core->release($this, $this->request, $this->since);
+        [$this->over, $this->reason] = [true, 'it was given back before'];
     }
 
     /** @internal it is told lost, and given back, before its end */
@@ -133,12 +144,6 @@ final class Hold
     {
         $this->core->lose($this->request, 'nobody has confirmed it in time');
         $this->core->abandon($this->request);
-    }
-
-    /** @internal */
-    public function isOver(): bool
-    {
-        return $this->over;
     }
 
     /** @internal it has ended; true if that is news */

@@ -6,40 +6,37 @@ declare(strict_types=1);
 
 namespace Dlock;
 
+use Dlock\Exception\Refused;
+use Dlock\Exception\Unanswered;
+
 /**
- * A server that we talk to: the one connection to it, and what is held there.
+ * One connection to one server, made by a library. Whoever gets an Unanswered closes it: the late reply must not be taken for that
+ * of the next command.
  *
  * @internal
  */
-final class Node
+interface Link
 {
-    public ?Connection $connection = null;
-    /** A reply is overdue: the connection takes no other command than those that take a request back. */
-    public bool $overdue = false;
-    /** @var array<string, Request> what is held here, by Request::id() */
-    public array $held = [];
-    /** When KEEP was sent last. */
-    public float $keptAt = -INF;
-    /** How often in a row KEEP has counted more holds than are known here. */
-    public int $surplus = 0;
-    /** Why KEEP, or to connect, was refused last: what is held is not renewed any more. */
-    public ?string $refusal = null;
+    /**
+     * Returns the reply to one command.
+     *
+     * @param list<int|string> $words
+     *
+     * @throws Refused    the server says no
+     * @throws Unanswered there is no reply in time
+     */
+    public function ask(array $words, float $timeout): mixed;
 
-    public function __construct(public readonly string $name, public readonly Connect $where)
-    {
-    }
+    /**
+     * Returns the replies to many commands that may be sent twice, in one go. A refusal is among them as a Refused.
+     *
+     * @param non-empty-list<list<int|string>> $commands
+     *
+     * @return list<mixed>
+     */
+    public function askAll(array $commands, float $timeout): array;
 
-    /** The connection has ended: RENEW will tell what has become of what is held. What ends with it is returned. */
-    public function disconnect(): array
-    {
-        $this->connection?->close();
-        $this->connection = null;
-        $this->overdue = false;
-        $this->surplus = 0;
-        foreach ($this->held as $one) {
-            $one->renewed = false;
-        }
+    public function isOpen(): bool;
 
-        return array_filter($this->held, static fn (Request $one) => $one->ephemeral);
-    }
+    public function close(): void;
 }

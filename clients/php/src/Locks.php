@@ -12,22 +12,22 @@ use Predis\ClientInterface;
 use Psr\Log\LoggerInterface;
 
 /**
- * Locks of the dlock module, for a process with one connection.
+ * Locks of the dlock module, for a process with one connection to each server.
  *
  *     $locks = new Locks(Connect::url('redis://localhost'));
  *     $hold = $locks->lock('stock', timeout: 5);      // LockTimeout after 5 s
  *     $hold->guard('SET', 'stock:left', 41);          // runs only while the lock is held: else Fenced
  *     $hold->release();
  *
- * The server renews what is held while this connection lives (AUTO), for `auto` seconds after the last sign of life: no
- * thread and no timer is needed here. A program that works longer calls `keep()` now and then. Times are in seconds.
+ * The server renews what is held while this connection lives (AUTO), for `hangTimeout` seconds after the last sign of life: no
+ * thread and no timer is needed here. A program that works longer calls `keep()` now and then. Times are in seconds. FakeLocks
+ * need no server.
  */
-final class Locks
+class Locks
 {
     /** @internal */
     public readonly Core $core;
     private readonly Settings $settings;
-    private readonly string $name;
 
     /**
      * @param Connect|\Redis|ClientInterface|\Closure $client where to connect: a Connect; a client of phpredis or Predis, as whose
@@ -38,7 +38,6 @@ final class Locks
      * @param float $queueGrace   how long a place in a queue is kept while the connection is away
      * @param float $replyTimeout how long a connect or a reply may take
      * @param float $clockMargin  so much before its end a lease is believed to have ended
-     * @param ?float $auto        the old name of hangTimeout; so are claim, bound and allowance of the three after it
      */
     public function __construct(
         object $client,
@@ -49,20 +48,9 @@ final class Locks
         float $clockMargin = 0.1,
         ?LoggerInterface $logger = null,
         ?Observer $observer = null,
-        ?float $auto = null,
-        ?float $claim = null,
-        ?float $bound = null,
-        ?float $allowance = null,
     ) {
-        $this->settings = new Settings(
-            $lease,
-            Settings::renamed('auto', $auto, 'hangTimeout', $hangTimeout),
-            Settings::renamed('claim', $claim, 'queueGrace', $queueGrace),
-            Settings::renamed('bound', $bound, 'replyTimeout', $replyTimeout),
-            Settings::renamed('allowance', $allowance, 'clockMargin', $clockMargin),
-        );
+        $this->settings = new Settings($lease, $hangTimeout, $queueGrace, $replyTimeout, $clockMargin);
         $this->core = new Core(Connect::like($client), $this->settings, $logger, $observer);
-        $this->name = bin2hex(random_bytes(4));
     }
 
     /** @return array<string, mixed> what `var_dump` shows: no password */
@@ -88,13 +76,14 @@ final class Locks
      * @param bool              $shared  with others that share it
      * @param ?int              $limit   with so many holders at most
      * @param bool              $ephemeral the hold ends as soon as the connection does
-     * @param ?string           $owner   a name of 1 to 900 bytes: whoever asks for a lock by these Locks under the name that
-     *                                   holds it has it, too, and it is given back with the last of these holds. Else each hold
-     *                                   has a new one
+     * @param ?string           $owner   the old name of actor
      * @param int|float|null    $hangTimeout how long this one is renewed after the last sign of life
      * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
-     * @param int|float|null    $auto    the old name of hangTimeout
      * @param ?int              $permits the hold takes this many of `limit`, all at once; 1 unless set
+     * @param int|float|null    $lease   what this one has left when the program dies or loses the server
+     * @param int|float|null    $maxHold after so long it is lost, and given back
+     * @param ?string           $actor   a name of 1 to 900 bytes, for the server's operator. Who waits by these Locks for what the
+     *                                   same actor holds by them is refused: Deadlock
      */
     public function lock(
         string $key,
@@ -105,10 +94,14 @@ final class Locks
         ?string $owner = null,
         int|float|null $hangTimeout = null,
         ?callable $onLost = null,
-        int|float|null $auto = null,
         ?int $permits = null,
+        int|float|null $lease = null,
+        int|float|null $maxHold = null,
+        ?string $actor = null,
     ): Hold {
-        return $this->tryLock($key, $timeout, $shared, $limit, $ephemeral, $owner, $hangTimeout, $onLost, $auto, $permits)
+        $options = compact('shared', 'limit', 'ephemeral', 'owner', 'hangTimeout', 'onLost', 'permits', 'lease', 'maxHold', 'actor');
+
+        return $this->tryLock($key, $timeout, ...$options)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");
     }
 
@@ -122,31 +115,31 @@ final class Locks
         ?string $owner = null,
         int|float|null $hangTimeout = null,
         ?callable $onLost = null,
-        int|float|null $auto = null,
         ?int $permits = null,
+        int|float|null $lease = null,
+        int|float|null $maxHold = null,
+        ?string $actor = null,
     ): ?Hold {
-        $timeout = Settings::seconds('timeout', $timeout);
-        $hangTimeout = Settings::renamed('auto', $auto, 'hangTimeout', $hangTimeout ?? $this->settings->hangTimeout);
-        Settings::positive('hangTimeout', $hangTimeout);
-        if ($owner === '' || strlen($owner ?? '') > 900) {
-            throw new \InvalidArgumentException('owner must have 1 to 900 bytes');
+        if ($owner !== null) {
+            @trigger_error('dlock/redis: the option owner is called actor now, and locks are not re-entered', \E_USER_DEPRECATED);
         }
-        // Nobody elsewhere has the same name by accident: it is this process's, and these Locks'.
-        $named = $owner === null ? null : Request::owner("$owner#$this->name");
-        $owner = $named === null ? null : $named . $this->core->alias($key, $named);
+        $lease = Settings::positive('lease', $lease ?? $this->settings->lease);
+        $hangTimeout = Settings::positive('hangTimeout', $hangTimeout ?? $this->settings->hangTimeout);
         $request = new Request(
             $this->settings,
             $key,
-            $owner,
+            null,
             $shared,
             $limit,
             $permits,
             $ephemeral,
-            $hangTimeout,
-            name: $named,
+            max($hangTimeout, $lease),
+            $lease,
+            $maxHold === null ? null : Settings::positive('maxHold', $maxHold),
+            actor: $actor ?? $owner,
         );
 
-        return $this->held($request, $timeout, $onLost);
+        return $this->held($request, Settings::seconds('timeout', $timeout), $onLost);
     }
 
     /** @internal for those whose owners have names of their own */

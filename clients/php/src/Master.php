@@ -66,17 +66,12 @@ final class Master
         return $left === null ? null : $left / 1000;
     }
 
-    /** Gives back what was granted, and leaves the queue. Where nobody answers, the words stand behind the request. */
+    /** Gives back what was granted, and leaves the queue. Who does not answer is told by the next call. */
     public function leave(Request $request): void
     {
-        if ($this->error !== null) { // it stands behind what was not answered
-            $this->core->takeBack($request->key, $request->words('CANCEL'), $request->release());
-
-            return;
-        }
-        $this->ask($request->key, $request->words('CANCEL'));
-        $this->ask($request->key, $request->release());
-        $this->error = null;
+        $request->asked = true;
+        $this->core->leave($request);
+        $this->error === null && $this->core->doErrands(Servers::GRACE);
     }
 
     /** To connect is no part of a lease. */

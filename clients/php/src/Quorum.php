@@ -31,19 +31,17 @@ final class Quorum
     /**
      * @param array<Connect|\Redis|\Predis\ClientInterface|\Closure> $masters as for Locks; a connection for each
      * @param float                                          $replyTimeout how long a master may take to connect and to answer
-     * @param ?float $bound the old name of replyTimeout
      */
     public function __construct(
         array $masters,
         float $replyTimeout = 0.3,
-        ?float $bound = null,
         private readonly ?LoggerInterface $logger = null,
         private readonly ?Observer $observer = null,
     ) {
         if ($masters === []) {
             throw new \InvalidArgumentException('masters must not be empty');
         }
-        $settings = new Settings(3.0, 3.0, 2.0, Settings::renamed('bound', $bound, 'replyTimeout', $replyTimeout), 0.0);
+        $settings = new Settings(3.0, 3.0, 2.0, $replyTimeout, 0.0);
         $this->masters = array_map(static fn (object $one) => new Master($one, $settings), array_values($masters));
     }
 

@@ -41,7 +41,7 @@ final class QuorumHold
         private readonly ?Observer $observer,
     ) {
         // Its lease is that of what was granted and not heard of.
-        $this->request = new Request(new Settings(3.0, 3.0, 2.0, 1.0, 0.0), $key, Request::uuid(), lease: 3.0, tracked: false);
+        $this->request = new Request(new Settings(3.0, 3.0, 2.0, 1.0, 0.0), $key, lease: 3.0, tracked: false);
         $this->owner = $this->request->owner;
         $this->process = (int) getmypid();
     }

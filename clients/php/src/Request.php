@@ -16,24 +16,29 @@ final class Request
     public readonly string $owner;
     /** How many of the limit its hold takes. */
     public readonly int $permits;
+    public readonly float $lease;
     /** Something may be granted, or a place kept, that nobody has. */
     public bool $asked = false;
     public bool $queued = false;
-    /** The RELEASE that took it back is not answered: it may be read late, and end what is held under the same name by then. */
-    public bool $isLeftLate = false;
+    /** A command was not answered, and may reach the server late. */
+    public bool $isUnheard = false;
 
     /** The fencing token of what was granted. */
     public int $token = 0;
     /** By the clock it is ours until then. */
     public float $until = 0.0;
-    /** False: the connection has ended, or the server renews it no more. RENEW tells what has become of it. */
-    public bool $renewed = false;
-    public ?Node $node = null;
-    /** @var list<\WeakReference<Hold>> the program's holds: a second one under the same name is one more */
-    public array $holds = [];
+    /** The program wants it no longer. */
+    public float $last = INF;
+    /** When the server was asked for it last. */
+    public float $askedAt = -INF;
+    /** The address of the server to whose connection it is tied. */
+    public string $at = '';
+    /** @var ?\WeakReference<Hold> the program's */
+    public ?\WeakReference $hold = null;
 
     /**
      * @param ?float $hangTimeout so long the server renews the hold while the connection lives; null: it does not
+     * @param ?float $maxHold     the program wants the hold for so long at most
      */
     public function __construct(
         public readonly Settings $settings,
@@ -44,13 +49,13 @@ final class Request
         ?int $permits = null,
         public readonly bool $ephemeral = false,
         public readonly ?float $hangTimeout = null,
-        public readonly ?float $lease = null,
-        /** KEEP and the clock look after it; else the caller does. */
+        ?float $lease = null,
+        public readonly ?float $maxHold = null,
+        /** RENEW and the clock look after it; else the caller does. */
         public readonly bool $tracked = true,
-        /** Others use this name, or the caller will again: what is given back under it is named by its token. */
+        /** The caller may ask again under this owner: what is given back is named by its token. */
         public readonly bool $reused = false,
-        /** What its owner is known by if the program has named it: it may re-enter. */
-        private readonly ?string $name = null,
+        public readonly ?string $actor = null,
     ) {
         if ($key === '') {
             throw new \InvalidArgumentException('key must not be empty');
@@ -64,76 +69,59 @@ final class Request
         if ($permits !== null && ($permits < 1 || $permits > $limit)) {
             throw new \InvalidArgumentException("permits must be at least 1, and at most limit, which is $limit, not $permits");
         }
+        if ($actor !== null && ($actor === '' || strlen($actor) > 900)) {
+            throw new \InvalidArgumentException('actor must have 1 to 900 bytes');
+        }
         $this->permits = $permits ?? 1;
-        $this->owner = $owner ?? self::owner(self::uuid());
+        $this->lease = $lease ?? $settings->lease;
+        $this->owner = $owner ?? self::owner($actor);
     }
 
-    /** The name of an owner in this process, by which the server's operator finds it. */
-    public static function owner(string $name): string
+    /** An owner that nobody has used: of the machine, of this process, and of the actor, by which an operator finds it. */
+    public static function owner(?string $actor = null): string
     {
-        return (gethostname() ?: 'localhost') . '/' . getmypid() . "/$name";
+        $place = (gethostname() ?: 'localhost') . '/' . getmypid() . '/';
+
+        return $place . ($actor === null ? '' : "$actor#") . bin2hex(random_bytes(11));
     }
 
-    public static function uuid(): string
+    /** Returns true if the other one, of the same actor, would wait for this one's hold. */
+    public function blocks(self $other): bool
     {
-        $bytes = random_bytes(16);
-        $bytes[6] = chr(ord($bytes[6]) & 0x0F | 0x40);
-        $bytes[8] = chr(ord($bytes[8]) & 0x3F | 0x80);
+        $strictest = min($this->bound(), $other->bound());
 
-        return vsprintf('%s%s-%s-%s-%s-%s%s%s', str_split(bin2hex($bytes), 4));
+        return $this->actor !== null && $this->actor === $other->actor && $this->key === $other->key
+            && $this->permits + $other->permits > $strictest;
     }
 
-    public function id(): string
+    private function bound(): float
     {
-        return self::at($this->key, $this->name ?? $this->owner);
+        return $this->shared ? INF : ($this->limit ?? 1);
     }
 
-    public static function at(string $key, string $owner): string
+    /** It was granted by a command that was sent then. */
+    public function grant(int $token, string $at): void
     {
-        return strlen($key) . " $key $owner";
-    }
-
-    /** Returns true if the program may ask for the lock again under the same name. */
-    public function isNamed(): bool
-    {
-        return $this->name !== null;
-    }
-
-    /** Returns true if what was granted to it is enough for the other one, too. */
-    public function covers(self $other): bool
-    {
-        $limit = static fn (self $one): float => $one->shared ? INF : ($one->limit ?? 1);
-
-        return $limit($this) <= $limit($other);
-    }
-
-    /** Returns true if a hold of the program refers to it. */
-    public function isHad(): bool
-    {
-        return array_filter($this->holds, static fn (\WeakReference $one) => $one->get()?->isOver() === false) !== [];
+        [$this->token, $this->at] = [$token, $at];
+        $this->last = $this->maxHold === null ? INF : Clock::now() + $this->maxHold;
     }
 
     /** It is held for so long from when that was asked for. */
     public function believe(float $sent, float $lease): void
     {
-        $this->renewed = true;
-        $this->until = max($this->until, $this->end($sent, $lease));
+        $this->askedAt = $sent;
+        $this->until = min($this->last, max($this->until, $this->end($sent, $lease)));
     }
 
-    /** Perhaps it is held for that long only. */
-    public function doubt(float $sent, float $lease): void
+    /** Perhaps it is held for the lease only. */
+    public function doubt(float $sent): void
     {
-        $this->until = min($this->until, $this->end($sent, $lease));
+        $this->until = min($this->until, $this->end($sent, $this->lease));
     }
 
     private function end(float $sent, float $lease): float
     {
         return $sent + $lease - 0.002 - $this->settings->clockMargin; // the server counts whole milliseconds
-    }
-
-    public function seconds(): float
-    {
-        return $this->lease ?? $this->settings->lease;
     }
 
     /** @return list<int|string> */
@@ -145,47 +133,39 @@ final class Request
     /** @return list<int|string> */
     public function take(bool $atOnce): array
     {
-        $rest = [...$this->renewal(), 'HOLDS', 1, ...$this->limits()];
+        $rest = [Settings::ms($this->lease), 'HOLDS', 1, ...$this->limits(), ...$this->ties()];
 
-        return $atOnce
-            ? $this->words('ACQUIRE', $this->leaseMs(), ...$rest)
-            : $this->words('FAIRACQUIRE', $this->leaseMs(), ...$rest, ...$this->claim());
+        return $atOnce ? $this->words('ACQUIRE', ...$rest) : $this->words('FAIRACQUIRE', ...$rest, ...$this->claim());
     }
 
     /** @return list<int|string> */
     public function wait(float $slice): array
     {
-        $first = Settings::ms(min($this->settings->first, $this->seconds()));
-        $rest = ['BLOCK', Settings::ms($slice), 'HOLDS', 1, ...$this->limits(), ...$this->claim()];
-
-        return $this->words('FAIRACQUIRE', $first, ...$rest);
+        return [...$this->take(false), 'BLOCK', Settings::ms($slice)];
     }
 
     /** @return list<int|string> */
     public function renew(?int $token = null): array
     {
-        return $this->words('RENEW', $this->leaseMs(), ...($token !== null ? ['TOKEN', $token] : []), ...$this->renewal());
+        return $this->words('RENEW', Settings::ms($this->lease), ...($token !== null ? ['TOKEN', $token] : []), ...$this->ties());
     }
 
     /**
-     * Renews it for the last time: from then on its lease ends it.
+     * Leaves it to a lease. One that was ephemeral ends with its connection all the same, unless it outlasts that.
      *
      * @return list<int|string>
      */
-    public function untie(): array
+    public function untie(float $lease, bool $outlasts = false): array
     {
-        return $this->words('RENEW', $this->leaseMs(), 'TOKEN', $this->token);
+        $rest = $outlasts && $this->ephemeral ? ['AUTO', 1] : []; // this tie is the only one then, and renews nothing
+
+        return $this->words('RENEW', Settings::ms($lease), 'TOKEN', $this->token, ...$rest);
     }
 
     /** @return list<int|string> */
-    public function release(int|string ...$token): array
+    public function release(): array
     {
-        return $this->words('RELEASE', 'HOLDS', 0, ...$token);
-    }
-
-    private function leaseMs(): int
-    {
-        return Settings::ms($this->seconds());
+        return $this->words('RELEASE', 'HOLDS', 0, ...($this->token !== 0 ? ['TOKEN', $this->token] : []));
     }
 
     /** @return list<int|string> */
@@ -206,11 +186,13 @@ final class Request
     }
 
     /** @return list<int|string> */
-    private function renewal(): array
+    private function ties(): array
     {
+        $auto = $this->hangTimeout === null ? null : min($this->hangTimeout, $this->last - Clock::now());
+
         return [
             ...($this->ephemeral ? ['EPHEMERAL'] : []),
-            ...($this->hangTimeout !== null ? ['AUTO', Settings::ms($this->hangTimeout)] : []),
+            ...($auto !== null ? ['AUTO', Settings::ms($auto)] : []),
         ];
     }
 }

@@ -19,28 +19,32 @@ use Dlock\Exception\Unanswered;
  */
 final class Servers
 {
-    /** To give up on a reply may end the connection, and what is tied to it. So each may take this long, however late it is. */
+    /** To give up on a reply ends the connection, and what is tied to it. So each may take this long, however late it is. */
     public const GRACE = 0.4;
-    private const SLOTS = 16384;
-    private const REFRESH_EVERY = 0.1;
+    private const HOPS = 4;
+    /** How often Sentinels are asked whether another server is the primary by now, and for how long at most. */
+    private const LOOK_EVERY = 1.0;
+    private const LOOK = 0.3;
+    /** The most keys of a cluster whose node is remembered. */
+    private const MOST_KNOWN = 1000;
 
-    /** @var array<string, Node> */
-    public array $nodes = [];
     public bool $closed = false;
+    /** @var array<string, Link> by address */
+    private array $links = [];
+    /** @var array<string, string> by key, or by what is in its braces: the address that MOVED has told */
+    private array $known = [];
+    /** The address of the primary that the Sentinels have named, and when. */
+    private string $named = '';
+    private float $lookedAt = -INF;
+    /** Which seed is asked for the others. */
+    private int $seed = 0;
     private int $process;
-    private float $refreshed = -INF;
-    /** A try has failed: who serves what is asked for before the next command. */
-    private bool $stale = false;
-    /** @var list<array{int, int, string}> first slot, last slot, address of the master */
-    private array $map = [];
-    /** @var array<int, string> what MOVED has told since */
-    private array $moved = [];
 
-    /** @param \Closure(Request, string): mixed $lost what ends with its connection, or with this process */
+    /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are of the process that forked this one */
     public function __construct(
         private readonly Connect $where,
         private readonly float $replyTimeout,
-        private readonly \Closure $lost,
+        private readonly \Closure $ended,
     ) {
         $this->process = (int) getmypid();
     }
@@ -48,36 +52,32 @@ final class Servers
     /** @return array<string, mixed> what `var_dump` shows: no password */
     public function __debugInfo(): array
     {
-        return ['nodes' => array_keys($this->nodes)];
+        return ['connected' => array_keys($this->links)];
     }
 
     /**
-     * Returns the reply of the server that serves the key, and which that is.
+     * Returns the reply of the server that serves the key.
      *
      * @param list<int|string> $words
-     *
-     * @return array{mixed, Node}
+     * @param bool             $once the command must not be sent twice
      */
-    public function call(string $key, array $words, float $until): array
+    public function ask(string $key, array $words, float $until, bool $once = false): mixed
     {
         $this->check();
-        if ($this->stale) {
-            $this->stale = false;
-            $this->refresh($until);
-        }
-        $node = $this->of($key);
-        $asking = false;
-        for ($hops = 1;; ++$hops) {
+        $address = $this->of($key);
+        for ($hops = 1, $asking = false;; ++$hops) {
             try {
-                $replies = $this->ask($node, $asking ? [['ASKING'], $words] : [$words], $until);
-                $reply = end($replies);
+                return $this->at($address, $until, static function (Link $link, \Closure $left) use ($words, $asking): mixed {
+                    $asking && $link->ask(['ASKING'], $left());
 
-                return [$reply instanceof Refused ? throw $reply : $reply, $node];
+                    return $link->ask($words, $left());
+                }, $once);
             } catch (Redirected $error) {
-                if ($hops === 4) {
+                if ($hops === self::HOPS) {
                     throw $error;
                 }
-                [$node, $asking] = [$this->redirected($error, $node), $error->once()];
+                $address = $this->redirected($error, $key, $address);
+                $asking = $error->once();
             }
         }
     }
@@ -94,7 +94,7 @@ final class Servers
         $heard = true;
         while (true) {
             try {
-                return $this->call($key, $words, $until)[0];
+                return $this->ask($key, $words, $until, $ends);
             } catch (Unanswered | Refused $error) {
                 if ($error instanceof NotHeld && $ends && !$heard) {
                     return null;
@@ -109,69 +109,83 @@ final class Servers
     }
 
     /**
-     * Returns this node's replies to many, sent in one go. When the time is up nothing is sent, and the connection goes on.
+     * Returns one server's replies to many commands that may be sent twice, in one go.
      *
-     * @param list<list<int|string>> $commands
+     * @param non-empty-list<list<int|string>> $commands
      *
      * @return list<mixed>
      */
-    public function ask(Node $node, array $commands, float $until): array
+    public function askAll(string $address, array $commands, float $until): array
     {
-        if (Clock::now() >= $until) {
-            throw new Unanswered('no time is left to ask');
-        }
-        $left = fn (): float => max(Clock::now() + min(self::GRACE, $this->replyTimeout), $until);
-        if ($node->connection !== null && ($node->overdue || !$node->connection->isOpen())) {
-            $this->disconnect($node);
-        }
-        try {
-            $node->connection ??= Connection::open($node->where, $left());
-        } catch (Refused $error) {
-            if (!$error->passes()) {
-                $node->refusal = $error->getMessage();
-            }
-            throw $error;
-        }
-        try {
-            $replies = $node->connection->callAll($commands, $left());
-        } catch (Unanswered $error) {
-            // It stays for those who take their request back, behind it.
-            $node->connection->isOpen() ? $node->overdue = true : $this->disconnect($node);
-            throw $error;
-        }
-        foreach ($replies as $reply) {
-            if ($reply instanceof Refused && $reply->code() === 'READONLY') { // who is primary now is found by connecting
-                $this->disconnect($node);
-            }
-        }
+        $this->check();
+        $replies = $this->at($address, $until, static fn (Link $link, \Closure $left): array => $link->askAll($commands, $left()));
+        array_map(fn (mixed $reply) => $reply instanceof Refused && $this->refused($reply, $address), $replies);
 
         return $replies;
     }
 
-    /**
-     * Sends what takes a request back, on its connection and behind it, and waits for nothing. If that has ended there is no place
-     * any more, and the lease ends the rest.
-     *
-     * @param list<list<int|string>>     $commands
-     * @param ?\Closure(mixed): void $then     gets the last one's reply, or an Unanswered if there is none
-     */
-    public function post(?Node $node, array $commands, ?\Closure $then = null): void
+    /** Who is primary now is found by connecting. */
+    private function refused(Refused $error, string $address): void
     {
-        if (!$this->isOpen() || $node?->connection?->isOpen() !== true) {
-            return;
-        }
-        foreach ($commands as $i => $words) {
-            $node->connection->post($words, $i === array_key_last($commands) ? $then : null);
-        }
-        if ($node->overdue) {
-            $this->disconnect($node);
+        if ($error->code() === 'READONLY') {
+            $this->disconnect($address);
         }
     }
 
-    public function disconnect(Node $node): void
+    /** @param \Closure(Link, \Closure(): float): mixed $ask */
+    private function at(string $address, float $until, \Closure $ask, bool $once = false): mixed
     {
-        foreach ($node->disconnect() as $request) {
-            ($this->lost)($request, 'closed');
+        if (Clock::now() >= $until) {
+            throw new Unanswered('no time is left to ask');
+        }
+        $left = fn (): float => max(min(self::GRACE, $this->replyTimeout), $until - Clock::now());
+        if (isset($this->links[$address]) && (!$this->links[$address]->isOpen() || $this->isFormer())) {
+            $this->disconnect($address);
+        }
+        $isNew = !isset($this->links[$address]);
+        try {
+            $this->links[$address] ??= $this->where->node($address)->open($left());
+
+            return $ask($this->links[$address], $left);
+        } catch (Unanswered $error) {
+            $this->disconnect($address);
+            if ($isNew || $once || Clock::now() >= $until) {
+                throw $error;
+            }
+
+            return $this->at($address, $until, $ask, true); // an idle connection may have ended long ago
+        } catch (Refused $error) {
+            $this->refused($error, $address);
+            throw $error;
+        }
+    }
+
+    /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks for a while. */
+    private function isFormer(): bool
+    {
+        if ($this->where->named === null || Clock::now() - $this->lookedAt < self::LOOK_EVERY) {
+            return false;
+        }
+        try {
+            [$before, $this->named] = [$this->named, ($this->where->named)(self::LOOK)];
+        } catch (Unanswered | Refused) {
+            return false; // nobody says so
+        } finally {
+            $this->lookedAt = Clock::now();
+        }
+
+        return $before !== '' && $before !== $this->named;
+    }
+
+    /** The connection has ended, and in a cluster another node may serve its keys by now. */
+    private function disconnect(string $address): void
+    {
+        ++$this->seed;
+        $this->known = array_diff($this->known, [$address]);
+        if (isset($this->links[$address])) {
+            $this->links[$address]->close();
+            unset($this->links[$address]);
+            ($this->ended)($address);
         }
     }
 
@@ -181,108 +195,36 @@ final class Servers
         if ($error instanceof Refused && !$error->passes()) {
             throw $error;
         }
-        $this->refresh($until);
         Clock::sleep(min(max(0.0, $until - Clock::now()), random_int(20, 100) / 1000));
     }
 
-    /** Another node may serve what this one has served, by the time of the next command. */
-    public function distrust(): void
+    /** The address of the server that serves the key, as far as it is known. A seed says where. */
+    public function of(string $key): string
     {
-        $this->stale = true;
+        $seeds = $this->where->seeds;
+
+        return $seeds === [] ? '' : $this->known[self::tag($key)] ?? $seeds[$this->seed % count($seeds)];
     }
 
-    /** Asks the cluster anew who serves what: the nodes that are connected first, since they answer at once. */
-    public function refresh(float $until): void
-    {
-        $now = Clock::now();
-        if ($this->where->seeds === [] || $now - $this->refreshed <= self::REFRESH_EVERY) {
-            return;
-        }
-        $this->refreshed = $now;
-        array_map($this->node(...), $this->where->seeds);
-        $nodes = $this->nodes;
-        usort($nodes, static fn (Node $a, Node $b) => ($b->connection !== null) <=> ($a->connection !== null));
-        foreach ($nodes as $node) {
-            try {
-                $slots = $this->ask($node, [['CLUSTER', 'SLOTS']], min($until, $now + 1))[0];
-                $map = [];
-                foreach (is_array($slots) ? $slots : [] as [$first, $last, $master]) {
-                    $map[] = [$first, $last, ($master[0] ?: self::parts($node->name)[0]) . ':' . $master[1]];
-                }
-                if ($map !== []) {
-                    [$this->map, $this->moved] = [$map, []];
-
-                    return;
-                }
-            } catch (Unanswered | Refused) {
-                // The next one may know.
-            }
-        }
-    }
-
-    /** The node that serves the key, as far as it is known. */
-    public function of(string $key): Node
-    {
-        if ($this->where->seeds === []) {
-            return $this->node('');
-        }
-        $slot = self::slot($key);
-        if (isset($this->moved[$slot])) {
-            return $this->node($this->moved[$slot]);
-        }
-        foreach ($this->map as [$first, $last, $address]) {
-            if ($first <= $slot && $slot <= $last) {
-                return $this->node($address);
-            }
-        }
-
-        return $this->node($this->where->seeds[0]); // it says where
-    }
-
-    /** The node that serves it from now on, or for this command. */
-    public function redirected(Redirected $error, Node $by): Node
+    /** The address that serves the key from now on, or for this command. */
+    private function redirected(Redirected $error, string $key, string $by): string
     {
         $address = $error->address();
-        if (preg_match('/^:\d+$/', $address)) { // a server that tells no host means the one that was asked
-            $address = self::parts($by->name)[0] . $address;
+        if (preg_match('/^:\d+$/D', $address)) { // a server that tells no host means its own
+            $address = Connect::address('seeds', $by)[0] . $address;
         }
         if (!$error->once()) {
-            $this->moved[$error->slot()] = $address;
+            unset($this->known[self::tag($key)]);
+            $this->known = array_slice($this->known, -self::MOST_KNOWN, null, true) + [self::tag($key) => $address];
         }
 
-        return $this->node($address);
+        return $address;
     }
 
-    /** The slot of a key: of what is in its first braces, if there is something. */
-    public static function slot(string $key): int
+    /** What decides who serves a key: what is in its first braces, if there is something; else all of it. */
+    private static function tag(string $key): string
     {
-        if (preg_match('/\{([^}]+)\}/', $key, $tag) && strpos($key, '{') === strpos($key, $tag[0])) {
-            $key = $tag[1];
-        }
-        $crc = 0;
-        for ($i = 0; $i < strlen($key); ++$i) {
-            $crc ^= ord($key[$i]) << 8;
-            for ($bit = 0; $bit < 8; ++$bit) {
-                $crc = ($crc & 0x8000) !== 0 ? ($crc << 1 ^ 0x1021) & 0xFFFF : $crc << 1 & 0xFFFF;
-            }
-        }
-
-        return $crc % self::SLOTS;
-    }
-
-    private function node(string $name): Node
-    {
-        return $this->nodes[$name] ??= new Node($name, $this->where->node($name));
-    }
-
-    /** @return array{string, int} */
-    public static function parts(string $address): array
-    {
-        if (!preg_match('/^(.+):(\d+)$/', $address, $parts)) {
-            throw new \InvalidArgumentException("seeds must be host:port, not $address");
-        }
-
-        return [$parts[1], (int) $parts[2]];
+        return preg_match('/^[^{]*\{([^}]+)\}/', $key, $tag) ? $tag[1] : $key;
     }
 
     /** Throws if nothing may be asked any more. In the child of a fork everything begins anew. */
@@ -293,7 +235,8 @@ final class Servers
         }
         if ($this->process !== getmypid()) {
             $this->process = (int) getmypid();
-            $this->end('it is held by the process that has forked this one');
+            $this->end();
+            ($this->ended)(null);
         }
     }
 
@@ -303,15 +246,12 @@ final class Servers
         return !$this->closed && $this->process === getmypid();
     }
 
-    /** Ends all connections without a word: in a child they are the parent's, too. */
-    public function end(string $reason): void
+    /** Ends all connections. */
+    public function end(): void
     {
-        $held = array_merge(...array_values(array_map(static fn (Node $node) => array_values($node->held), $this->nodes)));
-        foreach ($this->nodes as $node) {
-            $node->disconnect();
+        foreach ($this->links as $link) {
+            $link->close();
         }
-        foreach ($held as $request) {
-            ($this->lost)($request, $reason);
-        }
+        $this->links = [];
     }
 }

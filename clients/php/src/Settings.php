@@ -13,10 +13,6 @@ namespace Dlock;
  */
 final class Settings
 {
-    /** The lease until a caller that has waited has confirmed the grant. */
-    public readonly float $first;
-    /** The shortest time between two signs of life. */
-    public readonly float $interval;
     public readonly float $hangTimeout;
 
     public function __construct(
@@ -32,19 +28,6 @@ final class Settings
         self::positive('replyTimeout', $replyTimeout);
         self::seconds('clockMargin', $clockMargin);
         $this->hangTimeout = max($hangTimeout, $lease);
-        $this->first = min($lease, 3.0);
-        $this->interval = min(1.0, $lease / 3);
-    }
-
-    /** Returns the value of a setting that may have been given by its old name, which works for one version. */
-    public static function renamed(string $old, int|float|null $given, string $new, float $value): float
-    {
-        if ($given === null) {
-            return $value;
-        }
-        @trigger_error("dlock/redis: the setting $old is called $new now", \E_USER_DEPRECATED);
-
-        return (float) $given;
     }
 
     /** Returns the argument if it is a time, and null if it is infinite or null. */

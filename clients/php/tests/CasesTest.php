@@ -15,23 +15,46 @@ final class CasesTest extends TestCase
         'after_close' => ['other', 'start', 'queued', 'joined'],
     ];
 
-    /** The first takes 400 s, one after the other: LocksTest has two hundred. The others need two threads of one client. */
+    private const TWICE = 'no owner is used twice, so nothing is re-entered';
+    private const LATE = 'no owner is used twice, and a release names the token; sessions.json has late commands';
+    private const SESSION = 'there is no session: a hold and a wait belong to the connection';
+    private const THREADS = 'a process does one thing at a time';
+
+    /** What such a process has not, or what the case looks for is gone. */
     public const NONE = [
-        'two_thousand_holds_at_200_ms', 'closed_without_a_channel', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms',
+        'two_thousand_holds_at_200_ms' => 'to take them one after the other would last 400 s: LocksTest has two hundred',
+        'closed_without_a_channel' => self::THREADS,
+        'a_turn_takes_three_commands' => self::THREADS,
+        'permits_of_an_owner' => self::TWICE,
+        'a_name_is_of_one_client' => self::TWICE,
+        'a_re_entry_sends_nothing' => self::TWICE,
+        'an_inner_hold_ends_no_outer_one' => self::TWICE,
+        'two_that_wait_for_each_other' => 'no owner is used twice, and outside of sessions the search for deadlocks follows owners',
+        'taken_again_after_a_loss' => self::LATE,
+        'a_late_release_of_a_lost_hold' => self::LATE,
+        'a_late_release_ends_no_later_hold' => self::LATE,
+        'an_overflow_of_rows' => self::SESSION,
+        'a_row_that_nobody_knows' => self::SESSION,
+        'the_last_word' => self::SESSION,
+        'a_refused_session_is_the_reason' => self::SESSION . '; a_refused_keep_is_the_reason has a refused RENEW',
+        'two_actors_of_one_client' => self::THREADS,
+        'many_of_one_slot' => 'a MACQUIRE that waits in slices would lose its place: many() takes one lock after the other',
     ];
 
     /** By Predis too: what a library has a part in. Debian's knows no users. */
     private const BY_PREDIS = [
         'closed_try', 'silent_path', 'slow_path', 'cut_and_kept', 'cut_wait',
         'first_come_first_served', 'a_try_takes_no_place', 'hold_over_a_slot_move', 'no_write_after_the_loss',
+        'said_twice', 'late_commands_of_open_connections', 'released_while_the_server_is_away',
     ];
 
     /** @return array<string, array<string, mixed>> */
     public static function cases(): array
     {
-        $cases = json_decode((string) file_get_contents(__DIR__ . '/../../cases/cases.json'), true, 512, JSON_THROW_ON_ERROR);
+        $read = static fn (string $file): array
+            => json_decode((string) file_get_contents(__DIR__ . "/../../cases/$file"), true, 512, JSON_THROW_ON_ERROR);
 
-        return array_column($cases, null, 'name');
+        return array_column([...$read('cases.json'), ...$read('sessions.json')], null, 'name');
     }
 
     /**
@@ -59,7 +82,7 @@ final class CasesTest extends TestCase
     private static function named(): iterable
     {
         foreach (array_keys(self::cases()) as $name) {
-            if (in_array($name, self::NONE, true)) {
+            if (isset(self::NONE[$name])) {
                 continue;
             }
             yield $name => [$name, 'phpredis'];

@@ -7,6 +7,7 @@ namespace Dlock\Tests;
 use Dlock\Connect;
 use Dlock\Election;
 use Dlock\Exception\NotHeld;
+use Dlock\FakeLocks;
 use Dlock\Hold;
 use Dlock\Locks;
 use Dlock\Observer;
@@ -78,6 +79,17 @@ final class ExamplesTest extends TestCase
         $locks = new Locks(Connect::url($this->url), observer: $counter);
         $locks->lock($this->stock)->release();
         self::assertSame(['granted' => 1], $counter->counts);
+    }
+
+    public function testWithoutAServer(): void
+    {
+        $print = static fn (mixed $line) => self::assertTrue($line);
+        $locks = new FakeLocks();
+        $hold = $locks->lock('stock');
+        $hold->guard('SET', 'stock:left', 41);
+        $locks->lose('stock');
+        $print($hold->lost());
+        self::assertSame([['SET', 'stock:left', '41']], $locks->commands());
     }
 
     public function testALeader(): void

@@ -301,10 +301,13 @@ final class Runner
         int|float|null $timeout = -1,
         bool $slots = false,
         ?string $owner = null,
+        ?string $actor = null,
         ?int $limit = null,
         ?int $permits = null,
         bool $shared = false,
         bool $ephemeral = false,
+        int|float|null $lease = null,
+        int|float|null $max_hold = null,
         bool $at_once = false,
         mixed ...$how,
     ): void {
@@ -317,7 +320,8 @@ final class Runner
         }
         $worker = $this->clients[$client];
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
-        $options = compact('owner', 'limit', 'permits', 'shared', 'ephemeral');
+        $options = compact('limit', 'permits', 'shared', 'ephemeral', 'lease');
+        $options += ['actor' => $owner ?? $actor, 'maxHold' => $max_hold];
         $work = fn (): array => $worker->lock($this->named($key), $timeout, ...$options);
         for ($i = 0; $at_once && ($took ?? 1.0) >= 0.25; ++$i) {
             Assert::assertLessThan(20, $i, 'a busy machine is late by itself: one of twenty is enough');
@@ -335,6 +339,8 @@ final class Runner
     ): void {
         $timeout = $timeout === -1 ? Stage::patience() : $timeout;
         $worker = $this->clients[$client];
+        $options += ['actor' => $options['owner'] ?? null];
+        unset($options['owner']);
         $this->starts[$name] = [$worker, $worker->start('lock', ...['key' => $this->named($key), 'timeout' => $timeout, ...$options])];
     }
 
@@ -344,10 +350,28 @@ final class Runner
         $this->judge($worker, $worker->answer($number), $gives, ...$how);
     }
 
-    private function do_release(string $hold = 'hold', ?string $gives = null, string $text = ''): void
+    private function do_release(string $hold = 'hold', ?string $gives = null, string $text = '', ?float $after = null): void
     {
         foreach ($this->holds[$hold] as [$worker, $id]) {
-            $this->judge($worker, $worker->do('release', id: $id), $gives ?? 'none', text: $text);
+            $this->judge($worker, $worker->do('release', id: $id, after: $after), $gives ?? 'none', text: $text);
+        }
+    }
+
+    /** In a child the parent's hold is lost, and cannot be released; the child can take locks of its own. */
+    private function do_fork(string $hold, string $key): void
+    {
+        foreach ($this->holds[$hold] as [$worker, $id]) {
+            Assert::assertSame([true, 'not held', 'none'], $worker->do('fork', id: $id, key: $this->named($key))['seen']);
+        }
+    }
+
+    /** Work that returns before it is done is refused, when it is given or when it has returned. */
+    private function do_early(string $client = 'client'): void
+    {
+        foreach (['generator', 'gives a generator', 'promise'] as $work) {
+            $answer = $this->clients[$client]->do('early', key: $this->named('lock'), work: $work);
+            Assert::assertSame('bad', $answer['got'], $work);
+            Assert::assertStringContainsString('work must not', $answer['text']);
         }
     }
 
@@ -399,7 +423,7 @@ final class Runner
     private function do_cycles(int $workers, int $count): void
     {
         for ($i = 0; $i < $workers; ++$i) {
-            $worker = $this->clients["cycles $i"] ??= new Worker($this->how(null, 10.0, 60.0, null, null));
+            $worker = $workers === 1 ? $this->clients['client'] : $this->clients["cycles $i"] ??= new Worker($this->how(null, 10.0, 60.0, null, null));
             $started[] = [$worker, $worker->start('cycles', key: $this->named('lock'), count: $count)];
         }
         foreach ($started ?? [] as [$worker, $number]) {

@@ -68,8 +68,9 @@ $judge = static function (callable $work) use ($my): array {
     return $got + (isset($error) ? ['text' => $error->getMessage(), 'type' => $error::class] : [])
         + ['seconds' => microtime(true) - $began];
 };
-$lost = static fn (int $id) => static function (Hold $hold) use ($say, $id): void {
-    $say(['event' => 'lost', 'id' => $id, 'text' => $hold->reason()]);
+$own = getmypid();
+$lost = static fn (int $id) => static function (Hold $hold) use ($say, $id, $own): void {
+    getmypid() === $own && $say(['event' => 'lost', 'id' => $id, 'text' => $hold->reason()]);
 };
 $does = [
     'client' => static function (array $how) use ($my, $logger): array {
@@ -82,7 +83,34 @@ $does = [
 
         return $my->locks->{$atOnce ? 'tryLock' : 'lock'}(...[...$how, 'timeout' => $timeout, 'onLost' => $told]);
     }),
-    'release' => static fn (array $how) => $judge(static fn () => $my->holds[$how['id']]->release()),
+    'release' => static fn (array $how) => $judge(static function () use ($how, $my) {
+        isset($how['after']) ? $my->holds[$how['id']]->releaseAfter($how['after']) : $my->holds[$how['id']]->release();
+    }),
+    'fork' => static function (array $how) use ($my, $judge): array {
+        [$ours, $childs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+        if (pcntl_fork() === 0) {
+            $seen = [$judge(static fn () => $my->locks->lock($how['key'], 5)->release())['got']];
+            array_unshift($seen, $judge(static fn () => $my->holds[$how['id']]->release())['got']);
+            array_unshift($seen, $my->holds[$how['id']]->lost());
+            fwrite($childs, json_encode($seen) . "\n");
+            posix_kill((int) getmypid(), SIGKILL); // or it would read the parent's orders
+        }
+        pcntl_wait($status);
+
+        return ['got' => 'none', 'seen' => json_decode((string) fgets($ours), true)];
+    },
+    'early' => static fn (array $how) => $judge(static function () use ($how, $my) {
+        $later = static function (): \Generator {
+            yield 1;
+        };
+        $promise = new class () {
+            public function then(): void
+            {
+            }
+        };
+        $work = ['generator' => $later, 'gives a generator' => static fn () => $later(), 'promise' => static fn () => $promise];
+        $my->locks->with($how['key'], $work[$how['work']], timeout: 10);
+    }),
     'forget' => static function (array $how) use ($my): array {
         unset($my->holds[$how['id']]);
 

@@ -9,11 +9,6 @@ namespace Dlock\Exception;
 /** Another node of the cluster serves the key. */
 class Redirected extends Refused
 {
-    public function slot(): int
-    {
-        return (int) (explode(' ', $this->getMessage())[1] ?? 0);
-    }
-
     public function address(): string
     {
         return explode(' ', $this->getMessage())[2] ?? '';

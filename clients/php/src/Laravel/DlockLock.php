@@ -32,7 +32,7 @@ class DlockLock extends Lock
      */
     public function __construct(private readonly Locks $locks, $name, $seconds, $owner = null)
     {
-        parent::__construct($name, $seconds, $owner === null ? Request::owner(Request::uuid()) : (string) $owner);
+        parent::__construct($name, $seconds, $owner === null ? Request::owner() : (string) $owner);
         $this->known = $owner !== null;
     }
 
@@ -158,8 +158,8 @@ class DlockLock extends Lock
         try {
             $granted = $this->locks->core->take($request, $timeout);
         } finally {
-            if ($request->isLeftLate) { // nobody knows this owner yet, so the next attempt has another one
-                $this->owner = Request::owner(Request::uuid());
+            if (!isset($granted) && !$this->known) { // what is left may be told late, and nobody knows this owner yet
+                $this->owner = Request::owner();
             }
         }
         $this->token = $granted?->token;

@@ -119,7 +119,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             if ($owner !== null && $shared) {
                 $this->downgrade($key, $owner);
             }
-            $name = $owner ?? Request::owner(Request::uuid());
+            $name = $owner ?? Request::owner();
             $request = $this->request($key, $name, $shared, $this->initialTtl, $owner !== null);
             // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
             $before = $owner === null ? null : $this->held($key, $owner);

@@ -1,0 +1,126 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+use Dlock\Exception\Refused;
+
+/**
+ * Answers the commands of this package, for FakeLocks.
+ *
+ * @internal
+ */
+final class FakeServer implements Link
+{
+    /** @var list<list<string>> */
+    public array $commands = [];
+    private int $token = 0;
+    /** @var array<string, array<string, array{token: int, limit: float, permits: int, end: float}>> by key and owner */
+    private array $holds = [];
+
+    public function ask(array $words, float $timeout): mixed
+    {
+        [$name, $key, $owner] = array_map(strval(...), array_slice($words, 0, 3)) + [2 => ''];
+        $held = static fn (array $one): bool => $one['end'] > Clock::now();
+        $this->holds[$key] = array_filter($this->holds[$key] ?? [], $held);
+        $hold = $this->holds[$key][$owner] ?? null;
+        $isIts = $hold !== null && $this->number($words, 'TOKEN', $hold['token']) === $hold['token'];
+
+        switch ($name) {
+            case 'DLOCK.ACQUIRE':
+            case 'DLOCK.FAIRACQUIRE':
+                $reply = $this->acquire($key, $owner, $words);
+                $reply === null && Clock::sleep($this->number($words, 'BLOCK', 0) / 1000);
+
+                return $reply;
+            case 'DLOCK.RENEW':
+                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
+                $this->holds[$key][$owner]['end'] = Clock::now() + $words[3] / 1000;
+
+                return $words[3];
+            case 'DLOCK.RELEASE':
+                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
+                unset($this->holds[$key][$owner]);
+
+                return 0;
+            case 'DLOCK.DOWNGRADE':
+                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
+                $this->holds[$key][$owner]['limit'] = INF;
+
+                return 'OK';
+            case 'DLOCK.HELD':
+                $owner = $owner === '' ? (string) array_key_last($this->holds[$key]) : $owner;
+                $hold = $this->holds[$key][$owner] ?? null;
+
+                return $hold === null ? null : [$hold['token'], 1, (int) (1000 * ($hold['end'] - Clock::now())), $owner];
+            case 'DLOCK.FORCERELEASE':
+                return count($this->lose($key));
+            case 'DLOCK.CANCEL':
+                return 0;
+            case 'DLOCK.GUARD':
+                in_array($words[2], array_column($this->holds[$key], 'token'), true) || throw Refused::by("FENCED $key");
+                $this->commands[] = array_map(strval(...), array_slice($words, 3));
+
+                return null;
+        }
+        throw Refused::by("ERR unknown command '$name'");
+    }
+
+    /**
+     * @param list<int|string> $words
+     *
+     * @return ?array{int, int}
+     */
+    private function acquire(string $key, string $owner, array $words): ?array
+    {
+        $asked = ['limit' => in_array('SHARED', $words, true) ? INF : $this->number($words, 'LIMIT', 1)];
+        $asked += ['permits' => $this->number($words, 'PERMITS', 1), 'end' => Clock::now() + $words[3] / 1000];
+        $others = array_diff_key($this->holds[$key], [$owner => true]);
+        $all = [...array_values($others), $asked];
+        if (array_sum(array_column($all, 'permits')) > min(array_column($all, 'limit'))) {
+            return null;
+        }
+        $this->holds[$key][$owner] = $asked + ['token' => $this->holds[$key][$owner]['token'] ?? ++$this->token];
+
+        return [$this->holds[$key][$owner]['token'], 1];
+    }
+
+    /** @param list<int|string> $words */
+    private function number(array $words, string $name, int $usual): int
+    {
+        $at = array_search($name, array_slice($words, 3), true);
+
+        return $at === false ? $usual : (int) $words[$at + 4];
+    }
+
+    /** @return array<string, mixed> the holds that have ended */
+    public function lose(string $key): array
+    {
+        [$holds, $this->holds[$key]] = [$this->holds[$key] ?? [], []];
+
+        return $holds;
+    }
+
+    public function askAll(array $commands, float $timeout): array
+    {
+        return array_map(function (array $words) use ($timeout): mixed {
+            try {
+                return $this->ask($words, $timeout);
+            } catch (Refused $refused) {
+                return $refused;
+            }
+        }, $commands);
+    }
+
+    public function isOpen(): bool
+    {
+        return true;
+    }
+
+    public function close(): void
+    {
+    }
+}
