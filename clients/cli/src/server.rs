@@ -6,9 +6,11 @@ use redis::{
     Client, ClientTlsConfig, Cmd, Connection, ConnectionAddr, ConnectionInfo, ErrorKind,
     IntoConnectionInfo, RedisError, TlsCertificates, Value,
 };
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a connect, or a reply that waits for nothing, may take.
@@ -114,13 +116,13 @@ impl From<RedisError> for Failure {
             _ => error.to_string(),
         };
         let is_final = match error.kind() {
-            ErrorKind::IoError => is_unknown_host(&text) || is_distrust(&error),
+            ErrorKind::Io => is_unknown_host(&text) || is_distrust(&error),
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
             _ => !PASSING.contains(&code.as_str()),
         };
         let is_answer = !code.is_empty() || error.kind() == ErrorKind::AuthenticationFailed;
-        let moved_to = match error.kind() {
-            ErrorKind::Moved => error.redirect_node().and_then(|(at, _)| address(at)),
+        let moved_to = match code.as_str() {
+            "MOVED" => error.redirect_node().and_then(|(at, _)| address(at)),
             _ => None,
         };
         Failure {
@@ -156,8 +158,14 @@ fn is_interrupted(error: &RedisError) -> bool {
 }
 
 fn kind_of(error: &RedisError) -> Option<io::ErrorKind> {
-    let cause = std::error::Error::source(error)?;
-    Some(cause.downcast_ref::<io::Error>()?.kind())
+    let cause = error.source()?;
+    // The library shares its causes.
+    let shared = cause.downcast_ref::<Arc<dyn Error + Send + Sync>>();
+    let cause = shared.map_or_else(
+        || cause.downcast_ref::<io::Error>(),
+        |shared| shared.downcast_ref::<io::Error>(),
+    );
+    Some(cause?.kind())
 }
 
 /// A host and a port.
@@ -202,7 +210,7 @@ impl Tls {
             }),
             root_cert: read("cacert", &self.cacert)?,
         };
-        if !matches!(base.addr, ConnectionAddr::TcpTls { .. }) {
+        if !matches!(base.addr(), ConnectionAddr::TcpTls { .. }) {
             let is_given = certificates.root_cert.is_some() || certificates.client_tls.is_some();
             return match is_given {
                 true => Err(Failure::new(
@@ -275,12 +283,13 @@ impl Place {
         if is_cut_short(url) {
             return Err(unread(&"there is an @ behind the host"));
         }
-        let mut base = url.into_connection_info().map_err(|error| unread(&error))?;
-        if base.redis.password.is_none() {
-            let given = std::env::var("REDISCLI_AUTH").ok();
-            base.redis.password = given.filter(|password| !password.is_empty());
+        let base = url.into_connection_info().map_err(|error| unread(&error))?;
+        let mut settings = base.redis_settings().clone().set_skip_set_lib_name();
+        let given = std::env::var("REDISCLI_AUTH").unwrap_or_default();
+        if settings.password().is_none() && !given.is_empty() {
+            settings = settings.set_password(given);
         }
-        let base = tls.applied(base)?;
+        let base = tls.applied(base.set_redis_settings(settings))?;
         let at = |text: &String| {
             address(text)
                 .ok_or_else(|| Failure::new(format!("--sentinel {text}: should be HOST:PORT")))
@@ -312,8 +321,7 @@ impl Place {
     /// # Errors
     /// It is not there, or refuses.
     pub(crate) fn connect_to(&self, (host, port): &Address) -> Result<Link, Failure> {
-        let mut info = self.base.clone();
-        info.addr = match info.addr {
+        let addr = match self.base.addr().clone() {
             ConnectionAddr::TcpTls {
                 insecure,
                 tls_params,
@@ -326,7 +334,7 @@ impl Place {
             },
             _ => ConnectionAddr::Tcp(host.clone(), *port),
         };
-        Link::open(info, BOUND, self.until_ms)
+        Link::open(self.base.clone().set_addr(addr), BOUND, self.until_ms)
     }
 
     /// Connects to a Sentinel: without the database of the servers, and with their password only where it asks for one. (One that
@@ -335,13 +343,17 @@ impl Place {
     /// # Errors
     /// The same.
     pub(crate) fn connect_to_sentinel(&self, (host, port): &Address) -> Result<Link, Failure> {
-        let mut info = (host.as_str(), *port).into_connection_info()?;
-        let open = |info| Link::open(info, SENTINEL_BOUND, self.until_ms);
-        let mut link = open(info.clone())?;
+        let info = (host.as_str(), *port).into_connection_info()?;
+        let settings = info.redis_settings().clone().set_skip_set_lib_name();
+        let open = |settings| {
+            let info = info.clone().set_redis_settings(settings);
+            Link::open(info, SENTINEL_BOUND, self.until_ms)
+        };
+        let mut link = open(settings.clone())?;
         match link.ask(&redis::cmd("PING")) {
             Err(failure) if failure.code == "NOAUTH" => {
-                info.redis.password.clone_from(&self.base.redis.password);
-                open(info)
+                let password = self.base.redis_settings().password().unwrap_or_default();
+                open(settings.set_password(password))
             }
             Err(failure) => Err(failure),
             Ok(_) => Ok(link),
@@ -440,7 +452,7 @@ fn within(bound: Duration, until_ms: Option<u64>) -> Duration {
 
 impl Link {
     fn open(info: ConnectionInfo, bound: Duration, until_ms: Option<u64>) -> Result<Link, Failure> {
-        let at = info.addr.to_string();
+        let at = info.addr().to_string();
         let time = within(bound, until_ms);
         let connection =
             Client::open(info).and_then(|client| client.get_connection_with_timeout(time));

@@ -117,10 +117,7 @@ fn whoever_waits_is_shown() {
     }
     assert!(who.contains("5. absent has had a place"), "{who}");
     let (_, top, _) = output(&server, &["top", "-n", "1"]);
-    assert!(
-        top.contains("5 queued; 2 connections wait"),
-        "{top}"
-    );
+    assert!(top.contains("5 queued; 2 connections wait"), "{top}");
 }
 
 /// The permits of a holder and of a request are shown where they are several.
