@@ -36,7 +36,7 @@ final class Core
     private readonly Servers $servers;
     /** @var array<string, Request> what is held, by owner */
     private array $held = [];
-    /** @var list<Errand> */
+    /** @var array<Errand> */
     private array $errands = [];
     /** Why RENEW was refused last: what is held is not kept any more. */
     private ?string $refusal = null;
@@ -70,7 +70,7 @@ final class Core
                 $this->leave($request, $isUpgrade);
             }
             // What has answered nothing is not waited for once more.
-            $error instanceof Unanswered || $error instanceof LockTimeout || $this->doErrands(Servers::GRACE);
+            $error instanceof Unanswered || $error instanceof LockTimeout || $this->doErrands(Clock::now());
             throw $error;
         } finally {
             $took = Clock::now() - $began;
@@ -127,7 +127,7 @@ final class Core
                     $warned = Clock::now();
                 }
                 $again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);
-                $this->keep();
+                $this->look(false, $end);
             }
         }
     }
@@ -157,7 +157,7 @@ final class Core
             $slice = min(self::SLICE, $this->settings->replyTimeout / 2, $end - Clock::now());
             if ($slice <= 0) {
                 $this->leave($request);
-                $this->doErrands(Servers::GRACE);
+                $this->doErrands($end);
 
                 return false;
             }
@@ -168,7 +168,7 @@ final class Core
             if ($reply) { // when in the slice it was granted the reply does not say
                 return $this->confirmed($request, $reply[0], $until());
             }
-            $this->keep();
+            $this->look(false, $end);
         }
     }
 
@@ -239,7 +239,7 @@ final class Core
         } catch (\Throwable $error) {
             // Whoever has no right to give it back leaves it to its lease.
             $isRefused = $error instanceof Refused && !$error->passes();
-            $this->later($request, $isRefused ? $request->untie($request->lease) : $words);
+            $this->later($request, [$isRefused ? $request->untie($request->lease) : $words]);
             throw $error;
         }
     }
@@ -257,7 +257,7 @@ final class Core
             ]);
             $this->tell(static fn (Observer $one) => $one->lost($hold->key, 'forgotten'));
             $this->forget($request);
-            $this->later($request, $request->untie($request->lease));
+            $this->later($request, [$request->untie($request->lease)]);
         }
     }
 
@@ -266,7 +266,7 @@ final class Core
     {
         $this->forget($request);
         if ($request->token !== 0) {
-            $this->later($request, $request->release());
+            $this->later($request, [$request->release()]);
             $this->doErrands();
         }
     }
@@ -278,43 +278,45 @@ final class Core
             $request->asked = false;
             $this->forget($request);
             $release = $isUpgrade || $request->reused ? [] : [$request->release()];
-            $this->later($request, $request->words('CANCEL'), ...$release);
+            $this->later($request, [$request->words('CANCEL'), ...$release], $request->isUnheard);
         }
     }
 
     /**
      * Notes what is to be said about a request until the server has answered.
      *
-     * @param list<int|string> ...$commands
+     * @param list<list<int|string>> $commands
      */
-    private function later(Request $request, array ...$commands): void
+    private function later(Request $request, array $commands, bool $repeats = false): void
     {
         $end = Clock::now() + $request->lease + max($request->hangTimeout ?? 0.0, $this->settings->queueGrace);
-        $this->errands[] = new Errand($request->key, array_values($commands), $end, $request->isUnheard);
+        $this->errands[] = new Errand($request->key, $commands, $end, $repeats);
     }
 
     /** Says what is due, until something is not answered: that is said again later, behind the others. */
-    public function doErrands(?float $within = null): void
+    public function doErrands(float $end = INF): void
     {
         $enough = Clock::now() + self::INTERVAL;
-        [$errands, $this->errands, $failed] = [$this->errands, [], []];
-        foreach ($errands as $errand) {
-            while ($failed === [] && $errand->isDue() && Clock::now() < $enough && $this->servers->isOpen()) {
+        foreach ($this->errands as $i => $errand) {
+            while ($errand->isDue() && Clock::now() < $enough && $this->servers->isOpen()) {
                 try {
-                    $this->servers->ask($errand->key, $errand->command(), Clock::now() + ($within ?? $this->settings->replyTimeout));
+                    $until = min(Clock::now() + $this->settings->replyTimeout, $end + Servers::GRACE);
+                    $this->servers->ask($errand->key, $errand->command(), $until);
                     $errand->answered();
                 } catch (Unanswered | Refused $error) {
                     if ($error instanceof Unanswered || $error->passes()) {
                         $errand->failed();
-                        $failed = [$errand];
-                    } else {
-                        $errand->answered(); // NotHeld, or no right to it
+                        unset($this->errands[$i]);
+                        $this->errands[] = $errand;
+                        break 2;
                     }
+                    $errand->answered(); // NotHeld, or no right to it
                 }
             }
-            in_array($errand, $failed, true) || $errand->isDone() || $this->errands[] = $errand;
+            if ($errand->isDone()) {
+                unset($this->errands[$i]);
+            }
         }
-        array_push($this->errands, ...$failed);
     }
 
     private function forget(Request $request): void
@@ -371,6 +373,12 @@ final class Core
      */
     public function keep(bool $now = false): array
     {
+        return $this->look($now, INF);
+    }
+
+    /** @return list<Hold> */
+    private function look(bool $now, float $end): array
+    {
         $this->servers->check();
         $lost = [];
         $at = Clock::now();
@@ -381,7 +389,7 @@ final class Core
             // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
             // caller that looks at the last moment waits for an answer as well.
             $until = $at + $this->settings->replyTimeout;
-            $until = $first > $at ? min($until, max($first, $at + self::INTERVAL)) : $until;
+            $until = min($first > $at ? max($first, $at + self::INTERVAL) : INF, $until, $end);
             array_push($lost, ...$this->renewAll($requests, $until));
         }
         foreach ($this->held as $request) {
@@ -391,10 +399,10 @@ final class Core
                     $this->refusal !== null => "the server refuses to renew it: $this->refusal",
                     default => 'nobody has confirmed it before its end',
                 }));
-                $this->later($request, $request->release());
+                $this->later($request, [$request->release()]);
             }
         }
-        $this->doErrands();
+        $this->doErrands($end);
 
         return $lost;
     }

@@ -71,7 +71,7 @@ final class Master
     {
         $request->asked = true;
         $this->core->leave($request);
-        $this->error === null && $this->core->doErrands(Servers::GRACE);
+        $this->error === null && $this->core->doErrands(Clock::now());
     }
 
     /** To connect is no part of a lease. */

@@ -143,6 +143,10 @@ final class Servers
             $this->disconnect($address);
         }
         $isNew = !isset($this->links[$address]);
+        if ($isNew) { // what they name later is compared with this
+            $this->lookedAt = -INF;
+            $this->isFormer();
+        }
         try {
             $this->links[$address] ??= $this->where->node($address)->open($left());
 

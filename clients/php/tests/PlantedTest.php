@@ -21,7 +21,7 @@ final class PlantedTest extends TestCase
     private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 && !$again) {', 'if (false) {'];
     private const HEARS_NO_LOSS = ['Core.php', 'if ($reply instanceof NotHeld) {', 'if (false) {'];
     private const BELIEVES_FOR_EVER = ['Core.php', 'if ($request->until <= Clock::now())', 'if (false)'];
-    private const FORGETS_QUIETLY = ['Core.php', '$this->later($request, $request->untie($request->lease));', ''];
+    private const FORGETS_QUIETLY = ['Core.php', '$this->later($request, [$request->untie($request->lease)]);', ''];
     /** The client as it is needs longer than the others. */
     private const LASTS = [
         'a_thousand_cycles', 'asked_again_after_a_lost_reply', 'dropped', 'forgotten_and_left_to_its_lease',
@@ -110,7 +110,7 @@ final class PlantedTest extends TestCase
                 'Servers.php', "\$this->links[\$address]->close();\n            unset", "static \$kept = []; \$kept[] = \$this->links[\$address]; unset",
             ],
             'a_loss_is_given_back' => self::BELIEVES_FOR_EVER,
-            'released_while_the_server_is_away' => ['Core.php', '$this->later($request, $isRefused', 'array_filter([$request], fn () => $isRefused'],
+            'released_while_the_server_is_away' => ['Core.php', '$this->later($request, [$isRefused', 'array_filter([$request, $isRefused'],
             'released_during_a_failover' => ['Servers.php', '$this->mend($error, $until);', 'throw $error;'],
             'a_free_lock_takes_two_commands' => ['Core.php', "return \$again\n", "return true\n"],
             'a_fork' => ['Servers.php', "if (\$this->process !== getmypid()) {", 'if (false) {'],

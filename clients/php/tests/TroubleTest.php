@@ -10,7 +10,6 @@ use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Dlock\Hold;
-use Dlock\Link;
 use Dlock\Locks;
 use Dlock\Observer;
 use Dlock\Symfony\DlockStore;
@@ -218,30 +217,7 @@ final class TroubleTest extends TestCase
             $asked[] = [$host, $port];
             $says = [7000 => 'MOVED 5 :7001', 7001 => 'ASK 5 ::1:7002'];
 
-            return Connect::fake(new class ($says[$port] ?? '') implements Link {
-                public function __construct(private readonly string $says)
-                {
-                }
-
-                public function ask(array $words, float $timeout): mixed
-                {
-                    return $this->says === '' ? [1, 1] : throw Refused::by($this->says);
-                }
-
-                public function askAll(array $commands, float $timeout): array
-                {
-                    return [];
-                }
-
-                public function isOpen(): bool
-                {
-                    return true;
-                }
-
-                public function close(): void
-                {
-                }
-            });
+            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? throw Refused::by($says[$port]) : [1, 1]));
         };
         $locks = Locks::cluster(['host:7000'], $connect);
         self::assertSame(1, $locks->tryLock('a')?->token);
@@ -311,6 +287,24 @@ final class TroubleTest extends TestCase
         }, 'it is kept');
         unset($lock);
         $hold->release();
+    }
+
+    /** After a planned failover the former primary still grants locks for a while: the Sentinels say who is primary now. */
+    public function testAFormerPrimaryIsLeft(): void
+    {
+        [$former, $primary] = Stage::addresses('DLOCK_MASTERS');
+        $named = $former;
+        $sentinel = Connect::fake(new Scripted(static function () use (&$named): array {
+            return explode(':', $named);
+        }));
+        $locks = new Locks(Connect::sentinel([$sentinel], 'mymaster'));
+        $hold = $locks->lock($this->key);
+        self::assertNotSame([], (new Server('single', $former))->owners($this->key));
+        $named = $primary;
+        Stage::until(static fn () => $hold->lost(), 'the primary knows nothing of it', 3 + Stage::late());
+        $locks->lock("$this->key:2")->release();
+        $locks->lock("$this->key:3");
+        self::assertNotSame([], (new Server('single', $primary))->owners("$this->key:3"));
     }
 
     /** Whoever serves it now says that it is not held any more. */
