@@ -107,9 +107,8 @@ final class Connect
             } finally {
                 restore_error_handler();
             }
-            $left = static fn (): float => max(0.001, $until - Clock::now());
-            $auth === [] || $link->ask(['AUTH', ...$auth], $left());
-            $database === 0 || $link->ask(['SELECT', $database], $left());
+            $auth === [] || self::reply($link, ['AUTH', ...$auth], $until);
+            $database === 0 || self::reply($link, ['SELECT', $database], $until);
 
             return $link;
         };
@@ -161,7 +160,7 @@ final class Connect
         $ask = static function (self $sentinel, float $within) use ($service): array {
             $until = Clock::now() + $within;
             $asked = $sentinel->open($within);
-            $named = $asked->ask(['SENTINEL', 'GET-MASTER-ADDR-BY-NAME', $service], max(0.001, $until - Clock::now()));
+            $named = self::reply($asked, ['SENTINEL', 'GET-MASTER-ADDR-BY-NAME', $service], $until);
             $asked->close();
 
             return $named ?: throw new Unanswered("the Sentinel knows no primary of the name $service");
@@ -307,12 +306,20 @@ final class Connect
     {
         $until = Clock::now() + $within;
         $link = $this->open($within);
-        if (($link->ask(['ROLE'], max(0.001, $until - Clock::now()))[0] ?? '') !== 'master') {
+        if ((self::reply($link, ['ROLE'], $until)[0] ?? '') !== 'master') {
             $link->close();
             throw new Unanswered('none of them is the primary now');
         }
 
         return $link;
+    }
+
+    /** @param list<int|string> $words */
+    private static function reply(Link $link, array $words, float $until): mixed
+    {
+        [$reply] = $link->ask([$words], max(0.001, $until - Clock::now()));
+
+        return $reply instanceof Refused ? throw $reply : $reply;
     }
 
     /**

@@ -21,7 +21,19 @@ final class FakeServer implements Link
     /** @var array<string, array<string, array{token: int, limit: float, permits: int, end: float}>> by key and owner */
     private array $holds = [];
 
-    public function ask(array $words, float $timeout): mixed
+    public function ask(array $commands, float $timeout): array
+    {
+        return array_map(function (array $words): mixed {
+            try {
+                return $this->reply($words);
+            } catch (Refused $refused) {
+                return $refused;
+            }
+        }, $commands);
+    }
+
+    /** @param list<int|string> $words */
+    private function reply(array $words): mixed
     {
         [$name, $key, $owner] = array_map(strval(...), array_slice($words, 0, 3)) + [2 => ''];
         $held = static fn (array $one): bool => $one['end'] > Clock::now();
@@ -102,17 +114,6 @@ final class FakeServer implements Link
         [$holds, $this->holds[$key]] = [$this->holds[$key] ?? [], []];
 
         return $holds;
-    }
-
-    public function askAll(array $commands, float $timeout): array
-    {
-        return array_map(function (array $words) use ($timeout): mixed {
-            try {
-                return $this->ask($words, $timeout);
-            } catch (Refused $refused) {
-                return $refused;
-            }
-        }, $commands);
     }
 
     public function isOpen(): bool

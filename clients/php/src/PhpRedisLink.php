@@ -31,67 +31,39 @@ final class PhpRedisLink implements Link
         // A new connection has none of the ties of this one, so it must not come silently.
         $this->redis->setOption(\Redis::OPT_MAX_RETRIES, 0);
         $this->redis->setOption(\Redis::OPT_NULL_MULTIBULK_AS_NULL, true);
+        $this->redis->setOption(\Redis::OPT_REPLY_LITERAL, true);
     }
 
-    public function ask(array $words, float $timeout): mixed
+    public function ask(array $commands, float $timeout): array
     {
+        $isOne = count($commands) === 1;
+        $replies = $error = null;
         try {
             $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout);
             $this->redis->clearLastError();
-            $reply = $this->redis->rawCommand(...$words);
+            $isOne || $this->redis->pipeline();
+            $replies = array_map(fn (array $words): mixed => $this->redis->rawCommand(...$words), $commands);
+            $replies = $isOne ? $replies : $this->redis->exec();
         } catch (\RedisException $error) {
-            $reply = false;
-        }
-
-        return $reply === false ? throw $this->refusal($error ?? null) : $reply;
-    }
-
-    public function askAll(array $commands, float $timeout): array
-    {
-        if (count($commands) === 1) {
-            try {
-                return [$this->ask($commands[0], $timeout)];
-            } catch (Refused $refused) {
-                return [$refused];
-            }
-        }
-        $error = null;
-        try {
-            $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout);
-            $this->redis->clearLastError();
-            $pipeline = $this->redis->pipeline();
-            foreach ($commands as $words) {
-                $pipeline->rawCommand(...$words);
-            }
-            $replies = $pipeline->exec();
-            if (is_array($replies) && !in_array(false, $replies, true)) {
-                return $replies;
-            }
-        } catch (\RedisException $error) {
-            // See below.
-        } catch (\Throwable $error) { // of a signal's handler: the pipeline is still open
-            $this->close();
+            // Of a refusal as well, unless it begins with ERR.
+        } catch (\Throwable $error) { // of a signal's handler
+            $isOne || $this->close(); // the pipeline is still open
             throw $error;
         }
-        $refused = $this->refusal($error);
-        if ($refused instanceof Unanswered) {
-            throw $refused;
+        $said = $this->redis->getLastError();
+        if ($said === null) {
+            return $error === null && is_array($replies)
+                ? array_map(static fn (mixed $one): mixed => $one === false ? null : $one, $replies)
+                : throw new Unanswered($error?->getMessage() ?? 'no reply');
         }
-        // phpredis throws the replies away with the first refusal, and each half tells more.
-        if (!in_array($refused->code(), ['NOTHELD', 'MOVED', 'ASK'], true)) {
+        $refused = Refused::by($said);
+        if ($isOne || !in_array($refused->code(), ['NOTHELD', 'MOVED', 'ASK'], true)) {
             return array_fill(0, count($commands), $refused);
         }
+        // phpredis throws the replies away with the first refusal, and each half tells more.
         [$first, $second] = array_chunk($commands, (int) ceil(count($commands) / 2));
 
-        return [...$this->askAll($first, $timeout), ...$this->askAll($second, $timeout)];
-    }
-
-    /** What the server has said, if it has. */
-    private function refusal(?\RedisException $error): Refused|Unanswered
-    {
-        $said = $this->redis->getLastError();
-
-        return $said !== null ? Refused::by($said) : new Unanswered($error?->getMessage() ?? 'no reply');
+        return [...$this->ask($first, $timeout), ...$this->ask($second, $timeout)];
     }
 
     public function isOpen(): bool

@@ -13,6 +13,7 @@ use Predis\Command\RawCommand;
 use Predis\Connection\NodeConnectionInterface;
 use Predis\PredisException;
 use Predis\Response\ErrorInterface;
+use Predis\Response\ResponseInterface;
 
 /**
  * A connection of Predis.
@@ -42,31 +43,7 @@ final class PredisLink implements Link
         }
     }
 
-    public function ask(array $words, float $timeout): mixed
-    {
-        $reply = $this->within($timeout, function () use ($words, &$isError): mixed {
-            return $this->client->executeRaw($words, $isError);
-        });
-
-        return $isError ? throw Refused::by((string) $reply) : $reply;
-    }
-
-    public function askAll(array $commands, float $timeout): array
-    {
-        $replies = $this->within($timeout, function () use ($commands): array {
-            $pipeline = $this->client->pipeline();
-            foreach ($commands as $words) {
-                $pipeline->executeCommand(RawCommand::create(...$words));
-            }
-
-            return $pipeline->execute();
-        });
-        $refused = static fn (mixed $one) => $one instanceof ErrorInterface ? Refused::by($one->getMessage()) : $one;
-
-        return array_map($refused, $replies);
-    }
-
-    private function within(float $timeout, \Closure $work): mixed
+    public function ask(array $commands, float $timeout): array
     {
         try {
             $connection = $this->client->getConnection();
@@ -74,14 +51,23 @@ final class PredisLink implements Link
             if (is_resource($stream)) { // from Predis 3 on the bound of the constructor stands
                 stream_set_timeout($stream, (int) $timeout, (int) (fmod($timeout, 1.0) * 1e6));
             }
-
-            return $work();
+            $pipeline = $this->client->pipeline();
+            foreach ($commands as $words) {
+                $pipeline->executeCommand(RawCommand::create(...$words));
+            }
+            $replies = $pipeline->execute();
         } catch (PredisException $error) {
             throw new Unanswered($error->getMessage());
         } catch (\Throwable $error) { // of a signal's handler: a reply may be read in part
             $this->close();
             throw $error;
         }
+
+        return array_map(static fn (mixed $one): mixed => match (true) {
+            $one instanceof ErrorInterface => Refused::by($one->getMessage()),
+            $one instanceof ResponseInterface => (string) $one,
+            default => $one,
+        }, $replies);
     }
 
     public function isOpen(): bool

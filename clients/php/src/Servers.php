@@ -63,22 +63,15 @@ final class Servers
      */
     public function ask(string $key, array $words, float $until, bool $once = false): mixed
     {
-        $this->check();
         $address = $this->of($key);
-        for ($hops = 1, $asking = false;; ++$hops) {
-            try {
-                return $this->at($address, $until, static function (Link $link, \Closure $left) use ($words, $asking): mixed {
-                    $asking && $link->ask(['ASKING'], $left());
-
-                    return $link->ask($words, $left());
-                }, $once);
-            } catch (Redirected $error) {
-                if ($hops === self::HOPS) {
-                    throw $error;
-                }
-                $address = $this->redirected($error, $key, $address);
-                $asking = $error->once();
+        for ($hops = 1, $asking = [];; ++$hops) {
+            $replies = $this->askAll($address, [...$asking, $words], $until, $once);
+            $reply = end($replies);
+            if (!$reply instanceof Redirected || $hops === self::HOPS) {
+                return $reply instanceof Refused ? throw $reply : $reply;
             }
+            $address = $this->redirected($reply, $key, $address);
+            $asking = $reply->once() ? [['ASKING']] : [];
         }
     }
 
@@ -109,32 +102,16 @@ final class Servers
     }
 
     /**
-     * Returns one server's replies to many commands that may be sent twice, in one go.
+     * Returns one server's replies to commands, in one go. A refusal is among them as a Refused.
      *
      * @param non-empty-list<list<int|string>> $commands
+     * @param bool                             $once     they must not be sent twice
      *
-     * @return list<mixed>
+     * @return non-empty-list<mixed>
      */
-    public function askAll(string $address, array $commands, float $until): array
+    public function askAll(string $address, array $commands, float $until, bool $once = false): array
     {
         $this->check();
-        $replies = $this->at($address, $until, static fn (Link $link, \Closure $left): array => $link->askAll($commands, $left()));
-        array_map(fn (mixed $reply) => $reply instanceof Refused && $this->refused($reply, $address), $replies);
-
-        return $replies;
-    }
-
-    /** Who is primary now is found by connecting. */
-    private function refused(Refused $error, string $address): void
-    {
-        if ($error->code() === 'READONLY') {
-            $this->disconnect($address);
-        }
-    }
-
-    /** @param \Closure(Link, \Closure(): float): mixed $ask */
-    private function at(string $address, float $until, \Closure $ask, bool $once = false): mixed
-    {
         if (Clock::now() >= $until) {
             throw new Unanswered('no time is left to ask');
         }
@@ -149,19 +126,22 @@ final class Servers
         }
         try {
             $this->links[$address] ??= $this->where->node($address)->open($left());
-
-            return $ask($this->links[$address], $left);
+            $replies = $this->links[$address]->ask($commands, $left());
         } catch (Unanswered $error) {
             $this->disconnect($address);
             if ($isNew || $once || Clock::now() >= $until) {
                 throw $error;
             }
 
-            return $this->at($address, $until, $ask, true); // an idle connection may have ended long ago
-        } catch (Refused $error) {
-            $this->refused($error, $address);
-            throw $error;
+            return $this->askAll($address, $commands, $until, true); // an idle connection may have ended long ago
         }
+        foreach ($replies as $reply) {
+            if ($reply instanceof Refused && $reply->code() === 'READONLY') { // who is primary now is found by connecting
+                $this->disconnect($address);
+            }
+        }
+
+        return $replies;
     }
 
     /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks for a while. */

@@ -9,6 +9,7 @@ use Dlock\Exception\Deadlock;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\NotHeld;
+use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Dlock\Hold;
 use Dlock\Locks;
@@ -510,6 +511,26 @@ final class LocksTest extends TestCase
         Stage::until(static fn () => $read() > $before, 'what was sent late is read');
         self::assertSame([$hold->owner], $this->server->owners());
         $hold->guard('PING');
+        $hold->release();
+    }
+
+    /** @dataProvider libraries */
+    public function testAGuardedCommandHasItsReply(string $place, string $library): void
+    {
+        $this->on($place);
+        $hold = Kinds::locks($place, $library)->lock($this->key());
+        self::assertSame('OK', $hold->guard('SET', $this->key(':left'), 41));
+        self::assertSame('41', $hold->guard('GET', $this->key(':left')));
+        self::assertNull($hold->guard('GET', $this->key(':none')));
+        self::assertSame([], $hold->guard('LRANGE', $this->key(':none'), 0, -1));
+        self::assertSame(0, $hold->guard('EXISTS', $this->key(':none')));
+        try {
+            $hold->guard('INCRBY', $this->key(':left'), 'many');
+            self::fail('it is no number');
+        } catch (Refused $error) {
+            self::assertStringContainsString('not an integer', $error->getMessage());
+        }
+        self::assertFalse($hold->lost());
         $hold->release();
     }
 

@@ -15,7 +15,7 @@ final class PlantedTest extends TestCase
     private const RENEWS_NOTHING = ['Core.php', 'array_push($lost, ...$this->renewAll($requests, $until));', ''];
     private const ENDS_THE_WAIT = ['Core.php', '$again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);', 'throw $error;'];
     private const ENDS_WITH_THE_CONNECTION = [
-        'Servers.php', 'return $this->at($address, $until, $ask, true);', "throw new Refused('ERR the connection has ended');",
+        'Servers.php', 'return $this->askAll($address, $commands, $until, true);', "throw new Refused('ERR the connection has ended');",
     ];
     private const LEAVES_NOTHING = ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"];
     private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 && !$again) {', 'if (false) {'];
@@ -61,8 +61,8 @@ final class PlantedTest extends TestCase
             'wait_over_a_crash' => self::ENDS_THE_WAIT,
             'wait_over_a_slot_move' => [
                 'Servers.php',
-                "if (\$hops === self::HOPS) {\n                    throw \$error;",
-                "if (true) {\n                    throw new Refused('ERR it has moved');",
+                'if (!$reply instanceof Redirected || $hops === self::HOPS) {',
+                "if (\$reply instanceof Redirected) {\n                throw new Refused('ERR it has moved');\n            } else {",
             ],
             'first_come_first_served' => ['Core.php', '$request->wait($slice), min(', '$request->take(true), min('],
             'a_try_takes_no_place' => ['Core.php', '$request->take($atOnce), ', '$request->take(false), '],
@@ -89,7 +89,11 @@ final class PlantedTest extends TestCase
             'dropped' => self::FORGETS_QUIETLY,
             'forgotten_and_left_to_its_lease' => self::FORGETS_QUIETLY,
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
-            'a_hold_that_may_not_last' => self::RENEWS_NOTHING,
+            'a_hold_that_may_not_last' => [
+                'Core.php',
+                "foreach (\$this->held as \$request) {\n            if (\$request->until <= Clock::now())",
+                "\$first = \$this->firstEnd();\n        foreach (\$this->held as \$request) {\n            if (\$first <= Clock::now())",
+            ],
             'a_short_hold_beside_a_long_one' => self::RENEWS_NOTHING,
             'sixty_forgotten_at_200_ms' => self::RENEWS_NOTHING,
             'a_time_out_leaves_no_place' => self::LEAVES_NOTHING,
@@ -106,9 +110,7 @@ final class PlantedTest extends TestCase
             'asked_again_after_a_lost_reply' => ['Core.php', '$again = $request->asked;', '$again = false;'],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
             'late_commands_of_open_connections' => ['Servers.php', "\$this->disconnect(\$address);\n            if (\$isNew", 'if ($isNew'],
-            'a_late_request_is_given_back' => [
-                'Servers.php', "\$this->links[\$address]->close();\n            unset", "static \$kept = []; \$kept[] = \$this->links[\$address]; unset",
-            ],
+            'a_late_request_is_given_back' => ['Core.php', '...$release], $request->isUnheard);', '...$release]);'],
             'a_loss_is_given_back' => self::BELIEVES_FOR_EVER,
             'released_while_the_server_is_away' => ['Core.php', '$this->later($request, [$isRefused', 'array_filter([$request, $isRefused'],
             'released_during_a_failover' => ['Servers.php', '$this->mend($error, $until);', 'throw $error;'],

@@ -9,17 +9,12 @@ use Dlock\Link;
 /** A connection to a server that says what a test wants. */
 final class Scripted implements Link
 {
-    /** @param \Closure(list<int|string>): mixed $says */
+    /** @param \Closure(list<int|string>): mixed $says returns the reply to a command */
     public function __construct(private readonly \Closure $says)
     {
     }
 
-    public function ask(array $words, float $timeout): mixed
-    {
-        return ($this->says)($words);
-    }
-
-    public function askAll(array $commands, float $timeout): array
+    public function ask(array $commands, float $timeout): array
     {
         return array_map($this->says, $commands);
     }

@@ -217,7 +217,7 @@ final class TroubleTest extends TestCase
             $asked[] = [$host, $port];
             $says = [7000 => 'MOVED 5 :7001', 7001 => 'ASK 5 ::1:7002'];
 
-            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? throw Refused::by($says[$port]) : [1, 1]));
+            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? Refused::by($says[$port]) : [1, 1]));
         };
         $locks = Locks::cluster(['host:7000'], $connect);
         self::assertSame(1, $locks->tryLock('a')?->token);
