@@ -250,7 +250,9 @@ final class Connect
             return new self('a Predis client', static fn (float $within): Link => self::predis($client)->open($within));
         }
         if ($client instanceof \Closure) {
-            return new self('a closure', static fn (float $within): Link => self::like(self::made($client, $within))->open($within));
+            $like = static fn (float $within): self => self::like(self::made($client, $within));
+
+            return new self('a closure', static fn (float $within): Link => $like($within)->open($within));
         }
         throw new \InvalidArgumentException('client must be a Redis, a Predis client, a Connect, or a closure that makes one, not '
             . get_debug_type($client) . ($client instanceof \RedisCluster ? ': see Locks::cluster()' : ''));
@@ -359,7 +361,7 @@ final class Connect
         return [$parts[1], (int) $parts[2]];
     }
 
-    /** A failure to connect, as an error of ours. An unknown host and a certificate that is none do not become better by waiting. */
+    /** A failure to connect, as an error of ours. An unknown host and a certificate that is none do not pass. */
     private static function failed(string $text, ?\Throwable $previous = null): Refused|Unanswered
     {
         $final = '/^(NOAUTH|WRONGPASS|NOPERM|ERR) |getaddrinfo.*not known|certificate|SSL operation failed/i';

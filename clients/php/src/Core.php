@@ -251,7 +251,7 @@ final class Core
     public function forsake(Hold $hold, Request $request): void
     {
         if ($this->servers->isOpen()) {
-            $this->logger?->warning('lock {key} of {owner} is lost: nothing refers to its hold, and it was not released (forgotten)', [
+            $this->logger?->warning('lock {key} of {owner} is lost: its hold was forgotten, and not released', [
                 'key' => $hold->key,
                 'owner' => $hold->owner,
             ]);
@@ -468,7 +468,8 @@ final class Core
         if ($reply instanceof Redirected) {
             $sent = Clock::now();
             try {
-                $reply = $this->servers->ask($request->key, $request->renew($request->token), $sent + $this->settings->replyTimeout);
+                $until = $sent + $this->settings->replyTimeout;
+                $reply = $this->servers->ask($request->key, $request->renew($request->token), $until);
                 $address = $this->servers->of($request->key);
             } catch (Unanswered | Refused $reply) {
                 // As the others.

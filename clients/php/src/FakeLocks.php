@@ -7,8 +7,8 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * Locks without a server, for unit tests. They know the locks of one process. Guarded commands are noted, and not run: their reply is
- * null. Whoever waits for a lock that is held waits for its lease, or in vain.
+ * Locks without a server, for unit tests. They know the locks of one process. Guarded commands are noted, and not run: their
+ * reply is null. Whoever waits for a lock that is held waits for its lease, or in vain.
  */
 final class FakeLocks extends Locks
 {

@@ -122,7 +122,7 @@ final class Hold
         $this->core->release($this->request, $this->since);
     }
 
-    /** Gives it back in so many seconds: until then nobody has it, so that work is done once in a period. NotHeld if it was lost before. */
+    /** Leaves it taken for so many seconds, so that work is done once in a period. NotHeld if it was lost before. */
     public function releaseAfter(int|float $seconds): void
     {
         $seconds = Settings::positive('seconds', $seconds);

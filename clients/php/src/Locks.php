@@ -99,7 +99,7 @@ class Locks
         int|float|null $maxHold = null,
         ?string $actor = null,
     ): Hold {
-        $options = compact('shared', 'limit', 'ephemeral', 'owner', 'hangTimeout', 'onLost', 'permits', 'lease', 'maxHold', 'actor');
+        $options = [$shared, $limit, $ephemeral, $owner, $hangTimeout, $onLost, $permits, $lease, $maxHold, $actor];
 
         return $this->tryLock($key, $timeout, ...$options)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");

@@ -40,7 +40,7 @@ final class Servers
     private int $seed = 0;
     private int $process;
 
-    /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are of the process that forked this one */
+    /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are the parent's, after a fork */
     public function __construct(
         private readonly Connect $where,
         private readonly float $replyTimeout,
@@ -144,7 +144,7 @@ final class Servers
         return $replies;
     }
 
-    /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks for a while. */
+    /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks. */
     private function isFormer(): bool
     {
         if ($this->where->named === null || Clock::now() - $this->lookedAt < self::LOOK_EVERY) {

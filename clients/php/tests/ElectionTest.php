@@ -28,7 +28,7 @@ final class ElectionTest extends TestCase
         self::assertTrue($one->isLeader());
         self::assertFalse($two->isLeader());
         self::assertSame(['id' => 'one', 'term' => $one->term()], $two->leader());
-        self::assertTrue($one->guard('SET', $this->server->key . ':value', 1));
+        self::assertSame('OK', $one->guard('SET', $this->server->key . ':value', 1));
         $before = $one->term();
         $one->resign();
         self::assertNull($one->term());
