@@ -287,10 +287,10 @@ final class Core
      *
      * @param list<list<int|string>> $commands
      */
-    private function later(Request $request, array $commands, bool $repeats = false): void
+    private function later(Request $request, array $commands, bool $repeats = false, float $at = -INF): void
     {
         $end = Clock::now() + $request->lease + max($request->hangTimeout ?? 0.0, $this->settings->queueGrace);
-        $this->errands[] = new Errand($request->key, $commands, $end, $repeats);
+        $this->errands[] = new Errand($request->key, $commands, $at, $end, $repeats);
     }
 
     /** Says what is due, until something is not answered: that is said again later, behind the others. */
@@ -300,7 +300,9 @@ final class Core
         foreach ($this->errands as $i => $errand) {
             while ($errand->isDue() && Clock::now() < $enough && $this->servers->isOpen()) {
                 try {
-                    $until = min(Clock::now() + $this->settings->replyTimeout, $end + Servers::GRACE);
+                    // What is held is to be renewed in time.
+                    $most = max(Clock::now() + Servers::GRACE, $this->firstEnd() - self::INTERVAL);
+                    $until = min(Clock::now() + $this->settings->replyTimeout, $end + Servers::GRACE, $most);
                     $this->servers->ask($errand->key, $errand->command(), $until);
                     $errand->answered();
                 } catch (Unanswered | Refused $error) {
@@ -399,7 +401,7 @@ final class Core
                     $this->refusal !== null => "the server refuses to renew it: $this->refusal",
                     default => 'nobody has confirmed it before its end',
                 }));
-                $this->later($request, [$request->release()]);
+                $this->later($request, [$request->release()], at: Clock::now() + self::INTERVAL); // nobody answers now
             }
         }
         $this->doErrands($end);
@@ -448,7 +450,7 @@ final class Core
                     if (!isset($this->held[$request->owner])) {
                         continue; // it was ephemeral, and has ended with the connection
                     }
-                    $reply = $this->renewed($request, $address, $sent, $replies[$i]);
+                    $reply = $this->renewed($request, $address, $sent, $until, $replies[$i]);
                     if ($reply instanceof NotHeld) {
                         array_push($lost, ...$this->lose($request, 'not held any more'));
                     } elseif ($reply !== null) {
@@ -463,13 +465,13 @@ final class Core
     }
 
     /** Returns what was heard instead of a renewal: it is not held, or it is asked for again. */
-    private function renewed(Request $request, string $address, float $sent, mixed $reply): Unanswered|Refused|null
+    private function renewed(Request $request, string $address, float $sent, float $until, mixed $reply): Unanswered|Refused|null
     {
         if ($reply instanceof Redirected) {
             $sent = Clock::now();
             try {
-                $until = $sent + $this->settings->replyTimeout;
-                $reply = $this->servers->ask($request->key, $request->renew($request->token), $until);
+                $words = $request->renew($request->token);
+                $reply = $this->servers->ask($request->key, $words, max($until, $sent + Servers::GRACE));
                 $address = $this->servers->of($request->key);
             } catch (Unanswered | Refused $reply) {
                 // As the others.

@@ -18,16 +18,17 @@ final class Errand
 
     private int $said = 0;
     private float $pause = self::FIRST_PAUSE;
-    private float $at = -INF;
 
     /**
      * @param list<list<int|string>> $commands
+     * @param float $at      not before
      * @param float $end     nothing can be left then
      * @param bool  $repeats what they take back may reach the server late: they are said again until the end
      */
     public function __construct(
         public readonly string $key,
         private readonly array $commands,
+        private float $at,
         private readonly float $end,
         private readonly bool $repeats,
     ) {
