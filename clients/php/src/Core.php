@@ -301,8 +301,8 @@ final class Core
             while ($errand->isDue() && Clock::now() < $enough && $this->servers->isOpen()) {
                 try {
                     // What is held is to be renewed in time.
-                    $most = max(Clock::now() + Servers::GRACE, $this->firstEnd() - self::INTERVAL);
-                    $until = min(Clock::now() + $this->settings->replyTimeout, $end + Servers::GRACE, $most);
+                    $most = $this->held === [] ? $this->settings->replyTimeout : self::INTERVAL;
+                    $until = min(Clock::now() + min($most, $this->settings->replyTimeout), $end + Servers::GRACE);
                     $this->servers->ask($errand->key, $errand->command(), $until);
                     $errand->answered();
                 } catch (Unanswered | Refused $error) {

@@ -31,7 +31,7 @@ final class Servers
     public bool $closed = false;
     /** @var array<string, Link> by address */
     private array $links = [];
-    /** @var array<string, string> by key, or by what is in its braces: the address that MOVED has told */
+    /** @var array<string, string> by key, or by what is in its braces: the address that has answered, or that MOVED has told */
     private array $known = [];
     /** The address of the primary that the Sentinels have named, and when. */
     private string $named = '';
@@ -68,6 +68,8 @@ final class Servers
             $replies = $this->askAll($address, [...$asking, $words], $until, $once);
             $reply = end($replies);
             if (!$reply instanceof Redirected || $hops === self::HOPS) {
+                $asking === [] && $this->remember($key, $address); // or another seed would be asked when one fails
+
                 return $reply instanceof Refused ? throw $reply : $reply;
             }
             $address = $this->redirected($reply, $key, $address);
@@ -198,11 +200,18 @@ final class Servers
             $address = Connect::address('seeds', $by)[0] . $address;
         }
         if (!$error->once()) {
-            unset($this->known[self::tag($key)]);
-            $this->known = array_slice($this->known, -self::MOST_KNOWN, null, true) + [self::tag($key) => $address];
+            $this->remember($key, $address);
         }
 
         return $address;
+    }
+
+    private function remember(string $key, string $address): void
+    {
+        if ($this->where->seeds !== [] && ($this->known[self::tag($key)] ?? '') !== $address) {
+            unset($this->known[self::tag($key)]);
+            $this->known = array_slice($this->known, -self::MOST_KNOWN, null, true) + [self::tag($key) => $address];
+        }
     }
 
     /** What decides who serves a key: what is in its first braces, if there is something; else all of it. */
