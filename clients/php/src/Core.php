@@ -396,12 +396,14 @@ final class Core
         }
         foreach ($this->held as $request) {
             if ($request->until <= Clock::now()) {
+                $isWanted = Clock::now() < $request->last;
                 array_push($lost, ...$this->lose($request, match (true) {
-                    $request->last <= Clock::now() => 'max_hold is over',
+                    !$isWanted => 'max_hold is over',
                     $this->refusal !== null => "the server refuses to renew it: $this->refusal",
                     default => 'nobody has confirmed it before its end',
                 }));
-                $this->later($request, [$request->release()], at: Clock::now() + self::INTERVAL); // nobody answers now
+                $at = $isWanted ? Clock::now() + self::INTERVAL : -INF; // nobody answers now
+                $this->later($request, [$request->release()], at: $at);
             }
         }
         $this->doErrands($end);
