@@ -28,7 +28,7 @@ final class Core
 {
     private const WARN_EVERY = 10.0;
     private const TRIES = 3;
-    /** A signal's handler waits for the end of a slice. */
+    /** The longest slice of a wait: a signal's handler runs at its end. */
     private const SLICE = 1.0;
     /** The longest time between two signs of life. */
     private const INTERVAL = 1.0;
@@ -69,7 +69,7 @@ final class Core
             if (!$error instanceof Replaced) {
                 $this->leave($request, $isUpgrade);
             }
-            // What has answered nothing is not waited for once more.
+            // A server that has not answered is not waited for a second time.
             $error instanceof Unanswered || $error instanceof LockTimeout || $this->doErrands(Clock::now());
             throw $error;
         } finally {
@@ -172,7 +172,7 @@ final class Core
         }
     }
 
-    /** What nobody can keep is not taken: where RENEW was refused it is asked whether it still is. */
+    /** Takes nothing that it cannot keep: where the server refused RENEW, it asks again first. */
     private function refuseUnkept(Request $request, float $until): void
     {
         if ($request->tracked && $this->refusal !== null) {
@@ -220,7 +220,7 @@ final class Core
         $this->tell(static fn (Observer $one) => $one->released($request->key, $held));
     }
 
-    /** Leaves it taken for so long, and keeps it no more. NotHeld if it has ended before. */
+    /** Leaves the lock taken for this long, and stops keeping it. NotHeld if the hold has ended before. */
     public function releaseAfter(Request $request, float $seconds, float $since): void
     {
         $this->forget($request);
@@ -237,7 +237,7 @@ final class Core
         } catch (NotHeld $error) {
             throw $error;
         } catch (\Throwable $error) {
-            // Whoever has no right to give it back leaves it to its lease.
+            // Without the right to release it, the hold ends with its lease.
             $isRefused = $error instanceof Refused && !$error->passes();
             $this->later($request, [$isRefused ? $request->untie($request->lease) : $words]);
             throw $error;
@@ -261,7 +261,7 @@ final class Core
         }
     }
 
-    /** Gives back what nobody has. */
+    /** Releases a hold that no program has. */
     public function abandon(Request $request): void
     {
         $this->forget($request);
@@ -293,7 +293,7 @@ final class Core
         $this->errands[] = new Errand($request->key, $commands, $at, $end, $repeats);
     }
 
-    /** Says what is due, until something is not answered: that is said again later, behind the others. */
+    /** Sends what is due, until a command is not answered: that one is sent again later, behind the others. */
     public function doErrands(float $end = INF): void
     {
         $enough = Clock::now() + self::INTERVAL;
@@ -349,7 +349,7 @@ final class Core
         return [$hold];
     }
 
-    /** What ends with its connection, or with this process, is lost. The rest is tied to the next connection. */
+    /** Reports lost what ends with its connection or with this process. The rest is tied to the next connection. */
     private function ended(?string $address): void
     {
         foreach ($this->held as $request) {
@@ -466,7 +466,7 @@ final class Core
         return $lost;
     }
 
-    /** Returns what was heard instead of a renewal: it is not held, or it is asked for again. */
+    /** Returns the error that came instead of a renewal: it is not held, or the client asks again. */
     private function renewed(Request $request, string $address, float $sent, float $until, mixed $reply): Unanswered|Refused|null
     {
         if ($reply instanceof Redirected) {

@@ -20,14 +20,14 @@ final class Request
     /** Something may be granted, or a place kept, that nobody has. */
     public bool $asked = false;
     public bool $queued = false;
-    /** A command was not answered, and may reach the server late. */
+    /** Whether a command was not answered, and may reach the server late. */
     public bool $isUnheard = false;
 
     /** The fencing token of what was granted. */
     public int $token = 0;
     /** By the clock it is ours until then. */
     public float $until = 0.0;
-    /** The program wants it no longer. */
+    /** Whether the program has released it. */
     public float $last = INF;
     /** When the server was asked for it last. */
     public float $askedAt = -INF;
@@ -113,7 +113,7 @@ final class Request
         $this->until = min($this->last, max($this->until, $this->end($sent, $lease)));
     }
 
-    /** Perhaps it is held for the lease only. */
+    /** Whether it may be held for the lease only. */
     public function doubt(float $sent): void
     {
         $this->until = min($this->until, $this->end($sent, $this->lease));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Errands: commands that are said again until the server has answered them, or until they mean nothing any longer.
+//! Errands: commands that are sent again until the server has answered them, or until they mean nothing any longer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::settings::{millis, now, NEVER};
 enum Kind {
     /// Gives the hold back.
     Release,
-    /// Has the server renew the hold no more: it ends after so long.
+    /// Stops the server's renewals: the hold ends after this time.
     Leave(Duration),
-    /// Brings the hold into the session of whoever serves it now.
+    /// Brings the hold into the session of the server that serves it now.
     Renew(Duration),
     /// Leaves the queue.
     Cancel,
@@ -76,14 +76,14 @@ impl Errand {
 }
 
 impl Sessions {
-    /// Says an errand until it is done.
+    /// Sends an errand until it is done.
     pub(crate) async fn carry(self: Arc<Self>, mut errand: Errand) {
         while self.with(|state| state.wants(&errand)) && self.say(&mut errand).await.is_err() {
             sleep(PAUSE).await;
         }
     }
 
-    /// Says it once. Returns what it has come to, or else the error after which it is to be said again.
+    /// Sends it once. Returns the result, or the error after which it is to be sent again.
     async fn say(self: &Arc<Self>, errand: &mut Errand) -> Result<Result<()>> {
         let (sent, command) = (now(), errand.command(&self.with(|state| state.name.clone())));
         let reply = self.client.call(&errand.place.key, command, self.settings.reply_timeout).await;
@@ -99,7 +99,7 @@ impl Sessions {
         }
     }
 
-    /// Says an errand in the caller's time, and after the time for a reply, or when the caller is gone, in the background.
+    /// Sends an errand in the caller's time. After the time for a reply, or when the caller is gone, it continues in the background.
     pub(crate) async fn hand_in(self: &Arc<Self>, errand: Errand) -> Result<()> {
         let end = now() + self.settings.reply_timeout;
         let mut carried = Carried { sessions: self.clone(), errand: Some(errand) };
@@ -132,7 +132,7 @@ impl Drop for Carried {
 }
 
 impl State {
-    /// Reports whether it is still to be said.
+    /// Reports whether it is still to be sent.
     fn wants(&mut self, errand: &Errand) -> bool {
         let is_wanted = match errand.kind {
             Kind::Renew(_) => self.held.get(&errand.place).is_some_and(|held| !held.over),

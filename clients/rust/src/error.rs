@@ -170,8 +170,8 @@ fn is_broken(error: &RedisError) -> bool {
     }
 }
 
-/// A name that nobody knows, a certificate that nobody trusts, no TLS at all, or a password that is wrong in a cluster: the standard
-/// library, TLS and the redis crate tell them by their words.
+/// An unknown name, an untrusted certificate, no TLS at all, or a wrong password in a cluster: the standard library, TLS and the redis
+/// crate report them by their words only.
 fn is_final(error: &RedisError) -> bool {
     let text = error.to_string();
     let unknown = text.contains("failed to lookup address") && !text.contains("Temporary failure");

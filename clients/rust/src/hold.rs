@@ -38,7 +38,7 @@ pub(crate) struct Held {
     pub(crate) is_renewed: bool,
     /// Another one renews it.
     is_taken: bool,
-    /// What the last RENEW has come to.
+    /// The error of the last RENEW.
     pub(crate) trouble: Option<Error>,
     lost: watch::Sender<Option<String>>,
 }
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// Has the hold be in the session of whoever serves it now, and learns how long it lasts.
+    /// Brings the hold into the session of the server that serves it now, and learns how long it lasts.
     pub(crate) fn renew(&mut self, place: &Place) {
         let Some(held) = self.held.get_mut(place).filter(|held| !held.is_renewed && !held.over) else { return };
         held.is_renewed = true;
@@ -232,7 +232,7 @@ impl Hold {
         self.granted.lost.borrow().is_some()
     }
 
-    /// For so long it is ours for sure, if nothing is heard of the server any more.
+    /// Returns how long the hold lasts even if the server is silent from now on.
     pub fn left(&self) -> Duration {
         self.sessions.with(|state| state.left(&self.granted.place))
     }

@@ -75,7 +75,7 @@ impl Locks {
         Ok(holds)
     }
 
-    /// Whether anybody holds it.
+    /// Returns whether the lock is held.
     ///
     /// # Errors
     /// What the server or the connection says.

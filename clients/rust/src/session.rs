@@ -19,15 +19,15 @@ use crate::random::{process, unique};
 use crate::settings::{millis, now, Settings, NEVER};
 use crate::take::Take;
 
-/// A loop without work stays for so long: the next turn begins without a new one.
+/// How long a loop without work stays: the next turn begins without a new one.
 const LINGER: Duration = Duration::from_secs(1);
-/// After an answer without rows that came early, and after a failure.
+/// How long a loop pauses after an early answer without rows, and after a failure.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
-/// Nobody sleeps longer: timers may stand still while the machine is suspended.
+/// The longest sleep: timers may stand still while the machine is suspended.
 pub(crate) const SLICE: Duration = Duration::from_secs(1);
-/// A timer that is so late says that the process stood still.
+/// A timer that is this late shows that the process stood still.
 const STALL: Duration = Duration::from_millis(500);
-/// What the answer to SESSION takes on its way is no early answer.
+/// An answer to SESSION that comes this much before its time is not early: it was on its way.
 const EARLY: Duration = Duration::from_millis(10);
 
 /// What one server keeps for this client.
@@ -41,10 +41,10 @@ pub(crate) struct Session {
     pub(crate) waits: HashSet<u64>,
     /// When a SESSION was sent, and until when all holds last that its answer spoke of. One that a later one surpasses is gone.
     bounds: VecDeque<(Duration, Duration)>,
-    /// Of the leases in it.
+    /// The shortest and the longest lease in it.
     shortest: Option<Duration>,
     longest: Duration,
-    /// Something is to be kept.
+    /// Whether the session has something to keep.
     pub(crate) is_kept: bool,
     keeper: Option<JoinHandle<()>>,
     /// What the last SESSION failed with.
@@ -85,7 +85,7 @@ impl Session {
     }
 }
 
-/// All that this client holds and waits for. The rules only change it; what is to be done is listed, and [`Sessions::with`] does it.
+/// All that this client holds and waits for. The rules change it and list what follows, which [`Sessions::with`] does.
 pub(crate) struct State {
     pub(crate) settings: Settings,
     /// The sessions' name.
