@@ -91,7 +91,12 @@ impl Engine {
         match grantable {
             _ if head.is_absent() => return Served::Waits,
             Grantable::Now | Grantable::Withheld if kept_back => {
-                if let Some(id) = head.request() {
+                let request = head.request();
+                // A demotion forgets the sessions at once, and their requests in steps.
+                if self.drop_ended_head(entry, now, lock) {
+                    return Served::Moved;
+                }
+                if let Some(id) = request {
                     self.withhold(id);
                 }
                 return Served::Waits;

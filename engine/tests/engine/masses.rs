@@ -152,6 +152,29 @@ fn a_demotion_is_cleared_away_in_steps() {
     assert_steps(&mut server);
 }
 
+/// A server that is promoted again before it has cleared everything away clears the rest, too: its sessions are forgotten.
+#[test]
+fn nobody_waits_in_a_session_that_a_demotion_has_ended() {
+    let mut server = crowded(true);
+    for at in 0..LOCKS {
+        drop(ask(
+            &mut server,
+            &format!("ACQUIRE k{at} w{at} BLOCK 0 IN app"),
+        ));
+    }
+    server.engine.demote(NOW);
+    server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
+    server.keys.close();
+    assert!(server.engine.places() > 0);
+    server.engine.promote();
+    settle(&mut server);
+    for at in 0..LOCKS {
+        drop(ask(&mut server, &format!("FORCERELEASE k{at}")));
+    }
+    settle(&mut server);
+    assert_eq!(server.engine.places(), 0);
+}
+
 /// A server that is promoted again before it has cleared everything away works on with the rest.
 #[test]
 fn who_has_not_been_told_of_a_demotion_waits_on() {

@@ -276,7 +276,7 @@ class Take:
         self.owner = self.sessions.owner(self.request.actor)
 
     def _cancel(self) -> None:
-        """Leaves the queue. If the grant came first, its row belongs to no take, and the client releases it by its token."""
+        """Leaves the queue. A grant that came first is a row that no take knows, and is released by its token."""
         name, owner, sessions, session = self.request.names[0], self.owner, self.sessions, self._session
 
         def then(sent: float, reply: Any) -> None:
