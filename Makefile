@@ -48,7 +48,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 .PHONY: help run test test-engine demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny
-.PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients packages cli observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients lines packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
 
@@ -148,6 +148,9 @@ observe: build ## Test the dashboard with Prometheus and its exporters for Redis
 clients: build ## Run the tests of the clients in all languages (ONLY=python,rust; VALKEY=/path/to/server)
 	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1
 	@cargo run --quiet --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
+
+lines: ## Count the clients' lines of code
+	@python3 clients/lines.py
 
 bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
 	@cargo run --quiet --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
