@@ -19,7 +19,7 @@ use Predis\PredisException;
 final class Connect
 {
     /**
-     * @param \Closure(float): Link   $open  connects within so many seconds
+     * @param \Closure(float): Link   $open  makes the connection within this many seconds
      * @param list<string>            $seeds of a cluster
      * @param ?\Closure(string): self $node  of a cluster, by its address
      * @param ?\Closure(float): string $named asks the Sentinels for the address of the primary
@@ -214,7 +214,7 @@ final class Connect
         return $this->node === null ? $this : ($this->node)($address);
     }
 
-    /** @internal connects within so many seconds */
+    /** @internal makes the connection within this many seconds */
     public function open(float $within): Link
     {
         return ($this->open)($within);

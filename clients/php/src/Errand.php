@@ -7,7 +7,7 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * Commands about one request that are said until the server has answered, and how far that is.
+ * Commands about one request that the client repeats until the server has answered, and how far it has come.
  *
  * @internal
  */

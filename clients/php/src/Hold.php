@@ -87,7 +87,7 @@ final class Hold
         }
     }
 
-    /** For so many seconds it is held for sure, if nothing is heard of the server any more. Asks nobody. */
+    /** Returns for how many seconds it is surely held, even if the server does not answer again. Sends no command. */
     public function left(): float
     {
         return $this->over || !$this->core->isOpen() ? 0.0 : max(0.0, $this->request->until - Clock::now());
@@ -122,7 +122,7 @@ final class Hold
         $this->core->release($this->request, $this->since);
     }
 
-    /** Leaves it taken for so many seconds, so that work is done once in a period. NotHeld if it was lost before. */
+    /** Releases the lock this many seconds from now, for work that runs once a period. Throws NotHeld if it was lost before. */
     public function releaseAfter(int|float $seconds): void
     {
         $seconds = Settings::positive('seconds', $seconds);

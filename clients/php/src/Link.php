@@ -7,8 +7,8 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * One connection to one server, made by a library. Whoever gets an Unanswered closes it: the late reply must not be taken for that
- * of the next command.
+ * One connection to one server, made by a library. The caller closes it after an Unanswered: the next command must not read the
+ * late reply.
  *
  * @internal
  */

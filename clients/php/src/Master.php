@@ -66,7 +66,7 @@ final class Master
         return $left === null ? null : $left / 1000;
     }
 
-    /** Gives back what was granted, and leaves the queue. Who does not answer is told by the next call. */
+    /** Releases what was granted, and leaves the queue. The next call tells a server that does not answer now. */
     public function leave(Request $request): void
     {
         $request->asked = true;

@@ -19,7 +19,7 @@ abstract class Observer
     {
     }
 
-    /** The lock was granted so many seconds after it was asked for. */
+    /** The lock was granted, this many seconds after the program asked for it. */
     public function granted(string $key, float $seconds): void
     {
     }
@@ -29,7 +29,7 @@ abstract class Observer
     {
     }
 
-    /** It was given back after so many seconds. */
+    /** The program released it, after this many seconds. */
     public function released(string $key, float $seconds): void
     {
     }

@@ -62,7 +62,7 @@ final class QuorumHold
         }
     }
 
-    /** For so many seconds it is held for sure. */
+    /** Returns for how many seconds it is surely held. */
     public function left(): float
     {
         return $this->process === getmypid() ? max(0.0, $this->deadline - Clock::now()) : 0.0;

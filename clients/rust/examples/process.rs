@@ -10,7 +10,10 @@ use redis::Client;
 #[tokio::main]
 async fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [place, addresses, key, how] = &words[..] else { panic!("four words") };
+    let [place, addresses, key, how] = &words[..] else {
+        eprintln!("usage: process cluster|nodes ADDRESSES KEY hold|NAME");
+        std::process::exit(2);
+    };
     let urls: Vec<String> = addresses.split(',').map(|address| format!("redis://{address}/")).collect();
     let servers = if place == "cluster" {
         Servers::cluster(|| ClusterClient::builder(urls.clone())).expect("addresses")

@@ -142,7 +142,7 @@ impl Library {
         }
     }
 
-    /// Has every connection be made again.
+    /// Makes every link connect again.
     fn leave(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
@@ -230,7 +230,7 @@ impl Library {
             is_due
         };
         if is_due {
-            let _ = timeout(self.within / 6, self.find_primary()).await; // whoever hangs is asked again
+            let _ = timeout(self.within / 6, self.find_primary()).await; // the next look asks again
         }
     }
 }
@@ -249,7 +249,7 @@ struct Current {
     opening: Option<Opening>,
     number: u64,
     generation: u64,
-    /// The next one, of a cluster.
+    /// The task that connects a cluster anew while the calls go on.
     next: Option<JoinHandle<()>>,
 }
 

@@ -209,7 +209,7 @@ impl Request {
     /// Tries once, or for the time that was named. `None`: it is taken.
     ///
     /// # Errors
-    /// As [`lock`](Request::lock), but for a lock that is just taken.
+    /// As [`lock`](Request::lock); a lock that is taken is no error but `None`.
     pub async fn try_lock(self) -> Result<Option<Hold>> {
         let wait = self.wait.unwrap_or_default();
         Ok(self.take(wait).await?.and_then(|mut holds| holds.pop()))

@@ -16,7 +16,7 @@ use crate::random::random;
 use crate::session::{int, Sessions, State, PAUSE, SLICE};
 use crate::settings::{millis, now, FAR, NEVER};
 
-/// So much longer whoever is out of time waits for the word about it.
+/// How much longer a take whose time is up waits for the row that says so.
 const GRACE: Duration = Duration::from_millis(500);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// A time-out that comes no earlier is that of the wait.

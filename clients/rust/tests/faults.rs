@@ -249,7 +249,7 @@ mod scenes {
         .await;
     }
 
-    /// Nobody polls its future until its lease is over: nobody is told that it is held.
+    /// A future that nobody polls until the lease is over returns a hold that has ended.
     pub async fn a_grant_that_is_read_late_is_no_hold(server: Server) {
         let locks = server.locks();
         locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
