@@ -329,6 +329,9 @@ impl Link {
             current.next = Some(tokio::spawn(async move {
                 if let Ok(made) = library.connect(once).await {
                     let mut current = lock(&link);
+                    if current.number != number {
+                        return;
+                    }
                     current.number += 1;
                     current.opening = Some(futures_util::future::ready(Ok(made)).boxed().shared());
                 }
@@ -337,7 +340,10 @@ impl Link {
     }
 
     pub(crate) fn close(&self) {
-        *lock(&self.current) = Current::default();
+        let mut current = lock(&self.current);
+        // The task that connects anew compares the number, and drops its connection.
+        current.number += 1;
+        (current.opening, current.next) = (None, None);
     }
 }
 
