@@ -39,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-CONNECTIONS = 50  # to each server, however many tasks ask it at once
+CONNECTIONS = 16  # to each server, however many tasks ask it at once
 
 
 class AsyncSessions(Sessions):
@@ -109,6 +109,8 @@ class AsyncSessions(Sessions):
                     self._looked = now()
                     with contextlib.suppress(*FAILURES):
                         await sentinel()
+                if not hasattr(self._ours, "connection_pool"):  # without the map, the library asks any node
+                    await self._ours.initialize()
                 if words[0] == "DLOCK.SESSION":  # it may block
                     return await self._keep(words)
                 async with self._turns[self.place(words[1])]:

@@ -59,6 +59,7 @@ def _of_cluster(client: Any, asked: Any, within: float, retry: Any) -> Any:
     node = asked.cluster.ClusterNode
     kwargs = bounded(client.get_connection_kwargs(), within, retry)
     kwargs = {name: value for name, value in kwargs.items() if not name.startswith(_OF_A_NODE)}
+    kwargs["reinitialize_steps"] = 0  # else each fifth MOVED ends the connections under other tasks' calls
     if int(redis.__version__.split(".")[0]) < 6:
         kwargs["cluster_error_retry_attempts"] = 0
         del kwargs["retry"]
