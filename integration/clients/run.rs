@@ -23,7 +23,7 @@ const EACH: Duration = Duration::from_secs(20 * 60);
 const INSTALLERS: usize = 2;
 
 /// Limits how many tests run at a time. They mostly wait, but a busy machine makes clients late.
-const TESTERS: usize = 6;
+const TESTERS: usize = 4;
 
 /// A run on these server programs.
 pub struct Run {
