@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.MS;
+import static dlock.Clock.NEVER;
+import static java.lang.System.Logger.Level.WARNING;
+
 import java.time.Duration;
-import java.util.UUID;
+import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
 
@@ -17,26 +21,28 @@ import java.util.function.Consumer;
 public final class Asking {
     private final DLocks locks;
     private final String key;
+    private long lease;
+    private long maxHold = NEVER;
     // 0: nothing was said.
     private int limit;
     private int permits;
-    private boolean ephemeral;
-    private String owner;
+    private String actor;
     private Consumer<Hold> onLost = hold -> {};
 
     Asking(DLocks locks, String key) {
+        Request.checkKey(key); // what is wrong is told at once
         this.locks = locks;
         this.key = key;
-        new Request(locks.core.settings, key, "-", 1, false, null); // what is wrong with the key is told at once
+        lease = locks.sessions.settings.lease().toNanos();
     }
 
-    /** Together with others who share. */
+    /** Shares the lock with all others who share it. */
     public Asking shared() {
         limit = Request.SHARED;
         return this;
     }
 
-    /** Together with so many others, less one. */
+    /** Lets so many hold it at once. */
     public Asking limit(int limit) {
         if (limit < 1) {
             throw new IllegalArgumentException("limit must be at least 1, not " + limit);
@@ -54,22 +60,42 @@ public final class Asking {
         return this;
     }
 
-    /** The hold ends at once when the connection does, whatever has cut it. */
-    public Asking ephemeral() {
-        ephemeral = true;
+    /** Sets how long this lock lasts after the program dies or loses the server, instead of that of the {@link Settings}. */
+    public Asking lease(Duration lease) {
+        this.lease = atLeastOneMs("lease", lease);
         return this;
     }
 
-    /** Names the owner for others: {@code host/pid/name#…}. */
-    public Asking owner(String name) {
+    /** Sets how long the lock may be held: then it is reported lost, and given back. */
+    public Asking maxHold(Duration maxHold) {
+        this.maxHold = atLeastOneMs("maxHold", maxHold);
+        return this;
+    }
+
+    /**
+     * Names who takes several locks, as a task with nested locks does. The server sees that two actors wait for each other, and that one
+     * waits for what it holds itself ({@link DLockException.Deadlock}). The name is this {@link DLocks}' own.
+     */
+    public Asking actor(String name) {
         if (name == null || name.isEmpty()) {
-            throw new IllegalArgumentException("owner must not be empty");
+            throw new IllegalArgumentException("actor must not be empty");
         }
-        owner = name;
+        actor = name;
         return this;
     }
 
-    /** Called once, by a thread of its own, when the hold is lost. */
+    /**
+     * Does what {@link #actor} does.
+     *
+     * @deprecated call that
+     */
+    @Deprecated
+    public Asking owner(String name) {
+        Sessions.LOG.log(WARNING, "owner(…) is called actor(…) now");
+        return actor(name);
+    }
+
+    /** Has this called once, by a thread of its own, when the hold is lost. */
     public Asking onLost(Consumer<Hold> onLost) {
         if (onLost == null) {
             throw new IllegalArgumentException("onLost must not be null");
@@ -80,7 +106,7 @@ public final class Asking {
 
     /** Waits for the lock. Cancelling the stage leaves. */
     public CompletableFuture<Hold> holdAsync() {
-        return start(-1);
+        return start(NEVER);
     }
 
     /** Waits so long (zero: one try); null if it is taken. An error if nobody can say so. */
@@ -91,7 +117,7 @@ public final class Asking {
     /** Waits for the lock in this thread, over interrupts. */
     public Hold hold() {
         try {
-            return hold(take(-1, false));
+            return locks.take(request(), NEVER, false).get(0);
         } catch (InterruptedException never) {
             throw new AssertionError(never);
         }
@@ -99,57 +125,47 @@ public final class Asking {
 
     /** Waits so long in this thread (zero: one try); null if it is taken. */
     public Hold tryHold(Duration timeout) throws InterruptedException {
-        Take take = take(nanos(timeout), true);
-        return take == null ? null : hold(take);
+        List<Hold> holds = locks.take(request(), nanos(timeout), true);
+        return holds == null ? null : holds.get(0);
     }
 
     static long nanos(Duration timeout) {
         if (timeout == null || timeout.isNegative()) {
             throw new IllegalArgumentException("timeout must not be null or negative, but is " + timeout);
         }
-        try {
-            return Math.min(timeout.toNanos(), Long.MAX_VALUE / 4);
-        } catch (ArithmeticException long_) {
-            return Long.MAX_VALUE / 4;
+        return timeout.compareTo(Duration.ofNanos(NEVER)) < 0 ? timeout.toNanos() : NEVER;
+    }
+
+    static long atLeastOneMs(String name, Duration time) {
+        if (time == null || time.compareTo(Duration.ofMillis(1)) < 0) {
+            throw new IllegalArgumentException(name + " must be at least 1 ms, not " + time);
         }
+        return nanos(time) / MS * MS;
     }
 
     private Request request() {
-        locks.core.check();
         if (permits > 0 && (limit == 0 || limit == Request.SHARED)) {
             throw new IllegalArgumentException("permits must be given with limit, not " + permits + " alone");
         }
-        String name = Request.PROCESS + (owner == null ? "" : owner + "#") + UUID.randomUUID();
-        return new Request(locks.core.settings, key, name, Math.max(1, limit), Math.max(1, permits), ephemeral, null);
+        return new Request(List.of(key), lease, maxHold, actor, Math.max(1, limit), Math.max(1, permits), onLost);
     }
 
-    private Hold hold(Take take) {
-        return new Hold(locks.core, take.request, onLost);
-    }
-
-    private Take take(long timeout, boolean interruptible) throws InterruptedException {
-        Take take = new Take(locks.core, request(), timeout).start(false);
-        return DLocks.await(take, interruptible) == null ? null : take;
-    }
-
-    private CompletableFuture<Hold> start(long timeout) {
-        Take take = new Take(locks.core, request(), timeout);
+    private CompletableFuture<Hold> start(long wait) {
+        Sessions s = locks.sessions;
+        Take take = new Take(s, request(), wait);
         CompletableFuture<Hold> done = new CompletableFuture<>();
-        take.done.whenCompleteAsync((renewal, why) -> {
+        take.done.whenCompleteAsync((holds, why) -> {
             if (why != null) {
                 done.completeExceptionally(why);
-            } else if (renewal == null) {
+            } else if (holds == null) {
                 done.complete(null);
-            } else {
-                Hold hold = hold(take);
-                if (!done.complete(hold)) {
-                    hold.releaseAsync(); // it was completed otherwise as the grant came
-                }
+            } else if (!done.complete(Hold.of(s, holds.get(0)))) {
+                s.unwanted(holds.get(0)); // it was completed otherwise as the grant came
             }
-        }, locks.core.callbacks);
+        }, s.callbacks);
         // Whoever completes it (cancel, orTimeout, complete) waits no more. If it is the grant, the request is over before.
-        done.whenComplete((hold, why) -> take.abandon(new DLockException.Unavailable("cancelled", null)));
-        take.start(true);
+        done.whenComplete((hold, why) -> take.leave(new DLockException.Unavailable("cancelled", null)));
+        take.start();
         return done;
     }
 }

@@ -2,57 +2,58 @@
 package dlock;
 
 import java.time.Duration;
-import java.util.function.BiConsumer;
-import java.util.function.Consumer;
+import java.util.List;
+import java.util.concurrent.CompletionStage;
 
-/** What is needed of a client library: who serves what, and connections. See the modules dlock-lettuce and dlock-jedis. */
+/** What is needed of a client library: who serves a key, and connections. See the modules dlock-lettuce and dlock-jedis. */
 public interface Connector extends AutoCloseable {
-    /** Whether the keys are spread over the nodes of a cluster. */
-    default boolean cluster() {
+    /** Returns whether the keys are spread over the nodes of a cluster. */
+    default boolean isCluster() {
         return false;
     }
 
-    /** The node ({@code host:port}) that serves a slot, or null if that is not known yet. Waits for nothing. */
+    /** Returns whether the server may change while the former one goes on granting: then it is looked up once a second. */
+    default boolean isWatched() {
+        return false;
+    }
+
+    /** Returns the address of the server of this slot, as far as the library knows it, or null. It waits for nothing. */
     default String node(int slot) {
         return "";
     }
 
-    /** Asks the cluster anew who serves what. May block. */
-    default void refresh() throws Exception {}
+    /**
+     * Has the library find out who serves what. It may block.
+     *
+     * @param within how long a connect or a reply may take
+     */
+    default void refresh(Duration within) throws Exception {}
 
     /**
-     * Opens a connection that nobody else uses, and that does not reconnect. It may block: it runs where it can be given up.
+     * Opens a way to a server, by the library's connections, and without retries. It may block.
      *
-     * @param node a node of the cluster; empty: whatever the connector is for
-     * @param bound how long it may take
-     * @param messages if not null the connection subscribes to the channel, and whatever comes is told: a message, or
-     *     null for any other answer
-     * @param ended called once when the connection has ended
+     * @param node what {@link #node} or the server has said
+     * @param within how long a connect or a reply may take
      */
-    Wire open(String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended)
-            throws Exception;
+    Line open(String node, Duration within) throws Exception;
 
     /** Ends what the connector has made for itself. */
     @Override
     default void close() {}
 
-    /** A connection to one server. */
-    interface Wire {
+    /** A way to one server. After a call without an answer it is closed, and another one is opened. */
+    interface Line extends AutoCloseable {
         /**
-         * Sends a command and waits for nothing. {@code then} hears the reply (Long, byte[], List or null) or why there is
-         * none (a {@link ServerError} for an error of the server), in the order of the replies.
+         * Sends these commands one directly behind the other, and waits for nothing. The stage has the reply to the last one (Long,
+         * byte[], List or null) or the reason why there is none, a {@link ServerError} for an error of the server.
          */
-        void send(byte[][] words, BiConsumer<Object, Throwable> then);
+        CompletionStage<Object> send(List<byte[][]> commands);
 
-        /** Asks a connection with messages for a sign of life. */
-        default void ping() {}
-
-        /** Returns the server's address, to tell one server from another; empty if the library does not say it. */
-        default String address() {
-            return "";
-        }
+        /** Returns whether it is worth to send something. */
+        boolean isOpen();
 
         /** Ends it, and waits for nobody. */
+        @Override
         void close();
     }
 
@@ -60,22 +61,22 @@ public interface Connector extends AutoCloseable {
     final class ServerError extends RuntimeException {
         private static final long serialVersionUID = 1;
 
-        /** The server's words. */
+        /** Makes one of the server's words. */
         public ServerError(String text) {
             super(text, null, false, false);
         }
 
-        /** The error that a server has said, wherever the library has put it; null if it has said none. */
-        public static ServerError in(Throwable error, Class<? extends Throwable> kind) {
+        /** Returns what a server has said, wherever the library has put it, and else the error itself. */
+        public static Throwable in(Throwable error, Class<? extends Throwable> kind) {
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
-                if (cause instanceof ServerError found) {
-                    return found;
+                if (cause instanceof ServerError) {
+                    return cause;
                 }
                 if (kind.isInstance(cause) && cause.getMessage() != null) {
                     return new ServerError(cause.getMessage());
                 }
             }
-            return null;
+            return error;
         }
     }
 }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.NEVER;
+
+import dlock.DLockException.Deadlock;
 import java.time.Duration;
-import java.util.Map;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.TreeMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
@@ -11,41 +15,36 @@ import java.util.function.Consumer;
 
 /**
  * A lock whose owner is the thread, with {@link java.util.concurrent.locks.ReentrantLock}'s manners, but without conditions.
- * Whichever object of one name a thread uses, it is the same lock.
+ * Whichever object of one name a thread uses, it is the same lock. Holds of a thread are counted here: to take what it has sends
+ * nothing.
  */
 public sealed class DLock implements Lock permits DSemaphore {
     /** What one thread holds under one key: how often with which limit. The strictest one is that of the hold. */
     static final class Held {
         final Hold hold;
-        /** What the hold takes of its limit. */
-        int permits;
         final TreeMap<Integer, Integer> counts = new TreeMap<>();
 
-        Held(Hold hold) {
+        Held(Hold hold, int limit) {
             this.hold = hold;
+            counts.put(limit, 1);
         }
     }
 
-    private final DLocks locks;
+    final DLocks locks;
+    final int limit;
     private final String key;
-    private final int limit;
-    private boolean ephemeral;
+    private final boolean isReentrant;
     private Consumer<Hold> onLost = hold -> {};
 
-    DLock(DLocks locks, String key, int limit) {
-        new Request(locks.core.settings, key, "-", limit, false, null); // what is wrong is told at once
+    DLock(DLocks locks, String key, int limit, boolean isReentrant) {
         this.locks = locks;
         this.key = key;
         this.limit = limit;
+        this.isReentrant = isReentrant;
+        request(List.of(key == null ? "" : key), NEVER, 1); // what is wrong is told at once
     }
 
-    /** The hold ends at once when the connection does, whatever has cut it. */
-    public DLock ephemeral() {
-        ephemeral = true;
-        return this;
-    }
-
-    /** Called once, by a thread of its own, when a hold that was granted to this object is lost. */
+    /** Has this called once, by a thread of its own, when a hold that was granted to this object is lost. */
     public DLock onLost(Consumer<Hold> onLost) {
         if (onLost == null) {
             throw new IllegalArgumentException("onLost must not be null");
@@ -54,108 +53,88 @@ public sealed class DLock implements Lock permits DSemaphore {
         return this;
     }
 
-    /** The lock's name. */
+    /** Returns the lock's name. */
     public String key() {
         return key;
-    }
-
-    String server() {
-        return locks.core.connector.toString();
     }
 
     /** Waits for the lock, over every reconnection and interrupt. */
     @Override
     public void lock() {
-        try {
-            take(-1, false);
-        } catch (InterruptedException never) {
-            throw new AssertionError(never);
-        }
+        uninterrupted(NEVER, NEVER, 1);
     }
 
     @Override
     public void lockInterruptibly() throws InterruptedException {
-        take(-1, true);
+        take(NEVER, true, NEVER, 1);
     }
 
     /** Never overtakes who waits. An error if nobody can say whether it is taken. */
     @Override
     public boolean tryLock() {
-        try {
-            return take(0, false);
-        } catch (InterruptedException never) {
-            throw new AssertionError(never);
-        }
+        return uninterrupted(0, NEVER, 1);
     }
 
     /** False if it is taken for so long; {@link DLockException.LockTimeout} if nobody could say so. */
     @Override
     public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
-        if (unit == null) {
-            throw new IllegalArgumentException("unit must not be null");
-        }
-        return take(Math.min(Long.MAX_VALUE / 4, Math.max(0, unit.toNanos(time))), true);
+        return take(nanos(time, unit), true, NEVER, 1);
     }
 
-    /** The same. */
+    /** Does what {@link #tryLock(long, TimeUnit)} does. */
     public boolean tryLock(Duration timeout) throws InterruptedException {
-        return take(Asking.nanos(timeout), true);
+        return take(Asking.nanos(timeout), true, NEVER, 1);
     }
 
     /**
-     * Waits for the lock, and holds it for the lease at most: nobody renews it, and it ends then even if the thread works on. A
-     * loss before that is found when it is given back. A lock that this thread holds already is entered as it is.
+     * Waits for the lock, and holds it for that time at most: then it is reported lost, and given back, even if the thread works on. A
+     * lock that this thread holds already is entered as it is.
      */
-    public void lock(Duration lease) {
-        try {
-            take(-1, false, fixed(lease));
-        } catch (InterruptedException never) {
-            throw new AssertionError(never);
-        }
+    public void lock(Duration maxHold) {
+        uninterrupted(NEVER, Asking.atLeastOneMs("lease", maxHold), 1);
     }
 
     /** Does what {@link #lock(Duration)} does. */
-    public void lock(long lease, TimeUnit unit) {
-        lock(Duration.of(lease, unit.toChronoUnit()));
+    public void lock(long maxHold, TimeUnit unit) {
+        lock(Duration.of(maxHold, unit.toChronoUnit()));
     }
 
-    /** Waits so long (zero: one try) for a lock that lasts for the lease at most, as {@link #lock(Duration)} says. */
-    public boolean tryLock(Duration timeout, Duration lease) throws InterruptedException {
-        return take(Asking.nanos(timeout), true, fixed(lease));
+    /** Waits so long (zero: one try) for a lock that is held for that time at most, as {@link #lock(Duration)} says. */
+    public boolean tryLock(Duration timeout, Duration maxHold) throws InterruptedException {
+        return take(Asking.nanos(timeout), true, Asking.atLeastOneMs("lease", maxHold), 1);
     }
 
     /** Does what {@link #tryLock(Duration, Duration)} does. */
-    public boolean tryLock(long timeout, long lease, TimeUnit unit) throws InterruptedException {
-        return tryLock(Duration.of(timeout, unit.toChronoUnit()), Duration.of(lease, unit.toChronoUnit()));
+    public boolean tryLock(long timeout, long maxHold, TimeUnit unit) throws InterruptedException {
+        return tryLock(Duration.of(timeout, unit.toChronoUnit()), Duration.of(maxHold, unit.toChronoUnit()));
     }
 
-    private static Duration fixed(Duration lease) {
-        if (lease == null || lease.toMillis() < 1) {
-            throw new IllegalArgumentException("lease must be at least 1 ms, not " + lease);
+    static long nanos(long time, TimeUnit unit) {
+        if (unit == null) {
+            throw new IllegalArgumentException("unit must not be null");
         }
-        return lease;
+        return Math.min(NEVER, Math.max(0, unit.toNanos(time)));
     }
 
     /** {@link NotHeld} if this thread does not hold it, or has lost it. */
     @Override
     public void unlock() {
         Held held = mine();
-        Integer count = held.counts.get(limit);
-        if (count == null) {
-            throw new NotHeld("this thread has not locked " + key);
-        }
-        if (count > 1) {
-            held.counts.put(limit, count - 1);
+        if (held.counts.merge(limit, -1, Integer::sum) > 0) {
             return;
         }
-        boolean strictest = held.counts.firstKey() == limit;
+        boolean isStrictest = held.counts.firstKey() == limit;
         held.counts.remove(limit);
         if (held.counts.isEmpty()) {
-            locks.mine.get().held.remove(key);
+            locks.mine.get().pop(key);
             held.hold.release();
-        } else if (strictest) {
-            Request weaker = new Request(locks.core.settings, key, held.hold.owner(), held.counts.firstKey(), false, null);
-            Hold.await(locks.core.routes.ask(weaker, weaker.downgrade()), 2 * locks.core.replyNanos);
+        } else if (isStrictest) { // a writer that goes on reading
+            Hold hold = held.hold;
+            List<Object> words = new ArrayList<>(List.of("DLOCK.DOWNGRADE", key, hold.owner()));
+            words.addAll(held.counts.firstKey() == Request.SHARED ? List.of("SHARED") : List.of("LIMIT", held.counts.firstKey()));
+            words.addAll(List.of("TOKEN", hold.token()));
+            Sessions s = locks.sessions;
+            Hold.await(s.library.call(key, Request.bytes(words), s.settings.replyNanos(), false));
         }
     }
 
@@ -168,7 +147,7 @@ public sealed class DLock implements Lock permits DSemaphore {
     public final class Locked implements AutoCloseable {
         private Locked() {}
 
-        /** The fencing token. */
+        /** Returns the fencing token. */
         public long token() {
             return DLock.this.token();
         }
@@ -191,17 +170,17 @@ public sealed class DLock implements Lock permits DSemaphore {
         return new Locked();
     }
 
-    /** The same with a time-out; null if it passes, which {@code try (…)} takes for nothing to close. */
+    /** Does so with a time-out; null if it passes, which {@code try (…)} takes for nothing to close. */
     public Locked tryHold(long time, TimeUnit unit) throws InterruptedException {
         return tryLock(time, unit) ? new Locked() : null;
     }
 
-    /** This thread's hold: what is left of it, and when it is lost. */
+    /** Returns this thread's hold: what is left of it, and when it is lost. */
     public Hold current() {
         return mine().hold;
     }
 
-    /** The fencing token of this thread's hold. */
+    /** Returns the fencing token of this thread's hold. */
     public long token() {
         return current().token();
     }
@@ -211,78 +190,82 @@ public sealed class DLock implements Lock permits DSemaphore {
         return current().guard(words);
     }
 
-    /** Whether this thread's hold is known to be lost. */
+    /** Returns whether this thread's hold is known to be lost. */
     public boolean isLost() {
         return current().isLost();
     }
 
-    /** Whether this thread has locked it. */
+    /** Returns whether this thread has locked it. */
     public boolean isHeldByCurrentThread() {
         return getHoldCount() > 0;
     }
 
-    /** How often this thread has. */
+    /** Returns how often this thread has. */
     public int getHoldCount() {
-        Held held = locks.mine.get().held.get(key);
-        return held == null ? 0 : held.counts.getOrDefault(limit, 0);
+        var holds = locks.mine.get().held.get(key);
+        return holds == null ? 0 : holds.stream().mapToInt(held -> held.counts.getOrDefault(limit, 0)).sum();
     }
 
-    /** Whether anybody holds it. */
+    /** Returns whether anybody holds it. */
     public boolean isLocked() {
-        locks.core.check();
-        Request any = new Request(locks.core.settings, key, "-", 1, false, null);
-        return Hold.await(locks.core.routes.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.replyNanos) != null;
+        return Hold.await(locks.heldBy(key)) != null;
     }
 
     private Held mine() {
-        Held held = locks.mine.get().held.get(key);
-        if (held == null) {
+        Held held = locks.mine.get().last(key);
+        if (held == null || !held.counts.containsKey(limit)) {
             throw new NotHeld("this thread has not locked " + key);
         }
         return held;
     }
 
-    private boolean take(long timeout, boolean interruptible) throws InterruptedException {
-        return take(timeout, interruptible, null);
+    Request request(List<String> keys, long maxHold, int permits) {
+        return new Request(keys, locks.sessions.settings.lease().toNanos(), maxHold, locks.mine.get().actor, limit, permits, onLost);
     }
 
-    private boolean take(long timeout, boolean interruptible, Duration lease) throws InterruptedException {
-        return take(timeout, interruptible, lease, 1);
+    final boolean uninterrupted(long wait, long maxHold, int permits) {
+        try {
+            return take(wait, false, maxHold, permits);
+        } catch (InterruptedException never) {
+            throw new AssertionError(never);
+        }
     }
 
-    boolean take(long timeout, boolean interruptible, Duration lease, int permits) throws InterruptedException {
-        Request.checkPermits(permits, limit);
-        if (interruptible && Thread.interrupted()) {
+    final boolean take(long wait, boolean isInterruptible, long maxHold, int permits) throws InterruptedException {
+        if (isInterruptible && Thread.interrupted()) {
             throw new InterruptedException();
         }
-        locks.core.check();
-        Map<String, Held> all = locks.mine.get().held;
-        Held held = all.get(key);
-        if (held != null && !held.hold.isHeld()) {
+        locks.sessions.check();
+        Held held = held();
+        if (held == null) {
+            return takeNew(List.of(this), wait, isInterruptible, maxHold, permits);
+        }
+        if (!held.hold.isHeld()) {
             throw new NotHeld(key + (held.hold.isLost() ? " was lost" : " was given back by current().release()"));
         }
-        if (held == null || held.counts.firstKey() > limit) {
-            Hold outer = held == null ? null : held.hold;
-            String owner = outer == null ? locks.owner() : outer.owner();
-            Request request = new Request(locks.core.settings, key, owner, limit, permits, ephemeral, outer);
-            request.fixed = lease;
-            request.unanswered = outer == null ? locks.mine.get().unanswered : null; // an upgrade that is left sends no RELEASE
-            Take take = new Take(locks.core, request, timeout).start(false);
-            if (DLocks.await(take, interruptible) == null) {
-                return false;
-            }
-            if (outer != null) {
-                Upgrade.done(locks.core, outer, request);
-            } else {
-                held = new Held(new Hold(locks.core, request, onLost));
-                all.put(key, held);
-            }
-            held.permits = permits;
-        } else if (permits > held.permits) {
-            throw new IllegalArgumentException("permits must be at most " + held.permits + ", which this thread's hold has, not " + permits
-                    + ": release it, and ask again");
+        if (held.counts.firstKey() <= limit) {
+            held.counts.merge(limit, 1, Integer::sum);
+            return true;
         }
-        held.counts.merge(limit, 1, Integer::sum);
-        return true;
+        if (wait == NEVER) {
+            throw new Deadlock("DEADLOCK this thread shares " + key + ": it can have it alone when it has given that back");
+        }
+        return false;
+    }
+
+    /** Returns what this thread holds and may enter again, or null. */
+    Held held() {
+        return isReentrant ? locks.mine.get().last(key) : null;
+    }
+
+    /** Takes locks of one slot, none of which this thread has, in one step. They are of one limit. */
+    static boolean takeNew(List<DLock> some, long wait, boolean isInterruptible, long maxHold, int permits) throws InterruptedException {
+        DLock first = some.get(0);
+        Request request = first.request(some.stream().map(DLock::key).toList(), maxHold, permits);
+        List<Hold> holds = first.locks.take(request, wait, isInterruptible);
+        for (int i = 0; holds != null && i < some.size(); i++) {
+            first.locks.mine.get().push(some.get(i).key, new Held(holds.get(i), first.limit));
+        }
+        return holds != null;
     }
 }

@@ -125,9 +125,14 @@ public class DLockException extends RuntimeException {
         };
     }
 
-    /** Whether the bound for a reply has passed already. */
-    static boolean silent(Throwable error) {
-        return error instanceof Unavailable && error.getMessage().contains("does not answer");
+    /** Returns the word on which a program may dispatch, or an empty one. */
+    static String code(Throwable error) {
+        return error instanceof Refused refused ? refused.code() : error instanceof NotHeld ? "NOTHELD" : "";
+    }
+
+    /** Returns whether the server has said so. */
+    static boolean isSaid(Throwable error) {
+        return error instanceof Refused || error instanceof NotHeld;
     }
 
     /**

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.NEVER;
+
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Comparator;
+import java.util.ArrayDeque;
+import java.util.Deque;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
-import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
 
 /**
- * Locks that the dlock module keeps in Redis or Valkey. Make one for a program: all of its threads share one connection to
- * each node, and a second one for messages where somebody waits.
+ * Locks that the dlock module keeps in Redis or Valkey. Make one for a program: all of its threads share its connections.
  *
  * <pre>{@code
  * DLocks locks = new DLocks(new LettuceConnector(client, uri));
@@ -29,27 +27,45 @@ import java.util.concurrent.locks.ReadWriteLock;
  * }</pre>
  */
 public final class DLocks implements AutoCloseable {
-    /** What one thread holds, and the name under which it does. A thread that holds nothing takes a new name. */
+    private static final AtomicLong THREADS = new AtomicLong();
+
+    /** What one thread holds, by key, and its name in the search for deadlocks. */
     static final class Mine {
-        String owner;
-        /** How many RELEASEs under this name are not answered yet: they may be read late. */
-        AtomicInteger unanswered = new AtomicInteger();
-        final Map<String, DLock.Held> held = new HashMap<>();
+        final String actor = "thread-" + THREADS.incrementAndGet();
+        final Map<String, Deque<DLock.Held>> held = new HashMap<>();
+
+        /** Returns the thread's last hold of this lock, or null. */
+        DLock.Held last(String key) {
+            Deque<DLock.Held> holds = held.get(key);
+            return holds == null ? null : holds.peek();
+        }
+
+        void push(String key, DLock.Held one) {
+            held.computeIfAbsent(key, none -> new ArrayDeque<>(2)).push(one);
+        }
+
+        void pop(String key) {
+            Deque<DLock.Held> holds = held.get(key);
+            holds.pop();
+            if (holds.isEmpty()) {
+                held.remove(key);
+            }
+        }
     }
 
     /** A lock of one writer or many readers. */
     public record ReadWrite(DLock readLock, DLock writeLock) implements ReadWriteLock {}
 
-    final Core core;
+    final Sessions sessions;
+    final String servers;
     final ThreadLocal<Mine> mine = ThreadLocal.withInitial(Mine::new);
-    private final AtomicLong owners = new AtomicLong();
 
-    /** With the default settings. */
+    /** Makes one with the default settings. */
     public DLocks(Connector connector) {
         this(connector, Settings.DEFAULT);
     }
 
-    /** With these settings. */
+    /** Makes one with these settings. */
     public DLocks(Connector connector, Settings settings) {
         if (connector == null) {
             throw new IllegalArgumentException("connector must not be null");
@@ -57,25 +73,26 @@ public final class DLocks implements AutoCloseable {
         if (settings == null) {
             throw new IllegalArgumentException("settings must not be null");
         }
-        core = new Core(connector, settings);
+        servers = connector.toString();
+        sessions = new Sessions(connector, settings);
     }
 
-    /** A lock of one thread at a time. */
+    /** Returns a lock of one thread at a time. */
     public DLock lock(String key) {
-        return new DLock(this, key, 1);
+        return new DLock(this, key, 1, true);
     }
 
-    /** A lock of one writer or many readers. A writer may read; a reader may become the writer when it is alone. */
+    /** Returns a lock of one writer or many readers. A writer may read; a reader cannot become the writer. */
     public ReadWrite readWrite(String key) {
-        return new ReadWrite(new DLock(this, key, Request.SHARED), new DLock(this, key, 1));
+        return new ReadWrite(new DLock(this, key, Request.SHARED, true), lock(key));
     }
 
-    /** A lock of so many threads at a time; or of fewer, if some take several permits. */
+    /** Returns a lock of so many holds at a time; or of fewer, if some take several permits. */
     public DSemaphore semaphore(String key, int limit) {
         return new DSemaphore(this, key, limit);
     }
 
-    /** A lock whose hold belongs to no thread. */
+    /** Asks for a lock whose hold belongs to no thread. */
     public Asking ask(String key) {
         return new Asking(this, key);
     }
@@ -86,69 +103,64 @@ public final class DLocks implements AutoCloseable {
      * @param who is to be seen as the owner, with something behind it that nobody else has
      */
     public Lease lease(String key, String who, Duration length) {
-        core.check();
+        sessions.check();
+        Request.checkKey(key);
         if (who == null || who.isEmpty()) {
             throw new IllegalArgumentException("who must not be empty");
         }
-        return Lease.take(core, key, Request.PROCESS + who + "#" + UUID.randomUUID(), length);
+        return Lease.take(sessions, key, sessions.name + "/" + who + "#" + UUID.randomUUID(), length);
     }
 
     /**
-     * Several locks as one, of any slots and servers: taken in one fixed order, given back in reverse. The server sees
-     * no circle that goes over several nodes: it is the order that prevents them, so whoever takes several of these
+     * Returns several locks as one, of any slots and servers. Those of a slot are taken in one step, and slots in one fixed order. The
+     * server sees no circle that goes over several nodes: it is the order that prevents them, so whoever takes several of these
      * locks should take them this way.
      */
     public static Lock all(DLock... locks) {
-        List<DLock> sorted = new ArrayList<>(List.of(locks));
-        sorted.sort(Comparator.comparing(DLock::server).thenComparing(DLock::key));
-        return new Many(sorted);
+        return new Many(List.of(locks));
     }
 
-    /** Ends everything: what is held is told lost and lives on until its lease, and every call is an error. */
+    /** Ends everything: what is held is reported lost and lives on until its lease, and every call is an error. */
     @Override
     public void close() {
-        core.close();
+        sessions.close();
     }
 
-    String owner() {
-        Mine now = mine.get();
-        if (now.held.isEmpty() || now.unanswered.get() > 0) {
-            now.unanswered = new AtomicInteger();
-            now.owner = Request.PROCESS + "thread-" + owners.incrementAndGet() + "#" + core.id;
+    /** Waits in this thread for the holds; null if others have it. */
+    List<Hold> take(Request request, long wait, boolean isInterruptible) throws InterruptedException {
+        if (isInterruptible && Thread.interrupted()) {
+            throw new InterruptedException();
         }
-        return now.owner;
-    }
-
-    /** Waits in this thread for the renewal; null if the lock is taken. */
-    static Renewal await(Take take, boolean interruptible) throws InterruptedException {
-        boolean interrupted = false;
-        long limit = take.limit();
-        long end = System.nanoTime() + limit;
+        Take take = new Take(sessions, request, wait).start();
+        boolean isInterrupted = false;
         try {
             while (true) {
                 try {
-                    return limit < 0 ? take.done.get() : take.done.get(end - System.nanoTime(), TimeUnit.NANOSECONDS);
-                } catch (TimeoutException late) {
-                    take.expire(); // then it is done
-                    end = Long.MAX_VALUE / 2 + System.nanoTime();
+                    List<Belief> holds = take.done.get();
+                    return holds == null ? null : holds.stream().map(hold -> Hold.of(sessions, hold)).toList();
                 } catch (InterruptedException now) {
-                    if (!interruptible) {
-                        interrupted = true;
-                        continue;
+                    if (isInterruptible) {
+                        take.leave(new DLockException.Unavailable("interrupted", now));
+                        if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
+                            take.done.join().forEach(sessions::unwanted); // the grant came first
+                        }
+                        throw now;
                     }
-                    take.abandon(new DLockException.Unavailable("interrupted", now));
-                    if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
-                        take.unwanted(take.done.join()); // the grant came first
-                    }
-                    throw now;
+                    isInterrupted = true;
                 } catch (ExecutionException failed) {
                     throw DLockException.of(failed.getCause());
                 }
             }
         } finally {
-            if (interrupted) {
+            if (isInterrupted) {
                 Thread.currentThread().interrupt();
             }
         }
+    }
+
+    /** Returns the reply to HELD. */
+    java.util.concurrent.CompletableFuture<Object> heldBy(String key) {
+        sessions.check();
+        return sessions.library.call(key, Request.bytes(List.of("DLOCK.HELD", key)), sessions.settings.replyNanos(), false);
     }
 }

@@ -1,99 +1,84 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.MS;
+
 import dlock.DLockException.Fenced;
 import dlock.DLockException.Unavailable;
-import java.lang.reflect.InvocationTargetException;
-import java.lang.reflect.Proxy;
+import java.lang.ref.Cleaner;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
-import java.util.function.Consumer;
+import java.util.function.BiFunction;
 
 /**
- * A lock that is held, by no thread in particular: any thread may give it back. Keep the Hold, or the stage of {@link #lost},
- * while the work runs: a Hold that the collector finds is a bug of the program. It is reported lost, with a warning, and the
- * lock stays taken until its lease ends.
+ * A lock that is held, by no thread in particular: any thread may give it back. Keep the Hold while the work runs: a Hold that the
+ * collector finds is a bug of the program. It is reported lost, with a warning, and the lock stays taken until its lease ends.
  */
 public final class Hold implements AutoCloseable {
-    final HoldState state;
+    private static final Cleaner CLEANER = Cleaner.create();
 
-    Hold(Core core, Request request, Consumer<Hold> onLost) {
-        this(new HoldState(core, request, onLost));
-        core.attach(request, this);
+    private final Sessions s;
+    private final Belief belief;
+    private Cleaner.Cleanable found = () -> {};
+
+    /** Makes a view of a hold, which the collector may find. */
+    Hold(Sessions s, Belief belief) {
+        this.s = s;
+        this.belief = belief;
     }
 
-    /** A view of a hold that is lost. */
-    Hold(HoldState state) {
-        this.state = state;
-    }
-
-    Renewal renewal() {
-        return state.renewal;
-    }
-
-    void renewal(Renewal renewal) {
-        state.renewal = renewal;
+    /** Returns what the program has of a hold. */
+    static Hold of(Sessions s, Belief belief) {
+        Hold hold = new Hold(s, belief);
+        hold.found = CLEANER.register(hold, () -> s.forget(belief));
+        return hold;
     }
 
     /** Returns the lock's name. */
     public String key() {
-        return state.request.key;
+        return belief.key;
     }
 
     /** Returns the name of the party that holds it: {@code host/pid/…}. */
     public String owner() {
-        return state.request.owner;
+        return belief.owner;
     }
 
     /** Returns the fencing token: greater than that of every hold before. */
     public long token() {
-        return state.renewal.token;
+        return belief.token;
     }
 
     /** Returns how long the lock is certainly held if the server is silent from now on. */
     public Duration left() {
-        Core core = state.core;
-        core.guard.lock();
+        s.guard.lock();
         try {
-            return isHeld() ? Duration.ofNanos(Math.max(0, state.renewal.end() - BootClock.now())) : Duration.ZERO;
+            return belief.isOver ? Duration.ZERO : Duration.ofNanos(Math.max(0, belief.until() - Clock.now()));
         } finally {
-            core.guard.unlock();
+            s.guard.unlock();
         }
     }
 
     /** Returns whether the lock is known to be lost. */
     public boolean isLost() {
-        return state.phase.get() == HoldState.Phase.LOST;
+        return belief.isOver && !belief.isReleased;
     }
 
     /** Returns whether the lock is held, as far as is known. */
     public boolean isHeld() {
-        return state.phase.get() == HoldState.Phase.HELD;
+        return !belief.isOver;
     }
 
-    /** Returns a stage that completes, with the reason, when the lock is lost. It refers to the Hold. */
-    @SuppressWarnings("unchecked")
+    /** Returns a stage that completes, with the reason, when the lock is lost. It does not keep the Hold. */
     public CompletionStage<String> lost() {
-        CompletionStage<String> stage = state.lost.minimalCompletionStage();
-        Hold self = this; // the core refers to the stage below, and not to this one: so it does not refer to the Hold
-        return (CompletionStage<String>) Proxy.newProxyInstance(Hold.class.getClassLoader(), new Class<?>[] {CompletionStage.class},
-                (proxy, method, arguments) -> {
-                    try {
-                        return method.getDeclaringClass() != Object.class ? method.invoke(stage, arguments)
-                                : switch (method.getName()) {
-                                    case "equals" -> proxy == arguments[0];
-                                    case "hashCode" -> System.identityHashCode(proxy);
-                                    default -> "lost " + self.key();
-                                };
-                    } catch (InvocationTargetException error) {
-                        throw error.getCause();
-                    }
-                });
+        return belief.lost.minimalCompletionStage();
     }
 
     /**
@@ -101,41 +86,49 @@ public final class Hold implements AutoCloseable {
      * not run, and the lock is lost. The command is sent once: after {@link DLockException.Unavailable} it may have run.
      */
     public CompletionStage<Object> guardAsync(Object... words) {
-        return guarded(words).whenCompleteAsync((reply, why) -> {}, state.core.callbacks);
+        return guarded(words).whenCompleteAsync((reply, why) -> {}, s.callbacks);
     }
 
     /** Does what {@link #guardAsync} does, and waits for the reply: Long, byte[], List or null. */
     public Object guard(Object... words) {
-        return await(guarded(words), state.core.replyNanos + Take.GRACE);
+        return await(guarded(words));
     }
 
     private CompletableFuture<Object> guarded(Object... words) {
-        Core core = state.core;
-        core.check();
+        s.check();
         if (words.length == 0) {
             throw new IllegalArgumentException("words must not be empty");
         }
-        Object[] guarded = new Object[words.length + 3];
-        guarded[0] = "DLOCK.GUARD";
-        guarded[1] = key();
-        guarded[2] = token();
-        System.arraycopy(words, 0, guarded, 3, words.length);
-        Renewal renewal = state.renewal;
-        return core.routes.ask(state.request, Request.words(guarded)).whenComplete((reply, why) -> {
-            if (why != null && DLockException.of(why) instanceof Fenced) {
-                core.lose(renewal.request.node, renewal, "fenced");
-            }
-        });
+        List<Object> all = new ArrayList<>(List.of("DLOCK.GUARD", key(), token()));
+        all.addAll(Arrays.asList(words));
+        byte[][] command = Request.bytes(all);
+        return s.library.call(key(), command, s.settings.replyNanos(), false).exceptionallyCompose(
+                // A replica has not run it, and another server may be known by now.
+                why -> DLockException.code(DLockException.of(why)).equals("READONLY")
+                        ? s.library.call(key(), command, s.settings.replyNanos(), false) : CompletableFuture.failedFuture(why))
+                .whenComplete((reply, why) -> {
+                    if (why != null && DLockException.of(why) instanceof Fenced) {
+                        s.guard.lock();
+                        try {
+                            s.lose(belief, "fenced");
+                        } finally {
+                            s.guard.unlock();
+                        }
+                    }
+                });
     }
 
-    /** Gives back what was granted here, and nothing else. {@link NotHeld} if it was lost. */
+    /**
+     * Gives back what was granted here, and nothing else. {@link NotHeld} if it was lost. What no server answers within the time for a
+     * reply goes on in the background.
+     */
     public CompletionStage<Void> releaseAsync() {
-        return giveBack().whenCompleteAsync((nothing, why) -> {}, state.core.callbacks);
+        return carry(Sessions::release).whenCompleteAsync((nothing, why) -> {}, s.callbacks);
     }
 
     /** Does what {@link #releaseAsync} does, and waits for it. */
     public void release() {
-        await(giveBack(), 2 * state.core.replyNanos);
+        await(carry(Sessions::release));
     }
 
     /** Does what {@link #release} does. */
@@ -144,37 +137,64 @@ public final class Hold implements AutoCloseable {
         release();
     }
 
-    private CompletableFuture<Void> giveBack() {
-        Core core = state.core;
-        if (core.closed) {
-            return CompletableFuture.failedFuture(new Unavailable("these locks are closed", null));
+    /**
+     * Gives the lock back at that time from now, by the server's clock: it stays taken until then, whether or not this program lives,
+     * and nobody renews it. For work that is due once in a period. {@link NotHeld} if it was lost.
+     */
+    public void releaseAfter(Duration time) {
+        if (time == null || time.toMillis() < 1) {
+            throw new IllegalArgumentException("time must be at least 1 ms, not " + time);
         }
-        if (!state.phase.compareAndSet(HoldState.Phase.HELD, HoldState.Phase.RELEASED)) {
-            String why = state.reason.isEmpty() ? "it was given back before" : state.reason;
-            return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + " was lost: " + why));
-        }
-        return core.releases.release(state.request, state.renewal).thenRun(
-                () -> core.tell(observer -> observer.released(key(), Core.since(state.since))));
+        await(carry((sessions, hold) -> sessions.releaseAfter(hold, time.toMillis() * MS)));
     }
 
-    /** The value, or the error itself. An interrupt is kept for whoever asks for it. */
-    static <T> T await(CompletableFuture<T> future, long nanos) {
-        boolean interrupted = false;
-        long end = System.nanoTime() + nanos;
+    private CompletableFuture<Void> carry(BiFunction<Sessions, Belief, Errand> how) {
+        Errand errand;
+        s.guard.lock();
+        try {
+            if (s.isClosed) {
+                return CompletableFuture.failedFuture(Sessions.closedError());
+            }
+            if (belief.isOver) {
+                return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + ": " + belief.reason));
+            }
+            errand = how.apply(s, belief);
+        } finally {
+            s.guard.unlock();
+        }
+        CompletableFuture<Void> done = new CompletableFuture<>();
+        var bound = s.timer.schedule(() -> done.completeExceptionally(errand.why()), s.settings.replyNanos(), TimeUnit.NANOSECONDS);
+        errand.done.whenComplete((reply, why) -> {
+            bound.cancel(false);
+            if (why == null || why instanceof NotHeld && errand.tries() > 1) { // an earlier one has given it back
+                done.complete(null);
+            } else {
+                done.completeExceptionally(why);
+            }
+        });
+        new Driver(s, errand).run();
+        s.tell(observer -> observer.released(key(), Sessions.since(belief.since)));
+        found.clean();
+        return done;
+    }
+
+    /** Returns the value, or throws the error itself. It ends by itself. An interrupt is kept for whoever asks for it. */
+    static <T> T await(CompletableFuture<T> future) {
+        boolean isInterrupted = false;
         try {
             while (true) {
                 try {
-                    return future.get(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+                    return future.get();
                 } catch (InterruptedException again) {
-                    interrupted = true;
+                    isInterrupted = true;
                 } catch (ExecutionException failed) {
                     throw DLockException.of(failed.getCause());
-                } catch (TimeoutException | CancellationException late) {
-                    throw new Unavailable("the server does not answer", late);
+                } catch (CancellationException ended) {
+                    throw new Unavailable("the call was cancelled", ended);
                 }
             }
         } finally {
-            if (interrupted) {
+            if (isInterrupted) {
                 Thread.currentThread().interrupt();
             }
         }

@@ -8,7 +8,9 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.OptionalLong;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
 
@@ -29,7 +31,7 @@ public final class Leader implements AutoCloseable {
     private final DLocks locks;
     private final String name;
     private final String id;
-    /** One campaign at a time. It is not the core's guard: to ask may wait for a socket. */
+    /** One campaign at a time. It is not the sessions' guard: to ask may wait for a socket. */
     private final ReentrantLock standing = new ReentrantLock();
     private volatile CompletableFuture<Hold> campaign;
 
@@ -41,7 +43,7 @@ public final class Leader implements AutoCloseable {
         this.locks = locks;
         this.name = name;
         this.id = id;
-        locks.ask(name).owner(id); // what is wrong is told at once
+        locks.ask(name).actor(id); // what is wrong is told at once
     }
 
     /**
@@ -54,11 +56,8 @@ public final class Leader implements AutoCloseable {
             if (campaign != null && (!campaign.isDone() || isLeader())) {
                 return campaign;
             }
-            Hold before = hold();
-            if (before != null && before.left().isZero()) {
-                before.state.lose("nobody has confirmed it before its end"); // after a pause we may be faster than the clock
-            }
-            return campaign = locks.ask(name).owner(id).holdAsync();
+            String actor = id + "#" + UUID.randomUUID(); // two of one name are two
+            return campaign = locks.ask(name).actor(actor).holdAsync();
         } finally {
             standing.unlock();
         }
@@ -92,8 +91,7 @@ public final class Leader implements AutoCloseable {
 
     /** Who leads, as the server sees it now. */
     public Optional<Leading> who() {
-        locks.core.check();
-        return Hold.await(ask(), 2 * locks.core.replyNanos);
+        return Hold.await(ask());
     }
 
     /** Tells who leads, now and after each change, as a look in each interval sees it. A look that fails tells nothing. */
@@ -122,7 +120,7 @@ public final class Leader implements AutoCloseable {
 
         private void look() {
             ask().whenCompleteAsync((now, why) -> {
-                if (closed) {
+                if (closed || locks.sessions.isClosed) {
                     return;
                 }
                 try {
@@ -131,19 +129,16 @@ public final class Leader implements AutoCloseable {
                         then.accept(now);
                     }
                 } catch (RuntimeException error) {
-                    Core.LOG.log(INFO, "who observes has failed", error);
+                    Sessions.LOG.log(INFO, "who observes has failed", error);
                 } finally {
-                    if (!locks.core.closed) {
-                        locks.core.later(interval, this::look);
-                    }
+                    locks.sessions.timer.schedule(this::look, interval, TimeUnit.NANOSECONDS);
                 }
-            }, locks.core.callbacks);
+            }, locks.sessions.callbacks);
         }
     }
 
     private CompletableFuture<Optional<Leading>> ask() {
-        Request any = new Request(locks.core.settings, name, "-", 1, false, null);
-        return locks.core.routes.ask(any, Request.words("DLOCK.HELD", name)).thenApply(reply -> {
+        return locks.heldBy(name).thenApply(reply -> {
             if (reply == null) {
                 return Optional.empty();
             }
@@ -153,11 +148,22 @@ public final class Leader implements AutoCloseable {
         });
     }
 
-    /** Returns the candidate's name in an owner's: {@code host/pid/name#…}, and from earlier clients {@code name#…}. */
+    /** Returns the candidate's name in an owner's: {@code host/pid/session/name#campaign#number}. */
     private static String nameOf(String owner) {
-        String name = owner.substring(0, Math.max(0, owner.lastIndexOf('#')));
-        String[] words = name.split("/", 3);
-        return words.length == 3 && words[1].matches("[0-9]+") ? words[2] : name;
+        String[] words = owner.split("/", 4);
+        String name = words.length == 4 && words[1].matches("[0-9]+") ? words[3] : owner;
+        for (int i = 0; i < 2; i++) {
+            name = name.substring(0, Math.max(0, name.lastIndexOf('#')));
+        }
+        return name;
+    }
+
+    /** Waits until it leads, does the work, and resigns. The work looks at the hold, or guards what it writes. */
+    public void lead(Consumer<Hold> work) {
+        Hold term = Hold.await(campaign());
+        try (this) {
+            work.accept(term);
+        }
     }
 
     /** Leads no more, and stands no more. What was lost is no error. */

@@ -1,95 +1,92 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.MS;
+
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 
 /**
  * A lock for a time that is known before: nobody renews it, and it ends at that time, whether or not the program lives. What
  * schedulers ask for.
  */
 public final class Lease {
-    private final Core core;
-    private final Request request;
-    private long token;
+    private final Sessions s;
+    private final String key;
+    private final String owner;
+    private final long token;
 
-    private Lease(Core core, Request request) {
-        this.core = core;
-        this.request = request;
+    private Lease(Sessions s, String key, String owner, long token) {
+        this.s = s;
+        this.key = key;
+        this.owner = owner;
+        this.token = token;
     }
 
     /** Null: it is taken. */
-    static Lease take(Core core, String key, String owner, Duration length) {
-        Request request = new Request(core.settings, key, owner, 1, false, null);
-        Lease lease = new Lease(core, request);
-        Object reply;
+    static Lease take(Sessions s, String key, String owner, Duration length) {
+        byte[][] words = Request.bytes(List.of("DLOCK.ACQUIRE", key, owner, millis(length), "HOLDS", 1));
         try {
-            reply = lease.ask(Request.words("DLOCK.ACQUIRE", key, owner, millis(length), "HOLDS", 1));
+            Object reply = ask(s, key, words);
+            return reply == null ? null : new Lease(s, key, owner, Sessions.number(((List<?>) reply).get(0)));
         } catch (DLockException error) {
-            if (DLockException.passes(error)) {
-                lease.leave(); // what was asked may have been granted
+            if (DLockException.passes(error)) { // what was asked may have been granted
+                s.giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "HOLDS", 0)), millis(length) * MS);
             }
             throw error;
         }
-        if (reply == null) {
-            return null;
-        }
-        lease.token = (Long) ((List<?>) reply).get(0);
-        return lease;
-    }
-
-    private void leave() {
-        core.routes.ask(request, request.release(0));
     }
 
     private static long millis(Duration length) {
-        if (length == null || length.toMillis() < 1) {
-            throw new IllegalArgumentException("length must be at least 1 ms, not " + length);
-        }
-        return length.toMillis();
+        return Asking.atLeastOneMs("length", length) / MS;
     }
 
-    /** The fencing token. */
+    /** Asks again what passes, until the time for a reply is over. All of these may be asked twice. */
+    private static Object ask(Sessions s, String key, byte[][] words) {
+        long until = Clock.now() + s.settings.replyNanos();
+        while (true) {
+            s.check();
+            try {
+                return Hold.await(s.library.call(key, words, s.settings.replyNanos(), false));
+            } catch (DLockException error) {
+                if (!DLockException.passes(error) || Clock.now() >= until) {
+                    throw error;
+                }
+            }
+            try {
+                TimeUnit.MILLISECONDS.sleep(50);
+            } catch (InterruptedException now) {
+                Thread.currentThread().interrupt();
+                throw new DLockException.Unavailable("interrupted", now);
+            }
+        }
+    }
+
+    /** Returns the fencing token. */
     public long token() {
         return token;
     }
 
-    /** It ends so long from now, be that later or earlier than before. False: it has ended already. */
+    /** Ends it so long from now, be that later or earlier than before. False: it has ended already. */
     public boolean extend(Duration length) {
-        try {
-            ask(Request.words("DLOCK.RENEW", request.key, request.owner, millis(length), "TOKEN", token));
-            return true;
-        } catch (NotHeld ended) {
-            return false;
-        }
+        return isHeld("RENEW", millis(length));
     }
 
     /** Gives it back. That it has ended is no error. */
     public void release() {
+        isHeld("RELEASE", "HOLDS", 0);
+    }
+
+    private boolean isHeld(String name, Object... more) {
+        List<Object> words = new java.util.ArrayList<>(List.of("DLOCK." + name, key, owner));
+        words.addAll(List.of(more));
+        words.addAll(List.of("TOKEN", token));
         try {
-            ask(request.release(token));
+            ask(s, key, Request.bytes(words));
+            return true;
         } catch (NotHeld ended) {
-            // So it is as it should be.
+            return false;
         }
-    }
-
-    /** All of these may be asked twice: what passes is asked again until the bound has passed. */
-    private Object ask(byte[]... words) {
-        core.check();
-        CompletableFuture<Object> done = new CompletableFuture<>();
-        ask(words, done, BootClock.now() + core.replyNanos);
-        return Hold.await(done, 2 * core.replyNanos + Take.GRACE);
-    }
-
-    private void ask(byte[][] words, CompletableFuture<Object> done, long until) {
-        core.routes.ask(request, words).whenComplete((reply, why) -> {
-            if (DLockException.passes(why) && !DLockException.silent(why) && !core.closed && BootClock.now() < until) {
-                core.routes.refreshAfterError();
-                core.later(Take.pause(), () -> ask(words, done, until));
-            } else {
-                Link.settle(done, reply, why);
-            }
-        });
     }
 }

@@ -1,101 +1,118 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.NEVER;
+
 import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.Deque;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
 
-/** Several locks in their order: all of them, or none. */
+/** Several locks: all of them, or none. Those of a slot are taken in one step, and slots in one order. */
 final class Many implements Lock {
-    private interface Step {
-        boolean lock(DLock one) throws InterruptedException;
-    }
-
-    private final List<DLock> locks;
+    /** What one command can name: locks of one slot and one limit. */
+    private final List<List<DLock>> groups = new ArrayList<>();
 
     Many(List<DLock> locks) {
-        this.locks = locks;
+        DLock before = null;
+        for (DLock one : locks.stream().sorted(Comparator.<DLock, String>comparing(lock -> lock.locks.servers)
+                .thenComparing(Many::slot).thenComparing(DLock::key)).toList()) {
+            if (before == null || before.locks != one.locks || slot(before) != slot(one) || before.limit != one.limit) {
+                groups.add(new ArrayList<>());
+            }
+            groups.get(groups.size() - 1).add(one);
+            before = one;
+        }
     }
 
-    private boolean all(Step step) throws InterruptedException {
+    private static int slot(DLock lock) {
+        return lock.locks.sessions.library.slot(lock.key());
+    }
+
+    private boolean take(long wait, boolean isInterruptible) throws InterruptedException {
+        long end = Clock.after(Clock.now(), wait);
         Deque<DLock> taken = new ArrayDeque<>();
-        boolean done = false;
+        boolean isDone = false;
         try {
-            for (DLock one : locks) {
-                if (!step.lock(one)) {
+            for (List<DLock> group : groups) {
+                List<DLock> some = new ArrayList<>();
+                List<DLock> again = new ArrayList<>();
+                for (DLock one : group) {
+                    boolean isNew = one.held() == null && some.stream().noneMatch(other -> other.key().equals(one.key()));
+                    (isNew ? some : again).add(one);
+                }
+                long left = wait == NEVER ? NEVER : Math.max(0, end - Clock.now());
+                if (!some.isEmpty() && !DLock.takeNew(some, left, isInterruptible, NEVER, 1)) {
                     return false;
                 }
-                taken.push(one);
+                some.forEach(taken::push);
+                for (DLock one : again) {
+                    if (!one.take(left, isInterruptible, NEVER, 1)) {
+                        return false;
+                    }
+                    taken.push(one);
+                }
             }
-            done = true;
+            isDone = true;
             return true;
         } finally {
-            if (!done) {
+            if (!isDone) {
                 release(taken);
             }
         }
     }
 
-    /** All of them, whatever becomes of one. */
-    private static void release(Deque<DLock> taken) {
-        while (!taken.isEmpty()) {
+    /** Gives back all of them, whatever becomes of one. Returns the first failure. */
+    private static RuntimeException release(Iterable<DLock> locks) {
+        RuntimeException first = null;
+        for (DLock one : locks) {
             try {
-                taken.pop().unlock();
-            } catch (RuntimeException lost) {
-                Core.LOG.log(System.Logger.Level.DEBUG, "a lock of several was lost", lost);
+                one.unlock();
+            } catch (RuntimeException error) {
+                first = first == null ? error : first;
             }
+        }
+        return first;
+    }
+
+    private boolean uninterrupted(long wait) {
+        try {
+            return take(wait, false);
+        } catch (InterruptedException never) {
+            throw new AssertionError(never);
         }
     }
 
     @Override
     public void lock() {
-        try {
-            all(one -> {
-                one.lock();
-                return true;
-            });
-        } catch (InterruptedException never) {
-            throw new AssertionError(never);
-        }
+        uninterrupted(NEVER);
     }
 
     @Override
     public void lockInterruptibly() throws InterruptedException {
-        all(one -> {
-            one.lockInterruptibly();
-            return true;
-        });
+        take(NEVER, true);
     }
 
     @Override
     public boolean tryLock() {
-        try {
-            return all(DLock::tryLock);
-        } catch (InterruptedException never) {
-            throw new AssertionError(never);
-        }
+        return uninterrupted(0);
     }
 
     @Override
     public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
-        long end = System.nanoTime() + unit.toNanos(time);
-        return all(one -> one.tryLock(Math.max(0, end - System.nanoTime()), TimeUnit.NANOSECONDS));
+        return take(DLock.nanos(time, unit), true);
     }
 
-    /** In reverse. {@link NotHeld} if one of them was lost; the others are given back all the same. */
+    /** Gives them back, in reverse. {@link NotHeld} if one of them was lost; the others are given back all the same. */
     @Override
     public void unlock() {
-        RuntimeException first = null;
-        for (int i = locks.size() - 1; i >= 0; i--) {
-            try {
-                locks.get(i).unlock();
-            } catch (RuntimeException error) {
-                first = first == null ? error : first;
-            }
-        }
+        Deque<DLock> reversed = new ArrayDeque<>();
+        groups.forEach(group -> group.forEach(reversed::push));
+        RuntimeException first = release(reversed);
         if (first != null) {
             throw first;
         }

@@ -9,7 +9,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 
 /**
- * Threads for what may block. A burst of two thousand grants shares 32: as many threads would hold up the keeper. Where none
+ * Threads for what may block. A burst of two thousand grants shares 32: as many threads would hold up the rest. Where none
  * of them has ended its task for a tenth of a second while others wait for a thread, they wait themselves, perhaps for what
  * is queued: there come 32 more. (A fork-join pool that says so, too, runs nothing more on Java 17 once its spare threads
  * have gone.)
@@ -26,12 +26,18 @@ final class Pool implements Executor {
     Pool(String name, ScheduledExecutorService timer) {
         this.timer = timer;
         threads = new ThreadPoolExecutor(THREADS, Integer.MAX_VALUE, 5, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), task -> {
-            Thread thread = Core.daemon(task, name);
+            Thread thread = daemon(task, name);
             // Else it is that of whoever came first.
             thread.setContextClassLoader(Pool.class.getClassLoader());
             return thread;
         });
         threads.allowCoreThreadTimeOut(true);
+    }
+
+    static Thread daemon(Runnable task, String name) {
+        Thread thread = new Thread(task, name);
+        thread.setDaemon(true);
+        return thread;
     }
 
     @Override

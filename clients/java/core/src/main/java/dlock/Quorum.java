@@ -128,7 +128,7 @@ public final class Quorum {
             try {
                 holds.get(i).release();
             } catch (NotHeld | DLockException lost) {
-                Core.LOG.log(System.Logger.Level.DEBUG, "a master's hold was lost", lost);
+                Sessions.LOG.log(System.Logger.Level.DEBUG, "a master's hold was lost", lost);
             }
         }
     }

@@ -1,291 +1,289 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static dlock.Clock.MS;
+import static dlock.Clock.NEVER;
+import static dlock.Clock.SECOND;
 import static java.lang.System.Logger.Level.WARNING;
 
 import dlock.DLockException.LockTimeout;
+import dlock.DLockException.Refused;
+import dlock.DLockException.Replaced;
 import dlock.DLockException.Unavailable;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.ReentrantLock;
-import java.util.function.Consumer;
 
-/**
- * One request, from the question to the renewal or to having left; the wait between is in {@link Wait}. It waits in no thread: each
- * reply or message begins what comes next. {@code done} has the renewal, or null if the lock is taken.
- *
- * <p>Whatever is begun is a {@link #step}, which asks first whether the request is over; and it is not over in the middle of one.
- * So what was sent last is known when it is left, and nothing is sent after that.
- */
-final class Take {
-    /** After its time a caller waits this much longer for a reply that is on its way. */
-    static final long GRACE = 500_000_000L;
-    private static final long WARN_EVERY = 10_000_000_000L;
+/** One request, from its beginning to its end. Its owner is its own. */
+final class Take implements Job {
+    /** So much longer whoever is out of time waits for the word about it. */
+    private static final long GRACE = 500 * MS;
 
-    final Core core;
-    final Request request;
-    /** Nanoseconds to wait; 0: a try, which is one attempt; negative: without bound. */
-    final long timeout;
-    private final long began = BootClock.now();
-    final CompletableFuture<Renewal> done = new CompletableFuture<>();
-    private final ReentrantLock turn = new ReentrantLock();
-    /** It has ended, and perhaps nobody has been told so yet. By the turn. */
-    private boolean over;
-    /** It waits, or is about to. */
-    private volatile boolean queued;
-    private volatile boolean placed;
-    private volatile RuntimeException failure;
-    private long warnedAt = began - WARN_EVERY;
-    private final Wait wait;
+    /** Ends with the holds, null if others have it, or the reason why not. What follows runs elsewhere: the guard is held. */
+    final CompletableFuture<List<Belief>> done = new CompletableFuture<>();
+    private final Sessions s;
+    private final Request request;
+    /** Without a time to wait it is a try. */
+    private final long wait;
+    private final long began = Clock.now();
+    private final long deadline;
+    private String owner;
+    /** What was granted, by key. With the last one it holds them all. */
+    private final Belief[] found;
+    /** What went wrong last. */
+    private RuntimeException error;
+    private Session session;
+    private Runnable wake = () -> {};
+    private boolean isWaiting;
+    private boolean hasWaited;
+    private int asked;
+    private long notBefore = -NEVER;
+    private long warnAfter = -NEVER;
+    /** Of a row that came before the answer. */
+    private String word;
 
-    Take(Core core, Request request, long timeout) {
-        this.core = core;
+    Take(Sessions s, Request request, long wait) {
+        s.check();
+        this.s = s;
         this.request = request;
-        this.timeout = timeout;
-        wait = new Wait(this);
-    }
-
-    /** Returns how long anybody waits for the end of it. Negative: without bound. */
-    long limit() {
-        return timeout == 0 ? core.replyNanos : timeout < 0 ? -1 : timeout + GRACE;
-    }
-
-    /** Begins. {@code alone}: nobody waits who would say that the time is up. */
-    Take start(boolean alone) {
-        if (alone && timeout >= 0) {
-            var limit = core.later(limit(), this::expire);
-            done.whenComplete((renewal, why) -> limit.cancel(false));
+        this.wait = wait;
+        found = new Belief[request.keys().size()];
+        deadline = Clock.after(began, wait == 0 ? s.settings.replyNanos() : wait);
+        s.guard.lock();
+        try {
+            owner = s.owner(request.actor());
+        } finally {
+            s.guard.unlock();
         }
-        attempt();
+    }
+
+    Take start() {
+        new Driver(s, this).run();
         return this;
     }
 
-    /** Returns the nanoseconds that are left of its time. */
-    long left() {
-        return timeout < 0 ? Long.MAX_VALUE : (timeout == 0 ? core.replyNanos : timeout) - (BootClock.now() - began);
+    String key() {
+        return request.keys().get(0);
     }
 
-    /** Does what comes next, unless the request is over. */
-    void step(Runnable next) {
-        turn.lock();
-        try {
-            if (!over) {
-                next.run();
-            }
-        } catch (RuntimeException | LinkageError error) {
-            failed(DLockException.of(error));
-        } finally {
-            turn.unlock();
+    boolean isFor(String key) {
+        return request.keys().contains(key);
+    }
+
+    boolean isDone() {
+        return done.isDone();
+    }
+
+    @Override
+    public void pausing(Runnable wake) {
+        this.wake = wake;
+    }
+
+    @Override
+    public Step next() {
+        long now = Clock.now();
+        long left = deadline - now;
+        if (isDone()) {
+            return null;
         }
-    }
-
-    /** Asks whoever serves the key. The reply is a step of its own, but for a grant, which is noted in any case. */
-    void ask(byte[][] words, Routes.Told then) {
-        core.routes.call(request, words, this, then);
-    }
-
-    private void attempt() {
-        step(() -> {
-            core.check();
-            Node node = core.routes.of(request.slot);
-            if (node != null && node.refused) { // what is taken could not be kept
-                ask(node.keeper.words(), (at, link, sent, reply, why) -> {
-                    if (why == null) {
-                        at.note(null);
-                    }
-                    step(() -> {
-                        if (why != null) {
-                            failed(why);
-                        } else {
-                            acquire(node);
-                        }
-                    });
-                });
-            } else {
-                acquire(node);
-            }
-        });
-    }
-
-    private void acquire(Node node) {
-        if (!queued && timeout != 0 && node != null && node.subscriber.hasWaits(request.key)) {
-            begin(node); // to be told that it is taken would be a command for nothing
+        if (s.isClosed) {
+            fail(Sessions.closedError());
+            return null;
         }
-        if (queued) {
-            wait.begin();
+        if (asked > 0 && left + (isWaiting ? GRACE : 0) <= 0) {
+            outOfTime();
+            return null;
+        }
+        if (isWaiting) {
+            return Step.pause(left + GRACE);
+        }
+        if (notBefore > now) {
+            return Step.pause(Math.min(notBefore - now, left));
+        }
+        asked++;
+        word = null;
+        s.asked.put(owner, this); // a row may be read before the answer
+        return new Step(key(), request.words(s.name, owner, wait == 0, left), left + GRACE, false);
+    }
+
+    /** Reads [token, id], [[token, …], id], [0, place, id], null or an error. */
+    @Override
+    public void answered(long sent, Object reply, RuntimeException why) {
+        if (isDone()) { // its rows were faster
+            return;
+        }
+        if (why != null) {
+            failed(why);
+        } else if (reply instanceof List<?> grant && grant.size() > 1) {
+            Session in = s.session(Sessions.number(grant.get(grant.size() - 1)), key());
+            List<?> tokens = grant.get(0) instanceof List<?> several ? several : grant.subList(0, 1);
+            if (Sessions.number(tokens.get(0)) == 0 || asked > 1) { // asked again, only the row says how long it lasts
+                waitIn(in);
+                return;
+            }
+            long end = s.believed(sent, request.lease() / MS);
+            for (int i = 0; i < found.length; i++) {
+                granted(request.keys().get(i), Sessions.number(tokens.get(i)), in, end);
+            }
         } else {
-            askNow();
+            finish(null, null);
         }
     }
 
-    /** Asks without waiting. If it is taken, and this is no try, a ticket keeps the place. */
-    private void askNow() {
-        askFor(node -> {
-            if (timeout == 0) {
-                finish(null, null);
-            } else {
-                placed();
-                begin(node);
-                wait.begin();
+    void granted(String key, long token, Session in, long end) {
+        found[request.keys().indexOf(key)] = new Belief(key, owner, token, end, request);
+        if (!Arrays.asList(found).contains(null)) {
+            List<Belief> holds = List.of(found);
+            for (Belief hold : holds) {
+                s.held.put(hold.place(), hold);
+                s.join(hold, in);
             }
-        });
-    }
-
-    /** Asks by the ticket, since no messages can be had. */
-    void poll() {
-        askFor(node -> {
-            if (left() <= 0) {
-                finish(null, null);
-            } else {
-                placed();
-                core.later(Math.min(TimeUnit.MILLISECONDS.toNanos(250), left()), () -> step(this::poll));
-            }
-        });
-    }
-
-    private void askFor(Consumer<Node> taken) {
-        // If a reply was lost, the server may have granted it then. How much is left (dlock.max-hold-ms) RENEW says.
-        boolean again = request.link != null;
-        ask(request.take(timeout == 0), (node, link, sent, reply, why) -> {
-            long token = reply instanceof List<?> grant ? (Long) grant.get(0) : 0;
-            if (token != 0 && !again) {
-                core.granted(request, node, link, token, sent, request.leaseMs());
-            }
-            step(() -> {
-                if (why != null) {
-                    failed(why);
-                } else if (token == 0) {
-                    taken.accept(node);
-                } else if (again) {
-                    confirm(token);
-                } else {
-                    finish(request.renewal, null);
-                }
-            });
-        });
-    }
-
-    private void begin(Node node) {
-        request.node = node;
-        if (!queued) {
-            queued = true;
-            core.tell(observer -> observer.waiting(request.key));
+            finish(holds, null);
         }
     }
 
-    /** The server knows that we wait. */
-    void placed() {
-        placed = true;
-        failure = null;
+    private void waitIn(Session in) {
+        session = in;
+        isWaiting = true;
+        in.waits.add(this);
+        if (word != null) { // the outcome came first
+            ended(word);
+            return;
+        }
+        if (!hasWaited) {
+            hasWaited = true;
+            s.tell(observer -> observer.waiting(key()));
+        }
+        s.keep(in);
     }
 
-    /** Confirms a grant: it is ours when the link has tied it. */
-    void confirm(long token) {
-        ask(request.renew(token), (node, link, sent, reply, why) -> {
-            if (why == null) {
-                core.granted(request, node, link, token, sent, (Long) reply);
-            }
-            step(() -> {
-                if (why != null) {
-                    failed(why);
+    private void stopWaiting() {
+        isWaiting = false;
+        if (session != null) {
+            session.waits.remove(this);
+            s.tidy(session);
+        }
+    }
+
+    /** A row tells of an outcome that is no grant, or the session is gone. While there is time it asks again. */
+    void ended(String word) {
+        this.word = word;
+        if (!isWaiting) { // its answer is yet to come
+            return;
+        }
+        stopWaiting();
+        giveBackFound();
+        if (word.equals("again")) {
+            error = DLockException.of(new Connector.ServerError("NOACK the server did not confirm the grant, or serves the lock no more"));
+        }
+        switch (word) {
+            case "replaced" -> fail(new Replaced("REPLACED a newer request of the same owner has taken the place"));
+            case "wrongtype" -> fail(new Refused("WRONGTYPE the key holds something that is not a lock"));
+            default -> {
+                if (word.equals("timeout") && deadline - Clock.now() < 20 * MS) {
+                    finish(null, null);
+                } else if (wait == 0) {
+                    fail(error != null ? error : new Unavailable("the request has ended: " + word, null));
                 } else {
-                    finish(request.renewal, null);
+                    notBefore = Clock.now() + (asked > 1 ? ThreadLocalRandom.current().nextLong(50 * MS) : 0);
+                    wake.run();
                 }
-            });
-        });
+            }
+        }
     }
 
-    /** What can pass is asked again until the time is up. A try is one attempt. */
-    void failed(RuntimeException why) {
-        step(() -> {
-            wait.unsubscribe();
-            boolean gone = why instanceof NotHeld && !request.upgrade; // the grant has ended before it was confirmed
-            if (DLockException.passes(why)) {
-                core.routes.refreshAfterError();
-            } else if (!gone || core.closed) {
+    /** Ends it with this error. What may be left of it is taken back. */
+    void fail(RuntimeException why) {
+        boolean isQueued = asked > 1 || session != null;
+        finish(null, why);
+        if (isQueued && !(why instanceof Replaced)) {
+            cancel();
+        }
+        giveBackFound();
+    }
+
+    /** Ends it wherever it stands: the program does not want it any longer. */
+    void leave(RuntimeException why) {
+        s.guard.lock();
+        try {
+            if (!isDone()) {
                 finish(null, why);
-                return;
+                if (asked > 0) {
+                    cancel();
+                }
+                giveBackFound();
             }
-            if (timeout == 0 || core.closed) {
-                finish(null, why);
-                return;
-            }
-            failure = why;
-            long now = BootClock.now();
-            if (now - warnedAt >= WARN_EVERY) {
-                warnedAt = now;
-                Core.LOG.log(WARNING, "still waiting for lock {0}: {1}", request.key, why.getMessage());
-            }
-            if (left() <= 0) {
-                expire();
-            } else {
-                core.later(pause(), this::attempt);
-            }
-        });
+        } finally {
+            s.guard.unlock();
+        }
     }
 
-    /** Returns the time between two attempts. */
-    static long pause() {
-        return TimeUnit.MILLISECONDS.toNanos(ThreadLocalRandom.current().nextLong(20, 100));
+    private void outOfTime() {
+        RuntimeException why = error != null ? error : session != null ? session.error : null;
+        why = why != null ? why : new Unavailable("the server does not answer", null);
+        finish(null, wait == 0 ? why : new LockTimeout("lock " + key() + " was not granted in time: " + why.getMessage(), why));
+        cancel();
+        giveBackFound();
     }
 
-    /** The time is up. */
-    void expire() {
-        RuntimeException why = failure;
-        if (why == null && !placed) {
-            Node node = core.routes.of(request.slot);
-            Link link = node == null ? null : node.live;
-            boolean connected = link != null && link.error == null;
-            why = new Unavailable("the server does not answer" + (connected ? "" : ": no connection yet"), null);
+    private void failed(RuntimeException why) {
+        if (wait == 0 || !DLockException.passes(why)) {
+            fail(why);
+            return;
+        }
+        long now = Clock.now();
+        if (now >= warnAfter) {
+            warnAfter = now + 10 * SECOND;
+            s.log(WARNING, "still waiting for lock {0}: {1}", key(), why.getMessage());
+        }
+        error = why;
+        notBefore = now + ThreadLocalRandom.current().nextLong(20 * MS, 100 * MS);
+    }
+
+    private void finish(List<Belief> holds, RuntimeException why) {
+        stopWaiting();
+        s.asked.remove(owner);
+        if (hasWaited) {
+            s.tell(observer -> observer.waited(key()));
+        }
+        if (holds != null) {
+            s.tell(observer -> observer.granted(key(), Sessions.since(began)));
+        } else {
+            s.tell(observer -> observer.refused(key(), Sessions.since(began), why));
         }
         if (why == null) {
-            finish(null, null);
-        } else if (timeout == 0) {
-            finish(null, why);
+            done.complete(holds);
         } else {
-            finish(null, new LockTimeout(request.key + " was not granted in time: " + why.getMessage(), why));
+            done.completeExceptionally(why);
+        }
+        wake.run();
+    }
+
+    /** Gives back half of several locks, which is none. The next request has another owner. */
+    private void giveBackFound() {
+        List<Belief> some = new ArrayList<>(Arrays.asList(found));
+        if (some.removeIf(hold -> hold == null) && !some.isEmpty()) {
+            some.forEach(hold -> s.giveBack(hold.key, hold.words("RELEASE"), hold.lease));
+            Arrays.fill(found, null);
+            s.asked.remove(owner);
+            owner = s.owner(request.actor());
         }
     }
 
-    /** The caller waits no more. */
-    void abandon(RuntimeException why) {
-        finish(null, why);
-    }
-
-    /** Gives back a grant that nobody waits for any more. Of an upgrade it is made a reader's again. */
-    void unwanted(Renewal renewal) {
-        if (request.upgrade) {
-            Upgrade.leave(core, request);
-        } else {
-            Releases.retire(request);
-            core.releases.abandon(renewal);
-        }
-    }
-
-    void finish(Renewal renewal, RuntimeException why) {
-        turn.lock();
-        try {
-            if (over) {
-                return;
+    /** Leaves the queue. If the grant came first, its row belongs to no take any longer, and the client releases it by its token. */
+    private void cancel() {
+        String key = key();
+        Session in = session;
+        s.send(key, Request.bytes(List.of("DLOCK.CANCEL", key, owner)), request.lease(), (sent, reply, why) -> {
+            if (why == null && Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and nobody hears of it
+                s.send(key, Request.bytes(List.of("DLOCK.SESSION", key, s.name, 1)), request.lease(), (then, answer, no) -> {
+                    if (no == null) {
+                        s.tidy(s.told(then, (List<?>) answer, key));
+                    }
+                });
             }
-            over = true;
-            wait.unsubscribe();
-            if (renewal == null && !(why instanceof DLockException.Replaced) && (why != null || timeout != 0)) {
-                core.releases.abandon(request); // first: the caller may ask again at once
-            }
-            Link.settle(done, renewal, why);
-        } finally {
-            turn.unlock();
-        }
-        if (queued) {
-            core.tell(observer -> observer.waited(request.key));
-        }
-        if (renewal != null) {
-            core.tell(observer -> observer.granted(request.key, Core.since(began)));
-        } else {
-            core.tell(observer -> observer.refused(request.key, Core.since(began), why));
-        }
+        });
     }
 }

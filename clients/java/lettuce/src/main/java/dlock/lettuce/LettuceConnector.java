@@ -7,34 +7,31 @@ import static java.util.concurrent.TimeUnit.MILLISECONDS;
 import dlock.Connector;
 import io.lettuce.core.AbstractRedisClient;
 import io.lettuce.core.ClientOptions;
-import io.lettuce.core.RedisChannelHandler;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisCommandExecutionException;
-import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.SocketOptions;
 import io.lettuce.core.TimeoutOptions;
-import io.lettuce.core.api.StatefulConnection;
 import io.lettuce.core.api.StatefulRedisConnection;
+import io.lettuce.core.cluster.ClusterClientOptions;
+import io.lettuce.core.cluster.ClusterTopologyRefreshOptions;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
+import io.lettuce.core.protocol.AsyncCommand;
 import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.protocol.ProtocolVersion;
-import io.lettuce.core.pubsub.RedisPubSubAdapter;
-import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
-import java.net.SocketAddress;
+import io.lettuce.core.sentinel.api.StatefulRedisSentinelConnection;
+import java.net.InetSocketAddress;
 import java.time.Duration;
-import java.util.Collections;
-import java.util.Map;
-import java.util.WeakHashMap;
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.locks.LockSupport;
-import java.util.function.BiConsumer;
-import java.util.function.Consumer;
 import java.util.stream.Stream;
 
 /**
@@ -51,11 +48,12 @@ public final class LettuceConnector implements Connector {
     private final ClientOptions options;
     private final RedisURI uri;
     private final RedisClusterClient cluster;
-    private volatile boolean known;
-    /** Where each connection goes. */
-    private final Map<RedisChannelHandler<?, ?>, String> addresses = Collections.synchronizedMap(new WeakHashMap<>());
+    /** Ours, which asks with our bounds who serves what. */
+    private volatile RedisClusterClient map;
+    private StatefulRedisSentinelConnection<byte[], byte[]> sentinel;
+    private volatile String primary;
 
-    /** One server, or what Sentinel says is the primary. */
+    /** Connects to one server, or to what Sentinel says is the primary. */
     public LettuceConnector(RedisClient client, RedisURI uri) {
         this(client, uri, null);
         if (uri == null) {
@@ -63,7 +61,7 @@ public final class LettuceConnector implements Connector {
         }
     }
 
-    /** A cluster, by the client's own map of slots. */
+    /** Connects to a cluster that the client knows. */
     public LettuceConnector(RedisClusterClient client) {
         this(client, null, client);
     }
@@ -82,53 +80,83 @@ public final class LettuceConnector implements Connector {
         }
         this.uri = uri;
         this.cluster = cluster;
-        // A connection that came back by itself would send again what was cut off, and hear nothing meanwhile.
+        // A connection that came back by itself would send again what was cut off. The caller bounds each call.
         options = client.getOptions().mutate().autoReconnect(false).protocolVersion(ProtocolVersion.RESP2)
                 .timeoutOptions(TimeoutOptions.builder().timeoutCommands(false).build()).build();
         // Never shut down: with it Lettuce would end the threads that other clients of these resources have connections on.
         own = RedisClient.create(client.getResources());
-        own.setOptions(options);
-        own.addListener(new RedisConnectionStateListener() {
-            @Override
-            public void onRedisConnected(RedisChannelHandler<?, ?> handler, SocketAddress address) {
-                addresses.put(handler, String.valueOf(address));
-            }
-        });
     }
 
     @Override
-    public boolean cluster() {
+    public boolean isCluster() {
         return cluster != null;
+    }
+
+    @Override
+    public boolean isWatched() {
+        return uri != null && !uri.getSentinels().isEmpty();
     }
 
     @Override
     public String node(int slot) {
         if (cluster == null) {
-            return "";
+            return isWatched() ? primary : "";
         }
-        if (!known) {
-            return null;
-        }
-        RedisClusterNode node = cluster.getPartitions().getPartitionBySlot(slot);
+        RedisClusterNode node = map == null ? null : map.getPartitions().getPartitionBySlot(slot);
         return node == null ? null : node.getUri().getHost() + ":" + node.getUri().getPort();
     }
 
     @Override
-    public void refresh() {
-        if (cluster != null) {
-            cluster.getPartitions(); // it may have been asked for none yet
-            cluster.refreshPartitions();
-            known = true;
+    public void refresh(Duration within) {
+        if (isWatched()) {
+            findPrimary(within);
+        } else if (map != null) {
+            map.refreshPartitions();
+        } else if (cluster != null) {
+            RedisClusterClient made = RedisClusterClient.create(cluster.getResources(), cluster.getPartitions().stream()
+                    .map(node -> target(node.getUri(), node.getUri().getHost() + ":" + node.getUri().getPort(), within)).toList());
+            made.setOptions(ClusterClientOptions.builder(bounded(within))
+                    .topologyRefreshOptions(ClusterTopologyRefreshOptions.create()).build());
+            made.getPartitions();
+            map = made;
         }
     }
 
+    private void findPrimary(Duration within) {
+        try {
+            if (sentinel == null || !sentinel.isOpen()) {
+                own.setOptions(bounded(within));
+                sentinel = own.connectSentinel(ByteArrayCodec.INSTANCE, target(uri, null, within));
+                sentinel.setTimeout(within);
+            }
+            if (sentinel.sync().getMasterAddrByName(uri.getSentinelMasterId().getBytes(US_ASCII)) instanceof InetSocketAddress address) {
+                primary = address.getHostString() + ":" + address.getPort();
+            }
+        } catch (RuntimeException error) {
+            if (sentinel != null) {
+                sentinel.closeAsync(); // another one may answer
+                sentinel = null;
+            }
+            throw error;
+        }
+    }
+
+    private ClientOptions bounded(Duration within) {
+        SocketOptions sockets = options.getSocketOptions().mutate().connectTimeout(within).build();
+        return options.mutate().socketOptions(sockets).build();
+    }
+
     @Override
-    public Wire open(
-            String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended) {
+    public Line open(String node, Duration within) {
+        own.setOptions(bounded(within));
+        RedisURI target = target(uri != null ? uri : map.getPartitions().getPartition(0).getUri(), node, within);
         for (int lost = 0;; lost++) {
             try {
-                return connect(node, bound, channel, messages, ended);
+                return new Link(own.connect(ByteArrayCodec.INSTANCE, target));
             } catch (RedisException error) {
+                if (ServerError.in(error, RedisCommandExecutionException.class) instanceof ServerError said) {
+                    throw said;
+                }
                 if (lost == MOST_LOST || !isLost(error)) {
                     throw error;
                 }
@@ -150,60 +178,23 @@ public final class LettuceConnector implements Connector {
         return cause instanceof IllegalStateException || String.valueOf(cause.getMessage()).contains("closed prematurely");
     }
 
-    private Wire connect(
-            String node, Duration bound, String channel, Consumer<byte[]> messages, Consumer<Throwable> ended) {
-        RedisURI target = target(node, bound);
-        SocketOptions sockets = options.getSocketOptions().mutate().connectTimeout(bound).build();
-        own.setOptions(options.mutate().socketOptions(sockets).build());
-        StatefulConnection<byte[], byte[]> connection = null;
-        try {
-            Wire wire;
-            if (channel == null) {
-                StatefulRedisConnection<byte[], byte[]> commands = own.connect(ByteArrayCodec.INSTANCE, target);
-                connection = commands;
-                wire = new Link(commands, addresses);
-            } else {
-                StatefulRedisPubSubConnection<byte[], byte[]> subscriber = own.connectPubSub(ByteArrayCodec.INSTANCE, target);
-                connection = subscriber;
-                wire = new Subscriber(subscriber, channel.getBytes(US_ASCII), messages);
-            }
-            AtomicBoolean over = new AtomicBoolean();
-            connection.addListener(new RedisConnectionStateListener() {
-                @Override
-                public void onRedisDisconnected(RedisChannelHandler<?, ?> handler) {
-                    if (over.compareAndSet(false, true)) {
-                        ended.accept(new RedisException("the connection has ended"));
-                    }
-                }
-            });
-            if (!connection.isOpen() && over.compareAndSet(false, true)) {
-                throw new RedisException("the connection has ended");
-            }
-            return wire;
-        } catch (RuntimeException error) {
-            if (connection != null) {
-                connection.closeAsync();
-            }
-            ServerError said = ServerError.in(error, RedisCommandExecutionException.class);
-            throw said != null ? said : error;
-        }
-    }
-
-    /** The builder that begins with a URI copies no sentinels, and wants a host that such a URI has not. */
-    private RedisURI target(String node, Duration bound) {
-        RedisURI from = uri != null ? uri : cluster.getPartitions().getPartition(0).getUri();
+    /**
+     * Returns a copy of the URI: for that node, or the same for null. The builder that begins with a URI copies no sentinels, and wants
+     * a host that such a URI has not.
+     */
+    private static RedisURI target(RedisURI from, String node, Duration within) {
         RedisURI target = new RedisURI();
-        if (uri == null) {
-            int colon = node.lastIndexOf(':');
-            target.setHost(node.substring(0, colon));
-            target.setPort(Integer.parseInt(node.substring(colon + 1)));
-        } else {
+        if (node == null || node.isEmpty()) {
             target.setHost(from.getHost());
             target.setPort(from.getPort());
             target.setSocket(from.getSocket());
+            target.setSentinelMasterId(from.getSentinelMasterId());
+            target.getSentinels().addAll(from.getSentinels());
+        } else {
+            int colon = node.lastIndexOf(':');
+            target.setHost(node.substring(0, colon));
+            target.setPort(Integer.parseInt(node.substring(colon + 1)));
         }
-        target.setSentinelMasterId(from.getSentinelMasterId());
-        target.getSentinels().addAll(from.getSentinels());
         target.setCredentialsProvider(from.getCredentialsProvider());
         target.setDatabase(from.getDatabase());
         target.setClientName(from.getClientName());
@@ -214,13 +205,20 @@ public final class LettuceConnector implements Connector {
         target.setSsl(from.isSsl());
         target.setStartTls(from.isStartTls());
         target.setVerifyPeer(from.getVerifyMode());
-        target.setTimeout(bound);
+        target.setTimeout(within);
         return target;
     }
 
     @Override
     public String toString() {
         return uri != null ? uri.toString() : "cluster";
+    }
+
+    @Override
+    public void close() {
+        if (sentinel != null) {
+            sentinel.closeAsync();
+        }
     }
 
     @SuppressWarnings("deprecation") // Lettuce 6 must have a name(), Lettuce 7 would rather not.
@@ -241,99 +239,30 @@ public final class LettuceConnector implements Connector {
         }
     }
 
-    /** A command whose reply is told where it is read, in order. */
-    private static final class Asked extends Command<byte[], byte[], Object> {
-        private final BiConsumer<Object, Throwable> then;
-        private final AtomicBoolean told = new AtomicBoolean();
-
-        private Asked(Name name, CommandArgs<byte[], byte[]> arguments, BiConsumer<Object, Throwable> then) {
-            super(name, new Reply(), arguments);
-            this.then = then;
-        }
-
+    private record Link(StatefulRedisConnection<byte[], byte[]> connection) implements Line {
         @Override
-        public void complete() {
-            super.complete();
-            if (told.compareAndSet(false, true)) {
-                if (getOutput().hasError()) {
-                    then.accept(null, new ServerError(getOutput().getError()));
-                } else {
-                    then.accept(getOutput().get(), null);
+        public CompletionStage<Object> send(List<byte[][]> commands) {
+            List<AsyncCommand<byte[], byte[], Object>> all = new ArrayList<>();
+            for (byte[][] words : commands) {
+                CommandArgs<byte[], byte[]> arguments = new CommandArgs<>(ByteArrayCodec.INSTANCE);
+                for (int i = 1; i < words.length; i++) {
+                    arguments.add(words[i]);
                 }
+                all.add(new AsyncCommand<>(new Command<>(new Name(words[0]), new Reply(), arguments)));
             }
-        }
-
-        @Override
-        public boolean completeExceptionally(Throwable error) {
-            boolean first = super.completeExceptionally(error);
-            if (told.compareAndSet(false, true)) {
-                then.accept(null, error);
-            }
-            return first;
-        }
-
-        @Override
-        public void cancel() {
-            super.cancel();
-            if (told.compareAndSet(false, true)) {
-                then.accept(null, new RedisException("the connection has ended"));
-            }
-        }
-    }
-
-    private record Link(StatefulRedisConnection<byte[], byte[]> commands, Map<RedisChannelHandler<?, ?>, String> addresses)
-            implements Wire {
-        @Override
-        public void send(byte[][] words, BiConsumer<Object, Throwable> then) {
-            CommandArgs<byte[], byte[]> arguments = new CommandArgs<>(ByteArrayCodec.INSTANCE);
-            for (int i = 1; i < words.length; i++) {
-                arguments.add(words[i]);
-            }
-            commands.dispatch(new Asked(new Name(words[0]), arguments, then));
-        }
-
-        @Override
-        @SuppressWarnings("SuspiciousMethodCalls")
-        public String address() {
-            return addresses.getOrDefault(commands, "");
-        }
-
-        @Override
-        public void close() {
-            commands.closeAsync();
-        }
-    }
-
-    private static final class Subscriber implements Wire {
-        private final StatefulRedisPubSubConnection<byte[], byte[]> connection;
-        private final byte[] channel;
-
-        private Subscriber(StatefulRedisPubSubConnection<byte[], byte[]> connection, byte[] channel, Consumer<byte[]> messages) {
-            this.connection = connection;
-            this.channel = channel;
-            connection.addListener(new RedisPubSubAdapter<>() {
-                @Override
-                public void message(byte[] name, byte[] message) {
-                    messages.accept(message);
+            connection.dispatch(all);
+            CompletableFuture<Object> last = all.get(all.size() - 1).toCompletableFuture();
+            return last.handle((reply, error) -> {
+                if (error == null) {
+                    return CompletableFuture.completedFuture(reply);
                 }
-
-                @Override
-                public void subscribed(byte[] name, long count) {
-                    messages.accept(null);
-                }
-            });
-            connection.sync().subscribe(channel);
+                return CompletableFuture.failedFuture(ServerError.in(error, RedisCommandExecutionException.class));
+            }).thenCompose(told -> told);
         }
 
         @Override
-        public void send(byte[][] words, BiConsumer<Object, Throwable> then) {
-            throw new UnsupportedOperationException("messages only");
-        }
-
-        /** To subscribe again changes nothing, and is answered. */
-        @Override
-        public void ping() {
-            connection.async().subscribe(channel);
+        public boolean isOpen() {
+            return connection.isOpen();
         }
 
         @Override

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
+
+/**
+ * What the client knows of one hold, and until when it believes in it. The program's {@link Hold} refers to it, and not the other
+ * way, so that the collector finds a Hold that the program has forgotten. All but what never changes is by the sessions' guard.
+ */
+final class Belief {
+    /** Names a hold. */
+    record Place(String key, long token) {}
+
+    final String key;
+    final String owner;
+    final long token;
+    final long lease;
+    final Consumer<Hold> onLost;
+    /** Ends with the reason when the lock is lost. */
+    final CompletableFuture<String> lost = new CompletableFuture<>();
+    final long since = Clock.now();
+    final long bound;
+    long end;
+    /** When an answer told that it is in its session. */
+    long told;
+    Session session;
+    /** Lost, or given back: for this reason. */
+    volatile boolean isOver;
+    volatile boolean isReleased;
+    volatile String reason = "";
+    /** A RENEW is under way. */
+    boolean isRenewed;
+    /** Another one renews it. */
+    boolean isTaken;
+    /** What the last RENEW has come to. */
+    RuntimeException why;
+
+    Belief(String key, String owner, long token, long end, Request request) {
+        this.key = key;
+        this.owner = owner;
+        this.token = token;
+        this.end = end;
+        lease = request.lease();
+        bound = Clock.after(since, request.maxHold());
+        onLost = request.onLost();
+    }
+
+    Place place() {
+        return new Place(key, token);
+    }
+
+    /** Returns the believed end. A SESSION's least lease counts if it was sent after the answer that told of this hold. */
+    long until() {
+        long least = session != null && session.sent >= told ? session.until : end;
+        return Math.min(Math.max(end, least), bound);
+    }
+
+    /** Returns whether it is to be kept: a third of its lease has passed. */
+    boolean isOld() {
+        return Clock.now() >= third();
+    }
+
+    long third() {
+        return since + lease / 3;
+    }
+
+    /** Returns a command that names the hold by its token. */
+    byte[][] words(String name, Object... more) {
+        List<Object> words = new ArrayList<>(List.of("DLOCK." + name, key, owner));
+        words.addAll(Arrays.asList(more));
+        words.addAll(List.of("TOKEN", token));
+        return Request.bytes(words);
+    }
+}

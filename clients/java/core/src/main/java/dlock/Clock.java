@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.concurrent.Future;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+
+/**
+ * The time, and an alarm for the earliest of all ends. It waits for no server.
+ *
+ * <p>Times are nanoseconds of a clock that goes on while the machine is suspended, as leases do. {@link System#nanoTime} may stand
+ * still then, so what it has missed is added: seen by Linux' uptime, elsewhere by the time of day.
+ */
+final class Clock {
+    static final long MS = 1_000_000;
+    static final long SECOND = 1_000 * MS;
+    static final long NEVER = Long.MAX_VALUE / 4;
+    /** An alarm that is so late says that the process stood still. */
+    private static final long STALL = 500 * MS;
+    private static final long MISSED = 500 * MS; // less is the imprecision of the two clocks
+    private static final Path UPTIME = Path.of("/proc/uptime");
+    private static final AtomicLong SLEPT = new AtomicLong();
+    private static volatile long ahead = outside() - System.nanoTime();
+
+    private final ScheduledExecutorService timer;
+    private final Runnable ring;
+    // All by the sessions' guard.
+    private long alarm = NEVER;
+    private long due;
+    private long grace = Long.MIN_VALUE;
+    private Future<?> winding;
+
+    /** Makes one that calls {@code ring} in the timer's thread. */
+    Clock(ScheduledExecutorService timer, Runnable ring) {
+        this.timer = timer;
+        this.ring = ring;
+    }
+
+    static long now() {
+        return System.nanoTime() + SLEPT.get();
+    }
+
+    /** Returns a time that lies so long behind another one, without an overflow. */
+    static long after(long time, long nanos) {
+        return time + Math.min(nanos, NEVER);
+    }
+
+    /** Looks whether the machine has slept. */
+    private static void look() {
+        long now = outside() - System.nanoTime();
+        long missed = now - ahead;
+        if (missed > MISSED) {
+            SLEPT.addAndGet(missed);
+        }
+        if (Math.abs(missed) > MISSED) {
+            ahead = now;
+        }
+    }
+
+    private static long outside() {
+        try {
+            String text = Files.readString(UPTIME);
+            return (long) (Double.parseDouble(text.substring(0, text.indexOf(' '))) * SECOND);
+        } catch (IOException | RuntimeException other) {
+            return System.currentTimeMillis() * MS;
+        }
+    }
+
+    void set(long at) {
+        if (at < alarm) {
+            alarm = at;
+            wind();
+        }
+    }
+
+    /** Sleeps a second at most: timers may stand still while the machine is suspended. */
+    private void wind() {
+        if (winding != null) {
+            winding.cancel(false);
+        }
+        long wait = Math.max(0, Math.min(SECOND, alarm - now()));
+        due = now() + wait;
+        winding = alarm < NEVER ? timer.schedule(ring, wait, TimeUnit.NANOSECONDS) : null;
+    }
+
+    /** Returns whether something is due. If the process stood still, nothing is over until the server had time to answer. */
+    boolean hasRung(long replyNanos) {
+        look();
+        if (now() - due > STALL) {
+            grace = now() + replyNanos;
+        }
+        if (alarm > now()) {
+            wind();
+            return false;
+        }
+        alarm = NEVER;
+        return true;
+    }
+
+    boolean isOver(long end) {
+        return end <= now() && grace <= now();
+    }
+}

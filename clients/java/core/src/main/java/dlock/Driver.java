@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+
+/** Takes the steps of a job, one after the other, in whatever thread has the reply. */
+final class Driver {
+    private final Sessions s;
+    private final Job job;
+
+    Driver(Sessions s, Job job) {
+        this.s = s;
+        this.job = job;
+    }
+
+    void run() {
+        for (Job.Step step = next(); step != null; step = next()) {
+            long sent = Clock.now();
+            CompletableFuture<Object> reply = s.library.call(step.key(), step.words(), step.nanos(), step.isOfLoop());
+            if (!reply.isDone()) {
+                reply.whenComplete((value, why) -> {
+                    answered(sent, value, why);
+                    run();
+                });
+                return;
+            }
+            reply.whenComplete((value, why) -> answered(sent, value, why));
+        }
+    }
+
+    private Job.Step next() {
+        s.guard.lock();
+        try {
+            Job.Step step = job.next();
+            if (step == null || step.words() != null) {
+                return step;
+            }
+            AtomicBoolean isOver = new AtomicBoolean();
+            Runnable end = () -> {
+                if (isOver.compareAndSet(false, true)) {
+                    s.background.execute(this::run);
+                }
+            };
+            Future<?> timer = s.timer.schedule(end, step.nanos(), TimeUnit.NANOSECONDS);
+            job.pausing(() -> {
+                timer.cancel(false);
+                end.run();
+            });
+            return null;
+        } finally {
+            s.guard.unlock();
+        }
+    }
+
+    private void answered(long sent, Object reply, Throwable why) {
+        s.guard.lock();
+        try {
+            job.answered(sent, reply, why == null ? null : DLockException.of(why));
+        } finally {
+            s.guard.unlock();
+        }
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static java.nio.charset.StandardCharsets.US_ASCII;
+
+import dlock.Connector.Line;
+import dlock.Connector.ServerError;
+import dlock.DLockException.Unavailable;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Calls by the connections of the program's library, each bounded by a clock of ours. To each server lead two ways: for the loops,
+ * which block there, and for all else. After a call without an answer its way is given up, and another one opened. What one server
+ * does not answer holds up no call to another.
+ */
+final class Library {
+    private record Way(String node, boolean isOfLoops) {}
+
+    private static final byte[][] ASKING = {"ASKING".getBytes(US_ASCII)};
+
+    private final Connector connector;
+    private final Settings settings;
+    private final ScheduledExecutorService timer;
+    /** Where may be waited for connections. */
+    private final Executor background;
+    // By this object's monitor, under which nothing is waited for.
+    private final Map<Way, CompletableFuture<Line>> lines = new HashMap<>();
+    private CompletableFuture<Void> look = CompletableFuture.completedFuture(null);
+    private long lookedAt = -Clock.NEVER;
+    private boolean isClosed;
+
+    Library(Connector connector, Settings settings, ScheduledExecutorService timer, Executor background) {
+        this.connector = connector;
+        this.settings = settings;
+        this.timer = timer;
+        this.background = background;
+    }
+
+    /** Returns the slot of a key; without a cluster all keys are of one. */
+    int slot(String key) {
+        return connector.isCluster() ? Slot.of(key) : 0;
+    }
+
+    /** Returns the reply of whoever serves the key: within that time, and within that of a reply. */
+    CompletableFuture<Object> call(String key, byte[][] words, long nanos, boolean isOfLoops) {
+        CompletableFuture<Object> reply = new CompletableFuture<>();
+        long bound = Math.max(0, Math.min(nanos, settings.replyNanos()));
+        var end = timer.schedule(() -> reply.completeExceptionally(new Unavailable("the server does not answer", null)), bound,
+                TimeUnit.NANOSECONDS);
+        reply.whenComplete((value, why) -> end.cancel(false));
+        int slot = slot(key);
+        CompletableFuture<Void> located = locate(slot);
+        if (located.isDone()) {
+            send(slot, isOfLoops, words, reply, bound);
+        } else {
+            located.whenComplete((nothing, why) -> send(slot, isOfLoops, words, reply, bound));
+        }
+        return reply;
+    }
+
+    /** Ends when it is known who serves the slot, or nobody can say so. */
+    private CompletableFuture<Void> locate(int slot) {
+        boolean isKnown = connector.node(slot) != null;
+        if (!isKnown) {
+            return look();
+        }
+        synchronized (this) {
+            if (!connector.isWatched() || Clock.now() - lookedAt < Clock.SECOND) {
+                return CompletableFuture.completedFuture(null);
+            }
+        }
+        return look().copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS);
+    }
+
+    private void send(int slot, boolean isOfLoops, byte[][] words, CompletableFuture<Object> reply, long bound) {
+        String node = connector.node(slot);
+        if (node != null) {
+            send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
+        } else {
+            look().whenComplete((nothing, why) -> reply.completeExceptionally(
+                    why != null ? DLockException.of(why) : new Unavailable("nobody serves slot " + slot, null)));
+        }
+    }
+
+    private void send(Way way, List<byte[][]> commands, CompletableFuture<Object> reply, long bound, boolean mayFollow) {
+        CompletableFuture<Line> line = line(way);
+        if (bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
+            reply.whenComplete((value, why) -> {
+                if (why instanceof Unavailable) {
+                    leave(way, line);
+                }
+            });
+        }
+        line.thenCompose(one -> one.send(commands)).whenComplete((value, why) -> {
+            RuntimeException error = why == null ? null : DLockException.of(why);
+            String code = DLockException.code(error);
+            if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {
+                String[] said = error.getMessage().split(" ");
+                byte[][] words = commands.get(0);
+                Way other = new Way(said[said.length - 1], way.isOfLoops);
+                send(other, code.equals("ASK") ? List.of(ASKING, words) : commands, reply, bound, false);
+                if (code.equals("MOVED")) {
+                    look();
+                }
+            } else if (error == null) {
+                reply.complete(value);
+            } else {
+                if (code.equals("READONLY") || !DLockException.isSaid(error)) {
+                    leave(way, line);
+                }
+                reply.completeExceptionally(error);
+            }
+        });
+    }
+
+    private synchronized CompletableFuture<Line> line(Way way) {
+        CompletableFuture<Line> line = lines.get(way);
+        if (isClosed) {
+            return CompletableFuture.failedFuture(Sessions.closedError());
+        }
+        if (line != null && (!line.isDone() || !line.isCompletedExceptionally() && line.join().isOpen())) {
+            return line;
+        }
+        if (line != null) {
+            end(line);
+        }
+        CompletableFuture<Line> opening = new CompletableFuture<>();
+        lines.put(way, opening);
+        background.execute(() -> {
+            try {
+                opening.complete(connector.open(way.node, settings.replyTimeout()));
+            } catch (Throwable error) { // whoever waits for it is to hear of it, whatever it is
+                opening.completeExceptionally(error);
+            }
+        });
+        return opening;
+    }
+
+    /** Gives up a way, and all that lead there if it leads to a replica. Others may know of another server. */
+    private void leave(Way way, CompletableFuture<Line> line) {
+        synchronized (this) {
+            if (!lines.remove(way, line)) {
+                return;
+            }
+        }
+        end(line);
+        look();
+    }
+
+    private static void end(CompletableFuture<Line> line) {
+        line.thenAccept(Line::close);
+    }
+
+    /** Has the library find out who serves what: one look at a time, and not again at once. */
+    private synchronized CompletableFuture<Void> look() {
+        if (look.isDone() && Clock.now() - lookedAt > 100 * Clock.MS && !isClosed) {
+            lookedAt = Clock.now();
+            CompletableFuture<Void> now = new CompletableFuture<>();
+            look = now;
+            background.execute(() -> {
+                try {
+                    connector.refresh(settings.replyTimeout());
+                    leaveFormer();
+                    now.complete(null);
+                } catch (Throwable error) {
+                    now.completeExceptionally(DLockException.of(error));
+                }
+            });
+        }
+        return look;
+    }
+
+    /** Ends the ways to a former primary, which may go on granting. */
+    private void leaveFormer() {
+        String primary = connector.isWatched() ? connector.node(0) : null;
+        if (primary != null) {
+            List<Way> former;
+            synchronized (this) {
+                former = lines.keySet().stream().filter(way -> !way.node.equals(primary)).toList();
+                former.forEach(way -> end(lines.remove(way)));
+            }
+        }
+    }
+
+    void close() {
+        synchronized (this) {
+            isClosed = true;
+            lines.values().forEach(Library::end);
+            lines.clear();
+        }
+        background.execute(connector::close);
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static dlock.Clock.MS;
+import static dlock.Clock.NEVER;
+import static dlock.Clock.SECOND;
+import static java.lang.System.Logger.Level.WARNING;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/** What one server keeps for this client, by the id that it drew. */
+final class Session {
+    final long id;
+    final Map<Belief.Place, Belief> holds = new HashMap<>();
+    final Set<Take> waits = new HashSet<>();
+    private String key;
+    /** The last row. */
+    long seen;
+    /** When the last SESSION was sent, and the end of the least lease that it told of. */
+    long sent = -NEVER;
+    long until = -NEVER;
+    /** The longest lease in it, and since when the answers that came in time have told of less than half of it. */
+    long longest;
+    private long lowSince;
+    Loop loop;
+    RuntimeException error;
+
+    Session(long id, String key) {
+        this.id = id;
+        this.key = key;
+    }
+
+    /** Returns a key that the server serves. */
+    String anyKey() {
+        if (!waits.isEmpty()) {
+            key = waits.iterator().next().key();
+        } else if (!holds.isEmpty()) {
+            key = holds.keySet().iterator().next().key();
+        }
+        return key;
+    }
+
+    boolean isNeeded() {
+        return !waits.isEmpty() || holds.values().stream().anyMatch(Belief::isOld);
+    }
+
+    boolean isEmpty() {
+        return loop == null && holds.isEmpty() && waits.isEmpty();
+    }
+
+    /** Reads the least lease of a SESSION. What was believed of the holds before stays true if this is less. */
+    void believe(long sent, long left, long until) {
+        if (until < this.until) {
+            holds.values().forEach(hold -> hold.end = Math.max(hold.end, hold.until()));
+        }
+        if (left >= longest / 2 || sent - this.sent > longest / 3) {
+            lowSince = Clock.now();
+        }
+        this.sent = sent;
+        this.until = until;
+    }
+
+    /**
+     * Returns the holds of which another one's shorter lease says too little. An answer that came late says little, too, and so do the
+     * first ones after a pause, before the server has renewed what it may renew again: neither is a reason to renew each by itself.
+     */
+    List<Belief> bounded(long left) {
+        long now = Clock.now();
+        return now - lowSince < longest / 6 ? List.of() : holds.values().stream()
+                .filter(hold -> left < hold.lease / 2 && hold.until() - now < hold.lease / 2).toList();
+    }
+
+    /** Keeps the session: SESSION again and again, as long as there are waits, or holds that have grown old. */
+    static final class Loop implements Job {
+        /** So long a loop without work stays: the next turn begins without a new one. */
+        private static final long LINGER = SECOND;
+
+        private final Sessions s;
+        private final Session session;
+        private boolean isFirst = true;
+        private boolean isLast;
+        private boolean isOver;
+        private long needed = Clock.now();
+        private long notBefore;
+        private long block;
+        private boolean hasWarned;
+
+        Loop(Sessions s, Session session) {
+            this.s = s;
+            this.session = session;
+        }
+
+        @Override
+        public Step next() {
+            long now = Clock.now();
+            boolean isNeeded = session.isNeeded();
+            if (s.isClosed || isOver && !isNeeded) {
+                session.loop = null;
+                session.holds.values().forEach(hold -> s.clock.set(hold.third()));
+                s.tidy(session);
+                return null;
+            }
+            if (isOver) { // something has come in the last moment
+                isOver = false;
+                isFirst = true;
+            }
+            if (notBefore > now) {
+                return Step.pause(notBefore - now);
+            }
+            needed = isNeeded ? now : needed;
+            isLast = needed + LINGER < now; // its rows count: what a lost answer has granted is renewed for nobody
+            String key = session.anyKey();
+            List<Object> words = new ArrayList<>(List.of("DLOCK.SESSION", key, s.name,
+                    isLast ? 1 : s.settings.hangTimeout().toMillis(), "SEEN", session.id, session.seen));
+            block = 0;
+            if (!isFirst && !isLast) {
+                long lease = session.holds.values().stream().mapToLong(hold -> hold.lease).min().orElse(s.settings.lease().toNanos());
+                block = Math.max(MS, Math.min(SECOND, Math.min(lease / 3, s.settings.replyNanos() / 2)));
+                words.addAll(List.of("BLOCK", block / MS));
+            }
+            return new Step(key, Request.bytes(words), s.settings.replyNanos(), true);
+        }
+
+        @Override
+        public void answered(long sent, Object reply, RuntimeException why) {
+            session.error = why;
+            if (why != null) {
+                failed(why);
+                return;
+            }
+            hasWarned = false;
+            List<?> answer = (List<?>) reply;
+            Session told = s.told(sent, answer, session.key);
+            if (told != session) {
+                s.gone(session);
+                isOver = true;
+            } else if (((List<?>) answer.get(3)).isEmpty() && Clock.now() - sent < block - 10 * MS) {
+                notBefore = sent + 100 * MS; // answered early without rows
+            }
+            isOver |= isLast;
+            isFirst = false;
+        }
+
+        private void failed(RuntimeException why) {
+            isOver = isLast;
+            isFirst = true;
+            notBefore = Clock.now() + 100 * MS;
+            if (!hasWarned && !s.isClosed) {
+                s.log(WARNING, "what is held and waited for is not kept: {0}", why.getMessage());
+                hasWarned = true;
+            }
+            if (!DLockException.passes(why)) {
+                List.copyOf(session.waits).forEach(take -> take.fail(why));
+            }
+        }
+    }
+}

@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static dlock.Clock.MS;
+import static dlock.Clock.NEVER;
+import static java.lang.System.Logger.Level.DEBUG;
+import static java.lang.System.Logger.Level.ERROR;
+import static java.lang.System.Logger.Level.WARNING;
+import static java.nio.charset.StandardCharsets.UTF_8;
+
+import dlock.Belief.Place;
+import dlock.DLockException.Unavailable;
+import java.net.InetAddress;
+import java.net.UnknownHostException;
+import java.security.SecureRandom;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Consumer;
+
+/**
+ * All that this client holds and waits for, and all that follows from the rows of the servers. The guard covers it, and is never held
+ * while anything is waited for. The timer waits for no server; what connects does so in the background; the program's own code has
+ * threads apart, so that nothing of ours waits for it.
+ */
+final class Sessions {
+    static final System.Logger LOG = System.getLogger("dlock");
+    private static final SecureRandom RANDOM = new SecureRandom();
+
+    final Settings settings;
+    final String name;
+    final ReentrantLock guard = new ReentrantLock();
+    final ScheduledThreadPoolExecutor timer;
+    final Pool background;
+    final Pool callbacks;
+    final Library library;
+    final Clock clock;
+    private final Map<Long, Session> byId = new HashMap<>();
+    /** By owner. */
+    final Map<String, Take> asked = new HashMap<>();
+    final Map<Place, Belief> held = new HashMap<>();
+    private long numbers;
+    volatile boolean isClosed;
+
+    Sessions(Connector connector, Settings settings) {
+        this.settings = settings;
+        String letters = RANDOM.ints(22, 0, 62).mapToObj(i -> "" + (char) (i < 10 ? '0' + i : i < 36 ? 'a' + i - 10 : 'A' + i - 36))
+                .reduce("", String::concat);
+        name = host() + "/" + ProcessHandle.current().pid() + "/" + letters;
+        timer = new ScheduledThreadPoolExecutor(1, task -> Pool.daemon(task, "dlock-clock"));
+        timer.setRemoveOnCancelPolicy(true);
+        timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // after the end nothing rings any more
+        background = new Pool("dlock", timer);
+        callbacks = new Pool("dlock-callbacks", timer);
+        library = new Library(connector, settings, timer, background);
+        clock = new Clock(timer, this::ring);
+    }
+
+    private static String host() {
+        try {
+            String host = InetAddress.getLocalHost().getHostName().replace('/', '-');
+            return host.substring(0, Math.min(64, host.length()));
+        } catch (UnknownHostException unknown) {
+            return "localhost";
+        }
+    }
+
+    static Unavailable closedError() {
+        return new Unavailable("these locks are closed", null);
+    }
+
+    void check() {
+        if (isClosed) {
+            throw closedError();
+        }
+    }
+
+    /** Ends everything: what is held is reported lost, and lives on until its lease. */
+    void close() {
+        guard.lock();
+        try {
+            if (isClosed) {
+                return;
+            }
+            isClosed = true;
+            if (!held.isEmpty()) {
+                log(WARNING, "closed with {0} locks held: they are lost", held.size());
+            }
+            List.copyOf(held.values()).forEach(hold -> lose(hold, "closed"));
+            List.copyOf(asked.values()).forEach(take -> take.fail(closedError()));
+        } finally {
+            guard.unlock();
+        }
+        library.close();
+        timer.shutdownNow();
+    }
+
+    /** Logs by another thread: a logger may block. */
+    void log(System.Logger.Level level, String text, Object... words) {
+        callbacks.execute(() -> LOG.log(level, text, words));
+    }
+
+    /** Whoever counts may fail, and nothing else does. */
+    void tell(Consumer<Observer> what) {
+        try {
+            what.accept(settings.observer());
+        } catch (RuntimeException | Error error) { // of a library that does not fit, too
+            LOG.log(ERROR, "the observer has failed", error);
+        }
+    }
+
+    static Duration since(long began) {
+        return Duration.ofNanos(Math.max(0, Clock.now() - began));
+    }
+
+    /** Returns an owner that was never used. What stands before # is the actor, for the search for deadlocks. */
+    String owner(String actor) {
+        numbers++;
+        return name + "/" + (actor == null ? "" : actor + "#") + numbers;
+    }
+
+    Session session(long id, String key) {
+        return byId.computeIfAbsent(id, one -> new Session(one, key));
+    }
+
+    /** Forgets a session with nothing in it: the server does so as well, and draws another id for the next one. */
+    void tidy(Session session) {
+        if (session.isEmpty()) {
+            byId.remove(session.id);
+        }
+    }
+
+    /** Returns the believed end of what the server counts from the arrival of a command. Two milliseconds are its rounding. */
+    long believed(long sent, long ms) {
+        return Clock.after(sent, Math.min(ms, NEVER / MS) * MS) - 2 * MS - settings.clockMargin().toNanos();
+    }
+
+    /** Notes that the hold is in that session now. */
+    void join(Belief hold, Session to) {
+        if (hold.session != to) {
+            leave(hold, NEVER);
+            hold.told = Clock.now();
+            hold.session = to;
+            to.holds.put(hold.place(), hold);
+            to.longest = Math.max(to.longest, hold.lease);
+        }
+        if (hold.isOld()) {
+            keep(to);
+        }
+        clock.set(to.loop == null ? Math.min(hold.until(), hold.third()) : hold.until());
+    }
+
+    /** Takes the hold out of its session: from now on only its own end counts, and no longer than the cut. */
+    void leave(Belief hold, long cut) {
+        Session from = hold.session;
+        if (from != null) {
+            hold.end = Math.min(hold.until(), cut);
+            from.holds.remove(hold.place());
+            if (from.holds.isEmpty()) {
+                from.longest = 0;
+            }
+            hold.session = null;
+            tidy(from);
+        }
+    }
+
+    void keep(Session session) {
+        if (session.loop == null && !isClosed) {
+            byId.put(session.id, session);
+            session.loop = new Session.Loop(this, session);
+            run(session.loop);
+        }
+    }
+
+    /** Takes a job's steps by another thread, since here the guard is held. */
+    private void run(Job job) {
+        background.execute(new Driver(this, job)::run);
+    }
+
+    void lose(Belief hold, String reason) {
+        held.remove(hold.place());
+        leave(hold, NEVER);
+        if (hold.isOver) {
+            return;
+        }
+        hold.reason = reason;
+        hold.isOver = true;
+        callbacks.execute(() -> { // the program's own code, and a logger, may block
+            LOG.log(isClosed ? DEBUG : WARNING, "lock {0} of {1} with token {2} is lost: {3}", hold.key, hold.owner,
+                    Long.toString(hold.token), reason);
+            tell(observer -> observer.lost(hold.key, reason));
+            hold.lost.complete(reason);
+            hold.onLost.accept(new Hold(this, hold));
+        });
+    }
+
+    private void ring() {
+        guard.lock();
+        try {
+            if (isClosed || !clock.hasRung(settings.replyNanos())) {
+                return;
+            }
+            long alarm = NEVER;
+            for (Belief hold : List.copyOf(held.values())) {
+                long end = hold.until();
+                if (hold.isOver) {
+                    continue;
+                }
+                if (clock.isOver(end)) {
+                    expire(hold);
+                    continue;
+                }
+                alarm = Math.min(alarm, Math.max(end, Clock.now() + 50 * MS));
+                if (hold.session != null && hold.session.loop == null) {
+                    if (hold.isOld()) {
+                        keep(hold.session);
+                    } else {
+                        alarm = Math.min(alarm, hold.third());
+                    }
+                }
+            }
+            clock.set(alarm);
+        } finally {
+            guard.unlock();
+        }
+    }
+
+    /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */
+    private void expire(Belief hold) {
+        RuntimeException why = hold.why == null && hold.session != null ? hold.session.error : hold.why;
+        lose(hold, hold.bound <= Clock.now() ? "max_hold is over"
+                : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
+        if (!hold.isTaken) { // else it is somebody else's now
+            giveBack(hold.key, hold.words("RELEASE"), hold.lease);
+        }
+    }
+
+    /** Has a command said until it is answered. */
+    void send(String key, byte[][] words, long lease, Errand.Then then) {
+        run(new Errand(this, key, words, patience(lease), () -> true, then));
+    }
+
+    /** Returns when nothing of a client can be left at a server that does not hear of it. */
+    long patience(long lease) {
+        return Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos());
+    }
+
+    /** Ends a hold that the program does not want. */
+    void unwanted(Belief hold) {
+        guard.lock();
+        try {
+            finish(hold, "it was not wanted");
+            giveBack(hold.key, hold.words("RELEASE"), hold.lease);
+        } finally {
+            guard.unlock();
+        }
+    }
+
+    /** Ends a hold at the program's wish. */
+    void finish(Belief hold, String reason) {
+        hold.isReleased = true;
+        hold.reason = reason;
+        hold.isOver = true;
+        leave(hold, NEVER);
+    }
+
+    /**
+     * Reports the loss of a hold that the collector has found. The server keeps the lock until its lease ends: the work may be running,
+     * and needs that time to stop.
+     */
+    void forget(Belief hold) {
+        guard.lock();
+        try {
+            if (!hold.isOver) {
+                lose(hold, "forgotten: the program no longer refers to its Hold, and has not released it");
+                leaveToLease(hold, hold.lease, (sent, reply, error) -> {});
+            }
+        } finally {
+            guard.unlock();
+        }
+    }
+
+    /** Returns the errand that gives the hold back. If that is refused, its lease is to end it. */
+    Errand release(Belief hold) {
+        finish(hold, "it was given back before");
+        return new Errand(this, hold.key, hold.words("RELEASE"), patience(hold.lease), () -> true, (sent, reply, error) -> {
+            held.remove(hold.place());
+            if (error != null && !(error instanceof NotHeld)) {
+                leaveToLease(hold, hold.lease, (then, answer, no) -> {});
+            }
+        });
+    }
+
+    /** Returns the errand that leaves the lock taken for so long. If that is refused, all is as it was. */
+    Errand releaseAfter(Belief hold, long nanos) {
+        Session from = hold.session;
+        finish(hold, "it was left to its lease");
+        return leftToLease(hold, nanos, (sent, reply, error) -> {
+            if (error != null && !(error instanceof NotHeld) && !isClosed) {
+                hold.isOver = false;
+                hold.isReleased = false;
+                held.put(hold.place(), hold);
+                if (from != null) {
+                    join(hold, session(from.id, hold.key));
+                }
+            }
+        });
+    }
+
+    /** Releases what nobody has. */
+    void giveBack(String key, byte[][] release, long lease) {
+        send(key, release, lease, (sent, reply, error) -> {});
+    }
+
+    /** Has the server renew the hold no more: it ends so long from now. */
+    private void leaveToLease(Belief hold, long nanos, Errand.Then then) {
+        run(leftToLease(hold, nanos, then));
+    }
+
+    private Errand leftToLease(Belief hold, long nanos, Errand.Then then) {
+        byte[][] words = hold.words("RENEW", Math.max(1, nanos / MS));
+        return new Errand(this, hold.key, words, patience(hold.lease), () -> true, (sent, reply, error) -> {
+            held.remove(hold.place());
+            then.answered(sent, reply, error);
+        });
+    }
+
+    /** Brings the hold into the session of whoever serves it now, and learns how long it lasts. */
+    void renew(Belief hold) {
+        if (hold.isRenewed || hold.isOver) {
+            return;
+        }
+        hold.isRenewed = true;
+        byte[][] words = hold.words("RENEW", hold.lease / MS, "IN", name);
+        run(new Errand(this, hold.key, words, NEVER, () -> !hold.isOver, (sent, reply, error) -> {
+            hold.isRenewed = false;
+            hold.why = error;
+            if (error instanceof NotHeld) {
+                lose(hold, error.getMessage());
+            } else if (error == null && !hold.isOver) {
+                List<?> answer = (List<?>) reply;
+                hold.end = Math.max(hold.end, believed(sent, number(answer.get(0))));
+                join(hold, session(number(answer.get(1)), hold.key));
+            }
+        }));
+    }
+
+    static long number(Object reply) {
+        return reply instanceof Long number ? number : 0;
+    }
+
+    private static String text(Object reply) {
+        return new String((byte[]) reply, UTF_8);
+    }
+
+    /** Reads the answer to a SESSION, and returns the session that it is of. */
+    Session told(long sent, List<?> answer, String key) {
+        Session session = session(number(answer.get(0)), key);
+        for (Object each : (List<?>) answer.get(3)) {
+            List<?> row = (List<?>) each;
+            if (number(row.get(0)) > session.seen) {
+                session.seen = number(row.get(0));
+                row(session, text(row.get(1)), text(row.get(2)), text(row.get(3)), number(row.get(4)),
+                        believed(sent, number(row.get(5))));
+            }
+        }
+        if (answer.get(2) != null && sent > session.sent) {
+            long left = number(answer.get(2));
+            session.believe(sent, left * MS, believed(sent, left));
+            session.bounded(left * MS).forEach(this::renew);
+        }
+        return session;
+    }
+
+    private void row(Session session, String word, String key, String owner, long token, long end) {
+        Belief hold = held.get(new Place(key, token));
+        Take take = asked.get(owner);
+        switch (word) {
+            case "granted" -> {
+                if (hold != null) {
+                    if (!hold.isOver) {
+                        hold.end = Math.max(hold.end, end);
+                        join(hold, session);
+                    }
+                } else if (take != null && take.isFor(key)) {
+                    take.granted(key, token, session, end);
+                } else { // a place that was left, or a command that came late
+                    giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
+                }
+            }
+            case "timeout", "cancelled", "replaced", "wrongtype", "again" -> {
+                if (take != null) {
+                    take.ended(word);
+                }
+            }
+            case "taken" -> {
+                if (hold != null && !hold.isOver) {
+                    hold.isTaken = true;
+                    hold.why = new Unavailable("it was taken out of the session", null);
+                    leave(hold, end);
+                    hold.end = Math.min(hold.end, end);
+                    clock.set(hold.end);
+                }
+            }
+            case "moved" -> {
+                if (hold != null && !hold.isOver) {
+                    leave(hold, NEVER);
+                    renew(hold);
+                }
+            }
+            default -> {
+                if (hold != null && !hold.isOver) {
+                    lose(hold, word);
+                }
+            }
+        }
+    }
+
+    /** Brings all that was in this session to where the servers say: a key's server has another one. */
+    void gone(Session session) {
+        for (Belief hold : List.copyOf(session.holds.values())) {
+            leave(hold, NEVER);
+            renew(hold);
+        }
+        List.copyOf(session.waits).forEach(take -> take.ended("gone"));
+    }
+}
