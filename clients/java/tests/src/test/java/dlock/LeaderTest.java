@@ -57,7 +57,7 @@ class LeaderTest {
             String name = arguments[1];
             String id = arguments[2];
             DLocks locks = new DLocks(Stage.connector("lettuce", "single", arguments[0], null, null),
-                    Settings.DEFAULT.lease(Stage.LEASE).hangTimeout(Stage.LEASE.multipliedBy(2)).queueGrace(Duration.ofSeconds(2)));
+                    Settings.DEFAULT.lease(Stage.LEASE).hangTimeout(Stage.LEASE.multipliedBy(2)));
             Leader leader = new Leader(locks, name, id);
             while (true) {
                 Hold term = leader.campaign().join();

@@ -126,7 +126,7 @@ class QuorumTest {
         isHeldEverywhere(held);
         // It is given back at the first one last: a token tells when it was granted, and all these servers have one clock.
         for (HostAndPort one : addresses) {
-            Stage.send(stage.connection(one), "DLOCK.FAIRACQUIRE", key, "next", 600_000, "NOTIFY", "nobody");
+            Stage.send(stage.connection(one), "DLOCK.FAIRACQUIRE", key, "next", 600_000, "IN", "nobody", "BLOCK", 0);
         }
         held.close();
         long[] next = new long[3];
@@ -239,12 +239,12 @@ class QuorumTest {
         List<DLocks> three = new ArrayList<>();
         for (String name : List.of("a", "b", "c")) {
             Connector to = new JedisConnector(DefaultJedisClientConfig.builder().build(), addresses["abc".indexOf(name)]);
-            Connector noting = (node, bound, channel, messages, ended) -> {
+            Connector noting = (node, within) -> {
                 if (name.equals("a")) {
                     asked.add(name + (owner(1) == null ? "" : " after b") + (owner(2) == null ? "" : " after c"));
                     throw new IOException("silent");
                 }
-                return to.open(node, bound, channel, messages, ended);
+                return to.open(to.node(0), within);
             };
             three.add(new DLocks(noting, Settings.DEFAULT.replyTimeout(Duration.ofSeconds(1))));
         }

@@ -105,8 +105,7 @@ final class Stage implements AutoCloseable {
     /** Goes to whoever of the pair is the primary, as a connection by Sentinel does. */
     private record Primary(String library) implements Connector {
         @Override
-        public Wire open(String node, Duration bound, String channel, java.util.function.Consumer<byte[]> messages,
-                java.util.function.Consumer<Throwable> ended) throws Exception {
+        public Line open(String node, Duration within) throws Exception {
             HostAndPort primary = addresses("pair")[0];
             for (HostAndPort one : addresses("pair")) {
                 try (Connection connection = connect(one)) {
@@ -115,8 +114,8 @@ final class Stage implements AutoCloseable {
                     }
                 }
             }
-            return connector(library, "single", primary.toString(), null, null)
-                    .open(node, bound, channel, messages, ended);
+            Connector there = connector(library, "single", primary.toString(), null, null);
+            return there.open(there.node(0), within);
         }
     }
 
@@ -342,10 +341,18 @@ final class Stage implements AutoCloseable {
         return holders.get(0).number("held-ms");
     }
 
-    /** It is held, and the server renews it for a connection. */
+    /** It is held in a session: the server renews it. */
     boolean isRenewed(String key) throws Exception {
-        return rows(key, "holders").stream().findFirst()
-                .filter(holder -> holder.number("auto") == 1 && holder.number("client") != 0).isPresent();
+        return rows(key, "holders").stream().findFirst().filter(holder -> !holder.word("in").isEmpty()).isPresent();
+    }
+
+    /** It is held, and its session is not alive. */
+    boolean isUnkept(String key) throws Exception {
+        return rows(key, "holders").stream().findFirst().orElseThrow().number("alive") == 0;
+    }
+
+    String sessionOf(String key) throws Exception {
+        return rows(key, "holders").get(0).word("in");
     }
 
     List<String> owners() throws Exception {
@@ -368,8 +375,7 @@ final class Stage implements AutoCloseable {
     void awaitQueued(String key, int count) throws Exception {
         until(count + " are queued, and nobody is absent", () -> {
             List<Row> queue = places(key);
-            return queue.size() == count && queue.stream().noneMatch(row -> "".equals(row.fields.get("client"))
-                    || row.fields.get("client") == null || Long.valueOf(0).equals(row.fields.get("client")));
+            return queue.size() == count && queue.stream().noneMatch(row -> row.word("kind").equals("absent"));
         });
     }
 

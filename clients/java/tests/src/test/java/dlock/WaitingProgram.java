@@ -5,8 +5,7 @@ package dlock;
 final class WaitingProgram {
     public static void main(String[] arguments) throws Exception {
         DLocks locks = new DLocks(Stage.connector(arguments[0], arguments[1]), Stage.settings(Stage.LEASE));
-        DLock lock = locks.lock(arguments[2]);
-        (arguments[3].equals("ephemeral") ? lock.ephemeral() : lock).lock();
+        locks.lock(arguments[2]).lock();
         System.in.read();
     }
 }
