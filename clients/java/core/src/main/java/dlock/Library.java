@@ -111,8 +111,8 @@ final class Library {
             } else if (error == null) {
                 reply.complete(value);
             } else {
-                if (code.equals("READONLY") || !DLockException.isSaid(error)) {
-                    leave(way, line);
+                if ((code.equals("READONLY") || !DLockException.isSaid(error)) && leave(way, line)) {
+                    leave(new Way(way.node, !way.isOfLoops), null); // what is idle there has most likely ended, too
                 }
                 reply.completeExceptionally(error);
             }
@@ -142,15 +142,19 @@ final class Library {
         return opening;
     }
 
-    /** Gives up a way, and all that lead there if it leads to a replica. Others may know of another server. */
-    private void leave(Way way, CompletableFuture<Line> line) {
+    /** Gives up a way, if it is this line still or null. The library may know of another server by now. */
+    private boolean leave(Way way, CompletableFuture<Line> line) {
+        CompletableFuture<Line> before;
         synchronized (this) {
-            if (!lines.remove(way, line)) {
-                return;
+            before = lines.get(way);
+            if (before == null || line != null && before != line) {
+                return false;
             }
+            lines.remove(way);
         }
-        end(line);
+        end(before);
         look();
+        return true;
     }
 
     private static void end(CompletableFuture<Line> line) {

@@ -12,6 +12,7 @@ import dlock.DLockException.LockTimeout;
 import dlock.DLockException.Refused;
 import java.io.File;
 import java.io.IOException;
+import java.lang.ref.WeakReference;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
@@ -365,8 +366,11 @@ class CasesTest {
                 case "kept" -> holds.get(step.get("hold").asText()).forEach(
                         hold -> assertTrue(hold.isHeld(), hold.key() + " is held"));
                 case "forget" -> {
-                    holds.remove(step.get("hold").asText());
-                    stage.awaitCollected(key);
+                    var forgotten = new WeakReference<>(holds.remove(step.get("hold").asText()).get(0));
+                    Stage.until("the collector has found it", () -> {
+                        System.gc();
+                        return forgotten.get() == null;
+                    });
                 }
                 case "end" -> client(step).close();
                 case "cycles" -> cycles(client(step), key, step.get("workers").asInt(), step.get("count").asInt());

@@ -13,8 +13,6 @@ import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.resource.ClientResources;
 import java.time.Duration;
-import java.util.Objects;
-import java.util.stream.Stream;
 import org.springframework.beans.factory.ObjectProvider;
 import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
@@ -50,11 +48,12 @@ public class DLockAutoConfiguration {
     @ConditionalOnMissingBean
     DLocks dlocks(Connector connector, DLockProperties properties, ObjectProvider<Observer> observer) {
         Settings usual = Settings.DEFAULT;
-        return new DLocks(connector, new Settings(or(properties.lease(), usual.lease()),
-                or(properties.hangTimeout(), renamed("auto", properties.auto(), "hang-timeout"), usual.hangTimeout()),
-                or(properties.queueGrace(), renamed("claim", properties.claim(), "queue-grace"), usual.queueGrace()),
-                or(properties.replyTimeout(), renamed("bound", properties.bound(), "reply-timeout"), usual.replyTimeout()),
-                or(properties.clockMargin(), usual.clockMargin()), observer.getIfAvailable(usual::observer)));
+        if (properties.queueGrace() != null) {
+            System.getLogger("dlock").log(WARNING, "dlock.queue-grace is the server''s dlock.claim-window-ms now");
+        }
+        return new DLocks(connector, new Settings(or(properties.lease(), usual.lease()), or(properties.hangTimeout(), usual.hangTimeout()),
+                or(properties.replyTimeout(), usual.replyTimeout()), or(properties.clockMargin(), usual.clockMargin()),
+                observer.getIfAvailable(usual::observer)));
     }
 
     /** Reads the URL. The library's own message has all of it, so it is no cause of this one: a log would show the password. */
@@ -67,15 +66,8 @@ public class DLockAutoConfiguration {
         }
     }
 
-    private static Duration or(Duration... set) {
-        return Stream.of(set).filter(Objects::nonNull).findFirst().orElseThrow();
-    }
-
-    private static Duration renamed(String old, Duration value, String now) {
-        if (value != null) {
-            System.getLogger("dlock").log(WARNING, "the property dlock.{0} is called dlock.{1} now", old, now);
-        }
-        return value;
+    private static Duration or(Duration set, Duration usual) {
+        return set == null ? usual : set;
     }
 
     /** Static, so that it is there before the beans. */

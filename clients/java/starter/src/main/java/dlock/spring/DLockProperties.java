@@ -13,14 +13,11 @@ import org.springframework.boot.context.properties.ConfigurationProperties;
  * @param prefix what the names of the LockRegistry's locks begin with
  * @param lease how long a lock lasts after this program dies or loses the server
  * @param hangTimeout how long a program that hangs keeps its locks
- * @param queueGrace how long a place in a queue is kept while the connection is away
+ * @param queueGrace has no effect: the server's {@code dlock.claim-window-ms} says how long a dead program's place is kept
  * @param replyTimeout how long a connect or a reply may take
  * @param clockMargin how long before its end a lease is believed to have ended
- * @param auto the former name of hang-timeout
- * @param claim the former name of queue-grace
- * @param bound the former name of reply-timeout
  */
 @ConfigurationProperties("dlock")
 public record DLockProperties(
         String url, boolean clustered, String prefix, Duration lease, Duration hangTimeout, Duration queueGrace,
-        Duration replyTimeout, Duration clockMargin, Duration auto, Duration claim, Duration bound) {}
+        Duration replyTimeout, Duration clockMargin) {}

@@ -246,10 +246,9 @@ class RefusalTest {
     }
 
     @Test
-    void oldNamesOfPropertiesWorkForAWhile() {
-        program.withPropertyValues("dlock.auto=50s", "dlock.claim=4s", "dlock.bound=2s").run(context -> {
-            DLockProperties set = context.getBean(DLockProperties.class);
-            assertEquals(50, set.auto().toSeconds());
+    void anOldPropertyIsReadForAWhile() {
+        program.withPropertyValues("dlock.queue-grace=4s", "dlock.hang-timeout=50s").run(context -> {
+            assertEquals(50, context.getBean(DLockProperties.class).hangTimeout().toSeconds());
             assertTrue(context.getBean(DLocks.class) != null);
         });
         assertThrows(IllegalStateException.class, () -> program.withPropertyValues("dlock.lease=1ms").run(
