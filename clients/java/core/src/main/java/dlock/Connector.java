@@ -37,6 +37,19 @@ public interface Connector extends AutoCloseable {
      */
     Line open(String node, Duration within) throws Exception;
 
+    /** Returns what a server has said, wherever in its errors the library has put it, or null. */
+    String said(Throwable error);
+
+    /** Returns the message of the first error of this kind, or null. */
+    static String messageOf(Throwable error, Class<? extends Throwable> kind) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (kind.isInstance(cause)) {
+                return cause.getMessage();
+            }
+        }
+        return null;
+    }
+
     /** Ends what the connector has made for itself. */
     @Override
     default void close() {}
@@ -45,38 +58,17 @@ public interface Connector extends AutoCloseable {
     interface Line extends AutoCloseable {
         /**
          * Sends these commands one directly behind the other, and waits for nothing. The stage has the reply to the last one (Long,
-         * byte[], List or null) or the reason why there is none, a {@link ServerError} for an error of the server.
+         * byte[], List or null) or the reason why there is none.
          */
         CompletionStage<Object> send(List<byte[][]> commands);
 
-        /** Returns whether it is worth to send something. */
-        boolean isOpen();
+        /** Returns false if it is known to have ended. */
+        default boolean isOpen() {
+            return true;
+        }
 
         /** Ends it, and waits for nobody. */
         @Override
         void close();
-    }
-
-    /** An error reply, as the server has sent it. */
-    final class ServerError extends RuntimeException {
-        private static final long serialVersionUID = 1;
-
-        /** Makes one of the server's words. */
-        public ServerError(String text) {
-            super(text, null, false, false);
-        }
-
-        /** Returns what a server has said, wherever the library has put it, and else the error itself. */
-        public static Throwable in(Throwable error, Class<? extends Throwable> kind) {
-            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
-                if (cause instanceof ServerError) {
-                    return cause;
-                }
-                if (kind.isInstance(cause) && cause.getMessage() != null) {
-                    return new ServerError(cause.getMessage());
-                }
-            }
-            return error;
-        }
     }
 }

@@ -232,9 +232,6 @@ public sealed class DLock implements Lock permits DSemaphore {
     }
 
     final boolean take(long wait, boolean isInterruptible, long maxHold, int permits) throws InterruptedException {
-        if (isInterruptible && Thread.interrupted()) {
-            throw new InterruptedException();
-        }
         locks.sessions.check();
         Held held = held();
         if (held == null) {

@@ -8,7 +8,6 @@ import javax.net.ssl.SSLException;
 
 /** Whatever goes wrong with a lock, but {@link NotHeld}. */
 public class DLockException extends RuntimeException {
-    private static final long serialVersionUID = 1;
     private static final Set<String> PASSING = Set.of("UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY",
             "NOREPLICAS", "MISCONF", "READONLY", "MOVED", "ASK", "NOACK");
 
@@ -18,8 +17,6 @@ public class DLockException extends RuntimeException {
 
     /** The server has said no, in these words. */
     public static class Refused extends DLockException {
-        private static final long serialVersionUID = 1;
-
         Refused(String message) {
             super(message, null);
         }
@@ -31,8 +28,6 @@ public class DLockException extends RuntimeException {
 
     /** A guarded command was not run: the lock is not held under this token. */
     public static final class Fenced extends Refused {
-        private static final long serialVersionUID = 1;
-
         Fenced(String message) {
             super(message);
         }
@@ -40,8 +35,6 @@ public class DLockException extends RuntimeException {
 
     /** The wait could never end; the message names the circle. */
     public static final class Deadlock extends Refused {
-        private static final long serialVersionUID = 1;
-
         Deadlock(String message) {
             super(message);
         }
@@ -49,8 +42,6 @@ public class DLockException extends RuntimeException {
 
     /** Somebody else asked under the same owner's name and has the place. Never asked again by itself. */
     public static final class Replaced extends Refused {
-        private static final long serialVersionUID = 1;
-
         Replaced(String message) {
             super(message);
         }
@@ -58,8 +49,6 @@ public class DLockException extends RuntimeException {
 
     /** One of the server's caps on places and holders is reached. */
     public static final class QueueFull extends Refused {
-        private static final long serialVersionUID = 1;
-
         QueueFull(String message) {
             super(message);
         }
@@ -67,8 +56,6 @@ public class DLockException extends RuntimeException {
 
     /** The server grants nothing for now, and this request may not wait. */
     public static final class Quarantine extends Refused {
-        private static final long serialVersionUID = 1;
-
         Quarantine(String message) {
             super(message);
         }
@@ -76,8 +63,6 @@ public class DLockException extends RuntimeException {
 
     /** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
     public static final class NoAck extends Refused {
-        private static final long serialVersionUID = 1;
-
         NoAck(String message) {
             super(message);
         }
@@ -85,8 +70,6 @@ public class DLockException extends RuntimeException {
 
     /** Nobody has answered, or nothing can be asked any more. */
     public static final class Unavailable extends DLockException {
-        private static final long serialVersionUID = 1;
-
         Unavailable(String message, Throwable cause) {
             super(message, cause);
         }
@@ -94,14 +77,12 @@ public class DLockException extends RuntimeException {
 
     /** The lock was not granted in time. Its cause is what the server failed to do, if the lock was not just taken. */
     public static final class LockTimeout extends DLockException {
-        private static final long serialVersionUID = 1;
-
         LockTimeout(String message, Throwable cause) {
             super(message, cause);
         }
     }
 
-    /** The server's or the library's error as one of these. */
+    /** Returns an error as one of these. */
     static RuntimeException of(Throwable error) {
         if (error instanceof DLockException || error instanceof NotHeld) {
             return (RuntimeException) error;
@@ -109,10 +90,11 @@ public class DLockException extends RuntimeException {
         if (error instanceof CompletionException && error.getCause() != null) {
             return of(error.getCause());
         }
-        if (!(error instanceof Connector.ServerError)) {
-            return new Unavailable(error.getMessage() == null ? error.toString() : error.getMessage(), error);
-        }
-        String text = error.getMessage();
+        return new Unavailable(error.getMessage() == null ? error.toString() : error.getMessage(), error);
+    }
+
+    /** Returns what a server has said. */
+    static RuntimeException said(String text) {
         return switch (text.split("[ :]", 2)[0]) {
             case "NOTHELD" -> new NotHeld(text);
             case "FENCED" -> new Fenced(text);

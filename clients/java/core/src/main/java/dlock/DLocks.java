@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-import static dlock.Clock.NEVER;
-
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
@@ -10,6 +8,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
@@ -132,34 +131,22 @@ public final class DLocks implements AutoCloseable {
             throw new InterruptedException();
         }
         Take take = new Take(sessions, request, wait).start();
-        boolean isInterrupted = false;
         try {
-            while (true) {
-                try {
-                    List<Belief> holds = take.done.get();
-                    return holds == null ? null : holds.stream().map(hold -> Hold.of(sessions, hold)).toList();
-                } catch (InterruptedException now) {
-                    if (isInterruptible) {
-                        take.leave(new DLockException.Unavailable("interrupted", now));
-                        if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
-                            take.done.join().forEach(sessions::unwanted); // the grant came first
-                        }
-                        throw now;
-                    }
-                    isInterrupted = true;
-                } catch (ExecutionException failed) {
-                    throw DLockException.of(failed.getCause());
-                }
+            List<Belief> holds = isInterruptible ? take.done.get() : Hold.await(take.done);
+            return holds == null ? null : holds.stream().map(hold -> Hold.of(sessions, hold)).toList();
+        } catch (ExecutionException failed) {
+            throw DLockException.of(failed.getCause());
+        } catch (InterruptedException now) {
+            take.leave(new DLockException.Unavailable("interrupted", now));
+            if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
+                take.done.join().forEach(sessions::unwanted); // the grant came first
             }
-        } finally {
-            if (isInterrupted) {
-                Thread.currentThread().interrupt();
-            }
+            throw now;
         }
     }
 
     /** Returns the reply to HELD. */
-    java.util.concurrent.CompletableFuture<Object> heldBy(String key) {
+    CompletableFuture<Object> heldBy(String key) {
         sessions.check();
         return sessions.library.call(key, Request.bytes(List.of("DLOCK.HELD", key)), sessions.settings.replyNanos(), false);
     }

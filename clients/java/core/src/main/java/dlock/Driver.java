@@ -32,35 +32,31 @@ final class Driver {
     }
 
     private Job.Step next() {
-        s.guard.lock();
-        try {
+        return s.under(() -> {
             Job.Step step = job.next();
             if (step == null || step.words() != null) {
                 return step;
             }
             AtomicBoolean isOver = new AtomicBoolean();
-            Runnable end = () -> {
-                if (isOver.compareAndSet(false, true)) {
-                    s.background.execute(this::run);
-                }
-            };
-            Future<?> timer = s.timer.schedule(end, step.nanos(), TimeUnit.NANOSECONDS);
+            Future<?> timer = s.timer.schedule(() -> goOn(isOver), step.nanos(), TimeUnit.NANOSECONDS);
             job.pausing(() -> {
                 timer.cancel(false);
-                end.run();
+                s.timer.execute(() -> goOn(isOver));
             });
             return null;
-        } finally {
-            s.guard.unlock();
+        });
+    }
+
+    private void goOn(AtomicBoolean isOver) {
+        if (isOver.compareAndSet(false, true)) {
+            run();
         }
     }
 
     private void answered(long sent, Object reply, Throwable why) {
-        s.guard.lock();
-        try {
+        s.under(() -> {
             job.answered(sent, reply, why == null ? null : DLockException.of(why));
-        } finally {
-            s.guard.unlock();
-        }
+            return null;
+        });
     }
 }

@@ -58,12 +58,7 @@ public final class Hold implements AutoCloseable {
 
     /** Returns how long the lock is certainly held if the server is silent from now on. */
     public Duration left() {
-        s.guard.lock();
-        try {
-            return belief.isOver ? Duration.ZERO : Duration.ofNanos(Math.max(0, belief.until() - Clock.now()));
-        } finally {
-            s.guard.unlock();
-        }
+        return s.under(() -> belief.isOver ? Duration.ZERO : Duration.ofNanos(Math.max(0, belief.until() - Clock.now())));
     }
 
     /** Returns whether the lock is known to be lost. */
@@ -108,12 +103,7 @@ public final class Hold implements AutoCloseable {
                         ? s.library.call(key(), command, s.settings.replyNanos(), false) : CompletableFuture.failedFuture(why))
                 .whenComplete((reply, why) -> {
                     if (why != null && DLockException.of(why) instanceof Fenced) {
-                        s.guard.lock();
-                        try {
-                            s.lose(belief, "fenced");
-                        } finally {
-                            s.guard.unlock();
-                        }
+                        s.under(() -> s.lose(belief, "fenced"));
                     }
                 });
     }
@@ -149,18 +139,12 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> carry(BiFunction<Sessions, Belief, Errand> how) {
-        Errand errand;
-        s.guard.lock();
-        try {
-            if (s.isClosed) {
-                return CompletableFuture.failedFuture(Sessions.closedError());
-            }
-            if (belief.isOver) {
-                return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + ": " + belief.reason));
-            }
-            errand = how.apply(s, belief);
-        } finally {
-            s.guard.unlock();
+        if (s.isClosed) {
+            return CompletableFuture.failedFuture(Sessions.closedError());
+        }
+        Errand errand = s.under(() -> belief.isOver ? null : how.apply(s, belief));
+        if (errand == null) {
+            return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + ": " + belief.reason));
         }
         CompletableFuture<Void> done = new CompletableFuture<>();
         var bound = s.timer.schedule(() -> done.completeExceptionally(errand.why()), s.settings.replyNanos(), TimeUnit.NANOSECONDS);

@@ -4,8 +4,8 @@ package dlock;
 import static dlock.Clock.MS;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
 
 /**
  * A lock for a time that is known before: nobody renews it, and it ends at that time, whether or not the program lives. What
@@ -32,7 +32,8 @@ public final class Lease {
             return reply == null ? null : new Lease(s, key, owner, Sessions.number(((List<?>) reply).get(0)));
         } catch (DLockException error) {
             if (DLockException.passes(error)) { // what was asked may have been granted
-                s.giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "HOLDS", 0)), millis(length) * MS);
+                byte[][] release = Request.bytes(List.of("DLOCK.RELEASE", key, owner, "HOLDS", 0));
+                s.under(() -> s.giveBack(key, release, millis(length) * MS));
             }
             throw error;
         }
@@ -44,23 +45,10 @@ public final class Lease {
 
     /** Asks again what passes, until the time for a reply is over. All of these may be asked twice. */
     private static Object ask(Sessions s, String key, byte[][] words) {
-        long until = Clock.now() + s.settings.replyNanos();
-        while (true) {
-            s.check();
-            try {
-                return Hold.await(s.library.call(key, words, s.settings.replyNanos(), false));
-            } catch (DLockException error) {
-                if (!DLockException.passes(error) || Clock.now() >= until) {
-                    throw error;
-                }
-            }
-            try {
-                TimeUnit.MILLISECONDS.sleep(50);
-            } catch (InterruptedException now) {
-                Thread.currentThread().interrupt();
-                throw new DLockException.Unavailable("interrupted", now);
-            }
-        }
+        s.check();
+        Errand errand = new Errand(s, key, words, Clock.now() + s.settings.replyNanos(), () -> true, (sent, reply, error) -> {});
+        new Driver(s, errand).run();
+        return Hold.await(errand.done);
     }
 
     /** Returns the fencing token. */
@@ -79,7 +67,7 @@ public final class Lease {
     }
 
     private boolean isHeld(String name, Object... more) {
-        List<Object> words = new java.util.ArrayList<>(List.of("DLOCK." + name, key, owner));
+        List<Object> words = new ArrayList<>(List.of("DLOCK." + name, key, owner));
         words.addAll(List.of(more));
         words.addAll(List.of("TOKEN", token));
         try {

@@ -4,7 +4,6 @@ package dlock;
 import static java.nio.charset.StandardCharsets.US_ASCII;
 
 import dlock.Connector.Line;
-import dlock.Connector.ServerError;
 import dlock.DLockException.Unavailable;
 import java.util.HashMap;
 import java.util.List;
@@ -98,7 +97,7 @@ final class Library {
             });
         }
         line.thenCompose(one -> one.send(commands)).whenComplete((value, why) -> {
-            RuntimeException error = why == null ? null : DLockException.of(why);
+            RuntimeException error = why == null ? null : errorOf(why);
             String code = DLockException.code(error);
             if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {
                 String[] said = error.getMessage().split(" ");
@@ -111,12 +110,17 @@ final class Library {
             } else if (error == null) {
                 reply.complete(value);
             } else {
-                if ((code.equals("READONLY") || !DLockException.isSaid(error)) && leave(way, line)) {
-                    leave(new Way(way.node, !way.isOfLoops), null); // what is idle there has most likely ended, too
+                if (code.equals("READONLY") || !DLockException.isSaid(error)) {
+                    leave(way, line);
                 }
                 reply.completeExceptionally(error);
             }
         });
+    }
+
+    private RuntimeException errorOf(Throwable why) {
+        String said = connector.said(why);
+        return said == null ? DLockException.of(why) : DLockException.said(said);
     }
 
     private synchronized CompletableFuture<Line> line(Way way) {
@@ -142,19 +146,16 @@ final class Library {
         return opening;
     }
 
-    /** Gives up a way, if it is this line still or null. The library may know of another server by now. */
-    private boolean leave(Way way, CompletableFuture<Line> line) {
-        CompletableFuture<Line> before;
+    /** Gives up a way. The library may know of another server by now. */
+    private void leave(Way way, CompletableFuture<Line> line) {
+        boolean isLeft;
         synchronized (this) {
-            before = lines.get(way);
-            if (before == null || line != null && before != line) {
-                return false;
-            }
-            lines.remove(way);
+            isLeft = lines.remove(way, line);
         }
-        end(before);
-        look();
-        return true;
+        if (isLeft) {
+            end(line);
+            look();
+        }
     }
 
     private static void end(CompletableFuture<Line> line) {
@@ -173,7 +174,7 @@ final class Library {
                     leaveFormer();
                     now.complete(null);
                 } catch (Throwable error) {
-                    now.completeExceptionally(DLockException.of(error));
+                    now.completeExceptionally(errorOf(error));
                 }
             });
         }

@@ -3,8 +3,6 @@ package dlock;
 
 /** The lock is not, or no longer, held. */
 public final class NotHeld extends IllegalMonitorStateException {
-    private static final long serialVersionUID = 1;
-
     NotHeld(String message) {
         super(message);
     }

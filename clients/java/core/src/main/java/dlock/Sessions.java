@@ -14,13 +14,18 @@ import java.net.InetAddress;
 import java.net.UnknownHostException;
 import java.security.SecureRandom;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 
 /**
  * All that this client holds and waits for, and all that follows from the rows of the servers. The guard covers it, and is never held
@@ -33,10 +38,10 @@ final class Sessions {
 
     final Settings settings;
     final String name;
-    final ReentrantLock guard = new ReentrantLock();
+    private final ReentrantLock guard = new ReentrantLock();
+    private final List<Job> begun = new ArrayList<>();
     final ScheduledThreadPoolExecutor timer;
-    final Pool background;
-    final Pool callbacks;
+    final Executor callbacks;
     final Library library;
     final Clock clock;
     private final Map<Long, Session> byId = new HashMap<>();
@@ -51,13 +56,12 @@ final class Sessions {
         String letters = RANDOM.ints(22, 0, 62).mapToObj(i -> "" + (char) (i < 10 ? '0' + i : i < 36 ? 'a' + i - 10 : 'A' + i - 36))
                 .reduce("", String::concat);
         name = host() + "/" + ProcessHandle.current().pid() + "/" + letters;
-        timer = new ScheduledThreadPoolExecutor(1, task -> Pool.daemon(task, "dlock-clock"));
+        timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
         timer.setRemoveOnCancelPolicy(true);
         timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // after the end nothing rings any more
-        background = new Pool("dlock", timer);
-        callbacks = new Pool("dlock-callbacks", timer);
-        library = new Library(connector, settings, timer, background);
-        clock = new Clock(timer, this::ring);
+        callbacks = threads("dlock-callbacks");
+        library = new Library(connector, settings, timer, threads("dlock"));
+        clock = new Clock(timer, () -> under(this::ring));
     }
 
     private static String host() {
@@ -67,6 +71,41 @@ final class Sessions {
         } catch (UnknownHostException unknown) {
             return "localhost";
         }
+    }
+
+    /** Returns as many threads as there are tasks: they may block. */
+    private static Executor threads(String name) {
+        return new ThreadPoolExecutor(0, Integer.MAX_VALUE, 5, TimeUnit.SECONDS, new SynchronousQueue<>(), task -> daemon(task, name));
+    }
+
+    static Thread daemon(Runnable task, String name) {
+        Thread thread = new Thread(task, name);
+        thread.setDaemon(true);
+        thread.setContextClassLoader(Sessions.class.getClassLoader()); // else it is that of whoever came first
+        return thread;
+    }
+
+    /** Takes a step under the guard, and then begins the jobs that have come of it. */
+    <T> T under(Supplier<T> step) {
+        List<Job> some = List.of();
+        guard.lock();
+        try {
+            return step.get();
+        } finally {
+            if (guard.getHoldCount() == 1 && !begun.isEmpty()) {
+                some = List.copyOf(begun);
+                begun.clear();
+            }
+            guard.unlock();
+            some.forEach(job -> new Driver(this, job).run());
+        }
+    }
+
+    void under(Runnable step) {
+        under(() -> {
+            step.run();
+            return null;
+        });
     }
 
     static Unavailable closedError() {
@@ -81,20 +120,14 @@ final class Sessions {
 
     /** Ends everything: what is held is reported lost, and lives on until its lease. */
     void close() {
-        guard.lock();
-        try {
-            if (isClosed) {
-                return;
-            }
-            isClosed = true;
-            if (!held.isEmpty()) {
+        under(() -> {
+            if (!isClosed && !held.isEmpty()) {
                 log(WARNING, "closed with {0} locks held: they are lost", held.size());
             }
+            isClosed = true;
             List.copyOf(held.values()).forEach(hold -> lose(hold, "closed"));
             List.copyOf(asked.values()).forEach(take -> take.fail(closedError()));
-        } finally {
-            guard.unlock();
-        }
+        });
         library.close();
         timer.shutdownNow();
     }
@@ -176,9 +209,9 @@ final class Sessions {
         }
     }
 
-    /** Takes a job's steps by another thread, since here the guard is held. */
+    /** Begins a job as soon as the guard is free. */
     private void run(Job job) {
-        background.execute(new Driver(this, job)::run);
+        begun.add(job);
     }
 
     void lose(Belief hold, String reason) {
@@ -199,34 +232,28 @@ final class Sessions {
     }
 
     private void ring() {
-        guard.lock();
-        try {
-            if (isClosed || !clock.hasRung(settings.replyNanos())) {
-                return;
-            }
-            long alarm = NEVER;
-            for (Belief hold : List.copyOf(held.values())) {
-                long end = hold.until();
-                if (hold.isOver) {
-                    continue;
-                }
-                if (clock.isOver(end)) {
-                    expire(hold);
-                    continue;
-                }
-                alarm = Math.min(alarm, Math.max(end, Clock.now() + 50 * MS));
-                if (hold.session != null && hold.session.loop == null) {
-                    if (hold.isOld()) {
-                        keep(hold.session);
-                    } else {
-                        alarm = Math.min(alarm, hold.third());
-                    }
-                }
-            }
-            clock.set(alarm);
-        } finally {
-            guard.unlock();
+        if (isClosed || !clock.hasRung(settings.replyNanos())) {
+            return;
         }
+        long alarm = NEVER;
+        for (Belief hold : List.copyOf(held.values())) {
+            if (hold.isOver) {
+                continue;
+            }
+            if (clock.isOver(hold.until())) {
+                expire(hold);
+                continue;
+            }
+            alarm = Math.min(alarm, Math.max(hold.until(), Clock.now() + 50 * MS));
+            if (hold.session != null && hold.session.loop == null) {
+                if (hold.isOld()) {
+                    keep(hold.session);
+                } else {
+                    alarm = Math.min(alarm, hold.third());
+                }
+            }
+        }
+        clock.set(alarm);
     }
 
     /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */
@@ -251,13 +278,10 @@ final class Sessions {
 
     /** Ends a hold that the program does not want. */
     void unwanted(Belief hold) {
-        guard.lock();
-        try {
+        under(() -> {
             finish(hold, "it was not wanted");
             giveBack(hold.key, hold.words("RELEASE"), hold.lease);
-        } finally {
-            guard.unlock();
-        }
+        });
     }
 
     /** Ends a hold at the program's wish. */
@@ -273,15 +297,12 @@ final class Sessions {
      * and needs that time to stop.
      */
     void forget(Belief hold) {
-        guard.lock();
-        try {
+        under(() -> {
             if (!hold.isOver) {
                 lose(hold, "forgotten: the program no longer refers to its Hold, and has not released it");
-                leaveToLease(hold, hold.lease, (sent, reply, error) -> {});
+                run(leftToLease(hold, hold.lease, (sent, reply, error) -> {}));
             }
-        } finally {
-            guard.unlock();
-        }
+        });
     }
 
     /** Returns the errand that gives the hold back. If that is refused, its lease is to end it. */
@@ -290,7 +311,7 @@ final class Sessions {
         return new Errand(this, hold.key, hold.words("RELEASE"), patience(hold.lease), () -> true, (sent, reply, error) -> {
             held.remove(hold.place());
             if (error != null && !(error instanceof NotHeld)) {
-                leaveToLease(hold, hold.lease, (then, answer, no) -> {});
+                run(leftToLease(hold, hold.lease, (then, answer, no) -> {}));
             }
         });
     }
@@ -316,11 +337,7 @@ final class Sessions {
         send(key, release, lease, (sent, reply, error) -> {});
     }
 
-    /** Has the server renew the hold no more: it ends so long from now. */
-    private void leaveToLease(Belief hold, long nanos, Errand.Then then) {
-        run(leftToLease(hold, nanos, then));
-    }
-
+    /** Returns the errand that has the server renew the hold no more: it ends so long from now. */
     private Errand leftToLease(Belief hold, long nanos, Errand.Then then) {
         byte[][] words = hold.words("RENEW", Math.max(1, nanos / MS));
         return new Errand(this, hold.key, words, patience(hold.lease), () -> true, (sent, reply, error) -> {

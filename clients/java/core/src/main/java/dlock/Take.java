@@ -51,12 +51,7 @@ final class Take implements Job {
         this.wait = wait;
         found = new Belief[request.keys().size()];
         deadline = Clock.after(began, wait == 0 ? s.settings.replyNanos() : wait);
-        s.guard.lock();
-        try {
-            owner = s.owner(request.actor());
-        } finally {
-            s.guard.unlock();
-        }
+        owner = s.under(() -> s.owner(request.actor()));
     }
 
     Take start() {
@@ -176,7 +171,7 @@ final class Take implements Job {
         stopWaiting();
         giveBackFound();
         if (word.equals("again")) {
-            error = DLockException.of(new Connector.ServerError("NOACK the server did not confirm the grant, or serves the lock no more"));
+            error = DLockException.said("NOACK the server did not confirm the grant, or serves the lock no more");
         }
         switch (word) {
             case "replaced" -> fail(new Replaced("REPLACED a newer request of the same owner has taken the place"));
@@ -206,8 +201,7 @@ final class Take implements Job {
 
     /** Ends it wherever it stands: the program does not want it any longer. */
     void leave(RuntimeException why) {
-        s.guard.lock();
-        try {
+        s.under(() -> {
             if (!isDone()) {
                 finish(null, why);
                 if (asked > 0) {
@@ -215,9 +209,7 @@ final class Take implements Job {
                 }
                 giveBackFound();
             }
-        } finally {
-            s.guard.unlock();
-        }
+        });
     }
 
     private void outOfTime() {

@@ -257,8 +257,14 @@ class CasesTest {
                 case "freeze" -> {
                     frozen.push(step.has("replica") ? replica(key) : stage.node(key).getHostAndPort().toString());
                     Stage.control("freeze " + frozen.peek());
+                    if (step.has("replica")) {
+                        stage.frozen.add(frozen.peek());
+                    }
                 }
-                case "thaw" -> Stage.control("thaw " + frozen.pop());
+                case "thaw" -> {
+                    stage.frozen.clear();
+                    Stage.control("thaw " + frozen.pop());
+                }
                 case "commands" -> {
                     long seen = Long.parseLong(Stage.control("commands " + path(step)));
                     if (step.has("at_most")) {

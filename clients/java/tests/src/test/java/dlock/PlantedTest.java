@@ -10,7 +10,10 @@ import java.io.File;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.TimeUnit;
@@ -31,63 +34,90 @@ import org.junit.jupiter.api.parallel.Isolated;
  */
 @Isolated
 class PlantedTest {
-    private record Fault(List<String> cases, String file, String right, String wrong) {
+    /** Other words in the source of a class of the core. */
+    private record Edit(String file, String right, String wrong) {}
+
+    private record Fault(List<String> cases, List<Edit> edits) {
+        Fault(String cases, Edit... edits) {
+            this(List.of(cases.split(" ")), List.of(edits));
+        }
+
         Fault(String cases, String file, String right, String wrong) {
-            this(List.of(cases.split(" ")), file, right, wrong);
+            this(cases, new Edit(file, right, wrong));
         }
     }
 
+    private static final Edit NO_CANCEL = new Edit("Take", "private void cancel() {", "private void cancel() {\n if (asked >= 0) return;");
+
     private static final List<Fault> FAULTS = List.of(
-            new Fault("closed_try", "Take", "if (timeout == 0 || core.closed) {\n                finish(null, why)",
-                    "if (timeout == 0 || core.closed) {\n finish(null, null)"),
+            new Fault("closed_try", "Take", "            fail(why);\n            return;", "            finish(null, null);\n            return;"),
             new Fault("closed_two_seconds", "Take", "why.getMessage(), why)", "why.getMessage(), null)"),
             new Fault("closed_without_bound", "Take", "\"still waiting", "\"-"),
-            new Fault("hung_try hung_later", "Core", "replyNanos = settings.replyTimeout().toNanos()", "replyNanos = 20_000_000_000L"),
-            new Fault("silent_path", "Core", "BootClock.look();\n        long now", "if (!closed) return;\n long now"),
-            new Fault("slow_path", "Core", "replyNanos = settings.replyTimeout().toNanos()", "replyNanos = 150_000_000L"),
-            new Fault("wrong_password no_right_to_the_command no_module replaced no_right_to_renew", "DLockException",
+            new Fault("hung_try hung_later", "Settings", "return replyTimeout.toNanos();", "return 20_000_000_000L;"),
+            new Fault("silent_path", "Clock", "return end <= now() && grace <= now();", "return false;"),
+            new Fault("slow_path", "Settings", "return replyTimeout.toNanos();", "return 150_000_000L;"),
+            new Fault("wrong_password no_right_to_the_command no_module two_that_wait_for_each_other", "DLockException",
                     "return PASSING.contains(refused.code())", "return refused != null"),
-            new Fault("no_channel", "Wait", "if (denied) {\n            take.poll()", "if (!denied) {\n take.poll()"),
-            new Fault("two_dead_links_of_five one_hung_node_of_three", "Keeper", "{\n                    round();",
-                    "synchronized (Keeper.class) {\n for (int i = 0; i < 9; i++) try { round(); break; } catch (Unavailable no) {}"),
-            new Fault("two_thousand_holds_at_200_ms", "Keeper", "renewal -> renewal.link != link && renewal.request.fixed == null",
-                    "renewal -> true"),
-            new Fault("forced deleted expired", "Keeper", "List<?> lost = (List<?>) reply.get(2);",
-                    "List<?> lost = List.of(); link.renewals = (int) Math.min(link.renewals, count);"),
-            new Fault("cut_and_kept hold_over_a_failover hold_over_a_switch hold_over_a_slot_move an_ephemeral_hold_over_a_failover_elsewhere",
-                    "Keeper", "if (!loose.isEmpty()) {", "if (loose == null) {"),
-            new Fault("cut_wait", "Subscriber", "all.forEach(one -> one.told(word, 0, 0));", ""),
+            new Fault("replaced", "Sessions", "\"cancelled\", \"replaced\",", "\"cancelled\","),
+            new Fault("two_dead_links_of_five one_hung_node_of_three",
+                    new Edit("Sessions", "private final ReentrantLock guard", "private static final ReentrantLock guard"),
+                    new Edit("Session", "session.error = why;", "session.error = why;\n if (why != null) try { Thread.sleep(s.settings.lease()"
+                            + ".toMillis()); } catch (InterruptedException no) { }")),
+            new Fault("two_thousand_holds_at_200_ms", "Sessions", "session.bounded(left * MS).forEach", "List.copyOf(session.holds.values()).forEach"),
+            new Fault("forced deleted expired cut_and_kept", "Sessions", "session.loop == null && !isClosed", "session.loop == null && isClosed"),
+            new Fault("a_short_hold_beside_a_long_one", "Sessions", "session.bounded(left * MS).forEach(this::renew);", ""),
+            new Fault("cut_wait", "Session", "notBefore = Clock.now() + 100 * MS;", "notBefore = Clock.now() + NEVER / 2;"),
             new Fault("wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move", "Take",
-                    "if (DLockException.passes(why)) {", "if (!placed && DLockException.passes(why)) {"),
-            new Fault("after_close closed_without_a_channel", "Core", "if (closed) {\n            return;", "if (!closed) {\n return;"),
-            new Fault("a_thousand_cycles", "Routes", "node.link(request.slot).whenComplete", "node.open().whenComplete"),
-            new Fault("dropped sixty_forgotten_at_200_ms", "Keeper", "if (renewal.hold == one) {", "if (renewal.hold == null) {"),
+                    "        this.word = word;\n", "        if (word.equals(\"again\") || word.equals(\"gone\")) {\n return;\n }\n this.word = word;\n"),
+            new Fault("hold_over_a_failover hold_over_a_switch hold_over_a_slot_move a_hold_over_a_crash an_overflow_of_rows", "Sessions",
+                    "if (hold.isRenewed || hold.isOver) {", "if (hold != null || hold.isOver) {"),
+            new Fault("after_close", "DLocks", "        sessions.close();", ""),
+            new Fault("a_thousand_cycles", "Library", "lines.put(way, opening);", "lines.put(new Way(way.node + lines.size(), true), opening);"),
+            new Fault("dropped sixty_forgotten_at_200_ms", "Sessions", "if (!hold.isOver) {\n                lose(hold, \"forgotten",
+                    "if (isClosed) {\n                lose(hold, \"forgotten"),
             new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
-            new Fault("a_hold_that_may_not_last", "Keeper", "if (current.brief) {", "if (current == null) {"),
-            new Fault("a_time_out_leaves_no_place a_time_out_in_the_queue", "Take", "(why != null || timeout != 0)", "why != null"),
-            new Fault("several_permits a_large_request_is_not_overtaken permits_outlast_a_cut", "Request", "return permits == 1 ?",
-                    "return permits > 0 ?"),
-            new Fault("first_come_first_served", "Take", "placed();\n                begin(node);\n                wait.begin();",
-                    "core.later(50_000_000, () -> step(this::askNow));"),
-            new Fault("a_try_takes_no_place", "Take", "request.take(timeout == 0)", "request.take(false)"),
-            new Fault("an_ephemeral_hold_ends_with_its_connection", "Request", "return ephemeral ?", "return ephemeral && upgrade ?"),
-            new Fault("readers_and_a_writer a_semaphore_of_three an_inner_hold_ends_no_outer_one", "Request", "return limit == 1 ?",
-                    "return limit > 0 ?"),
-            new Fault("no_write_after_the_loss", "Hold", "Request.words(guarded)", "Request.words(words)"),
-            new Fault("a_refused_keep_is_the_reason", "Core", "(why == null ? \"\" : \": \" + why.getMessage())", "\"\""),
-            new Fault("no_right_to_release", "Releases", "core.lose(", "if (core.closed) core.lose("),
-            new Fault("no_right_to_ping", "Subscriber", "now.join().ping();", "end(\"it may not ping\");"),
-            new Fault("a_turn_takes_three_commands", "Take", "node.subscriber.hasWaits(request.key)", "timeout == 42"),
-            new Fault("no_time_out_is_too_long", "Asking", "return Long.MAX_VALUE / 4;", "return 1;"),
+            new Fault("a_hold_that_may_not_last", "Sessions", "case \"taken\" -> {", "case \"taken\" -> { }\n case \"taken!\" -> {"),
+            new Fault("a_time_out_leaves_no_place a_time_out_in_the_queue", NO_CANCEL,
+                    new Edit("Request", "left >= NEVER / 2 ? 0 : Math.max(1, left / MS)", "600_000")),
+            new Fault("several_permits a_large_request_is_not_overtaken permits_outlast_a_cut", "Request", "if (permits > 1) {",
+                    "if (permits > 99) {"),
+            new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"),
+            new Fault("first_come_first_served", "Take", "owner, wait == 0, left)", "owner, true, left)"),
+            new Fault("a_try_takes_no_place", NO_CANCEL, new Edit("Take", "owner, wait == 0, left)", "owner, false, 600 * SECOND)")),
+            new Fault("readers_and_a_writer a_semaphore_of_three", new Edit("Request", "if (limit == SHARED) {", "if (limit == 0) {"),
+                    new Edit("Request", "} else if (limit > 1) {", "} else if (limit == 0) {")),
+            new Fault("no_write_after_the_loss", "Hold", "Request.bytes(all);", "Request.bytes(all.subList(3, all.size()));"),
+            new Fault("no_right_to_release", "Sessions", "if (error != null && !(error instanceof NotHeld)) {\n                run(",
+                    "if (error != null && isClosed) {\n                run("),
+            new Fault("a_turn_takes_three_commands", "Sessions", "clock.set(to.loop == null ?", "renew(hold);\n        clock.set(to.loop == null ?"),
             new Fault("a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_try_at_a_busy_server"
-                    + " a_try_at_a_loading_server", "Take",
-                    "if (timeout == 0 || core.closed) {\n                finish(null, why);", "if (core.closed) {\n finish(null, why);"),
+                    + " a_try_at_a_loading_server", "Take", "if (wait == 0 || !DLockException.passes(why)) {",
+                    "if (!DLockException.passes(why)) {"),
             new Fault("a_hold_over_a_busy_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"LOADING\","),
             new Fault("a_wait_at_a_loading_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"BUSY\","),
-            new Fault("a_late_release_ends_no_later_hold a_late_release_of_a_lost_hold taken_again_after_a_loss", "Asking",
-                    "+ UUID.randomUUID()", "+ (owner == null ? UUID.randomUUID() : locks.core.id)"),
-            new Fault("asked_again_after_a_lost_reply", "Take", "again = request.link != null", "again = false"),
-            new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
+            new Fault("no_time_out_is_too_long", "Asking", "? timeout.toNanos() : NEVER", "? timeout.toNanos() : 1"),
+            new Fault("asked_again_after_a_lost_reply", "Take", "|| asked > 1) {", ") {"),
+            new Fault("late_commands_of_open_connections", new Edit("Sessions", "+ numbers;", "+ \"me\";"),
+                    new Edit("Take", "Session in = session;", "Session in = session;\n s.send(key, Request.bytes(List.of(\"DLOCK.RELEASE\","
+                            + " key, owner, \"HOLDS\", 0)), NEVER / 8, (a, b, c) -> {});")),
+            new Fault("a_late_request_is_given_back a_loss_is_given_back a_row_that_nobody_knows", "Sessions",
+                    "send(key, release, lease, (sent, reply, error) -> {});", ""),
+            new Fault("released_during_a_failover", "Errand", "if (why == null || !DLockException.passes(why)) {",
+                    "if (why == null || why != null) {"),
+            new Fault("released_while_the_server_is_away", "Hold", "s.timer.schedule(() -> done.completeExceptionally(errand.why()),",
+                    "s.timer.schedule(() -> {\n done.completeExceptionally(errand.why());\n errand.done.cancel(false);\n },"),
+            new Fault("the_last_word", "Session", "String key = session.anyKey();",
+                    "if (isLast) {\n session.loop = null;\n return null;\n }\n String key = session.anyKey();"),
+            new Fault("a_free_lock_takes_two_commands", "Belief", "return Clock.now() >= third();", "return true;"),
+            new Fault("said_twice", "Take", "if (wait == 0 || !DLockException.passes(why)) {", "if (why != null) {"),
+            new Fault("two_actors_of_one_client an_actor_that_waits_for_itself", "Sessions", "(actor == null ? \"\" : actor + \"#\")", "\"\""),
+            new Fault("forgotten_and_left_to_its_lease", "Sessions", "run(leftToLease(hold, hold.lease, (sent, reply, error) -> {}));",
+                    "giveBack(hold.key, hold.words(\"RELEASE\"), hold.lease);"),
+            new Fault("max_hold", "Belief", "Clock.after(since, request.maxHold())", "Clock.NEVER * 2"),
+            new Fault("release_after", "Hold", "sessions.releaseAfter(hold, time.toMillis() * MS)", "sessions.release(hold)"),
+            new Fault("many_of_one_slot", "Many", "before == null || before.locks", "before != one || before.locks"),
+            new Fault("a_refused_session_is_the_reason", "Session", "session.error = why;", ""),
+            new Fault("a_refused_session_is_the_reason", "Session", "if (!DLockException.passes(why)) {", "if (isOver && isFirst && isLast) {"));
 
     @Test
     void everyCaseHasItsFault() throws IOException {
@@ -108,22 +138,25 @@ class PlantedTest {
     private static void see(Fault fault, String name) throws Exception {
         Path there = Files.createTempDirectory("dlock-planted");
         try {
-            String source = Files.readString(Path.of("../core/src/main/java/dlock/" + fault.file + ".java"));
-            assertTrue(source.contains(fault.right), fault.file + " has it");
-            Path faulty = Files.writeString(there.resolve(fault.file + ".java"), source.replace(fault.right, fault.wrong));
+            Map<String, String> sources = new HashMap<>();
+            for (Edit edit : fault.edits) {
+                String source = sources.containsKey(edit.file) ? sources.get(edit.file)
+                        : Files.readString(Path.of("../core/src/main/java/dlock/" + edit.file + ".java"));
+                assertTrue(source.contains(edit.right), edit.file + " has it");
+                sources.put(edit.file, source.replace(edit.right, edit.wrong));
+            }
             String classes = System.getProperty("java.class.path");
-            int built = ToolProvider.getSystemJavaCompiler().run(null, null, null, "-proc:none", "-nowarn", "-cp", classes,
-                    "-d", there.toString(), faulty.toString());
+            List<String> words = new ArrayList<>(List.of("-proc:none", "-nowarn", "-cp", classes, "-d", there.toString()));
+            for (var source : sources.entrySet()) {
+                words.add(Files.writeString(there.resolve(source.getKey() + ".java"), source.getValue()).toString());
+            }
+            int built = ToolProvider.getSystemJavaCompiler().run(null, null, null, words.toArray(String[]::new));
             assertEquals(0, built, "it builds");
             File said = there.resolve("said").toFile();
             var builder = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-XX:TieredStopAtLevel=1", "-cp",
                     there + File.pathSeparator + classes, "dlock.PlantedTest$Program", name)
                     .redirectErrorStream(true).redirectOutput(said);
-            boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
-                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last", "a_time_out_in_the_queue",
-                    "a_turn_takes_three_commands", "sixty_forgotten_at_200_ms", "a_late_release_of_a_lost_hold",
-                    "asked_again_after_a_lost_reply", "taken_again_after_a_loss").contains(name);
-            builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
+            builder.environment().putAll(Map.of("DLOCK_LATE", "0.5", "PATIENCE", "25"));
             Process program = builder.start();
             boolean ended = program.waitFor(120, TimeUnit.SECONDS);
             program.destroyForcibly();

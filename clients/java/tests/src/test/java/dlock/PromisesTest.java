@@ -128,7 +128,7 @@ class PromisesTest {
     void guardRunsOnce() throws Exception {
         for (String library : LIBRARIES) {
             try (Stage s = new Stage(library, "single"); ServerSocket entrance = new ServerSocket(0)) {
-                Pool.daemon(() -> eat(entrance), "eater").start();
+                Sessions.daemon(() -> eat(entrance), "eater").start();
                 String path = "127.0.0.1:" + entrance.getLocalPort();
                 DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", path, null, null), Stage.settings(Stage.LONG)));
                 Hold hold = locks.ask(s.key).hold();
@@ -147,8 +147,8 @@ class PromisesTest {
                 var address = Stage.addresses("single")[0];
                 Socket far = new Socket(address.getHost(), address.getPort());
                 AtomicBoolean eats = new AtomicBoolean();
-                Pool.daemon(() -> pass(near, far, eats, true), "there").start();
-                Pool.daemon(() -> pass(far, near, eats, false), "back").start();
+                Sessions.daemon(() -> pass(near, far, eats, true), "there").start();
+                Sessions.daemon(() -> pass(far, near, eats, false), "back").start();
             }
         } catch (IOException over) {
             // The test is.

@@ -239,12 +239,20 @@ class QuorumTest {
         List<DLocks> three = new ArrayList<>();
         for (String name : List.of("a", "b", "c")) {
             Connector to = new JedisConnector(DefaultJedisClientConfig.builder().build(), addresses["abc".indexOf(name)]);
-            Connector noting = (node, within) -> {
-                if (name.equals("a")) {
-                    asked.add(name + (owner(1) == null ? "" : " after b") + (owner(2) == null ? "" : " after c"));
-                    throw new IOException("silent");
+            Connector noting = new Connector() {
+                @Override
+                public Line open(String node, Duration within) throws Exception {
+                    if (name.equals("a")) {
+                        asked.add(name + (owner(1) == null ? "" : " after b") + (owner(2) == null ? "" : " after c"));
+                        throw new IOException("silent");
+                    }
+                    return to.open(to.node(0), within);
                 }
-                return to.open(to.node(0), within);
+
+                @Override
+                public String said(Throwable error) {
+                    return to.said(error);
+                }
             };
             three.add(new DLocks(noting, Settings.DEFAULT.replyTimeout(Duration.ofSeconds(1))));
         }

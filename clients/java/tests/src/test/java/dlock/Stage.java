@@ -15,9 +15,11 @@ import java.net.Socket;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutorService;
@@ -54,6 +56,8 @@ final class Stage implements AutoCloseable {
     final String key = "{" + Long.toHexString(ThreadLocalRandom.current().nextLong() >>> 16) + "}lock";
     private final Map<HostAndPort, Connection> connections = new HashMap<>();
     private final List<AutoCloseable> open = new ArrayList<>();
+    /** The replicas that stand still. */
+    final Set<String> frozen = new HashSet<>();
 
     Stage(String library, String place) {
         this.library = library;
@@ -116,6 +120,11 @@ final class Stage implements AutoCloseable {
             }
             Connector there = connector(library, "single", primary.toString(), null, null);
             return there.open(there.node(0), within);
+        }
+
+        @Override
+        public String said(Throwable error) {
+            return connector(library, "single").said(error);
         }
     }
 
@@ -214,7 +223,8 @@ final class Stage implements AutoCloseable {
 
     /** Whoever serves this key now; some nodes may know it later than others. */
     Connection node(String key) throws Exception {
-        return until(key + " is served", () -> Stream.of(addresses(place)).filter(address -> serves(address, key))
+        return until(key + " is served", () -> Stream.of(addresses(place))
+                .filter(address -> !frozen.contains(address.toString()) && serves(address, key))
                 .findFirst().map(this::connection).orElse(null));
     }
 

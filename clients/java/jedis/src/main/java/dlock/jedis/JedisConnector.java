@@ -12,9 +12,11 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
+import org.apache.commons.pool2.PooledObject;
 import org.apache.commons.pool2.impl.GenericObjectPoolConfig;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
+import redis.clients.jedis.ConnectionFactory;
 import redis.clients.jedis.ConnectionPool;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
@@ -157,13 +159,17 @@ public final class JedisConnector implements Connector {
     @Override
     public Line open(String node, Duration within) {
         Link link = new Link(mapped(HostAndPort.from(node)), bounded(config, within), within);
-        try {
-            link.pool.getResource().close(); // who cannot connect learns of it here
+        try (Connection first = link.pool.getResource()) { // who cannot connect learns of it here
             return link;
         } catch (RuntimeException error) {
             link.close();
-            throw ServerError.in(error, JedisDataException.class) instanceof ServerError said ? said : error;
+            throw error;
         }
+    }
+
+    @Override
+    public String said(Throwable error) {
+        return Connector.messageOf(error, JedisDataException.class);
     }
 
     @Override
@@ -196,7 +202,13 @@ public final class JedisConnector implements Connector {
             most.setMaxIdle(MOST);
             most.setMaxWait(within);
             most.setJmxEnabled(false);
-            pool = new ConnectionPool(address, config, most);
+            most.setTestOnBorrow(true);
+            pool = new ConnectionPool(new ConnectionFactory(address, config) {
+                @Override
+                public boolean validateObject(PooledObject<Connection> one) { // a try is to meet none that has ended long ago
+                    return one.getIdleDuration().toMillis() < 1000 || super.validateObject(one);
+                }
+            }, most);
             threads.allowCoreThreadTimeOut(true);
         }
 
@@ -207,11 +219,9 @@ public final class JedisConnector implements Connector {
                     commands.forEach(words -> connection.sendCommand(arguments(words)));
                     List<Object> replies = connection.getMany(commands.size());
                     if (replies.get(replies.size() - 1) instanceof JedisDataException error) {
-                        throw new ServerError(error.getMessage());
+                        throw error;
                     }
                     return replies.get(replies.size() - 1);
-                } catch (JedisDataException error) { // of the handshake
-                    throw new ServerError(error.getMessage());
                 }
             }, threads);
         }
@@ -222,11 +232,6 @@ public final class JedisConnector implements Connector {
                 arguments.add(words[i]);
             }
             return arguments;
-        }
-
-        @Override
-        public boolean isOpen() {
-            return !pool.isClosed();
         }
 
         @Override

@@ -29,7 +29,6 @@ import java.net.InetSocketAddress;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.Stream;
@@ -41,8 +40,6 @@ import java.util.stream.Stream;
 public final class LettuceConnector implements Connector {
     /** Limits how often a connect is repeated after Lettuce has lost the answer: on a busy machine, one in seventy times. */
     private static final int MOST_LOST = 3;
-    /** From Lettuce 6.3 on a URI has the library's name. Spring Boot 3.0 has Lettuce 6.2. */
-    private static final boolean NAMES_LIBRARIES = has("getLibraryName");
 
     private final RedisClient own;
     private final ClientOptions options;
@@ -66,12 +63,8 @@ public final class LettuceConnector implements Connector {
         this(client, null, client);
     }
 
-    private static boolean has(String methodOfUri) {
-        return Stream.of(RedisURI.class.getMethods()).anyMatch(method -> method.getName().equals(methodOfUri));
-    }
-
     private LettuceConnector(AbstractRedisClient client, RedisURI uri, RedisClusterClient cluster) {
-        if (!has("getCredentialsProvider")) {
+        if (Stream.of(RedisURI.class.getMethods()).noneMatch(method -> method.getName().equals("getCredentialsProvider"))) {
             throw new IllegalStateException("Lettuce must be 6.2 or later, not "
                     + RedisURI.class.getPackage().getImplementationVersion());
         }
@@ -154,9 +147,6 @@ public final class LettuceConnector implements Connector {
             try {
                 return new Link(own.connect(ByteArrayCodec.INSTANCE, target));
             } catch (RedisException error) {
-                if (ServerError.in(error, RedisCommandExecutionException.class) instanceof ServerError said) {
-                    throw said;
-                }
                 if (lost == MOST_LOST || !isLost(error)) {
                     throw error;
                 }
@@ -198,15 +188,16 @@ public final class LettuceConnector implements Connector {
         target.setCredentialsProvider(from.getCredentialsProvider());
         target.setDatabase(from.getDatabase());
         target.setClientName(from.getClientName());
-        if (NAMES_LIBRARIES) {
-            target.setLibraryName(from.getLibraryName());
-            target.setLibraryVersion(from.getLibraryVersion());
-        }
         target.setSsl(from.isSsl());
         target.setStartTls(from.isStartTls());
         target.setVerifyPeer(from.getVerifyMode());
         target.setTimeout(within);
         return target;
+    }
+
+    @Override
+    public String said(Throwable error) {
+        return Connector.messageOf(error, RedisCommandExecutionException.class);
     }
 
     @Override
@@ -251,13 +242,7 @@ public final class LettuceConnector implements Connector {
                 all.add(new AsyncCommand<>(new Command<>(new Name(words[0]), new Reply(), arguments)));
             }
             connection.dispatch(all);
-            CompletableFuture<Object> last = all.get(all.size() - 1).toCompletableFuture();
-            return last.handle((reply, error) -> {
-                if (error == null) {
-                    return CompletableFuture.completedFuture(reply);
-                }
-                return CompletableFuture.failedFuture(ServerError.in(error, RedisCommandExecutionException.class));
-            }).thenCompose(told -> told);
+            return all.get(all.size() - 1);
         }
 
         @Override

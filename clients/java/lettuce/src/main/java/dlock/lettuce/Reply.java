@@ -9,7 +9,7 @@ import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
 
-/** Whatever comes: integers, arrays of them, maps (flat), nothing. None of Lettuce's own outputs takes all of it. */
+/** Whatever comes by RESP2: integers, strings, arrays, nothing. None of Lettuce's own outputs takes all of it. */
 public final class Reply extends CommandOutput<byte[], byte[], Object> {
     private final Deque<List<Object>> lists = new ArrayDeque<>();
     private final Deque<Integer> missing = new ArrayDeque<>();
@@ -59,15 +59,5 @@ public final class Reply extends CommandOutput<byte[], byte[], Object> {
     @Override
     public void set(long integer) {
         add(integer);
-    }
-
-    @Override
-    public void set(double number) {
-        add(number);
-    }
-
-    @Override
-    public void set(boolean value) {
-        add(value);
     }
 }
