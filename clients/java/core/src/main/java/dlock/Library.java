@@ -100,9 +100,10 @@ final class Library {
             RuntimeException error = why == null ? null : errorOf(why);
             String code = DLockException.code(error);
             if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {
-                String[] said = error.getMessage().split(" ");
+                String address = error.getMessage().substring(error.getMessage().lastIndexOf(' ') + 1);
+                String host = address.startsWith(":") ? way.node.substring(0, way.node.lastIndexOf(':')) : ""; // it is the one that said so
                 byte[][] words = commands.get(0);
-                Way other = new Way(said[said.length - 1], way.isOfLoops);
+                Way other = new Way(host + address, way.isOfLoops);
                 send(other, code.equals("ASK") ? List.of(ASKING, words) : commands, reply, bound, false);
                 if (code.equals("MOVED")) {
                     look();

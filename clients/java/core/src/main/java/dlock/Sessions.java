@@ -129,7 +129,7 @@ final class Sessions {
             List.copyOf(asked.values()).forEach(take -> take.fail(closedError()));
         });
         library.close();
-        timer.shutdownNow();
+        timer.shutdown(); // what bounds a call is still to come
     }
 
     /** Logs by another thread: a logger may block. */

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
+import java.util.concurrent.locks.Lock;
+import org.junit.jupiter.api.Test;
+
+/** What a program's unit tests do without a server. */
+class FakeLocksTest {
+    @Test
+    void locksWithoutAServer() throws Exception {
+        try (FakeLocks fake = new FakeLocks(); Stage.Actor other = new Stage.Actor()) {
+            DLocks locks = fake.locks();
+            try (Hold hold = locks.ask("stock").hold()) {
+                assertNull(locks.ask("stock").tryHold(Duration.ZERO));
+                assertNull(locks.ask("stock").tryHold(Duration.ofMillis(50)));
+                hold.guard("SET", "left", 41);
+            }
+            assertEquals(List.of(List.of("SET", "left", "41")), fake.commands());
+
+            Hold first = locks.ask("stock").hold();
+            List<Integer> order = new ArrayList<>();
+            List<Future<?>> waits = new ArrayList<>();
+            for (int i = 0; i < 5; i++) {
+                int number = i;
+                waits.add(locks.ask("stock").holdAsync().thenCompose(hold -> {
+                    order.add(number); // by the lock
+                    return hold.releaseAsync();
+                }).toCompletableFuture());
+            }
+            first.release();
+            assertThrows(NotHeld.class, first::release);
+            for (Future<?> wait : waits) {
+                Stage.result(wait);
+            }
+            assertEquals(List.of(0, 1, 2, 3, 4), order);
+
+            Hold lost = locks.ask("stock").hold();
+            fake.lose("stock");
+            assertEquals("forced", Stage.result(lost.lost().toCompletableFuture()));
+            assertThrows(DLockException.Fenced.class, () -> lost.guard("SET", "left", 40));
+
+            Hold some = locks.ask("shop").limit(3).permits(2).hold();
+            assertNull(locks.ask("shop").limit(3).permits(2).tryHold(Duration.ZERO));
+            some.releaseAfter(Duration.ofMillis(300));
+            Lock both = DLocks.all(locks.lock("shop"), locks.lock("stock"));
+            both.lock();
+            assertTrue(locks.lock("shop").isHeldByCurrentThread());
+            assertFalse(other.run(() -> locks.lock("stock").tryLock()));
+            both.unlock();
+
+            Leader leader = new Leader(locks, "leader", "me");
+            leader.lead(term -> assertEquals(new Leader.Leading("me", term.token()), leader.who().orElseThrow()));
+            assertTrue(leader.who().isEmpty());
+            CompletableFuture<Hold> left = locks.ask("stock").holdAsync();
+            assertTrue(Stage.result(left).left().toSeconds() > 1);
+        }
+    }
+}
