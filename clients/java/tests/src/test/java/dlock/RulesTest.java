@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static java.nio.charset.StandardCharsets.UTF_8;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import dlock.DLockException.Unavailable;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import java.util.function.BiFunction;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+
+/** The rules without a server: what a session's answers say of its holds, and what becomes of a call. */
+class RulesTest {
+    private static final long LEASE = 600 * Clock.MS;
+
+    private static Session session() {
+        Session session = new Session(1, "key");
+        session.longest = LEASE;
+        Request request = new Request(List.of("key"), LEASE, Clock.NEVER, null, 1, 1, hold -> {});
+        Belief hold = new Belief("key", "owner", 7, Clock.now() + LEASE / 3, request);
+        hold.session = session;
+        session.holds.put(hold.place(), hold);
+        return session;
+    }
+
+    /** Returns whether the hold is to be renewed by itself after this answer. */
+    private static boolean isBounded(Session session, long sent, long left) {
+        session.believe(sent, left, sent + left);
+        return !session.bounded(left).isEmpty();
+    }
+
+    @Test
+    void anAnswerThatComesLateRenewsNobody() {
+        Session session = session();
+        for (int i = 0; i < 5; i++) {
+            assertEquals(false, isBounded(session, Clock.now() - LEASE + i, 2 * LEASE / 3), "the server has it for long");
+        }
+    }
+
+    @Test
+    void theFirstAnswersAfterAPauseRenewNobody() throws Exception {
+        Session session = session();
+        assertEquals(false, isBounded(session, Clock.now(), LEASE / 10));
+        Thread.sleep(LEASE / 3 / Clock.MS + 50); // so long nobody has asked
+        assertEquals(false, isBounded(session, Clock.now(), LEASE / 10), "the server is yet to renew it");
+    }
+
+    @Test
+    void aHoldBesideAShorterOneIsRenewed() throws Exception {
+        Session session = session();
+        Stage.until("it is renewed by itself", () -> {
+            Thread.sleep(10);
+            return isBounded(session, Clock.now(), LEASE / 10);
+        });
+    }
+
+    // ---- calls ------------------------------------------------------------------------------------------------------
+
+    private final List<String> seen = new CopyOnWriteArrayList<>();
+    private final CountDownLatch over = new CountDownLatch(1);
+    private final ScheduledExecutorService timer = Executors.newScheduledThreadPool(1, task -> Sessions.daemon(task, "timer"));
+
+    private static final class Said extends RuntimeException {
+        Said(String words) {
+            super(words);
+        }
+    }
+
+    /** Two nodes, of which the keys named a and b are. Each answers as it is told. */
+    private Library library(BiFunction<String, String, CompletionStage<Object>> answers) {
+        Connector connector = new Connector() {
+            @Override
+            public boolean isCluster() {
+                return true;
+            }
+
+            @Override
+            public String node(int slot) {
+                return slot == Slot.of("a") ? "a:1" : "b:2";
+            }
+
+            @Override
+            public void refresh(Duration within) throws Exception {
+                seen.add("refresh");
+                over.await(); // as if a node hung
+            }
+
+            @Override
+            public String said(Throwable error) {
+                return Connector.messageOf(error, Said.class);
+            }
+
+            @Override
+            public Line open(String node, Duration within) {
+                seen.add("open " + node);
+                return new Line() {
+                    @Override
+                    public CompletionStage<Object> send(List<byte[][]> commands) {
+                        String words = String.join(" ", commands.stream().flatMap(Stream::of).map(word -> new String(word, UTF_8)).toList());
+                        return answers.apply(node, words);
+                    }
+
+                    @Override
+                    public void close() {
+                        seen.add("close " + node);
+                    }
+                };
+            }
+        };
+        return new Library(connector, Settings.DEFAULT.replyTimeout(Duration.ofMillis(500)), timer, task -> Sessions.daemon(task, "opens").start());
+    }
+
+    private static CompletableFuture<Object> call(Library library, String key) {
+        return library.call(key, Request.bytes(List.of("GET", key)), Clock.NEVER, false);
+    }
+
+    @AfterEach
+    void end() {
+        over.countDown();
+        timer.shutdownNow();
+    }
+
+    @Test
+    void aServerThatHangsHoldsUpNoOther() throws Exception {
+        Library library = library((node, words) -> node.equals("a:1") ? new CompletableFuture<>() : CompletableFuture.completedFuture(1L));
+        CompletableFuture<Object> hangs = call(library, "a");
+        while (!hangs.isDone()) {
+            assertEquals(1L, call(library, "b").get(400, TimeUnit.MILLISECONDS));
+        }
+        assertThrows(Unavailable.class, () -> Hold.await(hangs));
+        Stage.until("its connection is ended", () -> seen.contains("close a:1"));
+        Stage.until("the library is asked", () -> seen.contains("refresh"));
+        assertEquals(1L, call(library, "b").get(400, TimeUnit.MILLISECONDS), "also while that hangs");
+        assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
+        assertEquals(List.of("open a:1", "open a:1"), seen.stream().filter("open a:1"::equals).toList());
+        assertEquals(List.of("open b:2"), seen.stream().filter(one -> one.endsWith("b:2")).toList());
+    }
+
+    @Test
+    void aSlotThatMovesIsFollowed() {
+        Library library = library((node, words) -> node.equals("a:1") ? CompletableFuture.failedFuture(
+                new Said(words.equals("GET a") ? "MOVED 1 b:2" : "ERR")) : CompletableFuture.completedFuture(words));
+        assertEquals("GET a", Hold.await(call(library, "a")));
+        Library asking = library((node, words) -> node.equals("a:1") ? CompletableFuture.failedFuture(new Said("ASK 1 b:2"))
+                : CompletableFuture.completedFuture(words));
+        assertEquals("ASKING GET a", Hold.await(call(asking, "a")));
+        Library circle = library((node, words) -> CompletableFuture.failedFuture(new Said("MOVED 1 " + node)));
+        var moved = assertThrows(DLockException.Refused.class, () -> Hold.await(call(circle, "a")));
+        assertTrue(moved.getMessage().startsWith("MOVED"), moved.getMessage());
+    }
+
+    @Test
+    void aReplicaIsLeft() throws Exception {
+        Library library = library((node, words) -> CompletableFuture.failedFuture(new Said("READONLY it is a replica")));
+        assertThrows(DLockException.Refused.class, () -> Hold.await(call(library, "a")));
+        Stage.until("it is left", () -> seen.contains("close a:1"));
+    }
+
+    /** Who waits less long than for a reply says nothing of the server. */
+    @Test
+    void aCallersOwnTimeEndsNoConnection() {
+        Library library = library((node, words) -> new CompletableFuture<>());
+        assertThrows(Unavailable.class, () -> Hold.await(library.call("a", Request.bytes(List.of("GET", "a")), 20 * Clock.MS, false)));
+        assertEquals(List.of("open a:1"), seen);
+    }
+}
