@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -18,16 +17,15 @@ final class Driver {
 
     void run() {
         for (Job.Step step = next(); step != null; step = next()) {
-            long sent = Clock.now();
-            CompletableFuture<Object> reply = s.library.call(step.key(), step.words(), step.nanos(), step.isOfLoop());
+            Library.Reply reply = s.library.call(step.key(), step.words(), step.nanos(), step.isOfLoop());
             if (!reply.isDone()) {
                 reply.whenComplete((value, why) -> {
-                    answered(sent, value, why);
+                    answered(reply.sent, value, why);
                     run();
                 });
                 return;
             }
-            reply.whenComplete((value, why) -> answered(sent, value, why));
+            reply.whenComplete((value, why) -> answered(reply.sent, value, why));
         }
     }
 

@@ -19,6 +19,11 @@ import java.util.concurrent.TimeUnit;
  * does not answer holds up no call to another.
  */
 final class Library {
+    /** What a server says to a command that was sent then: connecting may have taken long. */
+    static final class Reply extends CompletableFuture<Object> {
+        volatile long sent = Clock.now();
+    }
+
     private record Way(String node, boolean isOfLoops) {}
 
     private static final byte[][] ASKING = {"ASKING".getBytes(US_ASCII)};
@@ -47,8 +52,8 @@ final class Library {
     }
 
     /** Returns the reply of whoever serves the key: within that time, and within that of a reply. */
-    CompletableFuture<Object> call(String key, byte[][] words, long nanos, boolean isOfLoops) {
-        CompletableFuture<Object> reply = new CompletableFuture<>();
+    Reply call(String key, byte[][] words, long nanos, boolean isOfLoops) {
+        Reply reply = new Reply();
         long bound = Math.max(0, Math.min(nanos, settings.replyNanos()));
         var end = timer.schedule(() -> reply.completeExceptionally(new Unavailable("the server does not answer", null)), bound,
                 TimeUnit.NANOSECONDS);
@@ -77,7 +82,7 @@ final class Library {
         return look().copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS);
     }
 
-    private void send(int slot, boolean isOfLoops, byte[][] words, CompletableFuture<Object> reply, long bound) {
+    private void send(int slot, boolean isOfLoops, byte[][] words, Reply reply, long bound) {
         String node = connector.node(slot);
         if (node != null) {
             send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
@@ -87,7 +92,7 @@ final class Library {
         }
     }
 
-    private void send(Way way, List<byte[][]> commands, CompletableFuture<Object> reply, long bound, boolean mayFollow) {
+    private void send(Way way, List<byte[][]> commands, Reply reply, long bound, boolean mayFollow) {
         CompletableFuture<Line> line = line(way);
         if (bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
             reply.whenComplete((value, why) -> {
@@ -96,7 +101,10 @@ final class Library {
                 }
             });
         }
-        line.thenCompose(one -> one.send(commands)).whenComplete((value, why) -> {
+        line.thenCompose(one -> {
+            reply.sent = Clock.now();
+            return one.send(commands);
+        }).whenComplete((value, why) -> {
             RuntimeException error = why == null ? null : errorOf(why);
             String code = DLockException.code(error);
             if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {

@@ -247,6 +247,8 @@ class PromisesTest {
                     .redirectError(ProcessBuilder.Redirect.INHERIT).start();
             s.closing(child::destroyForcibly);
             Stage.until("it holds both", () -> s.owners(s.key + ":kept").size() == 1 && s.owners(s.key + ":gone").size() == 1);
+            Stage.until("both are kept", () -> s.heldMs(s.key + ":kept") > Stage.LEASE.toMillis() / 2
+                    && s.heldMs(s.key + ":gone") > Stage.LEASE.toMillis() / 2);
             signal(child, "STOP");
             long began = s.heldMs(s.key + ":kept");
             Stage.until("three leases have passed", () -> s.heldMs(s.key + ":kept") - began > 3 * Stage.LEASE.toMillis());
