@@ -18,6 +18,7 @@ final class Driver {
     void run() {
         for (Job.Step step = next(); step != null; step = next()) {
             Library.Reply reply = s.library.call(step.key(), step.words(), step.nanos(), step.isOfLoop());
+            s.under(() -> job.waiting(() -> reply.cancel(false)));
             if (!reply.isDone()) {
                 reply.whenComplete((value, why) -> {
                     answered(reply.sent, value, why);
@@ -37,7 +38,7 @@ final class Driver {
             }
             AtomicBoolean isOver = new AtomicBoolean();
             Future<?> timer = s.timer.schedule(() -> goOn(isOver), step.nanos(), TimeUnit.NANOSECONDS);
-            job.pausing(() -> {
+            job.waiting(() -> {
                 timer.cancel(false);
                 s.timer.execute(() -> goOn(isOver));
             });

@@ -20,6 +20,6 @@ interface Job {
     /** Reads the reply, or why there is none. */
     void answered(long sent, Object reply, RuntimeException error);
 
-    /** Takes what ends a pause. */
-    default void pausing(Runnable wake) {}
+    /** Takes what ends a pause, or a call that is not sent yet. */
+    default void waiting(Runnable wake) {}
 }

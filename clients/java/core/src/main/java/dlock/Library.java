@@ -103,8 +103,11 @@ final class Library {
         }
         line.thenCompose(one -> {
             reply.sent = Clock.now();
-            return one.send(commands);
+            return reply.isDone() ? reply : one.send(commands); // who has given up meanwhile asks for nothing
         }).whenComplete((value, why) -> {
+            if (reply.isDone()) {
+                return;
+            }
             RuntimeException error = why == null ? null : errorOf(why);
             String code = DLockException.code(error);
             if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {

@@ -72,7 +72,7 @@ final class Take implements Job {
     }
 
     @Override
-    public void pausing(Runnable wake) {
+    public void waiting(Runnable wake) {
         this.wake = wake;
     }
 
