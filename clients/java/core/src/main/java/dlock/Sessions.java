@@ -18,6 +18,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.SynchronousQueue;
@@ -35,6 +36,7 @@ import java.util.function.Supplier;
 final class Sessions {
     static final System.Logger LOG = System.getLogger("dlock");
     private static final SecureRandom RANDOM = new SecureRandom();
+    private static final Set<String> WAITS_END = Set.of("timeout", "cancelled", "replaced", "wrongtype", "again");
 
     final Settings settings;
     final String name;
@@ -396,44 +398,38 @@ final class Sessions {
     private void row(Session session, String word, String key, String owner, long token, long end) {
         Belief hold = held.get(new Place(key, token));
         Take take = asked.get(owner);
+        boolean isGrant = word.equals("granted");
+        if (WAITS_END.contains(word)) {
+            if (take != null) {
+                take.ended(word);
+            }
+        } else if (isGrant && hold == null && take != null && take.isFor(key)) {
+            take.granted(key, token, session, end);
+        } else if (isGrant && hold == null) { // a place that was left, or a command that came late
+            giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
+        } else if (hold != null && !hold.isOver) { // else whoever ended it knows
+            row(session, word, hold, end);
+        }
+    }
+
+    private void row(Session session, String word, Belief hold, long end) {
         switch (word) {
             case "granted" -> {
-                if (hold != null) {
-                    if (!hold.isOver) {
-                        hold.end = Math.max(hold.end, end);
-                        join(hold, session);
-                    }
-                } else if (take != null && take.isFor(key)) {
-                    take.granted(key, token, session, end);
-                } else { // a place that was left, or a command that came late
-                    giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
-                }
-            }
-            case "timeout", "cancelled", "replaced", "wrongtype", "again" -> {
-                if (take != null) {
-                    take.ended(word);
-                }
+                hold.end = Math.max(hold.end, end);
+                join(hold, session);
             }
             case "taken" -> {
-                if (hold != null && !hold.isOver) {
-                    hold.isTaken = true;
-                    hold.why = new Unavailable("it was taken out of the session", null);
-                    leave(hold, end);
-                    hold.end = Math.min(hold.end, end);
-                    clock.set(hold.end);
-                }
+                hold.isTaken = true;
+                hold.why = new Unavailable("it was taken out of the session", null);
+                leave(hold, end);
+                hold.end = Math.min(hold.end, end);
+                clock.set(hold.end);
             }
             case "moved" -> {
-                if (hold != null && !hold.isOver) {
-                    leave(hold, NEVER);
-                    renew(hold);
-                }
+                leave(hold, NEVER);
+                renew(hold);
             }
-            default -> {
-                if (hold != null && !hold.isOver) {
-                    lose(hold, word);
-                }
-            }
+            default -> lose(hold, word);
         }
     }
 
