@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import dlock.DLockException.Unavailable;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
@@ -54,8 +55,11 @@ final class Driver {
 
     private void answered(long sent, Object reply, Throwable why) {
         s.under(() -> {
-            job.answered(sent, reply, why == null ? null : DLockException.of(why));
-            return null;
+            try {
+                job.answered(sent, reply, why == null ? null : DLockException.of(why));
+            } catch (ClassCastException | IndexOutOfBoundsException | NullPointerException strange) { // no reply of such a server
+                job.answered(sent, null, new Unavailable("the server has answered " + reply, strange));
+            }
         });
     }
 }

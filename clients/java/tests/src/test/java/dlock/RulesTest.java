@@ -170,8 +170,10 @@ class RulesTest {
 
     /** Who waits less long than for a reply says nothing of the server. */
     @Test
-    void aCallersOwnTimeEndsNoConnection() {
+    void aCallersOwnTimeEndsNoConnection() throws Exception {
         Library library = library((node, words) -> new CompletableFuture<>());
+        assertThrows(Unavailable.class, () -> Hold.await(library.call("a", Request.bytes(List.of("GET", "a")), 20 * Clock.MS, false)));
+        Stage.until("it is connected", () -> !seen.isEmpty());
         assertThrows(Unavailable.class, () -> Hold.await(library.call("a", Request.bytes(List.of("GET", "a")), 20 * Clock.MS, false)));
         assertEquals(List.of("open a:1"), seen);
     }
