@@ -23,9 +23,9 @@ public final class Asking {
     private final String key;
     private long lease;
     private long maxHold = NEVER;
-    // 0: nothing was said.
-    private int limit;
-    private int permits;
+    /** Null: nothing was said. */
+    private Integer limit;
+    private Integer permits;
     private String actor;
     private Consumer<Hold> onLost = hold -> {};
 
@@ -44,18 +44,12 @@ public final class Asking {
 
     /** Lets so many hold it at once. */
     public Asking limit(int limit) {
-        if (limit < 1) {
-            throw new IllegalArgumentException("limit must be at least 1, not " + limit);
-        }
         this.limit = limit;
         return this;
     }
 
     /** Takes so many of the {@link #limit}, all at once, and gives them back together. One unless set. */
     public Asking permits(int permits) {
-        if (permits < 1) {
-            throw new IllegalArgumentException("permits must be at least 1, not " + permits);
-        }
         this.permits = permits;
         return this;
     }
@@ -144,10 +138,10 @@ public final class Asking {
     }
 
     private Request request() {
-        if (permits > 0 && (limit == 0 || limit == Request.SHARED)) {
+        if (permits != null && (limit == null || limit == Request.SHARED)) {
             throw new IllegalArgumentException("permits must be given with limit, not " + permits + " alone");
         }
-        return new Request(List.of(key), lease, maxHold, actor, Math.max(1, limit), Math.max(1, permits), onLost);
+        return new Request(List.of(key), lease, maxHold, actor, limit == null ? 1 : limit, permits == null ? 1 : permits, onLost);
     }
 
     private CompletableFuture<Hold> start(long wait) {

@@ -20,10 +20,6 @@ public class DLockException extends RuntimeException {
         Refused(String message) {
             super(message, null);
         }
-
-        String code() {
-            return getMessage().split("[ :]", 2)[0];
-        }
     }
 
     /** A guarded command was not run: the lock is not held under this token. */
@@ -109,7 +105,7 @@ public class DLockException extends RuntimeException {
 
     /** Returns the word on which a program may dispatch, or an empty one. */
     static String code(Throwable error) {
-        return error instanceof Refused refused ? refused.code() : error instanceof NotHeld ? "NOTHELD" : "";
+        return isSaid(error) ? error.getMessage().split("[ :]", 2)[0] : "";
     }
 
     /** Returns whether the server has said so. */
@@ -123,7 +119,7 @@ public class DLockException extends RuntimeException {
      */
     static boolean passes(Throwable error) {
         if (error instanceof Refused refused) {
-            return PASSING.contains(refused.code()) || refused.getMessage().contains("max number of clients reached");
+            return PASSING.contains(code(refused)) || refused.getMessage().contains("max number of clients reached");
         }
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof SSLException || cause instanceof UnknownHostException || cause instanceof LinkageError

@@ -59,19 +59,20 @@ final class Library {
                 TimeUnit.NANOSECONDS);
         reply.whenComplete((value, why) -> end.cancel(false));
         int slot = slot(key);
-        CompletableFuture<Void> located = locate(slot);
-        if (located.isDone()) {
-            send(slot, isOfLoops, words, reply, bound);
-        } else {
-            located.whenComplete((nothing, why) -> send(slot, isOfLoops, words, reply, bound));
-        }
+        locate(slot).whenComplete((nothing, why) -> {
+            String node = connector.node(slot);
+            if (node != null) {
+                send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
+            } else {
+                reply.completeExceptionally(why == null ? new Unavailable("nobody serves slot " + slot, null) : DLockException.of(why));
+            }
+        });
         return reply;
     }
 
     /** Ends when it is known who serves the slot, or nobody can say so. */
     private CompletableFuture<Void> locate(int slot) {
-        boolean isKnown = connector.node(slot) != null;
-        if (!isKnown) {
+        if (connector.node(slot) == null) {
             return look();
         }
         synchronized (this) {
@@ -80,16 +81,6 @@ final class Library {
             }
         }
         return look().copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS);
-    }
-
-    private void send(int slot, boolean isOfLoops, byte[][] words, Reply reply, long bound) {
-        String node = connector.node(slot);
-        if (node != null) {
-            send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
-        } else {
-            look().whenComplete((nothing, why) -> reply.completeExceptionally(
-                    why != null ? DLockException.of(why) : new Unavailable("nobody serves slot " + slot, null)));
-        }
     }
 
     private void send(Way way, List<byte[][]> commands, Reply reply, long bound, boolean mayFollow) {

@@ -57,7 +57,7 @@ class PlantedTest {
             new Fault("silent_path", "Clock", "return end <= now() && grace <= now();", "return false;"),
             new Fault("slow_path", "Settings", "return replyTimeout.toNanos();", "return 150_000_000L;"),
             new Fault("wrong_password no_right_to_the_command no_module two_that_wait_for_each_other", "DLockException",
-                    "return PASSING.contains(refused.code())", "return refused != null"),
+                    "return PASSING.contains(code(refused))", "return refused != null"),
             new Fault("replaced", "Sessions", "\"cancelled\", \"replaced\",", "\"cancelled\","),
             new Fault("two_dead_links_of_five one_hung_node_of_three",
                     new Edit("Sessions", "private final ReentrantLock guard", "private static final ReentrantLock guard"),
