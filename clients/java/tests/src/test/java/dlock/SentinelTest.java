@@ -169,8 +169,8 @@ class SentinelTest {
             Future<Integer> turns = s.actor().start(() -> {
                 int count = 0;
                 while (!isOver.get()) {
-                    Hold hold = locks.ask(s.key).tryHold(Duration.ofSeconds(30));
                     boolean isElsewhere = System.nanoTime() > followed.get();
+                    Hold hold = locks.ask(s.key).tryHold(Duration.ofSeconds(30));
                     try {
                         hold.release();
                     } catch (NotHeld lost) {
