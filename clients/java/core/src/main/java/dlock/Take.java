@@ -37,6 +37,7 @@ final class Take implements Job {
     private Session session;
     private Runnable wake = () -> {};
     private boolean isWaiting;
+    private long waitingSince;
     private boolean hasWaited;
     private int asked;
     private long notBefore = -NEVER;
@@ -142,6 +143,7 @@ final class Take implements Job {
     private void waitIn(Session in) {
         session = in;
         isWaiting = true;
+        waitingSince = Clock.now();
         in.waits.add(this);
         if (word != null) { // the outcome came first
             ended(word);
@@ -214,8 +216,12 @@ final class Take implements Job {
 
     private void outOfTime() {
         RuntimeException why = error != null ? error : session != null ? session.error : null;
-        why = why != null ? why : new Unavailable("the server does not answer", null);
-        finish(null, wait == 0 ? why : new LockTimeout("lock " + key() + " was not granted in time: " + why.getMessage(), why));
+        if (why == null && wait > 0 && isWaiting && session.sent > waitingSince) { // the server has kept the place: others have the lock
+            finish(null, null);
+        } else {
+            why = why != null ? why : new Unavailable("the server does not answer", null);
+            finish(null, wait == 0 ? why : new LockTimeout("lock " + key() + " was not granted in time: " + why.getMessage(), why));
+        }
         cancel();
         giveBackFound();
     }
