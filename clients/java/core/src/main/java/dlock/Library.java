@@ -12,6 +12,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Predicate;
 
 /**
  * Calls by the connections of the program's library, each bounded by a clock of ours. To each server lead two ways: for the loops,
@@ -188,20 +189,24 @@ final class Library {
     private void leaveFormer() {
         String primary = connector.isWatched() ? connector.node(0) : null;
         if (primary != null) {
-            List<Way> former;
-            synchronized (this) {
-                former = lines.keySet().stream().filter(way -> !way.node.equals(primary)).toList();
-                former.forEach(way -> end(lines.remove(way)));
-            }
+            end(way -> !way.node.equals(primary));
         }
     }
 
     void close() {
         synchronized (this) {
             isClosed = true;
-            lines.values().forEach(Library::end);
-            lines.clear();
         }
+        end(way -> true);
         background.execute(connector::close);
+    }
+
+    private void end(Predicate<Way> which) {
+        List<CompletableFuture<Line>> some;
+        synchronized (this) {
+            some = lines.entrySet().stream().filter(one -> which.test(one.getKey())).map(Map.Entry::getValue).toList();
+            lines.keySet().removeIf(which);
+        }
+        some.forEach(Library::end); // who hears of it may call again
     }
 }
