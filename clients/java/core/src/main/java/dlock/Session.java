@@ -24,6 +24,8 @@ final class Session {
     /** When the last SESSION was sent, and the end of the least lease that it told of. */
     long sent = -NEVER;
     long until = -NEVER;
+    /** When the last SESSION was sent that was answered, with holds or without. */
+    long heard = -NEVER;
     /** The longest lease in it, and since when the answers that came in time have told of less than half of it. */
     long longest;
     private long lowSince;

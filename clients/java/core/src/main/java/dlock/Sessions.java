@@ -379,6 +379,7 @@ final class Sessions {
     /** Reads the answer to a SESSION, and returns the session that it is of. */
     Session told(long sent, List<?> answer, String key) {
         Session session = session(number(answer.get(0)), key);
+        session.heard = Math.max(session.heard, sent);
         for (Object each : (List<?>) answer.get(3)) {
             List<?> row = (List<?>) each;
             if (number(row.get(0)) > session.seen) {

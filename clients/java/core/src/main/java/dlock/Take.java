@@ -216,7 +216,7 @@ final class Take implements Job {
 
     private void outOfTime() {
         RuntimeException why = error != null ? error : session != null ? session.error : null;
-        if (why == null && wait > 0 && isWaiting && session.sent > waitingSince) { // the server has kept the place: others have the lock
+        if (why == null && wait > 0 && isWaiting && session.heard > waitingSince) { // the server has kept the place: others have the lock
             finish(null, null);
         } else {
             why = why != null ? why : new Unavailable("the server does not answer", null);

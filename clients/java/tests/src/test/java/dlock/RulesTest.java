@@ -3,11 +3,13 @@ package dlock;
 
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLockException.Unavailable;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
@@ -64,6 +66,34 @@ class RulesTest {
             Thread.sleep(10);
             return isBounded(session, Clock.now(), LEASE / 10);
         });
+    }
+
+    /** The server keeps the place, and its word about the end does not come in time: others have the lock. */
+    @Test
+    void aPlaceThatWasKeptUntilTheEndSaysTaken() throws Exception {
+        Connector slow = new Connector() {
+            @Override
+            public String said(Throwable error) {
+                return null;
+            }
+
+            @Override
+            public Line open(String node, Duration within) {
+                return new Line() {
+                    @Override
+                    public CompletionStage<Object> send(List<byte[][]> commands) {
+                        boolean isKeeping = new String(commands.get(0)[0], UTF_8).equals("DLOCK.SESSION");
+                        return CompletableFuture.completedFuture(isKeeping ? Arrays.asList(5L, 0L, null, List.of()) : List.of(0L, 0L, 5L));
+                    }
+
+                    @Override
+                    public void close() {}
+                };
+            }
+        };
+        try (DLocks locks = new DLocks(slow)) {
+            assertNull(locks.ask("key").tryHold(Duration.ofMillis(300)));
+        }
     }
 
     // ---- calls ------------------------------------------------------------------------------------------------------
