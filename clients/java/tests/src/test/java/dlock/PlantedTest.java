@@ -75,7 +75,7 @@ class PlantedTest {
             new Fault("a_thousand_cycles", "Library", "lines.put(way, opening);", "lines.put(new Way(way.node + lines.size(), true), opening);"),
             new Fault("dropped sixty_forgotten_at_200_ms", "Sessions", "if (!hold.isOver) {\n                lose(hold, \"forgotten",
                     "if (isClosed) {\n                lose(hold, \"forgotten"),
-            new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
+            new Fault("the_replica_frozen", "Take", "if (word.equals(\"again\")) {", "if (word.equals(\"-\")) {"),
             new Fault("a_hold_that_may_not_last", "Sessions", "case \"taken\" -> {", "case \"taken\" -> { }\n case \"taken!\" -> {"),
             new Fault("a_time_out_leaves_no_place a_time_out_in_the_queue", NO_CANCEL,
                     new Edit("Request", "left >= NEVER / 2 ? 0 : Math.max(1, left / MS)", "600_000"),
