@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::contending::contest::Contest;
 use crate::contending::{crossing, hot};
 use crate::holding::{
-    again, confirmed, crowd, growth, guard, holders, keep, memory, pair, renewal,
+    again, confirmed, crowd, growth, guard, holders, kept, memory, pair, renewal,
 };
 use crate::tools::locking::{COUNTING, LOCKINGS, MANY, READING, RENEWED, TIED};
 use crate::tools::setting::Setting::{AofAlways, AofEverysec, Memory, Replica};
-use crate::waiting::{deadlock, ephemeral, expiry, fair, handover, lapse, mass, notice, ticket};
+use crate::waiting::{deadlock, ephemeral, expiry, fair, handover, lapse, mass, session, ticket};
 use crate::way::{Effort, Group, Opened};
 
 /// The group of the uncontended pair.
@@ -101,14 +101,14 @@ pub fn groups() -> Vec<Group> {
         group("masses", full(1, 3, 25).cold(), mass::open),
         group("shared holds", full(3, 7, 18).quick(1, 5, 5), holders::open),
         group(
-            "hand-over, NOTIFY",
+            "hand-over, session",
             full(3, 7, 22).quick(1, 3, 5),
-            notice::open,
+            session::open,
         ),
         group(
-            "memory, NOTIFY",
+            "memory, session",
             full(1, 3, 8).quick(1, 1, 2).cold(),
-            memory::open_notify,
+            memory::open_in_session,
         ),
         group(
             "memory, blocked",
@@ -126,7 +126,7 @@ pub fn groups() -> Vec<Group> {
             deadlock::open_wait,
         ),
         group(
-            "mass of leases, NOTIFY",
+            "mass of leases, session",
             full(1, 5, 28).quick(1, 1, 5).cold(),
             lapse::open,
         ),
@@ -140,7 +140,7 @@ pub fn groups() -> Vec<Group> {
             full(1, 4, 12).quick(1, 1, 3),
             renewal::open,
         ),
-        group("signs of life", full(1, 5, 5).quick(1, 3, 2), keep::open),
+        group("kept session", full(1, 5, 5).quick(1, 3, 2), kept::open),
         group("confirmed grant, a replica", full(2, 15, 6), || {
             confirmed::open(1, 1)
         }),

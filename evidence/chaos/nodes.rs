@@ -20,12 +20,11 @@ pub const MAINLANDERS: Party = Party::new(127, 0, 2, 2);
 pub const REPL_TIMEOUT: u64 = 5;
 
 /// The gauges that must be zero after all clients have ended.
-const GAUGES: [&str; 8] = [
+const GAUGES: [&str; 7] = [
     "dlock_locks",
     "dlock_holders",
     "dlock_places_queued",
     "dlock_connections_waiting",
-    "dlock_notify_waiting",
     "dlock_ephemeral",
     "dlock_auto_renewed",
     "dlock_sessions",

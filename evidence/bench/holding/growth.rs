@@ -17,7 +17,7 @@ use crate::tools::line::{Batch, Line};
 use crate::tools::locking::{exclusive, DLOCK};
 use crate::tools::setting::Stage;
 use crate::waiting::handover::{self, Queue, HANDOVERS};
-use crate::waiting::notice;
+use crate::waiting::session::{self, Listener};
 use crate::way::{Figure, Opened, Way};
 
 /// Instructions of the server's main thread in user mode, per pair or hand-over. Some machines do not count them.
@@ -166,6 +166,8 @@ struct Cluster {
     /// The master that is measured.
     measured: Rc<Server>,
     _others: Vec<Server>,
+    /// They keep the sessions of the others' waits.
+    _listeners: Vec<Listener>,
 }
 
 impl Cluster {
@@ -184,14 +186,14 @@ impl Cluster {
         let slot: usize = masters[0]
             .connection()
             .ask(&format!("CLUSTER KEYSLOT {TAG}"));
-        let mut others = Vec::new();
+        let (mut others, mut listeners) = (Vec::new(), Vec::new());
         let mut measured = None;
         for (number, master) in masters.into_iter().enumerate() {
             if (number * SLOTS / size.masters..(number + 1) * SLOTS / size.masters).contains(&slot)
             {
                 measured = Some(Rc::new(master));
             } else {
-                keep_busy(&master)?;
+                listeners.push(keep_busy(&master)?);
                 others.push(master);
             }
         }
@@ -199,6 +201,7 @@ impl Cluster {
         Ok(Cluster {
             measured: measured.ok_or("nobody serves the slot")?,
             _others: others,
+            _listeners: listeners,
         })
     }
 }
@@ -210,8 +213,8 @@ fn node() -> Server {
         .start()
 }
 
-/// Gives a master locks that are held, and one with waiters.
-fn keep_busy(master: &Server) -> Result<(), Failure> {
+/// Gives a master locks that are held, and one with waiters. They wait as long as the listener lives.
+fn keep_busy(master: &Server) -> Result<Listener, Failure> {
     let mut connection = master.connection();
     let tag = (0..)
         .map(|number| format!("{{elsewhere:{number}}}"))
@@ -227,5 +230,8 @@ fn keep_busy(master: &Server) -> Result<(), Failure> {
             .collect(),
     })?;
     let owners = errand::owners(WAITS_ELSEWHERE + 1);
-    notice::queue_up(master, &mut line, &format!("{tag}queue"), &owners)
+    let key = format!("{tag}queue");
+    let listener = Listener::new(master, &key);
+    session::queue_up(master, &mut line, &key, &owners)?;
+    Ok(listener)
 }

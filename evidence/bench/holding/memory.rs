@@ -9,7 +9,8 @@ use crate::failure::Failure;
 use crate::tools::errand::owners;
 use crate::tools::line::{Batch, Line};
 use crate::tools::locking::{DLOCK, LOCKINGS, SET_DEL};
-use crate::waiting::notice;
+use crate::tools::replies::Pattern;
+use crate::waiting::session;
 use crate::way::{way, Opened};
 
 /// The number of commands that are sent at once.
@@ -48,9 +49,9 @@ pub fn open(locks: usize) -> Opened {
     Ok(ways.collect())
 }
 
-/// Opens waits for one lock by a channel.
-pub fn open_notify() -> Opened {
-    waits("a wait by NOTIFY", 100_000, Duration::ZERO, by_channel)
+/// Opens waits for one lock in a session.
+pub fn open_in_session() -> Opened {
+    waits("a wait in a session", 100_000, Duration::ZERO, in_session)
 }
 
 /// Opens connections that wait for one lock.
@@ -78,9 +79,12 @@ fn waits(
     })])
 }
 
-fn by_channel(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
+fn in_session(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
     let mut line = Line::wide(server.port())?;
-    notice::queue_up(server, &mut line, "stock", owners)?;
+    // The session lives as long as this connection.
+    let keep = command("DLOCK.SESSION stock bench 600000").get_packed_command();
+    line.exchange(&keep, &Pattern::new("*4\r\n:#\r\n:0\r\n$-1\r\n*0\r\n"))?;
+    session::queue_up(server, &mut line, "stock", owners)?;
     Ok(vec![line])
 }
 

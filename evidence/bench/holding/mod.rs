@@ -7,7 +7,7 @@ pub(crate) mod crowd;
 pub(crate) mod growth;
 pub(crate) mod guard;
 pub(crate) mod holders;
-pub(crate) mod keep;
+pub(crate) mod kept;
 pub(crate) mod memory;
 pub(crate) mod pair;
 pub(crate) mod renewal;

@@ -144,11 +144,6 @@ impl Line {
         }
         Ok(())
     }
-
-    /// Returns the connection itself. No received data is left unread.
-    pub fn into_stream(self) -> TcpStream {
-        self.stream
-    }
 }
 
 impl AsFd for Line {

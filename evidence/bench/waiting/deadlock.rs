@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::tools::errand::{owners, Errand, Errands};
 use crate::tools::line::Line;
 use crate::tools::meter::Meter;
-use crate::waiting::notice::QUEUED;
+use crate::waiting::session::{Listener, QUEUED};
 use crate::way::{way, Figure, Opened, Way};
 
 /// Owners in the chain, each of whom waits for the next one.
@@ -39,15 +39,15 @@ pub fn open_chain() -> Opened {
 
 /// A chain: owner n holds lock n and waits for lock n + 1, and the last one waits for nothing.
 ///
-/// All of them wait by a channel: so none of them can act but the last one.
+/// All of them wait in a session: so none of them can act but the last one.
 struct Chain {
     name: &'static str,
     owners: usize,
     closed: bool,
     connection: Wire,
     server: Server,
-    // The connection of their waits.
-    _line: Line,
+    // It keeps the session of their waits.
+    _listener: Listener,
 }
 
 impl Chain {
@@ -58,6 +58,7 @@ impl Chain {
             // The search must reach the end of the chain.
             connection.run("CONFIG SET dlock.deadlock-max-steps 1000000");
         }
+        let listener = Listener::new(&server, "chain");
         let mut line = Line::wide(server.port())?;
         line.run_each(owners, "*2\r\n:#\r\n:1\r\n", |number| {
             format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}")
@@ -74,7 +75,7 @@ impl Chain {
             closed,
             connection,
             server,
-            _line: line,
+            _listener: listener,
         })
     }
 
@@ -98,7 +99,7 @@ impl Chain {
 
 /// Returns the request of an owner that must wait for a lock.
 fn wait(owner: usize, lock: usize) -> String {
-    format!("DLOCK.ACQUIRE chain:{lock} {owner} {LEASE_MS} NOTIFY news")
+    format!("DLOCK.ACQUIRE chain:{lock} {owner} {LEASE_MS} BLOCK 0 IN bench")
 }
 
 impl Way for Chain {
@@ -130,7 +131,7 @@ impl Way for Chain {
 /// A wait and its end.
 const WAIT: Errand = Errand {
     commands: &[
-        "DLOCK.ACQUIRE {key} {owner} 86400000 NOTIFY news",
+        "DLOCK.ACQUIRE {key} {owner} 86400000 BLOCK 0 IN bench",
         "DLOCK.CANCEL {key} {owner}",
     ],
     reply: "*3\r\n:0\r\n:0\r\n:#\r\n:1\r\n",
@@ -157,19 +158,21 @@ pub fn open_wait() -> Opened {
             let mut connection = server.connection();
             connection.run(&format!("CONFIG SET dlock.deadlock-detection {detection}"));
             let _: Grant = connection.ask(&format!("DLOCK.ACQUIRE wanted holder {LEASE_MS}"));
+            let listener = Listener::new(&server, "wanted");
             if with_stake {
                 for owner in owners.iter() {
                     let take = format!("DLOCK.ACQUIRE own:{owner} {owner} {LEASE_MS}");
                     let _: Grant = connection.ask(&take);
-                    let want =
-                        format!("DLOCK.ACQUIRE own:{owner} other:{owner} {LEASE_MS} NOTIFY news");
+                    let want = format!(
+                        "DLOCK.ACQUIRE own:{owner} other:{owner} {LEASE_MS} BLOCK 0 IN bench"
+                    );
                     let _: Queued = connection.ask(&want);
                 }
             }
             let mut errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
             ways.push(way(name, move || {
-                // It stays open meanwhile.
-                let _ = &connection;
+                // It keeps the session meanwhile.
+                let _ = &listener;
                 errands.sample()
             }));
         }

@@ -11,7 +11,7 @@ use crate::tools::line::Line;
 use crate::tools::pause::{milliseconds, Pauses};
 use crate::tools::replies::Pattern;
 use crate::waiting::mass;
-use crate::waiting::notice::{Listener, QUEUED};
+use crate::waiting::session::{Listener, QUEUED};
 use crate::way::{way, Opened};
 
 const HOLDS: usize = 10_000;
@@ -20,11 +20,11 @@ const HOLDS: usize = 10_000;
 pub fn open() -> Opened {
     let server = mass::start();
     let mut line = Line::wide(server.port())?;
-    let mut listener = Listener::new(&server, "news")?;
+    let mut listener = Listener::new(&server, "ephemeral");
     let ends = way("10,000 ephemeral holds end at once", move || {
         let holders = holders(&server)?;
         line.run_each(HOLDS, QUEUED, |number| {
-            format!("DLOCK.ACQUIRE ephemeral:{number} next-{number} 3600000 NOTIFY news")
+            format!("DLOCK.ACQUIRE ephemeral:{number} next-{number} 3600000 BLOCK 0 IN bench")
         })?;
         let (handed_over, pauses) = Pauses::during(&server, || {
             let start = Instant::now();

@@ -1,6 +1,6 @@
 //! A hundred thousand leases that end within a second, each with a waiter.
 //!
-//! They wait by a channel: equally many connections would not fit in the server's memory.
+//! They wait in a session: equally many connections would not fit in the server's memory.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::tools::line::Line;
 use crate::tools::pause::Pauses;
 use crate::tools::percentile::Durations;
-use crate::waiting::notice::{Listener, QUEUED};
+use crate::waiting::session::{Listener, QUEUED};
 use crate::way::{Figure, Opened, Way};
 
 const LEASES: usize = 100_000;
@@ -20,7 +20,7 @@ pub fn open() -> Opened {
     let server = Server::start();
     Ok(vec![Box::new(Lapses {
         line: Line::wide(server.port())?,
-        listener: Listener::new(&server, "news")?,
+        listener: Listener::new(&server, "lapse"),
         server,
     })])
 }
@@ -33,7 +33,7 @@ struct Lapses {
 
 impl Way for Lapses {
     fn name(&self) -> &str {
-        "100,000 leases end in one second, NOTIFY"
+        "100,000 leases end in one second, in a session"
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
@@ -42,7 +42,7 @@ impl Way for Lapses {
             format!("DLOCK.ACQUIRE lapse:{number} first 86400000")
         })?;
         self.line.run_each(LEASES, QUEUED, |number| {
-            format!("DLOCK.ACQUIRE lapse:{number} second-{number} 3600000 NOTIFY news")
+            format!("DLOCK.ACQUIRE lapse:{number} second-{number} 3600000 BLOCK 0 IN bench")
         })?;
         let deadlines = end_within_a_second(&mut self.line, "lapse", LEASES, start.elapsed())?;
         let (late, pauses) = self.watch(&deadlines)?;

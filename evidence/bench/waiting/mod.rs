@@ -7,5 +7,5 @@ pub(crate) mod fair;
 pub(crate) mod handover;
 pub(crate) mod lapse;
 pub(crate) mod mass;
-pub(crate) mod notice;
+pub(crate) mod session;
 pub(crate) mod ticket;

@@ -136,8 +136,8 @@ impl Client<'_> {
         });
     }
 
-    /// Records the message or the row that answered a wait by NOTIFY or in a session, or its absence.
-    pub(super) fn note_message(
+    /// Records the row that answered a wait in a session, or its absence.
+    pub(super) fn note_row(
         &mut self,
         words: &[&str],
         sent: Micros,
@@ -149,9 +149,8 @@ impl Client<'_> {
                 tokens: token.parse().into_iter().collect(),
                 left_ms: None,
             },
-            Some([first, ..]) if first == "noack" => Outcome::Unknown(first.clone()),
             Some([first, ..]) => Outcome::Refused(first.clone()),
-            _ => Outcome::Unknown("no message".into()),
+            _ => Outcome::Unknown("no row".into()),
         };
         self.note_call(words, sent, outcome, server);
     }
@@ -173,7 +172,7 @@ impl Client<'_> {
     }
 }
 
-/// Returns the outcome of a call by its reply; `None` if a message or a row will bring it.
+/// Returns the outcome of a call by its reply; `None` if a row will bring it.
 fn outcome(words: &[&str], reply: &Reply) -> Option<Outcome> {
     let command = words.first().copied().unwrap_or_default();
     let done = |tokens, left_ms| Outcome::Done { tokens, left_ms };

@@ -246,7 +246,7 @@ impl Client<'_> {
         };
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let said = said.map(|(word, token)| [word.to_owned(), token.to_string()]);
-        self.note_message(
+        self.note_row(
             &words,
             sent,
             said.as_ref().map(|said| &said[..]),

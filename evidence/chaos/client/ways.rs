@@ -1,13 +1,9 @@
 //! The ways to ask for a lock, one per client.
 
-use std::time::Duration;
-
-use dlock_integration::redis::{from_redis_value, Value};
-
 use super::hold::Hold;
 use super::{Client, LEASE_MS};
 use crate::history::{Belief, End, Ticket, Wait, SECOND};
-use crate::link::{Link, Reply};
+use crate::link::Reply;
 
 /// How long a ticket is kept for an owner that cannot ask: longer than the replacement of a primary.
 pub const CLAIM_MS: u64 = 12_000;
@@ -33,8 +29,6 @@ pub enum Way {
     Share,
     /// MACQUIRE of two locks.
     Many,
-    /// ACQUIRE … NOTIFY.
-    Notify,
     /// FAIRACQUIRE … CLAIM, in slices.
     Ticket,
     /// ACQUIRE … BLOCK … EPHEMERAL, then RENEW … EPHEMERAL AUTO.
@@ -58,8 +52,8 @@ impl Way {
         (Way::Share, true),
         (Way::Many, false),
         (Way::Many, true),
-        (Way::Notify, false),
-        (Way::Notify, true),
+        (Way::Session, false),
+        (Way::Session, true),
         (Way::Ticket, false),
         (Way::Ticket, true),
         (Way::Ephemeral, false),
@@ -67,7 +61,7 @@ impl Way {
         (Way::Pulse, false),
         (Way::Share, true),
         (Way::Pulse, false),
-        (Way::Notify, true),
+        (Way::Session, true),
         (Way::Pulse, false),
         (Way::Ephemeral, true),
         (Way::Session, false),
@@ -79,7 +73,7 @@ impl Way {
     /// Returns the locks of this way: few, so that there is a queue.
     pub(super) fn locks(self) -> &'static [&'static str] {
         match self {
-            Way::Block | Way::Notify | Way::Ephemeral | Way::Try | Way::Session => {
+            Way::Block | Way::Ephemeral | Way::Try | Way::Session => {
                 &["{m0}", "{m1}", "{m2}", "{m3}", "{m4}", "{m5}"]
             }
             Way::Share => &["{s0}"],
@@ -113,7 +107,6 @@ impl Client<'_> {
             },
             Way::Ephemeral => self.block(lock, &["EPHEMERAL"], 1),
             Way::Many => self.many(),
-            Way::Notify => self.notify(lock),
             Way::Ticket => self.ticket(lock),
             Way::Try => self.try_now(lock),
             Way::Pulse => self.pulse(),
@@ -294,79 +287,6 @@ impl Client<'_> {
         }
     }
 
-    /// Waits for a message on another connection to the server.
-    fn notify(&mut self, lock: &str) {
-        let owner = self.fresh_owner();
-        let channel = format!("to-{owner}");
-        let Some(port) = self.route.port_of(lock) else {
-            self.pause(100);
-            return;
-        };
-        let Some(mut ear) = Link::connect(self.party, port) else {
-            self.route.forget(port);
-            self.pause(100);
-            return;
-        };
-        let subscribed = ear.call(&["SUBSCRIBE", &channel], Duration::from_secs(2));
-        self.count("SUBSCRIBE", subscribed.kind());
-        if !matches!(subscribed, Reply::Value(_)) {
-            self.route.forget(port);
-            return;
-        }
-        let (lease, block_ms) = (LEASE_MS.to_string(), self.block_ms());
-        let block = block_ms.to_string();
-        let words = [
-            "DLOCK.ACQUIRE",
-            lock,
-            &owner,
-            &lease,
-            "BLOCK",
-            &block,
-            "NOTIFY",
-            &channel,
-        ];
-        let asked = self.shared.now();
-        let (reply, at) = self.call(lock, &words, 0);
-        match reply.integers().as_deref() {
-            Some([token, _]) => self.use_hold(Hold::new(lock, &owner, *token, asked, at)),
-            Some([_, _, wait]) if at == port => {
-                let bound = Duration::from_millis(block_ms) + Duration::from_secs(2);
-                let told = ear.next(bound);
-                self.note_unanswered("NOTIFY", asked, &told);
-                let said = words_of_message(&told, *wait);
-                let kind = match said.as_deref() {
-                    Some([first, ..]) => first.clone(),
-                    _ => told.kind().to_owned(),
-                };
-                self.count("NOTIFY", &kind);
-                if matches!(told, Reply::Value(_)) {
-                    self.note_wait(lock, &owner, asked, &told);
-                }
-                self.note_message(&words, asked, said.as_deref(), at);
-                match said.as_deref() {
-                    Some([first, token, ..]) if first == "granted" => {
-                        if let Ok(token) = token.parse() {
-                            let mut hold = Hold::new(lock, &owner, token, asked, at);
-                            hold.is_plain = false;
-                            self.use_hold(hold);
-                        }
-                    }
-                    Some(_) => {}
-                    None => self.leave(lock, &owner),
-                }
-            }
-            // The slot had moved between the two connections: no subscriber would receive the message.
-            Some(_) => self.leave(lock, &owner),
-            None => self.cool_down(&reply),
-        }
-    }
-
-    /// Leaves a wait, and a hold that it may have become.
-    fn leave(&mut self, lock: &str, owner: &str) {
-        self.call(lock, &["DLOCK.CANCEL", lock, owner], 0);
-        self.call(lock, &["DLOCK.RELEASE", lock, owner, "HOLDS", "0"], 0);
-    }
-
     /// Records a wait. Only one that the server has answered is known to have stood there all the time.
     fn note_wait(&mut self, lock: &str, owner: &str, from: u64, reply: &Reply) {
         if matches!(reply, Reply::Value(_)) {
@@ -384,35 +304,5 @@ impl Client<'_> {
         if !matches!(reply, Reply::Value(_)) {
             self.pause(150);
         }
-    }
-}
-
-/// Returns the words of the message about this wait: `granted 7 5:stock 3:bob 12`.
-fn words_of_message(told: &Reply, wait: u64) -> Option<Vec<String>> {
-    let Reply::Value(value @ Value::Array(_)) = told else {
-        return None;
-    };
-    let (_, _, text): (String, String, String) = from_redis_value(value).ok()?;
-    let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
-    let about = words.last()?.parse() == Ok(wait);
-    about.then_some(words)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_message_about_this_wait_counts() {
-        let part = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let message =
-            |text: &str| Reply::Value(Value::Array(vec![part("message"), part("c"), part(text)]));
-        let granted = message("granted 7 5:stock 3:bob 12");
-        assert_eq!(
-            words_of_message(&granted, 12).unwrap()[..2],
-            ["granted", "7"]
-        );
-        assert_eq!(words_of_message(&granted, 13), None);
-        assert_eq!(words_of_message(&Reply::Closed, 12), None);
     }
 }
