@@ -47,8 +47,8 @@
 //! | `callbacks` | callbacks of the server: `data_type`, `events`; each only notes, and returns | what the server reports |
 //! | `run` | the one way in: `state`, `enter`, `command`, `event`, `notices` (inbox → engine), `confirm` (confirmations of replicas), `keyspace`, `load` | the order of everything |
 //!
-//! CONTRIBUTING.md says where a lease ends, where RENAME is handled, where a confirmed answer waits, what builds a KEEP reply,
-//! and which files a new option of a command touches.
+//! CONTRIBUTING.md says where a lease ends, where RENAME is handled, where a confirmed answer waits, and which files a new option of
+//! a command touches.
 
 #![deny(unsafe_code)]
 // The two functions that the macro below makes have no documentation, and nothing else can be reached from outside.

@@ -138,7 +138,8 @@ def test_quorum_waits_in_one_queue(masters, pool):
     # It is given back at the first one last: a token tells when it was granted, and all these servers have one clock.
     hold = locks(*masters).acquire(a.key, LEASE, PATIENCE)
     for one in masters:
-        one.ask("DLOCK.FAIRACQUIRE", one.key, "next", 600_000, "NOTIFY", "nobody")
+        one.ask("DLOCK.SESSION", one.key, "nobody", 60_000)
+        one.ask("DLOCK.FAIRACQUIRE", one.key, "next", 600_000, "BLOCK", 0, "IN", "nobody")
     hold.release()
     first, *others = [held(one, "next")[0] for one in masters]
     assert first > max(others)

@@ -22,8 +22,6 @@ pub trait Caller {
     fn is_followed(&self) -> bool;
     /// Returns true if the caller has a connection of its own, whose end the server reports: not a script, not another module.
     fn own_connection(&self) -> bool;
-    /// Returns true if the caller may publish on this channel.
-    fn may_publish(&self, channel: &[u8]) -> bool;
     /// Makes an owner's name: a version-4 UUID.
     fn fresh_owner(&self) -> String;
     /// Returns true if this connection exists.

@@ -48,8 +48,6 @@ pub enum Error {
     Conflict(&'static str, &'static str),
     /// An option that belongs to a connection, from a caller that has none.
     NoConnection(&'static str),
-    /// The calling user may not publish on this channel.
-    NoChannel(String),
     /// The server does not block this connection.
     MayNotWait,
 }
@@ -99,10 +97,9 @@ impl fmt::Display for Error {
                 f,
                 "ERR {option} needs a client connection: it is not possible in a script or from another module"
             ),
-            Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
             Error::MayNotWait => f.write_str(
                 "ERR BLOCK is not possible here: this server does not block a connection that has subscriptions; \
-                 use another connection, RESP2, or NOTIFY",
+                 use another connection, RESP2, or a session (IN)",
             ),
         }
     }

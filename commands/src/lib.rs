@@ -14,8 +14,8 @@ pub mod words;
 
 pub use call::{Call, Caller, Census, MayWait, Replicas, Reply};
 
-use change::{acquire, apply, hold, keep, many, session};
-use dlock_engine::{ClientId, Keyspace};
+use change::{acquire, apply, hold, many, session};
+use dlock_engine::Keyspace;
 use error::Error;
 use look::{graph, inspect, list, stats};
 use table::{Access, Spec, Verb};
@@ -29,15 +29,7 @@ pub fn execute<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let tied = call.engine.has_ties();
-    if tied {
-        let client = ClientId(call.caller.client());
-        call.engine.set_current_client(client);
-    }
     let answer = decide(spec, call, words);
-    if tied {
-        call.engine.set_current_client(ClientId::NONE);
-    }
     if let Err(Error::Refused(refusal)) = &answer {
         call.engine.count_refusal(refusal);
     }
@@ -50,10 +42,7 @@ fn decide<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let decides = matches!(
-        spec.access,
-        Access::Write | Access::Guard | Access::Connection | Access::Session
-    );
+    let decides = matches!(spec.access, Access::Write | Access::Guard | Access::Session);
     if decides && !call.primary {
         return Err(Error::ReadOnly);
     }
@@ -90,7 +79,6 @@ fn execute_any<K: Keyspace>(
         Verb::Downgrade => hold::downgrade(call, given),
         Verb::Renew => hold::renew(call, given),
         Verb::Release => hold::release(call, given),
-        Verb::Keep => keep::run(call, given),
         Verb::Session => session::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
         Verb::Cancel => acquire::cancel(call, given),

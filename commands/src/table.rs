@@ -21,8 +21,6 @@ pub enum Verb {
     Renew,
     /// `DLOCK.RELEASE`
     Release,
-    /// `DLOCK.KEEP`
-    Keep,
     /// `DLOCK.SESSION`
     Session,
     /// `DLOCK.FORCERELEASE`
@@ -78,8 +76,6 @@ pub enum Access {
     Replica,
     /// It concerns a session, on the primary only. Its key says where. It runs also where a write would be refused.
     Session,
-    /// It has no key, and concerns the ties of the caller's connection, on the primary only.
-    Connection,
     /// It has no key.
     None,
 }
@@ -97,8 +93,6 @@ pub struct Args<'a> {
     pub lease: Option<Millis>,
     /// How long to wait.
     pub block: Option<Millis>,
-    /// The channel for the outcome of a wait.
-    pub notify: Option<&'a [u8]>,
     /// A hold count.
     pub holds: Option<u64>,
     /// `SHARED`
@@ -117,7 +111,7 @@ pub struct Args<'a> {
     pub seen: Option<u64>,
     /// How long the server renews a hold by itself.
     pub auto: Option<Millis>,
-    /// How long the server goes on renewing the holds of the connection, or of the session.
+    /// How long a session is kept.
     pub keep: Option<Millis>,
     /// How long to keep a place while no connection waits on it.
     pub claim: Option<Millis>,
@@ -305,9 +299,6 @@ const fn count(least: u64, most: Most) -> Arg {
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
 const MAX_BLOCK_MS: Millis = 3_155_760_000_000;
 
-/// The longest channel name, in bytes.
-const MAX_CHANNEL: usize = 1024;
-
 /// The largest hold count.
 const MAX_HOLDS: u64 = u32::MAX as u64;
 
@@ -354,7 +345,6 @@ const KEEP_SESSION_FOR: Arg = arg(
     "ms",
     integer(0, |policy| policy.max_claim_ms, |given| &mut given.keep),
 );
-const KEEP_FOR: Arg = arg("ms", integer(1, |_| MAX_BLOCK_MS, |given| &mut given.keep));
 const CURSOR: Arg = maybe(arg(
     "cursor",
     integer(0, |_| MAX_INTEGER, |given| &mut given.cursor),
@@ -376,15 +366,11 @@ const EFFECT: Arg = maybe(arg(
 
 // Options.
 const BLOCK: Arg = number!("BLOCK" "block-ms" in 0, MAX_BLOCK_MS => block);
-const NOTIFY: Arg = option(
-    "NOTIFY",
-    "channel",
-    text(Some("a channel"), 1, MAX_CHANNEL, |given| &mut given.notify),
-);
 const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
 const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
 /// `RENAMED` has its former word.
 const EPHEMERAL: Arg = flag!("EPHEMERAL" => ephemeral);
+/// `RENAMED` has the word of what it replaces.
 const IN: Arg = option("IN", "session", SESSION_NAME.kind);
 const SEEN: Arg = option("SEEN", "seen", Kind::All(&[SEEN_ID, SEEN_ROW]));
 const SEEN_ID: Arg = arg(
@@ -427,11 +413,18 @@ pub(crate) struct Renamed {
 }
 
 /// The options whose former words are refused by an error that names the present ones.
-pub(crate) static RENAMED: [Renamed; 1] = [Renamed {
-    before: "SESSION",
-    now: "EPHEMERAL",
-    since: "0.5.0",
-}];
+pub(crate) static RENAMED: [Renamed; 2] = [
+    Renamed {
+        before: "SESSION",
+        now: "EPHEMERAL",
+        since: "0.5.0",
+    },
+    Renamed {
+        before: "NOTIFY",
+        now: "IN",
+        since: "0.5.0",
+    },
+];
 
 /// How many may hold at once.
 const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
@@ -457,7 +450,6 @@ pub static COMMANDS: &[Spec] = &[
             OWNER,
             LEASE,
             BLOCK,
-            NOTIFY,
             HOLDS,
             SHARE,
             EPHEMERAL,
@@ -477,7 +469,6 @@ pub static COMMANDS: &[Spec] = &[
             OWNER,
             LEASE,
             BLOCK,
-            NOTIFY,
             HOLDS,
             SHARE,
             EPHEMERAL,
@@ -541,15 +532,6 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "fast",
         args: &[KEY, OWNER, LEASE, TOKEN, EPHEMERAL, AUTO, IN],
-    },
-    Spec {
-        verb: Verb::Keep,
-        name: "dlock.keep",
-        summary: "A heartbeat for all holds that are tied to the connection; reports which of them it has lost",
-        complexity: "O(1), and O(N) with N ties that were lost or whose renewals had stopped",
-        access: Access::Connection,
-        flags: "fast",
-        args: &[KEEP_FOR],
     },
     Spec {
         verb: Verb::Session,
@@ -728,7 +710,6 @@ impl Spec {
                 Some("nondeterministic_output request_policy:special response_policy:special")
             }
             // Without a policy for the answers they are put together, node after node.
-            Verb::Keep => Some("request_policy:all_shards response_policy:special"),
             Verb::Graph => Some("nondeterministic_output request_policy:all_shards"),
             Verb::Top | Verb::Stats => {
                 Some("nondeterministic_output request_policy:all_shards response_policy:special")
@@ -757,10 +738,7 @@ impl Spec {
 
     /// Returns true if the command names no key.
     pub fn keyless(&self) -> bool {
-        matches!(
-            self.access,
-            Access::None | Access::Connection | Access::Replica
-        )
+        matches!(self.access, Access::None | Access::Replica)
     }
 
     /// Returns true if the command names any number of keys. It is called for each command, and so does not search the arguments.

@@ -10,7 +10,7 @@
 //! * **getters** (`policy`, `counters`, `held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
 //!
 //! Nothing else of the engine can be reached. After each of them the caller performs the outputs: the changed
-//! [`Entry`]s of its [`Keyspace`], and the answers and messages ([`Engine::take_outputs`]). `outbox.rs` says in which order.
+//! [`Entry`]s of its [`Keyspace`], and the answers ([`Engine::take_outputs`]). `outbox.rs` says in which order.
 //!
 //! Each part uses those above it only:
 //!
@@ -20,7 +20,7 @@
 //! | `lock` | the durable state of a lock, its changes, its bytes; the granting rule (`Lock::admits`); the token clock |
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; counts and times; access to locks; why a request is refused |
 //! | `queue` | wait queues: places, requests, deadlines; the watch over locks that have one |
-//! | `outbox` | answers and messages, in order |
+//! | `outbox` | answers, in order |
 //! | `holds` | the begin and end of holds; their ties to connections and sessions; what the sessions' programs have not seen |
 //! | `state` | [`Engine`]: its fields and getters |
 //! | `deadlock` | the search for a circle of waiting owners |
@@ -46,11 +46,11 @@ mod types;
 mod view;
 
 pub use holds::sessions::{NewsRow, SessionRef, Word};
-pub use holds::{KeepReply, Loss, LostHold, TieId, TieRequest, SHORTEST_AUTO_LEASE_MS};
+pub use holds::{Loss, TieId, TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use keyspace::{Entry, Event, Keyspace, Value};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
-pub use outbox::{Message, News, Outcome, Output, Pending, Promise, Receiver};
+pub use outbox::{News, Outcome, Output, Pending, Promise, Receiver};
 pub use policy::Policy;
 pub use refusal::{NoAck, Refusal};
 pub use rules::requests::acquire::{Answer, Ask, Wait};

@@ -1,21 +1,20 @@
-//! The engine's outputs: answers and messages, in order. The caller performs them after each event.
+//! The engine's outputs: answers, in order. The caller performs them after each event.
 //!
 //! What happens at a key is not here but in its [`crate::Entry`]: the value that has changed, the effect that replicas read,
 //! the events for observers. There is one entry for each key that an event has opened; its buffers are reused,
 //! and its key has a name already. So an uncontended pair of commands (two effects, two events) allocates nothing, where in a
 //! list of all outputs each would need a name. One function of the caller performs both, in one order:
 //!
-//! 1. the entries: keys are written and replicated before any message about them;
+//! 1. the entries: keys are written and replicated before anybody learns of that;
 //! 2. outputs for connections: they are answered;
-//! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one;
-//! 4. outputs with a message, which are published: a subscriber that receives one may rely on all of that.
+//! 3. the entries' events, in order: the end of a hold comes before the beginning of the next one.
 
 use crate::holds::sessions::NewsRow;
-use crate::holds::{HoldId, KeepReply};
+use crate::holds::HoldId;
 use crate::queue::Place;
 use crate::refusal::Refusal;
 use crate::types::{
-    Arrival, ClientId, Grant, HoldRef, Millis, Name, RequestId, SessionNo, SteadyMs, Token, WallMs,
+    Arrival, Grant, HoldRef, Millis, Name, RequestId, SessionNo, SteadyMs, Token, WallMs,
 };
 use std::rc::Rc;
 
@@ -32,24 +31,14 @@ pub enum Outcome {
     Cancelled,
     /// A newer request of the same owner has taken the place.
     Replaced,
-    /// The connection that asked has ended.
+    /// The session that asked has ended, or waits no longer.
     Gone,
-    /// The lock's slot has moved, or this server was demoted. For a request by a channel also: a value with a hold or a ticket of
-    /// the owner has arrived at the name.
+    /// In a session: the lock's slot has moved, or replicas have not confirmed the grant. Its program asks again.
     Moved,
     /// It cannot be granted any more.
     Refused(Refusal),
     /// A hold is renewed, for this many milliseconds from then on; in a session, it has this id.
     Renewed(Millis, Option<u64>),
-    /// A heartbeat of this connection waits for replicas.
-    KeepPending {
-        /// The connection.
-        client: ClientId,
-        /// The earliest end of a lease that the server renews, at the time of the heartbeat; none if it renews none.
-        first_end: Option<WallMs>,
-    },
-    /// The reply to a heartbeat.
-    KeepReply(KeepReply),
     /// The server has renewed holds of sessions: nobody waits for that, but their programs count on it once it is confirmed.
     Prolonged,
     /// The reply to a SESSION command.
@@ -129,7 +118,6 @@ impl Outcome {
                 | Outcome::GrantedAll(_)
                 | Outcome::Renewed(..)
                 | Outcome::Prolonged
-                | Outcome::KeepPending { .. }
         )
     }
 }
@@ -141,8 +129,7 @@ pub struct Output {
     pub id: RequestId,
     /// The outcome.
     pub outcome: Outcome,
-    /// The holds that are given back if the connection does not get the answer, and what its confirmation needs. What is published
-    /// to a channel stands.
+    /// The holds that are given back if the connection does not get the answer, and what its confirmation needs.
     pub pending: Pending,
     /// Who gets it.
     pub to: Receiver,
@@ -153,23 +140,10 @@ pub struct Output {
 pub enum Receiver {
     /// The connection that is blocked.
     Connection,
-    /// The subscribers of a channel.
-    Channel(Message),
     /// A session, once replicas have confirmed it: what they need not confirm is in its rows already.
     Session(SessionNo),
     /// Nobody: it is only confirmed.
     Nobody,
-}
-
-/// The parts of a message for a request that waits by a channel, except the outcome.
-#[derive(Debug, Clone)]
-pub struct Message {
-    /// The channel.
-    pub channel: Rc<[u8]>,
-    /// The lock.
-    pub name: Name,
-    /// Who asked for it.
-    pub owner: Rc<[u8]>,
 }
 
 impl Output {

@@ -18,7 +18,7 @@ pub struct Engine {
     pub(super) policy: Policy,
     /// The holds' side of all decisions: tokens, ties, counters, timers.
     pub(super) holds: HoldTable,
-    /// The answers and messages that this event has put out, in the order in which they were decided.
+    /// The answers that this event has put out, in the order in which they were decided.
     pub(super) outbox: Vec<Output>,
     pub(super) queues: WaitQueues,
     pub(super) requests: Requests,
@@ -155,8 +155,8 @@ impl Engine {
         self.holds.tokens.observe(number, now);
     }
 
-    /// Takes out the answers and messages that are to be sent, in order, and counts the refusals among them. The caller sends
-    /// them after each event.
+    /// Takes out the answers that are to be sent, in order, and counts the refusals among them. The caller sends them after each
+    /// event.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         let outputs = std::mem::take(&mut self.outbox);
         for output in &outputs {
@@ -167,7 +167,7 @@ impl Engine {
         outputs
     }
 
-    /// Returns true if answers or messages are to be sent.
+    /// Returns true if answers are to be sent.
     pub fn has_outputs(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -177,20 +177,9 @@ impl Engine {
         self.outbox.push(output);
     }
 
-    /// Returns true if any hold is tied to a connection.
-    pub fn has_ties(&self) -> bool {
-        !self.holds.ties.is_empty()
-    }
-
     /// Returns true if something is tied to this connection, or was, or if it keeps a session.
     pub fn has_connection(&self, client: ClientId) -> bool {
         self.holds.ties.has_connection(client) || self.holds.sessions.keeps(client)
-    }
-
-    /// Sets the connection whose command runs from now on; none between commands. Losses that the command causes are not reported
-    /// to that connection.
-    pub fn set_current_client(&mut self, client: ClientId) {
-        self.holds.ties.set_current_client(client);
     }
 
     /// Returns the holds' side of all decisions, for tests: they look behind the requests, and plant faults there.
@@ -243,11 +232,6 @@ impl Engine {
     /// Returns how many holds the server renews.
     pub fn autos(&self) -> usize {
         self.holds.ties.autos()
-    }
-
-    /// Returns how many requests wait by a channel.
-    pub fn notifies(&self) -> usize {
-        self.requests.notifies()
     }
 
     /// Returns how many places are queued over all locks.

@@ -24,7 +24,7 @@ number! {
     ClientId
 }
 number! {
-    /// Identifies one waiting request. No number is used twice, even by a later run of the server whose clock is right.
+    /// Identifies one waiting request, or an answer that waits. No number is used twice in a run of the server.
     RequestId
 }
 number! {

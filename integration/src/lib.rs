@@ -58,6 +58,7 @@ pub use material::rules::AclRules;
 pub use material::{dump, rivals};
 pub use scenes::blocked::Blocked;
 pub use scenes::guarded::Guarded;
+pub use scenes::session::{News, Row, Session};
 pub use scenes::shorthand::{
     assert_hands_over, at_once, fair_as, held, is_held, kept, position, stat, wait_as,
 };

@@ -62,7 +62,7 @@ pub struct Rule {
     pub closed_is_word: bool,
     /// Whether RENEW needs the hold's token while a server is closed.
     pub closed_renews_by_token: bool,
-    /// Whether a closed server answers no RENEW and no KEEP.
+    /// Whether a closed server answers no RENEW, and counts no hold in the `left-ms` of SESSION.
     pub closed_renews_never: bool,
     /// Whether a hold that has ended by the time of its confirmation is not confirmed.
     pub ended_is_not_confirmed: bool,

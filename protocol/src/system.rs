@@ -662,7 +662,7 @@ impl System {
         true
     }
 
-    /// Returns the client's hold here, if a renewal or a KEEP of it is answered now.
+    /// Returns the client's hold here, if a renewal of it is answered now, or the `left-ms` of its session.
     fn renewable(&self, setup: &Setup, c: Client, s: Node, token: bool) -> Option<Entry> {
         let Believer {
             token: known,
@@ -693,7 +693,7 @@ impl System {
         true
     }
 
-    /// Renews by KEEP: only a hold whose token the client knows is tied to its connection.
+    /// Asks by SESSION how long its hold lasts, as far as replicas confirm that: only a hold whose token it knows.
     fn keep(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
         let Some(hold) = self.renewable(setup, c, s, true) else {
             return false;

@@ -31,20 +31,6 @@ impl User {
         }
     }
 
-    /// Returns true if the ACL lets the user publish on this channel.
-    pub(crate) fn may_publish(&self, channel: &[u8]) -> bool {
-        let channel = Text::new(channel);
-        let publish = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
-        // SAFETY: the user lives until the drop, the name until the call returns.
-        unsafe {
-            api!(RedisModule_ACLCheckChannelPermissions(
-                self.0,
-                channel.as_str().raw(),
-                publish
-            )) == OK
-        }
-    }
-
     /// Returns true if the ACL forbids the user this command on these keys. It forbids no unknown command.
     pub(crate) fn may_not(&self, argv: &[Str]) -> bool {
         // SAFETY: the user lives until the drop, the arguments, which the server does not change, until the call returns.

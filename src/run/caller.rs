@@ -49,10 +49,6 @@ impl Caller for Client<'_> {
         own
     }
 
-    fn may_publish(&self, channel: &[u8]) -> bool {
-        User::calling(self.0).is_some_and(|user| user.may_publish(channel))
-    }
-
     fn connected(&self, client: u64) -> bool {
         // A script's own client has no connection, and not every server can be asked for it.
         let script = client == self.client() && self.0.in_script();

@@ -52,7 +52,7 @@ impl Handler for Commands {
         };
         let key = given.first().copied().zip(words.first().copied());
         let writes = match spec.access {
-            Access::Write | Access::Follow | Access::Connection => true,
+            Access::Write | Access::Follow => true,
             // The end of a session releases its holds.
             Access::Session => words.get(2).is_some_and(|ms| *ms == b"0"),
             _ => false,
@@ -74,7 +74,7 @@ impl Handler for Commands {
             clock::of_command()
         };
         let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
-            let decides = matches!(spec.access, Access::Write | Access::Connection) || writes;
+            let decides = spec.access == Access::Write || writes;
             if decides && state.engine.has_undelivered() && gate::primary() {
                 state.engine.give_back(&mut state.keys, now);
             }

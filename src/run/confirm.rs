@@ -116,12 +116,6 @@ impl State {
             return;
         }
         output.pending.confirmed = true;
-        if let Outcome::KeepPending { client, first_end } = output.outcome {
-            // Renewals since then are not confirmed.
-            let mut kept = engine.keep_reply(now, client);
-            kept.first_end = kept.first_end.min(first_end.or(kept.first_end));
-            output.outcome = Outcome::KeepReply(kept);
-        }
         engine.push_output(output);
     }
 
@@ -140,16 +134,5 @@ impl State {
     fn time_out_unconfirmed(&mut self, held: PendingReply, now: Now) {
         let late = confirm::too_late(held.needs, now.steady());
         self.not_confirmed(held, late);
-    }
-
-    /// Publishes `moved` for the answers by a channel that wait for a confirmation: the server was demoted, and has forgotten its
-    /// sessions.
-    pub(super) fn abandon_unconfirmed(&mut self) {
-        for mut held in confirm::take_apart() {
-            if let Receiver::Channel(_) = held.output.to {
-                held.output.outcome = Outcome::Moved;
-                self.engine.push_output(held.output);
-            }
-        }
     }
 }

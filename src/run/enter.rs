@@ -5,10 +5,9 @@
 //! 2. arm the timer for what is due next, while the state is still here to ask;
 //! 3. with no borrow of the state held, answer the waiters (`blocking`): the server may call back from within. Answers that
 //!    replicas must confirm are held back (`confirm`), and come here again;
-//! 4. notify observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`;
-//! 5. publish to those who wait by a channel (`reply`): last, since a subscriber may rely on all of that.
+//! 4. notify observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`.
 //!
-//! The engine's outputs are in two places: the entries of the opened keys (1 and 4), and its outbox (3 and 5).
+//! The engine's outputs are in two places: the entries of the opened keys (1 and 4), and its outbox (3).
 //! `engine/src/outbox.rs` has the reason.
 
 use super::keyspace::{Mode, Origin};
@@ -16,7 +15,7 @@ use super::state::{State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::inbox;
 use crate::node::{gate, timer};
-use crate::tell::{blocking, observers, reply};
+use crate::tell::{blocking, observers};
 use dlock_engine::{Now, Receiver};
 use std::cell::RefMut;
 
@@ -59,7 +58,7 @@ fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     }
 }
 
-/// Answers the waiters, and tells observers and those who wait by a channel, with no borrow held.
+/// Answers the waiters and tells observers, with no borrow held.
 #[cold]
 fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let (channel, home) = (state.settings.channel, state.keys.home());
@@ -68,14 +67,13 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let outputs = state.engine.take_outputs();
     let confirms = state.engine.policy().confirms();
     drop(state);
-    let (mut answered, mut messages) = (false, Vec::new());
+    let mut answered = false;
     for output in outputs {
         if confirms && output.waits_for_replicas() {
             blocking::hold(output, now);
             continue;
         }
         match output.to {
-            Receiver::Channel(message) => messages.push((output.id, output.outcome, message)),
             // Its rows have it.
             Receiver::Session(_) | Receiver::Nobody => {}
             Receiver::Connection => {
@@ -88,9 +86,6 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
         blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut notifications, &mut texts);
-    for (id, outcome, message) in &messages {
-        reply::publish(ctx, *id, outcome, message);
-    }
     if let Some(mut state) = STATE.borrow() {
         (state.notifications, state.texts) = (notifications, texts);
     }

@@ -29,7 +29,7 @@ const SCANNED_AT_ONCE: usize = 16;
 const CHECK_MS: u64 = 1000;
 
 /// How often a node of a cluster asks which slots are its own, while somebody waits or a hold is tied: a slot can leave without a
-/// change of the awaited keys, and a waiter by a channel learns of it within a second.
+/// change of the awaited keys, and the program of a session learns of it within a second.
 const SLOTS: Duration = Duration::from_millis(500);
 
 /// Handles the module's own event.

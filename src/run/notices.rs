@@ -3,6 +3,7 @@
 use super::state::State;
 use crate::inbox::{self, Notice, Unlinked};
 use crate::node::gate;
+use crate::tell::confirm;
 use dlock_engine::{End, Event, Loss, Now};
 use std::collections::BTreeSet;
 
@@ -81,8 +82,8 @@ impl State {
                     self.engine.promote();
                 }
                 Notice::Role { primary: false } => {
-                    self.engine.demote(now);
-                    self.abandon_unconfirmed();
+                    self.engine.demote();
+                    confirm::drop_apart();
                 }
                 Notice::Loaded => {
                     self.decide_from(now);

@@ -30,7 +30,7 @@ use crate::ffi::text::Text;
 use crate::inbox::{self, Notice};
 use crate::node::{clock, timer};
 use crate::servers::{self, Unblocks};
-use dlock_commands::change::{keep, many, session};
+use dlock_commands::change::{many, session};
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
@@ -251,10 +251,6 @@ impl Waits for Connections {
                 return broken!("nobody waits for a renewal by the server")
             }
             WaitState::Answered(Outcome::News(news)) => Ok(session::reply(&news, clock::read())),
-            WaitState::Answered(Outcome::KeepReply(kept)) => Ok(keep::reply(kept, clock::read())),
-            WaitState::Answered(Outcome::KeepPending { .. }) => {
-                return broken!("a heartbeat is answered by its reply")
-            }
             WaitState::Waiting => {
                 let news = NEWS.get().and_then(|news| news(id));
                 inbox::post(Notice::Gone(id));

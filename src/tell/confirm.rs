@@ -150,15 +150,16 @@ pub(crate) fn take(id: RequestId) -> Option<PendingReply> {
     PENDING.borrow()?.take(id)
 }
 
-/// Takes out those for which no connection is blocked, after a demotion: the server itself ends the waits of the others.
-pub(crate) fn take_apart() -> Vec<PendingReply> {
+/// Drops those for which no connection is blocked, after a demotion: the server itself ends the waits of the others.
+pub(crate) fn drop_apart() {
     let Some(mut answers) = PENDING.borrow() else {
-        return Vec::new();
+        return;
     };
     let held = answers.by_id.iter();
     let apart = held.filter(|(_, held)| !matches!(held.output.to, Receiver::Connection));
-    let ids: Vec<RequestId> = apart.map(|(id, _)| *id).collect();
-    ids.into_iter().filter_map(|id| answers.take(id)).collect()
+    for id in apart.map(|(id, _)| *id).collect::<Vec<RequestId>>() {
+        answers.take(id);
+    }
 }
 
 /// Returns the error of an answer that was not confirmed in time and needs this offset of the stream.

@@ -2,7 +2,7 @@
 //!
 //! | file | receiver and content |
 //! |---|---|
-//! | `reply` | a caller: the reply to its command; the channel that a request waits by (`NOTIFY`): its outcome |
+//! | `reply` | a caller: the reply to its command |
 //! | `blocking`, `in_flight_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
 //! | `confirm` | no receiver yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
 //! | `observers/` | observers: the events of locks, in order, as unlock messages and keyspace events, if anybody subscribes |

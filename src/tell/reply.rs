@@ -1,9 +1,9 @@
-//! Answers on the wire: replies in the caller's version of the protocol, and outcomes of requests that wait by a channel.
+//! Replies on the wire, in the caller's version of the protocol.
 
 use crate::ffi::ctx::Ctx;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
-use dlock_engine::{Message, Outcome, Refusal, RequestId, Token};
+use dlock_engine::Token;
 
 /// Writes the reply to a command if it is a usual one; returns it if not.
 #[inline(always)]
@@ -70,42 +70,5 @@ fn value(ctx: Ctx, reply: &Reply) {
                 value(ctx, field);
             }
         }
-    }
-}
-
-/// Publishes the outcome of a waiting request: `word token keylen:key ownerlen:owner wait-id`. In a cluster it reaches the
-/// subscribers of every node, since the channel is the client's and belongs to no slot.
-pub(crate) fn publish(ctx: Ctx, id: RequestId, outcome: &Outcome, message: &Message) {
-    let (word, token) = word_of(outcome);
-    let (key, owner) = (&message.name.key, &message.owner);
-    let mut text = format!("{word} {token} {}:", key.len()).into_bytes();
-    text.extend_from_slice(key);
-    text.extend_from_slice(format!(" {}:", owner.len()).as_bytes());
-    text.extend_from_slice(owner);
-    text.extend_from_slice(format!(" {}", id.0).as_bytes());
-    ctx.publish(&message.channel, &text);
-}
-
-/// Returns the word for an outcome, and the token: 0 for all but a grant.
-fn word_of(outcome: &Outcome) -> (&'static str, u64) {
-    match outcome {
-        Outcome::Granted(grant) => ("granted", grant.token.0),
-        // A request for many locks has no channel.
-        Outcome::GrantedAll(_) | Outcome::TimedOut => ("timeout", 0),
-        Outcome::Cancelled => ("cancelled", 0),
-        Outcome::Replaced => ("replaced", 0),
-        Outcome::Gone => ("gone", 0),
-        // The slot has left, or another value has arrived: the client must ask again.
-        Outcome::Moved => ("moved", 0),
-        Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
-        Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
-        Outcome::Refused(Refusal::NoAck(_)) => ("noack", 0),
-        // The others have no channel.
-        Outcome::Refused(_)
-        | Outcome::Renewed(..)
-        | Outcome::Prolonged
-        | Outcome::News(_)
-        | Outcome::KeepPending { .. }
-        | Outcome::KeepReply(_) => ("refused", 0),
     }
 }

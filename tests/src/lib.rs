@@ -13,7 +13,7 @@ pub mod transcript;
 use std::fs;
 use std::path::Path;
 
-/// Returns the conversations, with the names of their files; with `DLOCK_SCENARIO=keep,cancel` in the environment only these.
+/// Returns the conversations, with the names of their files; with `DLOCK_SCENARIO=queue,cancel` in the environment only these.
 ///
 /// # Panics
 /// When they cannot be read.

@@ -7,7 +7,7 @@
 //!   -> waits
 //! wait 1000                         no outcome arrives before this line
 //!   bob <- [#2, 1]                  a waiting connection receives its outcome
-//! shop-news <- granted #2 shop bert *1  or the channel of a request that waits by NOTIFY; `*1` is the number of that wait
+//! __dlock@0__:shop <- released #1   or the channel of unlock messages that it listens to
 //! events: acquired #1, ...          the events that observers received since the last such line
 //! ```
 //! An expectation may end in `...`: then only the beginning counts. `~a` stands for one word throughout the conversation, in
@@ -16,7 +16,7 @@
 use crate::script::{Act, Reader, ServerAct};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Numbers in a conversation that stand for those of one run: tokens, or waits.
+/// Numbers in a conversation that stand for the tokens of one run.
 pub type Labels = BTreeMap<u64, u64>;
 
 /// The party that answers in a conversation.
@@ -49,7 +49,7 @@ pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
     let mut transcript = Transcript {
         speaker,
         names: Reader::default(),
-        labels: BTreeMap::new(),
+        labels: Labels::new(),
         words: BTreeMap::new(),
         said: VecDeque::new(),
         unasked: None,
@@ -78,8 +78,7 @@ pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
 struct Transcript<S> {
     speaker: S,
     names: Reader,
-    /// The labels, by the mark that introduces each.
-    labels: BTreeMap<char, Labels>,
+    labels: Labels,
     /// The words for `~a` and the like.
     words: BTreeMap<String, String>,
     /// Lines that were caused and are not written down yet.
@@ -96,8 +95,7 @@ impl<S: Speaker> Transcript<S> {
                 None => Ok(()),
             };
         }
-        let none = Labels::new();
-        let tokens = self.labels.get(&'#').unwrap_or(&none);
+        let tokens = &self.labels;
         if let Some(act) = self.names.read_for_server(line)? {
             let mut said = self.speaker.act_as_server(&act, tokens, &self.names)?;
             let is_command = matches!(act, ServerAct::Command(_));
@@ -153,7 +151,7 @@ impl<S: Speaker> Transcript<S> {
         }
     }
 
-    /// Compares letter by letter; a `#1` stands for a token, a `*1` for a wait, and a higher number for a higher one.
+    /// Compares letter by letter; a `#1` stands for a token, and a higher number for a higher one.
     fn matches(&mut self, mut expected: &str, mut said: &str) -> bool {
         loop {
             if expected == "..." || (expected.is_empty() && said.is_empty()) {
@@ -169,22 +167,18 @@ impl<S: Speaker> Transcript<S> {
                 (expected, said) = (after, left);
                 continue;
             }
-            let mut chars = expected.chars();
-            let mark = chars.next().filter(|mark| ['#', '*'].contains(mark));
-            if let Some(mark) =
-                mark.filter(|_| chars.next().is_some_and(|next| next.is_ascii_digit()))
-            {
+            let label = expected.strip_prefix('#');
+            if label.is_some_and(|label| label.starts_with(|c: char| c.is_ascii_digit())) {
                 let (label, after) = expected[1..].split_at(word_end(&expected[1..]));
                 let (number, left) = said.split_at(word_end(said));
                 let (Ok(label), Ok(number)) = (label.parse(), number.parse()) else {
                     return false;
                 };
-                let labels = self.labels.entry(mark).or_default();
                 let agrees = |(other, its): (&u64, &u64)| other.cmp(&label) == its.cmp(&number);
-                if !labels.iter().all(agrees) {
+                if !self.labels.iter().all(agrees) {
                     return false;
                 }
-                labels.insert(label, number);
+                self.labels.insert(label, number);
                 (expected, said) = (after, left);
                 continue;
             }

@@ -133,7 +133,10 @@ test('quorum_waits_in_one_queue', async ({ a, b, c, make }) => {
   // It is given back at the first one last: a token tells when it was granted, and all these servers have one clock.
   hold = await make().acquire(a.key, { lease, wait: PATIENCE });
   const masters = [a, b, c];
-  for (const master of masters) await master.ask('DLOCK.FAIRACQUIRE', master.key, 'next', 600_000, 'NOTIFY', 'nobody');
+  for (const master of masters) {
+    await master.ask('DLOCK.SESSION', master.key, 'nobody', 60_000);
+    await master.ask('DLOCK.FAIRACQUIRE', master.key, 'next', 600_000, 'BLOCK', 0, 'IN', 'nobody');
+  }
   await hold.release();
   const [first, ...others] = (await Promise.all(masters.map((master) => master.held('next')))).map(([token]) => token);
   assert.ok(first > Math.max(...others));

@@ -5,7 +5,6 @@ use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::{Args, Verb};
 use crate::words::args::PlainArgs;
-use dlock_engine::refusal::escaped;
 use dlock_engine::{
     Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, SessionNo, Share, Terms,
     Wait, ONE, SHORTEST_AUTO_LEASE_MS,
@@ -28,8 +27,8 @@ pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Re
     request(call, name, &ask, None)
 }
 
-/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [EPHEMERAL]
-/// [AUTO ms]`, for `DLOCK.FAIRACQUIRE` also `[CLAIM ms]`.
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n [PERMITS k]] [EPHEMERAL] [AUTO ms] [IN session]`, for
+/// `DLOCK.FAIRACQUIRE` also `[CLAIM ms]`.
 pub(crate) fn run<K: Keyspace>(
     call: &mut Call<K>,
     given: &Args,
@@ -68,11 +67,6 @@ fn request<K: Keyspace>(
         }),
         Answer::Waiting(id) if ask.terms.session.is_some() => Ok(waiting(call, ask, id)),
         Answer::Null => Ok(Reply::NullArray),
-        Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
-            Reply::Integer(0),
-            Reply::Integer(call.engine.rank(id) as u64),
-            Reply::Integer(id.0),
-        ])),
         Answer::Waiting(id) => Ok(Reply::Wait(id, named())),
     }
 }
@@ -97,7 +91,6 @@ fn check_session<K: Keyspace>(
         (given.ephemeral, "EPHEMERAL"),
         (given.holds.is_some(), "HOLDS"),
         (given.claim.is_some(), "CLAIM"),
-        (given.notify.is_some(), "NOTIFY"),
     ];
     if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
         return Err(Error::Conflict(option, "IN"));
@@ -124,17 +117,11 @@ pub(crate) fn ask<'a, K: Keyspace>(
         Some(permits) => check_permits(given, permits)?,
         None => ONE,
     };
-    if given.notify.is_some() {
-        check_channel(call, given)?;
-    }
-    match given.notify.is_some() || session.is_some() {
+    match session.is_some() {
         true => hold::check_room_to_confirm(call)?,
         false => hold::check_confirmable(call)?,
     }
-    let waits = match session {
-        Some(_) => given.block.is_some(),
-        None => given.notify.is_some() || given.block.is_some() && may_block(call)?,
-    };
+    let waits = given.block.is_some() && (session.is_some() || may_block(call)?);
     Ok(Ask {
         owner,
         terms: Terms {
@@ -168,7 +155,6 @@ pub(crate) fn ask<'a, K: Keyspace>(
                 None => call.engine.policy().claim_window_ms,
             }
         }),
-        channel: given.notify,
     })
 }
 
@@ -185,11 +171,10 @@ fn check_permits(given: &Args, permits: u64) -> Result<Permits, Error> {
 }
 
 /// Checks the options of a request for which the server makes the owner's name. The client learns the name from the grant: it has
-/// no holds yet, a message does not contain the name, and it could not claim a ticket that outlives its wait.
+/// no holds yet, and it could not claim a ticket that outlives its wait. A program names its owners in a session before it asks.
 fn check_fresh(given: &Args, verb: Verb) -> Result<(), Error> {
     let excluded = [
         (given.holds.is_some(), "HOLDS"),
-        (given.notify.is_some(), "NOTIFY"),
         (given.claim.is_some(), "CLAIM"),
         (given.session.is_some(), "IN"),
     ];
@@ -199,21 +184,6 @@ fn check_fresh(given: &Args, verb: Verb) -> Result<(), Error> {
             let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
             Err(Error::Argument("owner", must))
         }
-        None => Ok(()),
-    }
-}
-
-/// Checks a request that waits by a channel: the caller needs a connection, and permission for the channel. A message can be
-/// lost, so the client ties the hold by a renewal, not by the request.
-fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
-    if given.auto.is_some() {
-        return Err(Error::Conflict("AUTO", "NOTIFY"));
-    }
-    if !call.own_connection() {
-        return Err(Error::NoConnection("NOTIFY"));
-    }
-    match given.notify.filter(|name| !call.caller.may_publish(name)) {
-        Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),
         None => Ok(()),
     }
 }

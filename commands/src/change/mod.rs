@@ -3,6 +3,5 @@
 pub(crate) mod acquire;
 pub(crate) mod apply;
 pub(crate) mod hold;
-pub mod keep;
 pub mod many;
 pub mod session;

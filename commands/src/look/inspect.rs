@@ -106,7 +106,6 @@ fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
 fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
     let kind = match place.kind {
         PlaceKind::Waiter => "waiter",
-        PlaceKind::Notify => "notify",
         PlaceKind::Ticket => "ticket",
         PlaceKind::Absent => "absent",
     };

@@ -48,7 +48,6 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("holders", u64::try_from(held).unwrap_or(0)),
         ("places_queued", engine.places() as u64),
         ("connections_waiting", census.connections_waiting),
-        ("notify_waiting", engine.notifies() as u64),
         ("ephemeral", engine.ephemeral() as u64),
         ("sessions", sessions as u64),
         ("sessions_not_alive", not_alive as u64),

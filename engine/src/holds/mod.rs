@@ -22,7 +22,7 @@ use std::num::NonZeroU32;
 
 pub(crate) use identity::{HoldId, HoldKey};
 pub(crate) use ties::{Auto, Renewal, Tie, Ties};
-pub use ties::{KeepReply, Loss, LostHold, TieId};
+pub use ties::{Loss, TieId};
 pub(crate) use tying::next_renewal;
 pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 

@@ -5,19 +5,13 @@
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 //!
-//! The cost of `DLOCK.KEEP` must not grow with the ties: a connection's ties stand in the order in which their leases end, a
-//! heartbeat is noted once for all of them, and losses that the connection did not cause are kept until a KEEP reports them.
+//! The cost of `DLOCK.SESSION` must not grow with the holds: a party's ties stand in the order in which their leases end.
 
 use super::identity::{HoldId, HoldKey};
 use crate::invariants::broken;
-use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, Party, SteadyMs, Token, WallMs};
+use crate::types::{ClientId, HoldRef, Millis, NameRef, Party, SteadyMs, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
-
-/// The most losses that are kept for a connection until it asks, and the most bytes of their keys. Beyond them, the reply says only
-/// that there were more.
-const MOST_LOST: usize = 1024;
-const MOST_LOST_BYTES: usize = 1 << 20;
 
 /// How long a new hold of a session may stay out of its orders, and the most of a session that do. Most are released by then, and have
 /// cost no order anything.
@@ -56,15 +50,13 @@ pub struct Tie {
 pub struct Auto {
     /// The lease that each renewal gives.
     pub lease: Millis,
-    /// How long the server renews at least; none without bound. Later heartbeats may extend it.
+    /// How long the server renews; none without bound.
     pub bound: Option<Bound>,
-    /// How many heartbeats its connection had sent when it was tied: they do not count for it.
-    pub heartbeats: u64,
     /// When it renews next.
     pub next: Renewal,
 }
 
-/// How long holds are renewed, by the command that tied them or by a heartbeat.
+/// How long a hold is renewed, by the command that tied it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
     /// When the command ran.
@@ -86,7 +78,7 @@ impl Auto {
         matches!(self.next, Renewal::At(at) if at <= now)
     }
 
-    /// Returns true if it is renewed at its connection's next heartbeat.
+    /// Returns true if it is renewed as soon as its session is alive again.
     pub fn is_paused(&self) -> bool {
         matches!(self.next, Renewal::Paused)
     }
@@ -97,13 +89,13 @@ impl Auto {
 pub enum Renewal {
     /// At this time, or as soon after it as the server accepts the change.
     At(SteadyMs),
-    /// At its connection's next heartbeat: its bound has passed.
+    /// As soon as its session is alive again.
     Paused,
-    /// Never again: the hold has reached `max-hold-ms`. It stays tied.
+    /// Never again: its bound has passed, or the hold has reached `max-hold-ms`. It stays tied.
     Stopped,
 }
 
-/// Why a connection has lost a tie, other than by a command of its own.
+/// Why a session has lost a hold, other than by a command that named its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// The lease has ended.
@@ -120,8 +112,6 @@ pub enum Loss {
     Taken,
     /// It was released, by a command that did not name its token.
     Released,
-    /// The server decides no longer.
-    Demoted,
 }
 
 impl Loss {
@@ -135,31 +125,8 @@ impl Loss {
             Loss::Renamed => "renamed",
             Loss::Taken => "taken",
             Loss::Released => "released",
-            Loss::Demoted => "demoted",
         }
     }
-}
-
-/// A tie that a connection has lost.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LostHold {
-    /// The lock.
-    pub name: Name,
-    /// The token of the hold.
-    pub token: Token,
-    /// Why.
-    pub why: Loss,
-}
-
-/// The reply to a heartbeat.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeepReply {
-    /// How many holds are tied to the connection.
-    pub ties: usize,
-    /// The earliest end of a lease that the server renews, or has renewed; none if it renews none.
-    pub first_end: Option<WallMs>,
-    /// The losses since the last report; none if there were more than are kept.
-    pub lost: Option<Vec<LostHold>>,
 }
 
 impl Tie {
@@ -205,33 +172,6 @@ impl Tie {
         let next = self.auto.map(|auto| auto.next);
         matches!((self.party, next), (Party::Session(_), Some(Renewal::At(at))) if at >= now.after(YOUNG_MS))
     }
-
-    fn ranked(&self, id: TieId) -> ByExpiry {
-        ByExpiry {
-            ephemeral_only: self.auto.is_none(),
-            end: self.end,
-            id,
-        }
-    }
-}
-
-/// A hold among those of its connection: in the order of their ends, with those that the server renews before the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ByExpiry {
-    ephemeral_only: bool,
-    end: WallMs,
-    id: TieId,
-}
-
-impl ByExpiry {
-    /// Returns the lowest rank among the holds that the server renews, or among the others.
-    fn first(ephemeral_only: bool) -> ByExpiry {
-        ByExpiry {
-            ephemeral_only,
-            end: WallMs(0),
-            id: TieId::default(),
-        }
-    }
 }
 
 /// When the server renews which hold, in order.
@@ -253,27 +193,22 @@ struct Bundle {
     count: usize,
     // The newest holds, which are in none of the orders, and some that are gone.
     young: VecDeque<TieId>,
-    holds: BTreeSet<ByExpiry>,
+    // By the ends of their leases.
+    holds: BTreeSet<(WallMs, TieId)>,
     // By the ends that replicas have confirmed, where they confirm any.
     confirmed: BTreeSet<(WallMs, TieId)>,
-    // Holds whose bound has passed.
+    // Holds whose renewal came due while their session was not alive.
     paused: BTreeSet<TieId>,
-    // What follows is of connections only. Whether it is blocked by a request, and when it last was.
+    // Of a connection: whether it is blocked by a request, and when it last was.
     waits: bool,
     waited: SteadyMs,
-    // How many heartbeats it has sent.
-    heartbeats: u64,
-    // The bounds of those that still count, with their numbers, in order. Each passes before the one before it: a later heartbeat
-    // replaces those that would pass no later. So the first that has come since a tie was made is the one that applies to it.
-    bounds: Vec<(u64, Bound)>,
-    lost: LossLog,
 }
 
 impl Bundle {
     /// Enters a hold into the orders.
     fn order(&mut self, renewals: &mut Renewals, id: TieId, tie: &mut Tie) {
         tie.young = false;
-        self.holds.insert(tie.ranked(id));
+        self.holds.insert((tie.end, id));
         self.confirmed.extend(tie.confirmed.map(|end| (end, id)));
         if let Some(auto) = tie.auto {
             self.enter(renewals, id, auto.next);
@@ -311,9 +246,9 @@ impl Bundle {
         if tie.young {
             tie.end = end;
         } else if tie.end != end {
-            self.holds.remove(&tie.ranked(id));
+            self.holds.remove(&(tie.end, id));
             tie.end = end;
-            self.holds.insert(tie.ranked(id));
+            self.holds.insert((end, id));
         }
     }
 
@@ -337,58 +272,6 @@ impl Bundle {
             Renewal::Stopped => {}
         }
     }
-
-    /// Returns the position of the first KEEP after the given number of them.
-    fn first_since(&self, heartbeats: u64) -> usize {
-        self.bounds
-            .partition_point(|(number, _)| *number <= heartbeats)
-    }
-
-    /// Drops the bounds that apply to no hold. Takes time by the number of holds; as many heartbeats have come since it was last
-    /// done.
-    fn forget_bounds(&mut self, ties: &BTreeMap<TieId, Box<Tie>>) {
-        let autos = self.holds.iter();
-        let autos = autos.filter_map(|hold| ties.get(&hold.id)?.auto);
-        let needed: BTreeSet<usize> = autos
-            .map(|auto| self.first_since(auto.heartbeats))
-            .collect();
-        let mut at = 0..;
-        self.bounds
-            .retain(|_| at.next().is_some_and(|at| needed.contains(&at)));
-    }
-}
-
-#[derive(Debug, Clone, Default)]
-struct LossLog {
-    ties: Vec<LostHold>,
-    bytes: usize,
-    // There were more than are kept.
-    more: bool,
-}
-
-impl LossLog {
-    fn is_empty(&self) -> bool {
-        self.ties.is_empty() && !self.more
-    }
-
-    fn add(&mut self, lost: LostHold) {
-        let bytes = self.bytes + lost.name.key.len();
-        if self.more || self.ties.len() == MOST_LOST || bytes > MOST_LOST_BYTES {
-            *self = LossLog {
-                more: true,
-                ..LossLog::default()
-            };
-        } else {
-            self.bytes = bytes;
-            self.ties.push(lost);
-        }
-    }
-
-    /// Takes out what has been lost; none if there was more than is kept.
-    fn take(&mut self) -> Option<Vec<LostHold>> {
-        let log = std::mem::take(self);
-        (!log.more).then_some(log.ties)
-    }
 }
 
 /// All ties.
@@ -406,10 +289,8 @@ pub struct Ties {
     maturing: VecDeque<(SteadyMs, Party)>,
     // Holds whose renewal is due.
     due: VecDeque<TieId>,
-    // Holds that were paused until a heartbeat came, and are to be renewed again.
+    // Holds that were paused until their session was alive again, and are to be renewed.
     resumed: Vec<BTreeSet<TieId>>,
-    // The connection whose command runs; none between commands. Its own acts are not reported to it as losses.
-    current_client: ClientId,
     // How many twins there have been so far.
     last_twin: u64,
 }
@@ -486,11 +367,6 @@ impl Ties {
         self.by_party.contains_key(&Party::Connection(client))
     }
 
-    /// Sets the connection whose command runs from now on; none between commands.
-    pub fn set_current_client(&mut self, client: ClientId) {
-        self.current_client = client;
-    }
-
     /// Ties a hold that has no tie. Returns the tie's number.
     pub fn tie(&mut self, token: Token, mut tie: Box<Tie>, now: SteadyMs) -> TieId {
         self.ephemeral += usize::from(tie.ephemeral);
@@ -544,7 +420,7 @@ impl Ties {
             if tie.young {
                 return Some(tie);
             }
-            its.holds.remove(&tie.ranked(id));
+            its.holds.remove(&(tie.end, id));
             if let Some(end) = tie.confirmed {
                 its.confirmed.remove(&(end, id));
             }
@@ -571,59 +447,9 @@ impl Ties {
         self.untie(self.find_hold(whose, token)?)
     }
 
-    /// Records the loss of a tie that was removed, unless its connection's own command has done it.
-    pub fn lose(&mut self, token: Token, lost: &Tie, why: Loss) {
-        let by_itself = matches!(why, Loss::Taken | Loss::Released | Loss::Forced)
-            && lost.party == Party::Connection(self.current_client);
-        if !by_itself {
-            self.revoke(token, lost, why);
-        }
-    }
-
-    /// Adds a hold to the losses of the connection that it was tied to.
-    pub fn revoke(&mut self, token: Token, lost: &Tie, why: Loss) {
-        let name = lost.name().to_owned();
-        let why = match why {
-            Loss::Released => Loss::Taken,
-            why => why,
-        };
-        let bundle = self.by_party.entry(lost.party).or_default();
-        bundle.lost.add(LostHold { name, token, why });
-    }
-
-    /// Moves a hold that is to be renewed again to its new number.
-    pub fn resume_as(&mut self, old: TieId, new: TieId) {
-        let mut sets = self.resumed.iter_mut();
-        if let Some(holds) = sets.find_map(|holds| holds.remove(&old).then_some(holds)) {
-            holds.insert(new);
-        }
-    }
-
-    /// Returns true if a hold was paused, and is to be renewed again because its connection has sent a heartbeat.
+    /// Returns true if a hold was paused, and is to be renewed because its session is alive again.
     pub fn is_resumed(&self, id: TieId) -> bool {
         self.resumed.iter().any(|holds| holds.contains(&id))
-    }
-
-    /// Unties everything after a demotion. `DLOCK.KEEP` reports the losses once the server is a primary again.
-    pub fn lose_all(&mut self, now: WallMs) {
-        for (id, tie) in std::mem::take(&mut self.by_id) {
-            if let Party::Connection(_) = tie.party {
-                self.lose(id.token, &tie, tie.loss(Loss::Demoted, now));
-            }
-        }
-        self.twins.clear();
-        self.by_party.retain(|_, bundle| {
-            *bundle = Bundle {
-                lost: std::mem::take(&mut bundle.lost),
-                ..Bundle::default()
-            };
-            !bundle.lost.is_empty()
-        });
-        self.renewals.clear();
-        self.maturing.clear();
-        self.due.clear();
-        self.resumed.clear();
-        (self.ephemeral, self.autos) = (0, 0);
     }
 
     /// Returns when the server renews a hold next, or enters holds into the orders by which it does.
@@ -690,64 +516,22 @@ impl Ties {
         }
     }
 
-    /// Returns how many heartbeats a connection has sent.
-    pub fn heartbeats(&self, client: ClientId) -> u64 {
-        let its = self.by_party.get(&Party::Connection(client));
-        its.map_or(0, |its| its.heartbeats)
-    }
-
-    /// Returns true if a hold's bounds have passed: that of the command that tied it, and those of the heartbeats since. Their time
-    /// stands still while the connection waits, and begins anew when that ends.
+    /// Returns true if a hold's bound has passed. Its time stands still while the connection waits, and begins anew when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
-        let Some((auto, its)) = tie.auto.zip(self.by_party.get(&tie.party)) else {
-            return false;
-        };
-        let over = |bound: Bound| bound.end(its.waited) <= now;
-        let kept = its.bounds.get(its.first_since(auto.heartbeats));
-        !its.waits && auto.bound.is_some_and(over) && kept.is_none_or(|(_, bound)| over(*bound))
+        let bound = tie.auto.and_then(|auto| auto.bound);
+        let its = self.by_party.get(&tie.party).filter(|its| !its.waits);
+        bound
+            .zip(its)
+            .is_some_and(|(bound, its)| bound.end(its.waited) <= now)
     }
 
-    /// Takes a heartbeat of a connection: its holds are renewed for `ms` from now, or as long as before, whichever is later. The
-    /// caller has removed the ties that have ended.
-    pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
-        let Some(its) = self.by_party.get_mut(&Party::Connection(client)) else {
-            return;
-        };
-        if !its.paused.is_empty() {
-            self.resumed.push(std::mem::take(&mut its.paused));
-        }
-        its.heartbeats += 1;
-        let (bound, waited) = (Bound { since: now, ms }, its.waited);
-        let later = |(_, earlier): &(u64, Bound)| earlier.end(waited) > bound.end(waited);
-        let stay = its.bounds.iter().rposition(later).map_or(0, |at| at + 1);
-        its.bounds.truncate(stay);
-        its.bounds.push((its.heartbeats, bound));
-        if its.bounds.len() > 2 * its.holds.len() {
-            its.forget_bounds(&self.by_id);
-        }
-    }
-
-    /// Returns the earliest end of a lease that the server renews for a party, or has renewed; none if it renews none.
+    /// Returns the earliest end of a lease of a party; none if nothing is tied to it.
     pub fn first_end(&self, party: Party) -> Option<WallMs> {
         let first = self.ordered(party)?.holds.first();
-        let first = first.filter(|first| !first.ephemeral_only);
-        first.map(|first| first.end)
+        first.map(|(end, _)| *end)
     }
 
-    /// Returns the reply to a heartbeat, and drops the losses that it reports.
-    pub fn keep_reply(&mut self, client: ClientId) -> KeepReply {
-        let first_end = self.first_end(Party::Connection(client));
-        let its = self.by_party.get_mut(&Party::Connection(client));
-        let its = its.map(|its| (its.holds.len(), its.lost.take()));
-        let (ties, lost) = its.unwrap_or((0, Some(Vec::new())));
-        KeepReply {
-            ties,
-            first_end,
-            lost,
-        }
-    }
-
-    /// Takes out a hold that is to be renewed now: its renewal is due, or its connection has sent a heartbeat.
+    /// Takes out a hold that is to be renewed now: its renewal is due, or its session is alive again.
     pub fn next_due(&mut self) -> Option<TieId> {
         if let Some(id) = self.due.pop_front() {
             return Some(id);
@@ -773,11 +557,9 @@ impl Ties {
 
     /// Returns a hold of this party whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, party: Party, now: WallMs) -> Option<TieId> {
-        let holds = &self.ordered(party)?.holds;
-        let first = |ephemeral_only| holds.range(ByExpiry::first(ephemeral_only)..).next();
-        let mut firsts = first(false).into_iter().chain(first(true));
-        let ended = firsts.find(|hold| hold.end <= now);
-        ended.map(|hold| hold.id)
+        let first = self.ordered(party)?.holds.first();
+        let ended = first.filter(|(end, _)| *end <= now);
+        ended.map(|(_, id)| *id)
     }
 
     /// Notes that a connection begins to wait for a request, or no longer waits.
@@ -847,12 +629,12 @@ impl Ties {
     /// Returns the hold of a party that comes after this one, or its first.
     pub fn next_of(&self, party: Party, after: Option<TieId>) -> Option<TieId> {
         let holds = &self.ordered(party)?.holds;
-        let after = after.and_then(|id| Some(self.get(id)?.ranked(id)));
+        let after = after.and_then(|id| Some((self.get(id)?.end, id)));
         let next = match after {
             None => holds.first(),
             Some(after) => holds.range((Excluded(after), Unbounded)).next(),
         };
-        next.map(|hold| hold.id)
+        next.map(|(_, id)| *id)
     }
 
     /// Forgets a party that has ended, and has no ties left.

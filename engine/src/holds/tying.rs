@@ -39,7 +39,7 @@ impl TieRequest {
     }
 
     /// Returns how the server renews the hold of this token with this lease, if it does.
-    fn renewals(&self, ties: &Ties, token: Token, lease: Millis, now: Now) -> Option<Auto> {
+    fn renewals(&self, token: Token, lease: Millis, now: Now) -> Option<Auto> {
         let auto = self.session.map_or(self.auto, |_| Some(0));
         auto.map(|ms| Auto {
             lease,
@@ -47,7 +47,6 @@ impl TieRequest {
                 since: now.steady(),
                 ms,
             }),
-            heartbeats: ties.heartbeats(self.client),
             next: Renewal::At(next_renewal(token, lease, now)),
         })
     }
@@ -80,7 +79,7 @@ impl HoldTable {
             _ => (false, None),
         };
         if how.auto.is_some() {
-            auto = how.renewals(&self.ties, token, terms.lease, now);
+            auto = how.renewals(token, terms.lease, now);
         }
         let tie = Box::new(Tie {
             party: how.party(),
@@ -117,7 +116,7 @@ impl HoldTable {
             party,
             whose: HoldKey::new(whose),
             ephemeral: false,
-            auto: how.renewals(&self.ties, token, lease, now),
+            auto: how.renewals(token, lease, now),
             end,
             row,
             untold: stays.is_none_or(|tie| tie.untold) && self.sessions.confirms,
@@ -158,7 +157,7 @@ impl HoldTable {
                 party: stays.map_or(how.party(), |tie| tie.party),
                 whose: HoldKey::new(whose),
                 ephemeral,
-                auto: how.renewals(&self.ties, token, lease, now),
+                auto: how.renewals(token, lease, now),
                 end,
                 row: 0,
                 untold: false,
@@ -177,7 +176,7 @@ impl HoldTable {
         Some(tie)
     }
 
-    /// Replaces a tie that was removed. Another party that had it learns of the loss.
+    /// Replaces a tie that was removed. A session that had it learns of the loss.
     fn replace_tie(
         &mut self,
         token: Token,
@@ -189,8 +188,7 @@ impl HoldTable {
         if let Some(before) = before {
             match &tie {
                 Some(tie) if tie.party == before.party => stays = true,
-                Some(_) => self.revoke(token, &before, Loss::Taken),
-                None => self.note_loss(token, &before, Loss::Taken),
+                _ => self.sessions.lost(token, &before, Loss::Taken),
             }
         }
         let Some(tie) = tie else {
@@ -202,22 +200,6 @@ impl HoldTable {
             self.sessions.came(party, id, &mut self.ties);
         } else if row > 0 {
             self.sessions.renumber(party, row, id);
-        }
-    }
-
-    /// Tells the party that a tie which was removed belonged to, unless it knows.
-    fn note_loss(&mut self, token: Token, tie: &Tie, why: Loss) {
-        match tie.party {
-            Party::Connection(_) => self.ties.lose(token, tie, why),
-            Party::Session(_) => self.sessions.lost(token, tie, why),
-        }
-    }
-
-    /// Tells the party that a tie which was removed belonged to, and which another has taken.
-    fn revoke(&mut self, token: Token, tie: &Tie, why: Loss) {
-        match tie.party {
-            Party::Connection(_) => self.ties.revoke(token, tie, why),
-            Party::Session(_) => self.sessions.lost(token, tie, why),
         }
     }
 
@@ -265,7 +247,7 @@ impl HoldTable {
         }
     }
 
-    /// Unties a hold, which has ended or has left its name, and records the loss. If the lease is over, that is the reason,
+    /// Unties a hold, which has ended or has left its name, and tells its session. If the lease is over, that is the reason,
     /// whatever has happened to the hold since.
     pub fn lose(&mut self, id: TieId, why: Loss, now: WallMs) {
         let why = self.ties.get(id).map(|tie| tie.loss(why, now));
@@ -274,25 +256,21 @@ impl HoldTable {
         }
     }
 
-    /// Records a loss whose reason is certain. No client knows of a new hold that replicas have not confirmed: nobody loses it.
+    /// Unties a hold for a reason that is certain. No client knows of a new hold that replicas have not confirmed: nobody loses it.
     pub fn lose_as(&mut self, id: TieId, why: Loss) {
         let Some(tie) = self.ties.untie(id) else {
             return;
         };
         match self.is_unconfirmed(tie.whose(), id.token) {
             Some(true) => self.sessions.forget_hold(&tie),
-            _ => self.note_loss(id.token, &tie, why),
+            _ => self.sessions.lost(id.token, &tie, why),
         }
     }
 
-    /// Unties everything after a demotion.
-    pub fn lose_all(&mut self, now: WallMs) {
-        for (hold, is_new) in std::mem::take(&mut self.unconfirmed) {
-            if is_new {
-                self.ties.untie_hold(hold.whose.as_ref(), hold.token);
-            }
-        }
-        self.ties.lose_all(now);
+    /// Unties everything after a demotion, and forgets the sessions.
+    pub fn untie_all(&mut self) {
+        self.unconfirmed.clear();
+        self.ties = Ties::default();
         self.sessions.clear();
     }
 
@@ -304,8 +282,8 @@ impl HoldTable {
         self.unconfirmed.get(&HoldId::new(whose, token)).copied()
     }
 
-    /// Records the loss of a hold that is upgraded, under the token that its party knows, unless that party keeps it: the connection
-    /// that asks, if it ties, or any connection, if it does not.
+    /// Unties a hold that is upgraded, unless its party keeps it: the connection that asks, if it ties, or any connection, if it does
+    /// not. A session loses it, under the token that it knows.
     pub fn lose_upgraded(&mut self, whose: HoldRef, token: Token, terms: &Terms) {
         let Some(id) = self.ties.find_hold(whose, token) else {
             return;
@@ -316,7 +294,7 @@ impl HoldTable {
         };
         let other = self.ties.get(id).is_some_and(|tie| !keeps(tie));
         if let Some(tie) = other.then(|| self.ties.untie(id)).flatten() {
-            self.revoke(token, &tie, Loss::Taken);
+            self.sessions.lost(token, &tie, Loss::Taken);
         }
     }
 
@@ -331,7 +309,7 @@ impl HoldTable {
             End::Expired => Loss::Expired,
             End::Forced => Loss::Forced,
             End::Removed => Loss::Removed,
-            // Its connection has ended: there is nobody to report a loss to.
+            // Its connection has ended, and sessions lose nothing by that.
             End::Closed => return self.untie_silently(id),
         };
         // The reason that the unlock message gives.
@@ -344,8 +322,7 @@ impl HoldTable {
             return;
         };
         if let Some(tie) = self.ties.untie(old) {
-            let new = self.ties.tie(new, tie, now.steady());
-            self.ties.resume_as(old, new);
+            self.ties.tie(new, tie, now.steady());
         }
     }
 }

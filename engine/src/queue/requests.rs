@@ -1,11 +1,11 @@
-//! The requests that wait, over all locks: found by number, by owner and by connection.
+//! The requests that wait, over all locks: found by number and by owner.
 
 use super::deadlines::DueKey;
 use super::LockId;
 use crate::collections::{shrink_if_empty, ByNumber};
 use crate::invariants::broken;
-use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SessionNo, SteadyMs, Terms};
-use std::collections::hash_map::{Entry as Slot, RandomState};
+use crate::types::{Arrival, OwnerHash, RequestId, SessionNo, SteadyMs, Terms};
+use std::collections::hash_map::RandomState;
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
 use std::iter::successors;
@@ -23,14 +23,12 @@ pub(crate) struct Request {
     pub terms: Terms,
     /// When its time is up; none for a wait without bound.
     pub until: Option<DueKey<SteadyMs>>,
-    /// The channel that the outcome is published on; none for a blocked connection.
-    pub channel: Option<Rc<[u8]>>,
     /// Where it waits.
     pub at: WaitsAt,
 }
 
 // A size class of every malloc: there may be a million of them.
-const _: () = assert!(std::mem::size_of::<Request>() <= 112);
+const _: () = assert!(std::mem::size_of::<Request>() <= 96);
 
 /// Where a request waits.
 #[derive(Debug, Clone)]
@@ -67,9 +65,9 @@ impl Request {
         }
     }
 
-    /// Returns true if it blocks its connection: it waits neither by a channel nor in a session.
+    /// Returns true if it blocks its connection: it waits in no session.
     pub(crate) fn blocks(&self) -> bool {
-        self.channel.is_none() && self.terms.session.is_none()
+        self.terms.session.is_none()
     }
 
     /// Returns true if it is an actor's of a session.
@@ -83,13 +81,6 @@ impl Request {
     }
 }
 
-/// The requests of one connection that wait by a channel: mostly the same channel, so its name is shared.
-#[derive(Debug, Clone)]
-struct Notified {
-    channel: Rc<[u8]>,
-    ids: BTreeSet<RequestId>,
-}
-
 /// Returns the actor that an owner's name in a session begins with.
 pub(crate) fn actor(owner: &[u8]) -> Option<&[u8]> {
     let end = owner.iter().rposition(|byte| *byte == b'#')?;
@@ -100,25 +91,21 @@ pub(crate) fn actor(owner: &[u8]) -> Option<&[u8]> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests {
     by_id: ByNumber<RequestId, Box<Request>>,
-    // By the hash of the owner's name. An owner mostly has one, but may wait for a hundred thousand locks by a channel.
+    // By the hash of the owner's name. An owner mostly has one, but may wait for a hundred thousand locks in a session.
     by_owner: BTreeSet<(OwnerHash, RequestId)>,
     // How many owners have any.
     owners: usize,
     hash: RandomState,
-    // Those that wait by a channel, by connection.
-    notified: ByNumber<ClientId, Notified>,
-    notifies: usize,
-    // How many block no connection, and how many are an actor's of a session.
+    // How many wait in a session, and how many are an actor's of a session.
     apart: usize,
     actors: usize,
     last: u64,
 }
 
 impl Requests {
-    /// Returns a number that no other request has had. It follows the wall clock, so that a client sees no number of an earlier
-    /// run of the server a second time.
-    pub(crate) fn next_id(&mut self, now: Now) -> RequestId {
-        self.last = (self.last + 1).max(now.us);
+    /// Returns a number that no other request has had.
+    pub(crate) fn next_id(&mut self) -> RequestId {
+        self.last += 1;
         RequestId(self.last)
     }
 
@@ -127,14 +114,9 @@ impl Requests {
         self.by_id.len() - self.apart
     }
 
-    /// Returns how many requests wait by no blocked connection: by a channel, or in a session.
+    /// Returns how many requests wait in a session.
     pub(crate) fn apart(&self) -> usize {
         self.apart
-    }
-
-    /// Returns how many requests wait by a channel.
-    pub(crate) fn notifies(&self) -> usize {
-        self.notifies
     }
 
     /// Returns a request.
@@ -191,35 +173,12 @@ impl Requests {
         firsts.filter_map(|(hash, id)| Some((*hash, &*self.get(*id)?.owner)))
     }
 
-    /// Returns the next of the requests by which this connection waits on a channel.
-    pub(crate) fn notified(&self, client: ClientId) -> Option<RequestId> {
-        self.notified.get(&client)?.ids.first().copied()
-    }
-
-    /// Returns the channel's name for a request of this connection, shared if it waits by that channel already.
-    pub(crate) fn channel(&self, client: ClientId, channel: &[u8]) -> Rc<[u8]> {
-        let known = self.notified.get(&client).map(|notified| &notified.channel);
-        match known.filter(|known| ***known == *channel) {
-            Some(known) => known.clone(),
-            None => Rc::from(channel),
-        }
-    }
-
     /// Adds a request.
     pub(crate) fn add(&mut self, id: RequestId, request: Box<Request>) {
         self.owners += usize::from(!self.waits(request.hash));
         self.by_owner.insert((request.hash, id));
         self.apart += usize::from(!request.blocks());
         self.actors += usize::from(request.is_actor());
-        if let Some(channel) = &request.channel {
-            let notified = self.notified.entry(request.terms.client);
-            let notified = notified.or_insert_with(|| Notified {
-                channel: channel.clone(),
-                ids: BTreeSet::new(),
-            });
-            notified.ids.insert(id);
-            self.notifies += 1;
-        }
         if self.by_id.insert(id, request).is_some() {
             broken!("a request's number is given once");
         }
@@ -233,15 +192,6 @@ impl Requests {
         self.owners -= usize::from(!self.waits(request.hash));
         self.apart -= usize::from(!request.blocks());
         self.actors -= usize::from(request.is_actor());
-        if request.channel.is_some() {
-            self.notifies -= 1;
-            if let Slot::Occupied(mut notified) = self.notified.entry(request.terms.client) {
-                notified.get_mut().ids.remove(&id);
-                if notified.get().ids.is_empty() {
-                    notified.remove();
-                }
-            }
-        }
         Some(request)
     }
 }

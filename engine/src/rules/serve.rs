@@ -53,7 +53,7 @@ impl Engine {
         true
     }
 
-    /// Drops a head whose party has ended. Returns true if there was one.
+    /// Drops a head whose session has ended. Returns true if there was one.
     fn drop_ended_head(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
         let head = self.queues.at(lock).head().map(|(_, place)| place);
         let ended = head.filter(|place| self.has_ended(place));
@@ -66,11 +66,8 @@ impl Engine {
     }
 
     fn has_ended(&self, place: &Place) -> bool {
-        let request = place.request().and_then(|id| self.requests.get(id));
-        request.is_some_and(|request| match request.terms.session {
-            Some(no) => self.holds.sessions.is_closed(no),
-            None => self.ended.contains_key(&request.terms.party()),
-        })
+        let session = self.session_of_place(place);
+        session.is_some_and(|no| self.holds.sessions.is_closed(no))
     }
 
     /// Serves the head of a queue.

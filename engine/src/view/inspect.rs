@@ -105,8 +105,6 @@ pub struct PlaceView {
 pub enum PlaceKind {
     /// A blocked connection's place.
     Waiter,
-    /// The place of a request that waits by a channel.
-    Notify,
     /// A ticket with a connection waiting on it.
     Ticket,
     /// A ticket that no connection waits on.
@@ -361,7 +359,6 @@ impl Engine {
                 (None, _) => PlaceKind::Absent,
                 (Some(request), _) if !self.may_be_granted(request) => PlaceKind::Absent,
                 (Some(_), Some(_)) => PlaceKind::Ticket,
-                (Some(request), None) if request.channel.is_some() => PlaceKind::Notify,
                 (Some(_), None) => PlaceKind::Waiter,
             },
             share: place.share,

@@ -232,11 +232,6 @@ fn a_wait_that_is_not_possible_changes_nothing() {
         ask(Client::connection(1), "HELD free bob"),
         Ok(Reply::NullArray)
     );
-    let queued = ask(
-        Client::barred(3),
-        "ACQUIRE shop carol 600000 NOTIFY news BLOCK 20",
-    );
-    assert!(matches!(queued, Ok(Reply::Array(_))), "{queued:?}");
     let left = ask(Client::connection(1), "RELEASE shop alice");
     assert_eq!(left, Ok(Reply::Integer(0)));
     let held = ask(Client::connection(1), "HELD shop bob");

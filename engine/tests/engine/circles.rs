@@ -104,7 +104,7 @@ fn a_search_takes_no_more_than_its_steps() {
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
-/// An owner may wait for thousands of locks by a channel: each wait is a step.
+/// An owner may wait for thousands of locks: each wait is a step.
 #[test]
 fn each_wait_of_an_owner_is_a_step() {
     let mut server = Server::new(true, Policy::default());
@@ -114,10 +114,7 @@ fn each_wait_of_an_owner_is_a_step() {
     }
     for at in 0..2 * steps {
         drop(ask(&mut server, &format!("ACQUIRE k{at} bob")));
-        drop(ask(
-            &mut server,
-            &format!("ACQUIRE k{at} alice NOTIFY news"),
-        ));
+        drop(ask(&mut server, &format!("ACQUIRE k{at} alice BLOCK 0")));
     }
     server.keys.inspected = 0;
     drop(ask(&mut server, "ACQUIRE gate newcomer BLOCK 0"));
@@ -125,7 +122,7 @@ fn each_wait_of_an_owner_is_a_step() {
     assert!((steps / 3..=steps).contains(&inspected), "{inspected}");
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
     // The owner's own waits do not count.
-    drop(ask(&mut server, "ACQUIRE door alice NOTIFY news"));
+    drop(ask(&mut server, "ACQUIRE door alice BLOCK 0"));
     assert_eq!(server.engine.counters().deadlocks_deferred, 1);
 }
 
@@ -148,7 +145,7 @@ fn the_shorter_list_is_looked_through() {
     drop(ask(&mut server, "ACQUIRE book newcomer SHARED"));
     assert!(refused(&mut server));
     for at in 0..many {
-        let line = format!("ACQUIRE door other{at} NOTIFY news");
+        let line = format!("ACQUIRE door other{at} BLOCK 0");
         drop(ask(&mut server, &line));
     }
     let answer = ask(&mut server, "ACQUIRE door reader18 BLOCK 0");

@@ -88,10 +88,6 @@ impl Caller for Client {
         self.may_wait
     }
 
-    fn may_publish(&self, channel: &[u8]) -> bool {
-        channel != b"forbidden"
-    }
-
     fn connected(&self, _client: u64) -> bool {
         true
     }

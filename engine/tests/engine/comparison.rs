@@ -55,7 +55,7 @@ impl Setting {
                 claim: 500,
                 // The server alone chooses when a hold ends that is bounded or that the wall clock ends.
                 auto: policy.max_hold_ms == 0 && !steps,
-                keep: policy.max_hold_ms == 0 && !steps,
+                bounded: policy.max_hold_ms == 0 && !steps,
             },
             policy,
             steps,
@@ -102,8 +102,7 @@ impl Run {
     fn release_in_vain(&mut self) -> Option<String> {
         let (client, may_wait) = self.free_client();
         let model = &self.pair.model;
-        let in_vain =
-            |wait: &&Wait| model.cut.contains(&wait.asked.client) && wait.asked.channel.is_none();
+        let in_vain = |wait: &&Wait| model.cut.contains(&wait.asked.client);
         let waits = model.waits.iter().filter(in_vain);
         let keys = waits.flat_map(|wait| &wait.asked.keys);
         let holds = keys.flat_map(|key| {
@@ -374,14 +373,9 @@ impl Run {
             "HELD",
         ]);
         let (many, generator) = (verb.starts_with('M'), self.setting.generator);
-        if generator.keep && may_wait && self.random.chance(8) {
-            return format!("{who}: KEEP {}", 1 + self.random.below(2_000));
-        }
         if verb.ends_with("ACQUIRE") {
             let (locks, owner) = self.wanted(many);
-            let channel = format!("channel-{}", self.lines.len());
-            let words =
-                generator.request(&mut self.random, verb, &locks, &owner, may_wait, &channel);
+            let words = generator.request(&mut self.random, verb, &locks, &owner, may_wait);
             return format!("{who}: {words}");
         }
         let key = self.held_key();
@@ -476,8 +470,6 @@ fn the_comparison_comes_by_everything() {
         "answered Granted",
         "answered GrantedAll",
         "answered Null",
-        "answered Noted",
-        "answered KeepReply",
         "answered NOTHELD",
         "answered WRONGTYPE",
         "answered DEADLOCK",
@@ -489,10 +481,8 @@ fn the_comparison_comes_by_everything() {
         "told Null",
         "told Cancelled",
         "told Replaced",
-        "told Gone",
         "told NOTHELD",
         "told TRYAGAIN",
-        "told Moved",
         "told WRONGTYPE",
     ] {
         let count = seen.get(what).copied().unwrap_or(0);

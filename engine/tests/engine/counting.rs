@@ -362,7 +362,6 @@ fn confirmations_are_timed() {
 const OF_A_SERVER: &[(&str, &[&str])] = &[
     ("tests/servers/counts.txt", &["locks", "eviction_possible"]),
     ("tests/servers/lists.txt", &["connections_waiting"]),
-    ("tests/servers/notify.txt", &["notify_waiting"]),
     (
         "tests/servers/sessions.txt",
         &["sessions", "sessions_not_alive", "session_rows"],
@@ -845,7 +844,7 @@ fn the_lead_of_a_clock_is_one_of_now_and_of_replicas() {
     follow_grants(&mut server, &mut now, 200_000);
     assert_eq!(shown_lead(&server, true, now), 0);
     server.engine.promote();
-    server.engine.demote(now);
+    server.engine.demote();
     assert_eq!(shown_lead(&server, false, now), 0);
 }
 

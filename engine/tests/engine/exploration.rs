@@ -22,7 +22,7 @@ const REQUESTS: [&str; 11] = [
     "ACQUIRE k o 10",
     "ACQUIRE k o 10 BLOCK 0 EPHEMERAL",
     "ACQUIRE k o 10 BLOCK 4 SHARED",
-    "ACQUIRE k o 10 NOTIFY n LIMIT 2",
+    "ACQUIRE k o 10 BLOCK 0 LIMIT 2",
     "FAIRACQUIRE k o 10 CLAIM 7",
     "FAIRACQUIRE k o 10 BLOCK 4 CLAIM 7",
     "RELEASE k o",
@@ -197,13 +197,12 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
     for wait in &model.waits {
         let asked = &wait.asked;
         let until = wait.until.map(|until| until - model.steady);
-        let kind = 2 * u64::from(asked.many) + u64::from(asked.channel.is_some());
         let (owner, client) = (names.owner(&asked.owner), names.client(asked.client));
         let ticket = option(asked.ticket);
         numbers.extend([
             owner,
             client,
-            kind,
+            u64::from(asked.many),
             asked.limit as u64,
             asked.permits as u64,
             ticket,

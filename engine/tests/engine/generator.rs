@@ -13,12 +13,12 @@ pub struct Wishes {
     pub claim: Millis,
     /// Whether the server renews holds.
     pub auto: bool,
-    /// Whether it renews them from the grant on, as long as their connections send heartbeats.
-    pub keep: bool,
+    /// Whether it renews them from the grant on, and for a limited time.
+    pub bounded: bool,
 }
 
 impl Wishes {
-    /// Returns the words of ACQUIRE, FAIRACQUIRE or MACQUIRE. `may_wait` is false for a script. The channel is for NOTIFY.
+    /// Returns the words of ACQUIRE, FAIRACQUIRE or MACQUIRE. `may_wait` is false for a script.
     pub fn request(
         &self,
         random: &mut Random,
@@ -26,7 +26,6 @@ impl Wishes {
         locks: &str,
         owner: &str,
         may_wait: bool,
-        channel: &str,
     ) -> String {
         let lease = 1 + random.below(self.lease);
         let mut words = format!("{verb} {locks} {owner} {lease}");
@@ -42,8 +41,6 @@ impl Wishes {
             random.below(self.block)
         };
         say(&mut words, random.chance(70), format!("BLOCK {block}"));
-        let notify = may_wait && verb != "MACQUIRE" && random.chance(20);
-        say(&mut words, notify, format!("NOTIFY {channel}"));
         let claim = 1 + random.below(self.claim);
         say(
             &mut words,
@@ -58,8 +55,8 @@ impl Wishes {
             "EPHEMERAL".into(),
         );
         let auto = 1 + random.below(3_000);
-        let keep = self.keep && may_wait && !notify && random.chance(40);
-        say(&mut words, keep, format!("AUTO {auto}"));
+        let bounded = self.bounded && may_wait && random.chance(40);
+        say(&mut words, bounded, format!("AUTO {auto}"));
         let limit = self.share(random);
         say(&mut words, self.limits && random.chance(70), limit);
         words
@@ -96,7 +93,7 @@ impl Wishes {
         let lease = 1 + random.below(self.lease);
         match verb {
             "RENEW" | "MRENEW" => {
-                let bound = match self.keep && random.chance(50) {
+                let bound = match self.bounded && random.chance(50) {
                     true => 1 + random.below(3_000),
                     false => 0,
                 };

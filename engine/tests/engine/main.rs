@@ -21,7 +21,7 @@
 //! | `pair`, `generator`, `random`, `snapshot` | the engine beside the model; random commands; random numbers; what a world shows at one instant |
 //! | `responder`, `settings` | the engine's side of a conversation, and the settings that it changes |
 //! | `sessions` | sessions: the engine against a model of them, and programs that rely on them |
-//! | `sign_of_life`, `tie_oracle` | heartbeats, and what they may report |
+//! | `ties` | the ties in an engine, and that a command changes none at a key that it does not name |
 //! | `unheard` | answers that replicas do not confirm |
 //! | `hash_slots` | the hash slot of a key |
 //! | `counting` | counters, percentiles, the most contended locks |
@@ -63,11 +63,10 @@ mod scenarios;
 mod server;
 mod sessions;
 mod settings;
-mod sign_of_life;
 mod simulation;
 mod slots;
 mod snapshot;
-mod tie_oracle;
+mod ties;
 mod unheard;
 mod world;
 

@@ -105,15 +105,16 @@ fn nothing_is_decided_on_what_was_before() {
     assert!(format!("{refused:?}").contains("Null"), "{refused:?}");
 }
 
-/// Clears away until nothing is left. Returns how many messages the largest step wrote, and how many all of them.
+/// Clears away until nothing is left. Returns how many places went in the largest step, and how many in all of them.
 fn follow(server: &mut Server) -> (usize, usize) {
     let (mut most, mut all) = (0, 0);
     for _ in 0..10 * LOCKS {
+        let before = server.engine.places();
         let left = server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
         let looked = server.keys.close().len();
         assert!(looked <= A_STEP, "{looked} in one step");
-        let told = server.engine.take_outputs().len();
-        (most, all) = (most.max(told), all + told);
+        let gone = before - server.engine.places();
+        (most, all) = (most.max(gone), all + gone);
         if !left {
             return (most, all);
         }
@@ -121,32 +122,20 @@ fn follow(server: &mut Server) -> (usize, usize) {
     panic!("clearing away does not end");
 }
 
-/// Makes a request that waits by a channel.
-fn wait(server: &mut Server, key: &str, owner: &str) {
-    let words: [&[u8]; 5] = [
-        b"ACQUIRE",
-        key.as_bytes(),
-        owner.as_bytes(),
-        b"NOTIFY",
-        b"ch",
-    ];
-    drop(server.run(NOW, 0, Client::connection(3), &words));
-    server.keys.close();
-}
-
 #[test]
 fn a_demotion_is_cleared_away_in_steps() {
     let mut server = crowded(true);
     for at in 0..LOCKS {
-        wait(&mut server, &format!("k{at}"), &format!("w{at}"));
-        wait(&mut server, "k0", &format!("v{at}"));
+        ask(&mut server, &format!("ACQUIRE k{at} w{at} BLOCK 0"));
+        ask(&mut server, &format!("ACQUIRE k0 v{at} BLOCK 0 IN app"));
     }
-    server.engine.demote(NOW);
+    server.engine.demote();
     server.primary = false;
     let (most, all) = follow(&mut server);
     assert!(most <= A_STEP, "{most} in one step");
     assert_eq!(all, 2 * LOCKS);
-    assert_eq!((server.engine.places(), server.engine.notifies()), (0, 0));
+    // The server itself ends the waits of connections.
+    assert!(!server.engine.has_outputs());
     // The locks that were watched will be watched again.
     server.engine.promote();
     assert_steps(&mut server);
@@ -162,7 +151,7 @@ fn nobody_waits_in_a_session_that_a_demotion_has_ended() {
             &format!("ACQUIRE k{at} w{at} BLOCK 0 IN app"),
         ));
     }
-    server.engine.demote(NOW);
+    server.engine.demote();
     server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
     server.keys.close();
     assert!(server.engine.places() > 0);
@@ -173,33 +162,6 @@ fn nobody_waits_in_a_session_that_a_demotion_has_ended() {
     }
     settle(&mut server);
     assert_eq!(server.engine.places(), 0);
-}
-
-/// A server that is promoted again before it has cleared everything away works on with the rest.
-#[test]
-fn who_has_not_been_told_of_a_demotion_waits_on() {
-    let mut server = crowded(true);
-    for at in 0..LOCKS {
-        wait(&mut server, &format!("k{at}"), &format!("w{at}"));
-    }
-    server.engine.demote(NOW);
-    server.engine.follow_dirty(&mut server.keys, NOW, A_STEP);
-    server.keys.close();
-    let told = server.engine.take_outputs().len();
-    assert!((1..=A_STEP).contains(&told), "{told}");
-    assert_eq!(server.engine.notifies(), LOCKS - told);
-    server.engine.promote();
-    settle(&mut server);
-    assert_eq!(server.engine.take_outputs().len(), 0);
-    assert_eq!(server.engine.notifies(), LOCKS - told);
-    for at in 0..LOCKS {
-        let key = format!("k{at}");
-        let words: [&[u8]; 2] = [b"FORCERELEASE", key.as_bytes()];
-        drop(server.run(NOW, 0, Client::connection(1), &words));
-        server.keys.close();
-    }
-    settle(&mut server);
-    assert_eq!(server.engine.take_outputs().len(), LOCKS - told);
 }
 
 #[test]
@@ -405,7 +367,7 @@ fn arriving(each: u64) -> Server {
     ask(&mut server, "ACQUIRE k holder 60000");
     let mut lock = Lock::default();
     for at in 0..each {
-        let line = format!("FAIRACQUIRE k w{at} 60000 NOTIFY ch");
+        let line = format!("FAIRACQUIRE k w{at} 60000 BLOCK 0");
         ask(&mut server, &line);
         add_ticket(&mut lock, NOW.us - 2 * each + at, &format!("early{at}"));
     }
@@ -479,7 +441,7 @@ fn tickets_arrive_in_steps_where_as_many_wait() {
 fn nobody_overtakes_a_ticket_that_has_no_place_yet() {
     let mut server = Server::new(true, Policy::default());
     ask(&mut server, "ACQUIRE k holder 60000");
-    ask(&mut server, "ACQUIRE k waiter 60000 SHARED NOTIFY ch");
+    ask(&mut server, "ACQUIRE k waiter 60000 SHARED BLOCK 0");
     let mut lock = Lock::default();
     lock.apply(&Change::Hold(Hold {
         owner: b"reader",
@@ -646,7 +608,7 @@ const MASSES: [Mass; 6] = [
     Mass {
         what: "connections of requests for many locks end",
         make: || waiting_for_many(20, 499),
-        happens: |server| (0..20).for_each(|id| server.engine.leave(RequestId(NOW.us + id), LATER)),
+        happens: |server| (1..=20).for_each(|id| server.engine.leave(RequestId(id), LATER)),
         most: 4096 + 500 + A_STEP * 20,
     },
     Mass {

@@ -4,7 +4,7 @@
 use crate::model::ties::Next;
 use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
 use crate::script::{Act, Command};
-use crate::tie_oracle;
+use crate::ties;
 use crate::transcript::Labels;
 use crate::world::{name, Heard, World};
 use dlock_commands::error::Error;
@@ -66,10 +66,6 @@ impl Pair {
         }
         let tokens = self.tokens.clone();
         self.act_as_named(act, &tokens)?;
-        if matches!(act, Act::Command(command) if command.words[0] == "KEEP") {
-            // The connection of a hold that is tied at this instant may end, too.
-            self.act_as_named(&Act::Wait(1), &tokens)?;
-        }
         self.world.heard.clear();
         Ok(())
     }
@@ -177,8 +173,7 @@ impl Pair {
 
     /// Returns true if a connection can send a command.
     pub fn is_free(&self, client: u64) -> bool {
-        let blocked =
-            |wait: &crate::model::Wait| wait.asked.client == client && wait.asked.channel.is_none();
+        let blocked = |wait: &crate::model::Wait| wait.asked.client == client;
         !self.model.cut.contains(&client) && !self.model.waits.iter().any(blocked)
     }
 
@@ -218,25 +213,11 @@ impl Pair {
                 self.waits.insert(*wait, *id);
                 true
             }
-            (Answer::Noted(place, wait), Ok(Reply::Array(parts))) => match parts[..] {
-                [Reply::Integer(0), Reply::Integer(got), Reply::Integer(id)] => {
-                    self.waits.insert(*wait, RequestId(id));
-                    got == *place as u64
-                }
-                _ => false,
-            },
             (Answer::Number(must), Ok(Reply::Integer(got))) => must == got,
             (Answer::Remaining(must), Ok(Reply::Array(got))) => {
                 must.iter().map(count).collect::<Vec<_>>() == *got
             }
             (Answer::Ok, Ok(Reply::Ok)) => true,
-            (Answer::KeepReply(ties, left, lost), Ok(Reply::Array(parts))) => match &parts[..] {
-                [Reply::Integer(count), first, Reply::Array(told)] => {
-                    let left = left.map_or(Reply::Null, Reply::Integer);
-                    *count == *ties as u64 && *first == left && self.same_losses(lost, told)
-                }
-                _ => false,
-            },
             (Answer::Held(grant, holds, left, owner), Ok(Reply::Array(parts))) => {
                 let owner = owner
                     .as_ref()
@@ -253,34 +234,6 @@ impl Pair {
         same.then_some(()).ok_or(format!(
             "{words}: the model answers {must:?}, the engine {got:?}"
         ))
-    }
-
-    /// Returns true if a connection learns of exactly these losses, in any order.
-    fn same_losses(&self, must: &[(String, u64, &str)], told: &[Reply]) -> bool {
-        let known = |grant: &u64| self.tokens.get(grant).copied().unwrap_or(0);
-        let named = |key: &String| {
-            key.split_once(':')
-                .map_or("", |(_, key)| key)
-                .as_bytes()
-                .to_vec()
-        };
-        let mut must: Vec<(Vec<u8>, u64, String)> = must
-            .iter()
-            .map(|(key, grant, why)| (named(key), known(grant), why.to_string()))
-            .collect();
-        let lost = |one: &Reply| match one {
-            Reply::Array(parts) => match &parts[..] {
-                [Reply::Bulk(key), Reply::Integer(token), Reply::Text(why)] => {
-                    Some((key.clone(), *token, why.to_string()))
-                }
-                _ => None,
-            },
-            _ => None,
-        };
-        let mut told: Vec<_> = told.iter().filter_map(lost).collect();
-        must.sort();
-        told.sort();
-        must == told
     }
 
     fn count(&mut self, when: &str, answer: &Answer) {
@@ -332,10 +285,8 @@ impl Pair {
 
     fn same_outcome(&mut self, must: &Told, heard: &Heard) -> bool {
         let asked = &must.wait.asked;
-        let channel = heard.asked.channel.as_deref().map(String::from_utf8_lossy);
         must.at == heard.at.0
             && asked.client == heard.asked.client
-            && asked.channel.as_deref() == channel.as_deref()
             && match (&must.answer, &heard.outcome) {
                 (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
                     *holds == got.holds && self.stands_for(*grant, got.token.0)
@@ -347,9 +298,7 @@ impl Pair {
                 }
                 (Answer::Null, Outcome::TimedOut)
                 | (Answer::Cancelled, Outcome::Cancelled)
-                | (Answer::Replaced, Outcome::Replaced)
-                | (Answer::Gone, Outcome::Gone)
-                | (Answer::Moved, Outcome::Moved) => true,
+                | (Answer::Replaced, Outcome::Replaced) => true,
                 (Answer::Refused(must), Outcome::Refused(got)) => {
                     same_error(must, &got.clone().into())
                 }
@@ -406,7 +355,7 @@ impl Pair {
 
     /// Adopts the engine's renewals. The server chooses the instant of a renewal itself: after a quarter to a third of the lease.
     fn adopt_renewals(&mut self) -> Result<(), String> {
-        let ties = tie_oracle::ties(&self.world);
+        let ties = ties::ties(&self.world);
         let locks = self.model.locks.iter_mut();
         let holds =
             locks.flat_map(|(key, lock)| lock.holds.iter_mut().map(move |hold| (key, hold)));
@@ -479,7 +428,6 @@ impl Pair {
             let kind = match (place.claim, wait) {
                 (_, None) => PlaceKind::Absent,
                 (Some(_), _) => PlaceKind::Ticket,
-                (None, Some(wait)) if wait.asked.channel.is_some() => PlaceKind::Notify,
                 (None, _) => PlaceKind::Waiter,
             };
             let (owner, limit, permits) = (&place.owner, wire(place.limit), place.permits);

@@ -186,7 +186,10 @@ fn the_reference_has_every_error() {
         // Another test covers the bounds of each argument.
         Error::Argument(..) => [];
         Error::UnknownOption(_) => [Error::UnknownOption("x".into())];
-        Error::Renamed(..) => [Error::Renamed("SESSION", "EPHEMERAL", "0.5.0")];
+        Error::Renamed(..) => [
+            Error::Renamed("SESSION", "EPHEMERAL", "0.5.0"),
+            Error::Renamed("NOTIFY", "IN", "0.5.0")
+        ];
         Error::Misplaced(..) => [Error::Misplaced("30000".into(), "lease-ms", "owner")];
         Error::Conflict(..) => [
             Error::Conflict("BLOCK", "BLOCK"),
@@ -194,7 +197,6 @@ fn the_reference_has_every_error() {
             Error::Conflict("SHARED", "LIMIT")
         ];
         Error::NoConnection(_) => [Error::NoConnection("EPHEMERAL")];
-        Error::NoChannel(_) => [Error::NoChannel("…".into())];
         Error::MayNotWait => [Error::MayNotWait];
     };
     let texts = errors.iter().map(|error| format!("`{error}`"));

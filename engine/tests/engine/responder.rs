@@ -59,24 +59,8 @@ impl transcript::Speaker for EngineSpeaker {
 
 impl Heard {
     fn said(&self, names: &Reader) -> String {
-        let Some(channel) = &self.asked.channel else {
-            return format!(
-                "{} <- {}",
-                names.name(self.asked.client),
-                outcome(&self.outcome)
-            );
-        };
-        let text = |bytes: &[u8]| escaped(bytes, 64);
-        let what = match &self.outcome {
-            Outcome::Granted(grant) => format!("granted {}", grant.token.0),
-            Outcome::TimedOut => "timeout".into(),
-            Outcome::Cancelled => "cancelled".into(),
-            Outcome::Moved => "moved".into(),
-            Outcome::Replaced => "replaced".into(),
-            other => outcome(other),
-        };
-        let (key, owner) = (text(&self.asked.names[0].key), text(&self.asked.owner));
-        format!("{} <- {what} {key} {owner} {}", text(channel), self.id.0)
+        let client = names.name(self.asked.client);
+        format!("{client} <- {}", outcome(&self.outcome))
     }
 }
 
@@ -104,8 +88,6 @@ fn outcome(outcome: &Outcome) -> String {
         Outcome::Renewed(left, Some(id)) => format!("[{left}, {id}]"),
         Outcome::Prolonged => "prolonged".into(),
         Outcome::News(news) => format!("{news:?}"),
-        Outcome::KeepPending { .. } => "waits".into(),
-        Outcome::KeepReply(kept) => format!("{kept:?}"),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::server::Server;
 use crate::world::{name, World};
 use dlock_commands::Reply;
-use dlock_engine::{ClientId, Loss, Policy, Promise, Token, WallMs};
+use dlock_engine::{ClientId, Policy, Promise, Token, WallMs};
 use std::rc::Rc;
 
 /// Returns the promise of a hold.
@@ -84,11 +84,16 @@ fn an_ephemeral_hold_leaves_with_its_slot() {
 
 /// A lock that leaves with its slot ends no hold, though the server reports nothing: the scan finds the slot gone.
 #[test]
-fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
+fn a_hold_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     let mut world = World::new(Policy::default());
     for key in [&b"shop"[..], b"till"] {
-        let words = [b"ACQUIRE", key, b"ada", b"AUTO", b"60000"];
-        drop(world.send(Client::connection(1), 0, &words));
+        let words = [b"ACQUIRE", key, b"ada", b"IN", b"app"];
+        drop(
+            world
+                .primary
+                .run(world.now, 0, Client::connection(1), &words),
+        );
+        world.perform();
     }
     let (shop, till) = (name(0, "shop"), name(0, "till"));
     world.primary.keys.away.insert(shop.clone());
@@ -99,13 +104,15 @@ fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     let Server { engine, keys, .. } = &mut world.primary;
     engine.begin_scan();
     while engine.scan_step(keys, now, 16) {}
-    let lost = engine
-        .keep_reply(now, ClientId(1))
-        .lost
-        .expect("the losses are few");
-    let reasons = lost.iter().map(|tie| (&*tie.name.key, tie.why));
-    let expected = [(&b"shop"[..], Loss::Moved), (b"till", Loss::Removed)];
-    assert_eq!(reasons.collect::<Vec<_>>(), expected);
+    let words = [&b"SESSION"[..], b"shop", b"app", b"9000"];
+    let told = world.primary.run(now, 0, Client::connection(1), &words);
+    let Ok(Reply::Array(told)) = told else {
+        panic!("{told:?}")
+    };
+    let told = format!("{:?}", told.last());
+    for lost in ["moved", "removed"] {
+        assert!(told.contains(&format!("Text({lost:?})")), "{told}");
+    }
 }
 
 /// However many locks wait for their slots, settlement comes to rest: otherwise the caller would go on without a pause.

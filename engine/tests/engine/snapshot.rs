@@ -3,7 +3,7 @@
 use crate::deadlock::{self, Scene};
 use crate::keys::Value;
 use crate::server::Data;
-use crate::tie_oracle::{self, Tied};
+use crate::ties::{self, Tied};
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::{
     End, Limit, Millis, Name, Outcome, Permits, PlaceKind, Policy, RequestId, Share, SteadyMs,
@@ -21,8 +21,6 @@ pub struct Picture {
     pub next_wakeup: Option<Millis>,
     /// The waiting requests.
     pub waits: BTreeMap<RequestId, Waiting>,
-    /// The engine's count of waits by a channel.
-    pub notifies: usize,
     pub granting: bool,
     /// The most owners that may hold one lock.
     pub max_holders: usize,
@@ -153,7 +151,6 @@ impl Picture {
             places: engine.places(),
             next_wakeup: engine.next_wakeup(now),
             waits: world.waits.clone(),
-            notifies: engine.notifies(),
             granting: engine.policy().granting(now),
             max_holders: engine.policy().max_holders,
             settled: world.writable
@@ -176,7 +173,7 @@ impl Picture {
             restored: world.restored.clone(),
             retimed: world.retimed.clone(),
             stepped: world.stepped.clone(),
-            ties: tie_oracle::ties(world),
+            ties: ties::ties(world),
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),
@@ -278,10 +275,9 @@ impl Picture {
 impl Waiting {
     pub fn shown(&self) -> String {
         let keys: Vec<String> = self.names.iter().map(key).collect();
-        let by = self.channel.as_ref().map_or("", |_| " by a channel");
         let (owner, limit) = (text(&self.owner), self.limit.to_wire());
         format!(
-            "{owner} for {} ({} of {limit}) from {}{by}",
+            "{owner} for {} ({} of {limit}) from {}",
             keys.join(", "),
             self.permits,
             self.client

@@ -6,7 +6,7 @@ use crate::keys::{Closed, Value};
 use crate::script::{self, Act};
 use crate::server::{self, Server};
 use crate::settings;
-use crate::tie_oracle;
+use crate::ties;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Verb};
 use dlock_commands::Reply;
@@ -15,7 +15,7 @@ use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Keyspace, Limit, Lock, Millis, Name, NameRef, Now,
-    Outcome, Permits, Policy, Promise, Receiver, RequestId, SteadyMs, Token, WallMs, ONE,
+    Outcome, Output, Permits, Policy, Promise, Receiver, RequestId, SteadyMs, Token, WallMs, ONE,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -53,7 +53,7 @@ pub struct World {
     dumped: Option<Vec<u8>>,
     /// The number of events.
     pub event: u64,
-    /// The outcomes that connections and channels received; a test takes them.
+    /// The outcomes that connections received; a test takes them.
     pub heard: Vec<Heard>,
     /// Outcomes for which no request waited.
     pub unasked: Vec<(RequestId, Outcome)>,
@@ -120,8 +120,6 @@ pub struct Waiting {
     pub limit: Limit,
     pub permits: Permits,
     pub until: Option<SteadyMs>,
-    /// The channel that receives its outcome.
-    pub channel: Option<Vec<u8>>,
     /// The event in which it began to wait.
     pub event: u64,
 }
@@ -289,7 +287,7 @@ impl World {
             Act::Stall(ms) => self.jump(*ms),
             Act::Clock(ms) => {
                 self.now.us = self.now.us.saturating_add_signed(ms * 1000);
-                let ties = tie_oracle::ties(self).into_iter();
+                let ties = ties::ties(self).into_iter();
                 self.stepped
                     .extend(ties.map(|(hold, tied)| (hold, tied.end)));
                 if self.is(Fault::SteadySteps) {
@@ -390,11 +388,7 @@ impl World {
         self.bounded_auto |= bounds_auto(words);
         let distorted = self.distort(client, db, words);
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
-        let unseen = self.ends_unseen(client.id);
         let mut answer = self.primary.run(self.now, db, client, &heard);
-        if words[0].eq_ignore_ascii_case(b"KEEP") {
-            answer = self.misreport(answer, unseen);
-        }
         self.renewed.extend(renews(words));
         if let Some(asked) = self.asked(client, db, words) {
             answer = self.falsify(&asked, answer);
@@ -441,11 +435,6 @@ impl World {
             Ok(Reply::Wait(id, named)) => {
                 let owner = owner(named);
                 self.waits.insert(*id, Waiting { owner, ..asked });
-            }
-            // Only a wait by a channel is answered with a place and its number; the answer for many locks has a token for each.
-            Ok(Reply::Array(parts)) if asked.channel.is_some() => {
-                let id = parts.get(2).map_or(0, number);
-                self.waits.insert(RequestId(id), asked);
             }
             Ok(Reply::Array(tokens)) => {
                 let tokens = tokens.iter().map(|token| Token(number(token))).collect();
@@ -494,7 +483,6 @@ impl World {
             limit: limit?,
             permits: number("PERMITS").map_or(Some(ONE), |n| Permits::new(n as u32))?,
             until: block.map(|ms| self.now.steady().after(ms)),
-            channel: after("NOTIFY").map(<[u8]>::to_vec),
             event: self.event,
         })
     }
@@ -511,8 +499,7 @@ impl World {
 
     /// Ends a connection; the server notices.
     pub fn dies(&mut self, client: u64) {
-        let blocked = |wait: &Waiting| wait.client == client && wait.channel.is_none();
-        let waits = self.waits.iter().filter(|(_, wait)| blocked(wait));
+        let waits = self.waits.iter().filter(|(_, wait)| wait.client == client);
         for id in waits.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.waits.remove(&id);
             if !self.is(Fault::DeadWaiterStays) {
@@ -524,8 +511,6 @@ impl World {
         if !self.is(Fault::EndUnnoticed) {
             let now = self.now;
             self.engine().on_disconnect(ClientId(client), now);
-            // The replica may hold lost ties of this connection from before its demotion.
-            self.replica.engine.on_disconnect(ClientId(client), now);
         }
         self.ended.insert(client);
         self.perform();
@@ -791,7 +776,7 @@ impl World {
     pub fn failover(&mut self) {
         self.sync();
         let now = self.now;
-        self.engine().demote(now);
+        self.engine().demote();
         self.primary.primary = false;
         self.primary.follow_dirty(now);
         self.tell();
@@ -881,21 +866,16 @@ impl World {
         }
     }
 
-    /// Delivers outcomes to connections and channels. Returns whether any connection received one.
+    /// Delivers outcomes to connections. Returns whether any received one.
     fn tell(&mut self) -> bool {
-        let (mut wakes, mut messages) = (Vec::new(), Vec::new());
         self.primary.engine.tell_sessions(self.now);
-        for output in self.primary.engine.take_outputs() {
-            let (id, outcome) = (output.id, output.outcome);
-            match output.to {
-                Receiver::Connection => wakes.push((id, outcome, output.pending.promises)),
-                Receiver::Channel(_) => messages.push((id, outcome, Vec::new())),
-                Receiver::Session(_) | Receiver::Nobody => {}
-            }
-        }
+        let outputs = self.primary.engine.take_outputs().into_iter();
+        let outputs = outputs.filter(|output| matches!(output.to, Receiver::Connection));
+        let wakes: Vec<Output> = outputs.collect();
         let answered = !wakes.is_empty();
-        for (id, outcome, mut promises) in wakes.into_iter().chain(messages) {
-            for (id, outcome) in self.garble(id, outcome) {
+        for wake in wakes {
+            let mut promises = wake.pending.promises;
+            for (id, outcome) in self.garble(wake.id, wake.outcome) {
                 self.deliver(id, outcome, std::mem::take(&mut promises));
             }
         }
@@ -918,7 +898,7 @@ impl World {
                 false,
             );
         }
-        let lost = asked.channel.is_none() && self.cut.contains(&asked.client);
+        let lost = self.cut.contains(&asked.client);
         if lost {
             let unheard = self.unheard_of(promises);
             match self.turn_goes_on {
@@ -997,15 +977,13 @@ fn bounds_auto(words: &[&[u8]]) -> bool {
     pairs.any(|pair| pair[0].eq_ignore_ascii_case(b"AUTO") && pair[1] != b"0")
 }
 
-/// Returns the options of a command in upper case, each with its value if it takes one. The word after such an option is its
-/// value even if it looks like an option: a channel may have any name.
+/// Returns the options of a command in upper case, each with its value if it takes one.
 fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
     let mut words = options.iter();
     let mut said = Vec::new();
     while let Some(word) = words.next() {
         let option = String::from_utf8_lossy(word).to_ascii_uppercase();
-        let valued =
-            ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "PERMITS", "CLAIM"].contains(&option.as_str());
+        let valued = ["BLOCK", "HOLDS", "LIMIT", "PERMITS", "CLAIM"].contains(&option.as_str());
         let value = words.as_slice().first().copied().filter(|_| valued);
         if value.is_some() {
             words.next();

@@ -3,6 +3,7 @@
 pub(crate) mod blocked;
 pub(crate) mod guarded;
 pub mod planned;
+pub(crate) mod session;
 pub(crate) mod shorthand;
 pub(crate) mod sound;
 pub mod stage;

@@ -5,7 +5,7 @@ use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, Value};
 /// The reply to a granted request: the fencing token and the hold count.
 pub type Grant = (u64, u64);
 
-/// The reply to a request that waits by a channel: 0, the places before it, the number of the wait.
+/// The reply to a request that waits in a session: 0, the places before it, the id of the session.
 pub type Queued = (u64, u64, u64);
 
 /// Returns a command from a line of words: `command("SET k v").arg(b"\0")`. There is no quoting; `arg` adds words that a line

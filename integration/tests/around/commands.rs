@@ -35,11 +35,11 @@ struct Expected {
 /// Syntax, arity, the user's permissions, flags, categories and an example. GUARD only reads the lock; the permissions of its
 /// inner command concern that command's keys.
 const REFERRED: &str = "\
-DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
+DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer]
         [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer]
         [IN session=string]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.ACQUIRE k alice 600000
-DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] [NOTIFY channel=string]
+DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer]
         [HOLDS holds=integer] [SHARED | LIMIT limit=integer [PERMITS permits=integer]] [EPHEMERAL] [AUTO auto-ms=integer] [CLAIM claim-ms=integer]
         [IN session=string]
     -3; read and write; write denyoom blocking; @write @blocking; DLOCK.FAIRACQUIRE k alice 600000
@@ -56,8 +56,6 @@ DLOCK.DOWNGRADE key=key owner=string SHARED | LIMIT limit=integer [TOKEN token=i
 DLOCK.RENEW key=key owner=string [lease-ms=integer] [TOKEN token=integer] [EPHEMERAL] [AUTO auto-ms=integer]
         [IN session=string]
     -3; read and write; write fast; @write @fast; DLOCK.RENEW k alice 600000
-DLOCK.KEEP ms=integer
-    2; nothing; write fast; @write @fast; DLOCK.KEEP 1000
 DLOCK.SESSION key=key session=string ms=integer [SEEN id=integer n=integer] [BLOCK block-ms=integer]
     -4; read and write; blocking; @write @blocking; DLOCK.SESSION k s 1000
 DLOCK.RELEASE key=key owner=string [HOLDS holds=integer] [TOKEN token=integer]
@@ -278,7 +276,6 @@ fn command_info_is_right() {
                 "dlock.list" => {
                     "nondeterministic_output request_policy:special response_policy:special"
                 }
-                "dlock.keep" => "request_policy:all_shards response_policy:special",
                 "dlock.graph" => "nondeterministic_output request_policy:all_shards",
                 "dlock.top" | "dlock.stats" => {
                     "nondeterministic_output request_policy:all_shards response_policy:special"

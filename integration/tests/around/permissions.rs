@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{await_until, AclRules, Ask, Grant, Server, Wire, PATIENCE};
+use dlock_integration::{await_until, AclRules, Ask, Grant, News, Server, Wire, PATIENCE};
 
 const TROUBLE: &str = include_str!("../../../docs/trouble.md");
 const SCRIPT: &str = include_str!("../../../observability/dlock.lua");
@@ -114,37 +114,30 @@ fn the_clients_may_send_all_that_they_send() {
     assert!(sent.len() >= 6, "{sent:?}");
 }
 
-/// A wait by `NOTIFY` on a channel named as the clients do, the confirmation, and every later command.
+/// A wait in a session, and every later command.
 #[test]
-fn a_client_waits_on_its_channel_and_keeps_its_lock() {
+fn a_client_waits_in_its_session_and_keeps_its_lock() {
     let rules = AclRules::of_the_page();
     let server = server_with(&[rules.plain]);
-    let mut admin = server.connection();
-    let wait = "DLOCK.FAIRACQUIRE stock bob 2000 NOTIFY dlock:1 BLOCK 5000 CLAIM 10000 HOLDS 1";
     let mut c = user(&server, "app");
-    assert_denied(&mut c, wait);
-    admin.run(rules.clients);
-    let mut messages = listener(&server, "app");
-    messages.send("SUBSCRIBE elsewhere");
-    assert!(is_denied(&messages.read()));
-    messages.ask::<Value>("SUBSCRIBE dlock:1");
     if server.version().has_redis_api(7, 2) {
         c.run("CLIENT SETINFO lib-name dlock");
     }
     let (held, _): Grant = c.ask("DLOCK.ACQUIRE stock alice");
-    let _: (u64, u64, u64) = c.ask(wait);
+    c.run("DLOCK.SESSION stock s 30000");
+    let _: (u64, u64, u64) = c.ask("DLOCK.FAIRACQUIRE stock bob 30000 BLOCK 5000 IN s");
     c.run(&format!("DLOCK.RELEASE stock alice HOLDS 0 TOKEN {held}"));
-    let message = format!("{:?}", messages.read().expect("a message"));
-    assert!(message.contains("granted "), "{message}");
-    let (token, _, _): (u64, u64, u64) = c.ask("DLOCK.HELD stock bob");
-    c.run(&format!(
-        "DLOCK.RENEW stock bob 30000 TOKEN {token} AUTO 30000"
-    ));
-    c.run("DLOCK.DOWNGRADE stock bob SHARED");
+    let (_, _, _, rows): News = c.ask("DLOCK.SESSION stock s 30000");
+    let [(_, word, .., token, _)] = &rows[..] else {
+        panic!("{rows:?}")
+    };
+    assert_eq!(word, "granted");
+    c.run(&format!("DLOCK.RENEW stock bob 30000 TOKEN {token} IN s"));
+    c.run(&format!("DLOCK.DOWNGRADE stock bob SHARED TOKEN {token}"));
     c.run("DLOCK.POSITION stock bob");
     c.run("DLOCK.CANCEL stock bob");
-    c.run("DLOCK.RELEASE stock bob HOLDS 0");
-    messages.ask::<Value>("UNSUBSCRIBE dlock:1");
+    c.run(&format!("DLOCK.RELEASE stock bob TOKEN {token}"));
+    c.run("DLOCK.SESSION stock s 0");
 }
 
 /// In a cluster redis-py asks for the slots.

@@ -3,7 +3,7 @@
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
     await_until, command, held, is_held, position, stat, wait_as, Ask, Blocked, Grant, Server,
-    Wire, PATIENCE,
+    Session, Wire, PATIENCE,
 };
 
 /// Returns a RESP3 connection with a subscription.
@@ -38,7 +38,7 @@ fn a_subscriber_that_may_not_wait_is_told_so() {
         assert_eq!(
             error,
             "ERR BLOCK is not possible here: this server does not block a connection that has subscriptions; \
-             use another connection, RESP2, or NOTIFY",
+             use another connection, RESP2, or a session (IN)",
             "{request}"
         );
         // Nothing has changed.
@@ -70,7 +70,7 @@ fn a_subscriber_waits_where_it_may() {
     assert!(bob.reply::<Grant>().0 > token);
 }
 
-/// MULTI and scripts behave as if BLOCK were not there, and a wait by a channel blocks no connection.
+/// MULTI and scripts behave as if BLOCK were not there, and a wait in a session blocks no connection.
 #[test]
 fn a_subscriber_may_ask_without_blocking() {
     let (server, mut c, _) = held();
@@ -82,10 +82,11 @@ fn a_subscriber_may_ask_without_blocking() {
     let script = "return redis.call('DLOCK.ACQUIRE', KEYS[1], 'bob', 600000, 'BLOCK', 0)";
     wire.send_command(cmd("EVAL").arg(script).arg(1).arg("k"));
     assert_eq!(wire.read(), Ok(Value::Nil));
-    let queued = wire.ask::<Vec<u64>>("DLOCK.ACQUIRE k bob 600000 NOTIFY news BLOCK 600000");
+    let mut session = Session::begin(&server, "k", "s");
+    let queued = wire.ask::<Vec<u64>>("DLOCK.ACQUIRE k bob 600000 BLOCK 600000 IN s");
     assert_eq!(queued[..2], [0, 0]);
     c.run("DLOCK.RELEASE k alice");
-    assert!(matches!(wire.read(), Ok(Value::Push { .. })));
+    assert_eq!(session.told(), "granted k bob");
     assert!(is_held(&mut c, "k", "bob"));
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, from_redis_value, FromRedisValue, Value};
 use dlock_integration::{
-    assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, ServerBuilder,
+    assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, ServerBuilder, Session,
     Subscriber, Wire, PATIENCE,
 };
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
@@ -448,8 +448,9 @@ fn ten_thousand_ephemeral_holds_of_one_connection_do_not_stall_the_server() {
     let mut dies = server.connection();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 EPHEMERAL"));
     dies.pipeline(lines);
+    let _session = Session::begin(&server, "k0", "next");
     let mut waits = server.connection();
-    let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 NOTIFY news"));
+    let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 BLOCK 0 IN next"));
     waits.pipeline(lines);
     assert_eq!(stat(&server, "ephemeral"), MASS as u64);
     assert_ends_in_steps(&server, || drop(dies));

@@ -2,16 +2,11 @@
 //! `survival` what becomes of them in a cluster and with confirmations.
 
 use dlock_integration::{
-    assert_sound, await_until, position, stat, Ask, Blocked, Server, Wire, PATIENCE,
+    assert_sound, await_until, held, position, stat, Ask, Blocked, News, Queued, Server, Session,
+    Wire, PATIENCE,
 };
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-
-/// A row: its number, the word, the key, the owner, the token, and the milliseconds that are left.
-pub(crate) type Row = (u64, String, String, String, u64, u64);
-
-/// The reply of `DLOCK.SESSION`: the id, the last row's number, the milliseconds that are left, the rows.
-pub(crate) type News = (u64, u64, Option<u64>, Vec<Row>);
 
 /// A hold in a session: its token, and the session's id.
 pub(crate) type Held = (u64, u64);
@@ -208,5 +203,127 @@ fn a_large_session_ends_in_steps() {
             .all(|name| stat(&server, name) == 0)
             && stat(&server, "holders") == EACH as u64
     });
+    assert_sound(&server);
+}
+
+/// The number of waits whose memory is measured.
+const WAITS: usize = 100_000;
+
+/// The bytes that one of them may cost.
+const BYTES: usize = 450;
+
+/// The bytes that a wait may cost if it is the only one for its lock, with the queue of that lock.
+const BYTES_ALONE: usize = 800;
+
+fn used_memory(server: &Server) -> usize {
+    server.info("memory").number("used_memory")
+}
+
+/// Measures the memory of a place in a session and, for comparison, of one that blocks a connection.
+#[test]
+fn a_hundred_thousand_wait_in_one_session() {
+    let (server, mut c, _) = held();
+    let session = Session::begin(&server, "k", "s");
+    let before = used_memory(&server);
+    let lines = (0..WAITS).map(|at| format!("DLOCK.ACQUIRE k owner-{at:06} 600000 BLOCK 0 IN s"));
+    send_all(&mut c, lines);
+    let bytes = (used_memory(&server) - before) / WAITS;
+    println!("{}: {bytes} bytes a wait in a session", server.version());
+    for at in [0, WAITS / 2, WAITS - 1] {
+        let owner = format!("owner-{at:06}");
+        assert_eq!(position(&mut c, "k", &owner), Some(at as u64));
+    }
+    let refused = c.refusal("DLOCK.ACQUIRE k one-too-many BLOCK 0 IN s");
+    assert!(
+        refused.starts_with("QUEUEFULL dlock.max-queue"),
+        "{refused}"
+    );
+    drop(session);
+    c.run("DLOCK.SESSION k s 0");
+    await_until("all places are gone", PATIENCE, || {
+        stat(&server, "places_queued") == 0
+    });
+    let kept = used_memory(&server).saturating_sub(before) / WAITS;
+    println!("{kept} bytes of each are kept when they are gone");
+
+    const BLOCKED: usize = 500;
+    let mut waits: Vec<Wire> = (0..BLOCKED).map(|_| server.connection()).collect();
+    for wire in &mut waits {
+        wire.ask::<String>("PING");
+    }
+    let before = used_memory(&server);
+    for (at, wire) in waits.iter_mut().enumerate() {
+        wire.send(&format!("DLOCK.ACQUIRE k owner-{at:06} 600000 BLOCK 0"));
+    }
+    server.await_blocked_clients(BLOCKED);
+    let blocked = (used_memory(&server) - before) / BLOCKED;
+    println!("{blocked} bytes a waiter that blocks its connection");
+    assert!(bytes <= BYTES, "{bytes} bytes");
+    assert!(blocked > 10 * bytes, "{blocked} bytes");
+    assert_sound(&server);
+}
+
+/// Measures the memory of one wait on each of many locks, without the locks themselves.
+#[test]
+fn one_waits_for_each_of_many_locks() {
+    const LOCKS: usize = 50_000;
+    let server = Server::start();
+    let mut c = server.connection();
+    let _session = Session::begin(&server, "lock:0", "s");
+    let name = |at: usize| format!("00000000-0000-4000-8000-0000{at:08}");
+    let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {} 600000", name(at)));
+    send_all(&mut c, lines);
+    let before = used_memory(&server);
+    let waits = |at: usize| format!("{} 600000 BLOCK 0 IN s", name(at + LOCKS));
+    let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {}", waits(at)));
+    send_all(&mut c, lines);
+    let bytes = (used_memory(&server) - before) / LOCKS;
+    println!("{}: {bytes} bytes a lock and its waiter", server.version());
+    assert!(bytes <= BYTES_ALONE, "{bytes} bytes");
+    assert_sound(&server);
+}
+
+#[test]
+fn a_thousand_are_handed_the_lock_in_order() {
+    const WAITS: u64 = 1_000;
+    let (server, mut c, _) = held();
+    let mut session = Session::begin(&server, "k", "s");
+    for at in 0..WAITS {
+        let place: Queued = c.ask(&format!("DLOCK.ACQUIRE k owner-{at} 600000 BLOCK 0 IN s"));
+        assert_eq!(place, (0, at, session.id()));
+    }
+    c.run("DLOCK.RELEASE k alice");
+    let mut before = 0;
+    for at in 0..WAITS {
+        let (_, word, _, owner, token, _) = session.row();
+        assert_eq!((&*word, owner), ("granted", format!("owner-{at}")));
+        assert!(token > before);
+        before = token;
+        let release = format!("DLOCK.RELEASE k owner-{at} TOKEN {token}");
+        assert_eq!(c.ask::<u64>(&release), 0);
+    }
+    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+    assert_sound(&server);
+}
+
+/// Many time-outs at one instant are all told, and do not delay the other waits.
+#[test]
+fn many_times_are_up_together() {
+    const WAITS: usize = 2_000;
+    let (server, mut c, _) = held();
+    let mut session = Session::begin(&server, "k", "s");
+    let lines = (0..WAITS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 BLOCK 300 IN s"));
+    send_all(&mut c, lines);
+    c.run("DLOCK.ACQUIRE k last 600000 BLOCK 0 IN s");
+    let mut told: Vec<String> = (0..WAITS).map(|_| session.told()).collect();
+    told.sort();
+    let wanted = (0..WAITS).map(|at| format!("timeout k owner-{at}"));
+    let mut wanted: Vec<String> = wanted.collect();
+    wanted.sort();
+    assert_eq!(told, wanted);
+    await_until("their places are gone", PATIENCE, || {
+        position(&mut c, "k", "last") == Some(0)
+    });
+    assert_eq!(stat(&server, "timeouts_total"), WAITS as u64);
     assert_sound(&server);
 }

@@ -4,8 +4,8 @@
 
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
-    await_until, command, held, is_held, position, wait_as, Ask, Blocked, Grant, Server,
-    Subscriber, Wire, PATIENCE,
+    await_until, command, held, is_held, position, wait_as, Ask, Blocked, Grant, Server, Wire,
+    PATIENCE,
 };
 
 /// Requests, each of which waits for `k`.
@@ -571,37 +571,5 @@ fn who_looks_finds_nothing_of_the_dead() {
         };
         assert!(fenced.starts_with("FENCED "), "{fenced}");
         next.reply::<Grant>();
-    }
-}
-
-/// A grant by NOTIFY is sent when it is published: the end of the asking connection, in that turn, comes too late, unless the
-/// hold is ephemeral.
-#[test]
-fn published_is_granted() {
-    let server = Server::start();
-    let ear = Subscriber::channels(&server, &["turns"]);
-    for ephemeral in [true, false] {
-        for (first, last) in [("", ""), ("MULTI", "EXEC")] {
-            let option = if ephemeral { " EPHEMERAL" } else { "" };
-            let mut c = server.connection();
-            c.run("FLUSHALL");
-            c.run("DLOCK.ACQUIRE k alice 600000");
-            let mut asks = server.connection();
-            let id = asks.client_id();
-            let line = format!("DLOCK.ACQUIRE k asks 600000 NOTIFY turns{option}");
-            asks.ask::<Vec<u64>>(&line);
-            let next = wait_as(&server, "next");
-            let kill = format!("CLIENT KILL ID {id}");
-            let lines = [first, RELEASE, &kill, last];
-            let lines: Vec<&str> = lines.into_iter().filter(|line| !line.is_empty()).collect();
-            at_once(&server, &lines);
-            assert!(ear.payload().starts_with("granted "));
-            server.await_client_gone(id);
-            if ephemeral {
-                next.reply::<Grant>();
-            } else {
-                assert!(is_held(&mut c, "k", "asks") && next.is_blocked(&server));
-            }
-        }
     }
 }

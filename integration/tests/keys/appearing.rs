@@ -3,8 +3,8 @@
 
 use dlock_integration::redis::{self, Value};
 use dlock_integration::{
-    assert_sound, await_until, command, held, position, Ask, Blocked, Grant, Server, Subscriber,
-    Wire, PATIENCE,
+    assert_sound, await_until, command, held, position, Ask, Blocked, Grant, Server, Session,
+    Subscriber, Wire, PATIENCE,
 };
 
 /// The next use of a lock finds a ticket that arrived with it, at whatever place, though no event reported it.
@@ -67,9 +67,9 @@ fn each_of_many_names_without_a_key_is_looked_after() {
         .config("dlock.quarantine-ms", 600_000)
         .start();
     let mut c = server.connection();
-    let news = Subscriber::channels(&server, &["news"]);
+    let mut session = Session::begin(&server, "name", "s");
     for at in 0..NAMES {
-        c.run(&format!("DLOCK.ACQUIRE name{at} owner 1000 NOTIFY news"));
+        c.run(&format!("DLOCK.ACQUIRE name{at} owner 1000 BLOCK 0 IN s"));
     }
     let mut expected = Vec::new();
     for at in (0..NAMES).step_by(7) {
@@ -78,18 +78,14 @@ fn each_of_many_names_without_a_key_is_looked_after() {
     }
     let mut told: Vec<u64> = Vec::new();
     while told.len() < expected.len() {
-        let message = news.payload();
-        let name = message
-            .split(' ')
-            .nth(2)
-            .and_then(|key| key.split(':').nth(1));
-        let at = name.and_then(|name| name.strip_prefix("name"));
-        assert!(message.starts_with("wrongtype 0 "), "{message}");
+        let (_, word, name, ..) = session.row();
+        let at = name.strip_prefix("name");
+        assert_eq!(word, "wrongtype", "{name}");
         told.push(at.and_then(|at| at.parse().ok()).expect("a name"));
     }
     told.sort_unstable();
     assert_eq!(told, expected);
-    let left: u64 = server.info("dlock").number("dlock_notify_waiting");
+    let left: u64 = server.info("dlock").number("dlock_places_queued");
     assert_eq!(left, NAMES - expected.len() as u64);
     assert_sound(&server);
 }

@@ -95,7 +95,7 @@ struct ServerSpeaker<'a> {
     news: Wire,
     /// The connections of each client.
     clients: BTreeMap<u64, Vec<Line>>,
-    /// The channels of waits.
+    /// The channels that a conversation listens to.
     channels: BTreeSet<Vec<u8>>,
     dumped: Option<Value>,
 }
@@ -164,8 +164,6 @@ impl<'a> ServerSpeaker<'a> {
     fn command(&mut self, asked: &Command, tokens: &Labels) -> Result<String, String> {
         let words = asked.words.iter();
         let words: Vec<Vec<u8>> = words.map(|w| script::bytes(w, tokens)).collect();
-        let channel = words.windows(2).find(|pair| pair[0] == b"NOTIFY");
-        self.channels.extend(channel.map(|pair| pair[1].clone()));
         let mut command = Cmd::new();
         if !asked.may_wait {
             command.arg("EVAL").arg(SCRIPT).arg(0);
@@ -301,13 +299,7 @@ impl<'a> ServerSpeaker<'a> {
                 continue;
             };
             if kind == PushKind::PMessage && self.channels.contains(channel) {
-                let is_wait = !channel.starts_with(b"__");
-                let text = if is_wait {
-                    message(text)
-                } else {
-                    escaped(text, 64)
-                };
-                said.push(format!("{} <- {text}", escaped(channel, 64)));
+                said.push(format!("{} <- {}", escaped(channel, 64), escaped(text, 64)));
             }
         }
         said
@@ -344,25 +336,6 @@ fn listener(server: &Server) -> Wire {
     news.send("PSUBSCRIBE *");
     news.read().expect("the subscription is confirmed");
     news
-}
-
-/// Returns a message without its lengths: `granted 7 1:k 3:ann 5`; `timeout 0 1:k 3:ann 5` also without its token.
-fn message(text: &[u8]) -> String {
-    let text = escaped(text, usize::MAX);
-    let mut words: Vec<&str> = text.split(' ').collect();
-    let after = words.split_off(words.len().saturating_sub(3));
-    let [key, owner, id] = after[..] else {
-        return text;
-    };
-    if words.last() == Some(&"0") {
-        words.pop();
-    }
-    let name = |word: &str| word.split_once(':').map_or("", |(_, name)| name).to_owned();
-    let what = match words.join(" ") {
-        what if what == "wrongtype" => "WRONGTYPE the key holds a value that is not a lock".into(),
-        what => what,
-    };
-    format!("{what} {} {} {id}", name(key), name(owner))
 }
 
 impl transcript::Speaker for ServerSpeaker<'_> {

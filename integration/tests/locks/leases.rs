@@ -50,9 +50,10 @@ fn an_ended_lease_hands_over() {
 #[test]
 fn a_lock_that_somebody_waits_for_is_never_seen_free() {
     let (_server, mut c) = server();
+    c.run("DLOCK.SESSION k0 s 600000");
     for round in 0..50 {
         c.run(&format!("DLOCK.ACQUIRE k{round} alice 30"));
-        c.run(&format!("DLOCK.ACQUIRE k{round} bob 600000 NOTIFY news"));
+        c.run(&format!("DLOCK.ACQUIRE k{round} bob 600000 BLOCK 0 IN s"));
         loop {
             let mut both = redis::pipe();
             for owner in ["alice", "bob"] {

@@ -222,9 +222,10 @@ fn queue_up(c: &mut Wire, tickets: usize) {
 fn queue_up_at_both(c: &mut Wire, tickets: usize) {
     queue_up(c, tickets);
     c.run("DLOCK.ACQUIRE j holder 3600000");
+    c.run("DLOCK.SESSION j s 600000");
     send_all(
         c,
-        (0..tickets).map(|at| format!("DLOCK.FAIRACQUIRE j waiter-{at} 3600000 NOTIFY ch")),
+        (0..tickets).map(|at| format!("DLOCK.FAIRACQUIRE j waiter-{at} 3600000 BLOCK 0 IN s")),
     );
 }
 

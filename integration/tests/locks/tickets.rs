@@ -31,8 +31,8 @@ fn an_owner_without_a_name_yet_leaves_no_ticket() {
             "ERR CLAIM cannot be combined with owner *",
         ),
         (
-            "DLOCK.FAIRACQUIRE k * BLOCK 100 NOTIFY news",
-            "ERR NOTIFY cannot be combined with owner *",
+            "DLOCK.FAIRACQUIRE k * BLOCK 100 IN s",
+            "ERR IN cannot be combined with owner *",
         ),
         (
             "DLOCK.FAIRACQUIRE k * BLOCK 100 HOLDS 1",

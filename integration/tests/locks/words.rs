@@ -225,7 +225,7 @@ fn the_largest_numbers_work() {
 
 /// Returns a word for a random command: sometimes a valid one, mostly not.
 fn random_word(rng: &mut Rng) -> Vec<u8> {
-    const WORDS: [&[u8]; 40] = [
+    const WORDS: [&[u8]; 41] = [
         b"f0",
         b"f1",
         b"string",
@@ -255,7 +255,8 @@ fn random_word(rng: &mut Rng) -> Vec<u8> {
         b"TOKEN",
         b"COUNT",
         b"EPHEMERAL",
-        b"NOTIFY",
+        b"IN",
+        b"SEEN",
         b"%s%n",
         b"\0",
         b"\r\n",

@@ -1,6 +1,6 @@
 //! WAIT: whether a replica certainly has a grant. It counts the replicas that have the last write of its own connection.
 
-use dlock_integration::{assert_sound, stat, Ask, Grant, Queued, Server, Wire};
+use dlock_integration::{assert_sound, Ask, Grant, Queued, Server, Session, Wire};
 
 /// A replica that receives nothing any more, which its primary does not know yet.
 struct Pair {
@@ -68,19 +68,20 @@ fn wait_covers_a_grant_that_was_waited_for() {
     pair.end();
 }
 
-/// The connection of a wait by NOTIFY has written nothing when the message comes. So it renews.
+/// The connection of a wait in a session has written nothing when the row comes. So it renews.
 #[test]
-fn wait_covers_a_grant_by_notify_after_a_renewal() {
+fn wait_covers_a_grant_in_a_session_after_a_renewal() {
     let pair = Pair::start();
     let mut holder = pair.primary.connection();
     holder.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
     let mut waiter = pair.primary.connection();
-    waiter.ask::<Queued>("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    let mut session = Session::begin(&pair.primary, "k", "s");
+    waiter.ask::<Queued>("DLOCK.ACQUIRE k bob 600000 BLOCK 0 IN s");
     pair.stop();
     holder.ask::<u64>("DLOCK.RELEASE k alice");
-    assert_eq!(stat(&pair.primary, "notify_waiting"), 0);
+    assert_eq!(session.told(), "granted k bob");
     assert_eq!(acknowledged(&mut waiter), 1);
-    waiter.ask::<u64>("DLOCK.RENEW k bob 600000");
+    waiter.ask::<Vec<u64>>("DLOCK.RENEW k bob 600000 IN s");
     assert_eq!(acknowledged(&mut waiter), 0);
     pair.end();
 }

@@ -1,14 +1,14 @@
 //! Two nodes of a cluster: locks that move from one to the other, and their waiters meanwhile.
 
-use crate::connections::sessions::{Held, News};
+use crate::connections::sessions::Held;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dlock_integration::cluster::join;
 use dlock_integration::redis::{from_redis_value, Cmd, Value};
 use dlock_integration::{
-    assert_sound, await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber,
-    Wire, PATIENCE,
+    assert_sound, await_until, command, stat, Ask, Blocked, Grant, News, Queued, Server, Session,
+    Subscriber, Wire, PATIENCE,
 };
 
 /// How long a test observes that nothing happens.
@@ -149,7 +149,7 @@ fn take(connection: &mut Wire, key: &str, owner: &str, lease_ms: u64) -> u64 {
 /// Waits until no request waits at this node, and nothing is queued there.
 #[track_caller]
 fn await_no_places(server: &Server) {
-    for name in ["places_queued", "connections_waiting", "notify_waiting"] {
+    for name in ["places_queued", "connections_waiting"] {
         await_until(name, PATIENCE, || stat(server, name) == 0);
     }
 }
@@ -216,16 +216,16 @@ fn nobody_is_granted_in_a_slot_that_migrates_away() {
 }
 
 #[test]
-fn a_slot_s_leaving_tells_moved() {
+fn a_slot_s_leaving_tells_sessions_to_ask_again() {
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
-    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
     take(&mut c, "k", "alice", 600_000);
-    let (_, _, wait): Queued = c.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    let _: Queued = c.ask("DLOCK.ACQUIRE k bob 600000 BLOCK 0 IN s");
     nodes.begin_move("k");
     nodes.carry("k");
     nodes.end_move("k");
-    assert_eq!(news.payload(), format!("moved 0 1:k 3:bob {wait}"));
+    assert_eq!(session.told(), "again k bob");
     await_no_places(&nodes.one);
     nodes.assert_sound();
 }
@@ -294,7 +294,7 @@ fn who_waits_for_many_locks_is_sent_on() {
     for release in ["", "DLOCK.RELEASE {k}a alice", "DEL {k}a"] {
         let nodes = Nodes::start();
         let (mut c, mut d) = nodes.connections();
-        let news = Subscriber::channels(&nodes.one, &["news"]);
+        let mut session = Session::begin(&nodes.one, "{here}", "s");
         take(&mut c, "{k}a", "alice", 600_000);
         take(&mut c, "{k}c", "erin", 600_000);
         let waits = [
@@ -304,7 +304,7 @@ fn who_waits_for_many_locks_is_sent_on() {
             "DLOCK.ACQUIRE {k}b dave 600000 BLOCK 0",
         ];
         let waits = waits.map(|line| Blocked::start(&nodes.one, line));
-        let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}b frank 600000 NOTIFY news");
+        let _: Queued = c.ask("DLOCK.ACQUIRE {k}b frank 600000 BLOCK 0 IN s");
         nodes.begin_move("{k}");
         if release.is_empty() {
             nodes.carry("{k}a");
@@ -319,8 +319,7 @@ fn who_waits_for_many_locks_is_sent_on() {
         for wait in &waits {
             nodes.assert_sent_on(&wait.refusal());
         }
-        let moved = format!("moved 0 4:{{k}}b 5:frank {frank}");
-        assert_eq!(news.payload(), moved);
+        assert_eq!(session.told(), "again {k}b frank");
         await_no_places(&nodes.one);
         assert_eq!(stat(&nodes.one, "locks"), 0);
         // Over there no queue has the clients that only waited.
@@ -346,7 +345,7 @@ fn who_waits_for_many_locks_is_sent_on() {
 fn a_slot_that_moves_at_once_takes_its_locks_along() {
     let nodes = Nodes::start();
     let (mut c, mut d) = nodes.connections();
-    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
     let mut dies = nodes.one.connection();
     for key in ["{k}ephemeral", "{k}contended"] {
         dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 EPHEMERAL"));
@@ -358,7 +357,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
         "DLOCK.MACQUIRE 2 {k}free {k}contended dave 600000 BLOCK 0",
     ];
     let waits = waits.map(|line| Blocked::start(&nodes.one, line));
-    let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
+    let _: Queued = c.ask("DLOCK.ACQUIRE {k}contended frank BLOCK 0 IN s");
     c.run("DLOCK.FAIRACQUIRE {k}short polls CLAIM 600000");
     // Time enough for the move.
     c.run("DLOCK.RENEW {k}short alice 12000");
@@ -368,8 +367,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     for wait in &waits {
         nodes.assert_sent_on(&wait.refusal());
     }
-    let moved = format!("moved 0 12:{{k}}contended 5:frank {frank}");
-    assert_eq!(news.payload(), moved);
+    assert_eq!(session.told(), "again {k}contended frank");
     drop(dies);
     await_no_places(&nodes.one);
     for name in ["locks", "ephemeral"] {
@@ -399,7 +397,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     let (mut c, mut d) = nodes.connections();
     let (mut alice, mut there) = (nodes.one.connection(), nodes.two.connection());
     let token = take(&mut c, "k", "alice", 600_000);
-    let off = take(&mut c, "{k}off", "alice", 600_000);
+    take(&mut c, "{k}off", "alice", 600_000);
     alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 600000 EPHEMERAL AUTO 0");
     assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
     let end: u64 = c.ask("PEXPIRETIME k");
@@ -410,11 +408,6 @@ fn renewals_stay_behind_when_a_slot_moves() {
     await_until("the ties are gone", PATIENCE, || {
         stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "ephemeral") == 0
     });
-    let (_, _, mut lost): (u64, Value, Vec<(String, u64, String)>) = alice.ask("DLOCK.KEEP 1");
-    lost.sort();
-    let moved = ("k".to_string(), token, "moved".to_string());
-    let released = ("{k}off".to_string(), off, "taken".to_string());
-    assert_eq!(lost, [moved, released]);
     alice.close();
     assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
     // MIGRATE adds its own duration to a key's TTL. The target's module corrects the TTL once the slot is its node's.
@@ -586,7 +579,6 @@ impl Nodes {
             ("holders", others),
             ("places_queued", others),
             ("connections_waiting", others),
-            ("notify_waiting", 0),
             ("ephemeral", 0),
         ] {
             let what = format!("{way}: {name} is {left}");
@@ -629,7 +621,7 @@ fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
     let (mut c, mut d) = nodes.connections();
     c.run("CONFIG SET dlock.notify pubsub");
     let ends = Subscriber::patterns(&nodes.one, &["__dlock@*"]);
-    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
     for (way, go) in ways(&nodes) {
         println!("{way}");
         // A slot for each.
@@ -647,13 +639,11 @@ fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
         assert_eq!(c.try_ask(&ticket), Ok(Value::Nil));
         let line = format!("DLOCK.ACQUIRE {wanted} waits 600000 BLOCK 0");
         let wait = Blocked::start(&nodes.one, &line);
-        c.run(&format!("DLOCK.ACQUIRE {wanted} told 600000 NOTIFY news"));
+        c.run(&format!("DLOCK.ACQUIRE {wanted} told 600000 BLOCK 0 IN s"));
         let before = ends_counted(&nodes.one);
         go(&nodes, &[&quiet, &wanted, &shared]);
         nodes.assert_sent_on(&wait.refusal());
-        let message = news.payload();
-        let expected = format!("moved 0 {}:{wanted} 4:told", wanted.len());
-        assert!(message.starts_with(&expected), "{way}: {message}");
+        assert_eq!(session.told(), format!("again {wanted} told"), "{way}");
         nodes.await_nothing_left(way);
         assert_eq!(ends_told(&ends, &mut c), [""; 0], "{way}");
         assert_eq!(ends_counted(&nodes.one), before, "{way}");
@@ -730,7 +720,7 @@ fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
     const EACH: usize = 1700;
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
-    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
     for (way, go) in ways(&nodes) {
         println!("{way}");
         let tag = format!("{{{way}}}").replace(' ', "-");
@@ -742,14 +732,14 @@ fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
         for (at, key) in keys.iter().enumerate() {
             take(&mut c, key, "alice", 600_000);
             for name in [key, &tag, &format!("{tag}free")] {
-                c.run(&format!("DLOCK.ACQUIRE {name} n{at} 600000 NOTIFY news"));
+                c.run(&format!("DLOCK.ACQUIRE {name} n{at} 600000 BLOCK 0 IN s"));
             }
         }
         let keys: Vec<&str> = keys.iter().chain([&tag]).map(String::as_str).collect();
         go(&nodes, &keys);
         for at in 0..3 * EACH {
-            let message = news.payload();
-            assert!(message.starts_with("moved 0 "), "{way}, {at}: {message}");
+            let told = session.told();
+            assert!(told.starts_with("again "), "{way}, {at}: {told}");
         }
         nodes.assert_sent_on(&many.refusal());
         nodes.await_nothing_left(way);
@@ -757,12 +747,12 @@ fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
     nodes.assert_sound();
 }
 
-/// A wait by a channel for a name without a key is answered as well, although nothing happens to a key.
+/// A wait in a session for a name without a key is answered as well, although nothing happens to a key.
 #[test]
 fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
-    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
     for (way, go) in ways(&nodes) {
         // There is no key to migrate.
         let go: Way = match way {
@@ -778,7 +768,7 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
         take(&mut c, &tag, "alice", 600_000);
         let line = format!("DLOCK.MACQUIRE 2 {tag} {tag}free many BLOCK 0");
         let many = Blocked::start(&nodes.one, &line);
-        c.run(&format!("DLOCK.ACQUIRE {tag}free told 600000 NOTIFY news"));
+        c.run(&format!("DLOCK.ACQUIRE {tag}free told 600000 BLOCK 0 IN s"));
         // Leaves only the waiter at the name without a key.
         c.run("CONFIG SET dlock.grants no");
         many.kill();
@@ -787,22 +777,20 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
         });
         c.run(&format!("DLOCK.RELEASE {tag} alice"));
         go(&nodes, &[&tag]);
-        let message = news.payload();
-        let expected = format!("moved 0 {}:{tag}free 4:told", tag.len() + 4);
-        assert!(message.starts_with(&expected), "{way}: {message}");
+        assert_eq!(session.told(), format!("again {tag}free told"), "{way}");
         nodes.await_nothing_left(way);
         c.run("CONFIG SET dlock.grants yes");
     }
     nodes.assert_sound();
 }
 
-/// However short a slot's stay, each waiter that began in it is answered that it has left, and ties are lost by the move.
+/// However short a slot's stay, each wait that began in it is told to ask again, and holds leave their session by the move.
 #[test]
 fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
     const ROUNDS: usize = 6;
     let nodes = Nodes::start();
-    let news = Subscriber::channels(&nodes.one, &["news"]);
-    let mut tied = nodes.one.connection();
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
+    let mut c = nodes.one.connection();
     nodes.settle_the_second();
     for round in 0..ROUNDS {
         let key = format!("{{k}}{round}");
@@ -812,19 +800,14 @@ fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
         // Scans that find no waiter.
         sleep(Duration::from_millis(600));
         assert!(nodes.move_to(&nodes.one, &key));
-        let (token, _): Grant = tied.ask(&format!("DLOCK.ACQUIRE {key} alice 600000 AUTO 600000"));
-        let (_, _, wait): Queued = tied.ask(&format!("DLOCK.ACQUIRE {key} bob NOTIFY news"));
+        c.ask::<Held>(&format!("DLOCK.ACQUIRE {key} alice 600000 IN s"));
+        c.ask::<Queued>(&format!("DLOCK.ACQUIRE {key} bob BLOCK 0 IN s"));
+        assert_eq!(session.told(), format!("granted {key} alice"));
         assert!(nodes.move_at_once(&key));
-        let moved = format!("moved 0 {}:{key} 3:bob {wait}", key.len());
-        assert_eq!(news.payload(), moved, "round {round}");
-        let mut lost = Vec::new();
-        await_until("the tie is lost", PATIENCE, || {
-            let (_, _, told): (u64, Value, Vec<(String, u64, String)>) =
-                tied.ask("DLOCK.KEEP 600000");
-            lost.extend(told);
-            !lost.is_empty()
-        });
-        assert_eq!(lost, [(key, token, "moved".to_owned())]);
+        let mut told = [session.told(), session.told()];
+        told.sort();
+        let expected = [format!("again {key} bob"), format!("moved {key} alice")];
+        assert_eq!(told, expected, "round {round}");
         nodes.move_to(&nodes.one, "{k}");
     }
     nodes.assert_sound();
@@ -836,23 +819,25 @@ fn a_slot_that_goes_and_comes_between_two_looks_is_looked_at() {
     const ROUNDS: usize = 6;
     let nodes = Nodes::start();
     let (mut c, mut d) = nodes.connections();
-    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut session = Session::begin(&nodes.one, "{here}", "s");
     nodes.settle_the_second();
     for round in 0..ROUNDS {
         let key = format!("{{k}}{round}");
         take(&mut c, &key, "alice", 600_000);
-        let (_, _, wait): Queued = c.ask(&format!("DLOCK.ACQUIRE {key} bob NOTIFY news"));
+        c.ask::<Queued>(&format!("DLOCK.ACQUIRE {key} bob BLOCK 0 IN s"));
         if !nodes.move_at_once(&key) {
             return;
         }
         assert_eq!(d.ask::<u64>(&format!("DLOCK.RELEASE {key} alice")), 0);
         assert!(nodes.move_to(&nodes.one, &key));
         // A scan between the moves has reported it, or the lock is granted where it is again.
-        let message = news.payload();
-        let told = message.starts_with("moved 0 ") || message.starts_with("granted ");
-        let his = message.ends_with(&format!(" {wait}"));
-        assert!(told && his, "round {round}: {message}");
+        let told = session.told();
+        let expected = ["again", "granted"].map(|word| format!("{word} {key} bob"));
+        assert!(expected.contains(&told), "round {round}: {told}");
         c.run(&format!("DLOCK.FORCERELEASE {key}"));
+        if told == expected[1] {
+            assert_eq!(session.told(), format!("forced {key} bob"));
+        }
     }
     nodes.assert_sound();
 }

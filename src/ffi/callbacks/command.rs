@@ -40,9 +40,7 @@ pub(crate) fn add_category(ctx: Ctx) -> Result<(), &'static str> {
 pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
     let name = text(spec.name);
     let access = match spec.access {
-        Access::Write | Access::Follow | Access::Replica | Access::Guard | Access::Connection => {
-            "write"
-        }
+        Access::Write | Access::Follow | Access::Replica | Access::Guard => "write",
         Access::Read => "readonly",
         // Where the server refuses writes it still lets a session be kept.
         Access::None | Access::Session => "",
@@ -103,7 +101,7 @@ fn callback<H: Handler>(
             }
         }};
     }
-    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24)
+    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
 }
 
 /// Runs the command at this position of the table.
@@ -153,7 +151,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
 /// Returns the access of a command to its keys, as the server's flags.
 pub(crate) fn access(spec: &Spec) -> u32 {
     match spec.access {
-        Access::None | Access::Connection | Access::Replica => 0,
+        Access::None | Access::Replica => 0,
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
         // The inner command's keys are handed out when they are asked for.
         Access::Guard => {

@@ -7,7 +7,6 @@
 use crate::counters::ClockLead;
 use crate::holds::Loss;
 use crate::keyspace::Keyspace;
-use crate::outbox::{Outcome, Receiver};
 use crate::policy::Policy;
 use crate::state::{Engine, Garbage, ScanCursor};
 use crate::types::{Name, NameRef, Now, RequestId};
@@ -100,15 +99,12 @@ impl Engine {
         }
     }
 
-    /// Makes this server a replica: places and deadlines are the new primary's. The server itself answers blocked connections;
-    /// [`Engine::follow_dirty`] answers those that wait by a channel with `moved`. The sessions are forgotten.
-    pub fn demote(&mut self, now: Now) {
-        self.holds.lose_all(now.wall());
-        for party in std::mem::take(&mut self.ended).into_keys() {
-            self.holds.ties.forget(party);
-        }
-        self.outbox
-            .retain(|output| matches!(output.to, Receiver::Channel(_)));
+    /// Makes this server a replica: places and deadlines are the new primary's. The server itself answers blocked connections. The
+    /// sessions are forgotten.
+    pub fn demote(&mut self) {
+        self.holds.untie_all();
+        self.ended.clear();
+        self.outbox.clear();
         self.undelivered.clear();
         self.next.clear();
         self.overdue.clear();
@@ -135,10 +131,7 @@ impl Engine {
             let waiting: Vec<RequestId> = waiting.take(room).collect();
             room -= waiting.len();
             for id in waiting {
-                match self.waits_apart(id) {
-                    true => self.end_wait_later(id, now, Outcome::Moved),
-                    false => self.leave(id, now),
-                }
+                self.leave(id, now);
             }
             if room == 0 {
                 self.dirty.push_front(lock);

@@ -145,8 +145,7 @@ impl Engine {
         self.garbage.extend(places.map(Garbage::Places));
     }
 
-    /// Answers the requests that wait by a channel with `moved`: another node serves the lock's slot. The server itself answers
-    /// blocked connections.
+    /// Ends the waits of sessions: another node serves the lock's slot. The server itself answers blocked connections.
     pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now) {
         let queue = self.queues.at(lock);
         let ids = queue.in_order().filter_map(|(_, place)| place.request());

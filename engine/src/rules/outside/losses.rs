@@ -1,16 +1,15 @@
-//! Losses of ties, and the heartbeat that reports them (`DLOCK.KEEP`).
+//! Holds that have ended or left behind a party's back.
 
-use crate::holds::{KeepReply, Loss};
+use crate::holds::Loss;
 use crate::lock::End;
-use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{ClientId, Millis, NameRef, Now, Party, RequestId, Token};
+use crate::types::{NameRef, Now, Party, Token};
 
 /// The most ended ties that one command records.
 const ENDED_A_STEP: usize = 4096;
 
 impl Engine {
-    /// Counts a hold that has ended with its key, and reports it to its connection.
+    /// Counts a hold that has ended with its key, and tells its session.
     pub fn on_hold_removed(&mut self, name: NameRef, end: End, token: Token, now: Now) {
         self.holds.lose_by(name, token, end);
         self.holds.counters.gone(end, token, now);
@@ -28,31 +27,6 @@ impl Engine {
         for id in self.holds.ties.of(left) {
             self.holds.lose(id, why, now.wall());
         }
-    }
-
-    /// Extends the bounds of a connection's ties to `ms` from now; none becomes shorter. Holds whose lease has ended count as lost,
-    /// even if the server has not ended them yet. Returns the number under which the reply waits if replicas must confirm what the
-    /// heartbeat prolongs; otherwise [`Engine::keep_reply`] has the reply.
-    ///
-    /// Errors: `NoAck` if replicas must confirm it and cannot.
-    pub fn keep(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        ms: Millis,
-    ) -> Result<Option<RequestId>, Refusal> {
-        self.policy.confirmable(now)?;
-        self.end_ties(now, Party::Connection(client));
-        self.holds.ties.keep(client, ms, now.steady());
-        let prolongs = self.holds.ties.next_of(Party::Connection(client), None);
-        let prolongs = prolongs.is_some();
-        Ok((self.policy.confirms() && prolongs).then(|| self.confirm_keep(now, client)))
-    }
-
-    /// Returns the reply to `DLOCK.KEEP`, and forgets the losses that it reports.
-    pub fn keep_reply(&mut self, now: Now, client: ClientId) -> KeepReply {
-        self.end_ties(now, Party::Connection(client));
-        self.holds.ties.keep_reply(client)
     }
 
     /// Records the ties of a party whose leases have ended as lost, about as many as one event should.

@@ -2,8 +2,8 @@
 
 pub(crate) mod all_locks;
 pub(crate) mod give_back;
-pub(crate) mod keep;
 pub(crate) mod keys;
+pub(crate) mod losses;
 pub(crate) mod parties;
 pub(crate) mod reconcile;
 pub(crate) mod renewals;

@@ -1,4 +1,4 @@
-//! The end of parties: of the holds that end with them, and of their requests that wait by no blocked connection.
+//! The end of parties: of the holds that end with them, and of the requests of sessions.
 
 use crate::holds::{Tie, TieId};
 use crate::keyspace::{exists, Keyspace};
@@ -13,15 +13,13 @@ use std::collections::BTreeMap;
 const CLEARED_A_STEP: usize = 1024;
 
 impl Engine {
-    /// Notes that a connection has ended: its ties and its requests by a channel are cleared away as soon as changes are possible.
-    /// The request that blocked it ends by [`Engine::leave`]. The sessions that it kept are not alive any more.
+    /// Notes that a connection has ended: its ties are cleared away as soon as changes are possible. The request that blocked it ends
+    /// by [`Engine::leave`]. The sessions that it kept are not alive any more.
     pub fn on_disconnect(&mut self, client: ClientId, now: Now) {
         let party = Party::Connection(client);
-        let tied = self.holds.ties.next_of(party, None).is_some();
-        if tied || self.requests.notified(client).is_some() {
-            self.end_party(party, Fate::Closes);
-        } else {
-            self.holds.ties.forget(party);
+        match self.holds.ties.next_of(party, None) {
+            Some(_) => self.end_party(party, Fate::Closes),
+            None => self.holds.ties.forget(party),
         }
         for session in self.holds.sessions.kept_by(client) {
             self.no_longer_alive(session, now);
@@ -85,15 +83,10 @@ impl Engine {
         left
     }
 
-    /// Returns the next request of a party that waits by no blocked connection.
+    /// Returns the next request of a party that is a session.
     fn next_request(&self, party: Party) -> Option<RequestId> {
-        match party {
-            Party::Connection(client) => self.requests.notified(client),
-            Party::Session(_) => {
-                let no = self.holds.sessions.of_party(party)?;
-                self.holds.sessions.get(no)?.waits.first().copied()
-            }
-        }
+        let no = self.holds.sessions.of_party(party)?;
+        self.holds.sessions.get(no)?.waits.first().copied()
     }
 
     fn forget_party(&mut self, party: Party, fate: Fate) {

@@ -102,12 +102,7 @@ impl Engine {
     /// Removes a place whose owner has a hold or a ticket by the value. A request that waits there leaves all of its queues: its
     /// client has to ask again.
     fn dismiss(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId, number: Arrival) {
-        let place = self.queues.at(lock).place(number);
-        let request = place.and_then(Place::request);
-        let outcome = match request.is_some_and(|id| self.waits_apart(id)) {
-            true => Outcome::Moved,
-            false => self.refusal_at(lock, number, Refusal::TryAgain),
-        };
+        let outcome = self.refusal_at(lock, number, Refusal::TryAgain);
         self.remove_place(entry, now, lock, number, outcome);
     }
 

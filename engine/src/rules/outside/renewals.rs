@@ -28,7 +28,11 @@ impl Engine {
                 continue;
             }
             if !self.may_renew(&tie, now) {
-                self.holds.ties.renewed(id, tie.end, Renewal::Paused);
+                let next = match tie.party {
+                    Party::Connection(_) => Renewal::Stopped,
+                    Party::Session(_) => Renewal::Paused,
+                };
+                self.holds.ties.renewed(id, tie.end, next);
             } else if keys.can_write(tie.name()) {
                 self.close_if_leaving(keys, tie.name());
                 self.renew_for(keys, now, id, &tie);
@@ -46,7 +50,7 @@ impl Engine {
             let pending = Pending::new(prolonged, None);
             self.outbox.push(Output {
                 to: Receiver::Nobody,
-                ..Output::new(self.requests.next_id(now), Outcome::Prolonged, pending)
+                ..Output::new(self.requests.next_id(), Outcome::Prolonged, pending)
             });
         }
         left

@@ -23,8 +23,6 @@ pub struct Ask<'a> {
     pub wait: Wait,
     /// The claim window if its place in the queue is a ticket: how long it is kept while no connection waits on it.
     pub ticket: Option<Millis>,
-    /// The channel that gets the outcome, instead of a blocked connection.
-    pub channel: Option<&'a [u8]>,
 }
 
 /// Whether a request waits.
@@ -133,9 +131,8 @@ impl Engine {
                 let answer = match promise.filter(|_| self.policy.confirms()) {
                     None => Answer::Granted(grant),
                     Some(promise) => {
-                        let (name, outcome) = (promise.name.clone(), Outcome::Granted(grant));
-                        let promises = vec![promise];
-                        Answer::Waiting(self.answer_confirmed(now, ask, &name, outcome, promises))
+                        let (outcome, promises) = (Outcome::Granted(grant), vec![promise]);
+                        Answer::Waiting(self.answer_confirmed(now, ask, outcome, promises))
                     }
                 };
                 self.settle_changed(entry, now, name, lock);
@@ -297,7 +294,7 @@ impl Engine {
                 return Err(Refusal::Full("dlock.max-places"));
             }
         }
-        let apart = ask.channel.is_some() || ask.terms.session.is_some();
+        let apart = ask.terms.session.is_some();
         let same_kind = older.is_some_and(|id| self.waits_apart(id) == apart);
         match ask.waits() && !same_kind {
             true if apart && self.requests.apart() >= self.policy.max_places => {
@@ -318,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if a request waits by a channel or in a session; else by a blocked connection.
+    /// Returns true if a request waits in a session; else by a blocked connection.
     pub(in crate::rules) fn waits_apart(&self, id: RequestId) -> bool {
         let request = self.requests.get(id);
         request.is_some_and(|request| !request.blocks())
@@ -434,7 +431,6 @@ impl Engine {
         id: RequestId,
         now: Now,
     ) {
-        let channel = ask.channel;
         let request = Request {
             owner,
             hash: self.requests.actor_hash(ask.owner, ask.terms.session),
@@ -446,7 +442,6 @@ impl Engine {
                 }
                 _ => None,
             },
-            channel: channel.map(|channel| self.requests.channel(ask.terms.client, channel)),
             at,
         };
         self.register(id, Box::new(request), now);
@@ -461,7 +456,7 @@ impl Engine {
         ask: &Ask,
         number: Arrival,
     ) -> Result<Answer, Refusal> {
-        let id = self.requests.next_id(now);
+        let id = self.requests.next_id();
         if let Some(place) = self.queues.place_mut(lock, number) {
             place.occupy(id);
             let (owner, place) = (place.owner.clone(), number);

@@ -4,9 +4,9 @@
 use super::acquire::{Ask, Wait};
 use super::hold::held;
 use crate::keyspace::Keyspace;
-use crate::outbox::{Message, Outcome, Output, Pending, Promise, Receiver};
+use crate::outbox::{Outcome, Output, Pending, Promise, Receiver};
 use crate::state::Engine;
-use crate::types::{ClientId, HoldRef, Millis, Name, NameRef, Now, Party, RequestId, SessionNo};
+use crate::types::{HoldRef, Millis, NameRef, Now, RequestId, SessionNo};
 use std::rc::Rc;
 
 impl Engine {
@@ -16,7 +16,6 @@ impl Engine {
         &mut self,
         now: Now,
         ask: &Ask,
-        name: &Name,
         outcome: Outcome,
         promises: Vec<Promise>,
     ) -> RequestId {
@@ -24,16 +23,9 @@ impl Engine {
             Wait::No => Some(now.steady()),
             Wait::For(ms) => ms.map(|ms| now.steady().after(ms)),
         };
-        let id = self.requests.next_id(now);
-        let to = match (ask.terms.session, ask.channel) {
-            (Some(session), _) => Receiver::Session(session),
-            (None, None) => Receiver::Connection,
-            (None, Some(channel)) => Receiver::Channel(Message {
-                channel: self.requests.channel(ask.terms.client, channel),
-                name: name.clone(),
-                owner: Rc::from(ask.owner),
-            }),
-        };
+        let id = self.requests.next_id();
+        let session = ask.terms.session;
+        let to = session.map_or(Receiver::Connection, Receiver::Session);
         let pending = Pending::new(promises, until);
         self.outbox.push(Output {
             to,
@@ -68,18 +60,8 @@ impl Engine {
             })
         };
         let promises = names.iter().filter_map(promise).collect();
-        let id = session.map(|no| self.session_id(no));
-        self.confirm(now, Outcome::Renewed(left, id), promises)
-    }
-
-    /// Queues the reply to a heartbeat until replicas confirm what it prolongs. Returns the number under which it waits.
-    pub(in crate::rules) fn confirm_keep(&mut self, now: Now, client: ClientId) -> RequestId {
-        let first_end = self.holds.ties.first_end(Party::Connection(client));
-        self.confirm(now, Outcome::KeepPending { client, first_end }, Vec::new())
-    }
-
-    fn confirm(&mut self, now: Now, outcome: Outcome, promises: Vec<Promise>) -> RequestId {
-        let id = self.requests.next_id(now);
+        let session = session.map(|no| self.session_id(no));
+        let (id, outcome) = (self.requests.next_id(), Outcome::Renewed(left, session));
         let pending = Pending::new(promises, Some(now.steady()));
         self.outbox.push(Output::new(id, outcome, pending));
         id

@@ -4,7 +4,7 @@ use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{Change, Ticket};
-use crate::outbox::{Message, Outcome, Output, Pending, Receiver};
+use crate::outbox::{Outcome, Output, Pending, Receiver};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::requests::acquire::{Ask, Wait};
@@ -103,8 +103,7 @@ impl Engine {
         self.put_out(id, &left, &name, outcome, Pending::default());
     }
 
-    /// Puts out the outcome of a request, which is for one lock if it waits by a channel. The rows of a session have its holds already,
-    /// unless replicas must confirm them first.
+    /// Puts out the outcome of a request. The rows of a session have its holds already, unless replicas must confirm them first.
     pub(in crate::rules) fn put_out(
         &mut self,
         id: RequestId,
@@ -113,17 +112,12 @@ impl Engine {
         outcome: Outcome,
         pending: Pending,
     ) {
-        let to = match (request.terms.session, &request.channel) {
-            (None, None) => Receiver::Connection,
-            (None, Some(channel)) => Receiver::Channel(Message {
-                channel: channel.clone(),
-                name: name.clone(),
-                owner: request.owner.clone(),
-            }),
-            (Some(session), _) if self.policy.confirms() && outcome.promises() => {
+        let to = match request.terms.session {
+            None => Receiver::Connection,
+            Some(session) if self.policy.confirms() && outcome.promises() => {
                 Receiver::Session(session)
             }
-            (Some(session), _) => {
+            Some(session) => {
                 let (name, owner) = (name.as_ref(), &request.owner);
                 let whose = HoldRef { name, owner };
                 return self.holds.sessions.ended(session, &outcome, whose);

@@ -318,8 +318,8 @@ impl Engine {
         let answer = match self.policy.confirms() {
             false => Answer::Granted(grants),
             true => {
-                let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-                Answer::Waiting(self.answer_confirmed(now, ask, &first, outcome, promises))
+                let outcome = Outcome::GrantedAll(grants);
+                Answer::Waiting(self.answer_confirmed(now, ask, outcome, promises))
             }
         };
         self.settle_all(keys, now, &at);
@@ -364,7 +364,7 @@ impl Engine {
         plan: &Plan,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
         let ask = plan.ask;
-        let (id, owner) = (self.requests.next_id(now), Rc::<[u8]>::from(ask.owner));
+        let (id, owner) = (self.requests.next_id(), Rc::<[u8]>::from(ask.owner));
         let mut parts = Vec::with_capacity(plan.wanted.len());
         for at in plan.locks() {
             let entry = keys.entry(at.name);

@@ -71,7 +71,7 @@ impl Engine {
                 .is_some_and(|its| its.rows.has_news(seen))
         };
         if let Some(ms) = keep.block.filter(|_| !news()) {
-            let id = self.requests.next_id(now);
+            let id = self.requests.next_id();
             let until = self.holds.timers.add(now.steady().after(ms), Due::News(no));
             self.set_session_due(no, None);
             let arrived = now.steady();

@@ -49,17 +49,10 @@ impl Model {
                 auto: None,
             }),
         };
-        if let Some(tie) = &tie {
-            self.note_tie(tie.client);
-        }
         let hold = self.held(key, owner, None)?;
         (hold.deadline, hold.tie, hold.touched) = (deadline, tie, true);
         // The module writes the hold even if its end stays.
         self.lock(key).ttl = None;
-        let client = |tie: Option<Tie>| tie.map(|tie| tie.client);
-        if client(tie) != client(before.tie) {
-            self.lose(key, &before, "taken");
-        }
         let left = deadline.saturating_sub(self.now);
         self.settle();
         Ok(left)
@@ -88,13 +81,7 @@ impl Model {
         for hold in holds.iter_mut().filter(|hold| hold.owner == owner) {
             (hold.holds, hold.touched) = (left, true);
         }
-        let gone: Vec<Hold> = holds
-            .iter()
-            .filter(|hold| hold.holds == 0)
-            .cloned()
-            .collect();
         holds.retain(|hold| hold.holds > 0);
-        gone.iter().for_each(|hold| self.lose(key, hold, "taken"));
     }
 
     /// Renews all of the leases or none. Returns the rest of the shortest.
@@ -153,16 +140,11 @@ impl Model {
             return Err(Error::Refused(Refusal::WrongType));
         }
         let stays = |hold: &Hold| owner.is_some_and(|owner| owner != hold.owner);
-        let ended: Vec<Hold> = lock
-            .holds
-            .iter()
-            .filter(|hold| !stays(hold))
-            .cloned()
-            .collect();
+        let before = lock.holds.len();
         lock.holds.retain(stays);
-        ended.iter().for_each(|hold| self.lose(key, hold, "forced"));
+        let ended = before - lock.holds.len();
         self.settle();
-        Ok(ended.len() as u64)
+        Ok(ended as u64)
     }
 
     /// Removes the owner's place, and answers the request that waits there.
@@ -185,9 +167,6 @@ impl Model {
         for wait in self.waits.clone() {
             if wait.asked.client == client {
                 self.depart(wait.id);
-                if wait.asked.channel.is_some() {
-                    self.tell(wait, Answer::Gone);
-                }
             }
         }
         for lock in self.locks.values_mut() {
@@ -197,7 +176,7 @@ impl Model {
             }
         }
         self.cut.remove(&client);
-        self.ended.insert(client);
+        self.waited.remove(&client);
         self.settle();
     }
 
@@ -266,13 +245,11 @@ impl Model {
     }
 
     /// Takes the value from the key, with the tickets without a waiting request. Waiters stay.
-    fn take_value(&mut self, key: &str, why: &'static str) -> Option<Value> {
+    fn take_value(&mut self, key: &str) -> Option<Value> {
         let value = self.value(key);
         let lock = self.lock(key);
         (lock.foreign, lock.ttl) = (false, None);
-        let gone = std::mem::take(&mut lock.holds);
-        gone.iter().for_each(|hold| self.lose(key, hold, why));
-        let lock = self.lock(key);
+        lock.holds.clear();
         lock.queue.retain(|place| place.wait.is_some());
         value
     }
@@ -283,9 +260,7 @@ impl Model {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
         (lock.foreign, lock.ttl) = (value.foreign, None);
-        let gone = std::mem::replace(&mut lock.holds, value.holds);
-        gone.iter().for_each(|hold| self.lose(key, hold, "removed"));
-        let lock = self.lock(key);
+        lock.holds = value.holds;
         // A ticket equal to one that is here is that ticket, and its window goes on.
         let told = |place: &Place| {
             let share = (place.limit, place.permits);
@@ -316,7 +291,7 @@ impl Model {
     /// Removes these keys, in one event.
     pub fn del(&mut self, keys: &[String]) {
         for key in keys {
-            self.take_value(key, "removed");
+            self.take_value(key);
         }
         self.settle();
     }
@@ -341,7 +316,7 @@ impl Model {
             return;
         }
         let Lock { ttl, written, .. } = self.lock(from).clone();
-        if let Some(value) = self.take_value(from, "renamed") {
+        if let Some(value) = self.take_value(from) {
             self.put_value(to, value.untied());
             let lock = self.lock(to);
             if lock.in_order().next().is_none() && lock.holds.len() < 2 {
@@ -381,7 +356,7 @@ impl Model {
             .collect();
         let values: Vec<(String, Option<Value>)> = keys
             .iter()
-            .map(|key| (swapped(key), self.take_value(key, "renamed")))
+            .map(|key| (swapped(key), self.take_value(key)))
             .collect();
         for (key, value) in values {
             self.put_value(&key, value.unwrap_or_default().untied());

@@ -1,10 +1,10 @@
 //! The contract in the plainest code: vectors, linear scans, and every millisecond one by one.
 //!
 //! Nothing here is fast and nothing comes from the engine. This file has the state and the answer to a request for locks;
-//! `settle` has the consequences of any event, `keep` all other events, `ties` the ties of connections, `words` the commands, and
+//! `settle` has the consequences of any event, `events` all other events, `ties` the ties of connections, `words` the commands, and
 //! [`deadlock`](crate::deadlock) defines which waits can never end.
 
-mod keep;
+mod events;
 mod settle;
 pub mod ties;
 pub mod words;
@@ -41,12 +41,8 @@ pub struct Model {
     pub unheard: Vec<Unheard>,
     /// The number of undelivered holds that stand because a later command touched them.
     pub spared: usize,
-    /// The connections that have ties, or had them.
-    pub connections: BTreeMap<u64, ties::Connection>,
-    /// The connection whose command is under way.
-    current_client: Option<u64>,
-    /// Connections that have ended.
-    ended: BTreeSet<u64>,
+    /// When a request last blocked a connection.
+    waited: BTreeMap<u64, Millis>,
     pub grants_made: u64,
     arrivals: u64,
     waits_made: u64,
@@ -148,8 +144,6 @@ pub struct Request {
     pub ephemeral: bool,
     /// AUTO: how long the server renews it.
     pub auto: Option<Millis>,
-    /// NOTIFY: the channel by which it waits without blocking.
-    pub channel: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -170,18 +164,11 @@ pub enum Answer {
     Null,
     Refused(Error),
     Cancelled,
-    /// The channel's word for the `TRYAGAIN` that a blocked connection receives.
-    Moved,
     Replaced,
-    Gone,
     /// The request waits, and its connection is blocked.
     Waits(u64),
-    /// The request waits by NOTIFY: the number of places before it, and its own number.
-    Noted(usize, u64),
     Number(u64),
     Remaining(Vec<Option<u32>>),
-    /// The number of ties, the shortest time left, and the losses.
-    KeepReply(usize, Option<Millis>, Vec<(String, u64, &'static str)>),
     /// Grant, count, the milliseconds left, and the owner if the request named none.
     Held(u64, u32, Millis, Option<String>),
     Ok,
@@ -535,12 +522,7 @@ impl Model {
         if let Some(at) = self.told.iter().position(|told| told.wait.id == id) {
             return self.told.remove(at).answer;
         }
-        let mut queue = self.lock(&request.keys[0]).queue.iter();
-        let before = queue.position(|place| place.wait == Some(id));
-        match request.channel {
-            None => Answer::Waits(id),
-            Some(_) => Answer::Noted(before.unwrap_or(0), id),
-        }
+        Answer::Waits(id)
     }
 
     /// Queues the request in place of its owner's older ones, at every lock where it must wait.
@@ -578,9 +560,7 @@ impl Model {
         };
         let asked = request.clone();
         self.waits.push(Wait { id, asked, until });
-        if request.channel.is_none() {
-            self.note_waiting(request.client);
-        }
+        self.note_waiting(request.client);
         id
     }
 
@@ -613,14 +593,6 @@ impl Model {
     fn exceeded(&self, then: &Model) -> Option<&'static str> {
         let grown = |before: usize, after: usize, most: usize| after > before && after > most;
         let queue = |model: &Model, key: &String| model.locks.get(key).map_or(0, Lock::places);
-        let noted = |model: &Model| {
-            model
-                .waits
-                .iter()
-                .filter(|wait| wait.asked.channel.is_some())
-                .count()
-        };
-        let blocked = |model: &Model| model.waits.len() - noted(model);
         let policy = &self.policy;
         if then
             .locks
@@ -629,11 +601,11 @@ impl Model {
         {
             return Some("dlock.max-queue");
         }
-        let places = grown(self.places(), then.places(), policy.max_places);
-        if places || grown(noted(self), noted(then), policy.max_places) {
+        if grown(self.places(), then.places(), policy.max_places) {
             return Some("dlock.max-places");
         }
-        grown(blocked(self), blocked(then), policy.max_waiters).then_some("dlock.max-waiters")
+        let waits = (self.waits.len(), then.waits.len());
+        grown(waits.0, waits.1, policy.max_waiters).then_some("dlock.max-waiters")
     }
 
     /// Returns the holders and the waiters: all that a deadlock depends on.

@@ -41,16 +41,10 @@ impl Model {
 
     fn end_what_is_over(&mut self) {
         let (now, steady) = (self.now, self.steady);
-        let mut over = Vec::new();
-        for (key, lock) in &mut self.locks {
-            let ended = lock.holds.iter().filter(|hold| hold.deadline <= now);
-            over.extend(ended.map(|hold| (key.clone(), hold.clone())));
+        for lock in self.locks.values_mut() {
             lock.holds.retain(|hold| hold.deadline > now);
             let kept = |place: &Place| place.kept_until.is_none_or(|until| until > steady);
             lock.queue.retain(kept);
-        }
-        for (key, hold) in over {
-            self.lose(&key, &hold, "expired");
         }
     }
 
@@ -96,12 +90,7 @@ impl Model {
                 .filter(brought)
                 .filter_map(|place| place.wait);
             for id in waits.collect::<Vec<_>>() {
-                let by_channel = |wait: &Wait| wait.id == id && wait.asked.channel.is_some();
-                let answer = match self.waits.iter().any(by_channel) {
-                    true => Answer::Moved,
-                    false => Answer::Refused(Error::Refused(Refusal::TryAgain)),
-                };
-                self.end_wait(id, answer);
+                self.end_wait(id, Answer::Refused(Error::Refused(Refusal::TryAgain)));
             }
             // A holder has no ticket.
             let queue = &mut self.lock(&key).queue;
@@ -159,8 +148,7 @@ impl Model {
             .collect();
         self.remove_wait(wait.id);
         let answer = self.take_all(asked);
-        // A grant by NOTIFY stands once its message is published.
-        if asked.channel.is_none() && self.cut.contains(&asked.client) {
+        if self.cut.contains(&asked.client) {
             for (key, ticket) in new {
                 let hold = self.locks[&key].hold(&asked.owner);
                 self.unheard.push(Unheard {
@@ -203,8 +191,7 @@ impl Model {
             client: request.client,
             touched: false,
         });
-        let told = hold.clone();
-        hold.touched = told.holds > 0;
+        hold.touched = hold.holds > 0;
         hold.client = request.client;
         if hold.limit > request.limit {
             (hold.grant, hold.since) = (fresh, latest);
@@ -222,17 +209,12 @@ impl Model {
         if request.ephemeral || request.auto.is_some() {
             let client = request.client;
             let same = hold.tie.filter(|tie| tie.client == client);
-            if same.is_none() {
-                // The old connection knows the hold by its old token.
-                self.revoke(key, &told, "taken");
-            }
             let auto = request.auto.map(|ms| self.auto(request.lease, ms));
             let tie = Tie {
                 client,
                 ephemeral: request.ephemeral || same.is_some_and(|tie| tie.ephemeral),
                 auto: auto.or(same.and_then(|tie| tie.auto)),
             };
-            self.note_tie(client);
             hold.tie = Some(tie);
         }
         if hold.grant == fresh {
@@ -301,9 +283,7 @@ impl Model {
             lock.keep_places(|place| place.wait != Some(id));
         }
         let wait = self.waits.remove(at);
-        if wait.asked.channel.is_none() {
-            self.note_waiting(wait.asked.client);
-        }
+        self.note_waiting(wait.asked.client);
         Some(wait)
     }
 

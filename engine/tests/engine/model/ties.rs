@@ -1,6 +1,6 @@
-//! The ties between holds and connections: AUTO, EPHEMERAL, heartbeats, and the losses that a connection learns.
+//! The ties between holds and connections: AUTO and EPHEMERAL.
 
-use super::{Answer, Hold, Model};
+use super::Model;
 use dlock_engine::Millis;
 
 /// A tie between a hold and a connection.
@@ -19,8 +19,6 @@ pub struct Auto {
     pub lease: Millis,
     /// From when on, and for how long, the server renews; none without bound.
     pub bound: Option<(Millis, Millis)>,
-    /// From when on, and for how long, it renews by a heartbeat that its connection has sent since.
-    pub kept: Option<(Millis, Millis)>,
     pub next: Next,
 }
 
@@ -30,24 +28,13 @@ pub enum Next {
     /// When a quarter to a third of a lease (the second) has passed since an instant (the first): the engine chooses.
     Since(Millis, Millis),
     At(Millis),
-    /// When its connection sends a heartbeat.
-    Paused,
-    /// Never: the hold is too old.
+    /// Never: its time has passed, or the hold is too old.
     Stopped,
-}
-
-/// A connection that has ties, or had them.
-#[derive(Debug, Clone, Default)]
-pub struct Connection {
-    /// When a request last blocked it.
-    waited: Millis,
-    /// Its losses that it has not learned yet: locks, grants, and why.
-    pub lost: Vec<(String, u64, &'static str)>,
 }
 
 impl Auto {
     pub(super) fn renews(&self) -> bool {
-        !matches!(self.next, Next::Paused | Next::Stopped)
+        self.next != Next::Stopped
     }
 }
 
@@ -57,51 +44,13 @@ impl Model {
         Auto {
             lease,
             bound: (ms > 0).then_some((self.steady, ms)),
-            kept: None,
             next: Next::Since(self.steady, lease),
-        }
-    }
-
-    /// Records that a connection has lost the tie of a hold, unless its own command did that.
-    pub(super) fn lose(&mut self, key: &str, hold: &Hold, why: &'static str) {
-        let Some(tie) = hold.tie else { return };
-        let itself = ["taken", "forced"].contains(&why) && self.current_client == Some(tie.client);
-        if !itself {
-            self.revoke(key, hold, why);
-        }
-    }
-
-    /// Records the loss of a tie where another connection tied the hold, or no connection's command ended it.
-    pub(super) fn revoke(&mut self, key: &str, hold: &Hold, why: &'static str) {
-        if let Some(tie) = hold.tie.filter(|tie| !self.ended.contains(&tie.client)) {
-            let connection = self.connections.entry(tie.client).or_default();
-            connection.lost.push((key.to_string(), hold.grant, why));
         }
     }
 
     /// Notes that a connection begins to wait, or has waited.
     pub(super) fn note_waiting(&mut self, client: u64) {
-        let steady = self.steady;
-        if let Some(connection) = self.connections.get_mut(&client) {
-            connection.waited = steady;
-        }
-    }
-
-    /// Returns the holds that are tied to a connection.
-    pub(super) fn ties(&self, client: u64) -> impl Iterator<Item = &Hold> {
-        let holds = self.locks.values().flat_map(|lock| &lock.holds);
-        holds.filter(move |hold| hold.tie.is_some_and(|tie| tie.client == client))
-    }
-
-    /// Notes that a hold is tied to this connection: from now on its losses are recorded.
-    pub(super) fn note_tie(&mut self, client: u64) {
-        self.connections.entry(client).or_default();
-    }
-
-    /// Forgets connections that have ended: they learn nothing more.
-    pub(super) fn forget_connections(&mut self) {
-        let ended = &self.ended;
-        self.connections.retain(|client, _| !ended.contains(client));
+        self.waited.insert(client, self.steady);
     }
 
     /// Returns true if the time for which the server renews a hold has passed.
@@ -109,13 +58,9 @@ impl Model {
         let Some((since, ms)) = tie.auto.and_then(|auto| auto.bound) else {
             return false;
         };
-        let blocks =
-            |wait: &super::Wait| wait.asked.client == tie.client && wait.asked.channel.is_none();
-        let nobody = Connection::default();
-        let connection = self.connections.get(&tie.client).unwrap_or(&nobody);
-        let over = |(since, ms): (Millis, Millis)| since.max(connection.waited) + ms <= self.steady;
-        let kept = tie.auto.and_then(|auto| auto.kept);
-        !self.waits.iter().any(blocks) && over((since, ms)) && kept.is_none_or(over)
+        let mut blocked = self.waits.iter().map(|wait| wait.asked.client);
+        let waited = self.waited.get(&tie.client).copied().unwrap_or_default();
+        !blocked.any(|client| client == tie.client) && since.max(waited) + ms <= self.steady
     }
 
     /// Returns when the next renewal is due, on the steady clock; now if the engine is yet to choose.
@@ -124,7 +69,7 @@ impl Model {
         let nexts = holds.filter_map(|hold| match hold.tie?.auto?.next {
             Next::At(at) => Some(at),
             Next::Since(..) => Some(self.steady),
-            Next::Paused | Next::Stopped => None,
+            Next::Stopped => None,
         });
         nexts.min()
     }
@@ -138,17 +83,10 @@ impl Model {
     /// Renews the holds whose renewal is due.
     pub(super) fn renew_by_itself(&mut self) {
         let steady = self.steady;
-        self.renew_those(|tie| {
-            let auto = tie.auto;
-            auto.is_some_and(|auto| matches!(auto.next, Next::At(at) if at <= steady))
-        });
-    }
-
-    /// Renews the holds with these ties.
-    fn renew_those(&mut self, chosen: impl Fn(&Tie) -> bool) {
+        let due = |auto: Auto| matches!(auto.next, Next::At(at) if at <= steady);
         let mut locks = std::mem::take(&mut self.locks);
         for hold in locks.values_mut().flat_map(|lock| &mut lock.holds) {
-            let Some(tie) = hold.tie.filter(&chosen) else {
+            let Some(tie) = hold.tie.filter(|tie| tie.auto.is_some_and(due)) else {
                 continue;
             };
             // A hold that has ended before is not renewed.
@@ -160,7 +98,7 @@ impl Model {
                 continue;
             };
             if over {
-                auto.next = Next::Paused;
+                auto.next = Next::Stopped;
                 continue;
             }
             let lease = auto.lease.min(self.policy.max_lease_ms);
@@ -173,36 +111,5 @@ impl Model {
             };
         }
         self.locks = locks;
-    }
-
-    /// Answers a connection's heartbeat.
-    pub(super) fn keep(&mut self, client: u64, ms: Millis) -> Answer {
-        let (now, steady) = (self.now, self.steady);
-        let count = self.ties(client).count();
-        let autos = self
-            .ties(client)
-            .filter(|hold| hold.tie.is_some_and(|tie| tie.auto.is_some()));
-        let left = autos.map(|hold| hold.deadline - now).min();
-        let mut lost = Vec::new();
-        if let Some(connection) = self.connections.get_mut(&client) {
-            lost = std::mem::take(&mut connection.lost);
-        }
-        let waited = self.connections.get(&client).map_or(0, |its| its.waited);
-        let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
-        let ties = holds.filter_map(|hold| hold.tie.as_mut());
-        let autos = ties
-            .filter(|tie| tie.client == client)
-            .filter_map(|tie| tie.auto.as_mut());
-        for auto in autos {
-            let later = |(since, kept): (Millis, Millis)| since.max(waited) + kept > steady + ms;
-            if !auto.kept.is_some_and(later) {
-                auto.kept = Some((steady, ms));
-            }
-        }
-        self.renew_those(|tie| {
-            let auto = tie.auto.filter(|_| tie.client == client);
-            auto.is_some_and(|auto| auto.next == Next::Paused)
-        });
-        Answer::KeepReply(count, left, lost)
     }
 }

@@ -19,16 +19,12 @@ impl Model {
         }
         match act {
             Act::Command(command) => {
-                // A script's command belongs to no connection.
-                self.current_client = command.may_wait.then_some(command.client);
                 let answer = self.run(command, tokens);
                 self.note_writes();
-                self.current_client = None;
                 if command.pipelined {
                     return Ok(answer);
                 }
                 self.give_back();
-                self.forget_connections();
                 return Ok(answer);
             }
             Act::Wait(ms) => self.pass(*ms),
@@ -68,7 +64,6 @@ impl Model {
             _ => return Err(()),
         }
         self.give_back();
-        self.forget_connections();
         Ok(None)
     }
 
@@ -80,14 +75,8 @@ impl Model {
     fn run(&mut self, command: &Command, tokens: &BTreeMap<u64, u64>) -> Option<Answer> {
         let text =
             |word: &String| String::from_utf8_lossy(&script::bytes(word, tokens)).into_owned();
-        // A name that is used again stands for a new connection.
-        self.ended.remove(&command.client);
         let words: Vec<String> = command.words.iter().map(text).collect();
         let verb = words[0].to_ascii_uppercase();
-        if verb == "KEEP" {
-            let ms = words.get(1)?.parse().ok().filter(|ms| *ms > 0)?;
-            return command.may_wait.then(|| self.keep(command.client, ms));
-        }
         let many = ["MACQUIRE", "MRELEASE", "MRENEW"].contains(&verb.as_str());
         let first = if many { 2 } else { 1 };
         let count = if many { words.get(1)?.parse().ok()? } else { 1 };
@@ -205,12 +194,10 @@ impl Model {
     ) -> Request {
         let unnamed = owner == "*";
         let block = options.number("BLOCK").filter(|_| command.may_wait);
-        let channel = options.text("NOTIFY");
-        let waits = block.is_some() || channel.is_some();
-        let default = if waits {
-            0
-        } else {
-            self.policy.claim_window_ms
+        let waits = block.is_some();
+        let default = match waits {
+            true => 0,
+            false => self.policy.claim_window_ms,
         };
         Request {
             client: command.client,
@@ -227,8 +214,8 @@ impl Model {
                 .max(if options.has("AUTO") { 1_000 } else { 0 }),
             wait: match block {
                 Some(ms) if ms > 0 => Patience::For(ms),
-                _ if waits => Patience::Endless,
-                _ => Patience::None,
+                Some(_) => Patience::Endless,
+                None => Patience::None,
             },
             holds: options.count("HOLDS"),
             limit: options.limit().unwrap_or(1),
@@ -238,7 +225,6 @@ impl Model {
                 .then(|| options.number("CLAIM").unwrap_or(default)),
             ephemeral: options.has("EPHEMERAL"),
             auto: options.number("AUTO"),
-            channel,
         }
     }
 }
@@ -257,7 +243,7 @@ impl Options {
         while let Some(word) = words.next() {
             let word = word.to_ascii_uppercase();
             let valued = [
-                "BLOCK", "NOTIFY", "HOLDS", "LIMIT", "PERMITS", "CLAIM", "TOKEN", "AUTO",
+                "BLOCK", "HOLDS", "LIMIT", "PERMITS", "CLAIM", "TOKEN", "AUTO",
             ]
             .contains(&word.as_str());
             match word.parse() {

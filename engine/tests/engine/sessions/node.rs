@@ -287,7 +287,7 @@ impl Node {
 
     /// Makes the server a replica, and at once a primary again.
     pub fn change_roles(&mut self) {
-        self.server.engine.demote(self.now);
+        self.server.engine.demote();
         self.server.primary = false;
         self.server.follow_dirty(self.now);
         self.begin();
