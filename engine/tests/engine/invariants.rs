@@ -94,7 +94,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         seen().try_for_each(|(name, row)| one_place(name, row))?;
         answered(after)?;
     }
-    all_or_none(after)?;
+    all_or_none(before, after)?;
     ephemeral_ends(before, after)?;
     quarantine(after)?;
     leases_kept(before, after)?;
@@ -255,7 +255,10 @@ fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
 }
 
 fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
-    let over = |place: &&Place| place.is_absent() && place.left.is_none_or(|left| left == 0);
+    // A session's place may be absent for as long as the window of the session.
+    let over = |place: &&Place| {
+        place.is_absent() && !place.in_session && place.left.is_none_or(|left| left == 0)
+    };
     let upgrade = row.upgrade.iter().find(|place| place.is_absent());
     match row.queue.iter().find(over).or(upgrade) {
         None => Ok(()),
@@ -282,7 +285,10 @@ fn watched(name: &Name, row: &Row) -> Result<(), Broken> {
     let tickets: Vec<_> = tickets
         .map(|place| (place.owner.clone(), place.limit, place.permits))
         .collect();
-    if watched != row.in_order().next().is_some() || Some(&tickets) != row.tickets.as_ref() {
+    // A session's place that is absent does not show whether it is a ticket.
+    let is_plain = !row.in_order().any(|place| place.in_session);
+    let differs = is_plain && Some(&tickets) != row.tickets.as_ref();
+    if watched != row.in_order().next().is_some() || differs {
         return broken(Rule::Watched, format!("{}: {row:?}", key(name)));
     }
     Ok(())
@@ -325,6 +331,9 @@ fn no_overtaking(
     // A newer request for many locks has entered all of its queues again: behind all places there.
     let entered = |wait: &Waiting| wait.many && wait.event > before.event;
     let anew = |place: &Place| {
+        if after.entered.contains(&(name.clone(), place.owner.clone())) {
+            return true;
+        }
         let its = |wait: &Waiting| wait.owner == place.owner && wait.names.contains(name);
         after.waits.values().any(|wait| entered(wait) && its(wait))
     };
@@ -406,7 +415,7 @@ fn places(after: &Picture) -> Result<(), Broken> {
 fn answered(after: &Picture) -> Result<(), Broken> {
     let rows = after.rows.iter();
     for (name, row) in rows.filter(|(name, _)| !after.unseen.contains(*name)) {
-        for place in row.in_order() {
+        for place in row.in_order().filter(|place| !place.in_session) {
             let here = |wait: &&Waiting| wait.owner == place.owner && wait.names.contains(name);
             let waits = after.waits.values().filter(here);
             if waits.count() != usize::from(!place.is_absent()) {
@@ -450,12 +459,18 @@ fn told_once(after: &Picture) -> Result<(), Broken> {
     }
 }
 
-fn all_or_none(after: &Picture) -> Result<(), Broken> {
+fn all_or_none(before: &Picture, after: &Picture) -> Result<(), Broken> {
     let told = |name: &Name, owner: &[u8], token: Token| {
-        after.answers.iter().any(|answer| {
+        let by_answer = after.answers.iter().any(|answer| {
             let mut parts = answer.names.iter().zip(&answer.tokens);
             answer.owner == owner && parts.any(|part| part == (name, &token))
-        })
+        });
+        // A row tells of a grant in a session.
+        let by_row = |place: &Place| place.in_session && place.owner == owner;
+        let row = before.rows.get(name);
+        by_answer
+            || row.is_some_and(|row| row.in_order().any(by_row))
+            || after.entered.contains(&(name.clone(), owner.to_vec()))
     };
     for (name, owner, token) in &after.grants {
         if !told(name, owner, *token) {
@@ -598,6 +613,10 @@ fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {
 }
 
 fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    // The scene lacks the waits of sessions. Their own comparison has a rule for them.
+    if after.sessions {
+        return Ok(());
+    }
     let stands = |scene, id: u64| deadlock::play(scene).waits.iter().any(|wait| wait.id == id);
     for asked in &after.refused {
         let stuck = after.detection && stands(after.scene_with(asked), u64::MAX);

@@ -48,6 +48,9 @@ pub struct Picture {
     /// The outcomes that waiters received since the previous picture.
     pub heard: Vec<Heard>,
     pub unasked: Vec<(RequestId, Outcome)>,
+    /// The places that requests in sessions have made since the previous picture, and whether there has been any such request.
+    pub entered: BTreeSet<(Name, Vec<u8>)>,
+    pub sessions: bool,
     /// The requests refused with DEADLOCK since the previous picture.
     pub refused: Vec<Waiting>,
     /// Whether deadlock detection is on, and whether its search has no bound.
@@ -105,6 +108,8 @@ pub struct Place {
     pub permits: Permits,
     pub kind: PlaceKind,
     pub left: Option<Millis>,
+    /// Whether a session waits here.
+    pub in_session: bool,
 }
 
 impl Place {
@@ -183,6 +188,8 @@ impl Picture {
             heard: std::mem::take(&mut world.heard),
             unasked: std::mem::take(&mut world.unasked),
             refused: std::mem::take(&mut world.refused),
+            entered: std::mem::take(&mut world.entered),
+            sessions: world.sessions,
         }
     }
 
@@ -336,6 +343,7 @@ fn row(world: &World, name: &Name) -> Row {
         permits: place.share.permits,
         kind: place.kind,
         left: place.left_ms,
+        in_session: place.session.is_some(),
     });
     // A holder that waits is waiting for an upgrade.
     let holds = |place: &Place| holders.iter().any(|hold| hold.owner == place.owner);

@@ -41,6 +41,12 @@ pub struct World {
     pub late: bool,
     /// The waiting requests, as their connections know them.
     pub waits: BTreeMap<RequestId, Waiting>,
+    /// The blocked SESSION commands, with their connections.
+    pub keeping: BTreeMap<RequestId, u64>,
+    /// The places that requests in sessions have made since a test last took this.
+    pub entered: BTreeSet<(Name, Vec<u8>)>,
+    /// Whether any request was made in a session.
+    pub sessions: bool,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
     /// Connections that broke without the server noticing: no answer reaches them.
@@ -120,6 +126,8 @@ pub struct Waiting {
     pub limit: Limit,
     pub permits: Permits,
     pub until: Option<SteadyMs>,
+    /// Whether it asks in a session: a row has the outcome, and none of `waits`.
+    pub in_session: bool,
     /// The event in which it began to wait.
     pub event: u64,
 }
@@ -198,6 +206,9 @@ impl World {
             writable: true,
             late: false,
             waits: BTreeMap::new(),
+            keeping: BTreeMap::new(),
+            entered: BTreeSet::new(),
+            sessions: false,
             ended: BTreeSet::new(),
             cut: BTreeSet::new(),
             turn_goes_on: false,
@@ -390,9 +401,18 @@ impl World {
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
         let mut answer = self.primary.run(self.now, db, client, &heard);
         self.renewed.extend(renews(words));
-        if let Some(asked) = self.asked(client, db, words) {
-            answer = self.falsify(&asked, answer);
-            self.note(asked, &answer, late);
+        match self.asked(client, db, words) {
+            Some(asked) if asked.in_session => self.note_in_session(asked, &answer),
+            Some(asked) => {
+                answer = self.falsify(&asked, answer);
+                self.note(asked, &answer, late);
+            }
+            None => {
+                // The only other command that blocks.
+                if let Ok(Reply::Wait(id, _)) = &answer {
+                    self.keeping.insert(*id, client.id);
+                }
+            }
         }
         self.perform();
         if !self.turn_goes_on && !self.unheard.is_empty() {
@@ -450,6 +470,32 @@ impl World {
         }
     }
 
+    /// Notes the answer to a request for locks in a session.
+    fn note_in_session(&mut self, asked: Waiting, answer: &Result<Reply, Error>) {
+        self.sessions = true;
+        let Ok(Reply::Array(parts)) = answer else {
+            return;
+        };
+        match &parts[..] {
+            [Reply::Integer(token), _] => self.granted(&asked, vec![Token(*token)], true),
+            [Reply::Array(tokens), _] => {
+                let tokens = tokens.iter().map(|token| Token(number(token))).collect();
+                self.granted(&asked, tokens, true);
+            }
+            _ => {
+                let places = asked.names.iter();
+                let places = places.map(|name| (name.clone(), asked.owner.clone()));
+                self.entered.extend(places);
+            }
+        }
+    }
+
+    /// Returns true if a connection is blocked.
+    pub fn blocks(&self, client: u64) -> bool {
+        let mut waits = self.waits.values().map(|wait| wait.client);
+        waits.any(|id| id == client) || self.keeping.values().any(|id| *id == client)
+    }
+
     /// Returns the request that a command of the ACQUIRE family makes.
     pub fn asked(&self, client: Client, db: u32, words: &[&[u8]]) -> Option<Waiting> {
         let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
@@ -483,6 +529,7 @@ impl World {
             limit: limit?,
             permits: number("PERMITS").map_or(Some(ONE), |n| Permits::new(n as u32))?,
             until: block.map(|ms| self.now.steady().after(ms)),
+            in_session: at("IN").is_some(),
             event: self.event,
         })
     }
@@ -500,8 +547,11 @@ impl World {
     /// Ends a connection; the server notices.
     pub fn dies(&mut self, client: u64) {
         let waits = self.waits.iter().filter(|(_, wait)| wait.client == client);
-        for id in waits.map(|(id, _)| *id).collect::<Vec<_>>() {
+        let keeping = self.keeping.iter().filter(|(_, id)| **id == client);
+        let ids = waits.map(|(id, _)| *id).chain(keeping.map(|(id, _)| *id));
+        for id in ids.collect::<Vec<_>>() {
             self.waits.remove(&id);
+            self.keeping.remove(&id);
             if !self.is(Fault::DeadWaiterStays) {
                 let now = self.now;
                 self.engine().leave(id, now);
@@ -814,6 +864,7 @@ impl World {
         self.engine().promote();
         // The server ends every blocked wait.
         self.waits.clear();
+        self.keeping.clear();
         self.cut.clear();
         self.perform();
     }
@@ -883,6 +934,9 @@ impl World {
     }
 
     fn deliver(&mut self, id: RequestId, outcome: Outcome, promises: Vec<Promise>) {
+        if self.keeping.remove(&id).is_some() {
+            return;
+        }
         let Some(asked) = self.waits.remove(&id) else {
             return self.unasked.push((id, outcome));
         };
@@ -971,10 +1025,13 @@ fn renews(words: &[&[u8]]) -> Option<Vec<u8>> {
     renews.then(|| owner.to_vec())
 }
 
-/// Returns true if a command limits how long the server renews a hold.
+/// Returns true if a command limits how long the server renews a hold: by its own time, or by that of a session.
 fn bounds_auto(words: &[&[u8]]) -> bool {
     let mut pairs = words.windows(2);
-    pairs.any(|pair| pair[0].eq_ignore_ascii_case(b"AUTO") && pair[1] != b"0")
+    pairs.any(|pair| {
+        let auto = pair[0].eq_ignore_ascii_case(b"AUTO") && pair[1] != b"0";
+        auto || pair[0].eq_ignore_ascii_case(b"IN")
+    })
 }
 
 /// Returns the options of a command in upper case, each with its value if it takes one.
@@ -983,7 +1040,8 @@ fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
     let mut said = Vec::new();
     while let Some(word) = words.next() {
         let option = String::from_utf8_lossy(word).to_ascii_uppercase();
-        let valued = ["BLOCK", "HOLDS", "LIMIT", "PERMITS", "CLAIM"].contains(&option.as_str());
+        let valued =
+            ["BLOCK", "HOLDS", "LIMIT", "PERMITS", "CLAIM", "IN"].contains(&option.as_str());
         let value = words.as_slice().first().copied().filter(|_| valued);
         if value.is_some() {
             words.next();

@@ -45,8 +45,7 @@ impl Story {
 
     /// Sends a command on a connection. A waiting one cannot send: then the command is a script's.
     pub fn send(&mut self, id: u64, words: &[&[u8]]) -> Result<Reply, Error> {
-        let busy = self.world.waits.values().any(|wait| wait.client == id);
-        let client = match busy || id > CONNECTIONS {
+        let client = match self.world.blocks(id) || id > CONNECTIONS {
             true => Client::script(CONNECTIONS + id),
             false => Client::connection(id),
         };

@@ -11,13 +11,13 @@
 //! | `e`, `t` | the server removes the keys whose TTL has run out; a second passes |
 //! | `q 70`, `g`, `h 70`, `l 2` | quarantine begins; `grants` is toggled; `max-hold-ms`; the caps |
 //!
-//! In a word `%41` is the byte 0x41, `@` the last token, `^` 1,024 bytes and `^^` one more.
+//! In a word `%41` is the byte 0x41, `@` the last token, `$` the id of the last session, `^` 1,024 bytes and `^^` one more.
 
 use super::story::{Story, CONNECTIONS};
 use crate::arguments::clear;
 use crate::server::command;
 use crate::world::Op;
-use dlock_commands::table::COMMANDS;
+use dlock_commands::table::{Verb, COMMANDS};
 use dlock_commands::Reply;
 use dlock_engine::{Millis, NameRef, Token, MAX_OWNER};
 
@@ -27,8 +27,8 @@ const STEPS: usize = 60;
 /// Checks the property.
 pub fn hold(conversation: &[u8]) {
     let mut story = Story::new();
-    // Whether the server has not processed what is due.
-    let mut late = false;
+    // Whether the server has not processed what is due, and the id of the last session.
+    let (mut late, mut session) = (false, 0);
     for line in conversation.split(|byte| *byte == b'\n').take(STEPS) {
         let Some((first, rest)) = line.split_first() else {
             continue;
@@ -36,7 +36,13 @@ pub fn hold(conversation: &[u8]) {
         story.world.only_time &= *first == b'+';
         match first {
             b'1'..=b'9' => {
-                say(&mut story, u64::from(first - b'0'), rest, late);
+                say(
+                    &mut story,
+                    u64::from(first - b'0'),
+                    rest,
+                    late,
+                    &mut session,
+                );
                 story.look(true);
             }
             b'!' => {
@@ -54,9 +60,9 @@ pub fn hold(conversation: &[u8]) {
     story.end();
 }
 
-/// Sends a line on a connection.
-fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
-    let mut words = self::words(line, story.world.last_token.0);
+/// Sends a line on a connection. Learns the id of a session from its reply.
+fn say(story: &mut Story, id: u64, line: &[u8], late: bool, session: &mut u64) {
+    let mut words = self::words(line, story.world.last_token.0, *session);
     let Some(verb) = words.first_mut() else {
         return;
     };
@@ -74,6 +80,13 @@ fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
         Ok(reply) => {
             if !sound(&reply) {
                 story.fail("the reply is malformed");
+            }
+            match (spec.verb, &reply) {
+                (Verb::Session, Reply::Array(parts)) => *session = id_in(parts.first()),
+                (_, Reply::Array(parts)) if words.contains(&&b"IN"[..]) => {
+                    *session = id_in(parts.last());
+                }
+                _ => {}
             }
         }
         Err(error) if !clear(&error) => story.fail("the error does not say what is wrong"),
@@ -93,7 +106,7 @@ fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
 /// Performs an event that is no command. Returns whether only the module created and removed keys.
 fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
     let (id, ms) = (number(rest) % (CONNECTIONS + 1), number(rest));
-    let keys = words(rest, 0);
+    let keys = words(rest, 0, 0);
     let key = |at: usize| {
         let key = keys.get(at).map_or(&b"shop"[..], Vec::as_slice);
         NameRef { db: 0, key }.to_owned()
@@ -142,6 +155,14 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
     false
 }
 
+/// Returns the id of a session in a reply.
+fn id_in(part: Option<&Reply>) -> u64 {
+    match part {
+        Some(Reply::Integer(id)) => *id,
+        _ => 0,
+    }
+}
+
 /// Returns true if a reply is well-formed: tokens and counts as promised, and every integer readable by all clients.
 fn sound(reply: &Reply) -> bool {
     match reply {
@@ -163,11 +184,12 @@ fn number(text: &[u8]) -> Millis {
 }
 
 /// Returns the words of a line.
-fn words(line: &[u8], last_token: u64) -> Vec<Vec<u8>> {
+fn words(line: &[u8], last_token: u64, session: u64) -> Vec<Vec<u8>> {
     let line = line.strip_prefix(b" ").unwrap_or(line);
     line.split(|byte| *byte == b' ')
         .map(|word| match word {
             b"@" => last_token.to_string().into_bytes(),
+            b"$" => session.to_string().into_bytes(),
             b"^" => vec![b'x'; MAX_OWNER],
             b"^^" => vec![b'x'; MAX_OWNER + 1],
             word => unescaped(word),
