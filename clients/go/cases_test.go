@@ -131,21 +131,12 @@ type oneCase struct {
 
 // gone has the cases of all languages that look for something that is gone, or that Go does not have.
 var gone = map[string]string{
-	"no_channel":                    "no messages are heard: rows tell",
-	"closed_without_a_channel":      "no messages are heard: rows tell",
-	"no_right_to_ping":              "nothing is pinged; and a session has no EPHEMERAL holds",
-	"permits_of_an_owner":           "no owner is used twice, so nothing is re-entered",
-	"a_name_is_of_one_client":       "no owner is used twice, so nothing is re-entered",
-	"a_re_entry_sends_nothing":      "no owner is used twice, so nothing is re-entered",
-	"taken_again_after_a_loss":      "no owner is used twice; a release of what was lost goes on until it is answered",
-	"a_late_release_of_a_lost_hold": "a release names the token; sessions.json has late commands",
-	"a_refused_keep_is_the_reason":  "KEEP is not used; sessions.json has a refused SESSION",
-	"no_right_to_renew":             "a grant after a wait is told by its row, and is not confirmed by RENEW",
-	"a_fork":                        "a program in Go does not fork",
-	"work_that_is_yet_to_be_done":   "a function in Go has no generators and no coroutines: it returns when its work is done",
+	"no_right_to_ping":                "nothing is pinged; and a session has no EPHEMERAL holds",
+	"a_refused_renewal_is_the_reason": "the session renews; sessions.json has a refused SESSION",
+	"no_right_to_renew":               "a grant after a wait is told by its row, and is not confirmed by RENEW",
+	"a_fork":                          "a program in Go does not fork",
+	"work_that_is_yet_to_be_done":     "a function in Go has no generators and no coroutines: it returns when its work is done",
 
-	"an_inner_hold_ends_no_outer_one":             "no owner is used twice, so nothing is re-entered",
-	"a_late_release_ends_no_later_hold":           "a release names the token; sessions.json has late commands",
 	"an_ephemeral_hold_over_a_failover_elsewhere": "a session has no EPHEMERAL holds",
 	"an_ephemeral_hold_ends_with_its_connection":  "a session has no EPHEMERAL holds",
 }

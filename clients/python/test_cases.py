@@ -20,19 +20,10 @@ from stage import KINDS, PATIENCE, Server, addresses, command, control, error_of
 HERE = Path(__file__).parent
 # What these cases of all languages look for is gone with the connection of our own.
 GONE = {
-    "no_channel": "no messages are heard: rows tell",
-    "closed_without_a_channel": "no messages are heard: rows tell",
     "no_right_to_ping": "nothing is pinged; and a session has no EPHEMERAL holds",
     "an_ephemeral_hold_over_a_failover_elsewhere": "a session has no EPHEMERAL holds",
     "an_ephemeral_hold_ends_with_its_connection": "a session has no EPHEMERAL holds",
-    "permits_of_an_owner": "no owner is used twice, so nothing is re-entered",
-    "an_inner_hold_ends_no_outer_one": "no owner is used twice, so nothing is re-entered",
-    "a_name_is_of_one_client": "no owner is used twice, so nothing is re-entered",
-    "a_re_entry_sends_nothing": "no owner is used twice, so nothing is re-entered",
-    "a_late_release_ends_no_later_hold": "a release names the token; sessions.json has late commands",
-    "a_late_release_of_a_lost_hold": "a release names the token; sessions.json has late commands",
-    "taken_again_after_a_loss": "no owner is used twice; a release of what was lost goes on until it is answered",
-    "a_refused_keep_is_the_reason": "KEEP is not used; sessions.json has a refused SESSION",
+    "a_refused_renewal_is_the_reason": "the session renews; sessions.json has a refused SESSION",
     "no_right_to_renew": "a grant after a wait is told by its row, and is not confirmed by RENEW",
 }
 CASES = [

@@ -282,7 +282,7 @@ def test_many_over_several_slots(server, locks):
 
 
 @everywhere
-def test_a_thousand_waits(server, make):
+def test_a_thousand_waits_in_one_session(server, make):
     tasks = make(lease=LONG, reply_timeout=PATIENCE)
     if not isinstance(tasks, Tasks):
         pytest.skip("a thousand threads are another test")

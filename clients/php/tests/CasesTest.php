@@ -11,32 +11,21 @@ final class CasesTest extends TestCase
 {
     /** Steps that there is nothing for: see ../../README.md. */
     private const WITHOUT = [
-        'no_channel' => ['logged'],
         'after_close' => ['other', 'start', 'queued', 'joined'],
     ];
 
-    private const TWICE = 'no owner is used twice, so nothing is re-entered';
-    private const LATE = 'no owner is used twice, and a release names the token; sessions.json has late commands';
     private const SESSION = 'there is no session: a hold and a wait belong to the connection';
     private const THREADS = 'a process does one thing at a time';
 
     /** What such a process has not, or what the case looks for is gone. */
     public const NONE = [
         'two_thousand_holds_at_200_ms' => 'to take them one after the other would last 400 s: LocksTest has two hundred',
-        'closed_without_a_channel' => self::THREADS,
         'a_turn_takes_three_commands' => self::THREADS,
-        'permits_of_an_owner' => self::TWICE,
-        'a_name_is_of_one_client' => self::TWICE,
-        'a_re_entry_sends_nothing' => self::TWICE,
-        'an_inner_hold_ends_no_outer_one' => self::TWICE,
         'two_that_wait_for_each_other' => 'no owner is used twice, and outside of sessions the search for deadlocks follows owners',
-        'taken_again_after_a_loss' => self::LATE,
-        'a_late_release_of_a_lost_hold' => self::LATE,
-        'a_late_release_ends_no_later_hold' => self::LATE,
         'an_overflow_of_rows' => self::SESSION,
         'a_row_that_nobody_knows' => self::SESSION,
         'the_last_word' => self::SESSION,
-        'a_refused_session_is_the_reason' => self::SESSION . '; a_refused_keep_is_the_reason has a refused RENEW',
+        'a_refused_session_is_the_reason' => self::SESSION . '; a_refused_renewal_is_the_reason has a refused RENEW',
         'two_actors_of_one_client' => self::THREADS,
         'many_of_one_slot' => 'a MACQUIRE that waits in slices would lose its place: many() takes one lock after the other',
     ];

@@ -42,7 +42,6 @@ final class PlantedTest extends TestCase
             'wrong_password' => self::ALL_PASSES,
             'no_right_to_the_command' => self::ALL_PASSES,
             'no_module' => self::ALL_PASSES,
-            'no_channel' => ['Request.php', "'BLOCK', Settings::ms(\$slice)]", "'BLOCK', Settings::ms(\$slice), 'NOTIFY', 'dlock:x']"],
             'two_dead_links_of_five' => self::RENEWS_NOTHING,
             'one_hung_node_of_three' => ['Core.php', '$replies = array_fill(0, count($some), $error);', 'throw $error;'],
             'forced' => self::HEARS_NO_LOSS,
@@ -73,7 +72,7 @@ final class PlantedTest extends TestCase
             'an_actor_that_waits_for_itself' => ['Core.php', '$timeout !== 0.0 && array_filter', 'false && array_filter'],
             'replaced' => self::ALL_PASSES,
             'no_write_after_the_loss' => ['Hold.php', "['DLOCK.GUARD', \$this->key, \$this->token, \$command,", '[$command,'],
-            'a_refused_keep_is_the_reason' => ['Core.php', '$this->refusal = $reply->getMessage();', ''],
+            'a_refused_renewal_is_the_reason' => ['Core.php', '$this->refusal = $reply->getMessage();', ''],
             'no_right_to_release' => ['Core.php', '$isRefused ? $request->untie($request->lease) : $words', '$words'],
             'no_right_to_renew' => self::ALL_PASSES,
             'no_right_to_ping' => [

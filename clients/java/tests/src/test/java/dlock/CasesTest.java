@@ -50,17 +50,8 @@ class CasesTest {
 
     /** The cases of all languages that look for something that is gone, or that Java does not have. */
     private static final Map<String, String> GONE = Map.ofEntries(
-            Map.entry("no_channel", "no messages are heard: rows tell"),
-            Map.entry("closed_without_a_channel", "no messages are heard: rows tell"),
             Map.entry("no_right_to_ping", "nothing is pinged; and a session has no EPHEMERAL holds"),
-            Map.entry("permits_of_an_owner", "a hold that belongs to no thread is not entered again; DLocksTest has threads"),
-            Map.entry("a_name_is_of_one_client", "a hold that belongs to no thread is not entered again; DLocksTest has threads"),
-            Map.entry("a_re_entry_sends_nothing", "a hold that belongs to no thread is not entered again; DLocksTest has threads"),
-            Map.entry("an_inner_hold_ends_no_outer_one", "a hold that belongs to no thread is not entered again; DLocksTest has threads"),
-            Map.entry("taken_again_after_a_loss", "no owner is used twice; a release of what was lost goes on until it is answered"),
-            Map.entry("a_late_release_of_a_lost_hold", "a release names the token; sessions.json has late commands"),
-            Map.entry("a_late_release_ends_no_later_hold", "a release names the token; sessions.json has late commands"),
-            Map.entry("a_refused_keep_is_the_reason", "KEEP is not used; sessions.json has a refused SESSION"),
+            Map.entry("a_refused_renewal_is_the_reason", "the session renews; sessions.json has a refused SESSION"),
             Map.entry("no_right_to_renew", "a grant after a wait is told by its row, and is not confirmed by RENEW"),
             Map.entry("a_fork", "a program in Java does not fork"),
             Map.entry("work_that_is_yet_to_be_done", "a lock is not given a function here; the starter's RefusalTest has it"),
