@@ -48,8 +48,9 @@ pub struct Picture {
     /// The outcomes that waiters received since the previous picture.
     pub heard: Vec<Heard>,
     pub unasked: Vec<(RequestId, Outcome)>,
-    /// The places that requests in sessions have made since the previous picture, and whether there has been any such request.
-    pub entered: BTreeSet<(Name, Vec<u8>)>,
+    /// The places of requests in sessions that were made, or asked for again, since the previous picture: whether for many locks.
+    pub entered: BTreeMap<(Name, Vec<u8>), bool>,
+    /// Whether there has been any such request.
     pub sessions: bool,
     /// The requests refused with DEADLOCK since the previous picture.
     pub refused: Vec<Waiting>,

@@ -43,8 +43,8 @@ pub struct World {
     pub waits: BTreeMap<RequestId, Waiting>,
     /// The blocked SESSION commands, with their connections.
     pub keeping: BTreeMap<RequestId, u64>,
-    /// The places that requests in sessions have made since a test last took this.
-    pub entered: BTreeSet<(Name, Vec<u8>)>,
+    /// The places of requests in sessions that were made, or asked for again, since a test last took this: whether for many locks.
+    pub entered: BTreeMap<(Name, Vec<u8>), bool>,
     /// Whether any request was made in a session.
     pub sessions: bool,
     /// Connections that have ended.
@@ -207,7 +207,7 @@ impl World {
             late: false,
             waits: BTreeMap::new(),
             keeping: BTreeMap::new(),
-            entered: BTreeSet::new(),
+            entered: BTreeMap::new(),
             sessions: false,
             ended: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -484,7 +484,7 @@ impl World {
             }
             _ => {
                 let places = asked.names.iter();
-                let places = places.map(|name| (name.clone(), asked.owner.clone()));
+                let places = places.map(|name| ((name.clone(), asked.owner.clone()), asked.many));
                 self.entered.extend(places);
             }
         }
