@@ -31,6 +31,7 @@ type session struct {
 	holds       map[place]*held
 	waits       map[*take]bool
 	sent, until time.Duration // of the last SESSION: when it was sent, and the end of the least lease that it told
+	heard       time.Duration // when the last SESSION was sent that was answered, with holds or without
 	longest     time.Duration // of the leases in it
 	loop        *loop
 	err         error // of the last SESSION
@@ -410,6 +411,7 @@ func (s *sessions) told(sent time.Duration, reply any, key string) (one *session
 		return s.session(0, key), 0
 	}
 	one = s.session(number(answer[0]), key)
+	one.heard = max(one.heard, sent)
 	news, _ := answer[3].([]any)
 	for _, each := range news {
 		if row, _ := each.([]any); len(row) == 6 && number(row[0]) > one.seen {

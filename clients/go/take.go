@@ -185,6 +185,7 @@ type take struct {
 	notBefore, warns time.Duration
 	word             string // of a row that came before the answer
 	session          *session
+	waitsSince       time.Duration
 }
 
 func newTake(ctx context.Context, s *sessions, r *request, wait time.Duration) *take {
@@ -400,7 +401,7 @@ func (t *take) result(ctx context.Context) error {
 }
 
 func (t *take) waitIn(one *session) {
-	t.session, t.waiting = one, true
+	t.session, t.waiting, t.waitsSince = one, true, now()
 	one.waits[t] = true
 	if t.word != "" { // the outcome came first
 		t.ended(t.word)
@@ -444,6 +445,8 @@ func (t *take) outOfTime() {
 	if t.isLate = true; t.err == nil && t.session != nil {
 		t.err = t.session.err
 	}
+	// The server has kept the place meanwhile: others have the lock, though the word about the end is late.
+	t.taken = t.err == nil && t.wait != 0 && t.waiting && t.session.heard > t.waitsSince
 	t.finish()
 	t.cancel()
 	t.giveBackFound()

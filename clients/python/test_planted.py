@@ -258,6 +258,18 @@ def leaves_nothing(plant):
     words = _take.Request.words
     longer = lambda self, session, owner, block: words(self, session, owner, block and 600_000)
     plant(_take.Request, "words", longer)
+    plant(_session, "LINGER", 600.0)
+    plant(_session.Sessions, "give_back", nothing)
+
+
+def hears_nothing(told):
+    """Whatever a server has answered, the place may be gone."""
+    def other(self, sent, reply, key):
+        session = told(self, sent, reply, key)
+        session.heard = float("-inf")
+        return session
+
+    return other
 
 
 def asks_as_new(plant):
@@ -402,6 +414,7 @@ FAULTS = [
     ("the_replica_frozen", loses_the_unconfirmed),
     ("the_replica_frozen", knows_no_noack),
     ("a_time_out_leaves_no_place", leaves_nothing),
+    ("a_late_word", instead(_session.Sessions, "told", hears_nothing)),
     ("a_hold_that_may_not_last", reads_no("taken")),
     ("several_permits", one_permit),
     ("a_large_request_is_not_overtaken", one_permit),

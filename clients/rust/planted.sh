@@ -57,7 +57,10 @@ plant cases a_thousand_cycles library.rs 'let opening = opening.clone\(\);' 'let
 plant cases 'dropped sixty_forgotten_at_200_ms' hold.rs 'self.sessions.with\(\|state\| state.forsake\(&self.granted.place\)\);' ''
 plant cases the_replica_frozen take.rs 'if word == "again" \{' 'if word == "never" {'
 plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel' \
-    take.rs 'if left < FAR \{ millis\(left\) \} else \{ 0 \}' '600_000'
+    take.rs 'if left < FAR \{ millis\(left\) \} else \{ 0 \}' '600_000' \
+    session.rs 'LINGER: Duration = Duration::from_secs\(1\)' 'LINGER: Duration = Duration::from_secs(600)' \
+    session.rs 'None => self.errands.push\(Errand::give_back' 'None => drop(Errand::give_back'
+plant cases a_late_word session.rs 'session.heard = session.heard.max\(sent\);' 'let _ = session;'
 plant cases a_hold_that_may_not_last session.rs '\(b"taken", Some\(true\)\) => self.taken\(&place, end\)' '(b"taken", Some(true)) => {}'
 plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_cut' take.rs 'if permits > 1' 'if permits > 99'
 plant cases bad_arguments locks.rs 'terms.keys.iter\(\).any\(Vec::is_empty\)' 'terms.keys.is_empty()'

@@ -26,6 +26,7 @@ class Session {
   waits = new Set();
   sent = -Infinity; // of the last SESSION, and the end of the least lease that it told
   until = -Infinity;
+  heard = -Infinity; // when the last SESSION was sent that was answered, with holds or without
   longest = 0; // of the leases in it
   shortest = Infinity;
   looked = 0; // for holds that are forgotten
@@ -256,6 +257,7 @@ export class Sessions {
   /** Reads an answer to SESSION, and returns the session that it is of. `isKept`: not by this one only. */
   told(sent, [id, , left, rows], key, isKept = false) {
     const session = this.session(id, key);
+    session.heard = Math.max(session.heard, sent);
     for (const [row, word, name, owner, token, rowLeft] of rows) {
       if (row <= session.seen) continue;
       session.seen = row;

@@ -55,6 +55,7 @@ export class Take {
   over; // resolved with the end
   #isWaiting = false;
   #hasWaited = false;
+  #waitsSince = 0;
   #asked = 0;
   #pause = 0;
   #warned = -Infinity;
@@ -167,7 +168,7 @@ export class Take {
   overdue() { if (!this.done) this.#outOfTime(); }
 
   #wait(session) {
-    [this.#session, this.#isWaiting] = [session, true];
+    [this.#session, this.#isWaiting, this.#waitsSince] = [session, true, now()];
     session.waits.add(this);
     if (this.#word) { // the outcome came first
       this.ended(this.#word);
@@ -206,9 +207,14 @@ export class Take {
   }
 
   #outOfTime() {
-    const cause = this.error ?? this.#session?.error ?? new Unreachable('the server does not answer');
-    const text = `lock '${this.key}' was not granted within ${this.wait} ms: ${cause.message}`;
-    this.error = this.wait === 0 ? cause : new LockTimeout(text, { cause, taken: false });
+    const why = this.error ?? this.#session?.error;
+    // The server has kept the place meanwhile: others have the lock, though the word about the end is late.
+    this.isTaken = !why && this.wait !== 0 && this.#isWaiting && this.#session.heard > this.#waitsSince;
+    if (!this.isTaken) {
+      const cause = why ?? new Unreachable('the server does not answer');
+      const text = `lock '${this.key}' was not granted within ${this.wait} ms: ${cause.message}`;
+      this.error = this.wait === 0 ? cause : new LockTimeout(text, { cause, taken: false });
+    }
     this.#finish();
     this.#cancel();
     this.#giveBackFound();

@@ -95,9 +95,17 @@ const aClientALock = () => ({
 });
 const forgets = () => plant(Sessions, 'isForgotten', () => () => false);
 /** A wait is never over, and is never left. */
-const leavesNothing = says((words) => {
-  if (words[0] === 'DLOCK.CANCEL') return ['PING'];
-  return words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.FAIRACQUIRE' ? 0 : word));
+const leavesNothing = () => {
+  says((words) => {
+    if (words[0] === 'DLOCK.CANCEL') return ['PING'];
+    if (words[0] === 'DLOCK.SESSION' && words[3] === 1) return words.with(3, 60_000);
+    return words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.FAIRACQUIRE' ? 0 : word));
+  })();
+  plant(Sessions, 'giveBack', () => nothing);
+};
+/** Whatever a server has answered, the place may be gone. */
+const hearsNothing = () => plant(Sessions, 'told', (old) => function told(...about) {
+  return Object.assign(old.apply(this, about), { heard: -Infinity });
 });
 const without = (word, count) => says((words) => (words.includes(word) ? words.toSpliced(words.indexOf(word), count) : words));
 const onePermit = without('PERMITS', 2);
@@ -172,7 +180,7 @@ const FAULTS = {
   deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: keepsNothing, cut_wait: keepsNothing,
   after_close: endsQuietly, the_replica_frozen: isTaken(NoAck),
   a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aClientALock, dropped: forgets,
-  a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,
+  a_time_out_leaves_no_place: leavesNothing, a_late_word: hearsNothing, bad_arguments: takesAnything,
   several_permits: onePermit, a_large_request_is_not_overtaken: onePermit, permits_outlast_a_cut: onePermit,
   hold_over_a_failover: renewsNothingAnew, hold_over_a_switch: renewsNothingAnew, hold_over_a_slot_move: renewsNothingAnew,
   wait_over_a_failover: waitsForEver, wait_over_a_switch: waitsForEver, wait_over_a_crash: waitsForEver,

@@ -25,6 +25,7 @@ final class CasesTest extends TestCase
         'an_overflow_of_rows' => self::SESSION,
         'a_row_that_nobody_knows' => self::SESSION,
         'the_last_word' => self::SESSION,
+        'a_late_word' => self::SESSION,
         'a_refused_session_is_the_reason' => self::SESSION . '; a_refused_renewal_is_the_reason has a refused RENEW',
         'two_actors_of_one_client' => self::THREADS,
         'many_of_one_slot' => 'a MACQUIRE that waits in slices would lose its place: many() takes one lock after the other',

@@ -41,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) waits: HashSet<u64>,
     /// When a SESSION was sent, and until when all holds last that its answer spoke of. One that a later one surpasses is gone.
     bounds: VecDeque<(Duration, Duration)>,
+    /// When the last SESSION was sent that was answered, with holds or without.
+    pub(crate) heard: Duration,
     /// The shortest and the longest lease in it.
     shortest: Option<Duration>,
     longest: Duration,
@@ -439,7 +441,8 @@ impl State {
         let Value::Array(reply) = reply else { return (0, 0) };
         let [id, _, left, Value::Array(rows)] = &reply[..] else { return (0, 0) };
         let id = int(id);
-        self.session(id, key);
+        let session = self.session(id, key);
+        session.heard = session.heard.max(sent);
         for row in rows {
             let Value::Array(row) = row else { continue };
             let [number, word, key, owner, token, left] = &row[..] else { continue };

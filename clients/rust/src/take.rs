@@ -88,6 +88,7 @@ pub(crate) struct Take {
     is_waiting: bool,
     /// It has waited.
     has_waited: bool,
+    waits_since: Duration,
     /// Of a row that came before the answer.
     word: Option<String>,
     not_before: Duration,
@@ -200,6 +201,7 @@ impl State {
             session: None,
             is_waiting: false,
             has_waited: false,
+            waits_since: NEVER,
             word: None,
             not_before: Duration::ZERO,
             due: NEVER,
@@ -369,11 +371,18 @@ impl State {
         let Some(take) = self.takes.get(&id) else { return };
         let session = take.session.and_then(|session| self.sessions.get(&session));
         let trouble = take.trouble.clone().or_else(|| session.and_then(|session| session.trouble.clone()));
-        let cause = trouble.unwrap_or_else(Error::silent);
-        let error = if take.is_try { cause } else { Error::Timeout { after: take.wait, cause: Some(Arc::new(cause)) } };
+        let is_kept = take.is_waiting && session.is_some_and(|session| session.heard > take.waits_since);
+        let outcome = match trouble {
+            // The server has kept the place meanwhile: others have the lock, though the word about the end is late.
+            None if is_kept && !take.is_try => Ok(None),
+            trouble => {
+                let cause = trouble.unwrap_or_else(Error::silent);
+                Err(if take.is_try { cause } else { Error::Timeout { after: take.wait, cause: Some(Arc::new(cause)) } })
+            }
+        };
         self.cancel(id);
         self.give_back_found(id);
-        self.conclude(id, Err(error));
+        self.conclude(id, outcome);
     }
 
     /// Ends it wherever it stands: the program does not want it any longer.
@@ -403,7 +412,7 @@ impl State {
 
     fn wait_in(&mut self, id: u64, session: i64) {
         let (Some(take), Some(one)) = (self.takes.get_mut(&id), self.sessions.get_mut(&session)) else { return };
-        (take.session, take.is_waiting) = (Some(session), true);
+        (take.session, take.is_waiting, take.waits_since) = (Some(session), true, now());
         one.waits.insert(id);
         match take.word.take() {
             Some(word) => self.ended(id, &word), // the outcome came first

@@ -42,6 +42,7 @@ class Session:
         self.holds: dict[tuple[bytes, int], Held] = {}  # by key and token
         self.waits: set[Take] = set()
         self.sent = self.until = float("-inf")  # of the last SESSION, and the end of the least lease that it told
+        self.heard = float("-inf")  # when the last SESSION was sent that was answered, with holds or without
         self.longest = 0.0  # of the leases in it
         self.loop: Loop | None = None
         self.error: Exception | None = None  # of the last SESSION
@@ -365,6 +366,7 @@ class Sessions:
         """Reads an answer to SESSION, and returns the session that it is of."""
         number, _, left, rows = reply
         session = self.session(number, key)
+        session.heard = max(session.heard, sent)
         for row, word, name, owner, value, row_left in rows:
             if row > session.seen:
                 session.seen = row

@@ -85,6 +85,7 @@ class Take:
         self.error: Exception | None = None  # why not, or what went wrong last
         self.done = self._is_taken = self._is_waiting = self._has_waited = False
         self._asked, self._pause, self._warned = 0, 0.0, -math.inf
+        self._waits_since = 0.0
         self._word = ""  # of a row that came before the answer
         self._found: dict[bytes, Held] = {}
         self._session: Session | None = None
@@ -215,7 +216,7 @@ class Take:
             self.sessions.tell("refused", self.request.keys[0], now() - self.began, error)
 
     def _wait(self, session: Session) -> None:
-        self._session, self._is_waiting = session, True
+        self._session, self._is_waiting, self._waits_since = session, True, now()
         session.waits.add(self)
         if self._word:  # the outcome came first
             self.ended(self._word)
@@ -256,10 +257,14 @@ class Take:
 
     def _out_of_time(self) -> None:
         session = self._session
-        why = self.error or (session.error if session else None) or library.TimeoutError("the server does not answer")
-        error = LockTimeout(f"{self.request.keys[0]!r} was not granted within {self.wait} s: {why}", taken=False)
-        error.__cause__ = why
-        self.error = why if self.wait == 0 else error
+        why = self.error or (session.error if session else None)
+        # The server has kept the place meanwhile: others have the lock, though the word about the end is late.
+        self._is_taken = why is None and self.wait != 0 and self._is_waiting and session.heard > self._waits_since
+        if not self._is_taken:
+            why = why or library.TimeoutError("the server does not answer")
+            error = LockTimeout(f"{self.request.keys[0]!r} was not granted within {self.wait} s: {why}", taken=False)
+            error.__cause__ = why
+            self.error = why if self.wait == 0 else error
         self._finish()
         self._cancel()
         self._give_back_found()

@@ -77,6 +77,7 @@ class PlantedTest {
                     "if (isClosed) {\n                lose(hold, \"forgotten"),
             new Fault("the_replica_frozen", "Take", "if (word.equals(\"again\")) {", "if (word.equals(\"-\")) {"),
             new Fault("a_hold_that_may_not_last", "Sessions", "case \"taken\" -> {", "case \"taken\" -> { }\n case \"taken!\" -> {"),
+            new Fault("a_late_word", "Sessions", "session.heard = Math.max(session.heard, sent);", ""),
             new Fault("a_time_out_leaves_no_place a_time_out_in_the_queue", NO_CANCEL,
                     new Edit("Request", "left >= NEVER / 2 ? 0 : Math.max(1, left / MS)", "600_000"),
                     new Edit("Session", "LINGER = SECOND;", "LINGER = 600 * SECOND;"),
