@@ -44,7 +44,7 @@ def test_counts_to_a_thousand(server, locks):
 
 @everywhere
 def test_a_burst_at_the_start(server, locks, caplog):
-    """The first calls of a client come all at once. Each finds the server of its key, and ends no other's connection."""
+    """The first calls of a client come at once. Each finds the server of its key, and ends no other's connection."""
     for hold in [locks.start(f"{server.key}:{number}") for number in range(50)]:
         hold.result(PATIENCE).release()
     assert not caplog.records

@@ -259,7 +259,8 @@ class Take:
         session = self._session
         why = self.error or (session.error if session else None)
         # The server has kept the place meanwhile: others have the lock, though the word about the end is late.
-        self._is_taken = why is None and self.wait != 0 and self._is_waiting and session.heard > self._waits_since
+        is_kept = session is not None and self._is_waiting and session.heard > self._waits_since
+        self._is_taken = is_kept and why is None and self.wait != 0
         if not self._is_taken:
             why = why or library.TimeoutError("the server does not answer")
             error = LockTimeout(f"{self.request.keys[0]!r} was not granted within {self.wait} s: {why}", taken=False)
