@@ -97,9 +97,14 @@ class AsyncSessions(Sessions):
                 self._nodes.pop(place, None)
                 self.spawn(node.disconnect())
                 raise
-        reply = await ours.execute_command(*words)
+        reply = await self._ask(words)
         self._failed.discard(place)
         return reply
+
+    async def _ask(self, words: Any) -> Any:
+        if not hasattr(self._ours, "connection_pool"):  # a cluster's client asks any node until it has the map
+            await self._ours.initialize()
+        return await self._ours.execute_command(*words)
 
     async def call(self, *words: Any) -> Any:
         try:
@@ -109,12 +114,10 @@ class AsyncSessions(Sessions):
                     self._looked = now()
                     with contextlib.suppress(*FAILURES):
                         await sentinel()
-                if not hasattr(self._ours, "connection_pool"):  # without the map, the library asks any node
-                    await self._ours.initialize()
                 if words[0] == "DLOCK.SESSION":  # it may block
                     return await self._keep(words)
                 async with self._turns[self.place(words[1])]:
-                    return await self._ours.execute_command(*words)
+                    return await self._ask(words)
         except asyncio.TimeoutError:
             raise TimeoutError("the server does not answer") from None
         except AttributeError as error:  # the library's writer is None where another task has ended its connection
