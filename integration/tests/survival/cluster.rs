@@ -784,7 +784,7 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
     nodes.assert_sound();
 }
 
-/// However short a slot's stay, each wait that began in it is told to ask again, and holds leave their session by the move.
+/// However short a slot's stay, the row of each wait that began in it says to ask again, and the move takes holds out of their session.
 #[test]
 fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
     const ROUNDS: usize = 6;

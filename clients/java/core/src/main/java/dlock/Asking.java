@@ -30,7 +30,7 @@ public final class Asking {
     private Consumer<Hold> onLost = hold -> {};
 
     Asking(DLocks locks, String key) {
-        Request.checkKey(key); // what is wrong is told at once
+        Request.checkKey(key); // a mistake fails where it is made
         this.locks = locks;
         this.key = key;
         lease = locks.sessions.settings.lease().toNanos();
@@ -42,7 +42,7 @@ public final class Asking {
         return this;
     }
 
-    /** Lets so many hold it at once. */
+    /** Sets how many may hold it at once. */
     public Asking limit(int limit) {
         this.limit = limit;
         return this;

@@ -41,7 +41,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         this.key = key;
         this.limit = limit;
         this.isReentrant = isReentrant;
-        request(List.of(key == null ? "" : key), NEVER, 1); // what is wrong is told at once
+        request(List.of(key == null ? "" : key), NEVER, 1); // a mistake fails where it is made
     }
 
     /** Has this called once, by a thread of its own, when a hold that was granted to this object is lost. */

@@ -86,7 +86,7 @@ public final class DLocks implements AutoCloseable {
         return new ReadWrite(new DLock(this, key, Request.SHARED, true), lock(key));
     }
 
-    /** Returns a lock of so many holds at a time; or of fewer, if some take several permits. */
+    /** Returns a lock that as many may hold at once as it has permits; fewer, if some take several. */
     public DSemaphore semaphore(String key, int limit) {
         return new DSemaphore(this, key, limit);
     }

@@ -43,7 +43,7 @@ public final class Leader implements AutoCloseable {
         this.locks = locks;
         this.name = name;
         this.id = id;
-        locks.ask(name).actor(id); // what is wrong is told at once
+        locks.ask(name).actor(id); // a mistake fails where it is made
     }
 
     /**

@@ -108,7 +108,7 @@ class RulesTest {
         }
     }
 
-    /** Two nodes, of which the keys named a and b are. Each answers as it is told. */
+    /** Makes two nodes, which serve the keys a and b. The test sets what each of them answers. */
     private Library library(BiFunction<String, String, CompletionStage<Object>> answers) {
         Connector connector = new Connector() {
             @Override
