@@ -84,7 +84,7 @@ chosen=()
 # Without the phases before it: nothing is built beside another server's tests.
 maven --fail-at-end surefire:test "-DargLine=${short[*]}" -Ddlock.reports="$DLOCK_CLIENT_SEEN" "${chosen[@]}" || {
     # Maven ends with hints on itself. The line after a test's name says what failed, the next ones where.
-    grep -rhE -A 3 '<<< (FAILURE|ERROR)!' --include='*.txt' "$DLOCK_CLIENT_SEEN"
+    grep -rhE -A 3 '<<< (FAILURE|ERROR)!' --include='dlock.*.txt' "$DLOCK_CLIENT_SEEN"
     exit 1
 }
 [ "${1:-}" != --cases ] || exit 0

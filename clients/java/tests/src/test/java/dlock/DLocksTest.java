@@ -359,7 +359,11 @@ class DLocksTest {
     void keepsItForTenLeases(Stage s) throws Exception {
         DLock lock = s.locks().lock(s.key);
         try (var hold = lock.hold()) {
-            until("ten leases have passed", () -> s.holder().number("held-ms") > 10 * LEASE.toMillis());
+            var lost = lock.current().lost().toCompletableFuture();
+            until("ten leases have passed", () -> {
+                assertNull(lost.getNow(null));
+                return s.heldMs(s.key) > 10 * LEASE.toMillis();
+            });
             assertEquals(hold.token(), s.holder().number("token"));
             assertTrue(s.isRenewed(s.key));
             assertFalse(lock.isLost());
