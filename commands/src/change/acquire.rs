@@ -60,9 +60,7 @@ fn request<K: Keyspace>(
     let named = || named.map(str::to_string);
     match call.engine.acquire(call.keys, call.now, name, ask)? {
         Answer::Granted(grant) => Ok(match ask.terms.session {
-            Some(no) => {
-                Reply::array([grant.token.0, call.engine.session_id(no)].map(Reply::Integer))
-            }
+            Some(no) => Reply::GrantIn(grant.token, call.engine.session_id(no)),
             None => Reply::Grant(grant.token, grant.holds, named()),
         }),
         Answer::Waiting(id) if ask.terms.session.is_some() => Ok(waiting(call, ask, id)),
