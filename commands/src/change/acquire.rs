@@ -14,16 +14,21 @@ use std::num::NonZeroU32;
 /// The owner for which the server makes a name.
 pub(crate) const AUTO_OWNER: &[u8] = b"*";
 
-/// Takes a lock: `key owner [lease-ms] [AUTO ms]` and no other options.
+/// Takes a lock: `key owner [lease-ms [IN session [BLOCK ms]]]` and no other options.
 #[inline(never)]
-pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Result<Reply, Error> {
+pub(crate) fn run_plain<K: Keyspace>(
+    call: &mut Call<K>,
+    plain: PlainArgs,
+    verb: Verb,
+) -> Result<Reply, Error> {
     let args = Args {
         lease: plain.lease,
-        auto: plain.auto,
+        session: plain.session,
+        block: plain.block,
         ..Args::default()
     };
     let name = call.name(plain.key);
-    let ask = ask(call, &args, plain.owner, Verb::Acquire)?;
+    let ask = ask(call, &args, plain.owner, verb)?;
     request(call, name, &ask, None)
 }
 
