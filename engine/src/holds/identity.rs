@@ -4,8 +4,8 @@
 use crate::types::{HoldRef, NameRef, Token};
 use smallvec::SmallVec;
 
-/// A lock's name and its owner's, in bytes: a short key and a UUID.
-const USUAL_WORDS: usize = 64;
+/// A lock's name and its owner's, in bytes: a key, and what clients call themselves (`host/pid/` and 22 letters, and a number).
+const USUAL_WORDS: usize = 96;
 
 /// A lock and its owner, in one piece.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

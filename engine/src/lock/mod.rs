@@ -52,7 +52,7 @@ pub struct Ticket {
 /// | held | queued | form | the key's TTL |
 /// |---|---|---|---|
 /// | no | no | the key does not exist (a `Lock` is empty only between a change and the deletion of its key) | – |
-/// | by one, with an owner of at most 39 bytes, hold count and limit at most 65,535, one permit | no | `Sole` | the lease |
+/// | by one, with a hold count of at most 63, a limit of at most 65,535, at most 255 permits | no | `Sole` | the lease |
 /// | the same | by waiters only | `Sole`, `watched` | none: the module ends the leases |
 /// | otherwise | no | `Full` | the latest lease |
 /// | otherwise | yes | `Full`, `watched` | none |
@@ -61,7 +61,7 @@ pub struct Ticket {
 /// value that somebody waited, so that it watches the leases itself although the waiters are gone.
 #[derive(Debug, Clone)]
 pub enum Lock {
-    /// The usual lock, in one allocation of 64 bytes (a size class of every malloc).
+    /// The usual lock, in one allocation of 64 bytes (a size class of every malloc), and one for an owner with a long name.
     Sole(Sole),
     /// Any other lock.
     Full(Box<Full>),
@@ -70,37 +70,45 @@ pub enum Lock {
 /// The mark of a hold that a user has brought, in the small form.
 const RESTORED: u32 = u32::MAX;
 
-/// The longest owner of the small form: a UUID, a colon and two more bytes; it fills the 64 bytes.
-const INLINE: usize = 39;
+/// The longest owner that the small form has in place: a UUID, a colon and two more bytes; it fills the 64 bytes.
+const IN_PLACE: usize = 39;
 
-/// One holder with a short owner, or none (`holds` is 0).
+/// One holder, or none.
 #[derive(Debug, Clone)]
 pub struct Sole {
     token: Token,
     deadline: WallMs,
-    // Re-entries beyond 255, and as many permits, need the large form.
-    holds: u8,
+    // The hold count, 0 for no holder, and the two bits below. More re-entries need the large form.
+    state: u8,
     permits: NonZeroU8,
     // As `Limit::to_wire` writes it.
     limit: u16,
     // Ids that are as high or higher than the mark are not remembered.
     client: u32,
-    // The owner's length, whether the lock is watched, and whether the hold is fresh. Never zero, so that the compiler keeps the
-    // enum's discriminant in it.
-    len: NonZeroU8,
-    owner: [u8; INLINE],
+    owner: Owner,
+}
+
+/// The owner of the small form.
+#[derive(Debug, Clone)]
+enum Owner {
+    Short {
+        // Never zero, so that the compiler keeps the discriminant in it.
+        len: NonZeroU8,
+        bytes: [u8; IN_PLACE],
+    },
+    Long(Box<[u8]>),
 }
 
 const _: () = assert!(std::mem::size_of::<Lock>() == 64);
 
-/// The bit beside the owner's length that says that the lock is watched.
+/// The bit beside the hold count that says that the lock is watched.
 const WATCHED: u8 = 0x80;
 
 /// The bit beside it that says that the hold is fresh.
 const FRESH: u8 = 0x40;
 
-/// The bits of the owner's length.
-const LENGTH: u8 = FRESH - 1;
+/// The bits of the hold count.
+const HOLDS: u8 = FRESH - 1;
 
 /// Any number of holders and tickets.
 #[derive(Debug, Clone, Default)]
@@ -137,17 +145,49 @@ impl Full {
     }
 }
 
+impl Owner {
+    const NONE: Owner = Owner::Short {
+        len: NonZeroU8::MIN,
+        bytes: [0; IN_PLACE],
+    };
+
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Owner::Short { len, bytes } => bytes.get(..usize::from(len.get())).unwrap_or_default(),
+            Owner::Long(owner) => owner,
+        }
+    }
+
+    /// Sets the owner, in place if it is short. The caller has checked that it is not empty.
+    fn set(&mut self, owner: &[u8]) {
+        if owner.len() > IN_PLACE {
+            if self.as_bytes() != owner {
+                *self = Owner::Long(Box::from(owner));
+            }
+            return;
+        }
+        if let Owner::Long(_) = self {
+            *self = Owner::NONE;
+        }
+        if let Owner::Short { len, bytes } = self {
+            *len = NonZeroU8::new(owner.len() as u8).unwrap_or(NonZeroU8::MIN);
+            if let Some(place) = bytes.get_mut(..owner.len()) {
+                place.copy_from_slice(owner);
+            }
+        }
+    }
+}
+
 impl Sole {
     /// Held by nobody.
     const FREE: Sole = Sole {
         token: Token(0),
         deadline: WallMs(0),
-        holds: 0,
+        state: 0,
         permits: NonZeroU8::MIN,
         limit: 1,
         client: 0,
-        len: NonZeroU8::MIN,
-        owner: [0; INLINE],
+        owner: Owner::NONE,
     };
 
     /// Applies a change, if this form can express the result. Returns false, with nothing changed, if it cannot.
@@ -169,16 +209,12 @@ impl Sole {
 
     /// Returns true if this form has room for this owner's hold.
     fn is_for(&self, owner: &[u8]) -> bool {
-        self.holds == 0 || self.owner() == owner
+        self.holds() == 0 || self.owner.as_bytes() == owner
     }
 
     /// Sets the hold, in place: a value that is made elsewhere and then moved costs as much again. Returns false,
-    /// with nothing changed, if the owner is too long for it, or a number too large.
+    /// with nothing changed, if the owner is empty, or a number too large.
     fn put(&mut self, hold: &Hold) -> bool {
-        let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
-        let (Some(len), Some(owner)) = (len, self.owner.get_mut(..hold.owner.len())) else {
-            return false;
-        };
         let (Ok(holds), Ok(permits), Ok(limit)) = (
             u8::try_from(hold.holds),
             NonZeroU8::try_from(hold.permits),
@@ -186,11 +222,13 @@ impl Sole {
         ) else {
             return false;
         };
-        owner.copy_from_slice(hold.owner);
-        self.len = len | (self.len.get() & WATCHED) | if hold.fresh { FRESH } else { 0 };
+        if holds > HOLDS || hold.owner.is_empty() {
+            return false;
+        }
+        self.owner.set(hold.owner);
+        self.state = holds | (self.state & WATCHED) | if hold.fresh { FRESH } else { 0 };
         self.token = hold.token;
         self.deadline = hold.deadline;
-        self.holds = holds;
         self.permits = permits;
         self.limit = limit;
         self.client = match hold.client {
@@ -204,41 +242,38 @@ impl Sole {
     fn end(&mut self, owner: &[u8], token: Token) {
         let meant = match owner {
             [] => self.token == token,
-            owner => self.owner() == owner,
+            owner => self.owner.as_bytes() == owner,
         };
         if meant {
-            self.holds = 0;
+            self.state &= WATCHED;
         }
     }
 
+    fn holds(&self) -> u8 {
+        self.state & HOLDS
+    }
+
     fn watched(&self) -> bool {
-        self.len.get() & WATCHED != 0
+        self.state & WATCHED != 0
     }
 
     fn watch(&mut self, watched: bool) {
-        let len = self.len.get() & !WATCHED | if watched { WATCHED } else { 0 };
-        self.len = NonZeroU8::new(len).unwrap_or(NonZeroU8::MIN);
-    }
-
-    fn owner(&self) -> &[u8] {
-        self.owner
-            .get(..usize::from(self.len.get() & LENGTH))
-            .unwrap_or_default()
+        self.state = self.state & !WATCHED | if watched { WATCHED } else { 0 };
     }
 
     fn hold(&self) -> Option<Hold<'_>> {
-        (self.holds > 0).then(|| Hold {
-            owner: self.owner(),
+        (self.holds() > 0).then(|| Hold {
+            owner: self.owner.as_bytes(),
             token: self.token,
             deadline: self.deadline,
-            holds: u32::from(self.holds),
+            holds: u32::from(self.holds()),
             limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
             permits: self.permits.into(),
             client: match self.client {
                 RESTORED => ClientId::RESTORED,
                 id => ClientId(u64::from(id)),
             },
-            fresh: self.len.get() & FRESH != 0,
+            fresh: self.state & FRESH != 0,
         })
     }
 }
@@ -257,7 +292,7 @@ impl Lock {
     /// Returns true if nothing is left, so that the key must be deleted.
     pub fn is_empty(&self) -> bool {
         match self {
-            Lock::Sole(sole) => sole.holds == 0,
+            Lock::Sole(sole) => sole.holds() == 0,
             Lock::Full(full) => full.is_empty(),
         }
     }
@@ -315,7 +350,7 @@ impl Lock {
     /// Returns how many owners hold it.
     pub fn holders(&self) -> usize {
         match self {
-            Lock::Sole(sole) => usize::from(sole.holds > 0),
+            Lock::Sole(sole) => usize::from(sole.holds() > 0),
             Lock::Full(full) => full.holders.len(),
         }
     }
@@ -323,7 +358,7 @@ impl Lock {
     /// Returns how many permits are held. A user can bring more holders by RESTORE than 32 bits count permits of.
     pub fn permits(&self) -> u64 {
         match self {
-            Lock::Sole(sole) if sole.holds > 0 => u64::from(sole.permits.get()),
+            Lock::Sole(sole) if sole.holds() > 0 => u64::from(sole.permits.get()),
             Lock::Sole(_) => 0,
             Lock::Full(full) => full.holders.permits(),
         }
@@ -525,7 +560,7 @@ impl Lock {
     /// Takes out the holders whose leases end until then. Only a change does this (see [`super::keyspace::Entry::end_until`]).
     pub(super) fn split_off(&mut self, until: WallMs) -> Lock {
         match self {
-            Lock::Sole(sole) if sole.holds > 0 && sole.deadline <= until => {
+            Lock::Sole(sole) if sole.holds() > 0 && sole.deadline <= until => {
                 let ended = std::mem::replace(sole, Sole::FREE);
                 sole.watch(ended.watched());
                 Lock::Sole(ended)
@@ -557,12 +592,18 @@ impl Lock {
 
     /// Returns roughly the memory it takes, in bytes.
     pub fn bytes(&self) -> usize {
-        let full = self.full().map_or(0, |full| {
-            let tickets = full.tickets.values();
-            let tickets: usize = tickets.map(|ticket| 80 + ticket.owner.len()).sum();
-            std::mem::size_of::<Full>() + full.holders.bytes() + tickets
-        });
-        std::mem::size_of::<Lock>() + full
+        let apart = match self {
+            Lock::Sole(sole) => match &sole.owner {
+                Owner::Short { .. } => 0,
+                Owner::Long(owner) => owner.len(),
+            },
+            Lock::Full(full) => {
+                let tickets = full.tickets.values();
+                let tickets: usize = tickets.map(|ticket| 80 + ticket.owner.len()).sum();
+                std::mem::size_of::<Full>() + full.holders.bytes() + tickets
+            }
+        };
+        std::mem::size_of::<Lock>() + apart
     }
 
     /// Returns the large form, if the lock has it.
