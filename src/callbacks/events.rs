@@ -16,7 +16,7 @@ use dlock_engine::{ClientId, NameRef};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Subscribes to everything that concerns locks, except for connections that end.
+/// Subscribes to everything that concerns locks, except for connections that end and evictions.
 pub(crate) fn subscribe(ctx: Ctx) -> Result<(), &'static str> {
     server_events::subscribe::<Notes>(ctx)
 }
@@ -34,6 +34,20 @@ pub(crate) fn subscribe_disconnects(ctx: Ctx) {
         log::warning(
             "the server does not report connections that end, so a hold with EPHEMERAL ends only with its lease",
         );
+    }
+}
+
+/// Set once the module is subscribed to evictions.
+static EVICTIONS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
+
+/// Reads the server's eviction policy. Subscribes to evictions when it first allows them: while anybody is subscribed, the server
+/// reports every change of every key, a cost that a server that evicts nothing is spared.
+pub(crate) fn refresh_eviction(ctx: Ctx) {
+    let unheard = census::refresh_eviction(ctx)
+        && !EVICTIONS_SUBSCRIBED.swap(true, Ordering::Relaxed)
+        && !server_events::subscribe_evictions::<Notes>(ctx);
+    if unheard {
+        log::warning("the server does not report evictions, so that they are not counted");
     }
 }
 
@@ -92,7 +106,7 @@ impl Listener for Notes {
             latency::refresh(ctx);
         }
         if changed(c"maxmemory-policy") {
-            census::refresh_eviction(ctx);
+            refresh_eviction(ctx);
         }
     }
 

@@ -72,7 +72,7 @@ hot_functions! {
     RedisModule_ReplyWithArray(*mut Ctx, c_long) -> c_int;
     RedisModule_ReplyWithLongLong(*mut Ctx, c_longlong) -> c_int;
     RedisModule_SetAbsExpire(*mut Key, c_longlong) -> c_int;
-    RedisModule_SignalModifiedKey(*mut Ctx, *mut Str) -> c_int;
+    RedisModule_SetModuleOptions(*mut Ctx, c_int) -> ();
     RedisModule_StringPtrLen(*const Str, *mut usize) -> *const c_char;
 }
 

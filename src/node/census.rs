@@ -116,8 +116,8 @@ pub(crate) fn eviction_possible() -> bool {
     EVICTION_POSSIBLE.load(Ordering::Relaxed)
 }
 
-/// Reads the server's policy, and warns when it has become one that can take a lock.
-pub(crate) fn refresh_eviction(ctx: Ctx) {
+/// Reads the server's policy, and warns when it has become one that can take a lock. Returns true if it is one.
+pub(crate) fn refresh_eviction(ctx: Ctx) -> bool {
     let policy = ctx
         .server_info(c"memory", c"maxmemory_policy")
         .unwrap_or_default();
@@ -128,4 +128,5 @@ pub(crate) fn refresh_eviction(ctx: Ctx) {
         ));
     }
     EVICTION_POSSIBLE.store(possible, Ordering::Relaxed);
+    possible
 }

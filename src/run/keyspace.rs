@@ -18,12 +18,23 @@ use crate::tell::replicate;
 use dlock_engine::{Entry, Keyspace, Lock, NameRef};
 use redis_module::raw::{self, RedisModuleKey};
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{self, NonNull};
 
 /// The most open keys that are searched one by one: most events open one or two. More of them are found by their hashes, or an
 /// event with many would compare each with all others.
 const FEW: usize = 16;
+
+/// The module's options.
+pub(super) const OPTIONS: c_int = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
+    | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
+    | servers::ATOMIC_SLOT_MIGRATION;
+
+/// The option in force except while a changed key is closed: a key that was opened for writing and stayed as it was concerns nobody who
+/// watches it.
+pub(super) const CLOSES_SILENTLY: c_int =
+    raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int;
 
 /// Room that the hashes of open keys keep from one event to the next.
 const KEPT_HASHES: usize = 4096;
@@ -338,7 +349,6 @@ impl Open {
                 }
             }
             if changed {
-                hot!(RedisModule_SignalModifiedKey(ctx.raw(), self.name.raw()));
                 if replicate {
                     replicate::effect(ctx, self.name, &self.entry.effect);
                 } else {
@@ -346,7 +356,17 @@ impl Open {
                 }
             }
             if !self.key.is_null() {
+                if changed {
+                    // So it reports the change to those who watch the key. To ask for the report alone takes a look-up more on Redis 8.6.
+                    hot!(RedisModule_SetModuleOptions(ctx.raw(), OPTIONS));
+                }
                 hot!(RedisModule_CloseKey(self.key));
+                if changed {
+                    hot!(RedisModule_SetModuleOptions(
+                        ctx.raw(),
+                        OPTIONS | CLOSES_SILENTLY
+                    ));
+                }
                 self.key = ptr::null_mut();
             }
         }

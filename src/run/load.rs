@@ -1,7 +1,7 @@
 //! The load: registration with the server, and the initial state.
 
 use super::command::Commands;
-use super::{caller, confirm, event, state};
+use super::{caller, confirm, event, keyspace, state};
 use crate::callbacks::data_type;
 use crate::callbacks::events;
 use crate::callbacks::{self, Hooks};
@@ -20,7 +20,6 @@ use crate::version;
 use dlock_commands::look::stats;
 use dlock_commands::table::COMMANDS;
 use redis_module::{raw, Context, RedisString, Status};
-use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -86,17 +85,13 @@ fn begin(ctx: Ctx) {
         state.keys.set_cluster(cluster);
         state.settings.databases = servers::databases(ctx, cluster);
     }
-    let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
-        | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
-        | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
-        | servers::ATOMIC_SLOT_MIGRATION;
-    ctx.set_options(options);
+    ctx.set_options(keyspace::OPTIONS | keyspace::CLOSES_SILENTLY);
     info::register(ctx, report);
     ctx.make_own();
     census::init();
     log::init();
     replicas::refuse_requests();
-    census::refresh_eviction(ctx);
+    events::refresh_eviction(ctx);
     latency::refresh(ctx);
     timer::refresh(ctx);
     observers::refresh();

@@ -55,7 +55,7 @@ const WANTED: [(u64, &str); 10] = [
     (raw::REDISMODULE_EVENT_CRON_LOOP, "CronLoop"),
 ];
 
-/// Subscribes `L` to everything except connections that end.
+/// Subscribes `L` to everything except connections that end and evictions.
 ///
 /// Errors with what the server refuses; then it reports nothing.
 pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
@@ -68,15 +68,19 @@ pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
             return Err(name);
         }
     }
+    Ok(())
+}
+
+/// Subscribes `L` to evictions. Returns true if the server reports them.
+pub(crate) fn subscribe_evictions<L: Listener>(ctx: Ctx) -> bool {
     // SAFETY: a live context, and a callback that lives as long as the module, which is never unloaded.
-    let heard = unsafe {
+    unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(
             ctx.raw(),
             raw::REDISMODULE_NOTIFY_EVICTED,
             Some(keyspace::<L>)
-        ))
-    };
-    (heard == OK).then_some(()).ok_or("keyspace events")
+        )) == OK
+    }
 }
 
 /// Subscribes `L` to connections that end. Returns true if the server reports them.
