@@ -702,6 +702,16 @@ pub static COMMANDS: &[Spec] = &[
 ];
 
 impl Spec {
+    /// Returns the version that had it first.
+    pub fn since(&self) -> &'static str {
+        match self.verb {
+            Verb::FullSyncNotice => "0.3.0",
+            Verb::Sync => "0.3.1",
+            Verb::Session => "0.5.0",
+            _ => "0.1.0",
+        }
+    }
+
     /// Returns how a client of a cluster asks all nodes, in the server's words: these commands speak for one node only.
     pub fn tips(&self) -> Option<&'static str> {
         match self.verb {

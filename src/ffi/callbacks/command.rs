@@ -138,7 +138,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
         version: &VERSION,
         summary: text(spec.summary),
         complexity: text(spec.complexity),
-        since: text("0.1.0"),
+        since: text(spec.since()),
         history: ptr::null_mut(),
         tips: spec.tips().map_or(ptr::null(), text),
         arity: spec.arity(),
