@@ -50,7 +50,6 @@ impl Handler for Commands {
             many = given.iter().map(|word| word.bytes()).collect();
             &many
         };
-        let key = given.first().copied().zip(words.first().copied());
         let writes = match spec.access {
             Access::Write | Access::Follow => true,
             // The end of a session releases its holds.
@@ -67,13 +66,18 @@ impl Handler for Commands {
         let now = if mode == Mode::Read {
             let looks = matches!(spec.access, Access::Read | Access::Guard | Access::None);
             if looks && gate::primary() {
-                catch_up(ctx, key.map(|(_, key)| key));
+                catch_up(ctx, words.first().copied());
             }
             clock::of_read(ctx)
         } else {
             clock::of_command()
         };
-        let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
+        let from = usize::from(spec.many_keys());
+        let origin = Origin::Command(
+            given.get(from..).unwrap_or_default(),
+            words.get(from..).unwrap_or_default(),
+        );
+        let next = enter::run(ctx, mode, origin, now, |state, now| {
             let decides = spec.access == Access::Write || writes;
             if decides && state.engine.has_undelivered() && gate::primary() {
                 state.engine.give_back(&mut state.keys, now);

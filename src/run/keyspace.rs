@@ -53,8 +53,8 @@ pub(super) enum Mode {
 pub(super) enum Origin<'a> {
     /// The module itself, or the server.
     Event,
-    /// A command, and its first word, if it has one: mostly the key, whose string can be used to open it.
-    Command(Option<(Str<'a>, &'a [u8])>),
+    /// A command, and its words from the first key on: the keys' strings can be used to open them.
+    Command(&'a [Str<'a>], &'a [&'a [u8]]),
 }
 
 /// The keys that an event has opened. One value serves all events, since its buffers are reused.
@@ -65,8 +65,8 @@ pub(super) struct OpenKeys {
     // The database of the context when the event began, and the one it works in now.
     home: u32,
     selected: u32,
-    // The server's own string of a command's first word, and its bytes.
-    named: Option<(Str<'static>, *const [u8])>,
+    // The server's own strings of a command's words from the first key on, and their bytes.
+    named: (*const [Str<'static>], *const [&'static [u8]]),
     open: Vec<Open>,
     used: usize,
     // Their positions by the hashes of their names, once they are more than a few.
@@ -99,7 +99,7 @@ impl OpenKeys {
             mode: Mode::Read,
             home: 0,
             selected: 0,
-            named: None,
+            named: NAMELESS,
             open: Vec::new(),
             used: 0,
             by_hash: HashMap::new(),
@@ -120,10 +120,12 @@ impl OpenKeys {
         // Only a command has words of its own that can be counted; other events are rare enough. They live until it is
         // worked off.
         (self.named, self.replicate) = match origin {
-            Origin::Event => (None, true),
-            Origin::Command(named) => (
-                // SAFETY: used until the event is worked off, which it lives longer than.
-                named.map(|(key, bytes)| (unsafe { key.outlive() }, bytes as *const [u8])),
+            Origin::Event => (NAMELESS, true),
+            Origin::Command(strings, words) => (
+                (
+                    strings as *const [Str] as *const [Str<'static>],
+                    words as *const [&[u8]] as *const [&'static [u8]],
+                ),
                 replicate::listening(),
             ),
         };
@@ -207,7 +209,11 @@ impl OpenKeys {
             }
             // Another name has the same hash.
         }
-        opened.iter().position(|open| open.is(name))
+        // The very same bytes, in the usual case.
+        let same = opened
+            .iter()
+            .position(|open| ptr::eq(open.bytes, name.key) && open.db == name.db);
+        same.or_else(|| opened.iter().position(|open| open.is(name)))
     }
 
     /// Notes the hash of the key that was opened last, and of those before it if they were few until then.
@@ -237,9 +243,11 @@ impl OpenKeys {
         open.entry.replicate = self.replicate;
         // SAFETY: the context is the one of the event that is being worked off, the strings live until it is.
         unsafe {
-            match self.named {
-                Some((key, bytes)) if ptr::eq(bytes, name.key) || *bytes == *name.key => {
-                    (open.name, open.bytes) = (key, bytes);
+            // A command names its keys in the order in which they are opened.
+            let (strings, words) = (&*self.named.0, &*self.named.1);
+            match (strings.get(at), words.get(at)) {
+                (Some(key), Some(bytes)) if ptr::eq(*bytes, name.key) || **bytes == *name.key => {
+                    (open.name, open.bytes) = (*key, *bytes);
                 }
                 _ => {
                     open.name = open.made.insert(Text::new(name.key)).as_str().outlive();
@@ -288,10 +296,13 @@ impl OpenKeys {
             self.by_hash.shrink_to(KEPT_HASHES);
         }
         self.used = 0;
-        self.named = None;
+        self.named = NAMELESS;
         self.restore_db();
     }
 }
+
+/// The words of an event that is no command.
+const NAMELESS: (*const [Str<'static>], *const [&'static [u8]]) = (&[], &[]);
 
 impl Default for Open {
     /// Makes a key that is not open.
@@ -313,9 +324,7 @@ impl Open {
     fn is(&self, name: NameRef) -> bool {
         // SAFETY: the string lives until the event is worked off.
         let bytes = unsafe { &*self.bytes };
-        // The very same bytes, in the usual case.
-        let same = ptr::eq(bytes, name.key) || bytes == name.key;
-        same && self.db == name.db
+        bytes == name.key && self.db == name.db
     }
 
     #[inline(always)]
