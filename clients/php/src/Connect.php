@@ -319,9 +319,7 @@ final class Connect
     /** @param list<int|string> $words */
     private static function reply(Link $link, array $words, float $until): mixed
     {
-        [$reply] = $link->ask([$words], max(0.001, $until - Clock::now()));
-
-        return $reply instanceof Refused ? throw $reply : $reply;
+        return $link->ask($words, max(0.001, $until - Clock::now()));
     }
 
     /**

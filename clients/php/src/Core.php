@@ -10,7 +10,6 @@ use Dlock\Exception\Deadlock;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\NoAck;
 use Dlock\Exception\NotHeld;
-use Dlock\Exception\Redirected;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Replaced;
 use Dlock\Exception\Unanswered;
@@ -27,7 +26,6 @@ use Psr\Log\LoggerInterface;
 final class Core
 {
     private const WARN_EVERY = 10.0;
-    private const TRIES = 3;
     /** The longest slice of a wait: a signal's handler runs at its end. */
     private const SLICE = 1.0;
     /** The longest time between two signs of life. */
@@ -357,7 +355,10 @@ final class Core
                 $this->lose($request, 'it is held by the process that has forked this one');
             } elseif ($request->at === $address) {
                 $request->askedAt = -INF;
-                $request->ephemeral && $this->lose($request, 'closed');
+                if ($request->ephemeral) {
+                    $this->later($request, [$request->release()]); // the server may not have seen the end of the connection
+                    $this->lose($request, 'closed');
+                }
             }
         }
         if ($address === null) {
@@ -382,17 +383,33 @@ final class Core
     private function look(bool $now, float $end): array
     {
         $this->servers->check();
-        $lost = [];
-        $at = Clock::now();
-        $due = array_filter($this->held, static fn (Request $one): bool => $now || $at >= $one->until
-            || $at - $one->askedAt >= min(self::INTERVAL, $one->lease / 3));
-        foreach ($this->byServer($due) as $requests) {
-            $first = min(array_map(static fn (Request $one): float => $one->until, $requests));
-            // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
-            // caller that looks at the last moment waits for an answer as well.
-            $until = $at + $this->settings->replyTimeout;
-            $until = min($first > $at ? max($first, $at + self::INTERVAL) : INF, $until, $end);
-            array_push($lost, ...$this->renewAll($requests, $until));
+        if ($this->servers->isBusy()) {
+            return []; // a signal handler has interrupted a command, and its caller looks next
+        }
+        $lost = $silent = [];
+        $enough = $now ? INF : Clock::now() + self::INTERVAL;
+        foreach ($this->held as $owner => $request) {
+            $at = Clock::now();
+            $isDue = $now || $at >= $request->until || $at - $request->askedAt >= min(self::INTERVAL, $request->lease / 3);
+            $isLate = $at >= $enough && $at < $request->until; // the next look asks for it first
+            if (!$isDue || $isLate || !isset($this->held[$owner]) || isset($silent[$this->servers->of($request->key)])) {
+                continue;
+            }
+            $this->forget($request);
+            $this->held[$owner] = $request;
+            try {
+                $this->renew($request, $end);
+            } catch (NotHeld) {
+                array_push($lost, ...$this->lose($request, 'not held any more'));
+            } catch (Unanswered $error) {
+                $this->logger?->info('lock {key} could not be renewed: {error}', [
+                    'key' => $request->key,
+                    'error' => $error->getMessage(),
+                ]);
+                $silent[$this->servers->of($request->key)] = true; // its other holds need not wait for it, too
+            } catch (Refused $error) {
+                $this->refused($request, $at, $error);
+            }
         }
         foreach ($this->held as $request) {
             if ($request->until <= Clock::now()) {
@@ -411,89 +428,31 @@ final class Core
         return $lost;
     }
 
-    /**
-     * @param array<Request> $requests
-     *
-     * @return array<string, non-empty-list<Request>> by address
-     */
-    private function byServer(array $requests): array
+    /** Renews a hold on the present connection to its server. */
+    private function renew(Request $request, float $end): void
     {
-        $at = [];
-        foreach ($requests as $request) {
-            $at[$this->servers->of($request->key)][] = $request;
-        }
-
-        return $at;
+        $at = Clock::now();
+        // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
+        // caller that looks at the last moment waits for an answer as well.
+        $last = $request->until > $at ? max($request->until, $at + self::INTERVAL) : INF;
+        $until = min($last, $at + $this->settings->replyTimeout, $end);
+        $request->askedAt = $at;
+        $left = $this->servers->ask($request->key, $request->renew($request->token), max($until, $at + Servers::GRACE));
+        [$this->refusal, $request->at] = [null, $this->servers->of($request->key)];
+        $request->believe($at, $left / 1000);
     }
 
-    /**
-     * Ties these to the connection to their server, in one go. Where the connection has ended they are tied to the next one.
-     *
-     * @param list<Request> $requests
-     *
-     * @return list<Hold> what was found lost
-     */
-    private function renewAll(array $requests, float $until): array
+    /** Notes why the server has not renewed a hold. */
+    private function refused(Request $request, float $sent, Refused $error): void
     {
-        $lost = [];
-        for ($try = 1; $requests !== [] && $try <= self::TRIES; ++$try) {
-            $again = [];
-            foreach ($this->byServer($requests) as $address => $some) {
-                $sent = Clock::now();
-                try {
-                    $commands = array_map(static fn (Request $one) => $one->renew($one->token), $some);
-                    $replies = $this->servers->askAll($address, $commands, max($until, $sent + Servers::GRACE));
-                } catch (Unanswered | Refused $error) {
-                    $this->logger?->info('locks could not be renewed: {error}', ['error' => $error->getMessage()]);
-                    $replies = array_fill(0, count($some), $error);
-                }
-                foreach ($some as $i => $request) {
-                    $request->askedAt = $sent;
-                    if (!isset($this->held[$request->owner])) {
-                        continue; // it was ephemeral, and has ended with the connection
-                    }
-                    $reply = $this->renewed($request, $address, $sent, $until, $replies[$i]);
-                    if ($reply instanceof NotHeld) {
-                        array_push($lost, ...$this->lose($request, 'not held any more'));
-                    } elseif ($reply !== null) {
-                        $again[] = $request;
-                    }
-                }
-            }
-            $requests = Clock::now() < $until ? $again : [];
-        }
-
-        return $lost;
-    }
-
-    /** Returns the error that came instead of a renewal: it is not held, or the client asks again. */
-    private function renewed(Request $request, string $address, float $sent, float $until, mixed $reply): Unanswered|Refused|null
-    {
-        if ($reply instanceof Redirected) {
-            $sent = Clock::now();
-            try {
-                $words = $request->renew($request->token);
-                $reply = $this->servers->ask($request->key, $words, max($until, $sent + Servers::GRACE));
-                $address = $this->servers->of($request->key);
-            } catch (Unanswered | Refused $reply) {
-                // As the others.
-            }
-        }
-        if (is_int($reply)) {
-            [$this->refusal, $request->at] = [null, $address];
-            $request->believe($sent, $reply / 1000);
-        } elseif ($reply instanceof NoAck) { // perhaps it has been cut to that
+        if ($error instanceof NoAck) { // perhaps it has been cut to that
             $request->doubt($sent);
-        } elseif ($reply instanceof NotHeld || $reply instanceof Unanswered || $reply->passes()) {
-            return $reply;
-        } else {
+        } elseif (!$error->passes()) {
             if ($this->refusal === null) {
-                $this->logger?->warning('the server refuses to keep locks: {error}', ['error' => $reply->getMessage()]);
+                $this->logger?->warning('the server refuses to keep locks: {error}', ['error' => $error->getMessage()]);
             }
-            $this->refusal = $reply->getMessage();
+            $this->refusal = $error->getMessage();
         }
-
-        return null;
     }
 
     // What else the program asks.

@@ -21,19 +21,7 @@ final class FakeServer implements Link
     /** @var array<string, array<string, array{token: int, limit: float, permits: int, end: float}>> by key and owner */
     private array $holds = [];
 
-    public function ask(array $commands, float $timeout): array
-    {
-        return array_map(function (array $words): mixed {
-            try {
-                return $this->reply($words);
-            } catch (Refused $refused) {
-                return $refused;
-            }
-        }, $commands);
-    }
-
-    /** @param list<int|string> $words */
-    private function reply(array $words): mixed
+    public function ask(array $words, float $timeout): mixed
     {
         [$name, $key, $owner] = array_map(strval(...), array_slice($words, 0, 3)) + [2 => ''];
         $held = static fn (array $one): bool => $one['end'] > Clock::now();

@@ -34,36 +34,25 @@ final class PhpRedisLink implements Link
         $this->redis->setOption(\Redis::OPT_REPLY_LITERAL, true);
     }
 
-    public function ask(array $commands, float $timeout): array
+    public function ask(array $words, float $timeout): mixed
     {
-        $isOne = count($commands) === 1;
-        $replies = $error = null;
+        $reply = $error = null;
         try {
             $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout);
             $this->redis->clearLastError();
-            $isOne || $this->redis->pipeline();
-            $replies = array_map(fn (array $words): mixed => $this->redis->rawCommand(...$words), $commands);
-            $replies = $isOne ? $replies : $this->redis->exec();
+            $reply = $this->redis->rawCommand(...$words);
         } catch (\RedisException $error) {
-            // Of a refusal as well, unless it begins with ERR.
-        } catch (\Throwable $error) { // of a signal's handler
-            $isOne || $this->close(); // the pipeline is still open
-            throw $error;
+            // phpredis throws refusals too, except those that begin with ERR.
         }
-        $said = $this->redis->getLastError();
-        if ($said === null) {
-            return $error === null && is_array($replies)
-                ? array_map(static fn (mixed $one): mixed => $one === false ? null : $one, $replies)
-                : throw new Unanswered($error?->getMessage() ?? 'no reply');
+        $refusal = $this->redis->getLastError();
+        if ($refusal !== null) {
+            throw Refused::by($refusal);
         }
-        $refused = Refused::by($said);
-        if ($isOne || !in_array($refused->code(), ['NOTHELD', 'MOVED', 'ASK'], true)) {
-            return array_fill(0, count($commands), $refused);
+        if ($error !== null) {
+            throw new Unanswered($error->getMessage(), 0, $error);
         }
-        // phpredis throws the replies away with the first refusal, and each half tells more.
-        [$first, $second] = array_chunk($commands, (int) ceil(count($commands) / 2));
 
-        return [...$this->ask($first, $timeout), ...$this->ask($second, $timeout)];
+        return $reply === false ? null : $reply;
     }
 
     public function isOpen(): bool

@@ -9,11 +9,8 @@ namespace Dlock;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Predis\Client;
-use Predis\Command\RawCommand;
 use Predis\Connection\NodeConnectionInterface;
 use Predis\PredisException;
-use Predis\Response\ErrorInterface;
-use Predis\Response\ResponseInterface;
 
 /**
  * A connection of Predis.
@@ -35,7 +32,7 @@ final class PredisLink implements Link
             ...$secure ? ['ssl' => $tls] : [],
             'timeout' => $timeout,
             'read_write_timeout' => $timeout,
-        ], ['exceptions' => false]);
+        ]);
         try {
             $this->client->connect();
         } catch (PredisException $error) {
@@ -43,7 +40,7 @@ final class PredisLink implements Link
         }
     }
 
-    public function ask(array $commands, float $timeout): array
+    public function ask(array $words, float $timeout): mixed
     {
         try {
             $connection = $this->client->getConnection();
@@ -51,23 +48,15 @@ final class PredisLink implements Link
             if (is_resource($stream)) { // from Predis 3 on the bound of the constructor stands
                 stream_set_timeout($stream, (int) $timeout, (int) (fmod($timeout, 1.0) * 1e6));
             }
-            $pipeline = $this->client->pipeline();
-            foreach ($commands as $words) {
-                $pipeline->executeCommand(RawCommand::create(...$words));
-            }
-            $replies = $pipeline->execute();
+            $reply = $this->client->executeRaw($words, $isRefused);
         } catch (PredisException $error) {
-            throw new Unanswered($error->getMessage());
-        } catch (\Throwable $error) { // of a signal's handler: a reply may be read in part
+            throw new Unanswered($error->getMessage(), 0, $error);
+        } catch (\Throwable $error) { // of a signal handler: a reply may be read in part
             $this->close();
             throw $error;
         }
 
-        return array_map(static fn (mixed $one): mixed => match (true) {
-            $one instanceof ErrorInterface => Refused::by($one->getMessage()),
-            $one instanceof ResponseInterface => (string) $one,
-            default => $one,
-        }, $replies);
+        return $isRefused ? throw Refused::by($reply) : $reply;
     }
 
     public function isOpen(): bool

@@ -7,6 +7,7 @@ declare(strict_types=1);
 namespace Dlock;
 
 use Dlock\Exception\Closed;
+use Dlock\Exception\DlockException;
 use Dlock\Exception\NotHeld;
 use Dlock\Exception\Redirected;
 use Dlock\Exception\Refused;
@@ -39,6 +40,8 @@ final class Servers
     /** Which seed is asked for the others. */
     private int $seed = 0;
     private int $process;
+    /** A command is on its way. The reply to another one would be taken for its reply. */
+    private bool $isBusy = false;
 
     /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are the parent's, after a fork */
     public function __construct(
@@ -56,24 +59,31 @@ final class Servers
     }
 
     /**
-     * Returns the reply of the server that serves the key.
+     * Returns the reply of the server that serves the key, or throws its refusal.
      *
      * @param list<int|string> $words
      * @param bool             $once the command must not be sent twice
      */
     public function ask(string $key, array $words, float $until, bool $once = false): mixed
     {
+        $this->check();
+        if ($this->isBusy) {
+            throw new DlockException('a command is on its way: a signal handler or a destructor cannot send another one');
+        }
         $address = $this->of($key);
-        for ($hops = 1, $asking = [];; ++$hops) {
-            $replies = $this->askAll($address, [...$asking, $words], $until, $once);
-            $reply = end($replies);
-            if (!$reply instanceof Redirected || $hops === self::HOPS) {
-                $asking === [] && $this->remember($key, $address); // or another seed would be asked when one fails
+        for ($hops = 1, $asks = false;; ++$hops) {
+            try {
+                $reply = $this->send($address, $words, $until, $once, $asks);
+                $asks || $this->remember($key, $address); // or another seed would be asked when one fails
 
-                return $reply instanceof Refused ? throw $reply : $reply;
+                return $reply;
+            } catch (Redirected $error) {
+                if ($hops === self::HOPS) {
+                    throw $error;
+                }
+                $address = $this->redirected($error, $key, $address);
+                $asks = $error->once();
             }
-            $address = $this->redirected($reply, $key, $address);
-            $asking = $reply->once() ? [['ASKING']] : [];
         }
     }
 
@@ -104,16 +114,13 @@ final class Servers
     }
 
     /**
-     * Returns one server's replies to commands, in one go. A refusal is among them as a Refused.
+     * Sends a command to one server. A connection that was idle may have ended long ago: then the command is sent once more.
      *
-     * @param non-empty-list<list<int|string>> $commands
-     * @param bool                             $once     they must not be sent twice
-     *
-     * @return non-empty-list<mixed>
+     * @param list<int|string> $words
+     * @param bool             $asks the slot is on its way to this server
      */
-    public function askAll(string $address, array $commands, float $until, bool $once = false): array
+    private function send(string $address, array $words, float $until, bool $once, bool $asks): mixed
     {
-        $this->check();
         if (Clock::now() >= $until) {
             throw new Unanswered('no time is left to ask');
         }
@@ -127,23 +134,46 @@ final class Servers
             $this->isFormer();
         }
         try {
-            $this->links[$address] ??= $this->where->node($address)->open($left());
-            $replies = $this->links[$address]->ask($commands, $left());
+            return $this->exchange($address, $asks ? [['ASKING'], $words] : [$words], $left);
         } catch (Unanswered $error) {
             $this->disconnect($address);
             if ($isNew || $once || Clock::now() >= $until) {
                 throw $error;
             }
 
-            return $this->askAll($address, $commands, $until, true); // an idle connection may have ended long ago
-        }
-        foreach ($replies as $reply) {
-            if ($reply instanceof Refused && $reply->code() === 'READONLY') { // who is primary now is found by connecting
-                $this->disconnect($address);
+            return $this->send($address, $words, $until, true, $asks);
+        } catch (Refused $error) {
+            if ($error->code() !== 'READONLY') {
+                throw $error;
             }
-        }
+            $this->disconnect($address); // who is primary now is found by connecting
+            if ($isNew || Clock::now() >= $until) {
+                throw $error;
+            }
 
-        return $replies;
+            return $this->send($address, $words, $until, $once, $asks);
+        }
+    }
+
+    /**
+     * Sends commands, one after the other, and returns the reply to the last one.
+     *
+     * @param non-empty-list<list<int|string>> $commands
+     * @param \Closure(): float                $left     the seconds for the next reply
+     */
+    private function exchange(string $address, array $commands, \Closure $left): mixed
+    {
+        $this->isBusy = true;
+        try {
+            $link = $this->links[$address] ??= $this->where->node($address)->open($left());
+            foreach ($commands as $words) {
+                $reply = $link->ask($words, $left());
+            }
+
+            return $reply;
+        } finally {
+            $this->isBusy = false;
+        }
     }
 
     /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks. */
@@ -228,6 +258,7 @@ final class Servers
         }
         if ($this->process !== getmypid()) {
             $this->process = (int) getmypid();
+            $this->isBusy = false;
             $this->end();
             ($this->ended)(null);
         }
@@ -237,6 +268,12 @@ final class Servers
     public function isOpen(): bool
     {
         return !$this->closed && $this->process === getmypid();
+    }
+
+    /** Returns true while a command is on its way: a signal handler may run in the middle of it. */
+    public function isBusy(): bool
+    {
+        return $this->isBusy;
     }
 
     /** Ends all connections. */

@@ -19,7 +19,7 @@ final class CasesTest extends TestCase
 
     /** What such a process has not, or what the case looks for is gone. */
     public const NONE = [
-        'two_thousand_holds_at_200_ms' => 'to take them one after the other would last 400 s: LocksTest has two hundred',
+        'two_thousand_holds_at_200_ms' => 'to take or to renew them one after the other would last 400 s: LocksTest has twenty',
         'a_turn_takes_three_commands' => self::THREADS,
         'two_that_wait_for_each_other' => 'no owner is used twice, and outside of sessions the search for deadlocks follows owners',
         'an_overflow_of_rows' => self::SESSION,

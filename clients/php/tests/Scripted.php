@@ -14,9 +14,11 @@ final class Scripted implements Link
     {
     }
 
-    public function ask(array $commands, float $timeout): array
+    public function ask(array $words, float $timeout): mixed
     {
-        return array_map($this->says, $commands);
+        $said = ($this->says)($words);
+
+        return $said instanceof \Throwable ? throw $said : $said;
     }
 
     public function isOpen(): bool
