@@ -136,28 +136,15 @@ class Locks
             max($hangTimeout, $lease),
             $lease,
             $maxHold === null ? null : Settings::positive('maxHold', $maxHold),
-            actor: $actor ?? $owner,
+            $actor ?? $owner,
         );
 
-        return $this->held($request, Settings::seconds('timeout', $timeout), $onLost);
-    }
-
-    /** @internal for those whose owners have names of their own */
-    public function held(Request $request, ?float $timeout, ?callable $onLost): ?Hold
-    {
-        try {
-            $granted = $this->core->take($request, $timeout);
-
-            return $granted === null ? null : new Hold($this->core, $granted, $onLost === null ? null : $onLost(...));
-        } catch (\Throwable $error) { // of a signal's handler, too: nobody has what was granted
-            $this->core->abandon($request);
-            throw $error;
-        }
+        return $this->core->hold($request, Settings::seconds('timeout', $timeout), $onLost === null ? null : $onLost(...));
     }
 
     /**
-     * Runs the work while the lock is held, and gives back what it gives. InvalidArgumentException if that is a generator or a
-     * promise, whose work would not be locked.
+     * Runs the work while the lock is held, and returns its result. Throws InvalidArgumentException if that is a generator or a
+     * promise, whose work would run without the lock.
      *
      * @template T
      *
@@ -168,10 +155,13 @@ class Locks
      */
     public function with(string $key, callable $work, mixed ...$options): mixed
     {
-        Work::check($work);
         $hold = $this->lock($key, ...$options);
         try {
-            $result = Work::done($work($hold));
+            $result = $work($hold);
+            if ($result instanceof \Generator || is_object($result) && method_exists($result, 'then')) {
+                $what = get_debug_type($result);
+                throw new \InvalidArgumentException("work must not return a $what, which runs after the lock was released");
+            }
         } catch (\Throwable $error) {
             try {
                 $hold->release();
@@ -219,17 +209,15 @@ class Locks
     }
 
     /**
-     * A sign of life for all that is held: call it now and then in long work, as often as you like. It is sent once a
-     * second, or three times a lease, at most; with `now` at once.
-     *
-     * @return list<Hold> those that were found lost
+     * Renews all locks (the heartbeat): call it now and then in long work, as often as you like. The client sends it once a second,
+     * or three times a lease, at most; with `now` at once. `onLost` and `lost()` of a hold tell what was found lost.
      */
-    public function keep(bool $now = false): array
+    public function keep(bool $now = false): void
     {
-        return $this->core->keep($now);
+        $this->core->keep($now);
     }
 
-    /** Ends the connection. What is held is told lost, and lives on until its lease; every call is an error then. */
+    /** Ends the connections, and reports all holds lost. Their leases run on. Every later call throws Closed. */
     public function close(): void
     {
         $this->core->close();

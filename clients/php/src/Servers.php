@@ -42,6 +42,7 @@ final class Servers
     private int $process;
     /** A command is on its way. The reply to another one would be taken for its reply. */
     private bool $isBusy = false;
+    private string $answered = '';
 
     /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are the parent's, after a fork */
     public function __construct(
@@ -74,7 +75,10 @@ final class Servers
         for ($hops = 1, $asks = false;; ++$hops) {
             try {
                 $reply = $this->send($address, $words, $until, $once, $asks);
-                $asks || $this->remember($key, $address); // or another seed would be asked when one fails
+                if (!$asks) {
+                    $this->remember($key, $address); // or another seed would be asked when one fails
+                }
+                $this->answered = $address;
 
                 return $reply;
             } catch (Redirected $error) {
@@ -104,10 +108,10 @@ final class Servers
                 if ($error instanceof NotHeld && $ends && !$heard) {
                     return null;
                 }
-                if (Clock::now() >= $until) {
+                if (Clock::now() >= $until || !$error->passes()) {
                     throw $error;
                 }
-                $this->mend($error, $until);
+                $this->pause($until);
                 $heard = $heard && $error instanceof Refused;
             }
         }
@@ -143,7 +147,7 @@ final class Servers
 
             return $this->send($address, $words, $until, true, $asks);
         } catch (Refused $error) {
-            if ($error->code() !== 'READONLY') {
+            if ($error->word() !== 'READONLY') {
                 throw $error;
             }
             $this->disconnect($address); // who is primary now is found by connecting
@@ -205,13 +209,16 @@ final class Servers
         }
     }
 
-    /** After an error: throws it if time cannot mend it. */
-    public function mend(Unanswered | Refused $error, float $until): void
+    /** Waits a little before another attempt. */
+    public function pause(float $until): void
     {
-        if ($error instanceof Refused && !$error->passes()) {
-            throw $error;
-        }
         Clock::sleep(min(max(0.0, $until - Clock::now()), random_int(20, 100) / 1000));
+    }
+
+    /** Returns the address of the server that gave the last reply. */
+    public function answered(): string
+    {
+        return $this->answered;
     }
 
     /** The address of the server that serves the key, as far as it is known. A seed says where. */

@@ -347,7 +347,7 @@ final class LocksTest extends TestCase
             $locks->lock($this->key(), actor: 'me');
             self::fail('it waits for itself');
         } catch (Deadlock $error) {
-            self::assertStringContainsString('give it back first', $error->getMessage());
+            self::assertStringContainsString('release it first', $error->getMessage());
         }
         self::assertFalse($outer->lost());
         $outer->release();

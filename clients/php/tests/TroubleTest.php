@@ -7,6 +7,7 @@ namespace Dlock\Tests;
 use Dlock\Connect;
 use Dlock\Exception\Closed;
 use Dlock\Exception\DlockException;
+use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
@@ -175,7 +176,7 @@ final class TroubleTest extends TestCase
         $said = [];
         pcntl_async_signals(true);
         pcntl_signal(SIGALRM, function () use ($locks, &$said): void {
-            $said[] = count($locks->keep(true));
+            $locks->keep(true);
             try {
                 $said[] = $locks->tryLock("$this->key:free") === null;
             } catch (DlockException $error) {
@@ -183,13 +184,14 @@ final class TroubleTest extends TestCase
             }
         });
         pcntl_alarm(1);
+        usleep(500_000); // so that the signal comes in the middle of a slice
         try {
             self::assertNull(Stage::timesOut(fn () => $locks->tryLock($this->key, 2.5)));
         } finally {
             pcntl_alarm(0);
             pcntl_signal(SIGALRM, SIG_DFL);
         }
-        self::assertSame([0, 'a command is on its way: a signal handler or a destructor cannot send another one'], $said);
+        self::assertSame(['a command is on its way: a signal handler or a destructor cannot send another one'], $said);
         self::assertFalse($hold->lost(), $hold->reason());
         self::assertSame('PONG', $hold->guard('PING'));
         $hold->release();
@@ -316,11 +318,88 @@ final class TroubleTest extends TestCase
             Stage::control("cut $path");
             $tied = fn (Hold $hold): bool => $this->server->info($hold->key)['holders'][0]['auto'] === 1;
             Stage::until(function () use ($locks, $holds, $tied): bool {
-                self::assertSame([], $locks->keep());
+                $locks->keep();
 
                 return array_filter($holds, static fn (Hold $hold) => !$tied($hold)) === [];
             }, 'all are tied anew');
             Stage::control("delay $path 0");
+            self::assertSame([], array_filter($holds, static fn (Hold $hold) => $hold->lost()));
+        }
+    }
+
+    /** After a restart with dlock.quarantine-ms the server refuses who does not block, and lets wait who does. */
+    public function testAWaitOutlastsAQuarantine(): void
+    {
+        $locks = new Locks(Connect::fake(new Scripted(static fn (array $words): mixed => match (true) {
+            !str_ends_with($words[0], 'ACQUIRE') => 0,
+            in_array('BLOCK', $words, true) => [1, 1],
+            default => Refused::by('QUARANTINE the server has restarted'),
+        })));
+        self::assertSame(1, $locks->lock($this->key, 5)->token);
+        $this->expectExceptionMessage('QUARANTINE');
+        $locks->tryLock($this->key);
+    }
+
+    /** The server renews a hold for no longer than the program wants it, from the first command on. */
+    public function testMaxHoldBoundsTheServer(): void
+    {
+        $said = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$said): mixed {
+            $said[$words[0]] = $words;
+
+            return [1, 1];
+        })));
+        $locks->lock($this->key, maxHold: 5);
+        $said = $said['DLOCK.FAIRACQUIRE'];
+        self::assertSame(5000, $said[array_search('AUTO', $said, true) + 1]);
+    }
+
+    /** A child of a fork runs nothing under the parent's token. */
+    public function testAChildGuardsNothing(): void
+    {
+        $hold = Kinds::locks()->lock($this->key);
+        [$ours, $childs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+        $child = pcntl_fork();
+        if ($child === 0) {
+            try {
+                $said = $hold->guard('SET', "$this->key:left", 'child');
+            } catch (\Throwable $error) {
+                $said = $error::class;
+            }
+            fwrite($childs, "$said\n");
+            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+        }
+        self::assertSame(Fenced::class, trim((string) fgets($ours)));
+        pcntl_waitpid($child, $status);
+        self::assertSame('OK', $hold->guard('SET', "$this->key:left", 'parent'));
+    }
+
+    /** What is to be sent is noted before the program's logger and observer are told, which may throw. */
+    public function testNothingIsKeptForAForgottenHoldWhoseLogFails(): void
+    {
+        $logger = new class extends AbstractLogger {
+            public function log($level, $message, array $context = []): void
+            {
+                throw new \DomainException('nobody writes');
+            }
+        };
+        $locks = Kinds::locks(logger: $logger, lease: 2.0);
+        $hold = $locks->lock($this->key);
+        try {
+            unset($hold);
+            self::fail('it is thrown');
+        } catch (\DomainException) {
+            $locks->keep();
+            self::assertSame(0, $this->server->info()['holders'][0]['auto']);
+        }
+        $hold = $locks->lock("$this->key:2", maxHold: 0.5);
+        usleep(500_000);
+        try {
+            $locks->keep();
+            self::fail('it is thrown');
+        } catch (\DomainException) {
+            $locks->keep();
+            self::assertSame([], $this->server->owners("$this->key:2"));
         }
     }
 
@@ -397,7 +476,7 @@ final class TroubleTest extends TestCase
         }
         self::assertFalse($hold->lost());
         $this->server->ask('DLOCK.FORCERELEASE', $this->key);
-        self::assertSame([$hold], $locks->keep(true));
+        $locks->keep(true);
         self::assertTrue($hold->lost());
     }
 }

@@ -17,6 +17,6 @@ class Redirected extends Refused
     /** Only this command: the slot is on its way. */
     public function once(): bool
     {
-        return $this->code() === 'ASK';
+        return $this->word() === 'ASK';
     }
 }

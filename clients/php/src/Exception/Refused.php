@@ -35,25 +35,24 @@ class Refused extends DlockException
     /** The server's error as a type. */
     public static function by(string $text, ?\Throwable $previous = null): self
     {
-        $type = self::TYPES[self::codeOf($text)] ?? self::class;
+        $type = self::TYPES[self::wordOf($text)] ?? self::class;
 
         return new $type($text, $previous);
     }
 
     /** The first word, by which the server tells its errors apart. */
-    public function code(): string
+    public function word(): string
     {
-        return self::codeOf($this->getMessage());
+        return self::wordOf($this->getMessage());
     }
 
-    /** Returns true if a little time, or another connection, can mend it. */
     public function passes(): bool
     {
-        return in_array($this->code(), self::PASSING, true)
+        return in_array($this->word(), self::PASSING, true)
             || str_starts_with($this->getMessage(), 'ERR max number of clients');
     }
 
-    private static function codeOf(string $text): string
+    private static function wordOf(string $text): string
     {
         return rtrim(strtok($text, ' ') ?: '', ':');
     }

@@ -67,7 +67,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         $owner = $this->owner($key) ?? throw new LockConflictedException('It is not held.');
         $key->reduceLifetime($ttl);
         try {
-            $this->locks->core->insist((string) $key, $this->request($key, $owner, false, $ttl)->renew());
+            $this->locks->core->servers->insist((string) $key, $this->request($key, $owner, false, $ttl)->renew(null));
         } catch (NotHeld $error) {
             throw new LockConflictedException($error->getMessage(), 0, $error);
         } catch (DlockException $error) {
@@ -84,11 +84,9 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         }
         try {
             $held = $this->held($key, $owner);
-            // Under its token: this may be read late, and the key may hold the lock again by then.
-            $held === null || $this->locks->core->insist(
-                (string) $key,
-                ['DLOCK.RELEASE', (string) $key, $owner, 'HOLDS', 0, 'TOKEN', $held[0]],
-            );
+            if ($held !== null) { // under its token: this may be read late, and the key may hold the lock again by then
+                $this->locks->core->release($this->request($key, $owner, false, max(0.001, $held[2] / 1000)), $held[0]);
+            }
         } catch (NotHeld) {
             // It has ended before.
         } catch (DlockException $error) {
@@ -106,7 +104,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     /** @return ?array<int, mixed> */
     private function held(Key $key, string $owner): ?array
     {
-        return $this->locks->core->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
+        return $this->locks->core->servers->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
     }
 
     private function take(Key $key, bool $shared, ?float $timeout): void
@@ -123,7 +121,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             $request = $this->request($key, $name, $shared, $this->initialTtl, $owner !== null);
             // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
             $before = $owner === null ? null : $this->held($key, $owner);
-            $granted = $this->locks->core->take($request, $timeout, $before !== null);
+            $granted = $this->locks->core->take($request, $timeout, static fn (int $token): int => $token);
         } catch (DlockException $error) {
             if (isset($before) && ($now = $this->held($key, $owner)) !== null && $now[0] !== $before[0]) {
                 $this->delete($key); // it was promoted all the same, and what it was before has ended
@@ -149,7 +147,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     private function downgrade(Key $key, string $owner): void
     {
         try {
-            $this->locks->core->insist((string) $key, ['DLOCK.DOWNGRADE', (string) $key, $owner, 'SHARED']);
+            $this->locks->core->servers->insist((string) $key, ['DLOCK.DOWNGRADE', (string) $key, $owner, 'SHARED']);
         } catch (NotHeld) {
             // It is taken anew.
         }
@@ -167,8 +165,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             $shared,
             hangTimeout: $hangTimeout,
             lease: $lease,
-            tracked: false,
-            reused: $reused,
+            isReused: $reused,
         );
     }
 
