@@ -8,7 +8,6 @@ namespace Dlock;
 
 use Dlock\Exception\DlockException;
 use Dlock\Exception\LockTimeout;
-use Predis\ClientInterface;
 use Psr\Log\LoggerInterface;
 
 /**
@@ -30,9 +29,8 @@ class Locks
     private readonly Settings $settings;
 
     /**
-     * @param Connect|\Redis|ClientInterface|\Closure $client where to connect: a Connect; a client of phpredis or Predis, as whose
-     *                                                        copy a connection is made; or `fn (float $within)`, which makes one
-     *                                                        of these, again whenever the connection has ended
+     * @param Connect|\Closure $client where to connect: a Connect, or `fn (float $within)`, which makes a client of phpredis or Predis.
+     *                                  Its connection belongs to these locks. When it has failed they call the closure again
      * @param float $lease        what a lock has left when the program dies or loses the server
      * @param float $hangTimeout  how long the server renews it after the last sign of life
      * @param float $queueGrace   how long a place in a queue is kept while the connection is away
@@ -40,7 +38,7 @@ class Locks
      * @param float $clockMargin  so much before its end a lease is believed to have ended
      */
     public function __construct(
-        object $client,
+        Connect|\Closure $client,
         float $lease = 10.0,
         float $hangTimeout = 60.0,
         float $queueGrace = 5.0,
@@ -50,20 +48,14 @@ class Locks
         ?Observer $observer = null,
     ) {
         $this->settings = new Settings($lease, $hangTimeout, $queueGrace, $replyTimeout, $clockMargin);
-        $this->core = new Core(Connect::like($client), $this->settings, $logger, $observer);
-    }
-
-    /** @return array<string, mixed> what `var_dump` shows: no password */
-    public function __debugInfo(): array
-    {
-        return ['settings' => $this->settings];
+        $this->core = new Core(Connect::of($client), $this->settings, $logger, $observer);
     }
 
     /**
      * Locks in a cluster: one connection to each node that serves one of them.
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
-     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Redis, a Predis client or a Connect of it
      */
     public static function cluster(array $seeds, ?\Closure $connect = null, mixed ...$settings): self
     {

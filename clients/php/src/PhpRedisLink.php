@@ -16,22 +16,29 @@ use Dlock\Exception\Unanswered;
  */
 final class PhpRedisLink implements Link
 {
-    private readonly \Redis $redis;
+    public function __construct(private readonly \Redis $redis)
+    {
+        if (!$redis->isConnected()) {
+            throw new \InvalidArgumentException('client must be connected: the closure makes a new one for each connection');
+        }
+        if (is_string($redis->getPersistentID())) {
+            throw new \InvalidArgumentException('client must not be persistent: others would use the same connection');
+        }
+        // A new connection has none of the ties of this one, so it must not come silently.
+        $redis->setOption(\Redis::OPT_MAX_RETRIES, 0);
+        $redis->setOption(\Redis::OPT_NULL_MULTIBULK_AS_NULL, true);
+        $redis->setOption(\Redis::OPT_REPLY_LITERAL, true);
+    }
 
     /** @param array<string, mixed> $tls options of PHP's stream context for `ssl` */
-    public function __construct(string $host, int $port, array $tls, float $timeout)
+    public static function to(string $host, int $port, array $tls, float $within): self
     {
-        $this->redis = new \Redis();
-        try {
-            $isOpen = $this->redis->connect($host, $port, $timeout, null, 0, $timeout, $tls === [] ? [] : ['stream' => $tls]);
-        } catch (\RedisException $error) {
-            $isOpen = false;
+        $redis = new \Redis();
+        if (!$redis->connect($host, $port, $within, null, 0, $within, $tls === [] ? [] : ['stream' => $tls])) {
+            throw new \RedisException('no connection');
         }
-        $isOpen || throw new Unanswered("$host:$port: " . (isset($error) ? $error->getMessage() : 'no connection'));
-        // A new connection has none of the ties of this one, so it must not come silently.
-        $this->redis->setOption(\Redis::OPT_MAX_RETRIES, 0);
-        $this->redis->setOption(\Redis::OPT_NULL_MULTIBULK_AS_NULL, true);
-        $this->redis->setOption(\Redis::OPT_REPLY_LITERAL, true);
+
+        return new self($redis);
     }
 
     public function ask(array $words, float $timeout): mixed

@@ -19,25 +19,40 @@ use Predis\PredisException;
  */
 final class PredisLink implements Link
 {
-    private readonly Client $client;
+    /** From Predis 3 on a connection keeps the bound that it is made with: this one outlasts a slice of a wait. */
+    private const LONGEST = 4.0;
+
+    public function __construct(private readonly Client $client)
+    {
+        $connection = $client->getConnection();
+        if (!$connection instanceof NodeConnectionInterface) {
+            throw new \InvalidArgumentException('client must be of one server: for others see Connect::sentinel() and Locks::cluster()');
+        }
+        if ($connection->getParameters()->persistent ?? false) {
+            throw new \InvalidArgumentException('client must not be persistent: others would use the same connection');
+        }
+        $client->connect();
+    }
 
     /** @param array<string, mixed> $tls options of PHP's stream context for `ssl` */
-    public function __construct(string $host, int $port, array $tls, float $timeout)
+    public static function to(string $host, int $port, array $tls, float $within): self
     {
-        $secure = str_starts_with($host, 'tls://');
-        $this->client = new Client([
+        $isSecure = str_starts_with($host, 'tls://');
+
+        return new self(new Client([
             ...str_starts_with($host, '/')
                 ? ['scheme' => 'unix', 'path' => $host]
-                : ['scheme' => $secure ? 'tls' : 'tcp', 'host' => $secure ? substr($host, 6) : $host, 'port' => $port],
-            ...$secure ? ['ssl' => $tls] : [],
-            'timeout' => $timeout,
-            'read_write_timeout' => $timeout,
-        ]);
-        try {
-            $this->client->connect();
-        } catch (PredisException $error) {
-            throw new Unanswered($error->getMessage());
-        }
+                : ['scheme' => $isSecure ? 'tls' : 'tcp', 'host' => $isSecure ? substr($host, 6) : $host, 'port' => $port],
+            ...$isSecure ? ['ssl' => $tls] : [],
+            'timeout' => $within,
+            'read_write_timeout' => self::LONGEST,
+        ]));
+    }
+
+    /** @return array<string, mixed> what `var_dump` shows: no password */
+    public function __debugInfo(): array
+    {
+        return ['connected' => $this->isOpen()];
     }
 
     public function ask(array $words, float $timeout): mixed
@@ -45,7 +60,7 @@ final class PredisLink implements Link
         try {
             $connection = $this->client->getConnection();
             $stream = $connection instanceof NodeConnectionInterface ? $connection->getResource() : null;
-            if (is_resource($stream)) { // from Predis 3 on the bound of the constructor stands
+            if (is_resource($stream)) { // see LONGEST
                 stream_set_timeout($stream, (int) $timeout, (int) (fmod($timeout, 1.0) * 1e6));
             }
             $reply = $this->client->executeRaw($words, $isRefused);

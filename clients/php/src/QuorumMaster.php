@@ -27,9 +27,9 @@ final class QuorumMaster
     private readonly Core $core;
     private float $silentAt = -INF;
 
-    public function __construct(object $client, private readonly Settings $settings)
+    public function __construct(Connect|\Closure $client, private readonly Settings $settings)
     {
-        $this->core = new Core(Connect::like($client), $settings);
+        $this->core = new Core(Connect::of($client), $settings);
     }
 
     /** @param list<self> $masters */

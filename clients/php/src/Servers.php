@@ -9,7 +9,6 @@ namespace Dlock;
 use Dlock\Exception\Closed;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\NotHeld;
-use Dlock\Exception\Redirected;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 
@@ -34,8 +33,8 @@ final class Servers
     private array $links = [];
     /** @var array<string, string> by key, or by what is in its braces: the address that has answered, or that MOVED has told */
     private array $known = [];
-    /** The address of the primary that the Sentinels have named, and when. */
-    private string $named = '';
+    /** The address of the primary that a Sentinel has named for this connection, and when one was asked last. */
+    private string $primary = '';
     private float $lookedAt = -INF;
     /** Which seed is asked for the others. */
     private int $seed = 0;
@@ -51,12 +50,6 @@ final class Servers
         private readonly \Closure $ended,
     ) {
         $this->process = (int) getmypid();
-    }
-
-    /** @return array<string, mixed> what `var_dump` shows: no password */
-    public function __debugInfo(): array
-    {
-        return ['connected' => array_keys($this->links)];
     }
 
     /**
@@ -81,12 +74,16 @@ final class Servers
                 $this->answered = $address;
 
                 return $reply;
-            } catch (Redirected $error) {
-                if ($hops === self::HOPS) {
+            } catch (Refused $error) {
+                $isRedirected = in_array($error->word(), ['MOVED', 'ASK'], true);
+                if (!$isRedirected || $hops === self::HOPS) {
                     throw $error;
                 }
-                $address = $this->redirected($error, $key, $address);
-                $asks = $error->once();
+                $asks = $error->word() === 'ASK';
+                $address = self::redirected($error->getMessage(), $address);
+                if (!$asks) {
+                    $this->remember($key, $address);
+                }
             }
         }
     }
@@ -133,10 +130,6 @@ final class Servers
             $this->disconnect($address);
         }
         $isNew = !isset($this->links[$address]);
-        if ($isNew) { // what they name later is compared with this
-            $this->lookedAt = -INF;
-            $this->isFormer();
-        }
         try {
             return $this->exchange($address, $asks ? [['ASKING'], $words] : [$words], $left);
         } catch (Unanswered $error) {
@@ -169,7 +162,7 @@ final class Servers
     {
         $this->isBusy = true;
         try {
-            $link = $this->links[$address] ??= $this->where->node($address)->open($left());
+            $link = $this->links[$address] ??= $this->open($address, $left());
             foreach ($commands as $words) {
                 $reply = $link->ask($words, $left());
             }
@@ -180,6 +173,18 @@ final class Servers
         }
     }
 
+    private function open(string $address, float $within): Link
+    {
+        if ($this->where->named === null) {
+            return $this->where->open($within, $address);
+        }
+        $until = Clock::now() + $within;
+        $this->primary = ($this->where->named)($within / 2);
+        $this->lookedAt = Clock::now();
+
+        return $this->where->open(max(0.001, $until - Clock::now()), $this->primary);
+    }
+
     /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks. */
     private function isFormer(): bool
     {
@@ -187,14 +192,12 @@ final class Servers
             return false;
         }
         try {
-            [$before, $this->named] = [$this->named, ($this->where->named)(self::LOOK)];
+            return ($this->where->named)(self::LOOK) !== $this->primary;
         } catch (Unanswered | Refused) {
             return false; // nobody says so
         } finally {
             $this->lookedAt = Clock::now();
         }
-
-        return $before !== '' && $before !== $this->named;
     }
 
     /** The connection has ended, and in a cluster another node may serve its keys by now. */
@@ -229,18 +232,15 @@ final class Servers
         return $seeds === [] ? '' : $this->known[self::tag($key)] ?? $seeds[$this->seed % count($seeds)];
     }
 
-    /** The address that serves the key from now on, or for this command. */
-    private function redirected(Redirected $error, string $key, string $by): string
+    /** Returns the address in `MOVED slot address`, which another one has said. */
+    private static function redirected(string $text, string $by): string
     {
-        $address = $error->address();
-        if (preg_match('/^:\d+$/D', $address)) { // a server that tells no host means its own
-            $address = Connect::address('seeds', $by)[0] . $address;
-        }
-        if (!$error->once()) {
-            $this->remember($key, $address);
-        }
+        $address = explode(' ', $text)[2] ?? '';
 
-        return $address;
+        // A server that names no host means its own.
+        return str_starts_with($address, ':') && substr_count($address, ':') === 1
+            ? Connect::address('seeds', $by)[0] . $address
+            : $address;
     }
 
     private function remember(string $key, string $address): void

@@ -64,9 +64,7 @@ final class TroubleTest extends TestCase
     private function locks(array $paths, mixed ...$settings): Locks
     {
         $connect = static function (string $host, int $port) use ($paths): Connect {
-            [$host, $port] = explode(':', $paths["$host:$port"] ?? "$host:$port");
-
-            return Connect::to($host, (int) $port);
+            return Connect::url('redis://' . ($paths["$host:$port"] ?? "$host:$port"));
         };
 
         return Locks::cluster([$this->server->addressOf($this->key)], $connect, ...$settings + Kinds::SETTINGS);
@@ -450,14 +448,15 @@ final class TroubleTest extends TestCase
     public function testAFormerPrimaryIsLeft(): void
     {
         [$former, $primary] = Stage::addresses('DLOCK_MASTERS');
-        $named = $former;
-        $sentinel = Connect::fake(new Scripted(static function () use (&$named): array {
-            return explode(':', $named);
+        // A Sentinel that is stale answers too late for the short look.
+        $named = [$former, $primary];
+        $sentinel = Connect::fake(new Scripted(static function (array $words, float $timeout) use (&$named): array {
+            return explode(':', $named[$timeout < 0.4 ? 1 : 0]);
         }));
         $locks = new Locks(Connect::sentinel([$sentinel], 'mymaster'));
         $hold = $locks->lock($this->key);
         self::assertNotSame([], (new Server('single', $former))->owners($this->key));
-        $named = $primary;
+        $named = [$primary, $primary];
         Stage::until(static fn () => $hold->lost(), 'the primary knows nothing of it', 3 + Stage::late());
         $locks->lock("$this->key:2")->release();
         $locks->lock("$this->key:3");

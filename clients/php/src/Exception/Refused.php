@@ -14,14 +14,9 @@ class Refused extends DlockException
         'FENCED' => Fenced::class,
         'DEADLOCK' => Deadlock::class,
         'REPLACED' => Replaced::class,
-        'QUEUEFULL' => QueueFull::class,
-        'QUARANTINE' => Quarantine::class,
-        'NOACK' => NoAck::class,
-        'MOVED' => Redirected::class,
-        'ASK' => Redirected::class,
     ];
 
-    /** What a little time, or another connection, can mend. UNBLOCKED: it has become a replica while it let us wait. */
+    /** What a little time, or another connection, can end. UNBLOCKED: it has become a replica while it let us wait. */
     private const PASSING = [
         'NOACK', 'UNBLOCKED', 'TRYAGAIN', 'CLUSTERDOWN', 'MASTERDOWN', 'LOADING', 'BUSY', 'NOREPLICAS', 'MISCONF', 'READONLY',
         'MOVED', 'ASK',
