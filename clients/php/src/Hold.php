@@ -19,8 +19,8 @@ final class Hold
 {
     /** The longest time between two renewals, in seconds. */
     private const INTERVAL = 1.0;
-    /** The server counts whole milliseconds. */
-    private const ROUNDING = 0.002;
+    /** @internal the server counts whole milliseconds */
+    public const ROUNDING = 0.002;
 
     /** The lock's name. */
     public readonly string $key;

@@ -115,7 +115,7 @@ class Locks
         if ($owner !== null) {
             @trigger_error('dlock/redis: the option owner is called actor now, and locks are not re-entered', \E_USER_DEPRECATED);
         }
-        $lease = Settings::positive('lease', $lease ?? $this->settings->lease);
+        $lease = $this->settings->believable(Settings::positive('lease', $lease ?? $this->settings->lease));
         $hangTimeout = Settings::positive('hangTimeout', $hangTimeout ?? $this->settings->hangTimeout);
         $request = new Request(
             $this->settings,

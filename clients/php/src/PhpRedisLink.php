@@ -59,7 +59,13 @@ final class PhpRedisLink implements Link
             throw new Unanswered($error->getMessage(), 0, $error);
         }
 
-        return $reply === false ? null : $reply;
+        return self::value($reply);
+    }
+
+    /** The server's null is false in phpredis. */
+    private static function value(mixed $reply): mixed
+    {
+        return is_array($reply) ? array_map(self::value(...), $reply) : ($reply === false ? null : $reply);
     }
 
     public function isOpen(): bool

@@ -115,7 +115,7 @@ final class Servers
     }
 
     /**
-     * Sends a command to one server. A connection that was idle may have ended long ago: then the command is sent once more.
+     * Sends a command to one server: once more if a connection that was idle has ended long ago, or its server is a replica now.
      *
      * @param list<int|string> $words
      * @param bool             $asks the slot is on its way to this server
@@ -132,23 +132,17 @@ final class Servers
         $isNew = !isset($this->links[$address]);
         try {
             return $this->exchange($address, $asks ? [['ASKING'], $words] : [$words], $left);
-        } catch (Unanswered $error) {
+        } catch (Unanswered | Refused $error) {
+            $isReadOnly = $error instanceof Refused && $error->word() === 'READONLY'; // who is primary now is found by connecting
+            if ($error instanceof Refused && !$isReadOnly) {
+                throw $error;
+            }
             $this->disconnect($address);
-            if ($isNew || $once || Clock::now() >= $until) {
+            if ($isNew || $once && !$isReadOnly || Clock::now() >= $until) {
                 throw $error;
             }
 
             return $this->send($address, $words, $until, true, $asks);
-        } catch (Refused $error) {
-            if ($error->word() !== 'READONLY') {
-                throw $error;
-            }
-            $this->disconnect($address); // who is primary now is found by connecting
-            if ($isNew || Clock::now() >= $until) {
-                throw $error;
-            }
-
-            return $this->send($address, $words, $until, $once, $asks);
         }
     }
 

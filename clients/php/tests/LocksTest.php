@@ -455,7 +455,7 @@ final class LocksTest extends TestCase
             'persistent' => ['persistent', static fn () => (new Locks(static function (): \Redis {
                 $redis = new \Redis();
                 [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
-                $redis->pconnect($host, (int) $port);
+                $redis->pconnect($host, (int) $port, 2.0, 'locks');
 
                 return $redis;
             }))->lock('x')],
@@ -467,6 +467,7 @@ final class LocksTest extends TestCase
             'seeds' => ['seeds', static fn () => Locks::cluster(['localhost'])],
             'url' => ['url', static fn () => \Dlock\Connect::url('localhost:6379')],
             'lease' => ['lease', static fn () => Kinds::locks(lease: 0.0)],
+            'a lease without belief' => ['clockMargin', static fn () => Kinds::locks()->lock('x', lease: 0.1)],
             'replyTimeout' => ['replyTimeout', static fn () => Kinds::locks(replyTimeout: NAN)],
             'hangTimeout' => ['hangTimeout', static fn () => Kinds::locks()->lock('x', hangTimeout: -1)],
             'timeout' => ['timeout', static fn () => Kinds::locks()->lock('x', -1)],
@@ -536,6 +537,7 @@ final class LocksTest extends TestCase
         self::assertSame('41', $hold->guard('GET', $this->key(':left')));
         self::assertNull($hold->guard('GET', $this->key(':none')));
         self::assertSame([], $hold->guard('LRANGE', $this->key(':none'), 0, -1));
+        self::assertSame(['41', null], $hold->guard('MGET', $this->key(':left'), $this->key(':none')));
         self::assertSame(0, $hold->guard('EXISTS', $this->key(':none')));
         try {
             $hold->guard('INCRBY', $this->key(':left'), 'many');
