@@ -241,9 +241,9 @@ final class Core
     }
 
     /** Reports a hold lost, and releases it. */
-    public function giveUp(Hold $hold, string $reason, float $at = -INF): void
+    public function giveUp(Hold $hold, string $reason): void
     {
-        $this->later($hold->request, [$hold->request->release($hold->token)], false, $at);
+        $this->later($hold->request, [$hold->request->release($hold->token)]);
         $this->lose($hold, $reason);
     }
 
@@ -252,14 +252,18 @@ final class Core
      *
      * @param list<list<int|string>> $commands
      */
-    private function later(Request $request, array $commands, bool $repeats = false, float $at = -INF): void
+    private function later(Request $request, array $commands, bool $repeats = false): void
     {
         $end = Clock::now() + $request->lease + max($request->hangTimeout ?? 0.0, $this->settings->queueGrace);
-        $this->errands[] = new Errand($request->key, $commands, $at, $end, $repeats);
+        $this->errands[] = new Errand($request->key, $commands, $end, $repeats);
     }
 
-    /** Sends what is due. Stops at the first errand that is not answered, and moves it to the end. */
-    public function doErrands(float $end = INF): void
+    /**
+     * Sends what is due, for a second at most. A server that does not answer one errand is not asked for the others.
+     *
+     * @param array<string, true> $silent the addresses of servers that have just not answered
+     */
+    public function doErrands(float $end = INF, array $silent = []): void
     {
         $enough = Clock::now() + self::LOOK;
         // What is held needs to be renewed in time.
@@ -268,19 +272,17 @@ final class Core
             if (Clock::now() >= $enough || $this->servers->isBusy() || !$this->servers->isOpen()) {
                 return;
             }
-            if ($errand->isOver()) {
-                unset($this->errands[$i]);
-            } elseif ($errand->isDue()) {
-                unset($this->errands[$i]);
-                $this->errands[] = $errand;
-                $last = array_key_last($this->errands);
+            $address = $this->servers->of($errand->key);
+            if ($errand->isDue() && !$errand->isOver() && !isset($silent[$address])) {
                 $errand->postpone();
                 if (!$this->isAnswered($errand, min($most, $end + Servers::GRACE - Clock::now()))) {
-                    return;
+                    $silent[$address] = true;
+                } elseif (!$errand->repeats) {
+                    unset($this->errands[$i]);
                 }
-                if (!$errand->repeats) {
-                    unset($this->errands[$last]);
-                }
+            }
+            if ($errand->isOver()) {
+                unset($this->errands[$i]);
             }
         }
     }
@@ -327,10 +329,10 @@ final class Core
                 $silent[$this->servers->of($hold->key)] = true; // its other holds need not wait for it, too
             }
             if (isset($this->holds[$owner]) && $hold->until() <= Clock::now()) {
-                $this->giveUp($hold, $hold->why(), $hold->isUsedUp() ? -INF : Clock::now() + self::LOOK); // nobody answers now
+                $this->giveUp($hold, $hold->why());
             }
         }
-        $this->doErrands($end);
+        $this->doErrands($end, $silent);
     }
 
     /** Returns false if no server has answered. */

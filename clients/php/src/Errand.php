@@ -16,18 +16,17 @@ final class Errand
     private const FIRST_PAUSE = 0.1;
     private const LONGEST_PAUSE = 5.0;
 
+    private float $at = -INF;
     private float $pause = self::FIRST_PAUSE;
 
     /**
      * @param list<list<int|string>> $commands
-     * @param float                  $at       not before
      * @param float                  $end      nothing can be left then
      * @param bool                   $repeats  what they take back may reach the server late: they are repeated until the end
      */
     public function __construct(
         public readonly string $key,
         public readonly array $commands,
-        private float $at,
         private readonly float $end,
         public readonly bool $repeats,
     ) {

@@ -224,18 +224,12 @@ final class Hold
         return $this->request->renew($this->token, $this->last - Clock::now());
     }
 
-    /** @internal returns true if the program wants it no longer */
-    public function isUsedUp(): bool
-    {
-        return Clock::now() >= $this->last;
-    }
-
     /** @internal returns why its believed end has passed */
     public function why(): string
     {
         $why = 'nobody has confirmed it before its end' . ($this->failure === '' ? '' : ": $this->failure");
 
-        return $this->isUsedUp() ? 'max_hold is over' : $why;
+        return Clock::now() >= $this->last ? 'max_hold is over' : $why;
     }
 
     /** @internal ends it; returns true if that is news */
