@@ -26,8 +26,8 @@ final class Core
     private const WARN_EVERY = 10.0;
     /** The longest slice of a wait: a signal handler runs at its end. */
     private const SLICE = 1.0;
-    /** How long one look may take that need not take longer. */
-    private const LOOK = 1.0;
+    /** How long one call works on what the next one can do as well. */
+    private const ENOUGH = 1.0;
 
     public readonly Servers $servers;
     /** @var array<string, \WeakReference<Hold>> by owner: what is held, for as long as the program refers to it */
@@ -265,9 +265,9 @@ final class Core
      */
     public function doErrands(float $end = INF, array $silent = []): void
     {
-        $enough = Clock::now() + self::LOOK;
+        $enough = Clock::now() + self::ENOUGH;
         // What is held needs to be renewed in time.
-        $most = min($this->settings->replyTimeout, $this->holds === [] ? INF : self::LOOK);
+        $most = min($this->settings->replyTimeout, $this->holds === [] ? INF : self::ENOUGH);
         foreach ($this->errands as $i => $errand) {
             if (Clock::now() >= $enough || $this->servers->isBusy() || !$this->servers->isOpen()) {
                 return;
@@ -307,16 +307,16 @@ final class Core
 
     /**
      * Renews each hold that was not renewed within a second, or a third of its lease, or whose believed end has passed. What takes
-     * longer than a second is left to the next look; `$first` is not.
+     * longer than a second is left to the next call; `$first` is not.
      */
     public function keep(bool $now = false, float $end = INF, ?Hold $first = null): void
     {
         $this->servers->check();
         if ($this->servers->isBusy()) {
-            return; // a signal handler has interrupted a command, and its caller looks next
+            return; // a signal handler has interrupted a command, and its caller does this next
         }
         $silent = [];
-        $enough = $now ? INF : Clock::now() + self::LOOK;
+        $enough = $now ? INF : Clock::now() + self::ENOUGH;
         $order = $first === null ? $this->holds : [$first->owner => \WeakReference::create($first)] + $this->holds;
         foreach ($order as $owner => $reference) {
             $hold = $reference->get();
@@ -324,7 +324,7 @@ final class Core
                 continue;
             }
             unset($this->holds[$owner]);
-            $this->holds[$owner] = $reference; // the next look begins with another one
+            $this->holds[$owner] = $reference; // the next call begins with another one
             if (!isset($silent[$this->servers->of($hold->key)]) && !$this->renew($hold, $end)) {
                 $silent[$this->servers->of($hold->key)] = true; // its other holds need not wait for it, too
             }
@@ -340,8 +340,8 @@ final class Core
     {
         $sent = Clock::now();
         // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
-        // caller that looks at the last moment waits for an answer as well.
-        $last = $hold->until() > $sent ? max($hold->until(), $sent + self::LOOK) : INF;
+        // caller that asks at the last moment waits for an answer as well.
+        $last = $hold->until() > $sent ? max($hold->until(), $sent + self::ENOUGH) : INF;
         $until = max($sent + Servers::GRACE, min($last, $sent + $this->settings->replyTimeout, $end));
         try {
             $left = $this->servers->ask($hold->key, $hold->renewal(), $until);

@@ -28,7 +28,7 @@ final class Election
     /**
      * @param string $name   what is to be led: the lock's name
      * @param string $id     who this candidate is, for those who observe
-     * @param ?\Closure(Hold): void $onLost is called when a look finds that this is not the leader any more
+     * @param ?\Closure(Hold): void $onLost is called when a call finds that this is not the leader any more
      * @param ?float $margin so long before the end of what is believed the leader steps down; a tenth of the lease unless set
      */
     public function __construct(
@@ -63,7 +63,7 @@ final class Election
         return $this->hold !== null;
     }
 
-    /** True as long as nobody else can be the leader. Looks by itself once a second at most: ask before each step of work. */
+    /** True as long as nobody else can be the leader. Asks the server once a second at most: call it before each step of work. */
     public function isLeader(): bool
     {
         if ($this->hold !== null && ($this->hold->lost() || $this->hold->left() <= $this->margin)) {

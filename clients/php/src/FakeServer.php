@@ -29,25 +29,27 @@ final class FakeServer implements Link
         $hold = $this->holds[$key][$owner] ?? null;
         $isIts = $hold !== null && $this->number($words, 'TOKEN', $hold['token']) === $hold['token'];
 
+        if (!$isIts && in_array($name, ['DLOCK.RENEW', 'DLOCK.RELEASE', 'DLOCK.DOWNGRADE'], true)) {
+            throw Refused::by("NOTHELD $key is not held by $owner");
+        }
         switch ($name) {
             case 'DLOCK.ACQUIRE':
             case 'DLOCK.FAIRACQUIRE':
                 $reply = $this->acquire($key, $owner, $words);
-                $reply === null && Clock::sleep($this->number($words, 'BLOCK', 0) / 1000);
+                if ($reply === null) {
+                    Clock::sleep($this->number($words, 'BLOCK', 0) / 1000);
+                }
 
                 return $reply;
             case 'DLOCK.RENEW':
-                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
                 $this->holds[$key][$owner]['end'] = Clock::now() + $words[3] / 1000;
 
                 return $words[3];
             case 'DLOCK.RELEASE':
-                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
                 unset($this->holds[$key][$owner]);
 
                 return 0;
             case 'DLOCK.DOWNGRADE':
-                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
                 $this->holds[$key][$owner]['limit'] = INF;
 
                 return 'OK';
@@ -61,7 +63,9 @@ final class FakeServer implements Link
             case 'DLOCK.CANCEL':
                 return 0;
             case 'DLOCK.GUARD':
-                in_array($words[2], array_column($this->holds[$key], 'token'), true) || throw Refused::by("FENCED $key");
+                if (!in_array($words[2], array_column($this->holds[$key], 'token'), true)) {
+                    throw Refused::by("FENCED $key");
+                }
                 $this->commands[] = array_map(strval(...), array_slice($words, 3));
 
                 return null;

@@ -203,7 +203,7 @@ final class Hold
         return $now >= $this->until || $now - $this->askedAt >= min(self::INTERVAL, $this->request->lease / 3);
     }
 
-    /** @internal returns true if it is tied to the connection to this address, which has ended. The next look ties it again */
+    /** @internal returns true if it is tied to the connection to this address, which has ended. The next renewal ties it to a new one */
     public function isCut(string $address): bool
     {
         if ($this->at !== $address) {

@@ -18,7 +18,7 @@ use Psr\Log\LoggerInterface;
  *     $hold->guard('SET', 'stock:left', 41);          // runs only while the lock is held: else Fenced
  *     $hold->release();
  *
- * The server renews what is held while this connection lives (AUTO), for `hangTimeout` seconds after the last sign of life: no
+ * The server renews what is held while this connection lives (AUTO), for `hangTimeout` seconds after the last heartbeat: no
  * thread and no timer is needed here. A program that works longer calls `keep()` now and then. Times are in seconds. FakeLocks
  * need no server.
  */
@@ -32,7 +32,7 @@ class Locks
      * @param Connect|\Closure $client where to connect: a Connect, or `fn (float $within)`, which makes a client of phpredis or Predis.
      *                                  Its connection belongs to these locks. When it has failed they call the closure again
      * @param float $lease        what a lock has left when the program dies or loses the server
-     * @param float $hangTimeout  how long the server renews it after the last sign of life
+     * @param float $hangTimeout  how long the server renews it after the last heartbeat
      * @param float $queueGrace   how long a place in a queue is kept while the connection is away
      * @param float $replyTimeout how long a connect or a reply may take
      * @param float $clockMargin  so much before its end a lease is believed to have ended
@@ -63,17 +63,17 @@ class Locks
     }
 
     /**
-     * Takes the lock. LockTimeout if it was not granted in time; without a time-out it waits for ever.
+     * Takes the lock. Throws LockTimeout if it was not granted in time; without a time-out it waits for ever.
      *
      * @param bool              $shared  with others that share it
      * @param ?int              $limit   with so many holders at most
      * @param bool              $ephemeral the hold ends as soon as the connection does
      * @param ?string           $owner   the old name of actor
-     * @param int|float|null    $hangTimeout how long this one is renewed after the last sign of life
-     * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
+     * @param int|float|null    $hangTimeout how long this one is renewed after the last heartbeat
+     * @param ?callable(Hold):void $onLost is called when `keep()`, `lost()`, or a wait for another finds it lost
      * @param ?int              $permits the hold takes this many of `limit`, all at once; 1 unless set
      * @param int|float|null    $lease   what this one has left when the program dies or loses the server
-     * @param int|float|null    $maxHold after so long it is lost, and given back
+     * @param int|float|null    $maxHold after so long the client reports it lost and releases it
      * @param ?string           $actor   a name of 1 to 900 bytes, for the server's operator. Who waits by these Locks for what the
      *                                   same actor holds by them is refused: Deadlock
      */
@@ -91,7 +91,7 @@ class Locks
         int|float|null $maxHold = null,
         ?string $actor = null,
     ): Hold {
-        $options = [$shared, $limit, $ephemeral, $owner, $hangTimeout, $onLost, $permits, $lease, $maxHold, $actor];
+        $options = compact('shared', 'limit', 'ephemeral', 'owner', 'hangTimeout', 'onLost', 'permits', 'lease', 'maxHold', 'actor');
 
         return $this->tryLock($key, $timeout, ...$options)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");

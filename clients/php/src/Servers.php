@@ -19,12 +19,12 @@ use Dlock\Exception\Unanswered;
  */
 final class Servers
 {
-    /** To give up on a reply ends the connection, and what is tied to it. So each may take this long, however late it is. */
+    /** To give up on a reply ends the connection, and with it ephemeral holds. So each reply may take this long, however late it is. */
     public const GRACE = 0.4;
     private const HOPS = 4;
     /** How often Sentinels are asked whether another server is the primary by now, and for how long at most. */
-    private const LOOK_EVERY = 1.0;
-    private const LOOK = 0.3;
+    private const ASK_EVERY = 1.0;
+    private const ASK_FOR = 0.3;
     /** The most keys of a cluster whose node is remembered. */
     private const MOST_KNOWN = 1000;
 
@@ -35,7 +35,7 @@ final class Servers
     private array $known = [];
     /** The address of the primary that a Sentinel has named for this connection, and when one was asked last. */
     private string $primary = '';
-    private float $lookedAt = -INF;
+    private float $askedAt = -INF;
     /** Which seed is asked for the others. */
     private int $seed = 0;
     private int $process;
@@ -92,7 +92,7 @@ final class Servers
      * Returns the same for a command that may be sent twice: again until its error passes.
      *
      * @param list<int|string> $words
-     * @param bool             $ends  it gives a hold back: what a request without a reply may have done is no error
+     * @param bool             $ends  it releases a hold: NotHeld after an attempt without a reply is no error
      */
     public function insist(string $key, array $words, bool $ends = false): mixed
     {
@@ -174,7 +174,7 @@ final class Servers
         }
         $until = Clock::now() + $within;
         $this->primary = ($this->where->named)($within / 2);
-        $this->lookedAt = Clock::now();
+        $this->askedAt = Clock::now();
 
         return $this->where->open(max(0.001, $until - Clock::now()), $this->primary);
     }
@@ -182,15 +182,15 @@ final class Servers
     /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks. */
     private function isFormer(): bool
     {
-        if ($this->where->named === null || Clock::now() - $this->lookedAt < self::LOOK_EVERY) {
+        if ($this->where->named === null || Clock::now() - $this->askedAt < self::ASK_EVERY) {
             return false;
         }
         try {
-            return ($this->where->named)(self::LOOK) !== $this->primary;
+            return ($this->where->named)(self::ASK_FOR) !== $this->primary;
         } catch (Unanswered | Refused) {
             return false; // nobody says so
         } finally {
-            $this->lookedAt = Clock::now();
+            $this->askedAt = Clock::now();
         }
     }
 

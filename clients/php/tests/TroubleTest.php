@@ -325,6 +325,57 @@ final class TroubleTest extends TestCase
         }
     }
 
+    /** What one server has not answered delays no grant of another by more than half a second. */
+    public function testAGrantIsNotDelayedByErrands(): void
+    {
+        $isSilent = false;
+        $awaited = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words, float $timeout) use (&$isSilent, &$awaited): mixed {
+            if ($isSilent && $words[0] === 'DLOCK.RENEW') {
+                $awaited[] = $timeout;
+
+                return new Unanswered('silence');
+            }
+
+            return [1, 1];
+        })));
+        $hold = $locks->lock("$this->key:forgotten");
+        $isSilent = true;
+        unset($hold);
+        $locks->lock($this->key, 0.2);
+        self::assertNotEmpty($awaited);
+        self::assertLessThanOrEqual(0.5, max($awaited));
+    }
+
+    /** The server may not have seen the end of the connection, and would keep an ephemeral hold. */
+    public function testALostEphemeralHoldIsReleased(): void
+    {
+        $said = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$said): mixed {
+            $said[] = $words[0];
+
+            return count($said) === 2 ? new Unanswered('it was cut') : ($words[0] === 'DLOCK.RENEW' ? $words[3] : [1, 1]);
+        })));
+        $hold = $locks->lock($this->key, ephemeral: true);
+        $locks->keep(true);
+        self::assertSame('closed', $hold->reason());
+        self::assertSame('DLOCK.RELEASE', end($said));
+    }
+
+    /** Each C library has words of its own for it. */
+    public function testAnUnknownHostEndsAWait(): void
+    {
+        foreach (['Name or service not known', 'Name does not resolve'] as $why) {
+            $locks = new Locks(static fn () => throw new \RedisException("getaddrinfo for nobody failed: $why"));
+            try {
+                $locks->lock($this->key);
+                self::fail('nobody is there');
+            } catch (Refused $error) {
+                self::assertStringContainsString($why, $error->getMessage());
+            }
+        }
+    }
+
     /** After a restart with dlock.quarantine-ms the server refuses who does not block, and lets wait who does. */
     public function testAWaitOutlastsAQuarantine(): void
     {

@@ -32,6 +32,9 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
 {
     use ExpiringStoreTrait;
 
+    /** @var \WeakMap<Key, int> the token of what this process was granted */
+    private \WeakMap $tokens;
+
     /** @param float $initialTtl the seconds that a lock has until it is told its TTL */
     public function __construct(
         private readonly Locks $locks,
@@ -39,6 +42,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         private readonly bool $watchdog = false,
     ) {
         Settings::positive('initialTtl', $initialTtl);
+        $this->tokens = new \WeakMap();
     }
 
     public function save(Key $key): void
@@ -83,9 +87,12 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             return;
         }
         try {
-            $held = $this->held($key, $owner);
-            if ($held !== null) { // under its token: this may be read late, and the key may hold the lock again by then
-                $this->locks->core->release($this->request($key, $owner, false, max(0.001, $held[2] / 1000)), $held[0]);
+            // Under its token: this may be read late, and the key may hold the lock again by then.
+            $token = $this->tokens[$key] ?? $this->held($key, $owner)[0] ?? null;
+            if ($token !== null) {
+                unset($this->tokens[$key]);
+                $left = max(0.001, $key->getRemainingLifetime() ?? $this->initialTtl);
+                $this->locks->core->release($this->request($key, $owner, false, $left), $token);
             }
         } catch (NotHeld) {
             // It has ended before.
@@ -124,6 +131,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             $granted = $this->locks->core->take($request, $timeout, static fn (int $token): int => $token);
         } catch (DlockException $error) {
             if (isset($before) && ($now = $this->held($key, $owner)) !== null && $now[0] !== $before[0]) {
+                $this->tokens[$key] = $now[0];
                 $this->delete($key); // it was promoted all the same, and what it was before has ended
             }
             // Of two readers that want to become the writer the second is refused.
@@ -135,6 +143,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             throw new LockConflictedException('It is taken.');
         }
         $key->setState(self::class, $request->owner);
+        $this->tokens[$key] = $granted;
         if ($this->watchdog) {
             $key->markUnserializable();
         }
