@@ -317,14 +317,13 @@ final class Core
         }
         $silent = [];
         $enough = $now ? INF : Clock::now() + self::ENOUGH;
-        $order = $first === null ? $this->holds : [$first->owner => \WeakReference::create($first)] + $this->holds;
-        foreach ($order as $owner => $reference) {
-            $hold = $reference->get();
-            if ($hold === null || !isset($this->holds[$owner]) || !$now && !$hold->isDue() || Clock::now() >= $enough) {
-                continue;
+        $holds = array_filter(array_map(static fn (\WeakReference $one): ?Hold => $one->get(), $this->holds));
+        $due = $now ? $holds : array_filter($holds, static fn (Hold $one): bool => $one->isDue());
+        uasort($due, static fn (Hold $a, Hold $b): int => [$b === $first, $a->askedAt()] <=> [$a === $first, $b->askedAt()]);
+        foreach ($due as $owner => $hold) {
+            if (!isset($this->holds[$owner]) || Clock::now() >= $enough) {
+                continue; // it has ended with its connection, or it is left to the next call
             }
-            unset($this->holds[$owner]);
-            $this->holds[$owner] = $reference; // the next call begins with another one
             if (!isset($silent[$this->servers->of($hold->key)]) && !$this->renew($hold, $end)) {
                 $silent[$this->servers->of($hold->key)] = true; // its other holds need not wait for it, too
             }

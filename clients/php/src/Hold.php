@@ -190,6 +190,12 @@ final class Hold
     }
 
     /** @internal */
+    public function askedAt(): float
+    {
+        return $this->askedAt;
+    }
+
+    /** @internal */
     public function until(): float
     {
         return $this->until;
