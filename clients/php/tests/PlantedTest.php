@@ -15,7 +15,8 @@ final class PlantedTest extends TestCase
     private const RENEWS_NOTHING = ['Core.php', '&& !$this->renew($hold, $end)', '&& false'];
     private const ENDS_THE_WAIT = ['Core.php', '$this->servers->pause($end);', 'throw $error;'];
     private const ENDS_WITH_THE_CONNECTION = [
-        'Servers.php', 'return $this->send($address, $words, $until, true, $asks);', "throw new Refused('ERR the connection has ended');",
+        'Servers.php', '$isReadOnly = $error',
+        "if (\$error instanceof Unanswered) throw new Refused('ERR the connection has ended'); \$isReadOnly = \$error",
     ];
     private const LEAVES_NOTHING = ['Core.php', 'if ($grant === null && $timeout !== 0.0) {', 'if (false) {'];
     private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 || !$error->passes()', 'if (!$error->passes()'];
@@ -93,8 +94,8 @@ final class PlantedTest extends TestCase
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK', ", ''],
             'a_hold_that_may_not_last' => [
                 'Core.php',
-                '&& $hold->until() <= Clock::now())',
-                '&& min(array_map(static fn ($one) => $one->get()?->until() ?? INF, $this->holds)) <= Clock::now())',
+                '$this->giveUp($hold, $hold->why());',
+                'foreach ($holds as $hold) { $this->giveUp($hold, $hold->why()); }',
             ],
             'a_short_hold_beside_a_long_one' => self::RENEWS_NOTHING,
             'sixty_forgotten_at_200_ms' => self::RENEWS_NOTHING,

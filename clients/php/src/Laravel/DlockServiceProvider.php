@@ -19,7 +19,9 @@ class DlockServiceProvider extends ServiceProvider
         $this->callAfterResolving('cache', static function (CacheManager $cache) use ($connect): void {
             $cache->extend('dlock', function ($app, array $config) use ($cache, $connect) {
                 $connection = $config['connection'] ?? 'default';
-                $store = new DlockStore($app['redis'], $config['prefix'] ?? $app['config']['cache.prefix'] ?? '', $connection);
+                $prefix = $config['prefix'] ?? $app['config']['cache.prefix'] ?? '';
+                // Laravel 13 has one argument more.
+                $store = new DlockStore($app['redis'], $prefix, $connection, $app['config']['cache.serializable_classes'] ?? null);
                 $store->setLockConnection($config['lock_connection'] ?? $connection);
                 $store->connectBy(static fn (string $name, float $within): object => $connect($app, $name, $within));
 
