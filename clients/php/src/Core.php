@@ -182,9 +182,16 @@ final class Core
     /** A reply that is due then is awaited until then. No longer than what is held is believed, since meanwhile nobody renews it. */
     private function bound(float $due, float $end): float
     {
-        $until = array_map(static fn (\WeakReference $one): float => $one->get()?->until() ?? INF, array_values($this->holds));
+        return min($due + $this->settings->replyTimeout, max($due + Servers::GRACE, $this->firstEnd()), $end + Servers::GRACE);
+    }
 
-        return min($due + $this->settings->replyTimeout, max($due + Servers::GRACE, min([INF, ...$until])), $end + Servers::GRACE);
+    /** Returns the first end of what is believed. */
+    private function firstEnd(): float
+    {
+        $ends = array_map(static fn (\WeakReference $one): float => $one->get()?->until() ?? INF, array_values($this->holds));
+        $now = Clock::now();
+
+        return min([INF, ...array_filter($ends, static fn (float $end): bool => $end > $now)]);
     }
 
     /** @return array{int, float, float} */
@@ -340,7 +347,7 @@ final class Core
         $sent = Clock::now();
         // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
         // caller that asks at the last moment waits for an answer as well.
-        $last = $hold->until() > $sent ? max($hold->until(), $sent + self::ENOUGH) : INF;
+        $last = $hold->until() > $sent ? max($this->firstEnd(), $sent + self::ENOUGH) : INF;
         $until = max($sent + Servers::GRACE, min($last, $sent + $this->settings->replyTimeout, $end));
         try {
             $left = $this->servers->ask($hold->key, $hold->renewal(), $until);

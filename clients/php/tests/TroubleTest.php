@@ -161,6 +161,26 @@ final class TroubleTest extends TestCase
         $locks->keep(true);
     }
 
+    /** A silent server is awaited for no longer than the shortest hold is believed, whichever hold it is asked for. */
+    public function testALongHoldDelaysNoLossOfAShortOne(): void
+    {
+        $awaited = null;
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words, float $timeout) use (&$awaited): mixed {
+            if ($words[0] === 'DLOCK.RENEW') {
+                $awaited ??= $timeout;
+
+                return new Unanswered('silence');
+            }
+
+            return [1, 1];
+        })));
+        [$long, $short] = [$locks->lock("$this->key:long", lease: 60), $locks->lock("$this->key:short", lease: 0.5)];
+        $locks->keep(true);
+        self::assertLessThanOrEqual(1.0, $awaited);
+        self::assertGreaterThan(0.0, $long->left());
+        unset($short);
+    }
+
     /**
      * A signal handler runs in the middle of a wait: its `keep()` leaves that to the wait, and another call is refused.
      *
