@@ -51,7 +51,7 @@ final class Core
     {
         return $this->take($request, $timeout, function (int $token, float $sent, float $lease) use ($request, $onLost): Hold {
             $hold = new Hold($this, $request, $token, $onLost);
-            $hold->believe($sent, $lease, $this->servers->answered());
+            $hold->believe($sent, $lease, $this->servers->answered);
             $this->holds[$request->owner] = \WeakReference::create($hold);
 
             return $hold;
@@ -351,7 +351,7 @@ final class Core
         $until = max($sent + Servers::GRACE, min($last, $sent + $this->settings->replyTimeout, $end));
         try {
             $left = $this->servers->ask($hold->key, $hold->renewal(), $until);
-            $hold->believe($sent, $left / 1000, $this->servers->answered());
+            $hold->believe($sent, $left / 1000, $this->servers->answered);
         } catch (NotHeld) {
             $this->lose($hold, 'not held any more');
         } catch (Unanswered | Refused $error) {

@@ -41,7 +41,8 @@ final class Servers
     private int $process;
     /** A command is on its way. The reply to another one would be taken for its reply. */
     private bool $isBusy = false;
-    private string $answered = '';
+    /** The address of the server that gave the last reply. */
+    public string $answered = '';
 
     /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are the parent's, after a fork */
     public function __construct(
@@ -67,7 +68,10 @@ final class Servers
         $address = $this->of($key);
         for ($hops = 1, $asks = false;; ++$hops) {
             try {
-                $reply = $this->send($address, $words, $until, $once, $asks);
+                if ($asks) {
+                    $this->send($address, ['ASKING'], $until, $once);
+                }
+                $reply = $this->send($address, $words, $until, $once);
                 if (!$asks) {
                     $this->remember($key, $address); // or another seed would be asked when one fails
                 }
@@ -118,9 +122,8 @@ final class Servers
      * Sends a command to one server: once more if a connection that was idle has ended long ago, or its server is a replica now.
      *
      * @param list<int|string> $words
-     * @param bool             $asks the slot is on its way to this server
      */
-    private function send(string $address, array $words, float $until, bool $once, bool $asks): mixed
+    private function send(string $address, array $words, float $until, bool $once): mixed
     {
         if (Clock::now() >= $until) {
             throw new Unanswered('no time is left to ask');
@@ -131,8 +134,12 @@ final class Servers
         }
         $isNew = !isset($this->links[$address]);
         try {
-            return $this->exchange($address, $asks ? [['ASKING'], $words] : [$words], $left);
+            $this->isBusy = true;
+            $link = $this->links[$address] ??= $this->open($address, $left());
+
+            return $link->ask($words, $left());
         } catch (Unanswered | Refused $error) {
+            $this->isBusy = false;
             $isReadOnly = $error instanceof Refused && $error->word() === 'READONLY'; // who is primary now is found by connecting
             if ($error instanceof Refused && !$isReadOnly) {
                 throw $error;
@@ -142,26 +149,7 @@ final class Servers
                 throw $error;
             }
 
-            return $this->send($address, $words, $until, true, $asks);
-        }
-    }
-
-    /**
-     * Sends commands, one after the other, and returns the reply to the last one.
-     *
-     * @param non-empty-list<list<int|string>> $commands
-     * @param \Closure(): float                $left     the seconds for the next reply
-     */
-    private function exchange(string $address, array $commands, \Closure $left): mixed
-    {
-        $this->isBusy = true;
-        try {
-            $link = $this->links[$address] ??= $this->open($address, $left());
-            foreach ($commands as $words) {
-                $reply = $link->ask($words, $left());
-            }
-
-            return $reply;
+            return $this->send($address, $words, $until, true);
         } finally {
             $this->isBusy = false;
         }
@@ -210,12 +198,6 @@ final class Servers
     public function pause(float $until): void
     {
         Clock::sleep(min(max(0.0, $until - Clock::now()), random_int(20, 100) / 1000));
-    }
-
-    /** Returns the address of the server that gave the last reply. */
-    public function answered(): string
-    {
-        return $this->answered;
     }
 
     /** The address of the server that serves the key, as far as it is known. A seed says where. */
