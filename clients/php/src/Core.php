@@ -213,7 +213,7 @@ final class Core
     {
         $words = $after === null ? $request->release($token) : $request->untie($token, $after, true);
         try {
-            $hold?->close('it was released before');
+            $hold?->setOver('it was released before');
             unset($this->holds[$request->owner]);
             $this->servers->insist($request->key, $words, $after === null);
         } catch (NotHeld $error) {
@@ -241,7 +241,7 @@ final class Core
     /** Cancels a request, and releases what it may have been granted. */
     public function cancel(Request $request, bool $isUnheard): void
     {
-        ($this->holds[$request->owner] ?? null)?->get()?->close('it was cancelled');
+        ($this->holds[$request->owner] ?? null)?->get()?->setOver('it was cancelled');
         unset($this->holds[$request->owner]);
         $release = $request->isReused ? [] : [$request->release(null)];
         $this->later($request, [$request->words('CANCEL'), ...$release], $isUnheard);
@@ -368,7 +368,7 @@ final class Core
     public function lose(Hold $hold, string $reason): void
     {
         unset($this->holds[$hold->owner]);
-        if (!$hold->close($reason)) {
+        if (!$hold->setOver($reason)) {
             return;
         }
         $this->logger?->warning('lock {key} of {owner} is lost: {reason}', [

@@ -239,7 +239,7 @@ final class Hold
     }
 
     /** @internal ends it; returns true if that is news */
-    public function close(string $reason): bool
+    public function setOver(string $reason): bool
     {
         $isNews = !$this->isOver;
         if ($isNews) {
