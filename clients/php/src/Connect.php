@@ -8,28 +8,22 @@ namespace Dlock;
 
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
-use Predis\ClientInterface;
-use Predis\Connection\NodeConnectionInterface;
+use Predis\Client;
 use Predis\PredisException;
 
-/**
- * Says where Locks connects, and as whom. phpredis or Predis makes the connection. A client of theirs is only a template, whose
- * settings and state no lock ever touches.
- */
+/** Says where Locks connects, and as whom. phpredis or Predis makes the connection. */
 final class Connect
 {
     /**
-     * @param \Closure(float): Link   $open  makes the connection within this many seconds
-     * @param list<string>            $seeds of a cluster
-     * @param ?\Closure(string): self $node  of a cluster, by its address
-     * @param ?\Closure(float): string $named asks the Sentinels for the address of the primary
+     * @param \Closure(float, string): object  $open  makes the connection within this many seconds, in a cluster to this address
+     * @param list<string>                     $seeds of a cluster
+     * @param ?\Closure(float): string         $named asks the Sentinels for the address of the primary
      */
     private function __construct(
         private readonly string $name,
         private readonly \Closure $open,
         /** @internal */
         public readonly array $seeds = [],
-        private readonly ?\Closure $node = null,
         /** @internal */
         public readonly ?\Closure $named = null,
     ) {
@@ -42,97 +36,52 @@ final class Connect
     }
 
     /**
-     * Connects to `redis://[user:password@]host[:port][/database]`, or to `rediss://…` by TLS.
+     * Connects to `redis://[user:password@]host[:port][/database]`, to `rediss://…` by TLS, or to the socket `unix:///path`.
      *
      * @param array<string, mixed> $tls options of PHP's stream context for `ssl`
      */
     public static function url(#[\SensitiveParameter] string $url, array $tls = []): self
     {
-        $parts = parse_url($url);
-        if (!isset($parts['host']) || !in_array($parts['scheme'] ?? '', ['redis', 'rediss'], true)) {
-            throw new \InvalidArgumentException('url must be redis://host or rediss://host');
+        $parts = parse_url($url) ?: [];
+        $scheme = $parts['scheme'] ?? '';
+        if ($scheme === 'unix' && isset($parts['path'])) {
+            return self::server($parts['path'], 0);
+        }
+        if (!isset($parts['host']) || !in_array($scheme, ['redis', 'rediss'], true)) {
+            throw new \InvalidArgumentException('url must be redis://host, rediss://host or unix:///path');
         }
         $auth = array_map(rawurldecode(...), array_filter([$parts['user'] ?? '', $parts['pass'] ?? ''], strlen(...)));
-        $host = ($parts['scheme'] === 'rediss' ? 'tls://' : '') . $parts['host'];
+        $host = ($scheme === 'rediss' ? 'tls://' : '') . trim($parts['host'], '[]');
         $database = (int) ltrim($parts['path'] ?? '', '/');
 
-        return self::to($host, $parts['port'] ?? 6379, 0.0, array_values($auth), $database, $tls);
+        return self::server($host, $parts['port'] ?? 6379, array_values($auth), $database, $tls);
     }
 
     /**
-     * Connects to a host (`tls://host` by TLS), or to a socket (`/path`).
-     *
-     * @param float                $bound is not used any more: Locks bounds every connect by its replyTimeout
-     * @param list<string>         $auth  the password, or the user and the password
-     * @param array<string, mixed> $tls   options of PHP's stream context for `ssl`
+     * @param list<string>         $auth the password, or the user and the password
+     * @param array<string, mixed> $tls
      */
-    public static function to(
+    private static function server(
         string $host,
         int $port,
-        float $bound = 0.0,
         #[\SensitiveParameter] array $auth = [],
         int $database = 0,
         array $tls = [],
     ): self {
-        return self::by(extension_loaded('redis') ? PhpRedisLink::class : PredisLink::class, $host, $port, $auth, $database, $tls);
-    }
-
-    /**
-     * @param class-string<Link>   $library
-     * @param list<string>         $auth
-     * @param array<string, mixed> $tls
-     */
-    private static function by(
-        string $library,
-        string $host,
-        int $port,
-        #[\SensitiveParameter] array $auth,
-        int $database,
-        array $tls,
-    ): self {
-        $host = preg_replace(['#^(unix|tcp|redis)://#', '#^(ssl|rediss)://#', '#\[(.*)\]$#'], ['', 'tls://', '$1'], $host);
-        $open = static function (float $within) use ($library, $host, $port, $auth, $database, $tls): Link {
+        return new self("$host:$port", static function (float $within) use ($host, $port, $auth, $database, $tls): Link {
             $until = Clock::now() + $within;
-            // A library may say in a warning what its error leaves out: why a certificate is not trusted.
-            $said = '';
-            set_error_handler(static function (int $level, string $text) use (&$said): bool {
-                $said .= "; $text";
-
-                return true;
-            });
-            try {
-                $link = new $library($host, $port, $tls, $within);
-            } catch (Unanswered $error) {
-                throw self::failed($error->getMessage() . $said);
-            } finally {
-                restore_error_handler();
+            $link = extension_loaded('redis')
+                ? PhpRedisLink::to($host, $port, $tls, $within)
+                : PredisLink::to($host, $port, $tls, $within);
+            if ($auth !== []) {
+                $link->ask(['AUTH', ...$auth], max(0.001, $until - Clock::now()));
             }
-            $auth === [] || self::reply($link, ['AUTH', ...$auth], $until);
-            $database === 0 || self::reply($link, ['SELECT', $database], $until);
+            if ($database !== 0) {
+                $link->ask(['SELECT', $database], max(0.001, $until - Clock::now()));
+            }
 
             return $link;
-        };
-
-        return new self("$host:$port", $open);
-    }
-
-    /**
-     * Connects to the primary among these servers, whichever it is by then.
-     *
-     * @param array<self|\Closure|\Redis|ClientInterface> $servers a primary and its replicas
-     */
-    public static function primaryOf(array $servers): self
-    {
-        if ($servers === []) {
-            throw new \InvalidArgumentException('servers must not be empty');
-        }
-        $places = array_map(static fn (object $one): self => self::like($one), array_values($servers));
-
-        return new self('a primary and its replicas', static fn (float $within): Link => self::first(
-            $places,
-            $within,
-            static fn (self $one, float $within): Link => $one->primary($within),
-        ));
+        });
     }
 
     /**
@@ -154,34 +103,54 @@ final class Connect
             throw new \InvalidArgumentException('sentinels must not be empty');
         }
         $all = array_map(
-            static fn (self|string $one): self => $one instanceof self ? $one : self::to(...self::address('sentinels', $one)),
+            static fn (self|string $one): self => $one instanceof self ? $one : self::server(...self::address('sentinels', $one)),
             array_values($sentinels),
         );
-        $ask = static function (self $sentinel, float $within) use ($service): array {
+        $open = static function (float $within, string $address) use ($auth, $database, $tls): Link {
             $until = Clock::now() + $within;
-            $asked = $sentinel->open($within);
-            $named = self::reply($asked, ['SENTINEL', 'GET-MASTER-ADDR-BY-NAME', $service], $until);
-            $asked->close();
+            [$host, $port] = self::address('sentinels', $address);
+            $link = self::server(($tls === [] ? '' : 'tls://') . $host, $port, $auth, $database, $tls)->open($within);
+            if (($link->ask(['ROLE'], max(0.001, $until - Clock::now()))[0] ?? '') !== 'master') {
+                $link->close();
+                throw new Unanswered("$address is not the primary now");
+            }
 
-            return $named ?: throw new Unanswered("the Sentinel knows no primary of the name $service");
+            return $link;
         };
-        $open = static function (float $within) use ($all, $ask, $auth, $database, $tls): Link {
-            $until = Clock::now() + $within;
-            [$host, $port] = self::first($all, $within / 2, $ask);
-            $primary = self::to(($tls === [] ? '' : 'tls://') . $host, (int) $port, 0.0, $auth, $database, $tls);
 
-            return $primary->primary(max(0.001, $until - Clock::now()));
-        };
-        $named = static fn (float $within): string => implode(':', self::first($all, $within, $ask));
+        return new self("the primary $service", $open, named: static fn (float $within): string => self::named($all, $service, $within));
+    }
 
-        return new self("the primary $service", $open, named: $named);
+    /**
+     * Returns the address that the first Sentinel names which answers, each within its part of the time.
+     *
+     * @param list<self> $sentinels
+     */
+    private static function named(array $sentinels, string $service, float $within): string
+    {
+        $error = null;
+        foreach ($sentinels as $sentinel) {
+            $until = Clock::now() + $within / count($sentinels);
+            try {
+                $link = $sentinel->open($until - Clock::now());
+                $address = $link->ask(['SENTINEL', 'GET-MASTER-ADDR-BY-NAME', $service], max(0.001, $until - Clock::now()));
+                $link->close();
+                if ($address) {
+                    return implode(':', $address);
+                }
+                $error ??= new Unanswered("the Sentinel knows no primary of the name $service");
+            } catch (Unanswered | Refused $failed) {
+                $error = $error instanceof Refused ? $error : $failed;
+            }
+        }
+        throw $error ?? new \LogicException();
     }
 
     /**
      * Connects to each node of a cluster that serves a lock.
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
-     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Redis, a Predis client or a Connect of it
      */
     public static function cluster(array $seeds, ?\Closure $connect = null): self
     {
@@ -191,15 +160,16 @@ final class Connect
         foreach ($seeds as $seed) {
             self::address('seeds', $seed);
         }
-        $node = static function (string $address) use ($connect): self {
-            [$host, $port] = self::address('seeds', $address);
+        $connect ??= static fn (string $host, int $port): self => self::server($host, $port);
+        $open = static fn (float $within, string $address): object => $connect(...self::address('seeds', $address), ...[$within]);
 
-            return $connect === null
-                ? self::to($host, $port)
-                : self::like(static fn (float $within) => $connect($host, $port, $within));
-        };
+        return new self('a cluster', $open, array_values($seeds));
+    }
 
-        return new self('a cluster', static fn (): never => throw new \LogicException(), array_values($seeds), $node);
+    /** @internal of what the constructor of Locks gets */
+    public static function of(self | \Closure $client): self
+    {
+        return $client instanceof self ? $client : new self('a closure', static fn (float $within): mixed => $client($within));
     }
 
     /** @internal for FakeLocks */
@@ -208,143 +178,32 @@ final class Connect
         return new self('a fake', static fn (): Link => $link);
     }
 
-    /** @internal the node of a cluster with this address; any other place is one server */
-    public function node(string $address): self
+    /** @internal makes the connection within this many seconds, in a cluster to this address */
+    public function open(float $within, string $address = ''): Link
     {
-        return $this->node === null ? $this : ($this->node)($address);
-    }
+        // Only a warning says why a certificate is not trusted.
+        $said = '';
+        set_error_handler(static function (int $level, string $text) use (&$said): bool {
+            $said .= "; $text";
 
-    /** @internal makes the connection within this many seconds */
-    public function open(float $within): Link
-    {
-        return ($this->open)($within);
-    }
-
-    /**
-     * Connects as this client does: by its host, port, user, password, database and TLS. (phpredis does not tell the TLS options
-     * of a client: with a certificate authority of your own use Connect::url.)
-     *
-     * @internal
-     *
-     * @param array<string, mixed> $tls
-     */
-    public static function like(object $client, array $tls = []): self
-    {
-        if ($client instanceof self) {
-            return $client;
-        }
-        if ($client instanceof \Redis) {
-            try {
-                $host = $client->getHost();
-            } catch (\RedisException $error) {
-                throw new \InvalidArgumentException("client must be connected once: {$error->getMessage()}", 0, $error);
-            }
-            if (!is_string($host)) {
-                throw new \InvalidArgumentException('client must be connected once');
-            }
-            $auth = array_values((array) ($client->getAuth() ?: []));
-
-            return self::by(PhpRedisLink::class, $host, (int) $client->getPort(), $auth, (int) $client->getDBNum(), $tls);
-        }
-        if ($client instanceof ClientInterface) {
-            return new self('a Predis client', static fn (float $within): Link => self::predis($client)->open($within));
-        }
-        if ($client instanceof \Closure) {
-            $like = static fn (float $within): self => self::like(self::made($client, $within));
-
-            return new self('a closure', static fn (float $within): Link => $like($within)->open($within));
-        }
-        throw new \InvalidArgumentException('client must be a Redis, a Predis client, a Connect, or a closure that makes one, not '
-            . get_debug_type($client) . ($client instanceof \RedisCluster ? ': see Locks::cluster()' : ''));
-    }
-
-    /** The result of a program's closure. */
-    private static function made(\Closure $make, float $within): object
-    {
+            return true;
+        }, E_WARNING);
         try {
-            $made = $make($within);
-        } catch (\RedisException $error) {
-            throw self::failed($error->getMessage(), $error);
-        } catch (PredisException $error) {
-            throw self::failed((string) preg_replace('/^.*failed: /', '', $error->getMessage()), $error);
+            $made = ($this->open)($within, $address);
+
+            return match (true) {
+                $made instanceof Link => $made,
+                $made instanceof self => $made->open($within),
+                $made instanceof \Redis => new PhpRedisLink($made),
+                $made instanceof Client => new PredisLink($made),
+                default => throw new \InvalidArgumentException('client must make a Redis, a Predis client or a Connect, not '
+                    . get_debug_type($made) . ($made instanceof \RedisCluster ? ': see Locks::cluster()' : '')),
+            };
+        } catch (\RedisException | PredisException $error) {
+            throw self::failed($this->name, $error->getMessage() . $said, $error);
+        } finally {
+            restore_error_handler();
         }
-
-        return is_object($made) ? $made : throw new \InvalidArgumentException(
-            'client must make a Redis, a Predis client or a Connect, not ' . get_debug_type($made),
-        );
-    }
-
-    /** Where a Predis client connects: to the primary, if it knows several servers. */
-    private static function predis(ClientInterface $client): self
-    {
-        $connection = $client->getConnection();
-        try {
-            if (method_exists($connection, 'querySentinel')) { // it would name the primary that it has named before
-                $connection->querySentinel();
-            }
-            if (!$connection instanceof NodeConnectionInterface && method_exists($connection, 'getMaster')) {
-                $connection = $connection->getMaster();
-            }
-        } catch (PredisException $error) {
-            throw new Unanswered($error->getMessage(), 0, $error);
-        }
-        if (!$connection instanceof NodeConnectionInterface) {
-            throw new \InvalidArgumentException('client must be of one server or of a primary and its replicas; '
-                . 'a cluster is Locks::cluster(...)');
-        }
-        $has = $connection->getParameters()->toArray();
-        $host = match ($has['scheme'] ?? 'tcp') {
-            'unix' => $has['path'],
-            'tls', 'rediss' => 'tls://' . $has['host'],
-            default => $has['host'],
-        };
-        $auth = array_values(array_filter([$has['username'] ?? '', $has['password'] ?? ''], strlen(...)));
-        $database = (int) ($has['database'] ?? 0);
-
-        return self::by(PredisLink::class, $host, (int) ($has['port'] ?? 6379), $auth, $database, $has['ssl'] ?? []);
-    }
-
-    private function primary(float $within): Link
-    {
-        $until = Clock::now() + $within;
-        $link = $this->open($within);
-        if ((self::reply($link, ['ROLE'], $until)[0] ?? '') !== 'master') {
-            $link->close();
-            throw new Unanswered('none of them is the primary now');
-        }
-
-        return $link;
-    }
-
-    /** @param list<int|string> $words */
-    private static function reply(Link $link, array $words, float $until): mixed
-    {
-        [$reply] = $link->ask([$words], max(0.001, $until - Clock::now()));
-
-        return $reply instanceof Refused ? throw $reply : $reply;
-    }
-
-    /**
-     * The first that succeeds, each within its part of the time.
-     *
-     * @template T
-     *
-     * @param list<self>               $places
-     * @param \Closure(self, float): T $open
-     *
-     * @return T
-     */
-    private static function first(array $places, float $within, \Closure $open): mixed
-    {
-        $error = null;
-        foreach ($places as $place) {
-            try {
-                return $open($place, $within / count($places));
-            } catch (Unanswered | Refused $failed) {
-                $error = $error instanceof Refused ? $error : $failed;
-            }
-        }
-        throw $error ?? new \LogicException();
     }
 
     /**
@@ -361,11 +220,12 @@ final class Connect
         return [$parts[1], (int) $parts[2]];
     }
 
-    /** A failure to connect, as an error of ours. An unknown host and a certificate that is none do not pass. */
-    private static function failed(string $text, ?\Throwable $previous = null): Refused|Unanswered
+    /** Returns a failure to connect as an error of ours. An unknown host and a bad certificate do not pass. */
+    private static function failed(string $name, string $text, \Throwable $previous): Refused|Unanswered
     {
-        $final = '/^(NOAUTH|WRONGPASS|NOPERM|ERR) |getaddrinfo.*not known|certificate|SSL operation failed/i';
+        $text = (string) preg_replace('/^`\w+` failed: /', '', $text); // Predis
+        $final = '/^(NOAUTH|WRONGPASS|NOPERM|ERR) |getaddrinfo.*(not known|does not resolve)|certificate|SSL operation failed/i';
 
-        return preg_match($final, $text) ? Refused::by($text, $previous) : new Unanswered($text, 0, $previous);
+        return preg_match($final, $text) ? Refused::by($text, $previous) : new Unanswered("$name: $text", 0, $previous);
     }
 }

@@ -8,38 +8,32 @@ namespace Dlock;
 
 use Dlock\Exception\Deadlock;
 use Dlock\Exception\LockTimeout;
-use Dlock\Exception\NoAck;
 use Dlock\Exception\NotHeld;
-use Dlock\Exception\Redirected;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Replaced;
 use Dlock\Exception\Unanswered;
 use Psr\Log\LoggerInterface;
 
 /**
- * Taking, keeping, and giving back.
+ * Takes, renews and releases.
  *
- * A process has one connection to a server, and one thing to do: there is no thread. Whatever a lock needs is done in the calls of
- * the program.
+ * There is no background thread: every call does the work that is due.
  *
  * @internal
  */
 final class Core
 {
     private const WARN_EVERY = 10.0;
-    private const TRIES = 3;
-    /** The longest slice of a wait: a signal's handler runs at its end. */
+    /** The longest slice of a wait: a signal handler runs at its end. */
     private const SLICE = 1.0;
-    /** The longest time between two signs of life. */
-    private const INTERVAL = 1.0;
+    /** How long one call works on what the next one can do as well. */
+    private const ENOUGH = 1.0;
 
-    private readonly Servers $servers;
-    /** @var array<string, Request> what is held, by owner */
-    private array $held = [];
+    public readonly Servers $servers;
+    /** @var array<string, \WeakReference<Hold>> by owner: what is held, for as long as the program refers to it */
+    private array $holds = [];
     /** @var array<Errand> */
     private array $errands = [];
-    /** Why RENEW was refused last: what is held is not kept any more. */
-    private ?string $refusal = null;
 
     public function __construct(
         Connect $where,
@@ -52,291 +46,330 @@ final class Core
 
     // Taking.
 
+    /** Returns the hold, or null if the lock is taken. A time-out of 0: one try; null: no bound. */
+    public function hold(Request $request, ?float $timeout, ?\Closure $onLost): ?Hold
+    {
+        return $this->take($request, $timeout, function (int $token, float $sent, float $lease) use ($request, $onLost): Hold {
+            $hold = new Hold($this, $request, $token, $onLost);
+            $hold->believe($sent, $lease, $this->servers->answered);
+            $this->holds[$request->owner] = \WeakReference::create($hold);
+
+            return $hold;
+        });
+    }
+
     /**
-     * Returns the request if it was granted; null if it is taken. A time-out of 0: one try; null: no bound. If its owner holds the
-     * lock in another way already, only the place is left when it fails.
+     * Returns what is made of a grant, or null if the lock is taken.
+     *
+     * @template T
+     *
+     * @param \Closure(int, float, float): T $granted gets the token, and when a lease of how many seconds began at the earliest
+     *
+     * @return ?T
      */
-    public function take(Request $request, ?float $timeout, bool $isUpgrade = false): ?Request
+    public function take(Request $request, ?float $timeout, \Closure $granted): mixed
     {
         $this->servers->check();
         $this->refuseDeadlock($request, $timeout);
         $began = Clock::now();
-        $granted = $error = null;
+        $isUnheard = false;
         try {
-            $granted = $this->taken($request, $timeout, $began) ? $request : null;
-            $this->doErrands(); // the server has answered just now
-        } catch (\Throwable $error) {
-            if (!$error instanceof Replaced) {
-                $this->leave($request, $isUpgrade);
+            $grant = $this->wait($request, $timeout, $began, $isUnheard);
+            $this->servers->check(); // a signal handler may have closed the locks meanwhile
+            if ($grant === null && $timeout !== 0.0) { // a try has no place
+                $this->cancel($request, $isUnheard);
             }
-            // A server that has not answered is not waited for a second time.
-            $error instanceof Unanswered || $error instanceof LockTimeout || $this->doErrands(Clock::now());
-            throw $error;
-        } finally {
+            $result = $grant === null ? null : $granted(...$grant);
             $took = Clock::now() - $began;
-            $request->queued && $this->tell(fn (Observer $one) => $one->waited($request->key));
-            $this->tell($granted !== null
-                ? fn (Observer $one) => $one->granted($request->key, $took)
-                : fn (Observer $one) => $one->refused($request->key, $took, $error));
-        }
+            $this->tell(static fn (Observer $one) => $grant === null
+                ? $one->refused($request->key, $took, null)
+                : $one->granted($request->key, $took));
+            $this->doErrands(Clock::now());
 
-        return $granted;
+            return $result;
+        } catch (\Throwable $error) { // a signal handler's, too: nobody has what was granted
+            if (!$error instanceof Replaced) {
+                $this->cancel($request, $isUnheard);
+            }
+            $this->tell(static fn (Observer $one) => $one->refused($request->key, Clock::now() - $began, $error));
+            if (!$error instanceof Unanswered && !$error instanceof LockTimeout) { // that server is not awaited twice
+                $this->doErrands(Clock::now());
+            }
+            throw $error;
+        }
     }
 
     /** An actor that waits for what it holds waits for itself. */
     private function refuseDeadlock(Request $request, ?float $timeout): void
     {
-        $blocks = static fn (Request $one): bool => $one->blocks($request);
-        if ($timeout !== 0.0 && array_filter($this->held, $blocks) !== []) {
+        $blocks = static fn (\WeakReference $one): bool => $one->get()?->request->blocks($request) ?? false;
+        if ($timeout !== 0.0 && array_filter($this->holds, $blocks) !== []) {
             $this->keep(true);
-            if (array_filter($this->held, $blocks) !== []) {
-                throw new Deadlock("DEADLOCK $request->key is held by the same actor: give it back first");
+            if (array_filter($this->holds, $blocks) !== []) {
+                throw new Deadlock("DEADLOCK $request->key is held by the same actor: release it first");
             }
         }
     }
 
-    private function taken(Request $request, ?float $timeout, float $began): bool
+    /**
+     * Returns the grant, or null if the lock is taken.
+     *
+     * A slice is short, and a lease begins at the grant: so each slice's grant is believed from when the slice began. Only after a
+     * failure may the server have granted it before.
+     *
+     * @param bool $isUnheard whether a command was not answered, and may reach the server late
+     *
+     * @return ?array{int, float, float}
+     */
+    private function wait(Request $request, ?float $timeout, float $began, bool &$isUnheard): ?array
     {
         $end = $timeout === null ? INF : $began + ($timeout > 0 ? $timeout : $this->settings->replyTimeout);
         $warned = -INF;
-        $before = null;
-        while (true) {
-            try {
-                return $this->attempt($request, $timeout === 0.0, $end);
-            } catch (Unanswered | Refused $error) {
-                $request->isUnheard = $request->isUnheard || $error instanceof Unanswered;
-                // The grant may have ended before it was confirmed: that is no refusal.
-                $again = $error instanceof NotHeld;
-                if ($timeout === 0.0 && !$again) { // a try is one attempt
-                    throw $error;
+        $failure = null;
+        $isWaiting = false;
+        try {
+            while (true) {
+                $sent = Clock::now();
+                $slice = $timeout === 0.0 ? null : $this->slice($request, $end - $sent);
+                try {
+                    $reply = $this->servers->ask($request->key, $request->take($slice), $this->bound($sent + ($slice ?? 0.0), $end));
+                    if ($reply) {
+                        return $failure === null
+                            ? [$reply[0], $sent, $request->lease]
+                            : $this->confirmed($request, $reply[0], $end);
+                    }
+                    if ($slice !== null && !$isWaiting) {
+                        $isWaiting = true;
+                        $this->tell(static fn (Observer $one) => $one->waiting($request->key));
+                    }
+                    if ($slice === null || Clock::now() >= $end) {
+                        return null;
+                    }
+                } catch (Unanswered | Refused $error) {
+                    $isUnheard = $isUnheard || $error instanceof Unanswered;
+                    // A grant that has ended before it was confirmed is no refusal.
+                    if ($timeout === 0.0 || !$error->passes() && !$error instanceof NotHeld) {
+                        throw $error;
+                    }
+                    if (Clock::now() >= $end) { // which has cut the last attempt short: the reason is what was heard before
+                        $why = $error instanceof Unanswered ? $failure ?? $error : $error;
+                        throw new LockTimeout("$request->key was not granted within $timeout s: {$why->getMessage()}", 0, $why);
+                    }
+                    $failure = $error;
+                    if (Clock::now() - $warned >= self::WARN_EVERY) {
+                        $warned = Clock::now();
+                        $this->logger?->warning('still waiting for lock {key}: {error}', [
+                            'key' => $request->key,
+                            'error' => $error->getMessage(),
+                        ]);
+                    }
+                    $this->servers->pause($end);
                 }
-                if (!$again && $error instanceof Refused && !$error->passes()) {
-                    throw $error;
-                }
-                if (Clock::now() >= $end) {
-                    // The end has cut the last attempt short: the reason is what was heard before.
-                    $why = $error instanceof Unanswered ? $before ?? $error : $error;
-                    throw new LockTimeout("$request->key was not granted within $timeout s: {$why->getMessage()}", 0, $why);
-                }
-                $before = $error;
-                if (Clock::now() - $warned >= self::WARN_EVERY) {
-                    $this->logger?->warning('still waiting for lock {key}: {error}', [
-                        'key' => $request->key,
-                        'error' => $error->getMessage(),
-                    ]);
-                    $warned = Clock::now();
-                }
-                $again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);
-                $this->look(false, $end);
+                $this->keep(end: $end);
+            }
+        } finally {
+            if ($isWaiting) {
+                $this->tell(static fn (Observer $one) => $one->waited($request->key));
             }
         }
     }
 
-    private function attempt(Request $request, bool $atOnce, float $end): bool
+    private function slice(Request $request, float $left): float
     {
-        $until = fn (): float => min(Clock::now() + $this->settings->replyTimeout, $end + Servers::GRACE);
-        $this->refuseUnkept($request, $until());
-        // If an answer was lost, the server may have granted it then. How much is left (dlock.max-hold-ms) RENEW says.
-        $again = $request->asked;
-        $request->asked = true;
-        if (!$request->queued) {
-            $sent = Clock::now();
-            $reply = $this->servers->ask($request->key, $request->take($atOnce), $until());
-            if ($reply) {
-                return $again
-                    ? $this->confirmed($request, $reply[0], $until())
-                    : $this->granted($request, $reply[0], $sent, $request->lease);
-            }
-            if ($atOnce) {
-                return false;
-            }
-            $request->queued = true;
-            $this->tell(fn (Observer $one) => $one->waiting($request->key));
-        }
-        while (true) {
-            $slice = min(self::SLICE, $this->settings->replyTimeout / 2, $end - Clock::now());
-            if ($slice <= 0) {
-                $this->leave($request);
-                $this->doErrands($end);
-
-                return false;
-            }
-            // To connect and to be answered has its bound, to wait its slice. Nobody waits longer than what is held is believed.
-            $now = Clock::now();
-            $bound = min($now + $slice + $this->settings->replyTimeout, max($now + $slice + Servers::GRACE, $this->firstEnd()));
-            $reply = $this->servers->ask($request->key, $request->wait($slice), min($bound, $end + Servers::GRACE));
-            if ($reply) { // when in the slice it was granted the reply does not say
-                return $this->confirmed($request, $reply[0], $until());
-            }
-            $this->look(false, $end);
-        }
+        return max(0.001, min(self::SLICE, $this->settings->replyTimeout / 2, $request->lease / 3, $left));
     }
 
-    /** Takes nothing that it cannot keep: where the server refused RENEW, it asks again first. */
-    private function refuseUnkept(Request $request, float $until): void
+    /** A reply that is due then is awaited until then. No longer than what is held is believed, since meanwhile nobody renews it. */
+    private function bound(float $due, float $end): float
     {
-        if ($request->tracked && $this->refusal !== null) {
-            try {
-                $this->servers->ask($request->key, $request->words('RENEW'), $until);
-            } catch (NotHeld) {
-                $this->refusal = null;
-            }
-        }
+        return min($due + $this->settings->replyTimeout, max($due + Servers::GRACE, $this->firstEnd()), $end + Servers::GRACE);
     }
 
+    /** Returns the first end of what is believed. */
     private function firstEnd(): float
     {
-        return min([INF, ...array_map(static fn (Request $one): float => $one->until, array_values($this->held))]);
+        $ends = array_map(static fn (\WeakReference $one): float => $one->get()?->until() ?? INF, array_values($this->holds));
+        $now = Clock::now();
+
+        return min([INF, ...array_filter($ends, static fn (float $end): bool => $end > $now)]);
     }
 
-    private function confirmed(Request $request, int $token, float $until): bool
+    /** @return array{int, float, float} */
+    private function confirmed(Request $request, int $token, float $end): array
     {
         $sent = Clock::now();
-        $left = $this->servers->ask($request->key, $request->renew($token), $until);
+        $left = $this->servers->ask($request->key, $request->renew($token), $this->bound($sent, $end));
 
-        return $this->granted($request, $token, $sent, $left / 1000);
+        return [$token, $sent, $left / 1000];
     }
 
-    private function granted(Request $request, int $token, float $sent, float $lease): bool
+    // Releasing.
+
+    /**
+     * Releases what was granted, or has it end after so many seconds. Throws NotHeld if it has ended before. What was not answered
+     * goes on in the next calls.
+     */
+    public function release(Request $request, int $token, ?float $after = null, ?Hold $hold = null): void
     {
-        $this->servers->check(); // a signal's handler may have closed the locks meanwhile
-        $request->grant($token, $this->servers->of($request->key));
-        if ($request->tracked) {
-            $this->held[$request->owner] = $request;
-            $request->believe($sent, $lease);
-        }
-
-        return true;
-    }
-
-    // Giving back.
-
-    /** Gives back what was granted, and insists. NotHeld if it has ended before. */
-    public function release(Request $request, float $since): void
-    {
-        $this->forget($request);
-        $this->giveBack($request, $request->release(), true);
-        $held = Clock::now() - $since;
-        $this->tell(static fn (Observer $one) => $one->released($request->key, $held));
-    }
-
-    /** Leaves the lock taken for this long, and stops keeping it. NotHeld if the hold has ended before. */
-    public function releaseAfter(Request $request, float $seconds, float $since): void
-    {
-        $this->forget($request);
-        $this->giveBack($request, $request->untie($seconds, true), false);
-        $held = Clock::now() - $since;
-        $this->tell(static fn (Observer $one) => $one->released($request->key, $held));
-    }
-
-    /** @param list<int|string> $words */
-    private function giveBack(Request $request, array $words, bool $ends): void
-    {
+        $words = $after === null ? $request->release($token) : $request->untie($token, $after, true);
         try {
-            $this->servers->insist($request->key, $words, $ends);
+            $hold?->setOver('it was released before');
+            unset($this->holds[$request->owner]);
+            $this->servers->insist($request->key, $words, $after === null);
         } catch (NotHeld $error) {
             throw $error;
         } catch (\Throwable $error) {
             // Without the right to release it, the hold ends with its lease.
-            $isRefused = $error instanceof Refused && !$error->passes();
-            $this->later($request, [$isRefused ? $request->untie($request->lease) : $words]);
+            $isForbidden = $error instanceof Refused && !$error->passes();
+            $this->later($request, [$isForbidden ? $request->untie($token, $request->lease) : $words]);
             throw $error;
         }
     }
 
     /**
-     * Leaves a hold that nobody refers to any more to its lease: the work may go on, and needs that time to stop. The next call
-     * tells the server, since a destructor may run in the middle of a command.
+     * Stops renewing a hold that nothing refers to any longer: its work may go on, and needs the lease to stop. The next call tells
+     * the server, since a destructor may run in the middle of a command.
      */
-    public function forsake(Hold $hold, Request $request): void
+    public function abandon(Hold $hold): void
     {
         if ($this->servers->isOpen()) {
-            $this->logger?->warning('lock {key} of {owner} is lost: its hold was forgotten, and not released', [
-                'key' => $hold->key,
-                'owner' => $hold->owner,
-            ]);
-            $this->tell(static fn (Observer $one) => $one->lost($hold->key, 'forgotten'));
-            $this->forget($request);
-            $this->later($request, [$request->untie($request->lease)]);
+            $this->later($hold->request, [$hold->request->untie($hold->token, $hold->request->lease)]);
+            $this->lose($hold, 'forgotten');
         }
     }
 
-    /** Releases a hold that no program has. */
-    public function abandon(Request $request): void
+    /** Cancels a request, and releases what it may have been granted. */
+    public function cancel(Request $request, bool $isUnheard): void
     {
-        $this->forget($request);
-        if ($request->token !== 0) {
-            $this->later($request, [$request->release()]);
-            $this->doErrands();
-        }
+        ($this->holds[$request->owner] ?? null)?->get()?->setOver('it was cancelled');
+        unset($this->holds[$request->owner]);
+        $release = $request->isReused ? [] : [$request->release(null)];
+        $this->later($request, [$request->words('CANCEL'), ...$release], $isUnheard);
     }
 
-    /** Leaves a queue, with what may have been granted meanwhile. */
-    public function leave(Request $request, bool $isUpgrade = false): void
+    /** Reports a hold lost, and releases it. */
+    public function giveUp(Hold $hold, string $reason): void
     {
-        if ($request->asked) {
-            $request->asked = false;
-            $this->forget($request);
-            $release = $isUpgrade || $request->reused ? [] : [$request->release()];
-            $this->later($request, [$request->words('CANCEL'), ...$release], $request->isUnheard);
-        }
+        $this->later($hold->request, [$hold->request->release($hold->token)]);
+        $this->lose($hold, $reason);
     }
 
     /**
-     * Notes what is to be said about a request until the server has answered.
+     * Notes commands about a request, which the next calls repeat until the server has answered.
      *
      * @param list<list<int|string>> $commands
      */
-    private function later(Request $request, array $commands, bool $repeats = false, float $at = -INF): void
+    private function later(Request $request, array $commands, bool $repeats = false): void
     {
         $end = Clock::now() + $request->lease + max($request->hangTimeout ?? 0.0, $this->settings->queueGrace);
-        $this->errands[] = new Errand($request->key, $commands, $at, $end, $repeats);
+        $this->errands[] = new Errand($request->key, $commands, $end, $repeats);
     }
 
-    /** Sends what is due, until a command is not answered: that one is sent again later, behind the others. */
-    public function doErrands(float $end = INF): void
+    /**
+     * Sends what is due, for a second at most. A server that does not answer one errand is not asked for the others.
+     *
+     * @param array<string, true> $silent the addresses of servers that have just not answered
+     */
+    public function doErrands(float $end = INF, array $silent = []): void
     {
-        $enough = Clock::now() + self::INTERVAL;
+        $enough = Clock::now() + self::ENOUGH;
+        // What is held needs to be renewed in time.
+        $most = min($this->settings->replyTimeout, $this->holds === [] ? INF : self::ENOUGH);
         foreach ($this->errands as $i => $errand) {
-            while ($errand->isDue() && Clock::now() < $enough && $this->servers->isOpen()) {
-                try {
-                    // What is held is to be renewed in time.
-                    $most = $this->held === [] ? $this->settings->replyTimeout : self::INTERVAL;
-                    $until = min(Clock::now() + min($most, $this->settings->replyTimeout), $end + Servers::GRACE);
-                    $this->servers->ask($errand->key, $errand->command(), $until);
-                    $errand->answered();
-                } catch (Unanswered | Refused $error) {
-                    if ($error instanceof Unanswered || $error->passes()) {
-                        $errand->failed();
-                        unset($this->errands[$i]);
-                        $this->errands[] = $errand;
-                        break 2;
-                    }
-                    $errand->answered(); // NotHeld, or no right to it
+            if (Clock::now() >= $enough || $this->servers->isBusy() || !$this->servers->isOpen()) {
+                return;
+            }
+            $address = $this->servers->of($errand->key);
+            if ($errand->isDue() && !$errand->isOver() && !isset($silent[$address])) {
+                $errand->postpone();
+                if (!$this->isAnswered($errand, min($most, $end + Servers::GRACE - Clock::now()))) {
+                    $silent[$address] = true;
+                } elseif (!$errand->repeats) {
+                    unset($this->errands[$i]);
                 }
             }
-            if ($errand->isDone()) {
+            if ($errand->isOver()) {
                 unset($this->errands[$i]);
             }
         }
     }
 
-    private function forget(Request $request): void
+    private function isAnswered(Errand $errand, float $bound): bool
     {
-        unset($this->held[$request->owner]);
+        foreach ($errand->commands as $words) {
+            try {
+                $this->servers->ask($errand->key, $words, Clock::now() + $bound);
+            } catch (Unanswered | Refused $error) {
+                if ($error->passes()) {
+                    return false;
+                }
+                // It is not held, or the user has no right to the command.
+            }
+        }
+
+        return true;
     }
 
+    // Keeping.
+
     /**
-     * It is not held any more, and the program is told.
-     *
-     * @return list<Hold> for whom that is news
+     * Renews each hold that was not renewed within a second, or a third of its lease, or whose believed end has passed. What takes
+     * longer than a second is left to the next call; `$first` is not.
      */
-    public function lose(Request $request, string $reason): array
+    public function keep(bool $now = false, float $end = INF, ?Hold $first = null): void
     {
-        $this->forget($request);
-        $hold = $request->hold?->get();
-        if ($hold === null || !$hold->end($reason)) {
-            return [];
+        $this->servers->check();
+        if ($this->servers->isBusy()) {
+            return; // a signal handler has interrupted a command, and its caller does this next
+        }
+        $silent = [];
+        $enough = $now ? INF : Clock::now() + self::ENOUGH;
+        $holds = array_filter(array_map(static fn (\WeakReference $one): ?Hold => $one->get(), $this->holds));
+        $due = $now ? $holds : array_filter($holds, static fn (Hold $one): bool => $one->isDue());
+        uasort($due, static fn (Hold $a, Hold $b): int => [$b === $first, $a->askedAt()] <=> [$a === $first, $b->askedAt()]);
+        foreach ($due as $owner => $hold) {
+            if (!isset($this->holds[$owner]) || Clock::now() >= $enough) {
+                continue; // it has ended with its connection, or it is left to the next call
+            }
+            if (!isset($silent[$this->servers->of($hold->key)]) && !$this->renew($hold, $end)) {
+                $silent[$this->servers->of($hold->key)] = true; // its other holds need not wait for it, too
+            }
+            if (isset($this->holds[$owner]) && $hold->until() <= Clock::now()) {
+                $this->giveUp($hold, $hold->why());
+            }
+        }
+        $this->doErrands($end, $silent);
+    }
+
+    /** Returns false if no server has answered. */
+    private function renew(Hold $hold, float $end): bool
+    {
+        $sent = Clock::now();
+        // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
+        // caller that asks at the last moment waits for an answer as well.
+        $last = $hold->until() > $sent ? max($this->firstEnd(), $sent + self::ENOUGH) : INF;
+        $until = max($sent + Servers::GRACE, min($last, $sent + $this->settings->replyTimeout, $end));
+        try {
+            $left = $this->servers->ask($hold->key, $hold->renewal(), $until);
+            $hold->believe($sent, $left / 1000, $this->servers->answered);
+        } catch (NotHeld) {
+            $this->lose($hold, 'not held any more');
+        } catch (Unanswered | Refused $error) {
+            $hold->failed($sent, $error);
+            $this->logger?->info('lock {key} was not renewed: {error}', ['key' => $hold->key, 'error' => $error->getMessage()]);
+
+            return !$error instanceof Unanswered;
+        }
+
+        return true;
+    }
+
+    /** Reports a hold lost: it is not held any more. */
+    public function lose(Hold $hold, string $reason): void
+    {
+        unset($this->holds[$hold->owner]);
+        if (!$hold->setOver($reason)) {
+            return;
         }
         $this->logger?->warning('lock {key} of {owner} is lost: {reason}', [
             'key' => $hold->key,
@@ -344,20 +377,18 @@ final class Core
             'reason' => $reason,
         ]);
         $this->tell(static fn (Observer $one) => $one->lost($hold->key, $reason));
-        $hold->told();
-
-        return [$hold];
+        $this->guarded('onLost', $hold->told(...));
     }
 
-    /** Reports lost what ends with its connection or with this process. The rest is tied to the next connection. */
+    /** Reports what ends with its connection, or with a fork. The rest is tied to the next connection. */
     private function ended(?string $address): void
     {
-        foreach ($this->held as $request) {
-            if ($address === null) {
-                $this->lose($request, 'it is held by the process that has forked this one');
-            } elseif ($request->at === $address) {
-                $request->askedAt = -INF;
-                $request->ephemeral && $this->lose($request, 'closed');
+        foreach ($this->holds as $reference) {
+            $hold = $reference->get();
+            if ($hold !== null && $address === null) {
+                $this->lose($hold, 'it is held by the process that has forked this one');
+            } elseif ($hold !== null && $hold->isCut($address) && $hold->request->ephemeral) {
+                $this->giveUp($hold, 'closed'); // the server may not have seen the end of the connection
             }
         }
         if ($address === null) {
@@ -365,196 +396,34 @@ final class Core
         }
     }
 
-    // Keeping.
-
-    /**
-     * Asks for each hold that was not asked for within a second, or a third of its lease, or that is not believed any more. That is
-     * a sign of life.
-     *
-     * @return list<Hold> what was found lost
-     */
-    public function keep(bool $now = false): array
-    {
-        return $this->look($now, INF);
-    }
-
-    /** @return list<Hold> */
-    private function look(bool $now, float $end): array
-    {
-        $this->servers->check();
-        $lost = [];
-        $at = Clock::now();
-        $due = array_filter($this->held, static fn (Request $one): bool => $now || $at >= $one->until
-            || $at - $one->askedAt >= min(self::INTERVAL, $one->lease / 3));
-        foreach ($this->byServer($due) as $requests) {
-            $first = min(array_map(static fn (Request $one): float => $one->until, $requests));
-            // A silent server costs no more than the bound, and keeps nobody in the belief that a lock is still held; but a
-            // caller that looks at the last moment waits for an answer as well.
-            $until = $at + $this->settings->replyTimeout;
-            $until = min($first > $at ? max($first, $at + self::INTERVAL) : INF, $until, $end);
-            array_push($lost, ...$this->renewAll($requests, $until));
-        }
-        foreach ($this->held as $request) {
-            if ($request->until <= Clock::now()) {
-                $isWanted = Clock::now() < $request->last;
-                array_push($lost, ...$this->lose($request, match (true) {
-                    !$isWanted => 'max_hold is over',
-                    $this->refusal !== null => "the server refuses to renew it: $this->refusal",
-                    default => 'nobody has confirmed it before its end',
-                }));
-                $at = $isWanted ? Clock::now() + self::INTERVAL : -INF; // nobody answers now
-                $this->later($request, [$request->release()], at: $at);
-            }
-        }
-        $this->doErrands($end);
-
-        return $lost;
-    }
-
-    /**
-     * @param array<Request> $requests
-     *
-     * @return array<string, non-empty-list<Request>> by address
-     */
-    private function byServer(array $requests): array
-    {
-        $at = [];
-        foreach ($requests as $request) {
-            $at[$this->servers->of($request->key)][] = $request;
-        }
-
-        return $at;
-    }
-
-    /**
-     * Ties these to the connection to their server, in one go. Where the connection has ended they are tied to the next one.
-     *
-     * @param list<Request> $requests
-     *
-     * @return list<Hold> what was found lost
-     */
-    private function renewAll(array $requests, float $until): array
-    {
-        $lost = [];
-        for ($try = 1; $requests !== [] && $try <= self::TRIES; ++$try) {
-            $again = [];
-            foreach ($this->byServer($requests) as $address => $some) {
-                $sent = Clock::now();
-                try {
-                    $commands = array_map(static fn (Request $one) => $one->renew($one->token), $some);
-                    $replies = $this->servers->askAll($address, $commands, max($until, $sent + Servers::GRACE));
-                } catch (Unanswered | Refused $error) {
-                    $this->logger?->info('locks could not be renewed: {error}', ['error' => $error->getMessage()]);
-                    $replies = array_fill(0, count($some), $error);
-                }
-                foreach ($some as $i => $request) {
-                    $request->askedAt = $sent;
-                    if (!isset($this->held[$request->owner])) {
-                        continue; // it was ephemeral, and has ended with the connection
-                    }
-                    $reply = $this->renewed($request, $address, $sent, $until, $replies[$i]);
-                    if ($reply instanceof NotHeld) {
-                        array_push($lost, ...$this->lose($request, 'not held any more'));
-                    } elseif ($reply !== null) {
-                        $again[] = $request;
-                    }
-                }
-            }
-            $requests = Clock::now() < $until ? $again : [];
-        }
-
-        return $lost;
-    }
-
-    /** Returns the error that came instead of a renewal: it is not held, or the client asks again. */
-    private function renewed(Request $request, string $address, float $sent, float $until, mixed $reply): Unanswered|Refused|null
-    {
-        if ($reply instanceof Redirected) {
-            $sent = Clock::now();
-            try {
-                $words = $request->renew($request->token);
-                $reply = $this->servers->ask($request->key, $words, max($until, $sent + Servers::GRACE));
-                $address = $this->servers->of($request->key);
-            } catch (Unanswered | Refused $reply) {
-                // As the others.
-            }
-        }
-        if (is_int($reply)) {
-            [$this->refusal, $request->at] = [null, $address];
-            $request->believe($sent, $reply / 1000);
-        } elseif ($reply instanceof NoAck) { // perhaps it has been cut to that
-            $request->doubt($sent);
-        } elseif ($reply instanceof NotHeld || $reply instanceof Unanswered || $reply->passes()) {
-            return $reply;
-        } else {
-            if ($this->refusal === null) {
-                $this->logger?->warning('the server refuses to keep locks: {error}', ['error' => $reply->getMessage()]);
-            }
-            $this->refusal = $reply->getMessage();
-        }
-
-        return null;
-    }
-
-    // What else the program asks.
-
-    /**
-     * Returns the reply of the server that serves the key. The command is sent once.
-     *
-     * @param list<int|string> $words
-     */
-    public function call(string $key, array $words, float $until): mixed
-    {
-        return $this->servers->ask($key, $words, $until, true);
-    }
-
-    /**
-     * Returns the same for a command that may be sent twice: again until its error passes.
-     *
-     * @param list<int|string> $words
-     * @param bool             $ends  it gives a hold back: what a request without a reply may have done is no error
-     */
-    public function insist(string $key, array $words, bool $ends = false): mixed
-    {
-        return $this->servers->insist($key, $words, $ends);
-    }
-
-    /** Throws if nothing may be asked any more. In the child of a fork everything begins anew. */
-    public function check(): void
-    {
-        $this->servers->check();
-    }
-
-    /** Returns true while holds are this process's. */
-    public function isOpen(): bool
-    {
-        return $this->servers->isOpen();
-    }
-
-    /** Everything ends: what is held is told lost, and lives on until its lease. */
+    /** Ends the connections, and reports all holds lost. Their leases run on. */
     public function close(): void
     {
-        $open = $this->servers->isOpen();
+        $isOpen = $this->servers->isOpen();
         $this->servers->closed = true;
         $this->servers->end();
-        foreach ($open ? $this->held : [] as $request) {
-            $this->lose($request, 'closed');
+        foreach ($isOpen ? $this->holds : [] as $reference) {
+            $hold = $reference->get();
+            if ($hold !== null) {
+                $this->lose($hold, 'closed');
+            }
         }
     }
 
-    /** Tells the observer. It may fail, and nothing else does. */
-    private function tell(\Closure $what): void
+    public function tell(\Closure $what): void
+    {
+        if ($this->observer !== null) {
+            $this->guarded('the observer', fn () => $what($this->observer));
+        }
+    }
+
+    /** Runs a callback of the program. Its exceptions are logged and otherwise ignored. */
+    private function guarded(string $whose, \Closure $callback): void
     {
         try {
-            $this->observer !== null && $what($this->observer);
+            $callback();
         } catch (\Throwable $error) {
-            $this->failed('the observer', $error);
+            $this->logger?->error("$whose has failed: {error}", ['error' => $error->getMessage()]);
         }
-    }
-
-    /** So that a callback of the program's stops nothing. */
-    public function failed(string $whose, \Throwable $error): void
-    {
-        $this->logger?->error("$whose has failed: {error}", ['error' => $error->getMessage()]);
     }
 }

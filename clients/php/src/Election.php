@@ -28,7 +28,7 @@ final class Election
     /**
      * @param string $name   what is to be led: the lock's name
      * @param string $id     who this candidate is, for those who observe
-     * @param ?\Closure(Hold): void $onLost is called when a look finds that this is not the leader any more
+     * @param ?\Closure(Hold): void $onLost is called when a call finds that this is not the leader any more
      * @param ?float $margin so long before the end of what is believed the leader steps down; a tenth of the lease unless set
      */
     public function __construct(
@@ -57,17 +57,19 @@ final class Election
             $settings = $this->locks->core->settings;
             $owner = Request::owner($this->id);
             $request = new Request($settings, $this->name, $owner, hangTimeout: $settings->hangTimeout);
-            $this->hold = $this->locks->held($request, Settings::seconds('timeout', $timeout), $this->onLost);
+            $this->hold = $this->locks->core->hold($request, Settings::seconds('timeout', $timeout), $this->onLost);
         }
 
         return $this->hold !== null;
     }
 
-    /** True as long as nobody else can be the leader. Looks by itself once a second at most: ask before each step of work. */
+    /** True as long as nobody else can be the leader. Asks the server once a second at most: call it before each step of work. */
     public function isLeader(): bool
     {
         if ($this->hold !== null && ($this->hold->lost() || $this->hold->left() <= $this->margin)) {
-            $this->stepDown();
+            [$hold, $this->hold] = [$this->hold, null];
+            $this->locks->core->giveUp($hold, 'nobody has confirmed it in time');
+            $this->locks->core->doErrands();
         }
 
         return $this->hold !== null;
@@ -86,7 +88,7 @@ final class Election
      */
     public function leader(): ?array
     {
-        $held = $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name]);
+        $held = $this->locks->core->servers->insist($this->name, ['DLOCK.HELD', $this->name]);
 
         // The name is what stands between machine and process, and the word that each campaign adds.
         return $held ? ['id' => preg_replace('~^[^/]+/\d+/|#[^#]*$~D', '', $held[3]), 'term' => $held[0]] : null;
@@ -124,7 +126,7 @@ final class Election
         return ($this->hold ?? throw new NotHeld("NOTHELD $this->id does not lead $this->name"))->guard($command, ...$arguments);
     }
 
-    /** Makes place for the next one. */
+    /** Releases the leadership. */
     public function resign(): void
     {
         $hold = $this->hold;
@@ -134,13 +136,5 @@ final class Election
         } catch (NotHeld) {
             // It was over.
         }
-    }
-
-    /** Its time is nearly over, and nobody has confirmed more of it. */
-    private function stepDown(): void
-    {
-        $hold = $this->hold;
-        $this->hold = null;
-        $hold?->stepDown();
     }
 }

@@ -21,19 +21,7 @@ final class FakeServer implements Link
     /** @var array<string, array<string, array{token: int, limit: float, permits: int, end: float}>> by key and owner */
     private array $holds = [];
 
-    public function ask(array $commands, float $timeout): array
-    {
-        return array_map(function (array $words): mixed {
-            try {
-                return $this->reply($words);
-            } catch (Refused $refused) {
-                return $refused;
-            }
-        }, $commands);
-    }
-
-    /** @param list<int|string> $words */
-    private function reply(array $words): mixed
+    public function ask(array $words, float $timeout): mixed
     {
         [$name, $key, $owner] = array_map(strval(...), array_slice($words, 0, 3)) + [2 => ''];
         $held = static fn (array $one): bool => $one['end'] > Clock::now();
@@ -41,25 +29,27 @@ final class FakeServer implements Link
         $hold = $this->holds[$key][$owner] ?? null;
         $isIts = $hold !== null && $this->number($words, 'TOKEN', $hold['token']) === $hold['token'];
 
+        if (!$isIts && in_array($name, ['DLOCK.RENEW', 'DLOCK.RELEASE', 'DLOCK.DOWNGRADE'], true)) {
+            throw Refused::by("NOTHELD $key is not held by $owner");
+        }
         switch ($name) {
             case 'DLOCK.ACQUIRE':
             case 'DLOCK.FAIRACQUIRE':
                 $reply = $this->acquire($key, $owner, $words);
-                $reply === null && Clock::sleep($this->number($words, 'BLOCK', 0) / 1000);
+                if ($reply === null) {
+                    Clock::sleep($this->number($words, 'BLOCK', 0) / 1000);
+                }
 
                 return $reply;
             case 'DLOCK.RENEW':
-                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
                 $this->holds[$key][$owner]['end'] = Clock::now() + $words[3] / 1000;
 
                 return $words[3];
             case 'DLOCK.RELEASE':
-                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
                 unset($this->holds[$key][$owner]);
 
                 return 0;
             case 'DLOCK.DOWNGRADE':
-                $isIts || throw Refused::by("NOTHELD $key is not held by $owner");
                 $this->holds[$key][$owner]['limit'] = INF;
 
                 return 'OK';
@@ -73,7 +63,9 @@ final class FakeServer implements Link
             case 'DLOCK.CANCEL':
                 return 0;
             case 'DLOCK.GUARD':
-                in_array($words[2], array_column($this->holds[$key], 'token'), true) || throw Refused::by("FENCED $key");
+                if (!in_array($words[2], array_column($this->holds[$key], 'token'), true)) {
+                    throw Refused::by("FENCED $key");
+                }
                 $this->commands[] = array_map(strval(...), array_slice($words, 3));
 
                 return null;

@@ -9,7 +9,7 @@ namespace Dlock;
 use Dlock\Exception\DlockException;
 
 /**
- * Several locks that are held together. Given back in reverse. When nobody refers to it any more, each is left to its lease.
+ * Several locks that are held together. Released in reverse order. When nothing refers to it any longer, each ends with its lease.
  *
  * @implements \IteratorAggregate<string, Hold>
  */
@@ -22,13 +22,6 @@ final class Holds implements \IteratorAggregate, \Countable
     public function add(Hold $hold): void
     {
         $this->holds[$hold->key] = $hold;
-    }
-
-    public function __destruct()
-    {
-        while ($this->holds !== []) {
-            array_pop($this->holds);
-        }
     }
 
     public function of(string $key): Hold
@@ -54,7 +47,7 @@ final class Holds implements \IteratorAggregate, \Countable
         return array_filter($this->holds, static fn (Hold $hold) => $hold->lost()) !== [];
     }
 
-    /** Gives back all. The first error is thrown when all have been tried. */
+    /** Releases all, and then throws the first error. */
     public function release(): void
     {
         $first = null;

@@ -15,16 +15,14 @@ namespace Dlock;
 interface Link
 {
     /**
-     * Returns the replies to commands, in one go. What the server refuses is among them as a Refused. Several commands may be sent
-     * twice.
+     * Sends a command and returns its reply; null is the server's null.
      *
-     * @param non-empty-list<list<int|string>> $commands
+     * @param list<int|string> $words
      *
-     * @return non-empty-list<mixed>
-     *
-     * @throws Exception\Unanswered there is no reply in time
+     * @throws Exception\Refused    the server's error
+     * @throws Exception\Unanswered no reply came in time
      */
-    public function ask(array $commands, float $timeout): array;
+    public function ask(array $words, float $timeout): mixed;
 
     public function isOpen(): bool;
 

@@ -8,7 +8,6 @@ namespace Dlock;
 
 use Dlock\Exception\DlockException;
 use Dlock\Exception\LockTimeout;
-use Predis\ClientInterface;
 use Psr\Log\LoggerInterface;
 
 /**
@@ -19,7 +18,7 @@ use Psr\Log\LoggerInterface;
  *     $hold->guard('SET', 'stock:left', 41);          // runs only while the lock is held: else Fenced
  *     $hold->release();
  *
- * The server renews what is held while this connection lives (AUTO), for `hangTimeout` seconds after the last sign of life: no
+ * The server renews what is held while this connection lives (AUTO), for `hangTimeout` seconds after the last heartbeat: no
  * thread and no timer is needed here. A program that works longer calls `keep()` now and then. Times are in seconds. FakeLocks
  * need no server.
  */
@@ -30,17 +29,16 @@ class Locks
     private readonly Settings $settings;
 
     /**
-     * @param Connect|\Redis|ClientInterface|\Closure $client where to connect: a Connect; a client of phpredis or Predis, as whose
-     *                                                        copy a connection is made; or `fn (float $within)`, which makes one
-     *                                                        of these, again whenever the connection has ended
+     * @param Connect|\Closure $client where to connect: a Connect, or `fn (float $within)`, which makes a client of phpredis or Predis.
+     *                                  Its connection belongs to these locks. When it has failed they call the closure again
      * @param float $lease        what a lock has left when the program dies or loses the server
-     * @param float $hangTimeout  how long the server renews it after the last sign of life
+     * @param float $hangTimeout  how long the server renews it after the last heartbeat
      * @param float $queueGrace   how long a place in a queue is kept while the connection is away
      * @param float $replyTimeout how long a connect or a reply may take
      * @param float $clockMargin  so much before its end a lease is believed to have ended
      */
     public function __construct(
-        object $client,
+        Connect|\Closure $client,
         float $lease = 10.0,
         float $hangTimeout = 60.0,
         float $queueGrace = 5.0,
@@ -50,20 +48,14 @@ class Locks
         ?Observer $observer = null,
     ) {
         $this->settings = new Settings($lease, $hangTimeout, $queueGrace, $replyTimeout, $clockMargin);
-        $this->core = new Core(Connect::like($client), $this->settings, $logger, $observer);
-    }
-
-    /** @return array<string, mixed> what `var_dump` shows: no password */
-    public function __debugInfo(): array
-    {
-        return ['settings' => $this->settings];
+        $this->core = new Core(Connect::of($client), $this->settings, $logger, $observer);
     }
 
     /**
      * Locks in a cluster: one connection to each node that serves one of them.
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
-     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Redis, a Predis client or a Connect of it
      */
     public static function cluster(array $seeds, ?\Closure $connect = null, mixed ...$settings): self
     {
@@ -71,17 +63,17 @@ class Locks
     }
 
     /**
-     * Takes the lock. LockTimeout if it was not granted in time; without a time-out it waits for ever.
+     * Takes the lock. Throws LockTimeout if it was not granted in time; without a time-out it waits for ever.
      *
      * @param bool              $shared  with others that share it
      * @param ?int              $limit   with so many holders at most
      * @param bool              $ephemeral the hold ends as soon as the connection does
      * @param ?string           $owner   the old name of actor
-     * @param int|float|null    $hangTimeout how long this one is renewed after the last sign of life
-     * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
+     * @param int|float|null    $hangTimeout how long this one is renewed after the last heartbeat
+     * @param ?callable(Hold):void $onLost is called when `keep()`, `lost()`, or a wait for another finds it lost
      * @param ?int              $permits the hold takes this many of `limit`, all at once; 1 unless set
      * @param int|float|null    $lease   what this one has left when the program dies or loses the server
-     * @param int|float|null    $maxHold after so long it is lost, and given back
+     * @param int|float|null    $maxHold after so long the client reports it lost and releases it
      * @param ?string           $actor   a name of 1 to 900 bytes, for the server's operator. Who waits by these Locks for what the
      *                                   same actor holds by them is refused: Deadlock
      */
@@ -99,7 +91,7 @@ class Locks
         int|float|null $maxHold = null,
         ?string $actor = null,
     ): Hold {
-        $options = [$shared, $limit, $ephemeral, $owner, $hangTimeout, $onLost, $permits, $lease, $maxHold, $actor];
+        $options = compact('shared', 'limit', 'ephemeral', 'owner', 'hangTimeout', 'onLost', 'permits', 'lease', 'maxHold', 'actor');
 
         return $this->tryLock($key, $timeout, ...$options)
             ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");
@@ -123,7 +115,7 @@ class Locks
         if ($owner !== null) {
             @trigger_error('dlock/redis: the option owner is called actor now, and locks are not re-entered', \E_USER_DEPRECATED);
         }
-        $lease = Settings::positive('lease', $lease ?? $this->settings->lease);
+        $lease = $this->settings->believable(Settings::positive('lease', $lease ?? $this->settings->lease));
         $hangTimeout = Settings::positive('hangTimeout', $hangTimeout ?? $this->settings->hangTimeout);
         $request = new Request(
             $this->settings,
@@ -136,28 +128,15 @@ class Locks
             max($hangTimeout, $lease),
             $lease,
             $maxHold === null ? null : Settings::positive('maxHold', $maxHold),
-            actor: $actor ?? $owner,
+            $actor ?? $owner,
         );
 
-        return $this->held($request, Settings::seconds('timeout', $timeout), $onLost);
-    }
-
-    /** @internal for those whose owners have names of their own */
-    public function held(Request $request, ?float $timeout, ?callable $onLost): ?Hold
-    {
-        try {
-            $granted = $this->core->take($request, $timeout);
-
-            return $granted === null ? null : new Hold($this->core, $granted, $onLost === null ? null : $onLost(...));
-        } catch (\Throwable $error) { // of a signal's handler, too: nobody has what was granted
-            $this->core->abandon($request);
-            throw $error;
-        }
+        return $this->core->hold($request, Settings::seconds('timeout', $timeout), $onLost === null ? null : $onLost(...));
     }
 
     /**
-     * Runs the work while the lock is held, and gives back what it gives. InvalidArgumentException if that is a generator or a
-     * promise, whose work would not be locked.
+     * Runs the work while the lock is held, and returns its result. Throws InvalidArgumentException if that is a generator or a
+     * promise, whose work would run without the lock.
      *
      * @template T
      *
@@ -168,10 +147,13 @@ class Locks
      */
     public function with(string $key, callable $work, mixed ...$options): mixed
     {
-        Work::check($work);
         $hold = $this->lock($key, ...$options);
         try {
-            $result = Work::done($work($hold));
+            $result = $work($hold);
+            if ($result instanceof \Generator || is_object($result) && method_exists($result, 'then')) {
+                $what = get_debug_type($result);
+                throw new \InvalidArgumentException("work must not return a $what, which runs after the lock was released");
+            }
         } catch (\Throwable $error) {
             try {
                 $hold->release();
@@ -219,17 +201,15 @@ class Locks
     }
 
     /**
-     * A sign of life for all that is held: call it now and then in long work, as often as you like. It is sent once a
-     * second, or three times a lease, at most; with `now` at once.
-     *
-     * @return list<Hold> those that were found lost
+     * Renews all locks (the heartbeat): call it now and then in long work, as often as you like. The client sends it once a second,
+     * or three times a lease, at most; with `now` at once. `onLost` and `lost()` of a hold tell what was found lost.
      */
-    public function keep(bool $now = false): array
+    public function keep(bool $now = false): void
     {
-        return $this->core->keep($now);
+        $this->core->keep($now);
     }
 
-    /** Ends the connection. What is held is told lost, and lives on until its lease; every call is an error then. */
+    /** Ends the connections, and reports all holds lost. Their leases run on. Every later call throws Closed. */
     public function close(): void
     {
         $this->core->close();

@@ -9,12 +9,12 @@ namespace Dlock;
 /** What happens, for whoever counts it. Extend it and override what you need; it is called at once, so it must be quick. */
 abstract class Observer
 {
-    /** The lock is taken, and a wait for it begins. */
+    /** The lock is taken, and the program waits for it. Told when the first slice of the wait, of a second at most, has ended. */
     public function waiting(string $key): void
     {
     }
 
-    /** A wait that has begun has ended: with the lock or without. */
+    /** A wait that `waiting` has told has ended: with the lock or without. */
     public function waited(string $key): void
     {
     }

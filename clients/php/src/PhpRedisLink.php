@@ -16,54 +16,56 @@ use Dlock\Exception\Unanswered;
  */
 final class PhpRedisLink implements Link
 {
-    private readonly \Redis $redis;
-
-    /** @param array<string, mixed> $tls options of PHP's stream context for `ssl` */
-    public function __construct(string $host, int $port, array $tls, float $timeout)
+    public function __construct(private readonly \Redis $redis)
     {
-        $this->redis = new \Redis();
-        try {
-            $isOpen = $this->redis->connect($host, $port, $timeout, null, 0, $timeout, $tls === [] ? [] : ['stream' => $tls]);
-        } catch (\RedisException $error) {
-            $isOpen = false;
+        if (!$redis->isConnected()) {
+            throw new \InvalidArgumentException('client must be connected: the closure makes a new one for each connection');
         }
-        $isOpen || throw new Unanswered("$host:$port: " . (isset($error) ? $error->getMessage() : 'no connection'));
+        if (is_string($redis->getPersistentID())) {
+            throw new \InvalidArgumentException('client must not be persistent: others would use the same connection');
+        }
         // A new connection has none of the ties of this one, so it must not come silently.
-        $this->redis->setOption(\Redis::OPT_MAX_RETRIES, 0);
-        $this->redis->setOption(\Redis::OPT_NULL_MULTIBULK_AS_NULL, true);
-        $this->redis->setOption(\Redis::OPT_REPLY_LITERAL, true);
+        $redis->setOption(\Redis::OPT_MAX_RETRIES, 0);
+        $redis->setOption(\Redis::OPT_NULL_MULTIBULK_AS_NULL, true);
+        $redis->setOption(\Redis::OPT_REPLY_LITERAL, true);
     }
 
-    public function ask(array $commands, float $timeout): array
+    /** @param array<string, mixed> $tls options of PHP's stream context for `ssl` */
+    public static function to(string $host, int $port, array $tls, float $within): self
     {
-        $isOne = count($commands) === 1;
-        $replies = $error = null;
+        $redis = new \Redis();
+        if (!$redis->connect($host, $port, $within, null, 0, $within, $tls === [] ? [] : ['stream' => $tls])) {
+            throw new \RedisException('no connection');
+        }
+
+        return new self($redis);
+    }
+
+    public function ask(array $words, float $timeout): mixed
+    {
+        $reply = $error = null;
         try {
             $this->redis->setOption(\Redis::OPT_READ_TIMEOUT, $timeout);
             $this->redis->clearLastError();
-            $isOne || $this->redis->pipeline();
-            $replies = array_map(fn (array $words): mixed => $this->redis->rawCommand(...$words), $commands);
-            $replies = $isOne ? $replies : $this->redis->exec();
+            $reply = $this->redis->rawCommand(...$words);
         } catch (\RedisException $error) {
-            // Of a refusal as well, unless it begins with ERR.
-        } catch (\Throwable $error) { // of a signal's handler
-            $isOne || $this->close(); // the pipeline is still open
-            throw $error;
+            // phpredis throws refusals too, except those that begin with ERR.
         }
-        $said = $this->redis->getLastError();
-        if ($said === null) {
-            return $error === null && is_array($replies)
-                ? array_map(static fn (mixed $one): mixed => $one === false ? null : $one, $replies)
-                : throw new Unanswered($error?->getMessage() ?? 'no reply');
+        $refusal = $this->redis->getLastError();
+        if ($refusal !== null) {
+            throw Refused::by($refusal);
         }
-        $refused = Refused::by($said);
-        if ($isOne || !in_array($refused->code(), ['NOTHELD', 'MOVED', 'ASK'], true)) {
-            return array_fill(0, count($commands), $refused);
+        if ($error !== null) {
+            throw new Unanswered($error->getMessage(), 0, $error);
         }
-        // phpredis throws the replies away with the first refusal, and each half tells more.
-        [$first, $second] = array_chunk($commands, (int) ceil(count($commands) / 2));
 
-        return [...$this->ask($first, $timeout), ...$this->ask($second, $timeout)];
+        return self::value($reply);
+    }
+
+    /** The server's null is false in phpredis. */
+    private static function value(mixed $reply): mixed
+    {
+        return is_array($reply) ? array_map(self::value(...), $reply) : ($reply === false ? null : $reply);
     }
 
     public function isOpen(): bool

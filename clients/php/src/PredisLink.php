@@ -9,11 +9,8 @@ namespace Dlock;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Predis\Client;
-use Predis\Command\RawCommand;
 use Predis\Connection\NodeConnectionInterface;
 use Predis\PredisException;
-use Predis\Response\ErrorInterface;
-use Predis\Response\ResponseInterface;
 
 /**
  * A connection of Predis.
@@ -22,52 +19,59 @@ use Predis\Response\ResponseInterface;
  */
 final class PredisLink implements Link
 {
-    private readonly Client $client;
+    /** From Predis 3 on a connection keeps the bound that it is made with: this one outlasts a slice of a wait. */
+    private const LONGEST = 4.0;
 
-    /** @param array<string, mixed> $tls options of PHP's stream context for `ssl` */
-    public function __construct(string $host, int $port, array $tls, float $timeout)
+    public function __construct(private readonly Client $client)
     {
-        $secure = str_starts_with($host, 'tls://');
-        $this->client = new Client([
-            ...str_starts_with($host, '/')
-                ? ['scheme' => 'unix', 'path' => $host]
-                : ['scheme' => $secure ? 'tls' : 'tcp', 'host' => $secure ? substr($host, 6) : $host, 'port' => $port],
-            ...$secure ? ['ssl' => $tls] : [],
-            'timeout' => $timeout,
-            'read_write_timeout' => $timeout,
-        ], ['exceptions' => false]);
-        try {
-            $this->client->connect();
-        } catch (PredisException $error) {
-            throw new Unanswered($error->getMessage());
+        $connection = $client->getConnection();
+        if (!$connection instanceof NodeConnectionInterface) {
+            throw new \InvalidArgumentException('client must be of one server: for others see Connect::sentinel() and Locks::cluster()');
         }
+        if ($connection->getParameters()->persistent ?? false) {
+            throw new \InvalidArgumentException('client must not be persistent: others would use the same connection');
+        }
+        $client->connect();
     }
 
-    public function ask(array $commands, float $timeout): array
+    /** @param array<string, mixed> $tls options of PHP's stream context for `ssl` */
+    public static function to(string $host, int $port, array $tls, float $within): self
+    {
+        $isSecure = str_starts_with($host, 'tls://');
+
+        return new self(new Client([
+            ...str_starts_with($host, '/')
+                ? ['scheme' => 'unix', 'path' => $host]
+                : ['scheme' => $isSecure ? 'tls' : 'tcp', 'host' => $isSecure ? substr($host, 6) : $host, 'port' => $port],
+            ...$isSecure ? ['ssl' => $tls] : [],
+            'timeout' => $within,
+            'read_write_timeout' => self::LONGEST,
+        ]));
+    }
+
+    /** @return array<string, mixed> what `var_dump` shows: no password */
+    public function __debugInfo(): array
+    {
+        return ['connected' => $this->isOpen()];
+    }
+
+    public function ask(array $words, float $timeout): mixed
     {
         try {
             $connection = $this->client->getConnection();
             $stream = $connection instanceof NodeConnectionInterface ? $connection->getResource() : null;
-            if (is_resource($stream)) { // from Predis 3 on the bound of the constructor stands
+            if (is_resource($stream)) { // see LONGEST
                 stream_set_timeout($stream, (int) $timeout, (int) (fmod($timeout, 1.0) * 1e6));
             }
-            $pipeline = $this->client->pipeline();
-            foreach ($commands as $words) {
-                $pipeline->executeCommand(RawCommand::create(...$words));
-            }
-            $replies = $pipeline->execute();
+            $reply = $this->client->executeRaw($words, $isRefused);
         } catch (PredisException $error) {
-            throw new Unanswered($error->getMessage());
-        } catch (\Throwable $error) { // of a signal's handler: a reply may be read in part
+            throw new Unanswered($error->getMessage(), 0, $error);
+        } catch (\Throwable $error) { // of a signal handler: a reply may be read in part
             $this->close();
             throw $error;
         }
 
-        return array_map(static fn (mixed $one): mixed => match (true) {
-            $one instanceof ErrorInterface => Refused::by($one->getMessage()),
-            $one instanceof ResponseInterface => (string) $one,
-            default => $one,
-        }, $replies);
+        return $isRefused ? throw Refused::by($reply) : $reply;
     }
 
     public function isOpen(): bool

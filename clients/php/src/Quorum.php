@@ -25,11 +25,11 @@ use Psr\Log\LoggerInterface;
  */
 final class Quorum
 {
-    /** @var list<Master> */
+    /** @var list<QuorumMaster> */
     private readonly array $masters;
 
     /**
-     * @param array<Connect|\Redis|\Predis\ClientInterface|\Closure> $masters as for Locks; a connection for each
+     * @param array<Connect|\Closure> $masters as for Locks; a connection for each
      * @param float                                          $replyTimeout how long a master may take to connect and to answer
      */
     public function __construct(
@@ -42,7 +42,7 @@ final class Quorum
             throw new \InvalidArgumentException('masters must not be empty');
         }
         $settings = new Settings(3.0, 3.0, 2.0, $replyTimeout, 0.0);
-        $this->masters = array_map(static fn (object $one) => new Master($one, $settings), array_values($masters));
+        $this->masters = array_map(static fn (Connect|\Closure $one) => new QuorumMaster($one, $settings), array_values($masters));
     }
 
     /** A hold, or null after `wait` (0: one try). Whatever interrupts it, nothing is left behind that outlasts three seconds. */
@@ -60,7 +60,7 @@ final class Quorum
                 $hold->release();
                 throw $error;
             }
-            $errors = array_filter(array_map(static fn (Master $master) => $master->error, $this->masters));
+            $errors = array_filter(array_map(static fn (QuorumMaster $master) => $master->error, $this->masters));
             $hold->release();
             $pause = random_int(20, 200) / 1000; // or those who have split the votes would do it again
             $again = Clock::now() + $pause < $end;

@@ -32,7 +32,7 @@ final class QuorumHold
     /**
      * @internal
      *
-     * @param list<Master> $masters
+     * @param list<QuorumMaster> $masters
      */
     public function __construct(
         private readonly array $masters,
@@ -41,7 +41,7 @@ final class QuorumHold
         private readonly ?Observer $observer,
     ) {
         // Its lease is that of what was granted and not heard of.
-        $this->request = new Request(new Settings(3.0, 3.0, 2.0, 1.0, 0.0), $key, lease: 3.0, tracked: false);
+        $this->request = new Request(new Settings(3.0, 3.0, 2.0, 1.0, 0.0), $key, lease: 3.0);
         $this->owner = $this->request->owner;
         $this->process = (int) getmypid();
     }
@@ -125,8 +125,8 @@ final class QuorumHold
     private function inOrder(): array
     {
         return array_map(
-            fn (Master $one) => (int) array_search($one, $this->masters, true),
-            Master::silentLast($this->masters),
+            fn (QuorumMaster $one) => (int) array_search($one, $this->masters, true),
+            QuorumMaster::silentLast($this->masters),
         );
     }
 

@@ -7,7 +7,7 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * One owner's request for one lock, as words of commands; and what the server has granted to it.
+ * One owner's request for one lock, as words of commands. What was granted to it is a Hold.
  *
  * @internal
  */
@@ -17,28 +17,11 @@ final class Request
     /** How many of the limit its hold takes. */
     public readonly int $permits;
     public readonly float $lease;
-    /** Something may be granted, or a place kept, that nobody has. */
-    public bool $asked = false;
-    public bool $queued = false;
-    /** Whether a command was not answered, and may reach the server late. */
-    public bool $isUnheard = false;
-
-    /** The fencing token of what was granted. */
-    public int $token = 0;
-    /** By the clock it is ours until then. */
-    public float $until = 0.0;
-    /** Whether the program has released it. */
-    public float $last = INF;
-    /** When the server was asked for it last. */
-    public float $askedAt = -INF;
-    /** The address of the server to whose connection it is tied. */
-    public string $at = '';
-    /** @var ?\WeakReference<Hold> the program's */
-    public ?\WeakReference $hold = null;
 
     /**
      * @param ?float $hangTimeout so long the server renews the hold while the connection lives; null: it does not
      * @param ?float $maxHold     the program wants the hold for so long at most
+     * @param bool   $isReused    the caller may hold the lock under this owner: a cancelled request must not release that
      */
     public function __construct(
         public readonly Settings $settings,
@@ -51,11 +34,8 @@ final class Request
         public readonly ?float $hangTimeout = null,
         ?float $lease = null,
         public readonly ?float $maxHold = null,
-        /** RENEW and the clock look after it; else the caller does. */
-        public readonly bool $tracked = true,
-        /** The caller may ask again under this owner: what is given back is named by its token. */
-        public readonly bool $reused = false,
         public readonly ?string $actor = null,
+        public readonly bool $isReused = false,
     ) {
         if ($key === '') {
             throw new \InvalidArgumentException('key must not be empty');
@@ -77,7 +57,7 @@ final class Request
         $this->owner = $owner ?? self::owner($actor);
     }
 
-    /** An owner that nobody has used: of the machine, of this process, and of the actor, by which an operator finds it. */
+    /** Returns an owner that nobody has used, by which an operator finds the process: `host/pid/actor#random`. */
     public static function owner(?string $actor = null): string
     {
         $place = (gethostname() ?: 'localhost') . '/' . getmypid() . '/';
@@ -99,79 +79,61 @@ final class Request
         return $this->shared ? INF : ($this->limit ?? 1);
     }
 
-    /** It was granted by a command that was sent then. */
-    public function grant(int $token, string $at): void
-    {
-        [$this->token, $this->at] = [$token, $at];
-        $this->last = $this->maxHold === null ? INF : Clock::now() + $this->maxHold;
-    }
-
-    /** It is held for so long from when that was asked for. */
-    public function believe(float $sent, float $lease): void
-    {
-        $this->askedAt = $sent;
-        $this->until = min($this->last, max($this->until, $this->end($sent, $lease)));
-    }
-
-    /** Whether it may be held for the lease only. */
-    public function doubt(float $sent): void
-    {
-        $this->until = min($this->until, $this->end($sent, $this->lease));
-    }
-
-    private function end(float $sent, float $lease): float
-    {
-        return $sent + $lease - 0.002 - $this->settings->clockMargin; // the server counts whole milliseconds
-    }
-
     /** @return list<int|string> */
     public function words(string $name, int|string ...$rest): array
     {
         return ["DLOCK.$name", $this->key, $this->owner, ...array_values($rest)];
     }
 
-    /** @return list<int|string> */
-    public function take(bool $atOnce): array
-    {
-        $rest = [Settings::ms($this->lease), 'HOLDS', 1, ...$this->limits(), ...$this->ties()];
-
-        return $atOnce ? $this->words('ACQUIRE', ...$rest) : $this->words('FAIRACQUIRE', ...$rest, ...$this->claim());
-    }
-
-    /** @return list<int|string> */
-    public function wait(float $slice): array
-    {
-        return [...$this->take(false), 'BLOCK', Settings::ms($slice)];
-    }
-
-    /** @return list<int|string> */
-    public function renew(?int $token = null): array
-    {
-        return $this->words('RENEW', Settings::ms($this->lease), ...($token !== null ? ['TOKEN', $token] : []), ...$this->ties());
-    }
-
     /**
-     * Leaves it to a lease. One that was ephemeral ends with its connection all the same, unless it outlasts that.
+     * Takes the lock, and waits in the queue for this many seconds; null: a try.
      *
      * @return list<int|string>
      */
-    public function untie(float $lease, bool $outlasts = false): array
+    public function take(?float $slice): array
+    {
+        $rest = [Settings::ms($this->lease), 'HOLDS', 1, ...$this->limits(), ...$this->ties(INF)];
+        $claim = ['CLAIM', Settings::ms($this->settings->queueGrace)];
+
+        return $slice === null
+            ? $this->words('ACQUIRE', ...$rest)
+            : $this->words('FAIRACQUIRE', ...$rest, ...$claim, ...['BLOCK', Settings::ms($slice)]);
+    }
+
+    /**
+     * Renews the hold for a lease, and ties it to this connection.
+     *
+     * @param float $most the server renews it by itself for so many seconds at most
+     *
+     * @return list<int|string>
+     */
+    public function renew(?int $token, float $most = INF): array
+    {
+        return $this->words('RENEW', Settings::ms($this->lease), ...self::token($token), ...$this->ties($most));
+    }
+
+    /**
+     * Leaves the hold to a lease. One that was ephemeral ends with its connection all the same, unless it outlasts that.
+     *
+     * @return list<int|string>
+     */
+    public function untie(int $token, float $lease, bool $outlasts = false): array
     {
         $rest = $outlasts && $this->ephemeral ? ['AUTO', 1] : []; // this tie is the only one then, and renews nothing
 
-        return $this->words('RENEW', Settings::ms($lease), 'TOKEN', $this->token, ...$rest);
+        return $this->words('RENEW', Settings::ms($lease), 'TOKEN', $token, ...$rest);
     }
 
     /** @return list<int|string> */
-    public function release(): array
+    public function release(?int $token): array
     {
-        return $this->words('RELEASE', 'HOLDS', 0, ...($this->token !== 0 ? ['TOKEN', $this->token] : []));
+        return $this->words('RELEASE', 'HOLDS', 0, ...self::token($token));
     }
 
     /** @return list<int|string> */
-    private function claim(): array
+    private static function token(?int $token): array
     {
-        return ['CLAIM', Settings::ms($this->settings->queueGrace)];
+        return $token === null ? [] : ['TOKEN', $token];
     }
 
     /** @return list<int|string> */
@@ -186,9 +148,9 @@ final class Request
     }
 
     /** @return list<int|string> */
-    private function ties(): array
+    private function ties(float $most): array
     {
-        $auto = $this->hangTimeout === null ? null : min($this->hangTimeout, $this->last - Clock::now());
+        $auto = $this->hangTimeout === null ? null : min($this->hangTimeout, $this->maxHold ?? INF, $most);
 
         return [
             ...($this->ephemeral ? ['EPHEMERAL'] : []),

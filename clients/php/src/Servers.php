@@ -7,8 +7,8 @@ declare(strict_types=1);
 namespace Dlock;
 
 use Dlock\Exception\Closed;
+use Dlock\Exception\DlockException;
 use Dlock\Exception\NotHeld;
-use Dlock\Exception\Redirected;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 
@@ -19,12 +19,12 @@ use Dlock\Exception\Unanswered;
  */
 final class Servers
 {
-    /** To give up on a reply ends the connection, and what is tied to it. So each may take this long, however late it is. */
+    /** To give up on a reply ends the connection, and with it ephemeral holds. So each reply may take this long, however late it is. */
     public const GRACE = 0.4;
     private const HOPS = 4;
     /** How often Sentinels are asked whether another server is the primary by now, and for how long at most. */
-    private const LOOK_EVERY = 1.0;
-    private const LOOK = 0.3;
+    private const ASK_EVERY = 1.0;
+    private const ASK_FOR = 0.3;
     /** The most keys of a cluster whose node is remembered. */
     private const MOST_KNOWN = 1000;
 
@@ -33,12 +33,16 @@ final class Servers
     private array $links = [];
     /** @var array<string, string> by key, or by what is in its braces: the address that has answered, or that MOVED has told */
     private array $known = [];
-    /** The address of the primary that the Sentinels have named, and when. */
-    private string $named = '';
-    private float $lookedAt = -INF;
+    /** The address of the primary that a Sentinel has named for this connection, and when one was asked last. */
+    private string $primary = '';
+    private float $askedAt = -INF;
     /** Which seed is asked for the others. */
     private int $seed = 0;
     private int $process;
+    /** A command is on its way. The reply to another one would be taken for its reply. */
+    private bool $isBusy = false;
+    /** The address of the server that gave the last reply. */
+    public string $answered = '';
 
     /** @param \Closure(?string): mixed $ended the connection to this address has ended; null: all are the parent's, after a fork */
     public function __construct(
@@ -49,31 +53,42 @@ final class Servers
         $this->process = (int) getmypid();
     }
 
-    /** @return array<string, mixed> what `var_dump` shows: no password */
-    public function __debugInfo(): array
-    {
-        return ['connected' => array_keys($this->links)];
-    }
-
     /**
-     * Returns the reply of the server that serves the key.
+     * Returns the reply of the server that serves the key, or throws its refusal.
      *
      * @param list<int|string> $words
      * @param bool             $once the command must not be sent twice
      */
     public function ask(string $key, array $words, float $until, bool $once = false): mixed
     {
+        $this->check();
+        if ($this->isBusy) {
+            throw new DlockException('a command is on its way: a signal handler or a destructor cannot send another one');
+        }
         $address = $this->of($key);
-        for ($hops = 1, $asking = [];; ++$hops) {
-            $replies = $this->askAll($address, [...$asking, $words], $until, $once);
-            $reply = end($replies);
-            if (!$reply instanceof Redirected || $hops === self::HOPS) {
-                $asking === [] && $this->remember($key, $address); // or another seed would be asked when one fails
+        for ($hops = 1, $asks = false;; ++$hops) {
+            try {
+                if ($asks) {
+                    $this->send($address, ['ASKING'], $until, $once);
+                }
+                $reply = $this->send($address, $words, $until, $once);
+                if (!$asks) {
+                    $this->remember($key, $address); // or another seed would be asked when one fails
+                }
+                $this->answered = $address;
 
-                return $reply instanceof Refused ? throw $reply : $reply;
+                return $reply;
+            } catch (Refused $error) {
+                $isRedirected = in_array($error->word(), ['MOVED', 'ASK'], true);
+                if (!$isRedirected || $hops === self::HOPS) {
+                    throw $error;
+                }
+                $asks = $error->word() === 'ASK';
+                $address = self::redirected($error->getMessage(), $address);
+                if (!$asks) {
+                    $this->remember($key, $address);
+                }
             }
-            $address = $this->redirected($reply, $key, $address);
-            $asking = $reply->once() ? [['ASKING']] : [];
         }
     }
 
@@ -81,7 +96,7 @@ final class Servers
      * Returns the same for a command that may be sent twice: again until its error passes.
      *
      * @param list<int|string> $words
-     * @param bool             $ends  it gives a hold back: what a request without a reply may have done is no error
+     * @param bool             $ends  it releases a hold: NotHeld after an attempt without a reply is no error
      */
     public function insist(string $key, array $words, bool $ends = false): mixed
     {
@@ -94,26 +109,22 @@ final class Servers
                 if ($error instanceof NotHeld && $ends && !$heard) {
                     return null;
                 }
-                if (Clock::now() >= $until) {
+                if (Clock::now() >= $until || !$error->passes()) {
                     throw $error;
                 }
-                $this->mend($error, $until);
+                $this->pause($until);
                 $heard = $heard && $error instanceof Refused;
             }
         }
     }
 
     /**
-     * Returns one server's replies to commands, in one go. A refusal is among them as a Refused.
+     * Sends a command to one server: once more if a connection that was idle has ended long ago, or its server is a replica now.
      *
-     * @param non-empty-list<list<int|string>> $commands
-     * @param bool                             $once     they must not be sent twice
-     *
-     * @return non-empty-list<mixed>
+     * @param list<int|string> $words
      */
-    public function askAll(string $address, array $commands, float $until, bool $once = false): array
+    private function send(string $address, array $words, float $until, bool $once): mixed
     {
-        $this->check();
         if (Clock::now() >= $until) {
             throw new Unanswered('no time is left to ask');
         }
@@ -122,45 +133,53 @@ final class Servers
             $this->disconnect($address);
         }
         $isNew = !isset($this->links[$address]);
-        if ($isNew) { // what they name later is compared with this
-            $this->lookedAt = -INF;
-            $this->isFormer();
-        }
         try {
-            $this->links[$address] ??= $this->where->node($address)->open($left());
-            $replies = $this->links[$address]->ask($commands, $left());
-        } catch (Unanswered $error) {
+            $this->isBusy = true;
+            $link = $this->links[$address] ??= $this->open($address, $left());
+
+            return $link->ask($words, $left());
+        } catch (Unanswered | Refused $error) {
+            $this->isBusy = false;
+            $isReadOnly = $error instanceof Refused && $error->word() === 'READONLY'; // who is primary now is found by connecting
+            if ($error instanceof Refused && !$isReadOnly) {
+                throw $error;
+            }
             $this->disconnect($address);
-            if ($isNew || $once || Clock::now() >= $until) {
+            if ($isNew || $once && !$isReadOnly || Clock::now() >= $until) {
                 throw $error;
             }
 
-            return $this->askAll($address, $commands, $until, true); // an idle connection may have ended long ago
+            return $this->send($address, $words, $until, true);
+        } finally {
+            $this->isBusy = false;
         }
-        foreach ($replies as $reply) {
-            if ($reply instanceof Refused && $reply->code() === 'READONLY') { // who is primary now is found by connecting
-                $this->disconnect($address);
-            }
-        }
+    }
 
-        return $replies;
+    private function open(string $address, float $within): Link
+    {
+        if ($this->where->named === null) {
+            return $this->where->open($within, $address);
+        }
+        $until = Clock::now() + $within;
+        $this->primary = ($this->where->named)($within / 2);
+        $this->askedAt = Clock::now();
+
+        return $this->where->open(max(0.001, $until - Clock::now()), $this->primary);
     }
 
     /** Returns true if the Sentinels name another primary. After a planned failover the former one still grants locks. */
     private function isFormer(): bool
     {
-        if ($this->where->named === null || Clock::now() - $this->lookedAt < self::LOOK_EVERY) {
+        if ($this->where->named === null || Clock::now() - $this->askedAt < self::ASK_EVERY) {
             return false;
         }
         try {
-            [$before, $this->named] = [$this->named, ($this->where->named)(self::LOOK)];
+            return ($this->where->named)(self::ASK_FOR) !== $this->primary;
         } catch (Unanswered | Refused) {
             return false; // nobody says so
         } finally {
-            $this->lookedAt = Clock::now();
+            $this->askedAt = Clock::now();
         }
-
-        return $before !== '' && $before !== $this->named;
     }
 
     /** The connection has ended, and in a cluster another node may serve its keys by now. */
@@ -175,12 +194,9 @@ final class Servers
         }
     }
 
-    /** After an error: throws it if time cannot mend it. */
-    public function mend(Unanswered | Refused $error, float $until): void
+    /** Waits a little before another attempt. */
+    public function pause(float $until): void
     {
-        if ($error instanceof Refused && !$error->passes()) {
-            throw $error;
-        }
         Clock::sleep(min(max(0.0, $until - Clock::now()), random_int(20, 100) / 1000));
     }
 
@@ -192,18 +208,15 @@ final class Servers
         return $seeds === [] ? '' : $this->known[self::tag($key)] ?? $seeds[$this->seed % count($seeds)];
     }
 
-    /** The address that serves the key from now on, or for this command. */
-    private function redirected(Redirected $error, string $key, string $by): string
+    /** Returns the address in `MOVED slot address`, which another one has said. */
+    private static function redirected(string $text, string $by): string
     {
-        $address = $error->address();
-        if (preg_match('/^:\d+$/D', $address)) { // a server that tells no host means its own
-            $address = Connect::address('seeds', $by)[0] . $address;
-        }
-        if (!$error->once()) {
-            $this->remember($key, $address);
-        }
+        $address = explode(' ', $text)[2] ?? '';
 
-        return $address;
+        // A server that names no host means its own.
+        return str_starts_with($address, ':') && substr_count($address, ':') === 1
+            ? Connect::address('seeds', $by)[0] . $address
+            : $address;
     }
 
     private function remember(string $key, string $address): void
@@ -228,6 +241,7 @@ final class Servers
         }
         if ($this->process !== getmypid()) {
             $this->process = (int) getmypid();
+            $this->isBusy = false;
             $this->end();
             ($this->ended)(null);
         }
@@ -237,6 +251,12 @@ final class Servers
     public function isOpen(): bool
     {
         return !$this->closed && $this->process === getmypid();
+    }
+
+    /** Returns true while a command is on its way: a signal handler may run in the middle of it. */
+    public function isBusy(): bool
+    {
+        return $this->isBusy;
     }
 
     /** Ends all connections. */

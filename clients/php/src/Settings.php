@@ -27,7 +27,18 @@ final class Settings
         self::positive('queueGrace', $queueGrace);
         self::positive('replyTimeout', $replyTimeout);
         self::seconds('clockMargin', $clockMargin);
+        $this->believable($lease);
         $this->hangTimeout = max($hangTimeout, $lease);
+    }
+
+    /** Returns the lease if a part of it is left for belief. */
+    public function believable(float $lease): float
+    {
+        if ($lease <= $this->clockMargin + Hold::ROUNDING) {
+            throw new \InvalidArgumentException("lease must be longer than clockMargin, which is $this->clockMargin, not $lease");
+        }
+
+        return $lease;
     }
 
     /** Returns the argument if it is a time, and null if it is infinite or null. */

@@ -12,6 +12,7 @@ use Dlock\Hold;
 use Dlock\Locks;
 use Dlock\Observer;
 use PHPUnit\Framework\TestCase;
+use Redis;
 
 /** The code that the documents show. */
 final class ExamplesTest extends TestCase
@@ -40,6 +41,23 @@ final class ExamplesTest extends TestCase
         }
         // Until here.
         self::assertSame('41', (new Server())->ask('GET', "$stock:left"));
+    }
+
+    public function testAClosure(): void
+    {
+        [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
+        $port = (int) $port;
+        // The document's.
+        $locks = new Locks(function (float $within) use ($host, $port): Redis {
+            $redis = new Redis();
+            $redis->connect($host, $port, $within); // then auth() and select() as you need
+
+            return $redis;
+        });
+        // Until here.
+        $hold = $locks->lock($this->stock);
+        self::assertSame([$hold->owner], (new Server())->owners($this->stock));
+        $hold->release();
     }
 
     public function testLongWork(): void

@@ -25,14 +25,12 @@ final class Kinds
         if ($place === 'cluster') {
             $connect = $library === 'predis'
                 ? static fn (string $host, int $port) => new \Predis\Client(['host' => $host, 'port' => $port])
-                : static fn (string $host, int $port) => Connect::to($host, $port, auth: $auth);
+                : static fn (string $host, int $port) => Connect::url("redis://$host:$port");
 
             return Locks::cluster(Stage::addresses('DLOCK_CLUSTER'), $connect, ...$settings);
         }
         if ($place === 'pair') {
-            $ways = array_map(static fn (string $one) => Connect::url("redis://$one"), Stage::addresses('DLOCK_PAIR'));
-
-            return new Locks(Connect::primaryOf($ways), ...$settings);
+            return new Locks(self::primary(...), ...$settings);
         }
         $address ??= Stage::addresses('DLOCK_SINGLE')[0];
         [$host, $port] = explode(':', $address);
@@ -40,8 +38,26 @@ final class Kinds
 
         return new Locks(match ($library) {
             'phpredis' => Connect::url("redis://$word$address"),
-            'own' => Stage::connect($address),
-            'predis' => new \Predis\Client(['host' => $host, 'port' => (int) $port]),
+            'own' => static fn () => Stage::connect($address),
+            'predis' => static fn () => new \Predis\Client(['host' => $host, 'port' => (int) $port]),
         }, ...$settings);
+    }
+
+    /** A client of the one of the pair that is the primary now. */
+    private static function primary(float $within): \Redis
+    {
+        foreach (Stage::addresses('DLOCK_PAIR') as $address) {
+            [$host, $port] = explode(':', $address);
+            $redis = new \Redis();
+            try {
+                $redis->connect($host, (int) $port, $within / 2, null, 0, $within / 2);
+                if ($redis->rawCommand('ROLE')[0] === 'master') {
+                    return $redis;
+                }
+            } catch (\RedisException) {
+                // Perhaps the other one.
+            }
+        }
+        throw new \RedisException('none of them is the primary now');
     }
 }

@@ -12,16 +12,19 @@ final class PlantedTest extends TestCase
     private const NO_BOUND = ['Locks.php', '$queueGrace, $replyTimeout, $clockMargin);', '$queueGrace, 20.0, $clockMargin);'];
     private const ALL_PASSES = ['Exception/Refused.php', 'return in_array(', 'return true || in_array('];
     private const ONE_PERMIT = ['Request.php', "\$this->permits > 1 ? ['PERMITS'", "false ? ['PERMITS'"];
-    private const RENEWS_NOTHING = ['Core.php', 'array_push($lost, ...$this->renewAll($requests, $until));', ''];
-    private const ENDS_THE_WAIT = ['Core.php', '$again ? Clock::sleep(0.02) : $this->servers->mend($error, $end);', 'throw $error;'];
+    private const RENEWS_NOTHING = ['Core.php', '&& !$this->renew($hold, $end)', '&& false'];
+    private const ENDS_THE_WAIT = ['Core.php', '$this->servers->pause($end);', 'throw $error;'];
     private const ENDS_WITH_THE_CONNECTION = [
-        'Servers.php', 'return $this->askAll($address, $commands, $until, true);', "throw new Refused('ERR the connection has ended');",
+        'Servers.php', '$isReadOnly = $error',
+        "if (\$error instanceof Unanswered) throw new Refused('ERR the connection has ended'); \$isReadOnly = \$error",
     ];
-    private const LEAVES_NOTHING = ['Core.php', "if (\$slice <= 0) {\n                \$this->leave(\$request);\n", "if (\$slice <= 0) {\n"];
-    private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 && !$again) {', 'if (false) {'];
-    private const HEARS_NO_LOSS = ['Core.php', 'if ($reply instanceof NotHeld) {', 'if (false) {'];
-    private const BELIEVES_FOR_EVER = ['Core.php', 'if ($request->until <= Clock::now())', 'if (false)'];
-    private const FORGETS_QUIETLY = ['Core.php', '$this->later($request, [$request->untie($request->lease)]);', ''];
+    private const LEAVES_NOTHING = ['Core.php', 'if ($grant === null && $timeout !== 0.0) {', 'if (false) {'];
+    private const TRIES_FOR_LONG = ['Core.php', 'if ($timeout === 0.0 || !$error->passes()', 'if (!$error->passes()'];
+    private const HEARS_NO_LOSS = ['Core.php', "\$this->lose(\$hold, 'not held any more');", ''];
+    private const BELIEVES_FOR_EVER = ['Core.php', '&& $hold->until() <= Clock::now())', '&& false)'];
+    private const FORGETS_QUIETLY = [
+        'Core.php', '$this->later($hold->request, [$hold->request->untie($hold->token, $hold->request->lease)]);', '',
+    ];
     /** The client as it is needs longer than the others. */
     private const LASTS = [
         'a_thousand_cycles', 'asked_again_after_a_lost_reply', 'dropped', 'forgotten_and_left_to_its_lease',
@@ -32,7 +35,7 @@ final class PlantedTest extends TestCase
     public static function faults(): iterable
     {
         $faults = [
-            'closed_try' => ['Core.php', '$granted = $this->taken($request, $timeout, $began) ? $request : null', '$granted = null'],
+            'closed_try' => ['Core.php', '$grant = $this->wait($request, $timeout, $began, $isUnheard);', '$grant = null;'],
             'closed_two_seconds' => ['Core.php', '{$why->getMessage()}", 0, $why)', 'it is taken")'],
             'closed_without_bound' => ['Core.php', 'still waiting', 'silent'],
             'hung_try' => self::NO_BOUND,
@@ -43,7 +46,7 @@ final class PlantedTest extends TestCase
             'no_right_to_the_command' => self::ALL_PASSES,
             'no_module' => self::ALL_PASSES,
             'two_dead_links_of_five' => self::RENEWS_NOTHING,
-            'one_hung_node_of_three' => ['Core.php', '$replies = array_fill(0, count($some), $error);', 'throw $error;'],
+            'one_hung_node_of_three' => ['Core.php', '$hold->failed($sent, $error);', 'throw $error;'],
             'forced' => self::HEARS_NO_LOSS,
             'deleted' => self::HEARS_NO_LOSS,
             'expired' => self::HEARS_NO_LOSS,
@@ -60,11 +63,11 @@ final class PlantedTest extends TestCase
             'wait_over_a_crash' => self::ENDS_THE_WAIT,
             'wait_over_a_slot_move' => [
                 'Servers.php',
-                'if (!$reply instanceof Redirected || $hops === self::HOPS) {',
-                "if (\$reply instanceof Redirected) {\n                throw new Refused('ERR it has moved');\n            } else {",
+                '$isRedirected = in_array(',
+                "\$error = \$error->word() === 'MOVED' ? new Refused('ERR it has moved') : \$error;\n\$isRedirected = in_array(",
             ],
-            'first_come_first_served' => ['Core.php', '$request->wait($slice), min(', '$request->take(true), min('],
-            'a_try_takes_no_place' => ['Core.php', '$request->take($atOnce), ', '$request->take(false), '],
+            'first_come_first_served' => ['Core.php', '$request->take($slice), ', '$request->take(null), '],
+            'a_try_takes_no_place' => ['Core.php', '$slice = $timeout === 0.0 ? null', '$slice = $timeout === 0.0 ? 0.001'],
             'a_time_out_in_the_queue' => self::LEAVES_NOTHING,
             'an_ephemeral_hold_ends_with_its_connection' => ['Request.php', "\$this->ephemeral ? ['EPHEMERAL']", "false ? ['EPHEMERAL']"],
             'readers_and_a_writer' => ['Request.php', "\$this->shared ? ['SHARED']", "false ? ['SHARED']"],
@@ -72,26 +75,27 @@ final class PlantedTest extends TestCase
             'an_actor_that_waits_for_itself' => ['Core.php', '$timeout !== 0.0 && array_filter', 'false && array_filter'],
             'replaced' => self::ALL_PASSES,
             'no_write_after_the_loss' => ['Hold.php', "['DLOCK.GUARD', \$this->key, \$this->token, \$command,", '[$command,'],
-            'a_refused_renewal_is_the_reason' => ['Core.php', '$this->refusal = $reply->getMessage();', ''],
-            'no_right_to_release' => ['Core.php', '$isRefused ? $request->untie($request->lease) : $words', '$words'],
-            'no_right_to_renew' => self::ALL_PASSES,
+            'a_refused_renewal_is_the_reason' => [
+                'Hold.php', '[$this->askedAt, $this->failure] = [$sent, $error->getMessage()];', '$this->askedAt = $sent;',
+            ],
+            'no_right_to_release' => ['Core.php', '$isForbidden ? $request->untie($token, $request->lease) : $words', '$words'],
             'no_right_to_ping' => [
-                'Core.php', '$request->asked = true;', '$request->asked = true; $this->servers->ask($request->key, ["PING"], $until());',
+                'Core.php', '$slice = $timeout === 0.0', '$this->servers->ask($request->key, ["PING"], Clock::now() + 3); $slice = $timeout === 0.0',
             ],
             'no_time_out_is_too_long' => ['Core.php', '($timeout > 0 ? $timeout :', '($timeout > 0 ? fmod($timeout, 0.001) :'],
             'after_close' => ['Servers.php', "if (\$this->closed) {\n            throw", "if (false) {\n            throw"],
             'a_thousand_cycles' => [
                 'Servers.php',
-                '$this->links[$address] ??= $this->where->node($address)->open($left());',
-                'static $kept = []; $kept[] = $this->links[$address] = $this->where->node($address)->open($left());',
+                '$link = $this->links[$address] ??= $this->open($address, $left());',
+                'static $kept = []; $kept[] = $link = $this->links[$address] = $this->open($address, $left());',
             ],
             'dropped' => self::FORGETS_QUIETLY,
             'forgotten_and_left_to_its_lease' => self::FORGETS_QUIETLY,
-            'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
+            'the_replica_frozen' => ['Exception/Refused.php', "'NOACK', ", ''],
             'a_hold_that_may_not_last' => [
                 'Core.php',
-                "foreach (\$this->held as \$request) {\n            if (\$request->until <= Clock::now())",
-                "\$first = \$this->firstEnd();\n        foreach (\$this->held as \$request) {\n            if (\$first <= Clock::now())",
+                '$this->giveUp($hold, $hold->why());',
+                'foreach ($holds as $hold) { $this->giveUp($hold, $hold->why()); }',
             ],
             'a_short_hold_beside_a_long_one' => self::RENEWS_NOTHING,
             'sixty_forgotten_at_200_ms' => self::RENEWS_NOTHING,
@@ -106,20 +110,18 @@ final class PlantedTest extends TestCase
             'a_try_at_a_loading_server' => self::TRIES_FOR_LONG,
             'a_wait_at_a_loading_server' => ['Exception/Refused.php', "'LOADING', ", ''],
             'a_hold_over_a_busy_server' => ['Exception/Refused.php', "'BUSY', ", ''],
-            'asked_again_after_a_lost_reply' => ['Core.php', '$again = $request->asked;', '$again = false;'],
+            'asked_again_after_a_lost_reply' => ['Core.php', "return \$failure === null\n", "return true\n"],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
             'late_commands_of_open_connections' => ['Servers.php', "\$this->disconnect(\$address);\n            if (\$isNew", 'if ($isNew'],
-            'a_late_request_is_given_back' => ['Core.php', '...$release], $request->isUnheard);', '...$release]);'],
+            'a_late_request_is_given_back' => ['Core.php', '...$release], $isUnheard);', '...$release]);'],
             'a_loss_is_given_back' => self::BELIEVES_FOR_EVER,
-            'released_while_the_server_is_away' => ['Core.php', '$this->later($request, [$isRefused', 'array_filter([$request, $isRefused'],
-            'released_during_a_failover' => ['Servers.php', '$this->mend($error, $until);', 'throw $error;'],
-            'a_free_lock_takes_two_commands' => ['Core.php', "return \$again\n", "return true\n"],
+            'released_while_the_server_is_away' => ['Core.php', '$this->later($request, [$isForbidden', 'array_filter([$request, $isForbidden'],
+            'released_during_a_failover' => ['Servers.php', '&& !$isReadOnly) {', ') {'],
+            'a_free_lock_takes_two_commands' => ['Core.php', "return \$failure === null\n", "return false\n"],
             'a_fork' => ['Servers.php', "if (\$this->process !== getmypid()) {", 'if (false) {'],
-            'work_that_is_yet_to_be_done' => ['Work.php', 'if ($result instanceof \Generator', 'if (false && $result instanceof \Generator'],
-            'max_hold' => ['Request.php', '$this->maxHold === null ? INF', 'true ? INF'],
-            'release_after' => [
-                'Hold.php', '$this->core->releaseAfter($this->request, $seconds, $this->since);', '$this->core->release($this->request, $this->since);',
-            ],
+            'work_that_is_yet_to_be_done' => ['Locks.php', 'if ($result instanceof \Generator', 'if (false && $result instanceof \Generator'],
+            'max_hold' => ['Hold.php', '($request->maxHold ?? INF)', 'INF'],
+            'release_after' => ['Core.php', '$words = $after === null ?', '$words = true ?'],
         ];
         foreach ($faults as $case => $fault) {
             yield $case => [$case, $fault];

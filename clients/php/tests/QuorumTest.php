@@ -203,7 +203,7 @@ final class QuorumTest extends TestCase
     private function assertFenced(\Dlock\Locks $locks, int $token): void
     {
         try {
-            $locks->core->insist($this->key, ['DLOCK.GUARD', $this->key, $token, 'SET', "$this->key:x", 1]);
+            $locks->core->servers->insist($this->key, ['DLOCK.GUARD', $this->key, $token, 'SET', "$this->key:x", 1]);
             self::fail('it is fenced');
         } catch (Fenced) {
             $this->addToAssertionCount(1);

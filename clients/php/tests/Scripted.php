@@ -9,14 +9,16 @@ use Dlock\Link;
 /** A connection to a server that says what a test wants. */
 final class Scripted implements Link
 {
-    /** @param \Closure(list<int|string>): mixed $says returns the reply to a command */
+    /** @param \Closure(list<int|string>, float): mixed $says returns the reply to a command, within so many seconds; or its error */
     public function __construct(private readonly \Closure $says)
     {
     }
 
-    public function ask(array $commands, float $timeout): array
+    public function ask(array $words, float $timeout): mixed
     {
-        return array_map($this->says, $commands);
+        $said = ($this->says)($words, $timeout);
+
+        return $said instanceof \Throwable ? throw $said : $said;
     }
 
     public function isOpen(): bool

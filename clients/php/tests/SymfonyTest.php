@@ -10,6 +10,7 @@ use PHPUnit\Framework\TestCase;
 use Symfony\Component\Lock\Exception\LockAcquiringException;
 use Symfony\Component\Lock\Exception\LockConflictedException;
 use Symfony\Component\Lock\Exception\LockExpiredException;
+use Symfony\Component\Lock\Exception\LockReleasingException;
 use Symfony\Component\Lock\Exception\UnserializableKeyException;
 use Symfony\Component\Lock\Key;
 use Symfony\Component\Lock\LockFactory;
@@ -327,6 +328,29 @@ final class SymfonyTest extends TestCase
         unset($lock);
         $this->server->awaitGone();
         self::assertSame([], $this->server->info()['holders']);
+    }
+
+    /** What is released while no server answers is released when one does. */
+    public function testAReleaseThatIsNotAnswered(): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        $locks = Kinds::locks(address: $path, replyTimeout: 0.5);
+        $store = new DlockStore($locks);
+        $store->save($key = $this->key());
+        Stage::control("delay $path 700");
+        try {
+            $store->delete($key);
+            self::fail('nobody answers');
+        } catch (LockReleasingException) {
+            Stage::control("cut $path");
+            Stage::control("delay $path 0");
+        }
+        Stage::until(function () use ($locks): bool {
+            $locks->keep();
+
+            return $this->server->owners() === [];
+        }, 'it is released');
+        $this->addToAssertionCount(1);
     }
 
     private function fresh(): DlockStore

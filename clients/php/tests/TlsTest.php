@@ -33,6 +33,15 @@ final class TlsTest extends TestCase
             self::assertSame(1, $server->info()['holders'][0]['auto']);
             $hold->release();
             $server->awaitGone($server->key);
+            // phpredis has its own way to say so.
+            $locks = new Locks(static function (float $within) use ($url, $certificate): \Redis {
+                ['host' => $host, 'port' => $port] = parse_url($url);
+                $redis = new \Redis();
+                $redis->connect("tls://$host", $port, $within, null, 0, $within, ['stream' => ['cafile' => $certificate]]);
+
+                return $redis;
+            });
+            $locks->lock($server->key, timeout: Stage::patience())->release();
             // Whom nobody trusts is told at once: to ask again would not help.
             $this->expectException(Refused::class);
             $this->expectExceptionMessageMatches('/certificate/');

@@ -6,6 +6,8 @@ namespace Dlock\Tests;
 
 use Dlock\Connect;
 use Dlock\Exception\Closed;
+use Dlock\Exception\DlockException;
+use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
@@ -62,9 +64,7 @@ final class TroubleTest extends TestCase
     private function locks(array $paths, mixed ...$settings): Locks
     {
         $connect = static function (string $host, int $port) use ($paths): Connect {
-            [$host, $port] = explode(':', $paths["$host:$port"] ?? "$host:$port");
-
-            return Connect::to($host, (int) $port);
+            return Connect::url('redis://' . ($paths["$host:$port"] ?? "$host:$port"));
         };
 
         return Locks::cluster([$this->server->addressOf($this->key)], $connect, ...$settings + Kinds::SETTINGS);
@@ -115,6 +115,104 @@ final class TroubleTest extends TestCase
 
             return !$ephemeral->lost();
         }, 'it has outlived the time-outs');
+    }
+
+    /** @return list<array{string}> */
+    public static function libraries(): array
+    {
+        return [['phpredis'], ['predis']];
+    }
+
+    /**
+     * One key is of another type by now. The server still renews the other hold.
+     *
+     * @dataProvider libraries
+     */
+    public function testARefusalOfOneHoldEndsNoOther(string $library): void
+    {
+        $locks = Kinds::locks(library: $library, lease: 2.0);
+        [$broken, $hold] = [$locks->lock("$this->key:broken"), $locks->lock($this->key)];
+        $this->server->ask('SET', $broken->key, 'no lock');
+        Stage::until(static fn () => $broken->lost(), 'nobody could renew it');
+        for ($i = 0; $i < 5; ++$i) {
+            $locks->keep(true);
+            self::assertFalse($hold->lost(), $hold->reason());
+        }
+        self::assertSame([$hold->owner], $this->server->owners());
+    }
+
+    /** A server that does not answer is asked for one of its holds, and not for each of them. */
+    public function testASilentServerIsAwaitedOnce(): void
+    {
+        [$isSilent, $asked, $token] = [false, 0, 0];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$isSilent, &$asked, &$token): mixed {
+            $asked += (int) $isSilent;
+
+            return $isSilent ? new Unanswered('silence') : ($words[0] === 'DLOCK.RENEW' ? $words[3] : [++$token, 1]);
+        })));
+        for ($i = 0; $i < 20; ++$i) {
+            $holds[] = $locks->lock("$this->key:$i");
+        }
+        $isSilent = true;
+        $locks->keep(true);
+        self::assertSame(2, $asked, 'on the open connection, and on a new one');
+        self::assertCount(20, array_filter($holds, static fn (Hold $hold) => $hold->left() > 0));
+        $isSilent = false;
+        $locks->keep(true);
+    }
+
+    /** A silent server is awaited for no longer than the shortest hold is believed, whichever hold it is asked for. */
+    public function testALongHoldDelaysNoLossOfAShortOne(): void
+    {
+        $awaited = null;
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words, float $timeout) use (&$awaited): mixed {
+            if ($words[0] === 'DLOCK.RENEW') {
+                $awaited ??= $timeout;
+
+                return new Unanswered('silence');
+            }
+
+            return [1, 1];
+        })));
+        [$long, $short] = [$locks->lock("$this->key:long", lease: 60), $locks->lock("$this->key:short", lease: 0.5)];
+        $locks->keep(true);
+        self::assertLessThanOrEqual(1.0, $awaited);
+        self::assertGreaterThan(0.0, $long->left());
+        unset($short);
+    }
+
+    /**
+     * A signal handler runs in the middle of a wait: its `keep()` leaves that to the wait, and another call is refused.
+     *
+     * @dataProvider libraries
+     */
+    public function testASignalHandlerSendsNothingInTheMiddleOfACommand(string $library): void
+    {
+        $locks = Kinds::locks(library: $library);
+        $hold = $locks->lock("$this->key:kept", ephemeral: true);
+        $this->server->hold();
+        $said = [];
+        pcntl_async_signals(true);
+        pcntl_signal(SIGALRM, function () use ($locks, &$said): void {
+            $locks->keep(true);
+            try {
+                $said[] = $locks->tryLock("$this->key:free") === null;
+            } catch (DlockException $error) {
+                $said[] = $error->getMessage();
+            }
+        });
+        pcntl_alarm(1);
+        usleep(500_000); // so that the signal comes in the middle of a slice
+        try {
+            self::assertNull(Stage::timesOut(fn () => $locks->tryLock($this->key, 2.5)));
+        } finally {
+            pcntl_alarm(0);
+            pcntl_signal(SIGALRM, SIG_DFL);
+        }
+        self::assertSame(['a command is on its way: a signal handler or a destructor cannot send another one'], $said);
+        self::assertFalse($hold->lost(), $hold->reason());
+        self::assertSame('PONG', $hold->guard('PING'));
+        $hold->release();
     }
 
     /** They are tied anew one after the other, longer than one look may take. */
@@ -224,25 +322,153 @@ final class TroubleTest extends TestCase
         self::assertSame([['host', 7000], ['host', 7001], ['::1', 7002]], $asked);
     }
 
-    /** Each reply is awaited with the others: one after the other they would take forty seconds. */
-    public function testTwoHundredHoldsAreTiedAnewInOneGo(): void
+    /** A round trip for each: the next looks go on where the last one has ended. */
+    public function testTwentyHoldsAreTiedAnew(): void
     {
         foreach (['phpredis', 'predis'] as $library) {
             $path = $this->singlePath();
             $locks = Kinds::locks(library: $library, address: $path, lease: 15.0);
             $holds = [];
-            for ($i = 0; $i < 200; ++$i) {
+            for ($i = 0; $i < 20; ++$i) {
                 $holds[] = $locks->lock("$this->key:$library:$i");
             }
             Stage::control("delay $path 200");
             Stage::control("cut $path");
             $tied = fn (Hold $hold): bool => $this->server->info($hold->key)['holders'][0]['auto'] === 1;
             Stage::until(function () use ($locks, $holds, $tied): bool {
-                self::assertSame([], $locks->keep());
+                $locks->keep();
 
                 return array_filter($holds, static fn (Hold $hold) => !$tied($hold)) === [];
             }, 'all are tied anew');
             Stage::control("delay $path 0");
+            self::assertSame([], array_filter($holds, static fn (Hold $hold) => $hold->lost()));
+        }
+    }
+
+    /** What one server has not answered delays no grant of another by more than half a second. */
+    public function testAGrantIsNotDelayedByErrands(): void
+    {
+        $isSilent = false;
+        $awaited = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words, float $timeout) use (&$isSilent, &$awaited): mixed {
+            if ($isSilent && $words[0] === 'DLOCK.RENEW') {
+                $awaited[] = $timeout;
+
+                return new Unanswered('silence');
+            }
+
+            return [1, 1];
+        })));
+        $hold = $locks->lock("$this->key:forgotten");
+        $isSilent = true;
+        unset($hold);
+        $locks->lock($this->key, 0.2);
+        self::assertNotEmpty($awaited);
+        self::assertLessThanOrEqual(0.5, max($awaited));
+    }
+
+    /** The server may not have seen the end of the connection, and would keep an ephemeral hold. */
+    public function testALostEphemeralHoldIsReleased(): void
+    {
+        $said = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$said): mixed {
+            $said[] = $words[0];
+
+            return count($said) === 2 ? new Unanswered('it was cut') : ($words[0] === 'DLOCK.RENEW' ? $words[3] : [1, 1]);
+        })));
+        $hold = $locks->lock($this->key, ephemeral: true);
+        $locks->keep(true);
+        self::assertSame('closed', $hold->reason());
+        self::assertSame('DLOCK.RELEASE', end($said));
+    }
+
+    /** Each C library has words of its own for it. */
+    public function testAnUnknownHostEndsAWait(): void
+    {
+        foreach (['Name or service not known', 'Name does not resolve'] as $why) {
+            $locks = new Locks(static fn () => throw new \RedisException("getaddrinfo for nobody failed: $why"));
+            try {
+                $locks->lock($this->key);
+                self::fail('nobody is there');
+            } catch (Refused $error) {
+                self::assertStringContainsString($why, $error->getMessage());
+            }
+        }
+    }
+
+    /** After a restart with dlock.quarantine-ms the server refuses who does not block, and lets wait who does. */
+    public function testAWaitOutlastsAQuarantine(): void
+    {
+        $locks = new Locks(Connect::fake(new Scripted(static fn (array $words): mixed => match (true) {
+            !str_ends_with($words[0], 'ACQUIRE') => 0,
+            in_array('BLOCK', $words, true) => [1, 1],
+            default => Refused::by('QUARANTINE the server has restarted'),
+        })));
+        self::assertSame(1, $locks->lock($this->key, 5)->token);
+        $this->expectExceptionMessage('QUARANTINE');
+        $locks->tryLock($this->key);
+    }
+
+    /** The server renews a hold for no longer than the program wants it, from the first command on. */
+    public function testMaxHoldBoundsTheServer(): void
+    {
+        $said = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$said): mixed {
+            $said[$words[0]] = $words;
+
+            return [1, 1];
+        })));
+        $locks->lock($this->key, maxHold: 5);
+        $said = $said['DLOCK.FAIRACQUIRE'];
+        self::assertSame(5000, $said[array_search('AUTO', $said, true) + 1]);
+    }
+
+    /** A child of a fork runs nothing under the parent's token. */
+    public function testAChildGuardsNothing(): void
+    {
+        $hold = Kinds::locks()->lock($this->key);
+        [$ours, $childs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+        $child = pcntl_fork();
+        if ($child === 0) {
+            try {
+                $said = $hold->guard('SET', "$this->key:left", 'child');
+            } catch (\Throwable $error) {
+                $said = $error::class;
+            }
+            fwrite($childs, "$said\n");
+            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+        }
+        self::assertSame(Fenced::class, trim((string) fgets($ours)));
+        pcntl_waitpid($child, $status);
+        self::assertSame('OK', $hold->guard('SET', "$this->key:left", 'parent'));
+    }
+
+    /** What is to be sent is noted before the program's logger and observer are told, which may throw. */
+    public function testNothingIsKeptForAForgottenHoldWhoseLogFails(): void
+    {
+        $logger = new class extends AbstractLogger {
+            public function log($level, $message, array $context = []): void
+            {
+                throw new \DomainException('nobody writes');
+            }
+        };
+        $locks = Kinds::locks(logger: $logger, lease: 2.0);
+        $hold = $locks->lock($this->key);
+        try {
+            unset($hold);
+            self::fail('it is thrown');
+        } catch (\DomainException) {
+            $locks->keep();
+            self::assertSame(0, $this->server->info()['holders'][0]['auto']);
+        }
+        $hold = $locks->lock("$this->key:2", maxHold: 0.5);
+        usleep(500_000);
+        try {
+            $locks->keep();
+            self::fail('it is thrown');
+        } catch (\DomainException) {
+            $locks->keep();
+            self::assertSame([], $this->server->owners("$this->key:2"));
         }
     }
 
@@ -293,14 +519,15 @@ final class TroubleTest extends TestCase
     public function testAFormerPrimaryIsLeft(): void
     {
         [$former, $primary] = Stage::addresses('DLOCK_MASTERS');
-        $named = $former;
-        $sentinel = Connect::fake(new Scripted(static function () use (&$named): array {
-            return explode(':', $named);
+        // A Sentinel that is stale answers too late for the short look.
+        $named = [$former, $primary];
+        $sentinel = Connect::fake(new Scripted(static function (array $words, float $timeout) use (&$named): array {
+            return explode(':', $named[$timeout < 0.4 ? 1 : 0]);
         }));
         $locks = new Locks(Connect::sentinel([$sentinel], 'mymaster'));
         $hold = $locks->lock($this->key);
         self::assertNotSame([], (new Server('single', $former))->owners($this->key));
-        $named = $primary;
+        $named = [$primary, $primary];
         Stage::until(static fn () => $hold->lost(), 'the primary knows nothing of it', 3 + Stage::late());
         $locks->lock("$this->key:2")->release();
         $locks->lock("$this->key:3");
@@ -319,7 +546,7 @@ final class TroubleTest extends TestCase
         }
         self::assertFalse($hold->lost());
         $this->server->ask('DLOCK.FORCERELEASE', $this->key);
-        self::assertSame([$hold], $locks->keep(true));
+        $locks->keep(true);
         self::assertTrue($hold->lost());
     }
 }

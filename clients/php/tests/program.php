@@ -10,7 +10,6 @@ use Dlock\Exception\Deadlock;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
-use Dlock\Exception\NoAck;
 use Dlock\Exception\NotHeld;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Replaced;
@@ -51,12 +50,10 @@ $judge = static function (callable $work) use ($my): array {
         $got = ['got' => $error->getPrevious() === null ? 'none' : 'timeout', 'cause' => $error->getPrevious() !== null];
     } catch (NotHeld $error) {
         $got = ['got' => 'not held'];
-    } catch (NoAck $error) {
-        $got = ['got' => 'unconfirmed'];
     } catch (Fenced | Replaced | Deadlock $error) {
         $got = ['got' => strtolower((new \ReflectionClass($error))->getShortName())];
     } catch (Refused $error) {
-        $got = ['got' => 'refusal'];
+        $got = ['got' => $error->word() === 'NOACK' ? 'unconfirmed' : 'refusal'];
     } catch (DlockException $error) {
         $got = ['got' => 'failure'];
     } catch (Interrupted $error) {

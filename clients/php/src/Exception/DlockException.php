@@ -9,4 +9,9 @@ namespace Dlock\Exception;
 /** Whatever goes wrong with a lock. */
 class DlockException extends \RuntimeException
 {
+    /** Returns true if a little time, or another connection, can end the failure. */
+    public function passes(): bool
+    {
+        return false;
+    }
 }

@@ -14,14 +14,9 @@ class Refused extends DlockException
         'FENCED' => Fenced::class,
         'DEADLOCK' => Deadlock::class,
         'REPLACED' => Replaced::class,
-        'QUEUEFULL' => QueueFull::class,
-        'QUARANTINE' => Quarantine::class,
-        'NOACK' => NoAck::class,
-        'MOVED' => Redirected::class,
-        'ASK' => Redirected::class,
     ];
 
-    /** What a little time, or another connection, can mend. UNBLOCKED: it has become a replica while it let us wait. */
+    /** What a little time, or another connection, can end. UNBLOCKED: it has become a replica while it let us wait. */
     private const PASSING = [
         'NOACK', 'UNBLOCKED', 'TRYAGAIN', 'CLUSTERDOWN', 'MASTERDOWN', 'LOADING', 'BUSY', 'NOREPLICAS', 'MISCONF', 'READONLY',
         'MOVED', 'ASK',
@@ -35,25 +30,24 @@ class Refused extends DlockException
     /** The server's error as a type. */
     public static function by(string $text, ?\Throwable $previous = null): self
     {
-        $type = self::TYPES[self::codeOf($text)] ?? self::class;
+        $type = self::TYPES[self::wordOf($text)] ?? self::class;
 
         return new $type($text, $previous);
     }
 
     /** The first word, by which the server tells its errors apart. */
-    public function code(): string
+    public function word(): string
     {
-        return self::codeOf($this->getMessage());
+        return self::wordOf($this->getMessage());
     }
 
-    /** Returns true if a little time, or another connection, can mend it. */
     public function passes(): bool
     {
-        return in_array($this->code(), self::PASSING, true)
+        return in_array($this->word(), self::PASSING, true)
             || str_starts_with($this->getMessage(), 'ERR max number of clients');
     }
 
-    private static function codeOf(string $text): string
+    private static function wordOf(string $text): string
     {
         return rtrim(strtok($text, ' ') ?: '', ':');
     }

@@ -10,20 +10,22 @@ use Dlock\Exception\NotHeld;
 use Dlock\Locks;
 use Dlock\Request;
 use Dlock\Settings;
-use Dlock\Work;
 use Illuminate\Cache\Lock;
 use Illuminate\Contracts\Cache\LockTimeoutException;
 
-/** Laravel's lock: `Cache::lock('stock', 10)`. `block()` waits in the server, in a queue. It ends by its seconds. */
+/**
+ * Laravel's lock: `Cache::lock('stock', 10)`. `block()` waits in the server, in a queue. It ends by its seconds.
+ *
+ * Laravel's owner is a name that several processes may give. So each attempt asks under an owner of its own, `name#random`: the
+ * server lets in one of them.
+ */
 class DlockLock extends Lock
 {
     /** Laravel's locks of 0 seconds end when they are released. These end after a day, too. */
     public const FOREVER = 86400;
 
-    /** This owner may hold it already. */
-    private bool $known;
-    /** Of what this object was granted. */
-    private ?int $token = null;
+    /** @var ?array{string, int} what this object was granted: the owner's name at the server, and the token */
+    private ?array $granted = null;
 
     /**
      * @param string          $name
@@ -33,25 +35,12 @@ class DlockLock extends Lock
     public function __construct(private readonly Locks $locks, $name, $seconds, $owner = null)
     {
         parent::__construct($name, $seconds, $owner === null ? Request::owner() : (string) $owner);
-        $this->known = $owner !== null;
     }
 
     /** @return bool */
     public function acquire()
     {
         return $this->take(0.0);
-    }
-
-    /**
-     * @param callable|null $callback
-     *
-     * @return mixed
-     */
-    public function get($callback = null)
-    {
-        is_callable($callback) && Work::check($callback);
-
-        return $this->acquire() ? $this->during($callback) : false;
     }
 
     /**
@@ -62,25 +51,14 @@ class DlockLock extends Lock
      */
     public function block($seconds, $callback = null)
     {
-        is_callable($callback) && Work::check($callback);
-        if ($this->isOurs()) { // Laravel's owners do not re-enter: it waits for itself
-            return parent::block($seconds, $callback);
-        }
         if (!$this->take((float) $seconds)) {
             throw new LockTimeoutException();
         }
-
-        return $this->during($callback);
-    }
-
-    /** Returns what the callback returns, and gives the lock back; without one the lock is kept. */
-    private function during(mixed $callback): mixed
-    {
         if (!is_callable($callback)) {
             return true;
         }
         try {
-            return Work::done($callback());
+            return $callback();
         } finally {
             $this->release();
         }
@@ -89,17 +67,13 @@ class DlockLock extends Lock
     /** @return bool */
     public function release()
     {
+        [$granted, $this->granted] = [$this->granted ?? $this->held(), null];
         try {
-            $token = $this->token ?? $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name, $this->owner])[0] ?? null;
-            $this->token = null;
-            if ($token === null) {
-                return false;
+            if ($granted !== null) {
+                $this->locks->core->release($this->request($granted[0]), $granted[1]);
             }
-            // Under its token: this may be read late, and the owner may hold the lock again by then.
-            $words = ['DLOCK.RELEASE', $this->name, $this->owner, 'HOLDS', 0, 'TOKEN', $token];
-            $this->locks->core->insist($this->name, $words, true);
 
-            return true;
+            return $granted !== null;
         } catch (NotHeld) {
             return false;
         }
@@ -114,11 +88,14 @@ class DlockLock extends Lock
      */
     public function refresh($seconds = null)
     {
-        $lease = Settings::ms(self::lease((float) ($seconds ?? $this->seconds)));
+        $held = $this->held();
         try {
-            $this->locks->core->insist($this->name, ['DLOCK.RENEW', $this->name, $this->owner, $lease]);
+            if ($held !== null) {
+                $words = $this->request($held[0], (float) ($seconds ?? $this->seconds))->renew($held[1]);
+                $this->locks->core->servers->insist($this->name, $words);
+            }
 
-            return true;
+            return $held !== null;
         } catch (NotHeld) {
             return false;
         }
@@ -127,43 +104,43 @@ class DlockLock extends Lock
     /** @return void */
     public function forceRelease()
     {
-        $this->locks->core->insist($this->name, ['DLOCK.FORCERELEASE', $this->name]);
+        $this->locks->core->servers->insist($this->name, ['DLOCK.FORCERELEASE', $this->name]);
     }
 
     /** @return string|null null: nobody holds it */
     protected function getCurrentOwner()
     {
-        return $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name])[3] ?? null;
+        $held = $this->locks->core->servers->insist($this->name, ['DLOCK.HELD', $this->name]);
+
+        return $held ? self::named($held[3]) : null;
     }
 
-    private static function lease(float $seconds): float
+    /** @return ?array{string, int} the owner's name at the server and the token, if this object's owner holds the lock */
+    private function held(): ?array
     {
-        return $seconds > 0 ? $seconds : (float) self::FOREVER;
+        $held = $this->locks->core->servers->insist($this->name, ['DLOCK.HELD', $this->name]);
+
+        return $held && self::named($held[3]) === $this->owner ? [$held[3], $held[0]] : null;
     }
 
-    private function isOurs(): bool
+    /** Returns Laravel's owner of one at the server. */
+    private static function named(string $owner): string
     {
-        return $this->known
-            && $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name, $this->owner]);
+        return (string) preg_replace('/#[^#]*$/D', '', $owner);
+    }
+
+    private function request(string $owner, ?float $seconds = null): Request
+    {
+        $seconds ??= (float) $this->seconds;
+
+        return new Request($this->locks->core->settings, $this->name, $owner, lease: $seconds > 0 ? $seconds : (float) self::FOREVER);
     }
 
     private function take(float $timeout): bool
     {
-        if ($this->isOurs()) {
-            return false;
-        }
-        $settings = $this->locks->core->settings;
-        $lease = self::lease((float) $this->seconds);
-        $request = new Request($settings, $this->name, $this->owner, lease: $lease, tracked: false, reused: $this->known);
-        try {
-            $granted = $this->locks->core->take($request, $timeout);
-        } finally {
-            if (!isset($granted) && !$this->known) { // what is left may be told late, and nobody knows this owner yet
-                $this->owner = Request::owner();
-            }
-        }
-        $this->token = $granted?->token;
-        $this->known = $this->known || $granted !== null;
+        $request = $this->request("$this->owner#" . bin2hex(random_bytes(11)));
+        $granted = $this->locks->core->take($request, $timeout, static fn (int $token): array => [$request->owner, $token]);
+        $this->granted = $granted ?? $this->granted;
 
         return $granted !== null;
     }

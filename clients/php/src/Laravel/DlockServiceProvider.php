@@ -7,6 +7,7 @@ declare(strict_types=1);
 namespace Dlock\Laravel;
 
 use Illuminate\Cache\CacheManager;
+use Illuminate\Redis\RedisManager;
 use Illuminate\Support\ServiceProvider;
 
 /** The cache driver `dlock`: as `redis`, with `connection`, `lock_connection` and `prefix`. */
@@ -14,13 +15,34 @@ class DlockServiceProvider extends ServiceProvider
 {
     public function register(): void
     {
-        $this->callAfterResolving('cache', static function (CacheManager $cache): void {
-            $cache->extend('dlock', function ($app, array $config) use ($cache) {
+        $connect = self::connect(...);
+        $this->callAfterResolving('cache', static function (CacheManager $cache) use ($connect): void {
+            $cache->extend('dlock', function ($app, array $config) use ($cache, $connect) {
                 $connection = $config['connection'] ?? 'default';
-                $store = new DlockStore($app['redis'], $config['prefix'] ?? $app['config']['cache.prefix'] ?? '', $connection);
+                $prefix = $config['prefix'] ?? $app['config']['cache.prefix'] ?? '';
+                // Laravel 13 has one argument more.
+                $store = new DlockStore($app['redis'], $prefix, $connection, $app['config']['cache.serializable_classes'] ?? null);
+                $store->setLockConnection($config['lock_connection'] ?? $connection);
+                $store->connectBy(static fn (string $name, float $within): object => $connect($app, $name, $within));
 
-                return $cache->repository($store->setLockConnection($config['lock_connection'] ?? $connection));
+                return $cache->repository($store, $config);
             });
         });
+    }
+
+    /**
+     * Makes a client as Laravel does for its connection of this name, but one that nothing else uses, and within so many seconds.
+     *
+     * @param \Illuminate\Contracts\Container\Container $app
+     */
+    private static function connect($app, string $name, float $within): object
+    {
+        $all = $app['config']['database.redis'];
+        if (!isset($all[$name])) {
+            throw new \InvalidArgumentException("no connection is named $name. In a cluster: useLocks(Locks::cluster(…))");
+        }
+        $all[$name] = ['persistent' => false, 'timeout' => $within] + $all[$name];
+
+        return (new RedisManager($app, $all['client'] ?? 'phpredis', $all))->resolve($name)->client();
     }
 }

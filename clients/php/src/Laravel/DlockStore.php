@@ -6,11 +6,8 @@ declare(strict_types=1);
 
 namespace Dlock\Laravel;
 
-use Dlock\Connect;
 use Dlock\Locks;
 use Illuminate\Cache\RedisStore;
-use Illuminate\Redis\Connections\PhpRedisClusterConnection;
-use Illuminate\Redis\Connections\PredisClusterConnection;
 
 /**
  * Laravel's cache in Redis, whose locks are dlock's. Their connection is made as `lock_connection` of the application is, with its
@@ -19,14 +16,24 @@ use Illuminate\Redis\Connections\PredisClusterConnection;
 class DlockStore extends RedisStore
 {
     private ?Locks $locks = null;
+    /** @var ?\Closure(string, float): object makes a client of the connection of this name, within so many seconds */
+    private ?\Closure $connect = null;
     /** Where the locks are made as the application's connection is: its name, and the prefix of its keys. */
     private ?string $like = null;
     private string $connectionPrefix = '';
 
-    /** In a cluster: Locks::cluster(…). */
+    /** Has other locks than those of `lock_connection`. In a cluster: Locks::cluster(…). */
     public function useLocks(Locks $locks): static
     {
         [$this->locks, $this->like, $this->connectionPrefix] = [$locks, null, ''];
+
+        return $this;
+    }
+
+    /** @internal for the provider */
+    public function connectBy(\Closure $connect): static
+    {
+        $this->connect = $connect;
 
         return $this;
     }
@@ -42,7 +49,8 @@ class DlockStore extends RedisStore
     {
         $locks = $this->locks();
 
-        return new DlockLock($locks, $this->lockPrefix() . $name, (int) $seconds, $owner);
+        // Two applications on one server are kept apart by the prefix of their connection.
+        return new DlockLock($locks, $this->connectionPrefix . $this->getPrefix() . $name, (int) $seconds, $owner);
     }
 
     private function locks(): Locks
@@ -51,34 +59,13 @@ class DlockStore extends RedisStore
         if ($this->locks !== null && ($this->like === null || $this->like === $name)) {
             return $this->locks;
         }
-        $connection = $this->lockConnection();
-        if ($connection instanceof PhpRedisClusterConnection || $connection instanceof PredisClusterConnection) {
-            throw new \InvalidArgumentException('locks of a cluster are told to the store: useLocks(Locks::cluster(…))');
-        }
-        $client = $connection->client();
+        $connect = $this->connect ?? throw new \InvalidArgumentException('the store has no locks: useLocks(…)');
+        $client = $this->lockConnection()->client();
         $this->connectionPrefix = $client instanceof \Redis
             ? $client->_prefix('')
             : (string) $client->getOptions()->prefix?->getPrefix();
         $this->like = $name;
 
-        return $this->locks = new Locks(Connect::like($client, self::tls($connection)));
-    }
-
-    /**
-     * What phpredis does not tell of its client, and Laravel keeps.
-     *
-     * @return array<string, mixed>
-     */
-    private static function tls(object $connection): array
-    {
-        $config = property_exists($connection, 'config') ? (fn () => $this->config)->call($connection) : [];
-
-        return $config['context']['stream'] ?? $config['context'] ?? [];
-    }
-
-    /** Two applications on one server are kept apart by the prefix of their connection. */
-    private function lockPrefix(): string
-    {
-        return $this->connectionPrefix . $this->getPrefix();
+        return $this->locks = new Locks(static fn (float $within): object => $connect($name, $within));
     }
 }

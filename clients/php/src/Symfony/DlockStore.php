@@ -32,6 +32,9 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
 {
     use ExpiringStoreTrait;
 
+    /** @var \WeakMap<Key, int> the token of what this process was granted */
+    private \WeakMap $tokens;
+
     /** @param float $initialTtl the seconds that a lock has until it is told its TTL */
     public function __construct(
         private readonly Locks $locks,
@@ -39,6 +42,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         private readonly bool $watchdog = false,
     ) {
         Settings::positive('initialTtl', $initialTtl);
+        $this->tokens = new \WeakMap();
     }
 
     public function save(Key $key): void
@@ -67,7 +71,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         $owner = $this->owner($key) ?? throw new LockConflictedException('It is not held.');
         $key->reduceLifetime($ttl);
         try {
-            $this->locks->core->insist((string) $key, $this->request($key, $owner, false, $ttl)->renew());
+            $this->locks->core->servers->insist((string) $key, $this->request($key, $owner, false, $ttl)->renew(null));
         } catch (NotHeld $error) {
             throw new LockConflictedException($error->getMessage(), 0, $error);
         } catch (DlockException $error) {
@@ -83,12 +87,13 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             return;
         }
         try {
-            $held = $this->held($key, $owner);
             // Under its token: this may be read late, and the key may hold the lock again by then.
-            $held === null || $this->locks->core->insist(
-                (string) $key,
-                ['DLOCK.RELEASE', (string) $key, $owner, 'HOLDS', 0, 'TOKEN', $held[0]],
-            );
+            $token = $this->tokens[$key] ?? $this->held($key, $owner)[0] ?? null;
+            if ($token !== null) {
+                unset($this->tokens[$key]);
+                $left = max(0.001, $key->getRemainingLifetime() ?? $this->initialTtl);
+                $this->locks->core->release($this->request($key, $owner, false, $left), $token);
+            }
         } catch (NotHeld) {
             // It has ended before.
         } catch (DlockException $error) {
@@ -106,7 +111,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     /** @return ?array<int, mixed> */
     private function held(Key $key, string $owner): ?array
     {
-        return $this->locks->core->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
+        return $this->locks->core->servers->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
     }
 
     private function take(Key $key, bool $shared, ?float $timeout): void
@@ -123,9 +128,10 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             $request = $this->request($key, $name, $shared, $this->initialTtl, $owner !== null);
             // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
             $before = $owner === null ? null : $this->held($key, $owner);
-            $granted = $this->locks->core->take($request, $timeout, $before !== null);
+            $granted = $this->locks->core->take($request, $timeout, static fn (int $token): int => $token);
         } catch (DlockException $error) {
             if (isset($before) && ($now = $this->held($key, $owner)) !== null && $now[0] !== $before[0]) {
+                $this->tokens[$key] = $now[0];
                 $this->delete($key); // it was promoted all the same, and what it was before has ended
             }
             // Of two readers that want to become the writer the second is refused.
@@ -137,6 +143,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             throw new LockConflictedException('It is taken.');
         }
         $key->setState(self::class, $request->owner);
+        $this->tokens[$key] = $granted;
         if ($this->watchdog) {
             $key->markUnserializable();
         }
@@ -149,7 +156,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     private function downgrade(Key $key, string $owner): void
     {
         try {
-            $this->locks->core->insist((string) $key, ['DLOCK.DOWNGRADE', (string) $key, $owner, 'SHARED']);
+            $this->locks->core->servers->insist((string) $key, ['DLOCK.DOWNGRADE', (string) $key, $owner, 'SHARED']);
         } catch (NotHeld) {
             // It is taken anew.
         }
@@ -167,8 +174,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             $shared,
             hangTimeout: $hangTimeout,
             lease: $lease,
-            tracked: false,
-            reused: $reused,
+            isReused: $reused,
         );
     }
 

@@ -17,18 +17,19 @@ use Dlock\Exception\Unanswered;
  *
  * @internal
  */
-final class Master
+final class QuorumMaster
 {
-    private const SILENCE = 1.0; // so long one that did not answer is asked last
+    /** A master that did not answer within these seconds is asked last. */
+    private const SILENCE = 1.0;
     private const SLICE = 1.0;
 
     public ?string $error = null;
     private readonly Core $core;
     private float $silentAt = -INF;
 
-    public function __construct(object $client, private readonly Settings $settings)
+    public function __construct(Connect|\Closure $client, private readonly Settings $settings)
     {
-        $this->core = new Core(Connect::like($client), $settings);
+        $this->core = new Core(Connect::of($client), $settings);
     }
 
     /** @param list<self> $masters */
@@ -45,7 +46,7 @@ final class Master
     {
         do {
             $slice = max(0.001, min(self::SLICE, $end - Clock::now()));
-            $reply = $this->ask($request->key, $request->wait($slice), $slice);
+            $reply = $this->ask($request->key, $request->take($slice), $slice);
         } while (!$reply && $this->error === null && Clock::now() < $end);
 
         return $reply[0] ?? null;
@@ -54,7 +55,7 @@ final class Master
     /** The token of a grant at once; null: it is taken, or there is an error. */
     public function take(Request $request): ?int
     {
-        return $this->ask($request->key, $request->take(true))[0] ?? null;
+        return $this->ask($request->key, $request->take(null))[0] ?? null;
     }
 
     /** The seconds that it is held for; null: it is not, or there is an error. */
@@ -69,12 +70,13 @@ final class Master
     /** Releases what was granted, and leaves the queue. The next call tells a server that does not answer now. */
     public function leave(Request $request): void
     {
-        $request->asked = true;
-        $this->core->leave($request);
-        $this->error === null && $this->core->doErrands(Clock::now());
+        $this->core->cancel($request, false);
+        if ($this->error === null) {
+            $this->core->doErrands(Clock::now());
+        }
     }
 
-    /** To connect is no part of a lease. */
+    /** Connects first, so that the time to connect does not count against the lease. */
     public function reach(Request $request): bool
     {
         $this->ask($request->key, $request->words('HELD'));
@@ -87,7 +89,7 @@ final class Master
     {
         $this->error = null;
         try {
-            return $this->core->call($key, $words, Clock::now() + $this->settings->replyTimeout + $more);
+            return $this->core->servers->ask($key, $words, Clock::now() + $this->settings->replyTimeout + $more, true);
         } catch (NotHeld) {
             return null;
         } catch (Unanswered $error) {
