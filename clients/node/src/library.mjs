@@ -50,8 +50,10 @@ const ioredis = {
   close: (wire) => (wire.status !== 'end' || wire.options.sentinels) && wire.disconnect(),
 };
 
+const RESP_BULK_STRING = '$'.charCodeAt(0);
 const opened = new WeakSet(); // of node-redis: they have their sockets
-const BYTES = { typeMapping: { 36: Buffer } }; // of bulk strings
+// Bulk strings are bytes. node-redis would make a timer for each command, which costs as much as half of a lock.
+const OPTIONS = { typeMapping: { [RESP_BULK_STRING]: Buffer }, timeout: undefined };
 
 const nodeRedis = {
   copy(client, bound) {
@@ -73,9 +75,9 @@ const nodeRedis = {
   connect: (wire) => wire.connect(),
   sender(wire) {
     const strings = (words) => words.map((word) => (typeof word === 'number' ? String(word) : word));
-    if (wire.nodeClient) return (key, words) => wire.sendCommand(key, false, strings(words), BYTES);
-    if (wire.getMasterNode) return (key, words) => wire.sendCommand(false, strings(words), BYTES);
-    return (key, words) => wire.sendCommand(strings(words), BYTES);
+    if (wire.nodeClient) return (key, words) => wire.sendCommand(key, false, strings(words), OPTIONS);
+    if (wire.getMasterNode) return (key, words) => wire.sendCommand(false, strings(words), OPTIONS);
+    return (key, words) => wire.sendCommand(strings(words), OPTIONS);
   },
   /** One that is closed before it has its socket would keep that. */
   close(wire) {

@@ -160,6 +160,16 @@ test('a_cluster_that_is_down_is_asked_again', async () => {
   cluster.disconnect();
 });
 
+test('node_redis_makes_no_timer_for_a_command', async (t) => {
+  const client = createClient({ url: `redis://${host}:${port}`, commandOptions: { timeout: 400 } });
+  const locks = new Locks(client);
+  const { key } = new Server('single');
+  const made = t.mock.method(AbortSignal, 'timeout');
+  for (let i = 0; i < 5; i++) await locks.using(key, (hold) => hold.check());
+  await locks.close();
+  assert.equal(made.mock.callCount(), 0);
+});
+
 test('what_is_no_client_is_told', async () => {
   for (const one of [null, {}, 'redis://localhost', { duplicate() {}, getMasterNode() {} }]) assert.throws(() => new Locks(one), /client must be/);
   assert.throws(() => new Locks(() => {}, { lease: '10s' }), /lease must be/);
