@@ -2,7 +2,9 @@
 // Times: a clock that counts what leases count, what sleeps until then, and the earliest moment at which something is due.
 import { uptime } from 'node:os';
 
-export const SLICE = 1_000; // so long one sleeps at most: timers stand still while the machine is suspended
+import { Unreachable } from './errors.mjs';
+
+export const SLICE = 1_000; // the longest sleep: timers stand still while the machine is suspended
 
 const sinceBoot = () => uptime() * 1000 - performance.now();
 const ROUNDING = 50; // the machine's own clock has hundredths of a second
@@ -26,17 +28,29 @@ export function now() {
 }
 
 /**
- * Starts a timer, and returns a function that ends it. After a stall of this process timers ring before what has come
- * meanwhile is read: the work is done after that. It keeps no process alive.
+ * Does the work at that time. Returns a function that cancels it. After a stall of this process timers ring before what has
+ * arrived meanwhile is read: the work is done after that. It keeps no process alive.
  */
-export function after(delay, work) {
-  let immediate;
-  const timer = setTimeout(() => { immediate = setImmediate(work); }, Math.min(Math.max(0, delay), 2 ** 31 - 1));
-  timer.unref();
+export function at(due, work) {
+  let timer;
+  const sleep = () => {
+    const left = due - now();
+    if (left > 0) timer = setTimeout(sleep, Math.min(left, SLICE)).unref();
+    else timer = setImmediate(work);
+  };
+  if (due < Infinity) sleep();
   return () => {
     clearTimeout(timer);
-    clearImmediate(immediate);
+    clearImmediate(timer);
   };
+}
+
+/** Returns what the work returns, if that takes no longer than `bound`. */
+export function inTime(bound, work, what) {
+  return new Promise((resolve, reject) => {
+    const stop = at(now() + bound, () => reject(new Unreachable(what)));
+    work().then(resolve, reject).finally(stop);
+  });
 }
 
 /** Sleeps. */
@@ -80,8 +94,7 @@ export class Clock {
   reset(due) {
     this.#disarm?.();
     this.alarm = due;
-    if (due === Infinity) return;
-    this.#disarm = after(Math.min(due - now(), SLICE), () => (this.alarm <= now() ? this.#tick() : this.reset(this.alarm)));
+    this.#disarm = at(due, this.#tick);
   }
 }
 

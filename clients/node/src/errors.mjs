@@ -35,8 +35,6 @@ export class LockTimeout extends DLockError {
 }
 /** No connection, or no answer. */
 export class Unreachable extends DLockError {}
-/** Nobody has answered in time. */
-export const late = (message) => Object.assign(new Unreachable(message), { late: true });
 /** These locks are closed. */
 export class Closed extends DLockError {}
 

@@ -5,8 +5,8 @@
  *
  * After a call without an answer we leave our client and make another: some libraries keep a dead connection for ever.
  */
-import { after } from './clock.mjs';
-import { Closed, Unreachable, late, typed } from './errors.mjs';
+import { at, inTime, now } from './clock.mjs';
+import { Closed, Unreachable, typed } from './errors.mjs';
 
 const nothing = () => {};
 
@@ -92,14 +92,6 @@ const libraryOf = (client) => {
   return typeof client.call === 'function' ? ioredis : nodeRedis;
 };
 
-/** Promises what `work` does, if that takes no longer than `bound`. */
-function inTime(bound, work, what) {
-  return new Promise((resolve, reject) => {
-    const stop = after(bound, () => reject(late(what)));
-    work().then(resolve, reject).finally(stop);
-  });
-}
-
 /** What our clients are made like. `client`: of one of the libraries, its cluster, or a function that makes one. */
 export class Template {
   constructor(client, bound) {
@@ -133,30 +125,25 @@ export class Template {
   }
 }
 
-/** A client of ours, and the next one where that has failed. */
+/** A client of ours, and the next one after a failure. */
 export class Wire {
   #template;
-  #current = null; // promises
+  #current = null; // a promise of a client
   #next = null;
+  #open = new Set(); // every client that is not closed
   #closed = false;
 
   constructor(template) { this.#template = template; }
 
   /** Returns the reply to a command, or throws one of our errors, within the bound. */
   async call(key, words, bound = this.#template.bound) {
-    const current = this.#current ??= this.#open();
+    if (this.#closed) throw new Closed('these locks are closed');
+    const current = this.#current ??= this.#connect();
+    let isLate = false; // a client that connects after the bound sends nothing
     try {
-      return await inTime(bound, async () => {
-        const client = await current;
-        client.pending += 1;
-        try {
-          return await client.send(key, words);
-        } finally {
-          client.pending -= 1;
-          if (client.retired && !client.pending) client.close();
-        }
-      }, 'no answer in time');
+      return await inTime(bound, () => current.then((client) => (isLate ? null : client.send(key, words))), 'no answer in time');
     } catch (error) {
+      isLate = true;
       const seen = typed(error);
       if (seen instanceof Unreachable || (seen.code === 'READONLY' && !this.#template.isCluster)) this.#leave(current);
       throw this.#closed ? new Closed('these locks are closed') : seen;
@@ -165,38 +152,44 @@ export class Wire {
 
   close() {
     this.#closed = true;
-    for (const one of [this.#current, this.#next]) one?.then(({ close }) => close(), nothing);
+    for (const client of this.#open) client.close();
   }
 
-  #open() {
-    const one = this.#template.open().then((client) => Object.assign(client, { pending: 0, retired: false }));
-    const gone = () => { if (this.#current === one) this.#current = null; };
-    one.then(({ close, ended }) => {
-      ended.then(() => {
-        gone();
-        close();
+  #connect() {
+    const connecting = this.#template.open();
+    const drop = () => { if (this.#current === connecting) this.#current = null; };
+    connecting.then((client) => {
+      this.#open.add(client);
+      client.ended.then(() => {
+        drop();
+        this.#end(client);
       });
-      if (this.#closed) close();
-    }, gone);
-    return one;
+      if (this.#closed) client.close();
+    }, drop);
+    return connecting;
   }
 
-  /** Others may be served by another node of the cluster: they keep this client until there is another. */
+  /** Makes another client for the calls to come. The other nodes of a cluster still answer: until it is there, it has this one. */
   #leave(old) {
     if (this.#closed || this.#current !== old || this.#next) return;
-    const retire = () => old.then((client) => {
-      client.retired = true;
-      if (!client.pending) client.close();
-    }, nothing);
     if (!this.#template.isCluster) {
       this.#current = null;
-      retire();
+      this.#retire(old);
       return;
     }
-    const next = this.#next = this.#open();
+    const next = this.#next = this.#connect();
     next.then(() => {
-      if (this.#current === old) this.#current = next;
-      retire();
+      const replaced = this.#current; // null: it has ended meanwhile
+      this.#current = next;
+      if (replaced) this.#retire(replaced);
     }, nothing).finally(() => { this.#next = null; });
+  }
+
+  /** By then each call that is under way has its answer, or has failed. An unanswered one would keep the connection for ever. */
+  #retire(old) { old.then((client) => at(now() + 2 * this.#template.bound, () => this.#end(client)), nothing); }
+
+  #end(client) {
+    this.#open.delete(client);
+    client.close();
   }
 }

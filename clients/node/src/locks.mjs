@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The program's side: locks, and who carries what sessions and takes have to say.
-import { after, now, onAbort, pause } from './clock.mjs';
+import { at, now, onAbort, pause } from './clock.mjs';
 import { LockTimeout, NotHeld } from './errors.mjs';
 import { Hold, asyncDispose } from './hold.mjs';
 import { Template, Wire } from './library.mjs';
@@ -58,7 +58,7 @@ class Driver extends Sessions {
     signal?.throwIfAborted();
     const take = new Take(this, request, wait);
     const stopSignal = signal ? onAbort(signal, () => take.leave(signal.reason)) : nothing;
-    const stopTimer = take.deadline === Infinity ? nothing : after(take.deadline + GRACE - now(), () => take.overdue());
+    const stopTimer = at(take.deadline + GRACE, () => take.overdue());
     this.#run(take, (_, words) => this.#commands.call(key, words));
     await take.over;
     stopSignal();

@@ -1,10 +1,12 @@
 // What goes wrong beside the cases that all languages have.
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
 import { createInterface } from 'node:readline';
 import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
@@ -127,6 +129,20 @@ test('a_connect_that_hangs_is_begun_again', async ({ server, by, open }) => {
   const hold = await locks.lock(server.key, { wait: PATIENCE / 2 });
   await hold.release();
   path.thaw();
+});
+
+test('a_process_ends_while_its_server_hangs', async ({ server, open, library }) => {
+  const path = await open();
+  const program = fileURLToPath(new URL('closer.mjs', import.meta.url));
+  const child = spawn(process.execPath, [program, library, ...path.address, server.key], { stdio: ['pipe', 'pipe', 'inherit'] });
+  try {
+    await once(child.stdout, 'data');
+    path.freeze();
+    child.stdin.write('it hangs');
+    await until(() => child.exitCode === 0, 'it ends');
+  } finally {
+    child.kill('SIGKILL');
+  }
 });
 
 test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
@@ -259,6 +275,7 @@ for (const alone of [false, true]) describe(alone ? 'standstills' : 'faults', { 
         const [single] = addresses('DLOCK_SINGLE');
         try {
           await body({
+            library,
             server: new Server('single'),
             make: (address = single, login = {}, settings = {}) => later(makeLocksAt(library, address, login, settings)),
             by: (where, settings) => later(makeLocksBy(library, where, settings)),

@@ -1,0 +1,56 @@
+// What the locks do with their own clients, and with the answers of a server that a test writes. No server runs.
+import assert from 'node:assert/strict';
+import { after, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import { Unreachable } from 'dlock-redis';
+import { until } from './stage.mjs';
+
+const { Wire } = await import(new URL('../node_modules/dlock-redis/src/library.mjs', import.meta.url));
+const nothing = () => {};
+const alive = setInterval(nothing, 1_000); // our timers keep no process alive
+after(() => clearInterval(alive));
+
+/** A template of clients that never answer. */
+function silent(isCluster) {
+  const clients = [];
+  const open = async () => {
+    const client = { open: true, ended: new Promise(nothing), send: () => new Promise(nothing), close() { this.open = false; } };
+    return clients[clients.push(client) - 1];
+  };
+  return { clients, template: { bound: 20, isCluster, open } };
+}
+
+for (const isCluster of [false, true]) {
+  const place = isCluster ? 'a cluster' : 'one server';
+  test(`a_client_without_an_answer_is_closed (${place})`, async () => {
+    const { clients, template } = silent(isCluster);
+    const wire = new Wire(template);
+    for (let i = 0; i < 4; i++) await assert.rejects(wire.call('key', ['PING']), Unreachable);
+    assert.ok(clients.length >= 4);
+    await until(() => clients.filter((client) => client.open).length <= 1, 'only the next one is open');
+    wire.close();
+  });
+
+  test(`close_ends_a_client_that_was_left (${place})`, async () => {
+    const { clients, template } = silent(isCluster);
+    const wire = new Wire(template);
+    await assert.rejects(wire.call('key', ['PING']), Unreachable);
+    wire.close();
+    await sleep(0);
+    assert.deepEqual(clients.filter((client) => client.open), []);
+  });
+}
+
+test('who_connects_too_late_sends_nothing', async () => {
+  const sent = [];
+  const open = async () => {
+    await sleep(50);
+    return { ended: new Promise(nothing), send: async (key, words) => sent.push(words), close: nothing };
+  };
+  const wire = new Wire({ bound: 20, open });
+  await assert.rejects(wire.call('key', ['PING']), Unreachable);
+  await sleep(60);
+  assert.deepEqual(sent, []);
+  wire.close();
+});
