@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Taking locks: what is asked for, and the steps from the first request to the grant, or to the end of the wait.
 import { Bell, SLICE, now } from './clock.mjs';
-import { Closed, LockTimeout, NoAck, Replaced, Unreachable, passes, typed } from './errors.mjs';
+import { Closed, DLockError, LockTimeout, NoAck, Replaced, Unreachable, passes, typed } from './errors.mjs';
 import { Held, bytes } from './hold.mjs';
 import { Errand } from './session.mjs';
 import { duration, known, milliseconds, shown, text } from './settings.mjs';
@@ -148,10 +148,10 @@ export class Take {
 
   /** Ends it with this error. What may be left of it is taken back. */
   fail(error) {
-    const mayBeQueued = this.#asked > 1 || this.#session;
+    const isRefused = this.#asked === 1 && !this.#session && error instanceof DLockError && error.code && !passes(error);
     [this.error, this.isTaken] = [error, false];
     this.#finish();
-    if (mayBeQueued && !(error instanceof Replaced)) this.#cancel();
+    if (this.#asked && !isRefused && !(error instanceof Replaced)) this.#cancel(); // a grant may be on its way
     this.#giveBackFound();
   }
 

@@ -1,9 +1,10 @@
 // What the locks do with their own clients, and with the answers of a server that a test writes. No server runs.
 import assert from 'node:assert/strict';
+import { EventEmitter } from 'node:events';
 import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Unreachable } from 'dlock-redis';
+import { Locks, Unreachable } from 'dlock-redis';
 import { until } from './stage.mjs';
 
 const { Wire } = await import(new URL('../node_modules/dlock-redis/src/library.mjs', import.meta.url));
@@ -53,4 +54,28 @@ test('who_connects_too_late_sends_nothing', async () => {
   await sleep(60);
   assert.deepEqual(sent, []);
   wire.close();
+});
+
+/** Locks of a server that the test writes. `answers`: by command, what returns the reply to its words. `sent`: the commands. */
+function scripted(answers, settings) {
+  const sent = [];
+  const make = () => Object.assign(new EventEmitter(), {
+    status: 'ready', options: {}, duplicate: make, sendCommand: nothing, connect: async () => {}, call: async () => 'PONG', disconnect: nothing,
+    async callBuffer(...words) {
+      sent.push(words);
+      return answers[words[0].slice('DLOCK.'.length)](words);
+    },
+  });
+  return { sent, locks: new Locks(make(), { logger: { warn: nothing }, ...settings }) };
+}
+const forEver = () => new Promise(nothing);
+const commands = (sent, name) => sent.filter((words) => words[0] === `DLOCK.${name}`);
+
+test('a_try_without_an_answer_is_cancelled', async () => {
+  const { locks, sent } = scripted({ ACQUIRE: forEver, CANCEL: () => 1 }, { replyTimeout: 20 });
+  await assert.rejects(locks.tryLock('key'), Unreachable);
+  await until(() => commands(sent, 'CANCEL').length, 'it is cancelled');
+  const [[, , owner]] = commands(sent, 'ACQUIRE');
+  assert.deepEqual(commands(sent, 'CANCEL'), [['DLOCK.CANCEL', 'key', owner]]);
+  await locks.close();
 });
