@@ -88,10 +88,10 @@ export class Sessions {
 
   /** Ends everything: what is held is reported lost, and lives on until its lease. */
   end() {
+    for (const take of new Set(this.asked.values())) take.fail(new Closed('these locks are closed')); // and leaves its queue
     this.closed = true;
     if (this.held.size) this.settings.logger.warn(`closed with ${this.held.size} locks held: they are lost`);
     for (const held of [...this.held.values()]) this.lose(held, 'closed');
-    for (const take of new Set(this.asked.values())) take.fail(new Closed('these locks are closed'));
     for (const { loop } of this.byId.values()) loop?.bell.ring();
     this.clock.reset(Infinity);
   }

@@ -4,7 +4,7 @@ import { EventEmitter } from 'node:events';
 import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Locks, Unreachable } from 'dlock-redis';
+import { Closed, Locks, Unreachable } from 'dlock-redis';
 import { until } from './stage.mjs';
 
 const { Wire } = await import(new URL('../node_modules/dlock-redis/src/library.mjs', import.meta.url));
@@ -78,4 +78,16 @@ test('a_try_without_an_answer_is_cancelled', async () => {
   const [[, , owner]] = commands(sent, 'ACQUIRE');
   assert.deepEqual(commands(sent, 'CANCEL'), [['DLOCK.CANCEL', 'key', owner]]);
   await locks.close();
+});
+
+test('close_leaves_the_queues', async () => {
+  const waits = { FAIRACQUIRE: () => [0, 1, 7], SESSION: () => sleep(20, [7, 0, null, []]), CANCEL: () => 1 };
+  const { locks, sent } = scripted(waits);
+  const waiting = locks.lock('key');
+  waiting.catch(nothing);
+  await until(() => commands(sent, 'SESSION').length, 'it waits');
+  await locks.close();
+  await assert.rejects(waiting, Closed);
+  const [[, , owner]] = commands(sent, 'FAIRACQUIRE');
+  assert.deepEqual(commands(sent, 'CANCEL'), [['DLOCK.CANCEL', 'key', owner]]);
 });

@@ -145,6 +145,20 @@ test('a_process_ends_while_its_server_hangs', async ({ server, open, library }) 
   }
 });
 
+test('a_closed_client_holds_up_nobody_in_the_queue', async ({ server, make }) => {
+  const [one, another] = [make(), make()];
+  await server.hold();
+  const closed = one.lock(server.key);
+  closed.catch(() => {});
+  await server.awaitQueued(1);
+  const next = another.lock(server.key);
+  await server.awaitQueued(2);
+  await one.close();
+  assert.equal((await server.queue()).length, 1); // an absent place would reserve the lock for five seconds
+  await server.handOver();
+  await (await next).release();
+});
+
 test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
   const locks = make(undefined, {}, { lease: 1_500, logger: { warn() {} } });
   const hold = await locks.lock(server.key);
