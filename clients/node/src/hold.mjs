@@ -18,7 +18,7 @@ export class Held {
   over = ''; // why it is held no more
   isLost = false;
   isLeft = false;
-  isRenewed = false; // a RENEW is under way
+  renewal = null; // the RENEW that is under way
   isTaken = false; // out of the session, by another one
   doubted = 0; // until then its end may be late news of a process that stood still
   handle = null;

@@ -236,20 +236,22 @@ export class Sessions {
 
   /** Brings the hold into the session of whoever serves it now, and learns how long it lasts. */
   renew(held) {
-    if (held.isRenewed || held.over) return;
-    held.isRenewed = true;
+    if (held.renewal || held.over) return;
+    const renewal = held.renewal = {};
+    const isNeeded = () => held.renewal === renewal && !held.over;
     const words = ['DLOCK.RENEW', held.key, held.owner, held.lease, 'TOKEN', held.token, 'IN', this.name];
     this.errand(new Errand(held.key, words, (sent, error, reply) => {
-      held.isRenewed = false;
+      if (!isNeeded()) return;
+      held.renewal = null;
       if (error instanceof NotHeld) {
         this.lose(held, error.message);
       } else if (error) {
         held.why = error.message;
-      } else if (!held.over) {
+      } else {
         held.end = Math.max(held.end, this.believed(sent, reply[0]));
         this.join(held, this.session(reply[1], held.key));
       }
-    }, () => !held.over));
+    }, isNeeded));
   }
 
   // What a server says.
@@ -293,10 +295,12 @@ export class Sessions {
     } else if (!held || held.over) {
       // it is known
     } else if (word === 'taken') {
+      held.renewal = null; // its reply is older than this row
       [held.isTaken, held.why] = [true, 'it was taken out of the session'];
       held.leave(end);
       this.clock.set(held.end);
     } else if (word === 'moved') {
+      held.renewal = null;
       held.leave();
       this.renew(held);
     } else {

@@ -91,3 +91,26 @@ test('close_leaves_the_queues', async () => {
   const [[, , owner]] = commands(sent, 'FAIRACQUIRE');
   assert.deepEqual(commands(sent, 'CANCEL'), [['DLOCK.CANCEL', 'key', owner]]);
 });
+
+test('a_row_is_newer_than_a_renewal_that_was_sent_before_it', async () => {
+  let answer;
+  const renewal = new Promise((done) => { answer = done; });
+  const tokens = { a: 1, b: 2 };
+  let owner;
+  const { locks } = scripted({
+    ACQUIRE: ([, key, name]) => {
+      if (key === 'a') owner = name;
+      return [tokens[key], 7];
+    },
+    // The server has begun the session again, and a stranger has taken the lock a out of it.
+    SESSION: ([, , , , , id]) => (id === 7 ? [8, 0, null, []] : sleep(50, [8, 1, 2_000, [[1, Buffer.from('taken'), 'a', owner, 1, 200]]])),
+    RENEW: ([, key]) => (key === 'a' ? renewal : [2_000, 8]),
+    RELEASE: () => 0,
+  }, { lease: 2_000, clockMargin: 0 });
+  const [taken, kept] = [await locks.tryLock('a'), await locks.tryLock('b')];
+  await until(() => taken.left() > 0 && taken.left() < 250, 'it is taken');
+  answer([2_000, 8]);
+  await until(() => taken.lost || taken.left() > 500, 'it is lost');
+  assert.ok(taken.lost && !kept.lost);
+  await locks.close();
+});
