@@ -271,8 +271,8 @@ export class Sessions {
       for (const held of session.holds.values()) held.end = Math.max(held.end, held.until());
     }
     [session.sent, session.until] = [sent, until];
-    if (isKept && until - now() < session.longest / 2) { // the least lease says little of the others
-      for (const held of [...session.holds.values()]) if (held.until() - now() < held.lease / 2) this.renew(held);
+    if (isKept && left < session.longest / 2) { // the least lease says little of the others
+      for (const held of [...session.holds.values()]) if (left < held.lease / 2 && held.until() - now() < held.lease / 2) this.renew(held);
     }
     return session;
   }

@@ -114,3 +114,19 @@ test('a_row_is_newer_than_a_renewal_that_was_sent_before_it', async () => {
   assert.ok(taken.lost && !kept.lost);
   await locks.close();
 });
+
+test('an_answer_that_is_read_late_renews_nothing_by_itself', async () => {
+  let last = 0;
+  const { locks, sent } = scripted({
+    ACQUIRE: () => [last += 1, 7],
+    SESSION: (words) => (words.includes('BLOCK') ? sleep(100, [7, 0, 2_900, []]) : [7, 0, 2_900, []]),
+    RENEW: () => [3_000, 7],
+  }, { lease: 3_000 });
+  for (let i = 0; i < 10; i++) await locks.tryLock(`key ${i}`);
+  await until(() => sent.at(-1).includes('BLOCK'), 'the server keeps them');
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_700); // this process stands still
+  const { length } = sent;
+  await until(() => sent.length > length, 'the answer is read');
+  assert.deepEqual(commands(sent, 'RENEW'), []);
+  await locks.close();
+});
