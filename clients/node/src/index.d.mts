@@ -34,7 +34,7 @@ export interface Logger {
 export interface Settings {
   /** What a lock has left when the program dies or loses the server. 10,000 ms unless set. */
   lease?: number;
-  /** How long a program that hangs keeps its locks. 30,000 ms unless set. */
+  /** How long a program that hangs keeps its locks. At most the server's `dlock.max-claim-ms`. 30,000 ms unless set. */
   hangTimeout?: number;
   /** How long a connect or a reply may take. 3,000 ms unless set. */
   replyTimeout?: number;

@@ -66,7 +66,7 @@ export class Settings {
     const { lease = 10_000, hangTimeout = 30_000, replyTimeout = 3_000, clockMargin = 100, observer = {}, logger = LOGGER } =
       known(options, SETTINGS, 'Locks', { queueGrace: "the server's dlock.claim-window-ms" });
     Object.assign(this, { lease: duration('lease', lease), replyTimeout: duration('replyTimeout', replyTimeout), observer, logger });
-    this.hangTimeout = Math.max(duration('hangTimeout', hangTimeout), this.lease);
+    this.hangTimeout = duration('hangTimeout', hangTimeout);
     this.clockMargin = milliseconds('clockMargin', clockMargin);
     if (typeof logger?.warn !== 'function') throw new TypeError(`logger must have a function warn, not ${shown(logger)}`);
   }

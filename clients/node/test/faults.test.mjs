@@ -145,6 +145,15 @@ test('a_process_ends_while_its_server_hangs', async ({ server, open, library }) 
   }
 });
 
+test('a_lease_may_be_longer_than_any_session', async ({ server, make }) => {
+  const locks = make(undefined, {}, { lease: 900_000 }); // a session ends ten minutes after its last command, at the latest
+  await server.hold();
+  const wait = locks.lock(server.key);
+  await server.awaitQueued(1);
+  await server.handOver();
+  await (await wait).release();
+});
+
 test('a_closed_client_holds_up_nobody_in_the_queue', async ({ server, make }) => {
   const [one, another] = [make(), make()];
   await server.hold();
