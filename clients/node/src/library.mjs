@@ -92,6 +92,8 @@ const libraryOf = (client) => {
   return typeof client.call === 'function' ? ioredis : nodeRedis;
 };
 
+const isReady = (client) => client.isReady ?? client.status === 'ready'; // node-redis, ioredis
+
 /** What our clients are made like. `client`: of one of the libraries, its cluster, or a function that makes one. */
 export class Template {
   constructor(client, bound) {
@@ -110,18 +112,18 @@ export class Template {
       throw new TypeError('client must make a client of ioredis or node-redis');
     }
     const wire = library.copy(made, this.bound);
-    if (made !== this.client) library.close(made);
+    if (made !== this.client && !isReady(made)) library.close(made); // a client in use is the program's own
     let why; // the first error has the reason
     wire.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(wire));
     try {
       await inTime(this.bound, () => library.connect(wire), 'no connection in time');
       if (why && !this.isCluster && !wire.getMasterNode) throw why;
+      const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) wire.once(one, done); });
+      return { send: await library.sender(wire), close: () => library.close(wire), ended };
     } catch (error) {
       library.close(wire);
       throw typed(why ?? error);
     }
-    const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) wire.once(one, done); });
-    return { send: await library.sender(wire), close: () => library.close(wire), ended };
   }
 }
 

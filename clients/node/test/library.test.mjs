@@ -170,6 +170,18 @@ test('node_redis_makes_no_timer_for_a_command', async (t) => {
   assert.equal(made.mock.callCount(), 0);
 });
 
+for (const [library, open, close] of [['node-redis', nodeRedis, (client) => client.destroy()], ['ioredis', ioredis, (client) => client.disconnect()]]) {
+  test(`a_client_that_the_program_uses_stays_open (${library})`, async () => {
+    const client = await open();
+    await client.ping();
+    const locks = new Locks(() => client);
+    await locks.using(new Server('single').key, () => {});
+    await locks.close();
+    assert.equal(await client.ping(), 'PONG');
+    close(client);
+  });
+}
+
 test('what_is_no_client_is_told', async () => {
   for (const one of [null, {}, 'redis://localhost', { duplicate() {}, getMasterNode() {} }]) assert.throws(() => new Locks(one), /client must be/);
   assert.throws(() => new Locks(() => {}, { lease: '10s' }), /lease must be/);
