@@ -5,6 +5,7 @@ import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Closed, Locks, Unreachable } from 'dlock-redis';
+import Redlock, { ExecutionError } from 'dlock-redis/redlock';
 import { until } from './stage.mjs';
 
 const { Wire } = await import(new URL('../node_modules/dlock-redis/src/library.mjs', import.meta.url));
@@ -66,7 +67,7 @@ function scripted(answers, settings) {
       return answers[words[0].slice('DLOCK.'.length)](words);
     },
   });
-  return { sent, locks: new Locks(make(), { logger: { warn: nothing }, ...settings }) };
+  return { sent, client: make(), locks: new Locks(make(), { logger: { warn: nothing }, ...settings }) };
 }
 const forEver = () => new Promise(nothing);
 const commands = (sent, name) => sent.filter((words) => words[0] === `DLOCK.${name}`);
@@ -129,4 +130,18 @@ test('an_answer_that_is_read_late_renews_nothing_by_itself', async () => {
   await until(() => sent.length > length, 'the answer is read');
   assert.deepEqual(commands(sent, 'RENEW'), []);
   await locks.close();
+});
+
+test('a_redlock_is_not_extended_after_its_end', async () => {
+  let answer;
+  const checked = new Promise((done) => { answer = done; });
+  const { client, sent } = scripted({ FAIRACQUIRE: () => [1, 7], CHECK: () => checked, RELEASE: () => 0, SESSION: () => sleep(50, [7, 0, 1_000, []]) });
+  const redlock = new Redlock([() => client], { driftFactor: 0 });
+  const lock = await redlock.acquire(['key'], 500);
+  const extended = lock.extend(500);
+  extended.catch(nothing);
+  await until(() => commands(sent, 'RELEASE').length, 'its own timer has released it');
+  answer('OK');
+  await assert.rejects(extended, ExecutionError);
+  await redlock.quit();
 });
