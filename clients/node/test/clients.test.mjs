@@ -5,6 +5,8 @@ import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Closed, Locks, Unreachable } from 'dlock-redis';
+import { FakeLocks } from 'dlock-redis/fakes';
+import { Election } from 'dlock-redis/leader';
 import Redlock, { ExecutionError } from 'dlock-redis/redlock';
 import { until } from './stage.mjs';
 
@@ -144,4 +146,35 @@ test('a_redlock_is_not_extended_after_its_end', async () => {
   answer('OK');
   await assert.rejects(extended, ExecutionError);
   await redlock.quit();
+});
+
+test('an_error_of_the_work_comes_through_after_a_loss', async () => {
+  const locks = new FakeLocks();
+  let terms = 0;
+  const lead = (error) => new Election(locks, 'key').lead((term) => {
+    terms += 1;
+    if (terms > 1) return 'done';
+    locks.lose(term);
+    throw error ?? term.signal.reason;
+  });
+  await assert.rejects(lead(new TypeError('of the work')), TypeError);
+  terms = 0;
+  assert.equal(await lead(), 'done'); // that it was lost is no error: it leads again
+});
+
+test('two_campaigns_of_one_candidate', async () => {
+  const election = new Election(new FakeLocks(), 'key');
+  const term = await Promise.all([election.campaign(), election.campaign({ wait: 20 })]).then(([one]) => one);
+  assert.equal(election.term, term.token);
+  await election.resign();
+});
+
+test('an_observer_ends_at_once', async () => {
+  const over = new AbortController();
+  const began = performance.now();
+  for await (const leader of new Election(new FakeLocks(), 'key').observe({ every: 15_000, signal: over.signal })) {
+    assert.equal(leader, null);
+    setTimeout(() => over.abort(), 20);
+  }
+  assert.ok(performance.now() - began < 10_000);
 });
