@@ -69,5 +69,5 @@ function isFinal(error) {
   return false;
 }
 
-/** True if a little time can mend it. */
-export const passes = (error) => (error instanceof Unreachable ? !isFinal(error) : PASSING.has(error.code));
+/** Returns true for errors that a retry may fix. */
+export const isTransient = (error) => (error instanceof Unreachable ? !isFinal(error) : PASSING.has(error.code));

@@ -14,12 +14,11 @@ import { checkWork, finished } from './settings.mjs';
 export class FakeHold {
   #locks;
   #abort = new AbortController();
-  #isLeft = false;
   over = ''; // why it is held no more
 
-  constructor(locks, key, token, { shared = false, limit = 1, permits = 1, onLost }) {
+  constructor(locks, key, token, { shared = false, limit = 1, permits = 1 }) {
     this.#locks = locks;
-    Object.assign(this, { key, token, permits, onLost, owner: `fake/${token}`, limit: shared ? Infinity : limit });
+    Object.assign(this, { key, token, permits, owner: `fake/${token}`, limit: shared ? Infinity : limit });
   }
 
   get lost() { return this.signal.aborted; }
@@ -40,11 +39,10 @@ export class FakeHold {
 
   async releaseAfter(ms) {
     this.end('it was left to its lease');
-    this.#isLeft = true;
     this.#locks.reserved.set(this.key, now() + ms);
   }
 
-  async [asyncDispose]() { if (!this.#isLeft) await this.release(); }
+  async [asyncDispose]() { if (!this.over || this.lost) await this.release(); }
 
   end(reason) {
     if (this.over) throw new NotHeld(`NOTHELD '${this.key}' is not held: ${this.over}`);
@@ -55,7 +53,6 @@ export class FakeHold {
   lose(reason) {
     this.end(reason);
     this.#abort.abort(new NotHeld(`NOTHELD '${this.key}' is lost: ${reason}`));
-    this.onLost?.(this);
   }
 }
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 /*
- * The program's client as a template: other ones of the same kind, which connect once and send once. TLS, users, databases,
- * Sentinels and clusters come along, because ioredis or node-redis makes the connections.
+ * Our own clients, made after the pattern of the program's: they connect once and send once. TLS, users, databases, Sentinels
+ * and clusters come along, because ioredis or node-redis makes the connections.
  *
  * After a call without an answer we leave our client and make another: some libraries keep a dead connection for ever.
  */
 import { at, inTime, now } from './clock.mjs';
 import { Closed, Unreachable, typed } from './errors.mjs';
 
-const nothing = () => {};
+const noop = () => {};
 
 const ioredis = {
-  copy(client, bound) {
+  copy(client, timeout) {
     const how = {
-      connectTimeout: bound, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
-      sentinelCommandTimeout: bound,
+      connectTimeout: timeout, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
+      sentinelCommandTimeout: timeout,
       lazyConnect: true, retryStrategy: null, sentinelRetryStrategy: null, reconnectOnError: null,
       failoverDetector: true, // a Sentinel's word ends the connection to a former primary, which grants for eleven seconds more
       autoResendUnfulfilledCommands: false, maxRetriesPerRequest: null, enableReadyCheck: false, enableAutoPipelining: false,
@@ -23,15 +23,15 @@ const ioredis = {
     if (!client.isCluster) return client.duplicate(how);
     const seeds = client.nodes().map(({ options: { host, port } }) => ({ host, port }));
     return client.duplicate(seeds, {
-      lazyConnect: true, enableReadyCheck: false, clusterRetryStrategy: null, slotsRefreshTimeout: Math.min(1_000, bound),
+      lazyConnect: true, enableReadyCheck: false, clusterRetryStrategy: null, slotsRefreshTimeout: Math.min(1_000, timeout),
       scaleReads: 'master', retryDelayOnFailover: 0, retryDelayOnClusterDown: 0, enableAutoPipelining: false,
       redisOptions: { ...client.options.redisOptions, ...how },
     });
   },
-  /** ioredis 5.0 is ready before it knows whether the password is right. */
+  /** ioredis 5 is ready before it knows whether the password is right. */
   async connect(wire) {
     await wire.connect();
-    if (!wire.isCluster) await wire.call('PING').catch(nothing);
+    if (!wire.isCluster) await wire.call('PING').catch(noop);
   },
   async sender(wire) {
     if (!wire.isCluster) return (key, words) => wire.callBuffer(...words);
@@ -46,7 +46,10 @@ const ioredis = {
     }
     return (key, words) => wire.sendCommand(new Keyed(key, words));
   },
-  /** One that has ended would keep the process for two seconds; but the subscription to a Sentinel ends by this only. */
+  /**
+   * disconnect() after the end starts a timer of two seconds that keeps the process. With Sentinels it is needed: nothing else ends
+   * their subscription.
+   */
   close: (wire) => (wire.status !== 'end' || wire.options.sentinels) && wire.disconnect(),
 };
 
@@ -56,20 +59,20 @@ const opened = new WeakSet(); // of node-redis: they have their sockets
 const OPTIONS = { typeMapping: { [RESP_BULK_STRING]: Buffer }, timeout: undefined };
 
 const nodeRedis = {
-  copy(client, bound) {
+  copy(client, timeout) {
     if (client.getMasterNode) return client.duplicate(); // a Sentinel's: nobody can read its options
     const how = ({ socket, ...options } = {}) => ({
       ...options, url: undefined, RESP: 2, commandOptions: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
       disableOfflineQueue: false, pingInterval: undefined,
-      socket: { ...socket, connectTimeout: bound, socketTimeout: undefined, reconnectStrategy: false },
+      socket: { ...socket, connectTimeout: timeout, socketTimeout: undefined, reconnectStrategy: false },
     });
     if (!client.nodeClient) return client.duplicate(how(client.options));
     const nodes = client.masters.flatMap((node) => node.client?.options ?? []);
     if (!nodes.length) return client.duplicate();
     const { socket, ...defaults } = how(nodes[0]);
     // A node that hangs holds up neither the search for the slots for long, nor the others.
-    const rootNodes = nodes.map(({ socket: at }) => ({ socket: { host: at.host, port: at.port, socketTimeout: Math.min(1_000, bound) } }));
-    Object.assign(defaults, { pingInterval: bound / 3, socket: { ...socket, host: undefined, port: undefined, socketTimeout: bound } });
+    const rootNodes = nodes.map(({ socket: at }) => ({ socket: { host: at.host, port: at.port, socketTimeout: Math.min(1_000, timeout) } }));
+    Object.assign(defaults, { pingInterval: timeout / 3, socket: { ...socket, host: undefined, port: undefined, socketTimeout: timeout } });
     return client.duplicate({ RESP: 2, rootNodes, minimizeConnections: true, defaults });
   },
   connect: (wire) => wire.connect(),
@@ -81,8 +84,9 @@ const nodeRedis = {
   },
   /** node-redis keeps a socket that it gets after destroy(). A Sentinel's client, which tells of its sockets since 6.3 only, does not. */
   close(wire) {
-    const close = async () => wire.isOpen && wire.destroy();
-    if (opened.has(wire) || wire.getMasterNode) close().catch(nothing);
+    const destroy = async () => wire.isOpen && wire.destroy();
+    const close = () => destroy().catch(noop);
+    if (opened.has(wire) || wire.getMasterNode) close();
     else wire.once('connect', close);
   },
 };
@@ -94,29 +98,32 @@ const libraryOf = (client) => {
 
 const isReady = (client) => client.isReady ?? client.status === 'ready'; // node-redis, ioredis
 
-/** What our clients are made like. `client`: of one of the libraries, its cluster, or a function that makes one. */
-export class Template {
-  constructor(client, bound) {
+/** Makes our clients. `client`: the pattern, of one of the libraries (a client, cluster or Sentinel), or a function that makes one. */
+export class ClientFactory {
+  constructor(client, timeout) {
     const library = libraryOf(client);
     if (!library && typeof client !== 'function') {
       throw new TypeError('client must be of ioredis or node-redis (a client, cluster or Sentinel), or a function that makes one');
     }
-    Object.assign(this, { client, library, bound, isCluster: Boolean(client.isCluster || client.nodeClient) });
+    this.client = client;
+    this.library = library;
+    this.timeout = timeout;
+    this.isCluster = Boolean(client.isCluster || client.nodeClient);
   }
 
   /** Returns a client that is connected, as `{ send, close, ended }`. */
   async open() {
-    const made = this.library ? this.client : await this.client();
+    const made = this.library ? this.client : await inTime(this.timeout, async () => this.client(), () => new Unreachable('no client in time'));
     const library = this.library ?? libraryOf(made);
     if (!library || (made !== this.client && (made.isCluster || made.nodeClient))) {
       throw new TypeError('client must make a client of ioredis or node-redis');
     }
-    const wire = library.copy(made, this.bound);
+    const wire = library.copy(made, this.timeout);
     if (made !== this.client && !isReady(made)) library.close(made); // a client in use is the program's own
     let why; // the first error has the reason
     wire.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(wire));
     try {
-      await inTime(this.bound, () => library.connect(wire), 'no connection in time');
+      await inTime(this.timeout, () => library.connect(wire), () => new Unreachable('no connection in time'));
       if (why && !this.isCluster && !wire.getMasterNode) throw why;
       const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) wire.once(one, done); });
       return { send: await library.sender(wire), close: () => library.close(wire), ended };
@@ -128,27 +135,35 @@ export class Template {
 }
 
 /** A client of ours, and the next one after a failure. */
-export class Wire {
-  #template;
+export class Client {
+  #factory;
   #current = null; // a promise of a client
   #next = null;
   #open = new Set(); // every client that is not closed
   #closed = false;
 
-  constructor(template) { this.#template = template; }
+  constructor(factory) { this.#factory = factory; }
 
-  /** Returns the reply to a command, or throws one of our errors, within the bound. */
-  async call(key, words, bound = this.#template.bound) {
+  /** Returns the reply to a command, or throws one of our errors, within that time. */
+  async call(key, words, timeout = this.#factory.timeout) {
     if (this.#closed) throw new Closed('these locks are closed');
     const current = this.#current ??= this.#connect();
-    let isLate = false; // a client that connects after the bound sends nothing
+    let isSent = false;
+    let isLate = false; // a client that connects only then sends nothing
+    const send = (client) => {
+      if (isLate) return null;
+      isSent = true;
+      return client.send(key, words);
+    };
     try {
-      return await inTime(bound, () => current.then((client) => (isLate ? null : client.send(key, words))), 'no answer in time');
+      return await inTime(timeout, () => current.then(send), () => new Unreachable('no answer in time'));
     } catch (error) {
       isLate = true;
+      if (this.#closed) throw new Closed('these locks are closed');
       const seen = typed(error);
-      if (seen instanceof Unreachable || (seen.code === 'READONLY' && !this.#template.isCluster)) this.#leave(current);
-      throw this.#closed ? new Closed('these locks are closed') : seen;
+      const isAway = seen instanceof Unreachable || (seen.code === 'READONLY' && !this.#factory.isCluster);
+      if (isSent && isAway) this.#leave(current); // connecting has a bound of its own
+      throw seen;
     }
   }
 
@@ -158,7 +173,7 @@ export class Wire {
   }
 
   #connect() {
-    const connecting = this.#template.open();
+    const connecting = this.#factory.open();
     const drop = () => { if (this.#current === connecting) this.#current = null; };
     connecting.then((client) => {
       this.#open.add(client);
@@ -174,7 +189,7 @@ export class Wire {
   /** Makes another client for the calls to come. The other nodes of a cluster still answer: until it is there, it has this one. */
   #leave(old) {
     if (this.#closed || this.#current !== old || this.#next) return;
-    if (!this.#template.isCluster) {
+    if (!this.#factory.isCluster) {
       this.#current = null;
       this.#retire(old);
       return;
@@ -184,11 +199,11 @@ export class Wire {
       const replaced = this.#current; // null: it has ended meanwhile
       this.#current = next;
       if (replaced) this.#retire(replaced);
-    }, nothing).finally(() => { this.#next = null; });
+    }, noop).finally(() => { this.#next = null; });
   }
 
   /** By then each call that is under way has its answer, or has failed. An unanswered one would keep the connection for ever. */
-  #retire(old) { old.then((client) => at(now() + 2 * this.#template.bound, () => this.#end(client)), nothing); }
+  #retire(old) { old.then((client) => at(now() + 2 * this.#factory.timeout, () => this.#end(client)), noop); }
 
   #end(client) {
     this.#open.delete(client);

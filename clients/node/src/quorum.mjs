@@ -20,7 +20,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { now } from './clock.mjs';
 import { Unreachable } from './errors.mjs';
 import { asyncDispose } from './hold.mjs';
-import { Template } from './library.mjs';
+import { ClientFactory } from './library.mjs';
 import { known, milliseconds, text } from './settings.mjs';
 
 export { Unreachable };
@@ -38,7 +38,7 @@ export class Quorum {
     const { replyTimeout = 300 } = known(options, ['replyTimeout'], 'Quorum');
     milliseconds('replyTimeout', replyTimeout, 1);
     if (typeof clients?.[Symbol.iterator] !== 'function') throw new TypeError('clients must be a list of clients, one for each master');
-    this.#masters = [...clients].map((client) => ({ client, template: new Template(client, replyTimeout), silent: { at: -Infinity } }));
+    this.#masters = [...clients].map((client) => ({ client, factory: new ClientFactory(client, replyTimeout), silent: { at: -Infinity } }));
   }
 
   /**
@@ -192,8 +192,8 @@ const silentLast = (masters) => {
 
 /** A connection for one owner. Opened when needed, thrown away after a time-out. */
 class Master {
-  constructor({ client, template, silent }, names) {
-    Object.assign(this, { client, template, silent, names, bound: template.bound });
+  constructor({ client, factory, silent }, names) {
+    Object.assign(this, { client, factory, silent, names, bound: factory.timeout });
     Object.assign(this, { wire: null, fail: nothing, asked: false, unanswered: false, error: null });
   }
 
@@ -246,7 +246,7 @@ class Master {
 
   async connect() {
     const { fail } = this;
-    const wire = await this.template.open();
+    const wire = await this.factory.open();
     if (this.fail !== fail) return wire.close(); // nobody waits for it any more
     this.wire = wire;
     wire.ended.then(() => {

@@ -3,44 +3,49 @@ import assert from 'node:assert/strict';
 import { EventEmitter } from 'node:events';
 import { after, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 
-import { Closed, Locks, Unreachable } from 'dlock-redis';
+import { Closed, LockTimeout, Locks, Unreachable } from 'dlock-redis';
 import { FakeLocks } from 'dlock-redis/fakes';
 import { Election } from 'dlock-redis/leader';
 import Redlock, { ExecutionError } from 'dlock-redis/redlock';
 import { until } from './stage.mjs';
 
-const { Wire } = await import(new URL('../node_modules/dlock-redis/src/library.mjs', import.meta.url));
+const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
+const [{ Client }, { Sessions }] = await Promise.all(['library', 'session'].map(inside));
+setFlagsFromString('--expose-gc');
+const collect = runInNewContext('gc');
 const nothing = () => {};
 const alive = setInterval(nothing, 1_000); // our timers keep no process alive
 after(() => clearInterval(alive));
 
-/** A template of clients that never answer. */
+/** What makes clients that never answer. */
 function silent(isCluster) {
   const clients = [];
   const open = async () => {
-    const client = { open: true, ended: new Promise(nothing), send: () => new Promise(nothing), close() { this.open = false; } };
-    return clients[clients.push(client) - 1];
+    const one = { open: true, ended: new Promise(nothing), send: () => new Promise(nothing), close() { this.open = false; } };
+    return clients[clients.push(one) - 1];
   };
-  return { clients, template: { bound: 20, isCluster, open } };
+  return { clients, factory: { timeout: 20, isCluster, open } };
 }
 
 for (const isCluster of [false, true]) {
   const place = isCluster ? 'a cluster' : 'one server';
   test(`a_client_without_an_answer_is_closed (${place})`, async () => {
-    const { clients, template } = silent(isCluster);
-    const wire = new Wire(template);
-    for (let i = 0; i < 4; i++) await assert.rejects(wire.call('key', ['PING']), Unreachable);
+    const { clients, factory } = silent(isCluster);
+    const client = new Client(factory);
+    for (let i = 0; i < 4; i++) await assert.rejects(client.call('key', ['PING']), Unreachable);
     assert.ok(clients.length >= 4);
     await until(() => clients.filter((client) => client.open).length <= 1, 'only the next one is open');
-    wire.close();
+    client.close();
   });
 
   test(`close_ends_a_client_that_was_left (${place})`, async () => {
-    const { clients, template } = silent(isCluster);
-    const wire = new Wire(template);
-    await assert.rejects(wire.call('key', ['PING']), Unreachable);
-    wire.close();
+    const { clients, factory } = silent(isCluster);
+    const client = new Client(factory);
+    await assert.rejects(client.call('key', ['PING']), Unreachable);
+    client.close();
     await sleep(0);
     assert.deepEqual(clients.filter((client) => client.open), []);
   });
@@ -52,11 +57,11 @@ test('who_connects_too_late_sends_nothing', async () => {
     await sleep(50);
     return { ended: new Promise(nothing), send: async (key, words) => sent.push(words), close: nothing };
   };
-  const wire = new Wire({ bound: 20, open });
-  await assert.rejects(wire.call('key', ['PING']), Unreachable);
+  const client = new Client({ timeout: 20, open });
+  await assert.rejects(client.call('key', ['PING']), Unreachable);
   await sleep(60);
   assert.deepEqual(sent, []);
-  wire.close();
+  client.close();
 });
 
 /** Locks of a server that the test writes. `answers`: by command, what returns the reply to its words. `sent`: the commands. */
@@ -177,4 +182,74 @@ test('an_observer_ends_at_once', async () => {
     setTimeout(() => over.abort(), 20);
   }
   assert.ok(performance.now() - began < 10_000);
+});
+
+test('a_hold_that_is_shorter_than_the_wait_for_rows_is_kept', async () => {
+  const answers = {
+    FAIRACQUIRE: () => [0, 1, 7],
+    SESSION: (words) => (words.includes('BLOCK') ? sleep(Number(words.at(-1)), [7, 0, 900, []]) : [7, 0, null, []]),
+    ACQUIRE: () => [1, 7], RENEW: () => [1_000, 7], RELEASE: () => 0, CANCEL: () => 1,
+  };
+  const { locks, sent } = scripted(answers);
+  locks.lock('taken').catch(nothing);
+  await until(() => commands(sent, 'SESSION').at(-1)?.includes('BLOCK'), 'the session is kept');
+  const hold = await locks.tryLock('key', { lease: 1_000 });
+  await until(() => commands(sent, 'SESSION').length > 6, 'the server has answered');
+  assert.ok(!hold.lost);
+  assert.ok(commands(sent, 'SESSION').at(-1).at(-1) < 1_000 / 5, 'the next wait is shorter');
+  await hold.release();
+  await locks.close();
+});
+
+test('the_reason_of_a_loss_is_in_numbers', async () => {
+  let isSilent = false;
+  const { locks } = scripted({
+    ACQUIRE: () => [1, 7], SESSION: (words) => (isSilent ? forEver() : sleep(words.includes('BLOCK') ? 50 : 0, [7, 0, 1_000, []])), RELEASE: () => 0,
+  }, { lease: 1_000 });
+  const hold = await locks.tryLock('key');
+  await sleep(600); // it is kept
+  isSilent = true;
+  await until(() => hold.lost, 'it is lost');
+  assert.equal(hold.signal.aborted, true);
+  assert.match(hold.signal.reason.message, /nobody has confirmed it before its end: .*the last answer was sent (0\.[6-9]|[1-9]\.\d) s ago/);
+  await locks.close();
+});
+
+test('a_session_with_nothing_in_it_leaves_no_memory', async (t) => {
+  let id = 0; // the server forgets it after each release
+  const { locks } = scripted({ ACQUIRE: () => [1, id += 1], RELEASE: () => 0 });
+  const seen = [];
+  const { session } = Sessions.prototype;
+  Sessions.prototype.session = function remember(...about) {
+    const one = session.apply(this, about);
+    seen.push(new WeakRef(one));
+    return one;
+  };
+  t.after(() => { Sessions.prototype.session = session; });
+  for (let i = 0; i < 20; i++) await (await locks.tryLock('key')).release();
+  await until(() => {
+    collect();
+    return seen.filter((one) => one.deref()).length <= 1;
+  }, 'they are collected');
+  assert.equal(seen.length, 20);
+  await locks.close();
+});
+
+test('a_logger_that_fails_ends_no_wait', async () => {
+  const { locks } = scripted({ FAIRACQUIRE: () => { throw new Error('LOADING it begins'); }, CANCEL: () => 0, RELEASE: () => 0 },
+    { logger: { warn() { throw new Error('of the logger'); } } });
+  await assert.rejects(locks.lock('key', { wait: 100 }), LockTimeout);
+  await locks.close();
+});
+
+test('a_hold_that_is_released_is_released_once', async () => {
+  const { locks, sent } = scripted({ FAIRACQUIRE: () => [1, 7], RELEASE: () => 0 });
+  const releases = async (hold) => {
+    await hold.release();
+    return 'done';
+  };
+  assert.equal(await locks.using('key', releases), 'done');
+  assert.equal(await new FakeLocks().using('key', releases), 'done');
+  assert.equal(commands(sent, 'RELEASE').length, 1);
+  await locks.close();
 });

@@ -154,6 +154,21 @@ test('a_lease_may_be_longer_than_any_session', async ({ server, make }) => {
   await (await wait).release();
 });
 
+test('one_lost_answer_costs_no_short_hold', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  const locks = make(path.split(':'), {}, { lease: 3_000 });
+  const hold = await locks.lock(server.key);
+  for (let leases = 1; leases < 4; leases++) {
+    await until(async () => hold.lost || (await server.holder())['held-ms'] > leases * 3_000, 'it is kept');
+    await control(`strand ${path}`); // the open connections fall silent
+  }
+  await until(async () => hold.lost || (await server.holder())['held-ms'] > 12_000, 'it is kept by others');
+  assert.ok(!hold.lost, hold.signal.reason?.message);
+  await hold.release().catch((error) => assert.ok(error instanceof Unreachable)); // by a silent connection; it goes on behind the call
+  await server.awaitGone();
+  await control(`close ${path}`);
+});
+
 test('a_closed_client_holds_up_nobody_in_the_queue', async ({ server, make }) => {
   const [one, another] = [make(), make()];
   await server.hold();
@@ -210,12 +225,13 @@ async function forget(make) {
 test('a_forgotten_hold_is_left_to_its_lease', async ({ server, make }) => { // what it protects may still run
   const warned = [];
   const lost = [];
-  const locks = make(addresses('DLOCK_SINGLE')[0], {}, { lease: LONG, logger: { warn: (message) => warned.push(message) } });
+  const locks = make(addresses('DLOCK_SINGLE')[0], {}, {
+    lease: LONG, logger: { warn: (message) => warned.push(message) }, observer: { lost: (key) => lost.push(key) },
+  });
   let token;
-  const onLost = (hold) => lost.push(hold.token);
-  await forget(async () => { ({ token } = await locks.lock(server.key, { onLost })); });
+  await forget(async () => { ({ token } = await locks.lock(server.key)); });
   await until(() => lost.length, 'it is told');
-  assert.deepEqual(lost, [token]);
+  assert.deepEqual(lost, [server.key]);
   assert.match(warned.join(), /lost: forgotten/);
   await until(async () => {
     const holder = await server.holder();
