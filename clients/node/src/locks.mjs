@@ -7,11 +7,15 @@ import { Sessions } from './session.mjs';
 import { Settings, checkWork, finished, text } from './settings.mjs';
 import { Request } from './take.mjs';
 
-/** Locks by a client of ioredis or node-redis. Make one for a program. */
-export class Locks {
-  #sessions;
+/** The methods that take locks, by `take(keys, options, wait)`: it returns a hold for each key, or null. */
+export class Takes {
+  #take;
+  #isCluster;
 
-  constructor(client, options = {}) { this.#sessions = new Sessions(client, new Settings(options)); }
+  constructor(take, isCluster = false) {
+    this.#take = take;
+    this.#isCluster = isCluster;
+  }
 
   /** Waits for the lock, without `wait` for ever. Returns a Hold, or throws `LockTimeout`. */
   async lock(key, options = {}) { return must(await this.#take([key], options, Infinity), key, options)[0]; }
@@ -31,12 +35,25 @@ export class Locks {
   async usingAll(keys, options, work) {
     if (typeof options === 'function') return this.usingAll(keys, {}, options);
     checkWork(work);
-    const wait = options.wait ?? options.timeout;
     const take = async (group, left) => {
       const how = left === undefined ? options : { ...options, wait: left };
       return must(await this.#take(group, how, Infinity), group[0], options);
     };
-    return usingAll(take, this.#sessions.factory.isCluster, keys, wait, work, during);
+    return usingAll(take, this.#isCluster, keys, options.wait ?? options.timeout, work, during);
+  }
+}
+
+/** Locks by a client of ioredis or node-redis. Make one for a program. */
+export class Locks extends Takes {
+  #sessions;
+
+  constructor(client, options = {}) {
+    const sessions = new Sessions(client, new Settings(options));
+    super((keys, how, wait) => {
+      const request = new Request(sessions.settings, keys, how);
+      return sessions.take(request, request.wait ?? wait);
+    }, sessions.factory.isCluster);
+    this.#sessions = sessions;
   }
 
   /** Returns the holder whose lease ends last (its owner, its token, the milliseconds that are left), or null. */
@@ -49,11 +66,6 @@ export class Locks {
   async close() { await this.#sessions.close(); }
 
   [asyncDispose]() { return this.close(); }
-
-  async #take(keys, options, wait) {
-    const request = new Request(this.#sessions.settings, keys, options);
-    return this.#sessions.take(request, request.wait ?? wait);
-  }
 }
 
 function must(holds, key, { wait, timeout = wait }) {

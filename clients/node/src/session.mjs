@@ -382,7 +382,7 @@ export class Sessions {
     for (const [row, word, name, owner, token, rowLeft] of rows) {
       if (row <= session.seen) continue;
       session.seen = row;
-      this.#readRow(session, word.toString(), name, owner, token, this.believed(sentAt, rowLeft));
+      this.readRow(session, word.toString(), name, owner, token, this.believed(sentAt, rowLeft));
     }
     if (left === null || sentAt < session.extendedAt + PAUSE_MS) return session; // turns may follow each other fast
     session.extendedAt = sentAt;
@@ -394,7 +394,7 @@ export class Sessions {
     return session;
   }
 
-  #readRow(session, word, name, owner, token, end) {
+  readRow(session, word, name, owner, token, end) {
     const lease = this.leases.get(`${token}/${bytes(name)}`);
     const take = this.takes.get(bytes(owner));
     if (word === 'granted') {

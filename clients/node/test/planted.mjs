@@ -75,10 +75,10 @@ const renewsEach = () => plant(Sessions, 'readReply', (old) => function readRepl
 const hearsNoLoss = () => plant(Sessions, 'lose', (old) => function lose(lease, reason) {
   if (!['forced', 'removed', 'expired'].includes(reason)) old.call(this, lease, reason);
 });
-const believesTheLeast = () => {
-  plant(Lease, 'extend', () => function extend(end) { this.end = end; });
-  renewsNothingAnew();
-};
+/** And so the hold is believed for as long as the others of its session. */
+const hearsOfNoTaking = () => plant(Sessions, 'readRow', (old) => function readRow(session, word, ...about) {
+  if (word !== 'taken') old.call(this, session, word, ...about);
+});
 const blocksForLong = says((words) => words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.SESSION' ? 5_000 : word)));
 const keepsNothing = () => plant(Sessions, 'keep', () => nothing);
 const renewsNothingAnew = () => plant(Sessions, 'renew', () => nothing);
@@ -178,7 +178,7 @@ const FAULTS = {
   one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
   deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: keepsNothing, cut_wait: keepsNothing,
   after_close: endsQuietly, the_replica_frozen: isTaken(NoAck),
-  a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aClientALock, dropped: forgets,
+  a_hold_that_may_not_last: hearsOfNoTaking, a_thousand_cycles: aClientALock, dropped: forgets,
   a_time_out_leaves_no_place: leavesNothing, a_late_word: hearsNothing, bad_arguments: takesAnything,
   several_permits: onePermit, a_large_request_is_not_overtaken: onePermit, permits_outlast_a_cut: onePermit,
   hold_over_a_failover: renewsNothingAnew, hold_over_a_switch: renewsNothingAnew, hold_over_a_slot_move: renewsNothingAnew,
