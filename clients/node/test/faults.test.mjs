@@ -169,6 +169,18 @@ test('one_lost_answer_costs_no_short_hold', async ({ server, make }) => {
   await control(`close ${path}`);
 });
 
+test('a_try_whose_answer_is_lost_leaves_no_lock', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  const locks = make(path.split(':'), {}, { lease: 600_000, replyTimeout: 1_000 });
+  await (await locks.lock(`${server.key}:2`)).release(); // it is connected
+  await control(`delay ${path} 2400`);
+  await assert.rejects(locks.tryLock(server.key), Unreachable);
+  await until(() => server.holder(), 'it was granted');
+  await control(`delay ${path} 0`);
+  await server.awaitGone();
+  await control(`close ${path}`);
+});
+
 test('a_closed_client_holds_up_nobody_in_the_queue', async ({ server, make }) => {
   const [one, another] = [make(), make()];
   await server.hold();
