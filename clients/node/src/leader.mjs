@@ -36,7 +36,8 @@ export class Election {
     const { name = 'a candidate' } = known(options, ['name'], 'an election');
     if (typeof locks?.holder !== 'function') throw new TypeError('locks must be Locks');
     this.#locks = locks;
-    [this.key, this.name] = [text('key', key), text('name', name)];
+    this.key = text('key', key);
+    this.name = text('name', name);
   }
 
   /** Waits until this one leads; null after `wait`. The hold's `token` is the term, its `signal` is aborted when it steps down. */

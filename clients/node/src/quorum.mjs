@@ -84,8 +84,11 @@ export class QuorumHold {
   #longest = 0; // lease that was asked for
 
   constructor(lock, owner, masters) {
-    Object.assign(this, { lock, owner, deadline: 0 });
-    [this.#masters, this.#first] = [masters, masters[0]];
+    this.lock = lock;
+    this.owner = owner;
+    this.deadline = 0;
+    this.#masters = masters;
+    this.#first = masters[0];
   }
 
   /** Each master's fencing token, or null. */
@@ -170,7 +173,8 @@ export class QuorumHold {
       this.deadline = Math.min(this.deadline, deadline); // some have heard of a lease that may be shorter
       return false;
     }
-    [this.#granted, this.deadline] = [granted, deadline];
+    this.#granted = granted;
+    this.deadline = deadline;
     return true;
   }
 
@@ -192,9 +196,17 @@ const silentLast = (masters) => {
 
 /** A connection for one owner. Opened when needed, thrown away after a time-out. */
 class Master {
+  wire = null;
+  fail = nothing; // ends the call that is under way
+  asked = false;
+  unanswered = false;
+  error = null;
+
   constructor({ client, factory, silent }, names) {
-    Object.assign(this, { client, factory, silent, names, bound: factory.timeout });
-    Object.assign(this, { wire: null, fail: nothing, asked: false, unanswered: false, error: null });
+    this.client = client;
+    this.factory = factory;
+    this.silent = silent;
+    this.names = names;
   }
 
   /** No place and no hold, if it has been asked and answers. */
@@ -277,7 +289,7 @@ class Master {
       abort = () => fail(signal.reason);
       signal?.addEventListener('abort', abort);
       // After a stall of this process a reply that has come meanwhile is read before the immediate.
-      timer = setTimeout(() => { timer = setImmediate(fail, new Error('no answer in time')); }, wait + this.bound);
+      timer = setTimeout(() => { timer = setImmediate(fail, new Error('no answer in time')); }, wait + this.factory.timeout);
     });
     try {
       return await Promise.race([over, work()]);

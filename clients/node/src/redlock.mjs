@@ -35,7 +35,11 @@ const DEFAULTS = { driftFactor: 0.01, retryCount: 10, retryDelay: 200, retryJitt
 /** Until `expiration`, of Date.now(). */
 export class Lock {
   constructor(redlock, resources, value, attempts, expiration, holds = []) {
-    Object.assign(this, { redlock, resources, value, attempts, expiration });
+    this.redlock = redlock;
+    this.resources = resources;
+    this.value = value;
+    this.attempts = attempts;
+    this.expiration = expiration;
     Object.defineProperty(this, 'holds', { value: holds });
   }
 
