@@ -79,7 +79,6 @@ const hearsNoLoss = () => plant(Sessions, 'lose', (old) => function lose(lease, 
 const hearsOfNoTaking = () => plant(Sessions, 'readRow', (old) => function readRow(session, word, ...about) {
   if (word !== 'taken') old.call(this, session, word, ...about);
 });
-const blocksForLong = says((words) => words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.SESSION' ? 5_000 : word)));
 const keepsNothing = () => plant(Sessions, 'keep', () => nothing);
 const renewsNothingAnew = () => plant(Sessions, 'renew', () => nothing);
 const waitsForEver = () => plant(Take, 'onOutcome', () => nothing);
@@ -199,7 +198,7 @@ const FAULTS = {
   a_free_lock_takes_two_commands: asksTwice, said_twice: asksUnderAnotherName, two_actors_of_one_client: noActor,
   an_actor_that_waits_for_itself: noActor, forgotten_and_left_to_its_lease: forgets, work_that_is_yet_to_be_done: takesAnyWork,
   max_hold: noMaxHold, release_after: releasesAtOnce, many_of_one_slot: oneAfterTheOther, a_refused_session_is_the_reason: hidesWhy,
-  a_short_hold_beside_a_long_one: blocksForLong,
+  a_short_hold_beside_a_long_one: renewsNothingAnew,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
   'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'asked_again_after_a_lost_reply',
