@@ -146,6 +146,7 @@ export class Sessions {
       lease.joinedAt = now();
       lease.isTaken = false;
       session.leases.set(lease.id, lease);
+      this.#byId.set(session.id, session); // another row of the same answer may have emptied it
     }
     if (lease.needsRenewal) this.keep(session);
     this.clock.set(lease.needsRenewal ? lease.end : Math.min(lease.end, lease.renewAt));
@@ -355,8 +356,10 @@ export class Sessions {
         session.error = null;
         const took = now() - sentAt;
         isBlocking = took < block + lease / 6;
-        if (this.readReply(sentAt, reply, session.key, block > 0) !== session) {
+        const answering = this.readReply(sentAt, reply, session.key, block > 0);
+        if (answering !== session) {
           this.#recover(session);
+          this.#forget(answering);
           isLast = true;
         }
         if (!reply[3].length && took < block - 10) await pause(PAUSE_MS - took);
