@@ -29,12 +29,12 @@ const ioredis = {
     });
   },
   /** ioredis 5 is ready before it knows whether the password is right. */
-  async connect(wire) {
-    await wire.connect();
-    if (!wire.isCluster) await wire.call('PING').catch(noop);
+  async connect(copy) {
+    await copy.connect();
+    if (!copy.isCluster) await copy.call('PING').catch(noop);
   },
-  async sender(wire) {
-    if (!wire.isCluster) return (key, words) => wire.callBuffer(...words);
+  async sender(copy) {
+    if (!copy.isCluster) return (key, words) => copy.callBuffer(...words);
     const { Command } = await import('ioredis');
     class Keyed extends Command { // ioredis does not know where the key is in a command of a module, and would ask any node
       constructor(key, [name, ...args]) {
@@ -44,13 +44,13 @@ const ioredis = {
 
       getKeys() { return [this.key]; }
     }
-    return (key, words) => wire.sendCommand(new Keyed(key, words));
+    return (key, words) => copy.sendCommand(new Keyed(key, words));
   },
   /**
    * disconnect() after the end starts a timer of two seconds that keeps the process. With Sentinels it is needed: nothing else ends
    * their subscription.
    */
-  close: (wire) => (wire.status !== 'end' || wire.options.sentinels) && wire.disconnect(),
+  close: (copy) => (copy.status !== 'end' || copy.options.sentinels) && copy.disconnect(),
 };
 
 const RESP_BULK_STRING = '$'.charCodeAt(0);
@@ -75,19 +75,19 @@ const nodeRedis = {
     Object.assign(defaults, { pingInterval: timeout / 3, socket: { ...socket, host: undefined, port: undefined, socketTimeout: timeout } });
     return client.duplicate({ RESP: 2, rootNodes, minimizeConnections: true, defaults });
   },
-  connect: (wire) => wire.connect(),
-  sender(wire) {
+  connect: (copy) => copy.connect(),
+  sender(copy) {
     const strings = (words) => words.map((word) => (typeof word === 'number' ? String(word) : word));
-    if (wire.nodeClient) return (key, words) => wire.sendCommand(key, false, strings(words), OPTIONS);
-    if (wire.getMasterNode) return (key, words) => wire.sendCommand(false, strings(words), OPTIONS);
-    return (key, words) => wire.sendCommand(strings(words), OPTIONS);
+    if (copy.nodeClient) return (key, words) => copy.sendCommand(key, false, strings(words), OPTIONS);
+    if (copy.getMasterNode) return (key, words) => copy.sendCommand(false, strings(words), OPTIONS);
+    return (key, words) => copy.sendCommand(strings(words), OPTIONS);
   },
   /** node-redis keeps a socket that it gets after destroy(). A Sentinel's client, which tells of its sockets since 6.3 only, does not. */
-  close(wire) {
-    const destroy = async () => wire.isOpen && wire.destroy();
+  close(copy) {
+    const destroy = async () => copy.isOpen && copy.destroy();
     const close = () => destroy().catch(noop);
-    if (opened.has(wire) || wire.getMasterNode) close();
-    else wire.once('connect', close);
+    if (opened.has(copy) || copy.getMasterNode) close();
+    else copy.once('connect', close);
   },
 };
 
@@ -118,17 +118,17 @@ export class ClientFactory {
     if (!library || (made !== this.client && (made.isCluster || made.nodeClient))) {
       throw new TypeError('client must make a client of ioredis or node-redis');
     }
-    const wire = library.copy(made, this.timeout);
+    const copy = library.copy(made, this.timeout);
     if (made !== this.client && !isReady(made)) library.close(made); // a client in use is the program's own
     let why; // the first error has the reason
-    wire.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(wire));
+    copy.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(copy));
     try {
-      await inTime(this.timeout, () => library.connect(wire), () => new Unreachable('no connection in time'));
-      if (why && !this.isCluster && !wire.getMasterNode) throw why;
-      const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) wire.once(one, done); });
-      return { send: await library.sender(wire), close: () => library.close(wire), ended };
+      await inTime(this.timeout, () => library.connect(copy), () => new Unreachable('no connection in time'));
+      if (why && !this.isCluster && !copy.getMasterNode) throw why;
+      const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) copy.once(one, done); });
+      return { send: await library.sender(copy), close: () => library.close(copy), ended };
     } catch (error) {
-      library.close(wire);
+      library.close(copy);
       throw typed(why ?? error);
     }
   }
