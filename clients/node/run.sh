@@ -63,7 +63,7 @@ case ${1:-} in
     build "$target/packages"
     project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
     project oldest ioredis@5.0.0 redis@5.0.0
-    project older ioredis@5.4.0 typescript@5.4.5 @types/node@20.19.25
+    project older ioredis@5.4.0 redis@6.0.0 typescript@5.4.5 @types/node@20.19.25
     look
     exit
     ;;
@@ -111,6 +111,9 @@ fi
 await
 if [ "${1:-}" != --cases ]; then
     start oldest-nodes run oldest nodes --test-name-pattern hold_over test/cases.test.mjs
+    await
+    start older-nodes run older nodes --test-name-pattern 'a_sentinel_promotes_the_replica .node-redis.$' test/connect.test.mjs
+    await
     # That each case fails on a client with a fault takes two minutes more.
     [ -z "${DLOCK_PLANTED:-}" ] || start planted run newest planted test/planted.mjs
     await

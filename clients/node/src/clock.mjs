@@ -1,106 +1,75 @@
 // SPDX-License-Identifier: MIT
-// Times: a clock that counts what leases count, what sleeps until then, and the earliest moment at which something is due.
+// Times: a clock that counts what leases count, timers by it, and the earliest moment at which something is due.
 import { uptime } from 'node:os';
 
-export const SLICE = 1_000; // so long one sleeps at most: timers stand still while the machine is suspended
+const SLICE_MS = 1_000; // the longest sleep: timers stand still while the machine is suspended
+const STALL_MS = 500; // a clock that rings so late: this process stood still
+const ROUNDING_MS = 50; // the time since the machine's start has hundredths of a second
 
 const sinceBoot = () => uptime() * 1000 - performance.now();
-const ROUNDING = 50; // the machine's own clock has hundredths of a second
 
 const boot = sinceBoot();
-let [skew, asleep] = [Date.now() - performance.now(), 0];
+let skew = Date.now() - performance.now();
+let asleep = 0;
 
 /**
- * Returns milliseconds, of a clock that goes on while the machine is suspended: Node's own stands still then. Where the wall
- * clock runs away from that one, the machine was suspended or the wall clock was set; the time since its start decides.
+ * Returns milliseconds of a clock that counts while the machine is suspended, as Node's own does not. Where the wall clock runs
+ * away from that one, the machine was suspended or the wall clock was set; the time since its start decides.
  */
 export function now() {
   const awake = performance.now();
   const difference = Date.now() - awake;
-  if (Math.abs(difference - skew) > ROUNDING) {
+  if (Math.abs(difference - skew) > ROUNDING_MS) {
     skew = difference;
     const slept = sinceBoot() - boot;
-    if (slept > asleep + ROUNDING) asleep = slept;
+    if (slept > asleep + ROUNDING_MS) asleep = slept;
   }
   return awake + asleep;
 }
 
+export const pause = (delay) => new Promise((done) => { setTimeout(done, Math.max(0, delay)); });
+
 /**
- * Starts a timer, and returns a function that ends it. After a stall of this process timers ring before what has come
- * meanwhile is read: the work is done after that. It keeps no process alive.
+ * Does the work at that time. Returns a function that cancels it. After a stall of this process timers ring before what has
+ * arrived meanwhile is read: the work is done after that. It keeps no process alive.
  */
-export function after(delay, work) {
-  let immediate;
-  const timer = setTimeout(() => { immediate = setImmediate(work); }, Math.min(Math.max(0, delay), 2 ** 31 - 1));
-  timer.unref();
+export function at(due, work) {
+  let timer;
+  const sleep = () => {
+    const left = due - now();
+    if (left > 0) timer = setTimeout(sleep, Math.min(left, SLICE_MS)).unref();
+    else timer = setImmediate(work);
+  };
+  if (due < Infinity) sleep();
   return () => {
     clearTimeout(timer);
-    clearImmediate(immediate);
+    clearImmediate(timer);
   };
 }
 
-/** Sleeps. */
-export const pause = (delay) => new Promise((done) => { setTimeout(done, Math.max(0, delay)); });
-
-/** Wakes a sleeper, at once or when it lies down. */
-export class Bell {
-  #rung = false;
-  #wake = null;
-
-  ring() {
-    this.#rung = true;
-    this.#wake?.();
-  }
-
-  async sleep(delay) {
-    if (!this.#rung) {
-      await new Promise((done) => {
-        const timer = setTimeout(done, Math.max(0, delay));
-        this.#wake = () => {
-          clearTimeout(timer);
-          done();
-        };
-      });
-    }
-    [this.#rung, this.#wake] = [false, null];
-  }
+/** Returns what the work returns, if that takes no longer than `timeout`. Otherwise throws what `late` returns. The work goes on. */
+export function inTime(timeout, work, late) {
+  return new Promise((resolve, reject) => {
+    const stop = at(now() + timeout, () => reject(late()));
+    work().then(resolve, reject).finally(stop);
+  });
 }
 
 /** Calls `tick` when the earliest alarm is due. It waits for no server. */
 export class Clock {
-  alarm = Infinity;
-  #disarm = null;
+  #due = Infinity;
+  #stop = () => {};
   #tick;
 
+  /** `tick` is told whether the clock rings late. */
   constructor(tick) { this.#tick = tick; }
 
-  /** Sets the alarm, if nothing is due before. */
-  set(due) { if (due < this.alarm) this.reset(due); }
+  /** Sets the alarm, if nothing is due earlier. */
+  set(due) { if (due < this.#due) this.reset(due); }
 
   reset(due) {
-    this.#disarm?.();
-    this.alarm = due;
-    if (due === Infinity) return;
-    this.#disarm = after(Math.min(due - now(), SLICE), () => (this.alarm <= now() ? this.#tick() : this.reset(this.alarm)));
+    this.#stop();
+    this.#due = due;
+    this.#stop = at(due, () => this.#tick(now() - due > STALL_MS));
   }
-}
-
-const waiting = new WeakMap(); // by signal, all that is to be done when it is aborted: with ten listeners Node warns of a leak
-
-/** Does the work when the signal is aborted. Returns a function that ends that. */
-export function onAbort(signal, work) {
-  let works = waiting.get(signal);
-  if (!works) {
-    works = new Set();
-    waiting.set(signal, works);
-    works.ring = () => { for (const one of [...works]) one(); };
-    signal.addEventListener('abort', works.ring);
-  }
-  works.add(work);
-  return () => {
-    works.delete(work);
-    if (works.size) return;
-    signal.removeEventListener('abort', works.ring);
-    waiting.delete(signal);
-  };
 }

@@ -35,8 +35,6 @@ export class LockTimeout extends DLockError {
 }
 /** No connection, or no answer. */
 export class Unreachable extends DLockError {}
-/** Nobody has answered in time. */
-export const late = (message) => Object.assign(new Unreachable(message), { late: true });
 /** These locks are closed. */
 export class Closed extends DLockError {}
 
@@ -71,5 +69,5 @@ function isFinal(error) {
   return false;
 }
 
-/** True if a little time can mend it. */
-export const passes = (error) => (error instanceof Unreachable ? !isFinal(error) : PASSING.has(error.code));
+/** Returns true for errors that a retry may fix. */
+export const isTransient = (error) => (error instanceof Unreachable ? !isFinal(error) : PASSING.has(error.code));

@@ -6,20 +6,23 @@
  * away, as a server does after a failure. `commands` has what was guarded.
  */
 import { now, pause } from './clock.mjs';
-import { Closed, Fenced, LockTimeout, NotHeld } from './errors.mjs';
+import { Closed, Fenced, NotHeld } from './errors.mjs';
 import { asyncDispose } from './hold.mjs';
-import { checkWork, finished } from './settings.mjs';
+import { Takes } from './locks.mjs';
 
 /** A lock that is held in this process. */
 export class FakeHold {
   #locks;
   #abort = new AbortController();
-  #isLeft = false;
   over = ''; // why it is held no more
 
-  constructor(locks, key, token, { shared = false, limit = 1, permits = 1, onLost }) {
+  constructor(locks, key, token, { shared = false, limit = 1, permits = 1 }) {
     this.#locks = locks;
-    Object.assign(this, { key, token, permits, onLost, owner: `fake/${token}`, limit: shared ? Infinity : limit });
+    this.key = key;
+    this.token = token;
+    this.owner = `fake/${token}`;
+    this.limit = shared ? Infinity : limit;
+    this.permits = permits;
   }
 
   get lost() { return this.signal.aborted; }
@@ -40,11 +43,10 @@ export class FakeHold {
 
   async releaseAfter(ms) {
     this.end('it was left to its lease');
-    this.#isLeft = true;
     this.#locks.reserved.set(this.key, now() + ms);
   }
 
-  async [asyncDispose]() { if (!this.#isLeft) await this.release(); }
+  async [asyncDispose]() { if (!this.over || this.lost) await this.release(); }
 
   end(reason) {
     if (this.over) throw new NotHeld(`NOTHELD '${this.key}' is not held: ${this.over}`);
@@ -55,58 +57,35 @@ export class FakeHold {
   lose(reason) {
     this.end(reason);
     this.#abort.abort(new NotHeld(`NOTHELD '${this.key}' is lost: ${reason}`));
-    this.onLost?.(this);
   }
 }
 
 /** What a program uses of `Locks`, with the same arguments. */
-export class FakeLocks {
+export class FakeLocks extends Takes {
   holds = new Set();
   commands = [];
   reserved = new Map(); // by `releaseAfter`
   #tokens = 0;
   #closed = false;
 
-  async tryLock(key, { wait = 0, signal, ...options } = {}) {
-    const end = now() + wait;
+  constructor() { super((...how) => this.#take(...how)); }
+
+  async #take(keys, options, wait) {
+    const end = now() + (options.wait ?? wait);
     for (;;) {
       if (this.#closed) throw new Closed('these locks are closed');
-      signal?.throwIfAborted();
-      if (this.#fits(key, options)) {
-        const hold = new FakeHold(this, key, ++this.#tokens, options);
-        this.holds.add(hold);
-        return hold;
-      }
+      options.signal?.throwIfAborted();
+      if (keys.every((key) => this.#fits(key, options))) return keys.map((key) => this.#grant(key, options));
       if (now() >= end) return null;
       await pause(5);
     }
   }
 
-  async lock(key, { wait = Infinity, ...options } = {}) {
-    const hold = await this.tryLock(key, { wait, ...options });
-    if (!hold) throw new LockTimeout(`lock '${key}' was not granted within ${wait} ms: it is taken`);
+  #grant(key, options) {
+    this.#tokens += 1;
+    const hold = new FakeHold(this, key, this.#tokens, options);
+    this.holds.add(hold);
     return hold;
-  }
-
-  async using(key, options, work) {
-    if (typeof options === 'function') [options, work] = [{}, options];
-    return this.usingAll([key], options, (holds) => work(holds.get(key)));
-  }
-
-  async usingAll(keys, options, work) {
-    if (typeof options === 'function') [options, work] = [{}, options];
-    checkWork(work);
-    const holds = new Map();
-    let done;
-    try {
-      for (const key of [...new Set(keys)].sort()) holds.set(key, await this.lock(key, options));
-      done = finished(await work(holds));
-    } catch (error) {
-      await Promise.allSettled([...holds.values()].map((hold) => hold[asyncDispose]()));
-      throw error;
-    }
-    for (const hold of holds.values()) await hold[asyncDispose]();
-    return done;
   }
 
   async holder(key) {

@@ -2,53 +2,49 @@
 // Holds: until when one is believed, and the program's handle, which refers to that and not the other way.
 import { now } from './clock.mjs';
 import { Fenced, NotHeld } from './errors.mjs';
-import { duration, text } from './settings.mjs';
+import { duration, isName, shown } from './settings.mjs';
 
 export const asyncDispose = Symbol.asyncDispose ?? Symbol.for('Symbol.asyncDispose'); // as compilers name it
-const HOLD = Symbol('hold');
+const holdOf = new WeakMap(); // by signal: while the program uses a hold's signal, the hold is not forgotten
 
-/** What bytes are as a string of a Map. */
+/** Returns a name as a key of a Map, which compares Buffers by identity. */
 export const bytes = (name) => (typeof name === 'string' ? Buffer.from(name) : name).toString('latin1');
 
-/** What the client knows of one hold. */
-export class Held {
+/** What the client knows of one hold. The program has a `Hold`, to which this refers only weakly. */
+export class Lease {
   session = null;
-  bound = Infinity; // by `maxHold`
-  why = ''; // what was refused last
-  over = ''; // why it is held no more
+  joinedAt = 0; // when an answer told that it is in that session
+  over = ''; // why it is no longer held
   isLost = false;
-  isLeft = false;
-  isRenewed = false; // a RENEW is under way
-  isTaken = false; // out of the session, by another one
-  doubted = 0; // until then its end may be late news of a process that stood still
-  handle = null;
+  isTaken = false; // out of the session, by another program
+  renewal = null; // the RENEW that is under way
+  why = ''; // its last refusal
+  hold = null; // a WeakRef
 
-  constructor(key, owner, token, lease, end) {
-    Object.assign(this, { key, owner, token, lease, end, id: `${token}/${bytes(key)}` });
-    this.told = this.since = now(); // when an answer told of it
+  constructor(key, owner, token, { lease, maxHold }, end) {
+    this.key = key;
+    this.owner = owner;
+    this.token = token;
+    this.lease = lease;
+    this.id = `${token}/${bytes(key)}`;
+    this.grantedAt = now();
+    this.maxEnd = this.grantedAt + maxHold;
+    this.end = Math.min(end, this.maxEnd); // until then it is believed
   }
 
-  /** Returns the end that is believed. A SESSION's least lease counts if it was sent after the answer that told of this hold. */
-  until() {
-    const { session, end } = this;
-    return Math.min(session && session.sent >= this.told ? Math.max(end, session.until) : end, this.bound);
-  }
+  /** Moves the believed end, never back. */
+  extend(end) { this.end = Math.max(this.end, Math.min(end, this.maxEnd)); }
 
-  /** Takes it out of its session: from now on only its own end counts, and no longer than `cut`. */
-  leave(cut = Infinity) {
-    if (!this.session) return;
-    this.end = Math.min(this.until(), cut);
-    this.session.holds.delete(this.id);
-    this.session = null;
-  }
+  /** Returns true if nothing refers to the program's hold. Until it has one, the hold is on its way to it. */
+  isForgotten() { return this.hold !== null && !this.hold.deref(); }
 
-  /** Returns when it is to be kept: after a third of its lease. */
-  get old() { return this.since + this.lease / 3; }
+  /** A hold that is older than a third of its lease is kept. */
+  get renewAt() { return this.grantedAt + this.lease / 3; }
 
-  get isOld() { return now() >= this.old; }
+  get needsRenewal() { return now() >= this.renewAt; }
 }
 
-/** A reply as strings. */
+/** Returns a reply as strings. */
 const decoded = (reply) => {
   if (Buffer.isBuffer(reply)) return reply.toString();
   return Array.isArray(reply) ? reply.map(decoded) : reply;
@@ -57,29 +53,33 @@ const decoded = (reply) => {
 /** A lock that is held. */
 export class Hold {
   #sessions;
-  #held;
+  #lease;
   #abort = null;
 
-  constructor(sessions, held) {
-    [this.#sessions, this.#held] = [sessions, held];
-    [this.key, this.owner, this.token] = [held.key, held.owner, held.token];
+  constructor(sessions, lease) {
+    this.#sessions = sessions;
+    this.#lease = lease;
+    this.key = lease.key;
+    this.owner = lease.owner;
+    this.token = lease.token;
+    lease.hold = new WeakRef(this);
   }
 
-  /** True if it was lost before it was given back. */
-  get lost() { return this.#held.isLost; }
+  /** True if the lock was lost before it was released. */
+  get lost() { return this.#lease.isLost; }
 
   /** An AbortSignal: aborted with `NotHeld` when the lock is lost. */
   get signal() {
     if (!this.#abort) {
       this.#abort = new AbortController();
-      this.#abort.signal[HOLD] = this; // while the signal is in use the hold is not forgotten
+      holdOf.set(this.#abort.signal, this);
       if (this.lost) this.abort();
     }
     return this.#abort.signal;
   }
 
-  /** Returns the milliseconds for which it is held for sure, even if the server no longer answers. */
-  left() { return this.#held.over ? 0 : Math.max(0, this.#held.until() - now()); }
+  /** Returns the milliseconds for which the lock is certainly held, even if the server no longer answers. */
+  left() { return this.#lease.over ? 0 : Math.max(0, this.#lease.end - now()); }
 
   /**
    * Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. It is sent
@@ -87,7 +87,7 @@ export class Hold {
    */
   async guard(...command) {
     for (const [i, word] of command.entries()) {
-      if (typeof word !== 'number') text(`command[${i}]`, word === '' ? '-' : word);
+      if (typeof word !== 'number' && !isName(word)) throw new TypeError(`command[${i}] must be a string, a number or a Buffer, not ${shown(word)}`);
     }
     return decoded(await this.#ask('DLOCK.GUARD', ...command));
   }
@@ -99,24 +99,31 @@ export class Hold {
     try {
       return await this.#sessions.call(this.key, [name, this.key, this.token, ...words]);
     } catch (error) {
-      if (error instanceof Fenced) this.#sessions.lose(this.#held, 'the server has said so');
+      if (error instanceof Fenced) this.#sessions.lose(this.#lease, 'the server has said so');
       throw error;
     }
   }
 
-  /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. Without an answer it continues behind the call. */
-  async release() { await this.#end(this.#sessions.released(this.#held)); }
-
-  /** Ends this hold, and keeps the lock taken for that many milliseconds: for work that runs once a period. */
-  async releaseAfter(ms) { await this.#end(this.#sessions.releasedAfter(this.#held, duration('ms', ms))); }
-
-  async #end(errand) {
-    await this.#sessions.carry(errand);
-    this.#sessions.settings.tell('released', this.key, now() - this.#held.since);
+  /**
+   * Releases this grant. Throws `NotHeld` if it was lost. If the server does not answer in time, throws, and keeps trying in the
+   * background.
+   */
+  async release() {
+    await this.#sessions.release(this.#lease);
+    this.#tellReleased();
   }
 
-  async [asyncDispose]() { if (!this.#held.isLeft) await this.release(); }
+  /** Ends this hold, and leaves the lock taken for that many milliseconds: for work that is due once in a period. */
+  async releaseAfter(ms) {
+    await this.#sessions.releaseAfter(this.#lease, duration('ms', ms));
+    this.#tellReleased();
+  }
 
-  /** For the sessions. */
-  abort() { this.#abort?.abort(new NotHeld(`NOTHELD lock '${this.key}' is lost: ${this.#held.over}`)); }
+  #tellReleased() { this.#sessions.settings.tell('released', this.key, now() - this.#lease.grantedAt); }
+
+  /** Releases the lock, unless the program has done so. */
+  async [asyncDispose]() { if (!this.#lease.over || this.lost) await this.release(); }
+
+  /** For the sessions: aborts the signal. */
+  abort() { this.#abort?.abort(new NotHeld(`NOTHELD lock '${this.key}' is lost: ${this.#lease.over}`)); }
 }

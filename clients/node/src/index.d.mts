@@ -34,11 +34,11 @@ export interface Logger {
 export interface Settings {
   /** What a lock has left when the program dies or loses the server. 10,000 ms unless set. */
   lease?: number;
-  /** How long a program that hangs keeps its locks. 30,000 ms unless set. */
+  /** How long a program that hangs keeps its locks. At most the server's `dlock.max-claim-ms`. 30,000 ms unless set. */
   hangTimeout?: number;
   /** How long a connect or a reply may take. 3,000 ms unless set. */
   replyTimeout?: number;
-  /** So much before its end a lease is believed to have ended. 100 ms unless set. */
+  /** How early a lease is treated as ended, for clock drift. 100 ms unless set. */
   clockMargin?: number;
   /** @deprecated It is the server's dlock.claim-window-ms now. */
   queueGrace?: number;
@@ -50,9 +50,9 @@ export interface Settings {
 export interface LockOptions {
   /** Milliseconds to wait. Without it `lock` waits for ever, and `tryLock` not at all. */
   wait?: number;
-  /** Of this lock alone, instead of the setting. */
+  /** For this lock alone, instead of the setting. */
   lease?: number;
-  /** After so long the client reports the hold lost, and gives it back. */
+  /** How long the client keeps the hold at most: then it reports the hold lost, and releases it. */
   maxHold?: number;
   /** Ends the wait with its reason; nothing is left behind. */
   signal?: AbortSignal;
@@ -62,14 +62,12 @@ export interface LockOptions {
   limit?: number;
   /** The hold takes this many of `limit`, all at once. 1 unless set. */
   permits?: number;
-  /** Who asks: nested locks of one task should have one name, then the server sees circles. Locks are not re-entered. */
+  /** Names the task that asks. Give nested locks of one task the same name, so that the server can detect deadlocks. */
   actor?: Name;
   /** @deprecated `wait` */
   timeout?: number;
   /** @deprecated `actor` */
   owner?: Name;
-  /** Is called with the hold when it is lost. */
-  onLost?(hold: Hold): unknown;
 }
 
 /** A lock that is held. */
@@ -79,38 +77,41 @@ export interface Hold extends AsyncDisposable {
   readonly owner: Name;
   /** The fencing token: higher than that of every earlier grant. */
   readonly token: number;
-  /** True if it was lost before it was given back. */
+  /** True if the lock was lost before it was released. */
   readonly lost: boolean;
   /** Aborted with `NotHeld` when the lock is lost. */
   readonly signal: AbortSignal;
-  /** For so many milliseconds it is ours for sure, even if the server no longer answers. */
+  /** Returns the milliseconds for which the lock is certainly held, even if the server no longer answers. */
   left(): number;
-  /** Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. */
+  /** Runs a command, and checks in the same step that the lock is still held under this token: otherwise throws `Fenced`. */
   guard(...command: (string | number | Buffer)[]): Promise<unknown>;
   /** Asks the server whether the lock is still held under this token, else `Fenced`. */
   check(): Promise<void>;
-  /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. Without an answer it continues behind the call. */
+  /**
+   * Releases this grant. Throws `NotHeld` if it was lost. If the server does not answer in time, throws, and keeps trying in the
+   * background.
+   */
   release(): Promise<void>;
-  /** Ends this hold, and keeps the lock taken for that many milliseconds: for work that runs once a period. */
+  /** Ends this hold, and leaves the lock taken for that many milliseconds: for work that is due once in a period. */
   releaseAfter(ms: number): Promise<void>;
 }
 
 /** Locks by a client of ioredis or node-redis. Make one for a program. */
 export class Locks implements AsyncDisposable {
   constructor(client: Client, settings?: Settings);
-  /** Waits for the lock. `LockTimeout` if it is not granted in time. */
+  /** Waits for the lock. Throws `LockTimeout` if it is not granted in time. */
   lock(key: Name, options?: LockOptions): Promise<Hold>;
-  /** Null if the lock is taken. With `wait` it waits so long. */
+  /** Returns null if the lock is taken. Waits for `wait` milliseconds, if that is set. */
   tryLock(key: Name, options?: LockOptions): Promise<Hold | null>;
-  /** Does the work under the lock, and gives it back. Never hides an error of the work. */
+  /** Does the work under the lock, and releases it. Never hides an error of the work. */
   using<T>(key: Name, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
   using<T>(key: Name, work: (hold: Hold) => T | Promise<T>): Promise<T>;
   /** The same under many locks: all or none of a slot in one step, and slots in one fixed order. */
   usingAll<K extends Name, T>(keys: Iterable<K>, options: LockOptions, work: (holds: Map<K, Hold>) => T | Promise<T>): Promise<T>;
   usingAll<K extends Name, T>(keys: Iterable<K>, work: (holds: Map<K, Hold>) => T | Promise<T>): Promise<T>;
-  /** Who holds it, under which token, and for how many milliseconds yet: the last of them to end; null: nobody. */
+  /** Returns the holder whose lease ends last, or null. `left` is in milliseconds. */
   holder(key: Name): Promise<{ owner: string; token: number; left: number } | null>;
-  /** Ends it: every call from now on is an error. What is still held is reported lost, and lives on until its lease. */
+  /** Closes the client. Every hold is reported lost; on the server it lasts until its lease ends. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
 }

@@ -16,7 +16,10 @@ export class Election {
   campaign(options?: { signal?: AbortSignal }): Promise<Hold>;
   /** The same, or null if it was not elected in time. */
   campaign(options: { signal?: AbortSignal; wait: number }): Promise<Hold | null>;
-  /** Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through. */
+  /**
+   * Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through, except those
+   * that a loss causes: `NotHeld`, `Fenced`, and whatever the term's signal aborts.
+   */
   lead<T>(work: (term: Hold) => T | Promise<T>, options?: { signal?: AbortSignal }): Promise<T>;
   /** True for sure, even if the server no longer answers. */
   readonly isLeader: boolean;

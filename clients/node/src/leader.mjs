@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: MIT
 import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
 
-import { pause } from './clock.mjs';
-import { NotHeld } from './errors.mjs';
-import { checkWork, finished, known, milliseconds, text } from './settings.mjs';
+import { Fenced, NotHeld } from './errors.mjs';
+import { checkWork, duration, finished, known, text } from './settings.mjs';
 
 const nothing = () => {};
 /** Returns the candidate's name in an owner's: behind machine, process and session, and before what each campaign adds. */
 const nameOf = (owner) => owner.replace(/^[^/]+\/\d+\/[^/]+\//, '').replace(/(#[^#]*){1,2}$/, '');
+
+const LONGEST_TIMER = 2 ** 31 - 1; // milliseconds
+
+/** True if the work has failed because it led no more. */
+function isOfLoss(error) {
+  for (let one = error; one; one = one.cause) if (one instanceof NotHeld || one instanceof Fenced || one.name === 'AbortError') return true;
+  return false;
+}
 
 const same = (one, another) => one?.term === another?.term;
 
@@ -28,18 +36,23 @@ export class Election {
     const { name = 'a candidate' } = known(options, ['name'], 'an election');
     if (typeof locks?.holder !== 'function') throw new TypeError('locks must be Locks');
     this.#locks = locks;
-    [this.key, this.name] = [text('key', key), text('name', name)];
+    this.key = text('key', key);
+    this.name = text('name', name);
   }
 
   /** Waits until this one leads; null after `wait`. The hold's `token` is the term, its `signal` is aborted when it steps down. */
   async campaign({ signal, wait = Infinity } = {}) {
     if (this.isLeader) return this.#hold;
     const actor = `${this.name}#${randomUUID()}`; // two of one name are two
-    this.#hold = await this.#locks.tryLock(this.key, { actor, wait, signal });
-    return this.#hold;
+    const hold = await this.#locks.tryLock(this.key, { actor, wait, signal });
+    if (hold) this.#hold = hold; // without one this candidate may lead by another campaign
+    return hold;
   }
 
-  /** Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through. */
+  /**
+   * Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through, except those
+   * that a loss causes: `NotHeld`, `Fenced`, and whatever the term's signal aborts.
+   */
   async lead(work, { signal } = {}) {
     checkWork(work);
     for (;;) {
@@ -48,7 +61,7 @@ export class Election {
       try {
         done = finished(await work(term));
       } catch (error) {
-        if (!term.lost) {
+        if (!term.lost || !isOfLoss(error)) {
           await this.resign().catch(nothing); // an error of the work comes first
           throw error;
         }
@@ -73,8 +86,8 @@ export class Election {
 
   /** Each leader from now on (null: none), as a look every second sees them. */
   async* observe({ every = 1_000, signal } = {}) {
-    milliseconds('every', every, 1);
-    for (let before; !signal?.aborted; await pause(every)) {
+    const pause = Math.min(duration('every', every), LONGEST_TIMER);
+    for (let before; !signal?.aborted; await sleep(pause, null, { signal }).catch(nothing)) { // an abort ends it
       const leader = await this.leader();
       if (before !== undefined && same(before, leader)) continue;
       yield before = leader;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 /*
- * The program's client as a template: other ones of the same kind, which connect once and send once. TLS, users, databases,
- * Sentinels and clusters come along, because ioredis or node-redis makes the connections.
+ * Our own clients, made after the pattern of the program's: they connect once and send once. TLS, users, databases, Sentinels
+ * and clusters come along, because ioredis or node-redis makes the connections.
  *
  * After a call without an answer we leave our client and make another: some libraries keep a dead connection for ever.
  */
-import { after } from './clock.mjs';
-import { Closed, Unreachable, late, typed } from './errors.mjs';
+import { at, inTime, now } from './clock.mjs';
+import { Closed, Unreachable, typed } from './errors.mjs';
 
-const nothing = () => {};
+const noop = () => {};
 
 const ioredis = {
-  copy(client, bound) {
+  copy(client, timeout) {
     const how = {
-      connectTimeout: bound, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
-      sentinelCommandTimeout: bound,
+      connectTimeout: timeout, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
+      sentinelCommandTimeout: timeout,
       lazyConnect: true, retryStrategy: null, sentinelRetryStrategy: null, reconnectOnError: null,
       failoverDetector: true, // a Sentinel's word ends the connection to a former primary, which grants for eleven seconds more
       autoResendUnfulfilledCommands: false, maxRetriesPerRequest: null, enableReadyCheck: false, enableAutoPipelining: false,
@@ -23,18 +23,18 @@ const ioredis = {
     if (!client.isCluster) return client.duplicate(how);
     const seeds = client.nodes().map(({ options: { host, port } }) => ({ host, port }));
     return client.duplicate(seeds, {
-      lazyConnect: true, enableReadyCheck: false, clusterRetryStrategy: null, slotsRefreshTimeout: Math.min(1_000, bound),
+      lazyConnect: true, enableReadyCheck: false, clusterRetryStrategy: null, slotsRefreshTimeout: Math.min(1_000, timeout),
       scaleReads: 'master', retryDelayOnFailover: 0, retryDelayOnClusterDown: 0, enableAutoPipelining: false,
       redisOptions: { ...client.options.redisOptions, ...how },
     });
   },
-  /** ioredis 5.0 is ready before it knows whether the password is right. */
-  async connect(wire) {
-    await wire.connect();
-    if (!wire.isCluster) await wire.call('PING').catch(nothing);
+  /** ioredis 5 is ready before it knows whether the password is right. */
+  async connect(copy) {
+    await copy.connect();
+    if (!copy.isCluster) await copy.call('PING').catch(noop);
   },
-  async sender(wire) {
-    if (!wire.isCluster) return (key, words) => wire.callBuffer(...words);
+  async sender(copy) {
+    if (!copy.isCluster) return (key, words) => copy.callBuffer(...words);
     const { Command } = await import('ioredis');
     class Keyed extends Command { // ioredis does not know where the key is in a command of a module, and would ask any node
       constructor(key, [name, ...args]) {
@@ -44,44 +44,50 @@ const ioredis = {
 
       getKeys() { return [this.key]; }
     }
-    return (key, words) => wire.sendCommand(new Keyed(key, words));
+    return (key, words) => copy.sendCommand(new Keyed(key, words));
   },
-  /** One that has ended would keep the process for two seconds; but the subscription to a Sentinel ends by this only. */
-  close: (wire) => (wire.status !== 'end' || wire.options.sentinels) && wire.disconnect(),
+  /**
+   * disconnect() after the end starts a timer of two seconds that keeps the process. With Sentinels it is needed: nothing else ends
+   * their subscription.
+   */
+  close: (copy) => (copy.status !== 'end' || copy.options.sentinels) && copy.disconnect(),
 };
 
+const RESP_BULK_STRING = '$'.charCodeAt(0);
 const opened = new WeakSet(); // of node-redis: they have their sockets
-const BYTES = { typeMapping: { 36: Buffer } }; // of bulk strings
+// Bulk strings are bytes. node-redis would make a timer for each command, which costs as much as half of a lock.
+const OPTIONS = { typeMapping: { [RESP_BULK_STRING]: Buffer }, timeout: undefined };
 
 const nodeRedis = {
-  copy(client, bound) {
+  copy(client, timeout) {
     if (client.getMasterNode) return client.duplicate(); // a Sentinel's: nobody can read its options
     const how = ({ socket, ...options } = {}) => ({
       ...options, url: undefined, RESP: 2, commandOptions: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
       disableOfflineQueue: false, pingInterval: undefined,
-      socket: { ...socket, connectTimeout: bound, socketTimeout: undefined, reconnectStrategy: false },
+      socket: { ...socket, connectTimeout: timeout, socketTimeout: undefined, reconnectStrategy: false },
     });
     if (!client.nodeClient) return client.duplicate(how(client.options));
     const nodes = client.masters.flatMap((node) => node.client?.options ?? []);
     if (!nodes.length) return client.duplicate();
     const { socket, ...defaults } = how(nodes[0]);
     // A node that hangs holds up neither the search for the slots for long, nor the others.
-    const rootNodes = nodes.map(({ socket: at }) => ({ socket: { host: at.host, port: at.port, socketTimeout: Math.min(1_000, bound) } }));
-    Object.assign(defaults, { pingInterval: bound / 3, socket: { ...socket, host: undefined, port: undefined, socketTimeout: bound } });
+    const rootNodes = nodes.map(({ socket: at }) => ({ socket: { host: at.host, port: at.port, socketTimeout: Math.min(1_000, timeout) } }));
+    Object.assign(defaults, { pingInterval: timeout / 3, socket: { ...socket, host: undefined, port: undefined, socketTimeout: timeout } });
     return client.duplicate({ RESP: 2, rootNodes, minimizeConnections: true, defaults });
   },
-  connect: (wire) => wire.connect(),
-  sender(wire) {
+  connect: (copy) => copy.connect(),
+  sender(copy) {
     const strings = (words) => words.map((word) => (typeof word === 'number' ? String(word) : word));
-    if (wire.nodeClient) return (key, words) => wire.sendCommand(key, false, strings(words), BYTES);
-    if (wire.getMasterNode) return (key, words) => wire.sendCommand(false, strings(words), BYTES);
-    return (key, words) => wire.sendCommand(strings(words), BYTES);
+    if (copy.nodeClient) return (key, words) => copy.sendCommand(key, false, strings(words), OPTIONS);
+    if (copy.getMasterNode) return (key, words) => copy.sendCommand(false, strings(words), OPTIONS);
+    return (key, words) => copy.sendCommand(strings(words), OPTIONS);
   },
-  /** One that is closed before it has its socket would keep that. */
-  close(wire) {
-    const close = () => wire.isOpen && wire.destroy();
-    if (opened.has(wire)) close();
-    else wire.once('connect', close);
+  /** node-redis keeps a socket that it gets after destroy(). A Sentinel's client, which tells of its sockets since 6.3 only, does not. */
+  close(copy) {
+    const destroy = async () => copy.isOpen && copy.destroy();
+    const close = () => destroy().catch(noop);
+    if (opened.has(copy) || copy.getMasterNode) close();
+    else copy.once('connect', close);
   },
 };
 
@@ -90,111 +96,117 @@ const libraryOf = (client) => {
   return typeof client.call === 'function' ? ioredis : nodeRedis;
 };
 
-/** Promises what `work` does, if that takes no longer than `bound`. */
-function inTime(bound, work, what) {
-  return new Promise((resolve, reject) => {
-    const stop = after(bound, () => reject(late(what)));
-    work().then(resolve, reject).finally(stop);
-  });
-}
+const isReady = (client) => client.isReady ?? client.status === 'ready'; // node-redis, ioredis
 
-/** What our clients are made like. `client`: of one of the libraries, its cluster, or a function that makes one. */
-export class Template {
-  constructor(client, bound) {
+/** Makes our clients. `client`: the pattern, of one of the libraries (a client, cluster or Sentinel), or a function that makes one. */
+export class ClientFactory {
+  constructor(client, timeout) {
     const library = libraryOf(client);
     if (!library && typeof client !== 'function') {
       throw new TypeError('client must be of ioredis or node-redis (a client, cluster or Sentinel), or a function that makes one');
     }
-    Object.assign(this, { client, library, bound, isCluster: Boolean(client.isCluster || client.nodeClient) });
+    this.client = client;
+    this.library = library;
+    this.timeout = timeout;
+    this.isCluster = Boolean(client.isCluster || client.nodeClient);
   }
 
   /** Returns a client that is connected, as `{ send, close, ended }`. */
   async open() {
-    const made = this.library ? this.client : await this.client();
+    const made = this.library ? this.client : await inTime(this.timeout, async () => this.client(), () => new Unreachable('no client in time'));
     const library = this.library ?? libraryOf(made);
     if (!library || (made !== this.client && (made.isCluster || made.nodeClient))) {
       throw new TypeError('client must make a client of ioredis or node-redis');
     }
-    const wire = library.copy(made, this.bound);
-    if (made !== this.client) library.close(made);
+    const copy = library.copy(made, this.timeout);
+    if (made !== this.client && !isReady(made)) library.close(made); // a client in use is the program's own
     let why; // the first error has the reason
-    wire.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(wire));
+    copy.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(copy));
     try {
-      await inTime(this.bound, () => library.connect(wire), 'no connection in time');
-      if (why && !this.isCluster && !wire.getMasterNode) throw why;
+      await inTime(this.timeout, () => library.connect(copy), () => new Unreachable('no connection in time'));
+      if (why && !this.isCluster && !copy.getMasterNode) throw why;
+      const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) copy.once(one, done); });
+      return { send: await library.sender(copy), close: () => library.close(copy), ended };
     } catch (error) {
-      library.close(wire);
+      library.close(copy);
       throw typed(why ?? error);
     }
-    const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) wire.once(one, done); });
-    return { send: await library.sender(wire), close: () => library.close(wire), ended };
   }
 }
 
-/** A client of ours, and the next one where that has failed. */
-export class Wire {
-  #template;
-  #current = null; // promises
+/** A client of ours, and the next one after a failure. */
+export class Client {
+  #factory;
+  #current = null; // a promise of a client
   #next = null;
+  #open = new Set(); // every client that is not closed
   #closed = false;
 
-  constructor(template) { this.#template = template; }
+  constructor(factory) { this.#factory = factory; }
 
-  /** Returns the reply to a command, or throws one of our errors, within the bound. */
-  async call(key, words, bound = this.#template.bound) {
-    const current = this.#current ??= this.#open();
+  /** Returns the reply to a command, or throws one of our errors, within that time. */
+  async call(key, words, timeout = this.#factory.timeout) {
+    if (this.#closed) throw new Closed('these locks are closed');
+    const current = this.#current ??= this.#connect();
+    let isSent = false;
+    let isLate = false; // a client that connects only then sends nothing
+    const send = (client) => {
+      if (isLate) return null;
+      isSent = true;
+      return client.send(key, words);
+    };
     try {
-      return await inTime(bound, async () => {
-        const client = await current;
-        client.pending += 1;
-        try {
-          return await client.send(key, words);
-        } finally {
-          client.pending -= 1;
-          if (client.retired && !client.pending) client.close();
-        }
-      }, 'no answer in time');
+      return await inTime(timeout, () => current.then(send), () => new Unreachable('no answer in time'));
     } catch (error) {
+      isLate = true;
+      if (this.#closed) throw new Closed('these locks are closed');
       const seen = typed(error);
-      if (seen instanceof Unreachable || (seen.code === 'READONLY' && !this.#template.isCluster)) this.#leave(current);
-      throw this.#closed ? new Closed('these locks are closed') : seen;
+      const isAway = seen instanceof Unreachable || (seen.code === 'READONLY' && !this.#factory.isCluster);
+      if (isSent && isAway) this.#leave(current); // connecting has a bound of its own
+      throw seen;
     }
   }
 
   close() {
     this.#closed = true;
-    for (const one of [this.#current, this.#next]) one?.then(({ close }) => close(), nothing);
+    for (const client of this.#open) client.close();
   }
 
-  #open() {
-    const one = this.#template.open().then((client) => Object.assign(client, { pending: 0, retired: false }));
-    const gone = () => { if (this.#current === one) this.#current = null; };
-    one.then(({ close, ended }) => {
-      ended.then(() => {
-        gone();
-        close();
+  #connect() {
+    const connecting = this.#factory.open();
+    const drop = () => { if (this.#current === connecting) this.#current = null; };
+    connecting.then((client) => {
+      this.#open.add(client);
+      client.ended.then(() => {
+        drop();
+        this.#end(client);
       });
-      if (this.#closed) close();
-    }, gone);
-    return one;
+      if (this.#closed) client.close();
+    }, drop);
+    return connecting;
   }
 
-  /** Others may be served by another node of the cluster: they keep this client until there is another. */
+  /** Makes another client for the calls to come. The other nodes of a cluster still answer: until it is there, it has this one. */
   #leave(old) {
     if (this.#closed || this.#current !== old || this.#next) return;
-    const retire = () => old.then((client) => {
-      client.retired = true;
-      if (!client.pending) client.close();
-    }, nothing);
-    if (!this.#template.isCluster) {
+    if (!this.#factory.isCluster) {
       this.#current = null;
-      retire();
+      this.#retire(old);
       return;
     }
-    const next = this.#next = this.#open();
+    const next = this.#next = this.#connect();
     next.then(() => {
-      if (this.#current === old) this.#current = next;
-      retire();
-    }, nothing).finally(() => { this.#next = null; });
+      const replaced = this.#current; // null: it has ended meanwhile
+      this.#current = next;
+      if (replaced) this.#retire(replaced);
+    }, noop).finally(() => { this.#next = null; });
+  }
+
+  /** By then each call that is under way has its answer, or has failed. An unanswered one would keep the connection for ever. */
+  #retire(old) { old.then((client) => at(now() + 2 * this.#factory.timeout, () => this.#end(client)), noop); }
+
+  #end(client) {
+    this.#open.delete(client);
+    client.close();
   }
 }

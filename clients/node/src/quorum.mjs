@@ -20,7 +20,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { now } from './clock.mjs';
 import { Unreachable } from './errors.mjs';
 import { asyncDispose } from './hold.mjs';
-import { Template } from './library.mjs';
+import { ClientFactory } from './library.mjs';
 import { known, milliseconds, text } from './settings.mjs';
 
 export { Unreachable };
@@ -38,7 +38,7 @@ export class Quorum {
     const { replyTimeout = 300 } = known(options, ['replyTimeout'], 'Quorum');
     milliseconds('replyTimeout', replyTimeout, 1);
     if (typeof clients?.[Symbol.iterator] !== 'function') throw new TypeError('clients must be a list of clients, one for each master');
-    this.#masters = [...clients].map((client) => ({ client, template: new Template(client, replyTimeout), silent: { at: -Infinity } }));
+    this.#masters = [...clients].map((client) => ({ client, factory: new ClientFactory(client, replyTimeout), silent: { at: -Infinity } }));
   }
 
   /**
@@ -84,8 +84,11 @@ export class QuorumHold {
   #longest = 0; // lease that was asked for
 
   constructor(lock, owner, masters) {
-    Object.assign(this, { lock, owner, deadline: 0 });
-    [this.#masters, this.#first] = [masters, masters[0]];
+    this.lock = lock;
+    this.owner = owner;
+    this.deadline = 0;
+    this.#masters = masters;
+    this.#first = masters[0];
   }
 
   /** Each master's fencing token, or null. */
@@ -170,7 +173,8 @@ export class QuorumHold {
       this.deadline = Math.min(this.deadline, deadline); // some have heard of a lease that may be shorter
       return false;
     }
-    [this.#granted, this.deadline] = [granted, deadline];
+    this.#granted = granted;
+    this.deadline = deadline;
     return true;
   }
 
@@ -192,9 +196,17 @@ const silentLast = (masters) => {
 
 /** A connection for one owner. Opened when needed, thrown away after a time-out. */
 class Master {
-  constructor({ client, template, silent }, names) {
-    Object.assign(this, { client, template, silent, names, bound: template.bound });
-    Object.assign(this, { wire: null, fail: nothing, asked: false, unanswered: false, error: null });
+  wire = null;
+  fail = nothing; // ends the call that is under way
+  asked = false;
+  unanswered = false;
+  error = null;
+
+  constructor({ client, factory, silent }, names) {
+    this.client = client;
+    this.factory = factory;
+    this.silent = silent;
+    this.names = names;
   }
 
   /** No place and no hold, if it has been asked and answers. */
@@ -246,7 +258,7 @@ class Master {
 
   async connect() {
     const { fail } = this;
-    const wire = await this.template.open();
+    const wire = await this.factory.open();
     if (this.fail !== fail) return wire.close(); // nobody waits for it any more
     this.wire = wire;
     wire.ended.then(() => {
@@ -277,7 +289,7 @@ class Master {
       abort = () => fail(signal.reason);
       signal?.addEventListener('abort', abort);
       // After a stall of this process a reply that has come meanwhile is read before the immediate.
-      timer = setTimeout(() => { timer = setImmediate(fail, new Error('no answer in time')); }, wait + this.bound);
+      timer = setTimeout(() => { timer = setImmediate(fail, new Error('no answer in time')); }, wait + this.factory.timeout);
     });
     try {
       return await Promise.race([over, work()]);

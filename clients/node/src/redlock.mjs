@@ -35,7 +35,11 @@ const DEFAULTS = { driftFactor: 0.01, retryCount: 10, retryDelay: 200, retryJitt
 /** Until `expiration`, of Date.now(). */
 export class Lock {
   constructor(redlock, resources, value, attempts, expiration, holds = []) {
-    Object.assign(this, { redlock, resources, value, attempts, expiration });
+    this.redlock = redlock;
+    this.resources = resources;
+    this.value = value;
+    this.attempts = attempts;
+    this.expiration = expiration;
     Object.defineProperty(this, 'holds', { value: holds });
   }
 
@@ -65,7 +69,7 @@ export default class Redlock extends EventEmitter {
   /** Ends the clients, too. */
   async quit() {
     await this.#one?.close();
-    await Promise.all([...this.clients].map((client) => client.quit()));
+    await Promise.all([...this.clients].map((client) => client.quit?.())); // a function has none
   }
 
   async acquire(resources, duration, settings) {
@@ -108,6 +112,7 @@ export default class Redlock extends EventEmitter {
         if (this.#one) await hold.check();
         else if (!(await hold.renew(duration))) throw new NotHeld('NOTHELD at no majority of the masters');
       }
+      if (!lock.holds.every((hold) => hold.left())) throw new NotHeld('NOTHELD it ended while it was extended');
     } catch (error) {
       throw this.#failed(error, 'The operation was unable to achieve a quorum during its retry window.');
     }

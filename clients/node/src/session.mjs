@@ -1,386 +1,440 @@
 // SPDX-License-Identifier: MIT
 /*
- * Sessions: what the servers keep for this client, and all that follows from their rows.
+ * Sessions: what the servers keep for this client, and what follows from their rows.
  *
- * Nothing here waits or sends. Whoever runs a *job* (a `Loop`, a `Take`) asks it for its `next` step: the words of a command,
- * of which it gets the answer; milliseconds to wait, unless its bell rings before; or null, the end.
+ * Each method that talks to a server is an async function. Between two of its awaits nothing else changes the state.
  */
 import { randomBytes } from 'node:crypto';
 import { hostname } from 'node:os';
 
-import { Bell, Clock, now } from './clock.mjs';
-import { Closed, NotHeld, passes } from './errors.mjs';
-import { bytes } from './hold.mjs';
+import { Clock, inTime, now, pause } from './clock.mjs';
+import { Closed, NotHeld, Unreachable, isTransient } from './errors.mjs';
+import { Hold, bytes } from './hold.mjs';
+import { Client, ClientFactory } from './library.mjs';
+import { Take } from './take.mjs';
 
-const LINGER = 1_000; // so long a loop continues without work: the next turn begins without a new one
-const QUIET = 100; // after an answer without rows that came early
-const PAUSE = 100; // after a failure
-const STALL = 500; // an end that is seen so late: this process stood still
-const ROUNDING = 2; // servers count whole milliseconds
-const nothing = () => {};
+const BLOCK_MS = 1_000; // the longest wait of a SESSION for rows
+const LINGER_MS = 1_000; // how long a session without work is still kept, since the next wait often follows soon
+const PAUSE_MS = 100; // after a failure, and after an early answer without rows
+const ROUNDING_MS = 2; // servers count whole milliseconds
+const CLOSING_MS = 1_000; // how long close() waits for commands that are still unanswered
+const OUTCOMES = ['timeout', 'cancelled', 'replaced', 'wrongtype', 'again']; // of waits, without a grant
+const noop = () => {};
 
-/** What one server keeps for this client, by the id that it drew. */
+/** What one server keeps for this client, by the id that the server drew. */
 class Session {
-  seen = 0; // the last row
-  holds = new Map();
+  seen = 0; // the number of the last row that was read
+  leases = new Map(); // by id
   waits = new Set();
-  sent = -Infinity; // of the last SESSION, and the end of the least lease that it told
-  until = -Infinity;
-  heard = -Infinity; // when the last SESSION was sent that was answered, with holds or without
-  longest = 0; // of the leases in it
-  shortest = Infinity;
-  looked = 0; // for holds that are forgotten
-  loop = null;
+  answeredAt = -Infinity; // when the last SESSION was sent that was answered
+  extendedAt = -Infinity; // when the one was sent whose answer extended the leases
+  dueAt = 0; // when the server answers the SESSION that is under way
   error = null; // of the last SESSION
+  isKept = false; // by a loop
 
-  constructor(id, key) { [this.id, this.key] = [id, key]; }
+  constructor(id, key) {
+    this.id = id;
+    this.key = key;
+  }
 
-  /** Returns a key that it serves. */
+  /** Returns a key that its server serves. */
   anyKey() {
     const [wait] = this.waits;
-    const [hold] = this.holds.values();
-    return this.key = wait?.request.keys[0] ?? hold?.key ?? this.key;
+    const [lease] = this.leases.values();
+    this.key = wait?.request.keys[0] ?? lease?.key ?? this.key;
+    return this.key;
   }
 
   get isNeeded() {
     if (this.waits.size) return true;
-    for (const held of this.holds.values()) if (held.isOld) return true; // most often the first
+    for (const lease of this.leases.values()) if (lease.needsRenewal) return true; // most often the first
     return false;
   }
-}
 
-/** A command that is repeated until the server has answered it, or until it means nothing any more. */
-export class Errand {
-  tries = 0;
-  done = false;
-  error = null;
-  #then;
-
-  constructor(key, words, then, isNeeded) {
-    Object.assign(this, { key, words, isNeeded });
-    this.#then = then;
-  }
-
-  answered(sent, error, reply) {
-    this.tries += 1;
-    this.error = error;
-    this.done = !error || !passes(error);
-    if (this.done) this.#then(sent, error, reply);
+  get shortestLease() {
+    let shortest = Infinity;
+    for (const { lease } of this.leases.values()) shortest = Math.min(shortest, lease);
+    return shortest;
   }
 }
 
-/** All that this client holds and waits for. Who drives it gives it `call`, `start`, `errand` and `later`. */
+/** Tracks everything that this client holds or waits for. */
 export class Sessions {
   name = `${hostname().slice(0, 64).replaceAll('/', '-')}/${process.pid}/${randomBytes(16).toString('base64url')}`;
-  byId = new Map();
-  asked = new Map(); // takes, by owner
-  held = new Map();
+  takes = new Map(); // by owner
+  leases = new Map(); // by id
   closed = false;
-  #number = 0;
+  #byId = new Map();
+  #commands;
+  #loops; // a client of its own: SESSION … BLOCK delays whatever is behind it
+  #background = new Set(); // commands that are sent again until the server answers
+  #lastOwner = 0;
+  #graceUntil = 0; // after a standstill: until then the news about an end may still be unread
 
-  constructor(settings) {
+  constructor(client, settings) {
     this.settings = settings;
-    this.clock = new Clock(() => this.tick());
+    this.factory = new ClientFactory(client, settings.replyTimeout);
+    this.#commands = new Client(this.factory);
+    this.#loops = new Client(this.factory);
+    this.clock = new Clock((isLate) => this.#tick(isLate));
   }
 
-  /** Throws an error if nothing may be asked any more. */
-  check() { if (this.closed) throw new Closed('these locks are closed'); }
+  async call(key, words) {
+    if (this.closed) throw new Closed('these locks are closed');
+    return this.#commands.call(key, words);
+  }
 
-  /** Ends everything: what is held is reported lost, and lives on until its lease. */
-  end() {
+  /** Returns the holds, or null if others have the lock. */
+  async take(request, wait) {
+    if (this.closed) throw new Closed('these locks are closed');
+    request.signal?.throwIfAborted();
+    const [key] = request.keys;
+    const began = now();
+    let leases;
+    try {
+      leases = await new Take(this, request, wait).run();
+    } catch (error) {
+      this.settings.tell('refused', key, now() - began, error);
+      throw error;
+    }
+    if (!leases) {
+      this.settings.tell('refused', key, now() - began, null);
+      return null;
+    }
+    this.settings.tell('granted', key, now() - began);
+    return leases.map((lease) => new Hold(this, lease));
+  }
+
+  /** Closes the client. Every hold is reported lost; on the server it lasts until its lease ends. */
+  async close() {
+    if (this.closed) return;
+    for (const take of [...this.takes.values()]) take.fail(new Closed('these locks are closed')); // which leaves the queues
     this.closed = true;
-    if (this.held.size) this.settings.logger.warn(`closed with ${this.held.size} locks held: they are lost`);
-    for (const held of [...this.held.values()]) this.lose(held, 'closed');
-    for (const take of new Set(this.asked.values())) take.fail(new Closed('these locks are closed'));
-    for (const { loop } of this.byId.values()) loop?.bell.ring();
+    if (this.leases.size) this.settings.warn(`closed with ${this.leases.size} locks held: they are lost`);
+    for (const lease of [...this.leases.values()]) this.lose(lease, 'closed');
     this.clock.reset(Infinity);
+    await inTime(CLOSING_MS, () => Promise.all(this.#background), noop).catch(noop);
+    this.#commands.close();
+    this.#loops.close();
   }
-
-  // What is held.
 
   /** Returns an owner that nobody has used. What stands before `#` is the actor, for the search for deadlocks. */
-  owner(actor) {
-    const number = ++this.#number;
-    if (actor === undefined) return `${this.name}/${number}`;
-    if (typeof actor === 'string') return `${this.name}/${actor}#${number}`;
-    return Buffer.concat([Buffer.from(`${this.name}/`), actor, Buffer.from(`#${number}`)]);
+  newOwner(actor) {
+    this.#lastOwner += 1;
+    if (actor === undefined) return `${this.name}/${this.#lastOwner}`;
+    if (typeof actor === 'string') return `${this.name}/${actor}#${this.#lastOwner}`;
+    return Buffer.concat([Buffer.from(`${this.name}/`), actor, Buffer.from(`#${this.#lastOwner}`)]);
   }
 
   session(id, key) {
-    let session = this.byId.get(id);
-    if (!session) this.byId.set(id, session = new Session(id, key));
+    let session = this.#byId.get(id);
+    if (!session) {
+      session = new Session(id, key);
+      this.#byId.set(id, session);
+    }
     return session;
   }
 
   /** Returns the believed end of a lease that the server counts from the arrival of a command. */
-  believed(sent, left) { return sent + left - ROUNDING - this.settings.clockMargin; }
+  believed(sentAt, left) { return sentAt + left - ROUNDING_MS - this.settings.clockMargin; }
 
-  /** The hold is in that session now. */
-  join(held, session) {
-    if (held.session !== session) {
-      held.leave();
-      [held.told, held.session, held.isTaken] = [now(), session, false];
-      if (!session.holds.size) [session.longest, session.shortest] = [0, Infinity];
-      session.holds.set(held.id, held);
-      [session.longest, session.shortest] = [Math.max(session.longest, held.lease), Math.min(session.shortest, held.lease)];
+  /** The session has this lease from now on. */
+  join(lease, session) {
+    if (lease.session !== session) {
+      this.#leave(lease);
+      lease.session = session;
+      lease.joinedAt = now();
+      lease.isTaken = false;
+      session.leases.set(lease.id, lease);
+      this.#byId.set(session.id, session); // another row of the same answer may have emptied it
     }
-    if (held.isOld) this.keep(session);
-    this.clock.set(session.loop ? held.until() : Math.min(held.until(), held.old));
+    if (lease.needsRenewal) this.keep(session);
+    this.clock.set(lease.needsRenewal ? lease.end : Math.min(lease.end, lease.renewAt));
   }
 
-  /** Has a loop keep it from now on. */
-  keep(session) {
-    if (session.loop || this.closed) return;
-    session.loop = new Loop(this, session);
-    this.start(session.loop);
-  }
-
-  /** It is held no more, and the program learns of it. */
-  lose(held, reason) {
-    this.held.delete(held.id);
-    held.leave();
-    if (held.over) return;
-    [held.over, held.isLost] = [reason, true];
-    const message = `lock '${held.key}' of '${held.owner}' is lost: ${reason}`;
+  /** Marks a hold as lost, and notifies the program. */
+  lose(lease, reason) {
+    this.leases.delete(lease.id);
+    this.#leave(lease);
+    if (lease.over) return;
+    lease.over = reason;
+    lease.isLost = true;
+    const message = `lock '${lease.key}' of '${lease.owner}' is lost: ${reason}`;
     if (this.closed) this.settings.debug(message);
-    else this.settings.logger.warn(message);
-    this.settings.tell('lost', held.key, reason);
-    this.later(held);
+    else this.settings.warn(message);
+    this.settings.tell('lost', lease.key, reason);
+    setImmediate(() => lease.hold?.deref()?.abort()); // the program's listeners run outside of our own call stack
   }
 
-  /** Reports what has ended or is forgotten, and keeps what has grown old. */
-  tick() {
+  /** Takes the lease out of its session. */
+  #leave(lease) {
+    const { session } = lease;
+    if (!session) return;
+    lease.session = null;
+    session.leases.delete(lease.id);
+    this.#forget(session);
+  }
+
+  /** Forgets a session in which nothing is left. The server tells its rows again, if it still knows it. */
+  #forget(session) { if (!session.isKept && !session.leases.size && !session.waits.size) this.#byId.delete(session.id); }
+
+  /** Reports what has ended or was forgotten, and keeps what needs renewal. */
+  #tick(isLate) {
+    const { replyTimeout } = this.settings;
+    if (isLate && now() > this.#graceUntil + replyTimeout) this.#graceUntil = now() + replyTimeout;
     let alarm = Infinity;
-    for (const held of [...this.held.values()]) {
-      if (held.over || this.isForgotten(held)) continue;
-      if (held.isOld && held.session) this.keep(held.session);
-      const end = this.#endOf(held);
-      if (end <= now()) this.expire(held);
-      else alarm = Math.min(alarm, end, held.session && !held.session.loop ? held.old : end);
+    for (const lease of [...this.leases.values()]) {
+      const end = Math.max(lease.end, Math.min(this.#graceUntil, lease.maxEnd));
+      if (lease.over) {
+        // the program is releasing it
+      } else if (lease.isForgotten()) {
+        this.lose(lease, 'forgotten: nothing refers to the hold any more, and it was not released');
+        this.#inBackground(this.#leaveToLease(lease, lease.lease)); // its work may still run
+      } else if (end <= now()) {
+        this.#expire(lease);
+      } else {
+        if (lease.needsRenewal && lease.session) this.#keepInTime(lease);
+        alarm = Math.min(alarm, end, lease.needsRenewal ? end : lease.renewAt);
+      }
     }
     this.clock.reset(alarm);
   }
 
-  /** Returns when a loss is to be reported. After a standstill of this process the server has the time of a reply to say more. */
-  #endOf(held) {
-    const end = held.until();
-    if (end > now()) held.doubted = 0;
-    else if (!held.doubted && now() - end > STALL && held.bound > now()) held.doubted = now() + this.settings.replyTimeout;
-    return Math.max(end, held.doubted);
+  /** Has a loop keep the lease. It may be shorter than the wait of the SESSION that is under way. */
+  #keepInTime(lease) {
+    this.keep(lease.session);
+    if (lease.session.dueAt > lease.end - lease.lease / 6) this.renew(lease);
   }
 
-  /** Reports a hold that nothing refers to: nobody can give it back. Its work may still run, so it is left to its lease. */
-  isForgotten(held) {
-    if (held.over || !held.handle || held.handle.deref()) return false; // without a handle it is on its way to the program
-    this.lose(held, 'forgotten: nothing refers to the hold any more, and it was not released');
-    this.errand(this.#left(held, held.lease));
-    return true;
+  /** Its lease may have ended. The server may still have it, so release it. */
+  #expire(lease) {
+    const { session, maxEnd, why, isTaken } = lease;
+    const reasons = ['nobody has confirmed it before its end'];
+    const refusal = why || session?.error?.message;
+    if (refusal) reasons.push(refusal);
+    if (session?.answeredAt > 0) reasons.push(`the last answer was sent ${((now() - session.answeredAt) / 1000).toFixed(1)} s ago`);
+    this.lose(lease, maxEnd <= now() ? 'maxHold is over' : reasons.join(': '));
+    if (!isTaken) this.releaseOrphan(lease.key, lease.owner, lease.token, lease.lease); // else it is another program's
   }
 
-  /** Its believed end has passed. The server may have it still, so it is given back. */
-  expire(held) {
-    const why = held.why || held.session?.error?.message;
-    this.lose(held, held.bound <= now() ? 'maxHold is over' : `nobody has confirmed it before its end${why ? `: ${why}` : ''}`);
-    if (!held.isTaken) this.giveBack(held.key, held.owner, held.token); // else it is somebody else's now
+  // Commands that are sent again until the server has answered.
+
+  /**
+   * Sends a command until it is answered, as long as it is needed. Returns when it was sent last, and the reply. Throws a refusal.
+   * `attempts` has their number and the last error.
+   */
+  async #insist(key, words, isNeeded, attempts = { count: 0 }) {
+    for (;;) {
+      const sentAt = now();
+      attempts.count += 1;
+      try {
+        return { sentAt, reply: await this.#commands.call(key, words) };
+      } catch (error) {
+        attempts.error = error;
+        if (!isTransient(error) || this.closed || !isNeeded()) throw error;
+      }
+      await pause(PAUSE_MS + this.#background.size / 10); // ten thousand a second are enough
+    }
   }
 
-  // What is said until it is answered.
-
-  /** No session, place or hold of a client outlasts this without being kept. */
-  patience(lease) {
+  /** Returns what says whether the server may still know what a command is about: nothing outlasts this without being kept. */
+  #patience(lease) {
     const end = now() + this.settings.hangTimeout + 2 * lease;
     return () => now() < end;
   }
 
-  /** Releases what nobody has. */
-  giveBack(key, owner, token) {
-    this.errand(new Errand(key, ['DLOCK.RELEASE', key, owner, 'TOKEN', token], nothing, this.patience(this.settings.lease)));
+  #inBackground(work) {
+    const done = work.catch(noop).finally(() => this.#background.delete(done));
+    this.#background.add(done);
   }
 
-  /** Ends a hold at the program's wish. What is returned is to be said. */
-  released(held) {
-    this.#over(held, 'it was given back before');
-    return new Errand(held.key, ['DLOCK.RELEASE', held.key, held.owner, 'TOKEN', held.token], (sent, error) => {
-      this.held.delete(held.id);
-      if (error && !(error instanceof NotHeld)) this.errand(this.#left(held, held.lease)); // it may not be given back
-    }, this.patience(held.lease));
+  /** Waits for the work as long as for a reply. After that it goes on in the background. */
+  async #inForeground(work, attempts) {
+    this.#inBackground(work);
+    await inTime(this.settings.replyTimeout, () => work, () => attempts.error ?? new Unreachable('no answer in time'));
   }
 
-  /** Ends a hold at the program's wish, and leaves the lock taken for so long. */
-  releasedAfter(held, ms) {
-    const { session } = held;
-    this.#over(held, 'it was left to its lease');
-    held.isLeft = true;
-    return this.#left(held, ms, (error) => {
-      if (!error || error instanceof NotHeld || !session) return;
-      [held.over, held.isLeft] = ['', false]; // it is as it was
-      this.held.set(held.id, held);
-      this.join(held, session);
-    });
+  /** Releases a grant that no caller is waiting for. */
+  releaseOrphan(key, owner, token, lease) {
+    this.#inBackground(this.#insist(key, ['DLOCK.RELEASE', key, owner, 'TOKEN', token], this.#patience(lease)));
   }
 
-  #over(held, reason) {
-    this.check();
-    if (held.over) throw new NotHeld(`NOTHELD lock '${held.key}' is not held: ${held.over}`);
-    held.over = reason;
-    held.leave();
+  /** Leaves the queue. The owner belongs to this request alone, so whatever it has been granted goes back as well. */
+  cancel({ keys, lease }, owner) {
+    const isNeeded = this.#patience(lease);
+    const leave = async () => {
+      const { reply } = await this.#insist(keys[0], ['DLOCK.CANCEL', keys[0], owner], isNeeded);
+      if (reply) return;
+      for (const key of keys) await this.#insist(key, ['DLOCK.RELEASE', key, owner, 'HOLDS', 0], isNeeded).catch(noop);
+    };
+    this.#inBackground(leave());
   }
 
-  /** Has the server renew it no more: it ends by its lease. */
-  #left(held, ms, then = nothing) {
-    return new Errand(held.key, ['DLOCK.RENEW', held.key, held.owner, ms, 'TOKEN', held.token], (sent, error) => {
-      this.held.delete(held.id);
-      then(error);
-    }, this.patience(ms));
+  async release(lease) {
+    this.#end(lease, 'it was given back before');
+    const attempts = { count: 0 };
+    await this.#inForeground(this.#release(lease, attempts), attempts);
   }
 
-  /** Brings the hold into the session of whoever serves it now, and learns how long it lasts. */
-  renew(held) {
-    if (held.isRenewed || held.over) return;
-    held.isRenewed = true;
-    const words = ['DLOCK.RENEW', held.key, held.owner, held.lease, 'TOKEN', held.token, 'IN', this.name];
-    this.errand(new Errand(held.key, words, (sent, error, reply) => {
-      held.isRenewed = false;
-      if (error instanceof NotHeld) {
-        this.lose(held, error.message);
-      } else if (error) {
-        held.why = error.message;
-      } else if (!held.over) {
-        held.end = Math.max(held.end, this.believed(sent, reply[0]));
-        this.join(held, this.session(reply[1], held.key));
-      }
-    }, () => !held.over));
+  async #release(lease, attempts) {
+    try {
+      await this.#insist(lease.key, ['DLOCK.RELEASE', lease.key, lease.owner, 'TOKEN', lease.token], this.#patience(lease.lease), attempts);
+    } catch (error) {
+      if (error instanceof NotHeld && attempts.count > 1) return; // the answer to an earlier attempt was lost
+      if (!(error instanceof NotHeld)) this.#inBackground(this.#leaveToLease(lease, lease.lease)); // it may not be released
+      throw error;
+    } finally {
+      this.leases.delete(lease.id);
+    }
+  }
+
+  async releaseAfter(lease, ms) {
+    this.#end(lease, 'it was left to its lease');
+    const attempts = { count: 0 };
+    await this.#inForeground(this.#leaveToLease(lease, ms, attempts), attempts);
+  }
+
+  #end(lease, reason) {
+    if (this.closed) throw new Closed('these locks are closed');
+    if (lease.over) throw new NotHeld(`NOTHELD lock '${lease.key}' is not held: ${lease.over}`);
+    lease.over = reason;
+    this.#leave(lease);
+  }
+
+  /** Has the server renew the hold no more, so that its lease ends it. */
+  async #leaveToLease(lease, ms, attempts) {
+    try {
+      await this.#insist(lease.key, ['DLOCK.RENEW', lease.key, lease.owner, ms, 'TOKEN', lease.token], this.#patience(ms), attempts);
+    } finally {
+      this.leases.delete(lease.id);
+    }
+  }
+
+  /** Brings the hold into the session of whoever serves it now. A row about it that comes meanwhile is newer than the reply. */
+  renew(lease) {
+    if (lease.over || lease.renewal) return;
+    const renewal = {};
+    lease.renewal = renewal;
+    const isNeeded = () => lease.renewal === renewal && !lease.over;
+    const words = ['DLOCK.RENEW', lease.key, lease.owner, lease.lease, 'TOKEN', lease.token, 'IN', this.name];
+    this.#inBackground(this.#insist(lease.key, words, isNeeded).then(({ sentAt, reply: [left, id] }) => {
+      if (!isNeeded()) return;
+      lease.renewal = null;
+      lease.extend(this.believed(sentAt, left));
+      this.join(lease, this.session(id, lease.key));
+    }, (error) => {
+      if (!isNeeded()) return;
+      lease.renewal = null;
+      lease.why = error.message;
+      if (error instanceof NotHeld) this.lose(lease, error.message);
+    }));
   }
 
   // What a server says.
 
-  /** Reads an answer to SESSION, and returns the session that it is of. `isKept`: not by this one only. */
-  told(sent, [id, , left, rows], key, isKept = false) {
+  /** Starts the loop that keeps this session alive, unless it is running. It ends a while after the last wait, and the last old hold. */
+  async keep(session) {
+    if (session.isKept || this.closed) return;
+    session.isKept = true;
+    const { hangTimeout, replyTimeout } = this.settings;
+    let neededAt = now();
+    let isBlocking = false; // not at first, and not after a failure or a late answer
+    let isLast = false;
+    while (!this.closed && !(isLast && !session.isNeeded)) {
+      if (session.isNeeded) neededAt = now();
+      isLast = neededAt + LINGER_MS < now();
+      const lease = session.shortestLease;
+      const block = isBlocking && !isLast ? Math.max(1, Math.floor(Math.min(BLOCK_MS, lease / 6, replyTimeout / 2))) : 0;
+      // With 1 the session ends soon: the server does not renew a grant whose answer was lost.
+      const words = ['DLOCK.SESSION', session.anyKey(), this.name, isLast ? 1 : hangTimeout, 'SEEN', session.id, session.seen];
+      if (block) words.push('BLOCK', block);
+      const sentAt = now();
+      session.dueAt = sentAt + block;
+      try {
+        const reply = await this.#loops.call(session.key, words, Math.min(block + replyTimeout, Math.max(500, lease / 2)));
+        if (this.closed) break;
+        session.error = null;
+        const took = now() - sentAt;
+        isBlocking = took < block + lease / 6;
+        const answering = this.readReply(sentAt, reply, session.key, block > 0);
+        if (answering !== session) {
+          this.#recover(session);
+          this.#forget(answering);
+          isLast = true;
+        }
+        if (!reply[3].length && took < block - 10) await pause(PAUSE_MS - took);
+      } catch (error) {
+        if (this.closed) break;
+        if (!session.error) this.settings.warn(`what is held and waited for is not kept: ${error.message}`);
+        session.error = error;
+        isBlocking = false;
+        if (!isTransient(error)) for (const take of [...session.waits]) take.fail(error);
+        await pause(PAUSE_MS);
+      }
+    }
+    session.isKept = false;
+    session.dueAt = 0;
+    for (const lease of session.leases.values()) this.clock.set(lease.renewAt);
+    this.#forget(session);
+  }
+
+  /** Reads an answer to SESSION, and returns the session that it is of. `isKept`: whoever asked has kept it for a while. */
+  readReply(sentAt, [id, , left, rows], key, isKept) {
     const session = this.session(id, key);
-    session.heard = Math.max(session.heard, sent);
+    session.answeredAt = Math.max(session.answeredAt, sentAt);
     for (const [row, word, name, owner, token, rowLeft] of rows) {
       if (row <= session.seen) continue;
       session.seen = row;
-      this.#row(session, word.toString(), name, owner, token, this.believed(sent, rowLeft));
+      this.readRow(session, word.toString(), name, owner, token, this.believed(sentAt, rowLeft));
     }
-    if (left === null || sent <= session.sent) return session;
-    const until = this.believed(sent, left);
-    if (until < session.until) { // what was believed of those that were known before stays true
-      for (const held of session.holds.values()) held.end = Math.max(held.end, held.until());
-    }
-    [session.sent, session.until] = [sent, until];
-    if (isKept && until - now() < session.longest / 2) { // the least lease says little of the others
-      for (const held of [...session.holds.values()]) if (held.until() - now() < held.lease / 2) this.renew(held);
+    if (left === null || sentAt < session.extendedAt + PAUSE_MS) return session; // turns may follow each other fast
+    session.extendedAt = sentAt;
+    for (const lease of [...session.leases.values()]) {
+      if (lease.joinedAt <= sentAt) lease.extend(this.believed(sentAt, left));
+      // The shortest lease of the session says little of the others.
+      if (isKept && left < lease.lease / 2 && lease.end - now() < lease.lease / 2) this.renew(lease);
     }
     return session;
   }
 
-  #row(session, word, name, owner, token, end) {
-    const held = this.held.get(`${token}/${bytes(name)}`);
-    const take = this.asked.get(bytes(owner));
+  readRow(session, word, name, owner, token, end) {
+    const lease = this.leases.get(`${token}/${bytes(name)}`);
+    const take = this.takes.get(bytes(owner));
     if (word === 'granted') {
-      if (held?.over) return;
-      if (held) {
-        held.end = Math.max(held.end, end);
-        this.join(held, session);
+      if (lease?.over) return;
+      if (lease) {
+        lease.extend(end);
+        this.join(lease, session);
       } else if (take) {
         take.granted(name, token, session, end);
-      } else { // a place that was left, or a command that came late
-        this.giveBack(name, owner, token);
+      } else { // the caller has given up, or the command arrived late
+        this.releaseOrphan(name, owner, token, this.settings.lease);
       }
-    } else if (['timeout', 'cancelled', 'replaced', 'wrongtype', 'again'].includes(word)) {
-      take?.ended(word);
-    } else if (!held || held.over) {
-      // it is known
-    } else if (word === 'taken') {
-      [held.isTaken, held.why] = [true, 'it was taken out of the session'];
-      held.leave(end);
-      this.clock.set(held.end);
-    } else if (word === 'moved') {
-      held.leave();
-      this.renew(held);
-    } else {
-      this.lose(held, word);
+    } else if (OUTCOMES.includes(word)) {
+      take?.onOutcome(word);
+    } else if (lease && !lease.over) {
+      lease.renewal = null; // its reply is older than this row
+      if (word === 'taken') {
+        lease.isTaken = true;
+        lease.why = 'it was taken out of the session';
+        this.#leave(lease);
+        lease.end = Math.min(lease.end, end);
+        this.clock.set(lease.end);
+      } else if (word === 'moved') {
+        this.#leave(lease);
+        this.renew(lease);
+      } else {
+        this.lose(lease, word);
+      }
     }
   }
 
-  /** The server of a key has another session: all that was in this one goes where the servers say. */
-  gone(session) {
-    for (const held of [...session.holds.values()]) {
-      held.leave();
-      this.renew(held);
+  /** The server has lost this session. Renews its holds, and repeats its waits, wherever their keys are served now. */
+  #recover(session) {
+    for (const lease of [...session.leases.values()]) {
+      this.#leave(lease);
+      this.renew(lease);
     }
-    for (const take of [...session.waits]) take.ended('gone');
-  }
-
-  /** Forgets a session without holds and waits. */
-  tidy(session) { if (!session.loop && !session.holds.size && !session.waits.size) this.byId.delete(session.id); }
-}
-
-/** Keeps a session: SESSION again and again, as long as there are waits or holds that have grown old. */
-class Loop {
-  bell = new Bell();
-  #isFirst = true;
-  #isLast = false;
-  #isOver = false;
-  #needed = now();
-  #notBefore = 0;
-  #block = 0;
-  #warned = false;
-
-  constructor(sessions, session) { [this.sessions, this.session] = [sessions, session]; }
-
-  next() {
-    const { sessions, session } = this;
-    const needed = session.isNeeded;
-    if (sessions.closed || (this.#isOver && !needed)) {
-      session.loop = null;
-      for (const held of session.holds.values()) sessions.clock.set(held.old);
-      return null;
-    }
-    if (this.#isOver) [this.#isOver, this.#isFirst] = [false, true]; // something has come in the last moment
-    if (this.#notBefore > now()) return this.#notBefore - now();
-    if (needed) this.#needed = now();
-    const { settings } = sessions;
-    this.key = session.anyKey();
-    const words = (ms, ...rest) => ['DLOCK.SESSION', this.key, sessions.name, ms, 'SEEN', session.id, session.seen, ...rest];
-    this.#isLast = this.#needed + LINGER < now();
-    if (this.#isLast) return words(1); // what an answer that was lost has granted is renewed for nobody
-    const lease = session.holds.size ? Math.min(settings.lease, session.shortest) : settings.lease;
-    this.#block = this.#isFirst ? 0 : Math.floor(Math.min(1_000, lease / 3, settings.replyTimeout / 2));
-    return this.#block ? words(settings.hangTimeout, 'BLOCK', this.#block) : words(settings.hangTimeout);
-  }
-
-  answered(sent, error, reply) {
-    const { sessions, session } = this;
-    if (sessions.closed) return;
-    if (error) {
-      this.#failed(error);
-      return;
-    }
-    [session.error, this.#warned] = [null, false];
-    const answer = sessions.told(sent, reply, session.key, !this.#isFirst);
-    if (now() - session.looked >= LINGER) {
-      session.looked = now();
-      for (const held of [...session.holds.values()]) sessions.isForgotten(held);
-    }
-    if (answer !== session) {
-      sessions.gone(session);
-      this.#isOver = true;
-    } else if (this.#isLast) {
-      this.#isOver = true;
-    } else if (!reply[3].length && !this.#isFirst && now() - sent < this.#block - 10) {
-      this.#notBefore = sent + QUIET;
-    }
-    this.#isFirst = this.#isLast = false;
-  }
-
-  #failed(error) {
-    const { sessions, session } = this;
-    [this.#isOver, this.#isFirst] = [this.#isLast, true];
-    [session.error, this.#notBefore] = [error, now() + PAUSE];
-    if (!this.#warned) sessions.settings.logger.warn(`what is held and waited for is not kept: ${error.message}`);
-    this.#warned = true;
-    if (!passes(error)) for (const take of [...session.waits]) take.fail(error);
+    for (const take of [...session.waits]) take.onOutcome('gone');
   }
 }

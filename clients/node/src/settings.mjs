@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What a program may set and ask for, checked. A bad argument is an error that names it.
-import { types } from 'node:util';
-import { debuglog, inspect } from 'node:util';
+import { debuglog, inspect, types } from 'node:util';
 
 export const shown = (value) => inspect(value, { depth: 0, breakLength: Infinity });
 const LONGEST = 3e12; // milliseconds: the server's own limit is a little more
@@ -18,9 +17,11 @@ export function duration(name, value) {
   return Math.ceil(value);
 }
 
-/** Returns the argument if it is a name. */
+export const isName = (value) => typeof value === 'string' || Buffer.isBuffer(value);
+
+/** Returns the argument if it is a name that is not empty. */
 export function text(name, value) {
-  if (typeof value !== 'string' && !Buffer.isBuffer(value)) throw new TypeError(`${name} must be a string or a Buffer, not ${shown(value)}`);
+  if (!isName(value)) throw new TypeError(`${name} must be a string or a Buffer, not ${shown(value)}`);
   if (!value.length) throw new RangeError(`${name} must not be empty`);
   return value;
 }
@@ -65,20 +66,28 @@ export class Settings {
   constructor(options) {
     const { lease = 10_000, hangTimeout = 30_000, replyTimeout = 3_000, clockMargin = 100, observer = {}, logger = LOGGER } =
       known(options, SETTINGS, 'Locks', { queueGrace: "the server's dlock.claim-window-ms" });
-    Object.assign(this, { lease: duration('lease', lease), replyTimeout: duration('replyTimeout', replyTimeout), observer, logger });
-    this.hangTimeout = Math.max(duration('hangTimeout', hangTimeout), this.lease);
+    this.observer = observer;
+    this.logger = logger;
+    this.lease = duration('lease', lease);
+    this.replyTimeout = duration('replyTimeout', replyTimeout);
+    this.hangTimeout = duration('hangTimeout', hangTimeout);
     this.clockMargin = milliseconds('clockMargin', clockMargin);
     if (typeof logger?.warn !== 'function') throw new TypeError(`logger must have a function warn, not ${shown(logger)}`);
   }
 
-  debug(message) { this.logger.debug?.(message); }
+  debug(message) { this.#try(() => this.logger.debug?.(message)); }
 
-  /** Calls the observer. It may fail, and nothing else does. */
-  tell(what, ...about) {
+  warn(message) { this.#try(() => this.logger.warn(message)); }
+
+  /** Calls the observer. */
+  tell(what, ...about) { this.#try(() => this.observer[what]?.(...about)); }
+
+  /** A logger or an observer of the program may fail, and nothing else does. */
+  #try(work) {
     try {
-      this.observer[what]?.(...about);
+      work();
     } catch (error) {
-      this.logger.warn(`the observer has failed: ${error}`);
+      process.emitWarning(`the logger or the observer has failed: ${error}`, 'DLockWarning');
     }
   }
 }

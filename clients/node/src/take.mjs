@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Taking locks: what is asked for, and the steps from the first request to the grant, or to the end of the wait.
-import { Bell, SLICE, now } from './clock.mjs';
-import { Closed, LockTimeout, NoAck, Replaced, Unreachable, passes, typed } from './errors.mjs';
-import { Held, bytes } from './hold.mjs';
-import { Errand } from './session.mjs';
+// Takes a lock, or several of one slot: from the first request to the grant, or to the end of the wait.
+import { setMaxListeners } from 'node:events';
+
+import { at, now, pause } from './clock.mjs';
+import { LockTimeout, NoAck, Refused, Replaced, Unreachable, isTransient } from './errors.mjs';
+import { Lease, bytes } from './hold.mjs';
 import { duration, known, milliseconds, shown, text } from './settings.mjs';
 
-export const GRACE = 500; // so much longer a caller whose time is up waits for the word about it
-const WARN_EVERY = 10_000;
-const OPTIONS = ['wait', 'lease', 'maxHold', 'signal', 'actor', 'shared', 'limit', 'permits', 'onLost'];
+const GRACE_MS = 500; // how much longer a caller whose time is up waits for the outcome
+const WARN_EVERY_MS = 10_000;
+const OPTIONS = ['wait', 'lease', 'maxHold', 'signal', 'actor', 'shared', 'limit', 'permits'];
 const OLD = { timeout: 'wait', owner: 'actor' };
+const noop = () => {};
 
-/** A lock, or several of one slot, as the program asks for it: it may do so again and again. */
+/** The checked options of one call, for a lock or for several of one slot. */
 export class Request {
   constructor(settings, keys, options) {
-    const { wait, lease = settings.lease, maxHold = Infinity, signal, actor, shared = false, limit, permits, onLost } =
+    const { wait, lease = settings.lease, maxHold = Infinity, signal, actor, shared = false, limit, permits } =
       known(options, OPTIONS, 'a lock', OLD);
     for (const key of keys) text('key', key);
     if (actor != null) text('actor', actor);
@@ -27,11 +29,14 @@ export class Request {
     if (permits != null && (!Number.isSafeInteger(permits) || permits < 1 || permits > limit)) {
       throw new RangeError(`permits must be a whole number of 1 or more, and at most limit, which is ${limit}, not ${shown(permits)}`);
     }
-    if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
-    Object.assign(this, { keys, signal, onLost, actor: actor ?? undefined, lease: duration('lease', lease) });
+    if (signal) setMaxListeners(0, signal); // any number of waits may end with it: at eleven Node would warn of a leak
+    this.keys = keys;
+    this.names = keys.map(bytes);
+    this.signal = signal;
+    this.actor = actor ?? undefined;
+    this.lease = duration('lease', lease);
     this.wait = wait == null ? undefined : milliseconds('wait', wait);
     this.maxHold = maxHold === Infinity ? Infinity : duration('maxHold', maxHold);
-    this.names = keys.map(bytes);
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
     if (permits > 1) this.limit.push('PERMITS', permits); // older servers do not know the word
   }
@@ -44,201 +49,190 @@ export class Request {
   }
 }
 
-/** One request, from its beginning to its end. Its owner is its own. */
+/** One request. Its owner is its own, so that no late command can reach another hold. */
 export class Take {
-  bell = new Bell();
-  began = now();
-  holds = []; // what was granted
-  done = false;
-  isTaken = false;
-  error = null; // why not, or what went wrong last
-  over; // resolved with the end
-  #isWaiting = false;
-  #hasWaited = false;
+  #done = false;
+  #finish; // resolves or rejects the result
+  #result;
+  #error = null; // the last failure
+  #asked = 0; // how often it was sent
+  #onOutcome = noop; // ends the wait for the row that ends the current request
+  #session = null; // in which it waits
   #waitsSince = 0;
-  #asked = 0;
-  #pause = 0;
-  #warned = -Infinity;
-  #word = ''; // of a row that came before the answer
-  #found = new Map();
-  #session = null;
-  #end;
+  #hasWaited = false;
+  #warnedAt = -Infinity;
+  #leases = new Map(); // granted so far, by the index of the key
 
   constructor(sessions, request, wait) {
-    Object.assign(this, { sessions, request, wait, owner: sessions.owner(request.actor), key: request.keys[0] });
-    this.deadline = this.began + (wait === 0 ? sessions.settings.replyTimeout : wait);
-    this.over = new Promise((done) => { this.#end = done; });
+    this.sessions = sessions;
+    this.request = request;
+    this.wait = wait;
+    this.owner = sessions.newOwner(request.actor);
+    this.deadline = now() + (wait || sessions.settings.replyTimeout);
+    this.#result = new Promise((resolve, reject) => { this.#finish = { resolve, reject }; });
   }
 
-  next() {
-    if (this.done) return null;
-    const left = this.deadline - now();
-    if (this.#isWaiting) return Math.min(left + GRACE, SLICE); // the end is `overdue`
-    if (this.#asked && left <= 0) {
-      this.#outOfTime();
-      return null;
+  /** Returns the leases, or null if others hold the lock. */
+  async run() {
+    const { signal } = this.request;
+    const abort = () => this.fail(signal.reason);
+    const stopTimer = at(this.deadline + GRACE_MS, () => this.#outOfTime());
+    signal?.addEventListener('abort', abort);
+    this.#ask();
+    try {
+      return await this.#result;
+    } finally {
+      stopTimer();
+      signal?.removeEventListener('abort', abort);
     }
-    if (this.#pause > now()) return Math.min(this.#pause - now(), left);
-    if (this.sessions.closed) {
-      this.fail(new Closed('these locks are closed'));
-      return null;
-    }
-    this.#asked += 1;
-    this.#word = '';
-    this.sessions.asked.set(bytes(this.owner), this); // a row may be read before the answer
-    const block = this.wait === 0 ? null : left === Infinity ? 0 : Math.max(1, Math.floor(left));
-    return this.request.words(this.sessions.name, this.owner, block);
   }
 
-  /** Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]`, null or an error. */
-  answered(sent, error, reply) {
-    const { sessions, request } = this;
-    if (this.done) return; // its rows were faster, or nobody waits for it
-    if (error) {
-      this.#failed(error);
-    } else if (reply === null) {
-      this.isTaken = true;
-      this.#finish();
-    } else if (!reply[0] || this.#asked > 1) { // asked again, only the row says how long it lasts
-      this.#wait(sessions.session(reply.at(-1), this.key));
-    } else {
-      const [session, end] = [sessions.session(reply.at(-1), this.key), sessions.believed(sent, request.lease)];
-      for (const [i, token] of [reply[0]].flat().entries()) this.granted(request.keys[i], token, session, end);
-    }
+  /** Fails the request, and cancels what the server may still have of it. `isRefused`: the server has said that it has nothing. */
+  fail(error, isRefused = false) {
+    if (this.#done) return;
+    if (this.#asked && !isRefused) this.sessions.cancel(this.request, this.owner);
+    this.#end(() => this.#finish.reject(error));
   }
 
   /** One of its locks was granted. With the last one it holds them all. */
   granted(name, token, session, end) {
     const { request, sessions } = this;
     const index = request.names.indexOf(bytes(name));
-    this.#found.set(index, new Held(request.keys[index], this.owner, token, request.lease, end));
-    if (this.#found.size < request.keys.length) return;
-    this.holds = request.keys.map((_, i) => this.#found.get(i));
-    for (const held of this.holds) {
-      [held.onLost, held.bound] = [request.onLost, held.since + request.maxHold];
-      sessions.held.set(held.id, held);
-    }
-    this.#finish();
-    for (const held of this.holds) sessions.join(held, session);
+    this.#leases.set(index, new Lease(request.keys[index], this.owner, token, request, end));
+    if (this.#leases.size < request.keys.length) return;
+    const leases = request.keys.map((_, i) => this.#leases.get(i));
+    this.#leases.clear();
+    for (const lease of leases) sessions.leases.set(lease.id, lease);
+    this.#end(() => this.#finish.resolve(leases));
+    for (const lease of leases) sessions.join(lease, session);
   }
 
-  /** A row tells of an outcome that is no grant, or the session is gone. While there is time it asks again. */
-  ended(word) {
-    this.#word = word;
-    if (!this.#isWaiting) return; // its answer is yet to come
-    this.#stopWaiting();
-    this.#giveBackFound();
-    if (word === 'replaced') {
-      this.fail(new Replaced('REPLACED a newer request of the same owner has taken the place'));
-    } else if (word === 'wrongtype') {
-      this.fail(typed(new Error('WRONGTYPE the key holds something that is not a lock')));
-    } else if (word === 'timeout' && this.deadline - now() < 20) {
-      this.isTaken = true;
-      this.#finish();
-    } else {
-      if (word === 'again') this.error = new NoAck('NOACK the server did not confirm the grant, or serves the lock no more');
-      if (this.wait === 0) {
-        this.fail(this.error ?? new Unreachable(`the request has ended: ${word}`));
+  /** A row has told of an outcome that is no grant, or the session is gone. It may come before the answer to the request. */
+  onOutcome(word) {
+    this.#leaveSession();
+    this.#onOutcome(word);
+  }
+
+  async #ask() {
+    while (!this.#done) {
+      const left = this.deadline - now();
+      if (this.#asked && left <= 0) {
+        this.#outOfTime();
         return;
       }
-      this.#pause = now() + (this.#asked > 1 ? 50 * Math.random() : 0);
-      this.bell.ring();
+      try {
+        await this.#askOnce(left);
+      } catch (error) {
+        await this.#failed(error, left);
+      }
     }
   }
 
-  /** Ends it with this error. What may be left of it is taken back. */
-  fail(error) {
-    const mayBeQueued = this.#asked > 1 || this.#session;
-    [this.error, this.isTaken] = [error, false];
-    this.#finish();
-    if (mayBeQueued && !(error instanceof Replaced)) this.#cancel();
-    this.#giveBackFound();
+  /** Sends the request, and waits for its outcome. */
+  async #askOnce(left) {
+    const { sessions, request } = this;
+    this.#asked += 1;
+    const outcome = new Promise((done) => { this.#onOutcome = done; });
+    sessions.takes.set(bytes(this.owner), this);
+    const block = left === Infinity ? 0 : Math.max(1, Math.floor(left));
+    const sentAt = now();
+    const reply = await sessions.call(request.keys[0], request.words(sessions.name, this.owner, this.wait ? block : null));
+    if (this.#done) return; // its rows were faster, or the caller has given up
+    if (reply === null) {
+      this.#taken();
+      return;
+    }
+    const session = sessions.session(reply.at(-1), request.keys[0]);
+    if (reply[0] && this.#asked === 1) {
+      const end = sessions.believed(sentAt, request.lease);
+      for (const [i, token] of [reply[0]].flat().entries()) this.granted(request.keys[i], token, session, end);
+    } else { // a place; or a grant to an earlier attempt: only its row says how long it lasts
+      await this.#waitIn(session, outcome);
+    }
   }
 
-  /** The program does not want it any more, wherever it stands. */
-  leave(error) {
-    if (this.done) return;
-    this.error = error;
-    this.#finish();
-    if (this.#asked) this.#cancel();
-    this.#giveBackFound();
-  }
-
-  /** Its time is up, and a word about it is missing. */
-  overdue() { if (!this.done) this.#outOfTime(); }
-
-  #wait(session) {
-    [this.#session, this.#isWaiting, this.#waitsSince] = [session, true, now()];
+  async #waitIn(session, outcome) {
+    this.#session = session;
+    this.#waitsSince = now();
+    this.#error = null;
     session.waits.add(this);
-    if (this.#word) { // the outcome came first
-      this.ended(this.#word);
-      return;
-    }
-    if (!this.#hasWaited) this.sessions.settings.tell('waiting', this.key);
-    this.#hasWaited = true;
     this.sessions.keep(session);
+    if (!this.#hasWaited) this.sessions.settings.tell('waiting', this.request.keys[0]);
+    this.#hasWaited = true;
+    const word = await outcome;
+    if (this.#done) return;
+    this.#leaveSession();
+    await this.#ended(word);
   }
 
-  #stopWaiting() {
-    this.#isWaiting = false;
-    this.#session?.waits.delete(this);
+  /** Without the lock, while there is time, it asks again. */
+  async #ended(word) {
+    this.#releasePart();
+    if (word === 'replaced') {
+      this.fail(new Replaced('REPLACED a newer request of the same owner has taken the place'), true);
+    } else if (word === 'wrongtype') {
+      this.fail(new Refused('WRONGTYPE the key holds something that is not a lock'));
+    } else if (word === 'timeout' && this.deadline - now() < 20) {
+      this.#taken();
+    } else {
+      if (word === 'again') this.#error = new NoAck('NOACK the server did not confirm the grant, or no longer serves the lock');
+      if (!this.wait) this.fail(this.#error ?? new Unreachable(`the request has ended: ${word}`));
+      else if (this.#asked > 1) await pause(50 * Math.random());
+    }
   }
 
-  #finish() {
-    if (this.done) return;
-    this.done = true;
-    this.#stopWaiting();
-    this.sessions.asked.delete(bytes(this.owner));
-    if (this.#hasWaited) this.sessions.settings.tell('waited', this.key);
-    this.bell.ring();
-    this.#end();
-  }
-
-  #failed(error) {
-    if (this.wait === 0 || !passes(error)) {
-      this.fail(error);
+  async #failed(error, left) {
+    if (this.#done) return;
+    if (!this.wait || !isTransient(error)) {
+      this.fail(error, error instanceof Replaced || (this.#asked === 1 && !isTransient(error)));
       return;
     }
-    if (now() - this.#warned >= WARN_EVERY) {
-      this.sessions.settings.logger.warn(`still waiting for lock '${this.key}': ${error.message}`);
-      this.#warned = now();
+    if (now() - this.#warnedAt >= WARN_EVERY_MS) {
+      this.#warnedAt = now();
+      this.sessions.settings.warn(`still waiting for lock '${this.request.keys[0]}': ${error.message}`);
     }
-    [this.error, this.#pause] = [error, now() + 20 + 80 * Math.random()];
+    this.#error = error;
+    await pause(Math.min(left, 20 + 80 * Math.random()));
   }
 
+  /** The deadline has passed, and no outcome has arrived. */
   #outOfTime() {
-    const why = this.error ?? this.#session?.error;
-    // The server has kept the place meanwhile: others have the lock, though the word about the end is late.
-    this.isTaken = !why && this.wait !== 0 && this.#isWaiting && this.#session.heard > this.#waitsSince;
-    if (!this.isTaken) {
-      const cause = why ?? new Unreachable('the server does not answer');
-      const text = `lock '${this.key}' was not granted within ${this.wait} ms: ${cause.message}`;
-      this.error = this.wait === 0 ? cause : new LockTimeout(text, { cause, taken: false });
+    if (this.#done) return;
+    const why = this.#error ?? this.#session?.error;
+    if (this.wait && !why && this.#session?.answeredAt > this.#waitsSince) {
+      // The server has kept the place: others have the lock, though the row about the end is late.
+      this.sessions.cancel(this.request, this.owner);
+      this.#taken();
+      return;
     }
-    this.#finish();
-    this.#cancel();
-    this.#giveBackFound();
+    const cause = why ?? new Unreachable('the server does not answer');
+    const text = `lock '${this.request.keys[0]}' was not granted within ${this.wait} ms: ${cause.message}`;
+    this.fail(this.wait ? new LockTimeout(text, { cause, taken: false }) : cause);
   }
 
-  /** Half of several locks is none: what was granted goes back, and the next request has another owner. */
-  #giveBackFound() {
-    const found = this.#found;
-    this.#found = new Map();
-    if (this.holds.length || !found.size) return;
-    for (const held of found.values()) this.sessions.giveBack(held.key, held.owner, held.token);
-    this.sessions.asked.delete(bytes(this.owner));
-    this.owner = this.sessions.owner(this.request.actor);
+  #taken() { this.#end(() => this.#finish.resolve(null)); }
+
+  #end(finish) {
+    this.#done = true;
+    this.#releasePart();
+    this.sessions.takes.delete(bytes(this.owner));
+    this.#leaveSession();
+    if (this.#hasWaited) this.sessions.settings.tell('waited', this.request.keys[0]);
+    this.#onOutcome('');
+    finish();
   }
 
-  /** Leaves the queue. A grant that came before has a row that nobody knows, and is given back by its token. */
-  #cancel() {
-    const { sessions, key, owner } = this;
-    const session = this.#session;
-    const needed = sessions.patience(this.request.lease);
-    sessions.errand(new Errand(key, ['DLOCK.CANCEL', key, owner], (_, error, reply) => {
-      if (error || reply !== 0 || session?.loop) return;
-      const words = ['DLOCK.SESSION', key, sessions.name, 1]; // it may be held, and nobody learns of it
-      sessions.errand(new Errand(key, words, (sent, refusal, told) => { if (!refusal) sessions.told(sent, told, key); }, needed));
-    }, needed));
+  #leaveSession() {
+    this.#session?.waits.delete(this);
+    this.#session = null;
+  }
+
+  /** A part of several locks is of no use: it is released, and the next request has another owner. */
+  #releasePart() {
+    if (!this.#leases.size) return;
+    for (const { key, owner, token, lease } of this.#leases.values()) this.sessions.releaseOrphan(key, owner, token, lease);
+    this.#leases.clear();
+    this.sessions.takes.delete(bytes(this.owner));
+    this.owner = this.sessions.newOwner(this.request.actor);
   }
 }

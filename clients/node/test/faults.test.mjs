@@ -1,10 +1,12 @@
 // What goes wrong beside the cases that all languages have.
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
 import { createInterface } from 'node:readline';
 import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
@@ -129,6 +131,70 @@ test('a_connect_that_hangs_is_begun_again', async ({ server, by, open }) => {
   path.thaw();
 });
 
+test('a_process_ends_while_its_server_hangs', async ({ server, open, library }) => {
+  const path = await open();
+  const program = fileURLToPath(new URL('closer.mjs', import.meta.url));
+  const child = spawn(process.execPath, [program, library, ...path.address, server.key], { stdio: ['pipe', 'pipe', 'inherit'] });
+  try {
+    await once(child.stdout, 'data');
+    path.freeze();
+    child.stdin.write('it hangs');
+    await until(() => child.exitCode === 0, 'it ends');
+  } finally {
+    child.kill('SIGKILL');
+  }
+});
+
+test('a_lease_may_be_longer_than_any_session', async ({ server, make }) => {
+  const locks = make(undefined, {}, { lease: 900_000 }); // a session ends ten minutes after its last command, at the latest
+  await server.hold();
+  const wait = locks.lock(server.key);
+  await server.awaitQueued(1);
+  await server.handOver();
+  await (await wait).release();
+});
+
+test('one_lost_answer_costs_no_short_hold', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  const locks = make(path.split(':'), {}, { lease: 3_000 });
+  const hold = await locks.lock(server.key);
+  for (let leases = 1; leases < 4; leases++) {
+    await until(async () => hold.lost || (await server.holder())['held-ms'] > leases * 3_000, 'it is kept');
+    await control(`strand ${path}`); // the open connections fall silent
+  }
+  await until(async () => hold.lost || (await server.holder())['held-ms'] > 12_000, 'it is kept by others');
+  assert.ok(!hold.lost, hold.signal.reason?.message);
+  await hold.release().catch((error) => assert.ok(error instanceof Unreachable)); // by a silent connection; it goes on behind the call
+  await server.awaitGone();
+  await control(`close ${path}`);
+});
+
+test('a_try_whose_answer_is_lost_leaves_no_lock', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  const locks = make(path.split(':'), {}, { lease: 600_000, replyTimeout: 1_000 });
+  await (await locks.lock(`${server.key}:2`)).release(); // it is connected
+  await control(`delay ${path} 2400`);
+  await assert.rejects(locks.tryLock(server.key), Unreachable);
+  await until(() => server.holder(), 'it was granted');
+  await control(`delay ${path} 0`);
+  await server.awaitGone();
+  await control(`close ${path}`);
+});
+
+test('a_closed_client_holds_up_nobody_in_the_queue', async ({ server, make }) => {
+  const [one, another] = [make(), make()];
+  await server.hold();
+  const closed = one.lock(server.key);
+  closed.catch(() => {});
+  await server.awaitQueued(1);
+  const next = another.lock(server.key);
+  await server.awaitQueued(2);
+  await one.close();
+  assert.equal((await server.queue()).length, 1); // an absent place would reserve the lock for five seconds
+  await server.handOver();
+  await (await next).release();
+});
+
 test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
   const locks = make(undefined, {}, { lease: 1_500, logger: { warn() {} } });
   const hold = await locks.lock(server.key);
@@ -171,12 +237,13 @@ async function forget(make) {
 test('a_forgotten_hold_is_left_to_its_lease', async ({ server, make }) => { // what it protects may still run
   const warned = [];
   const lost = [];
-  const locks = make(addresses('DLOCK_SINGLE')[0], {}, { lease: LONG, logger: { warn: (message) => warned.push(message) } });
+  const locks = make(addresses('DLOCK_SINGLE')[0], {}, {
+    lease: LONG, logger: { warn: (message) => warned.push(message) }, observer: { lost: (key) => lost.push(key) },
+  });
   let token;
-  const onLost = (hold) => lost.push(hold.token);
-  await forget(async () => { ({ token } = await locks.lock(server.key, { onLost })); });
+  await forget(async () => { ({ token } = await locks.lock(server.key)); });
   await until(() => lost.length, 'it is told');
-  assert.deepEqual(lost, [token]);
+  assert.deepEqual(lost, [server.key]);
   assert.match(warned.join(), /lost: forgotten/);
   await until(async () => {
     const holder = await server.holder();
@@ -259,6 +326,7 @@ for (const alone of [false, true]) describe(alone ? 'standstills' : 'faults', { 
         const [single] = addresses('DLOCK_SINGLE');
         try {
           await body({
+            library,
             server: new Server('single'),
             make: (address = single, login = {}, settings = {}) => later(makeLocksAt(library, address, login, settings)),
             by: (where, settings) => later(makeLocksBy(library, where, settings)),

@@ -59,14 +59,13 @@ test('required_is_the_same', async () => {
 
 test('locks_without_a_server', async () => {
   const locks = new FakeLocks();
-  const told = [];
-  const hold = await locks.lock('x', { onLost: (one) => told.push(one.token) });
+  const hold = await locks.lock('x');
   assert.equal(await locks.tryLock('x'), null);
   await assert.rejects(locks.lock('x', { wait: 5 }), (error) => error instanceof esm.LockTimeout && error.taken);
   await hold.guard('SET', 'y', 1);
   assert.deepEqual(locks.commands, [['SET', 'y', 1]]);
   locks.lose(hold);
-  assert.deepEqual([hold.lost, hold.signal.aborted, hold.left(), told], [true, true, 0, [hold.token]]);
+  assert.deepEqual([hold.lost, hold.signal.aborted, hold.left()], [true, true, 0]);
   await assert.rejects(hold.guard('SET', 'y', 2), esm.Fenced);
   await assert.rejects(hold.release(), esm.NotHeld);
   assert.equal(await locks.usingAll(['b', 'a'], (holds) => holds.get('b').token - holds.get('a').token), 1);
@@ -159,6 +158,28 @@ test('a_cluster_that_is_down_is_asked_again', async () => {
   await locks.close();
   cluster.disconnect();
 });
+
+test('node_redis_makes_no_timer_for_a_command', async (t) => {
+  const client = createClient({ url: `redis://${host}:${port}`, commandOptions: { timeout: 400 } });
+  const locks = new Locks(client);
+  const { key } = new Server('single');
+  const made = t.mock.method(AbortSignal, 'timeout');
+  for (let i = 0; i < 5; i++) await locks.using(key, (hold) => hold.check());
+  await locks.close();
+  assert.equal(made.mock.callCount(), 0);
+});
+
+for (const [library, open, close] of [['node-redis', nodeRedis, (client) => client.destroy()], ['ioredis', ioredis, (client) => client.disconnect()]]) {
+  test(`a_client_that_the_program_uses_stays_open (${library})`, async () => {
+    const client = await open();
+    await client.ping();
+    const locks = new Locks(() => client);
+    await locks.using(new Server('single').key, () => {});
+    await locks.close();
+    assert.equal(await client.ping(), 'PONG');
+    close(client);
+  });
+}
 
 test('what_is_no_client_is_told', async () => {
   for (const one of [null, {}, 'redis://localhost', { duplicate() {}, getMasterNode() {} }]) assert.throws(() => new Locks(one), /client must be/);

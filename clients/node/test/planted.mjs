@@ -9,7 +9,7 @@ import { DIRECTORY, GONE, Case, steps } from './cases.mjs';
 import { closeConnections, limits, makeLocks, makeLocksAt } from './stage.mjs';
 
 const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
-const [{ Clock }, { Held, Hold }, { Wire }, { Sessions }, { Request, Take }] = await Promise.all(['clock', 'hold', 'library', 'session', 'take'].map(inside));
+const [{ Clock }, { Hold, Lease }, { Client }, { Sessions }, { Request, Take }] = await Promise.all(['clock', 'hold', 'library', 'session', 'take'].map(inside));
 const read = (file) => JSON.parse(readFileSync(new URL(file, DIRECTORY), 'utf8'));
 const cases = new Map([...read('cases.json'), ...read('sessions.json')].filter(({ name }) => !(name in GONE)).map((one) => [one.name, one]));
 const nothing = () => {};
@@ -28,7 +28,7 @@ const set = (settings) => ({
   at: (library, address, options, given) => makeLocksAt(library, address, options, { ...given, ...settings }),
 });
 /** Other commands are sent. */
-const says = (change) => () => plant(Wire, 'call', (old) => function call(key, words, bound) { return old.call(this, key, change(words), bound); });
+const says = (change) => () => plant(Client, 'call', (old) => function call(key, words, bound) { return old.call(this, key, change(words), bound); });
 /** A program that asks does this. */
 const asks = (make) => {
   for (const name of ['tryLock', 'lock']) plant(Locks, name, make);
@@ -54,36 +54,35 @@ const allPasses = () => asks((old) => async function ask(key, options) {
     }
   }
 });
-const isFinal = (code) => () => plant(Take, 'answered', (old) => function answered(sent, error, reply) {
-  if (error?.code === code) this.fail(error);
-  else old.call(this, sent, error, reply);
+const isFinal = (code) => () => plant(Client, 'call', (old) => function call(...about) {
+  return old.apply(this, about).catch((error) => { throw error.code === code ? new Refused('ERR it is no time to ask again') : error; });
 });
 /** Of all clients: whoever waits for one that is silent keeps none of the others. */
 function oneKeeper() {
   let turn = Promise.resolve();
-  plant(Wire, 'call', (old) => function call(key, words) {
+  plant(Client, 'call', (old) => function call(key, words) {
     if (words[0] !== 'DLOCK.SESSION') return old.call(this, key, words, 20_000);
     const done = turn.then(() => old.call(this, key, words, 20_000));
     turn = done.catch(nothing);
     return done;
   });
 }
-const renewsEach = () => plant(Sessions, 'told', (old) => function told(...about) {
+const renewsEach = () => plant(Sessions, 'readReply', (old) => function readReply(...about) {
   const session = old.apply(this, about);
-  for (const held of [...session.holds.values()]) this.renew(held);
+  for (const lease of [...session.leases.values()]) this.renew(lease);
   return session;
 });
-const hearsNoLoss = () => plant(Sessions, 'lose', (old) => function lose(held, reason) {
-  if (!['forced', 'removed', 'expired'].includes(reason)) old.call(this, held, reason);
+const hearsNoLoss = () => plant(Sessions, 'lose', (old) => function lose(lease, reason) {
+  if (!['forced', 'removed', 'expired'].includes(reason)) old.call(this, lease, reason);
 });
-const believesTheLeast = () => plant(Held, 'until', (old) => function until() {
-  return this.session?.sent >= this.told ? this.session.until : old.call(this);
+/** And so the hold is believed for as long as the others of its session. */
+const hearsOfNoTaking = () => plant(Sessions, 'readRow', (old) => function readRow(session, word, ...about) {
+  if (word !== 'taken') old.call(this, session, word, ...about);
 });
-const blocksForLong = says((words) => words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.SESSION' ? 5_000 : word)));
 const keepsNothing = () => plant(Sessions, 'keep', () => nothing);
 const renewsNothingAnew = () => plant(Sessions, 'renew', () => nothing);
-const waitsForEver = () => plant(Take, 'ended', () => nothing);
-const endsQuietly = () => plant(Sessions, 'end', () => nothing);
+const waitsForEver = () => plant(Take, 'onOutcome', () => nothing);
+const endsQuietly = () => plant(Sessions, 'close', () => none);
 /** Each lock has connections of its own. */
 const aClientALock = () => ({
   at(...about) {
@@ -93,7 +92,7 @@ const aClientALock = () => ({
     return { using: (...how) => another().using(...how), tryLock: (...how) => all[0].tryLock(...how), lock: (...how) => all[0].lock(...how), close };
   },
 });
-const forgets = () => plant(Sessions, 'isForgotten', () => () => false);
+const forgets = () => plant(Lease, 'isForgotten', () => () => false);
 /** A wait is never over, and is never left. */
 const leavesNothing = () => {
   says((words) => {
@@ -101,11 +100,11 @@ const leavesNothing = () => {
     if (words[0] === 'DLOCK.SESSION' && words[3] === 1) return words.with(3, 60_000);
     return words.map((word, i) => (words[i - 1] === 'BLOCK' && words[0] === 'DLOCK.FAIRACQUIRE' ? 0 : word));
   })();
-  plant(Sessions, 'giveBack', () => nothing);
+  plant(Sessions, 'releaseOrphan', () => nothing);
 };
 /** Whatever a server has answered, the place may be gone. */
-const hearsNothing = () => plant(Sessions, 'told', (old) => function told(...about) {
-  return Object.assign(old.apply(this, about), { heard: -Infinity });
+const hearsNothing = () => plant(Sessions, 'readReply', (old) => function readReply(...about) {
+  return Object.assign(old.apply(this, about), { answeredAt: -Infinity });
 });
 const without = (word, count) => says((words) => (words.includes(word) ? words.toSpliced(words.indexOf(word), count) : words));
 const onePermit = without('PERMITS', 2);
@@ -113,7 +112,7 @@ const alwaysAlone = () => plant(Request, 'words', (old) => function words(...abo
   this.limit = [];
   return old.apply(this, about);
 });
-const noActor = () => plant(Sessions, 'owner', (old) => function owner() { return old.call(this); });
+const noActor = () => plant(Sessions, 'newOwner', (old) => function newOwner() { return old.call(this); });
 const asksAgainAndAgain = () => asks((old) => async function ask(key, options) {
   for (;;) {
     const hold = await old.call(this, key, { ...options, wait: 1 }).catch((error) => { if (error instanceof LockTimeout) return null; throw error; });
@@ -128,40 +127,39 @@ function triesByWaiting() {
 const triesForASecond = waits((wait) => wait || 1_000);
 const counts32Bits = waits((wait) => wait | 0);
 const guardsNothing = says((words) => (words[0] === 'DLOCK.GUARD' ? words.slice(3) : words));
-const hidesWhy = () => plant(Wire, 'call', (old) => function call(key, words, bound) {
+const hidesWhy = () => plant(Client, 'call', (old) => function call(key, words, bound) {
   const reply = old.call(this, key, words, bound);
   return words[0] === 'DLOCK.SESSION' ? reply.catch(() => { throw new Unreachable('it failed'); }) : reply;
 });
 /** And so it is kept for as long as the client lives. */
 const keepsWhatIsNotReleased = says((words) => (words[0] === 'DLOCK.RENEW' && !words.includes('IN') ? ['PING'] : words));
-const asksTwice = () => plant(Wire, 'call', (old) => async function call(key, words, bound) {
+const asksTwice = () => plant(Client, 'call', (old) => async function call(key, words, bound) {
   if (words[0].endsWith('ACQUIRE')) await old.call(this, key, ['DLOCK.HELD', key]);
   return old.call(this, key, words, bound);
 });
-const asksAsNew = () => plant(Take, 'answered', (old) => function answered(sent, error, reply) {
-  if (error || this.done || !reply?.[0]) old.call(this, sent, error, reply);
-  else this.granted(this.key, reply[0], this.sessions.session(reply.at(-1), this.key), this.sessions.believed(sent, this.request.lease));
+const asksAsNew = () => plant(Take, 'granted', (old) => function granted(name, token, session) {
+  old.call(this, name, token, session, this.sessions.believed(performance.now(), this.request.lease));
 });
 /** What is said last ends whatever its owner has, who has one name for all. */
 function oneName() {
-  plant(Sessions, 'owner', () => function owner() { return `${this.name}/me`; });
+  plant(Sessions, 'newOwner', () => function newOwner() { return `${this.name}/me`; });
   says((words) => (words[0] === 'DLOCK.CANCEL' ? ['DLOCK.RELEASE', ...words.slice(1)] : words))();
 }
-const givesNothingBack = () => plant(Sessions, 'giveBack', () => nothing);
+const givesNothingBack = () => plant(Sessions, 'releaseOrphan', () => nothing);
 const releasesNothing = says((words) => (words[0] === 'DLOCK.RELEASE' ? ['PING'] : words));
 const saysNoLast = says((words) => (words[0] === 'DLOCK.SESSION' && words[3] === 1 ? words.with(3, 120_000) : words));
 function asksUnderAnotherName() {
   givesNothingBack();
-  plant(Take, 'answered', (old) => function answered(sent, error, reply) {
-    if (error) this.owner = this.sessions.owner();
-    old.call(this, sent, error, reply);
-  });
+  const seen = new Set();
+  says((words) => {
+    if (!words[0].endsWith('ACQUIRE')) return words;
+    const isNew = !seen.has(words[2]);
+    seen.add(words[2]);
+    return isNew ? words : words.with(2, `${words[2]}+`);
+  })();
 }
 const takesAnyWork = () => plant(Locks, 'using', () => none);
-const noMaxHold = () => plant(Held, 'until', (old) => function until() {
-  this.bound = Infinity;
-  return old.call(this);
-});
+const noMaxHold = () => asks((old) => function ask(key, options) { return old.call(this, key, { ...options, maxHold: undefined }); });
 const releasesAtOnce = () => plant(Hold, 'releaseAfter', () => function releaseAfter() { return this.release(); });
 const oneAfterTheOther = () => plant(Locks, 'usingAll', () => function usingAll(keys, options, work) {
   const all = new Map();
@@ -179,7 +177,7 @@ const FAULTS = {
   one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
   deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: keepsNothing, cut_wait: keepsNothing,
   after_close: endsQuietly, the_replica_frozen: isTaken(NoAck),
-  a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aClientALock, dropped: forgets,
+  a_hold_that_may_not_last: hearsOfNoTaking, a_thousand_cycles: aClientALock, dropped: forgets,
   a_time_out_leaves_no_place: leavesNothing, a_late_word: hearsNothing, bad_arguments: takesAnything,
   several_permits: onePermit, a_large_request_is_not_overtaken: onePermit, permits_outlast_a_cut: onePermit,
   hold_over_a_failover: renewsNothingAnew, hold_over_a_switch: renewsNothingAnew, hold_over_a_slot_move: renewsNothingAnew,
@@ -200,7 +198,7 @@ const FAULTS = {
   a_free_lock_takes_two_commands: asksTwice, said_twice: asksUnderAnotherName, two_actors_of_one_client: noActor,
   an_actor_that_waits_for_itself: noActor, forgotten_and_left_to_its_lease: forgets, work_that_is_yet_to_be_done: takesAnyWork,
   max_hold: noMaxHold, release_after: releasesAtOnce, many_of_one_slot: oneAfterTheOther, a_refused_session_is_the_reason: hidesWhy,
-  a_short_hold_beside_a_long_one: blocksForLong,
+  a_short_hold_beside_a_long_one: renewsNothingAnew,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
   'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'asked_again_after_a_lost_reply',

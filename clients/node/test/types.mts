@@ -13,7 +13,7 @@ export const all: Locks[] = [new Locks(new Redis()), new Locks(new Cluster([])),
   new Locks(createCluster({ rootNodes: [] })), new Locks(createSentinel({ name: 'one', sentinelRootNodes: [] })), new Locks(async () => createClient())];
 
 export async function work(locks = new Locks(new Redis(), { lease: 1000, observer, logger: console })): Promise<number> {
-  await using hold: Hold = await locks.lock('key', { wait: 5, maxHold: 9, actor: 'me', signal: AbortSignal.timeout(5), onLost: (one) => one.token });
+  await using hold: Hold = await locks.lock('key', { wait: 5, maxHold: 9, actor: 'me', signal: AbortSignal.timeout(5) });
   const some: Hold | null = await locks.tryLock(Buffer.from('key'), { shared: true });
   await hold.guard('SET', 'x', 1);
   await hold.releaseAfter(5);

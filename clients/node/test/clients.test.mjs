@@ -1,0 +1,255 @@
+// What the locks do with their own clients, and with the answers of a server that a test writes. No server runs.
+import assert from 'node:assert/strict';
+import { EventEmitter } from 'node:events';
+import { after, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+
+import { Closed, LockTimeout, Locks, Unreachable } from 'dlock-redis';
+import { FakeLocks } from 'dlock-redis/fakes';
+import { Election } from 'dlock-redis/leader';
+import Redlock, { ExecutionError } from 'dlock-redis/redlock';
+import { until } from './stage.mjs';
+
+const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
+const [{ Client }, { Sessions }] = await Promise.all(['library', 'session'].map(inside));
+setFlagsFromString('--expose-gc');
+const collect = runInNewContext('gc');
+const nothing = () => {};
+const alive = setInterval(nothing, 1_000); // our timers keep no process alive
+after(() => clearInterval(alive));
+
+/** What makes clients that never answer. */
+function silent(isCluster) {
+  const clients = [];
+  const open = async () => {
+    const one = { open: true, ended: new Promise(nothing), send: () => new Promise(nothing), close() { this.open = false; } };
+    return clients[clients.push(one) - 1];
+  };
+  return { clients, factory: { timeout: 20, isCluster, open } };
+}
+
+for (const isCluster of [false, true]) {
+  const place = isCluster ? 'a cluster' : 'one server';
+  test(`a_client_without_an_answer_is_closed (${place})`, async () => {
+    const { clients, factory } = silent(isCluster);
+    const client = new Client(factory);
+    for (let i = 0; i < 4; i++) await assert.rejects(client.call('key', ['PING']), Unreachable);
+    assert.ok(clients.length >= 4);
+    await until(() => clients.filter((client) => client.open).length <= 1, 'only the next one is open');
+    client.close();
+  });
+
+  test(`close_ends_a_client_that_was_left (${place})`, async () => {
+    const { clients, factory } = silent(isCluster);
+    const client = new Client(factory);
+    await assert.rejects(client.call('key', ['PING']), Unreachable);
+    client.close();
+    await sleep(0);
+    assert.deepEqual(clients.filter((client) => client.open), []);
+  });
+}
+
+test('who_connects_too_late_sends_nothing', async () => {
+  const sent = [];
+  const open = async () => {
+    await sleep(50);
+    return { ended: new Promise(nothing), send: async (key, words) => sent.push(words), close: nothing };
+  };
+  const client = new Client({ timeout: 20, open });
+  await assert.rejects(client.call('key', ['PING']), Unreachable);
+  await sleep(60);
+  assert.deepEqual(sent, []);
+  client.close();
+});
+
+/** Locks of a server that the test writes. `answers`: by command, what returns the reply to its words. `sent`: the commands. */
+function scripted(answers, settings) {
+  const sent = [];
+  const make = () => Object.assign(new EventEmitter(), {
+    status: 'ready', options: {}, duplicate: make, sendCommand: nothing, connect: async () => {}, call: async () => 'PONG', disconnect: nothing,
+    async callBuffer(...words) {
+      sent.push(words);
+      return answers[words[0].slice('DLOCK.'.length)](words);
+    },
+  });
+  return { sent, client: make(), locks: new Locks(make(), { logger: { warn: nothing }, ...settings }) };
+}
+const forEver = () => new Promise(nothing);
+const commands = (sent, name) => sent.filter((words) => words[0] === `DLOCK.${name}`);
+
+test('a_try_without_an_answer_is_cancelled', async () => {
+  const { locks, sent } = scripted({ ACQUIRE: forEver, CANCEL: () => 1 }, { replyTimeout: 20 });
+  await assert.rejects(locks.tryLock('key'), Unreachable);
+  await until(() => commands(sent, 'CANCEL').length, 'it is cancelled');
+  const [[, , owner]] = commands(sent, 'ACQUIRE');
+  assert.deepEqual(commands(sent, 'CANCEL'), [['DLOCK.CANCEL', 'key', owner]]);
+  await locks.close();
+});
+
+test('close_leaves_the_queues', async () => {
+  const waits = { FAIRACQUIRE: () => [0, 1, 7], SESSION: () => sleep(20, [7, 0, null, []]), CANCEL: () => 1 };
+  const { locks, sent } = scripted(waits);
+  const waiting = locks.lock('key');
+  waiting.catch(nothing);
+  await until(() => commands(sent, 'SESSION').length, 'it waits');
+  await locks.close();
+  await assert.rejects(waiting, Closed);
+  const [[, , owner]] = commands(sent, 'FAIRACQUIRE');
+  assert.deepEqual(commands(sent, 'CANCEL'), [['DLOCK.CANCEL', 'key', owner]]);
+});
+
+test('a_row_is_newer_than_a_renewal_that_was_sent_before_it', async () => {
+  let answer;
+  const renewal = new Promise((done) => { answer = done; });
+  const tokens = { a: 1, b: 2 };
+  let owner;
+  const { locks } = scripted({
+    ACQUIRE: ([, key, name]) => {
+      if (key === 'a') owner = name;
+      return [tokens[key], 7];
+    },
+    // The server has begun the session again, and a stranger has taken the lock a out of it.
+    SESSION: ([, , , , , id]) => (id === 7 ? [8, 0, null, []] : sleep(50, [8, 1, 2_000, [[1, Buffer.from('taken'), 'a', owner, 1, 200]]])),
+    RENEW: ([, key]) => (key === 'a' ? renewal : [2_000, 8]),
+    RELEASE: () => 0,
+  }, { lease: 2_000, clockMargin: 0 });
+  const [taken, kept] = [await locks.tryLock('a'), await locks.tryLock('b')];
+  await until(() => taken.left() > 0 && taken.left() < 250, 'it is taken');
+  answer([2_000, 8]);
+  await until(() => taken.lost || taken.left() > 500, 'it is lost');
+  assert.ok(taken.lost && !kept.lost);
+  await locks.close();
+});
+
+test('an_answer_that_is_read_late_renews_nothing_by_itself', async () => {
+  let last = 0;
+  const { locks, sent } = scripted({
+    ACQUIRE: () => [last += 1, 7],
+    SESSION: (words) => (words.includes('BLOCK') ? sleep(100, [7, 0, 2_900, []]) : [7, 0, 2_900, []]),
+    RENEW: () => [3_000, 7],
+  }, { lease: 3_000 });
+  for (let i = 0; i < 10; i++) await locks.tryLock(`key ${i}`);
+  await until(() => sent.at(-1).includes('BLOCK'), 'the server keeps them');
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_700); // this process stands still
+  const { length } = sent;
+  await until(() => sent.length > length, 'the answer is read');
+  assert.deepEqual(commands(sent, 'RENEW'), []);
+  await locks.close();
+});
+
+test('a_redlock_is_not_extended_after_its_end', async () => {
+  let answer;
+  const checked = new Promise((done) => { answer = done; });
+  const { client, sent } = scripted({ FAIRACQUIRE: () => [1, 7], CHECK: () => checked, RELEASE: () => 0, SESSION: () => sleep(50, [7, 0, 1_000, []]) });
+  const redlock = new Redlock([() => client], { driftFactor: 0 });
+  const lock = await redlock.acquire(['key'], 500);
+  const extended = lock.extend(500);
+  extended.catch(nothing);
+  await until(() => commands(sent, 'RELEASE').length, 'its own timer has released it');
+  answer('OK');
+  await assert.rejects(extended, ExecutionError);
+  await redlock.quit();
+});
+
+test('an_error_of_the_work_comes_through_after_a_loss', async () => {
+  const locks = new FakeLocks();
+  let terms = 0;
+  const lead = (error) => new Election(locks, 'key').lead((term) => {
+    terms += 1;
+    if (terms > 1) return 'done';
+    locks.lose(term);
+    throw error ?? term.signal.reason;
+  });
+  await assert.rejects(lead(new TypeError('of the work')), TypeError);
+  terms = 0;
+  assert.equal(await lead(), 'done'); // that it was lost is no error: it leads again
+});
+
+test('two_campaigns_of_one_candidate', async () => {
+  const election = new Election(new FakeLocks(), 'key');
+  const term = await Promise.all([election.campaign(), election.campaign({ wait: 20 })]).then(([one]) => one);
+  assert.equal(election.term, term.token);
+  await election.resign();
+});
+
+test('an_observer_ends_at_once', async () => {
+  const over = new AbortController();
+  const began = performance.now();
+  for await (const leader of new Election(new FakeLocks(), 'key').observe({ every: 15_000, signal: over.signal })) {
+    assert.equal(leader, null);
+    setTimeout(() => over.abort(), 20);
+  }
+  assert.ok(performance.now() - began < 10_000);
+});
+
+test('a_hold_that_is_shorter_than_the_wait_for_rows_is_kept', async () => {
+  const answers = {
+    FAIRACQUIRE: () => [0, 1, 7],
+    SESSION: (words) => (words.includes('BLOCK') ? sleep(Number(words.at(-1)), [7, 0, 900, []]) : [7, 0, null, []]),
+    ACQUIRE: () => [1, 7], RENEW: () => [1_000, 7], RELEASE: () => 0, CANCEL: () => 1,
+  };
+  const { locks, sent } = scripted(answers);
+  locks.lock('taken').catch(nothing);
+  await until(() => commands(sent, 'SESSION').at(-1)?.includes('BLOCK'), 'the session is kept');
+  const hold = await locks.tryLock('key', { lease: 1_000 });
+  await until(() => commands(sent, 'SESSION').length > 6, 'the server has answered');
+  assert.ok(!hold.lost);
+  assert.ok(commands(sent, 'SESSION').at(-1).at(-1) < 1_000 / 5, 'the next wait is shorter');
+  await hold.release();
+  await locks.close();
+});
+
+test('the_reason_of_a_loss_is_in_numbers', async () => {
+  let isSilent = false;
+  const { locks } = scripted({
+    ACQUIRE: () => [1, 7], SESSION: (words) => (isSilent ? forEver() : sleep(words.includes('BLOCK') ? 50 : 0, [7, 0, 1_000, []])), RELEASE: () => 0,
+  }, { lease: 1_000 });
+  const hold = await locks.tryLock('key');
+  await sleep(600); // it is kept
+  isSilent = true;
+  await until(() => hold.lost, 'it is lost');
+  assert.equal(hold.signal.aborted, true);
+  assert.match(hold.signal.reason.message, /nobody has confirmed it before its end: .*the last answer was sent (0\.[6-9]|[1-9]\.\d) s ago/);
+  await locks.close();
+});
+
+test('a_session_with_nothing_in_it_leaves_no_memory', async (t) => {
+  let id = 0; // the server forgets it after each release
+  const { locks } = scripted({ ACQUIRE: () => [1, id += 1], RELEASE: () => 0 });
+  const seen = [];
+  const { session } = Sessions.prototype;
+  Sessions.prototype.session = function remember(...about) {
+    const one = session.apply(this, about);
+    seen.push(new WeakRef(one));
+    return one;
+  };
+  t.after(() => { Sessions.prototype.session = session; });
+  for (let i = 0; i < 20; i++) await (await locks.tryLock('key')).release();
+  await until(() => {
+    collect();
+    return seen.filter((one) => one.deref()).length <= 1;
+  }, 'they are collected');
+  assert.equal(seen.length, 20);
+  await locks.close();
+});
+
+test('a_logger_that_fails_ends_no_wait', async () => {
+  const { locks } = scripted({ FAIRACQUIRE: () => { throw new Error('LOADING it begins'); }, CANCEL: () => 0, RELEASE: () => 0 },
+    { logger: { warn() { throw new Error('of the logger'); } } });
+  await assert.rejects(locks.lock('key', { wait: 100 }), LockTimeout);
+  await locks.close();
+});
+
+test('a_hold_that_is_released_is_released_once', async () => {
+  const { locks, sent } = scripted({ FAIRACQUIRE: () => [1, 7], RELEASE: () => 0 });
+  const releases = async (hold) => {
+    await hold.release();
+    return 'done';
+  };
+  assert.equal(await locks.using('key', releases), 'done');
+  assert.equal(await new FakeLocks().using('key', releases), 'done');
+  assert.equal(commands(sent, 'RELEASE').length, 1);
+  await locks.close();
+});
