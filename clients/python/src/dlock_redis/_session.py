@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,8 @@ class Sessions:
         self.pid, self.closed, self.guard = os.getpid(), False, threading.RLock()
         self.name = f"{socket.gethostname()[:64]}/{self.pid}/{secrets.token_urlsafe(16)}".encode()
         self._numbers = itertools.count(1)
-        self.by_id: dict[int, Session] = {}
+        # Those with a hold, a wait or a loop. The server forgets the others, too.
+        self.by_id: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
         self.asked: dict[tuple[bytes, bytes], Take] = {}  # by key and owner
         self.held: dict[tuple[bytes, int], Held] = {}  # by key and token
         self.errands: dict[str, list[Errand]] = {}  # by the server

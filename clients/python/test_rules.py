@@ -1,0 +1,96 @@
+"""The rules of takes, sessions and holds, without a server: what the client says, and what it makes of each answer."""
+
+import gc
+import threading
+
+import pytest
+
+from dlock_redis import _clock, _session
+from dlock_redis._settings import Settings
+from dlock_redis._take import Request, Take
+
+LEASE = 10.0
+
+
+class Rules(_session.Sessions):
+    """Sessions whose jobs nobody runs."""
+
+    def __init__(self, **how):
+        self.told_lost = []
+        defaults = {"lease": LEASE, "hang_timeout": 30.0, "reply_timeout": 3.0, "clock_margin": 0.1, "observer": None}
+        super().__init__(Settings(**{**defaults, **how}))
+
+    def event(self):
+        return threading.Event()
+
+    def wake(self):
+        pass
+
+    def start(self, loop):
+        pass
+
+    def start_errands(self, place):
+        pass
+
+    def place(self, key):
+        return ""
+
+    def later(self, held):
+        self.told_lost.append(held.handle())
+
+    def said(self):
+        """The commands that wait to be said, and those who wait for the answers."""
+        return [(one.words, one) for errands in self.errands.values() for one in errands if one.is_needed()]
+
+
+class Handle:
+    """Stands for the program's Hold."""
+
+    def __init__(self, held):
+        self.held = held
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is moved."""
+
+    class Moved:
+        at = 1000.0
+
+        def __call__(self):
+            return self.at
+
+    moved = Moved()
+    for module in ("_clock", "_session", "_take", "_hold"):
+        monkeypatch.setattr(f"dlock_redis.{module}.now", moved)
+    return moved
+
+
+@pytest.fixture
+def rules(clock):
+    return Rules()
+
+
+def take(rules, wait=None, keys=("k",), **options):
+    """A take that has sent its request."""
+    one = Take(rules, Request(rules.settings, keys, **options), wait)
+    one.next()
+    return one
+
+
+def granted(rules, token=1, session=7, **options):
+    """A hold that was free."""
+    one = take(rules, 0, **options)
+    one.answered(_clock.now(), [token, session])
+    [hold] = one.result(Handle)
+    return hold.held
+
+
+def test_a_session_with_nothing_in_it_is_forgotten(rules):
+    """A program that holds nothing else gets another one from the server each time."""
+    for number in range(1000):
+        held = granted(rules, number + 1, number + 1)
+        rules.released(held).answered(_clock.now(), 1)
+    del held
+    gc.collect()
+    assert len(rules.by_id) <= 1
