@@ -1,6 +1,7 @@
 """Whatever does not answer, may not, or is over: a hold is kept or told lost, and a call ends in its time."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -112,6 +113,28 @@ def test_a_child_keeps_what_it_takes(server, place):
     # The parent's is as it was.
     assert not hold.lost.is_set() and server.info()["holders"][0]["token"] == hold.token
     hold.release()
+    server.await_gone()
+    server.await_gone(other)
+
+
+@alone
+def test_a_child_that_forgets_a_hold_leaves_it_to_the_parent(server, place):
+    locks = dlock.Locks(client(place), lease=KEPT, hang_timeout=8.0)
+    holds, other = [locks.acquire(server.key)], f"{server.key}:child"
+    until(lambda: server.info()["holders"][0]["alive"], "its session is kept")
+
+    def child():
+        with locks.lock(other, PATIENCE):
+            holds.clear()
+            gc.collect()
+            until(lambda: not locks._sessions.errands and not locks._sessions._forgotten, "all is said")
+            time.sleep(0.5)
+        return "done"
+
+    assert in_child(child) == "done"
+    until(lambda: server.info()["holders"][0]["held-ms"] > 2000 * KEPT, "what nobody keeps has ended")
+    assert not holds[0].lost.is_set()
+    holds[0].release()
     server.await_gone()
     server.await_gone(other)
 

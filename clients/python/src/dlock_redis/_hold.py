@@ -136,7 +136,7 @@ class HoldBase:
     def __del__(self) -> None:
         # Nobody can give it back any more. The collector may run anywhere, so the clock does the rest.
         held = getattr(self, "_held", None)
-        if held is not None and not held.over:
+        if held is not None and not held.over and not self._is_orphan():
             self._sessions.forget(held)
 
 
