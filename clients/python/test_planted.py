@@ -220,7 +220,7 @@ def forgets(plant):
 
 def gives_back_the_forgotten(plant):
     def forget(self, held):
-        self.give_back(held.name, held.owner, held.token)
+        self.give_back(held.name, held.owner, held.token, held.lease)
         logging.getLogger("dlock_redis").warning("forgotten")
 
     plant(_session.Sessions, "forget", forget)

@@ -4,6 +4,7 @@ import gc
 import threading
 
 import pytest
+import redis
 
 from dlock_redis import _clock, _session
 from dlock_redis._settings import Settings
@@ -94,3 +95,19 @@ def test_a_session_with_nothing_in_it_is_forgotten(rules):
     del held
     gc.collect()
     assert len(rules.by_id) <= 1
+
+
+def test_a_lease_may_be_longer_than_a_session(clock):
+    """SESSION's `ms` has a limit, `dlock.max-claim-ms`. A lease has none."""
+    assert Rules(lease=3600.0).settings.hang_timeout == 30.0
+
+
+def test_a_release_is_said_until_the_lease_is_over(rules, clock):
+    held = granted(rules, lease=600.0)
+    with pytest.raises(redis.TimeoutError), rules.carried(rules.released(held)) as errand:
+        errand.answered(clock(), redis.TimeoutError("no answer"))
+    clock.at += 599.0
+    [(words, _)] = rules.said()
+    assert words[:2] == ("DLOCK.RELEASE", b"k")
+    clock.at += 1000.0
+    assert not rules.said()

@@ -254,7 +254,7 @@ class Sessions:
             reason = "max_hold is over"
         self.lose(held, reason)
         if not held.is_taken:  # else it is somebody else's now
-            self.give_back(held.name, held.owner, held.token)
+            self.give_back(held.name, held.owner, held.token, held.lease)
 
     # What is said until it is answered.
 
@@ -288,15 +288,15 @@ class Sessions:
                 return []
             return needed[:BATCH]
 
-    def _patience(self) -> Callable[[], bool]:
-        """No session, place or hold of a client outlasts this without being kept."""
-        end = now() + self.settings.hang_timeout + 2 * self.settings.lease
+    def patience(self, lease: float) -> Callable[[], bool]:
+        """Returns what is true until the server has dropped a session, a place or a hold that nobody keeps."""
+        end = now() + self.settings.hang_timeout + 2 * lease
         return lambda: now() < end
 
-    def give_back(self, name: bytes, owner: bytes, token: int) -> None:
-        """Releases what nobody has."""
+    def give_back(self, name: bytes, owner: bytes, token: int, lease: float) -> None:
+        """Releases a grant that no caller waits for, and that lasts no longer than the lease."""
         words = ("DLOCK.RELEASE", name, owner, "TOKEN", token)
-        self.errand(Errand(words, lambda sent, reply: None, self._patience()))
+        self.errand(Errand(words, lambda sent, reply: None, self.patience(lease)))
 
     def released(self, held: Held) -> Errand:
         """Ends a hold at the program's wish. What is returned is to be said."""
@@ -307,7 +307,7 @@ class Sessions:
             if isinstance(reply, Exception) and not isinstance(reply, NotHeld):  # it may not be given back
                 self.errand(self._left(held, held.lease))
 
-        return Errand(("DLOCK.RELEASE", held.name, held.owner, "TOKEN", held.token), then, self._patience())
+        return Errand(("DLOCK.RELEASE", held.name, held.owner, "TOKEN", held.token), then, self.patience(held.lease))
 
     def released_after(self, held: Held, seconds: float) -> Errand:
         """Ends a hold at the program's wish, and leaves the lock taken for so long."""
@@ -338,9 +338,8 @@ class Sessions:
             self.held.pop((held.name, held.token), None)
             then(sent, reply)
 
-        return Errand(
-            ("DLOCK.RENEW", held.name, held.owner, ms(seconds), "TOKEN", held.token), answered, self._patience()
-        )
+        words = ("DLOCK.RENEW", held.name, held.owner, ms(seconds), "TOKEN", held.token)
+        return Errand(words, answered, self.patience(max(held.lease, seconds)))
 
     def renew(self, held: Held) -> None:
         """Brings the hold into the session of whoever serves it now, and learns how long it lasts."""
@@ -395,7 +394,7 @@ class Sessions:
             elif take is not None:
                 take.granted(names[0], token, session, end)
             else:  # a place that was left, or a command that came late
-                self.give_back(*names, token)
+                self.give_back(*names, token, end - now())
         elif word in ("timeout", "cancelled", "replaced", "wrongtype", "again"):
             if take is not None:
                 take.ended(word)

@@ -41,7 +41,7 @@ class Settings:
         self, lease: float, hang_timeout: float, reply_timeout: float, clock_margin: float, observer: Observer | None
     ):
         self.lease, self.reply_timeout = duration("lease", lease), duration("reply_timeout", reply_timeout)
-        self.hang_timeout = max(duration("hang_timeout", hang_timeout), self.lease)
+        self.hang_timeout = duration("hang_timeout", hang_timeout)
         self.clock_margin = seconds("clock_margin", clock_margin) or 0.0
         self.observer = observer or Observer()
 

@@ -188,7 +188,7 @@ class Take:
                 if not held.over:
                     held.on_lost = None
                     self.sessions.lose(held, "it was given up")
-                    self.sessions.give_back(held.name, held.owner, held.token)
+                    self.sessions.give_back(held.name, held.owner, held.token, held.lease)
             if not self.holds:
                 if self._asked and not self._is_taken:
                     self._cancel()
@@ -276,7 +276,7 @@ class Take:
         if self.holds or not found:
             return
         for held in found.values():
-            self.sessions.give_back(held.name, held.owner, held.token)
+            self.sessions.give_back(held.name, held.owner, held.token, held.lease)
         for name in self.request.names:
             self.sessions.asked.pop((name, self.owner), None)
         self.owner = self.sessions.owner(self.request.actor)
@@ -295,5 +295,4 @@ class Take:
                 with sessions.guard:
                     sessions.told(sent, reply, name)
 
-        needed = now() + sessions.settings.hang_timeout + 2 * self.request.lease
-        sessions.errand(Errand(("DLOCK.CANCEL", name, owner), then, lambda: now() < needed))
+        sessions.errand(Errand(("DLOCK.CANCEL", name, owner), then, sessions.patience(self.request.lease)))
