@@ -111,3 +111,33 @@ def test_a_release_is_said_until_the_lease_is_over(rules, clock):
     assert words[:2] == ("DLOCK.RELEASE", b"k")
     clock.at += 1000.0
     assert not rules.said()
+
+
+def test_a_try_without_an_answer_is_taken_back(rules, clock):
+    """The server may have granted it, or may do so later."""
+    one = take(rules, 0)
+    one.answered(clock(), redis.TimeoutError("no answer"))
+    with pytest.raises(redis.TimeoutError):
+        one.result(Handle)
+    [(words, _)] = rules.said()
+    assert words == ("DLOCK.CANCEL", b"k", one.owner)
+
+
+def test_a_try_that_was_refused_takes_nothing_back(rules, clock):
+    for error in (redis.ConnectionError("refused"), redis.ResponseError("BUSY a script runs")):
+        take(rules, 0).answered(clock(), error)
+    assert not rules.said()
+
+
+def test_a_wait_that_is_queued_again_has_no_old_failure(rules, clock):
+    one = take(rules, 5.0)
+    one.answered(clock(), redis.ConnectionError("refused"))
+    clock.at += 1.0
+    one.next()
+    one.answered(clock(), [0, 1, 7])
+    session = rules.by_id[7]
+    clock.at += 1.0
+    rules.told(clock(), [7, 0, None, []], b"k")
+    clock.at += 10.0
+    assert one.next() is None and one.result(Handle) is None
+    assert session.waits == set()

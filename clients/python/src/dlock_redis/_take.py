@@ -173,7 +173,8 @@ class Take:
 
     def fail(self, error: Exception) -> None:
         """Ends it with this error. What may be left of it is taken back."""
-        may_be_queued = self._asked > 1 or self._session is not None
+        unanswered = isinstance(error, library.TimeoutError)  # else the server has refused it, or has never got it
+        may_be_queued = self._asked > 1 or self._session is not None or unanswered
         self.error, self._is_taken = error, False
         self._finish()
         if may_be_queued and not isinstance(error, Replaced):
@@ -217,6 +218,7 @@ class Take:
 
     def _wait(self, session: Session) -> None:
         self._session, self._is_waiting, self._waits_since = session, True, now()
+        self.error = None  # whatever failed before is mended
         session.waits.add(self)
         if self._word:  # the outcome came first
             self.ended(self._word)
