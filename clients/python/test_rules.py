@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections import deque
 
 import pytest
 import redis
@@ -127,6 +128,54 @@ def test_a_try_that_was_refused_takes_nothing_back(rules, clock):
     for error in (redis.ConnectionError("refused"), redis.ResponseError("BUSY a script runs")):
         take(rules, 0).answered(clock(), error)
     assert not rules.said()
+
+
+def test_stalls_put_off_no_loss_for_ever(clock):
+    """A program that blocks its event loop again and again is told of its losses all the same."""
+    alarm = _clock.Clock(lambda: None)
+    seen = []
+    for _ in range(10):
+        began = clock()
+        clock.at += 0.7  # it wanted to sleep for 0.05 s
+        alarm.slept(began, 0.05, 3.0)
+        for _ in range(10):
+            began = clock()
+            clock.at += 0.05
+            alarm.slept(began, 0.05, 3.0)
+            seen.append(alarm.is_over(began))
+    assert not seen[0] and any(seen)
+
+
+def test_a_renewal_does_not_undo_what_others_have_taken(rules, clock):
+    """Its answer comes after the row that tells that another client has taken the hold out of the session."""
+    held = granted(rules)
+    session = held.session
+    rules.gone(session)
+    [(_, renewal)] = rules.said()
+    sent = clock()
+    rows = [[1, b"granted", b"k", held.owner, 1, 10_000], [2, b"taken", b"k", held.owner, 1, 5000]]
+    rules.told(clock(), [8, 1, None, rows], b"k")
+    renewal.answered(sent, [10_000, 8])
+    assert held.session is None and held.until() <= clock() + 5.0
+
+
+def test_what_is_forgotten_at_a_tick_is_told_by_the_next(rules, clock):
+    """A finalizer may run between two lines of the clock's own work."""
+    held = granted(rules)
+
+    class Forgets(deque):
+        def __bool__(self):
+            if not len(self) and rules._forgotten is self:
+                rules._forgotten = deque()
+                rules.forget(held)
+                return False
+            return len(self) > 0
+
+    rules._forgotten = Forgets()
+    rules.tick()
+    assert rules.clock.alarm <= clock()
+    rules.tick()
+    assert held.reason.startswith(("forgotten", "it was forgotten"))
 
 
 def test_a_wait_that_is_queued_again_has_no_old_failure(rules, clock):

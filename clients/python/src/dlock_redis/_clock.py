@@ -12,11 +12,13 @@ LONGEST = 3e9  # seconds: the server's own limit is a little more
 SLICE = 1.0  # so long a wait sleeps at most: a timer may stand still while the machine is suspended
 STALL = 0.5  # who wakes up so late has not run: the server is asked before a loss is reported
 
-if hasattr(time, "CLOCK_BOOTTIME"):
+if hasattr(time, "clock_gettime"):
+    # Both go on while the machine is suspended: that of Linux, and that of macOS.
+    _WHICH = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
     def now() -> float:
-        """Returns the seconds of a clock that goes on while the machine is suspended."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        """Returns the seconds of a clock that counts what leases count."""
+        return time.clock_gettime(_WHICH)
 else:  # pragma: no cover
     now = time.monotonic
 
@@ -61,8 +63,10 @@ class Clock:
         return max(0.0, min(self.alarm - now(), SLICE))
 
     def slept(self, began: float, within: float, grace: float) -> None:
-        """Notes that the process stood still, if it did: nothing is over before the server could be asked."""
-        if now() - began - within > STALL:
+        """Notes that the process stood still, if it did: nothing is over before the server could be asked.
+
+        One stall after the other does not put that off: a program may block its event loop again and again."""
+        if now() - began - within > STALL and self._grace < began:
             self._grace = now() + grace
 
     def is_over(self, end: float) -> bool:

@@ -218,6 +218,7 @@ class Sessions:
             return held.event
 
     def forget(self, held: Held) -> None:
+        """Has the clock report a hold that the program has dropped. Safe to call from a finalizer."""
         self._forgotten.append(held)
         self.clock.alarm = float("-inf")
         self.wake()
@@ -225,12 +226,12 @@ class Sessions:
     def tick(self) -> None:
         """Reports what has ended, and keeps what has grown old. The clock calls it when the alarm is due."""
         with self.guard:
+            alarm = self.clock.alarm = float("inf")  # first: a finalizer may run at any time, and sets it again
             while self._forgotten:
                 held = self._forgotten.popleft()
                 if not held.over:  # its work may still run
                     self.lose(held, "it was forgotten")
                     self.errand(self._left(held, held.lease))
-            alarm, self.clock.alarm = float("inf"), float("inf")
             for held in list(self.held.values()):
                 if held.over:
                     continue
@@ -354,7 +355,7 @@ class Sessions:
                     self.lose(held, str(reply))
                 elif isinstance(reply, Exception):
                     held.why = str(reply)
-                elif not held.over:
+                elif not (held.over or held.is_taken):  # the row `taken` is the later news
                     held.end = max(held.end, self.believed(sent, reply[0] / 1000))
                     self.join(held, self.session(reply[1], held.name))
 
