@@ -1,24 +1,30 @@
 """The rules of takes, sessions and holds, without a server: what the client says, and what it makes of each answer."""
 
+import concurrent.futures
 import gc
 import threading
+import time
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+import dlock_redis as dlock
 from dlock_redis import _clock, _session
+from dlock_redis._hold import HoldBase
 from dlock_redis._settings import Settings
 from dlock_redis._take import Request, Take
 
 LEASE = 10.0
+KEPT = []  # the program's holds
 
 
 class Rules(_session.Sessions):
     """Sessions whose jobs nobody runs."""
 
     def __init__(self, **how):
-        self.told_lost = []
+        self.told_lost, self.jobs, self.no_threads = [], [], False
         defaults = {"lease": LEASE, "hang_timeout": 30.0, "reply_timeout": 3.0, "clock_margin": 0.1, "observer": None}
         super().__init__(Settings(**{**defaults, **how}))
 
@@ -28,28 +34,27 @@ class Rules(_session.Sessions):
     def wake(self):
         pass
 
-    def start(self, loop):
-        pass
+    def bell(self):
+        return threading.Event()
 
-    def start_errands(self, place):
-        pass
+    def start(self, job):
+        if self.no_threads:
+            raise RuntimeError("can't start new thread")
+        self.jobs.append(job)
 
-    def place(self, key):
+    def server(self, key):
         return ""
 
     def later(self, held):
         self.told_lost.append(held.handle())
 
+    def hold(self, held):
+        """Stands for the program's Hold."""
+        return HoldBase(SimpleNamespace(_sessions=self), held)
+
     def said(self):
         """The commands that wait to be said, and those who wait for the answers."""
-        return [(one.words, one) for errands in self.errands.values() for one in errands if one.is_needed()]
-
-
-class Handle:
-    """Stands for the program's Hold."""
-
-    def __init__(self, held):
-        self.held = held
+        return [(one.words, one) for to in self.errands.values() for one in to.waiting if one.is_needed()]
 
 
 @pytest.fixture
@@ -75,7 +80,7 @@ def rules(clock):
 
 def take(rules, wait=None, keys=("k",), **options):
     """A take that has sent its request."""
-    one = Take(rules, Request(rules.settings, keys, **options), wait)
+    one = Take(rules, Request(rules.settings, keys, wait, **options), rules.hold)
     one.next()
     return one
 
@@ -84,8 +89,9 @@ def granted(rules, token=1, session=7, **options):
     """A hold that was free."""
     one = take(rules, 0, **options)
     one.answered(_clock.now(), [token, session])
-    [hold] = one.result(Handle)
-    return hold.held
+    [hold] = one.result()
+    KEPT.append(hold)  # else it would be a forgotten one
+    return hold._held
 
 
 def test_a_session_with_nothing_in_it_is_forgotten(rules):
@@ -94,8 +100,9 @@ def test_a_session_with_nothing_in_it_is_forgotten(rules):
         held = granted(rules, number + 1, number + 1)
         rules.released(held).answered(_clock.now(), 1)
     del held
+    KEPT.clear()
     gc.collect()
-    assert len(rules.by_id) <= 1
+    assert len(rules.by_id) <= 1 and not rules.held and not rules.asked and not rules._forgotten
 
 
 def test_a_lease_may_be_longer_than_a_session(clock):
@@ -119,30 +126,31 @@ def test_a_try_without_an_answer_is_taken_back(rules, clock):
     one = take(rules, 0)
     one.answered(clock(), redis.TimeoutError("no answer"))
     with pytest.raises(redis.TimeoutError):
-        one.result(Handle)
+        one.result()
     [(words, _)] = rules.said()
     assert words == ("DLOCK.CANCEL", b"k", one.owner)
 
 
 def test_a_try_that_was_refused_takes_nothing_back(rules, clock):
-    for error in (redis.ConnectionError("refused"), redis.ResponseError("BUSY a script runs")):
+    refused = redis.ConnectionError("refused")
+    refused.__context__ = ConnectionRefusedError()
+    for error in (refused, redis.ResponseError("BUSY a script runs"), redis.exceptions.BusyLoadingError("loading")):
         take(rules, 0).answered(clock(), error)
     assert not rules.said()
 
 
-def test_stalls_put_off_no_loss_for_ever(clock):
+def test_stalls_put_off_no_loss_for_ever(rules, clock):
     """A program that blocks its event loop again and again is told of its losses all the same."""
-    alarm = _clock.Clock(lambda: None)
     seen = []
     for _ in range(10):
         began = clock()
         clock.at += 0.7  # it wanted to sleep for 0.05 s
-        alarm.slept(began, 0.05, 3.0)
+        rules.clock.slept(began, 0.05)
         for _ in range(10):
             began = clock()
             clock.at += 0.05
-            alarm.slept(began, 0.05, 3.0)
-            seen.append(alarm.is_over(began))
+            rules.clock.slept(began, 0.05)
+            seen.append(rules.clock.is_over(began))
     assert not seen[0] and any(seen)
 
 
@@ -163,7 +171,7 @@ def test_what_is_forgotten_at_a_tick_is_told_by_the_next(rules, clock):
     """A finalizer may run between two lines of the clock's own work."""
     held = granted(rules)
 
-    class Forgets(deque):
+    class Late(deque):
         def __bool__(self):
             if not len(self) and rules._forgotten is self:
                 rules._forgotten = deque()
@@ -171,11 +179,11 @@ def test_what_is_forgotten_at_a_tick_is_told_by_the_next(rules, clock):
                 return False
             return len(self) > 0
 
-    rules._forgotten = Forgets()
+    rules._forgotten = Late()
     rules.tick()
-    assert rules.clock.alarm <= clock()
-    rules.tick()
-    assert held.reason.startswith(("forgotten", "it was forgotten"))
+    assert not held.over
+    rules.clock.next()
+    assert "forgotten" in held.reason
 
 
 def test_a_wait_that_is_queued_again_has_no_old_failure(rules, clock):
@@ -188,5 +196,73 @@ def test_a_wait_that_is_queued_again_has_no_old_failure(rules, clock):
     clock.at += 1.0
     rules.told(clock(), [7, 0, None, []], b"k")
     clock.at += 10.0
-    assert one.next() is None and one.result(Handle) is None
+    assert one.next() is None and one.result() is None
     assert session.waits == set()
+
+
+def test_a_loss_at_the_grant_is_told(rules, clock):
+    """The rows `granted` and `forced` come by one answer, before the caller has its hold."""
+    one = take(rules, None, on_lost=print)
+    one.answered(clock(), [0, 1, 7])
+    rows = [[1, b"granted", b"k", one.owner, 1, 9000], [2, b"forced", b"k", one.owner, 1, 0]]
+    rules.told(clock(), [7, 2, None, rows], b"k")
+    [hold] = one.result()
+    assert rules.told_lost == [hold]
+
+
+def test_a_refused_release_after_ends_the_hold(rules, clock):
+    """A hold that the program has ended stays over, and is no hold that nobody keeps or reports."""
+    held = granted(rules)
+    rules.released_after(held, 3600.0).answered(clock(), redis.ResponseError("ERR ms must be less"))
+    assert held.over and held.session is None
+    [(words, _)] = rules.said()  # its lease is to end it
+    assert words == ("DLOCK.RENEW", b"k", held.owner, 10_000, "TOKEN", 1)
+
+
+def test_what_cannot_work_in_the_background_now_does_so_later(rules, clock):
+    """The process has too many threads: a wait and a release are not taken for ones that somebody works for."""
+    held = granted(rules)
+    rules.no_threads = True
+    one = take(rules)
+    one.answered(clock(), [0, 1, 7])
+    rules.give_back(b"k", b"o", 5, 10.0)
+    assert not any(isinstance(job, (_session.Loop, _session.Errands)) for job in rules.jobs)
+    rules.no_threads = False
+    clock.at += 1.0
+    assert rules.clock.alarm <= clock()
+    rules.tick()
+    assert {type(job) for job in rules.jobs[1:]} == {_session.Loop, _session.Errands}
+    assert held.session.loop is not None
+
+
+def test_a_job_that_fails_is_begun_again(rules, clock):
+    """As by a reply that nobody expects, or when a program cancels all its tasks."""
+    one = take(rules)
+    one.answered(clock(), [0, 1, 7])
+    rules.give_back(b"k", b"o", 5, 10.0)
+    rules.jobs.pop(0)
+    before, rules.jobs[:] = list(rules.jobs), []
+    assert len(before) == 2
+    for job in before:
+        job.ended()
+    clock.at += 1.0
+    rules.tick()
+    assert {type(job) for job in rules.jobs} == {type(job) for job in before}
+
+
+def test_a_fake_lock_has_one_holder(monkeypatch):
+    """Threads of a test ask at the same time."""
+    locks, fits = dlock.FakeLocks(), dlock.FakeLocks._fits
+
+    def slowly(self, new):
+        free = fits(self, new)
+        time.sleep(0.01)
+        return free
+
+    monkeypatch.setattr(dlock.FakeLocks, "_fits", slowly)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        holds = [one for one in pool.map(lambda _: locks.try_lock("k"), range(8)) if one]
+    assert len(holds) == 1
+    with holds[0] as hold:
+        hold.release()
+    assert not locks.holds

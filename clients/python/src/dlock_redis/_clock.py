@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+log = logging.getLogger("dlock_redis")
 LONGEST = 3e9  # seconds: the server's own limit is a little more
-SLICE = 1.0  # so long a wait sleeps at most: a timer may stand still while the machine is suspended
+SLICE = 1.0  # the longest sleep: a timer may stand still while the machine is suspended
 STALL = 0.5  # who wakes up so late has not run: the server is asked before a loss is reported
+PAUSE = 0.1  # after a failure
 
 if hasattr(time, "clock_gettime"):
     # Both go on while the machine is suspended: that of Linux, and that of macOS.
@@ -47,27 +50,53 @@ def ms(value: float) -> int:
 
 
 class Clock:
-    """Knows when the next hold is due. Whoever sleeps until then calls `slept` afterwards."""
+    """A job that sleeps until something is due, and then calls `tick`. It waits for no server.
 
-    def __init__(self, wake: Callable[[], None]):
-        self.alarm, self._wake, self._grace = math.inf, wake, -math.inf
+    `woken`: ends its sleep; `wake` sets it."""
+
+    def __init__(self, woken: Any, wake: Callable[[], None], tick: Callable[[], None], grace: float):
+        self.woken, self._wake, self._tick, self._grace = woken, wake, tick, grace
+        self.alarm = math.inf
+        self.running = self.closed = False
+        self.urgent = False  # something is due at once; a finalizer may say so
+        self._slept_from = self._slept_for = 0.0
+        self._no_loss_before = -math.inf
 
     def set(self, due: float) -> None:
-        """Has the sleeper wake up then, if nothing is due before."""
+        """Has it wake up then, if nothing is due before."""
         if due < self.alarm:
             self.alarm = due
             self._wake()
 
-    def left(self) -> float:
-        """Returns for how long to sleep."""
-        return max(0.0, min(self.alarm - now(), SLICE))
+    def next(self) -> float | None:
+        if self._slept_from:
+            self.slept(self._slept_from, self._slept_for)
+        if not self.closed and (self.urgent or self.alarm <= now()):
+            self._look()
+        if self.closed:
+            return None
+        self._slept_from = now()
+        self._slept_for = 0.0 if self.urgent else max(0.0, min(self.alarm - self._slept_from, SLICE))
+        return self._slept_for
 
-    def slept(self, began: float, within: float, grace: float) -> None:
+    def answered(self, sent: float, reply: Any) -> None:
+        """It asks nothing."""
+
+    def ended(self) -> None:
+        self.running = False
+
+    def slept(self, began: float, within: float) -> None:
         """Notes that the process stood still, if it did: nothing is over before the server could be asked.
 
         One stall after the other does not put that off: a program may block its event loop again and again."""
-        if now() - began - within > STALL and self._grace < began:
-            self._grace = now() + grace
+        if now() - began - within > STALL and self._no_loss_before < began:
+            self._no_loss_before = now() + self._grace
 
     def is_over(self, end: float) -> bool:
-        return end <= now() and self._grace <= now()
+        return end <= now() and self._no_loss_before <= now()
+
+    def _look(self) -> None:
+        try:
+            self._tick()
+        except Exception:
+            log.exception("the lock clock failed")

@@ -93,16 +93,25 @@ def typed(error: Exception) -> Exception:
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError, ImportError, NotImplementedError, library.DataError)
 
 
+def is_unanswered(error: Exception) -> bool:
+    """Returns true if the server may have read the command, or may do so later."""
+    if isinstance(error, (library.BusyLoadingError, library.AuthenticationError)):
+        return False
+    never_sent = (ConnectionRefusedError, socket.gaierror)
+    is_lost = isinstance(error, (OSError, library.ConnectionError, library.TimeoutError))
+    return is_lost and not any(isinstance(cause, never_sent) for cause in _causes(error))
+
+
 def passes(error: BaseException) -> bool:
     """Returns true if another connection, another node or a little time can mend it."""
     if isinstance(error, (NoAck, *_PASSING_TYPES)):
         return True
-    if isinstance(error, _MISTAKES) or isinstance(error.__cause__, _MISTAKES):
-        return False
-    if isinstance(error, (library.AuthenticationError, library.AuthorizationError, DLockError)):
+    if isinstance(error, (library.AuthenticationError, library.AuthorizationError, library.DataError, DLockError)):
         return False
     if isinstance(error, library.ResponseError):
         return str(error).split(" ", 1)[0] in _PASSING_CODES or str(error).startswith("ERR max number of clients")
+    if isinstance(error.__cause__, _MISTAKES):
+        return False
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return False

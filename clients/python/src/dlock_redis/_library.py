@@ -1,21 +1,40 @@
 # SPDX-License-Identifier: MIT
-"""The program's client as a template: another one of the same kind, with our bounds and without retries.
+"""The program's client as a template: connections of the same kind, with our bounds and without retries.
 
 TLS, users, Unix sockets, Sentinels and clusters come along, because redis-py makes the connections."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
+from redis import exceptions as library
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-# What belongs to the template's own pool, or makes a call more than one attempt.
+from ._clock import now
+from ._errors import FAILURES, typed
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout
+
+Words = tuple[Any, ...]
+CONNECTIONS = 16  # of tasks, to each server, however many ask it at once
+ASK_SENTINELS = 1.0  # seconds: a connection to a former primary lasts no longer
+
+# Options tied to the program's own pool, and options that enable retries.
 _STRANGE = ("maint_notifications", "oss_cluster_maint", "maintenance_", "parser_class", "orig_", "retry_on", "himport")
 _OF_A_NODE = (
     "host",
@@ -68,29 +87,6 @@ def _of_cluster(client: Any, asked: Any, within: float, retry: Any) -> Any:
     return type(client)(startup_nodes=seeds, address_remap=client.nodes_manager.address_remap, **kwargs)
 
 
-def for_threads(client: redis.Redis | redis.RedisCluster, within: float) -> Any:
-    """Returns a client like this one. (A cluster is asked for its nodes.)"""
-    retry = Retry(NoBackoff(), 0)
-    if isinstance(client, redis.RedisCluster):
-        return _of_cluster(client, redis, within, retry)
-    return redis.Redis(connection_pool=_of_pool(client.connection_pool, redis, within, retry))
-
-
-def for_tasks(client: redis.asyncio.Redis | redis.asyncio.RedisCluster, within: float) -> Any:
-    """Returns a client like this one. Nothing is connected yet."""
-    retry = AsyncRetry(NoBackoff(), 0)
-    if isinstance(client, redis.asyncio.RedisCluster):
-        return _of_cluster(client, redis.asyncio, within, retry)
-    return redis.asyncio.Redis(connection_pool=_of_pool(client.connection_pool, redis.asyncio, within, retry))
-
-
-def node_of_a_cluster(client: redis.asyncio.RedisCluster, key: bytes) -> Any:
-    """Returns the server of a key, with connections of its own."""
-    node: Any = client.get_node_from_key(key)  # type: ignore[arg-type]
-    how: dict[str, Any] = client.get_connection_kwargs()
-    return redis.asyncio.cluster.ClusterNode(node.host, node.port, **how)
-
-
 def decoder(client: Any) -> Any:
     """Returns what decodes a reply as the program's client would."""
     encoder = (getattr(client, "get_encoder", None) or client.connection_pool.get_encoder)()
@@ -99,3 +95,269 @@ def decoder(client: Any) -> Any:
         return [decode(each) for each in one] if isinstance(one, list) else encoder.decode(one)
 
     return decode
+
+
+def _key(words: Words) -> bytes:
+    key: bytes = words[2 if words[0] == "DLOCK.MACQUIRE" else 1]
+    return key
+
+
+def _typed(replies: list[Any]) -> list[Any]:
+    return [typed(reply) if isinstance(reply, Exception) else reply for reply in replies]
+
+
+class Server:
+    """A server, or the primary that the Sentinels name, for threads."""
+
+    def __init__(self, client: Any, within: float):
+        self._pool: Any = _of_pool(client.connection_pool, redis, within, Retry(NoBackoff(), 0))
+        self._client: Any = redis.Redis(connection_pool=self._pool)
+        self._asked = -ASK_SENTINELS
+
+    def call(self, words: Words) -> Any:
+        """Returns the reply to one command. An error of the server is raised as one of ours."""
+        self._leave_a_former_primary()
+        try:
+            return self._client.execute_command(*words)
+        except FAILURES as error:
+            self._leave_a_replica([error])
+            raise typed(error) from error.__cause__
+
+    def pipe(self, commands: Sequence[Words]) -> list[Any]:
+        """Returns the replies to several commands, or their errors."""
+        self._leave_a_former_primary()
+        replies = _piped(self._client, commands)
+        self._leave_a_replica(replies)
+        return _typed(replies)
+
+    def server(self, key: bytes) -> str:
+        """Returns the name of the server of a key."""
+        return ""
+
+    def close(self) -> None:
+        self._pool.disconnect()
+
+    def _leave_a_former_primary(self) -> None:
+        if isinstance(self._pool, redis.sentinel.SentinelConnectionPool) and now() - self._asked >= ASK_SENTINELS:
+            self._asked = now()
+            with contextlib.suppress(*FAILURES):
+                self._pool.get_master_address()  # type: ignore[no-untyped-call]  # it ends those to others
+
+    def _leave_a_replica(self, replies: Sequence[object]) -> None:
+        """New connections may find the primary."""
+        if any(isinstance(reply, library.ReadOnlyError) for reply in replies):
+            self._pool.disconnect(inuse_connections=False)
+
+
+def _piped(client: Any, commands: Sequence[Words]) -> list[Any]:
+    with client.pipeline(transaction=False) as pipe:
+        for words in commands:
+            pipe.execute_command(*words)
+        replies: list[Any] = pipe.execute(raise_on_error=False)
+        return replies
+
+
+class Cluster:
+    """A cluster, for threads."""
+
+    def __init__(self, client: Any, within: float):
+        self._template = client
+        self._within = within
+        self._making = threading.RLock()
+        self._made: Any = None
+        self._failed: set[str] = set()  # nodes that have not answered a SESSION
+
+    def call(self, words: Words) -> Any:
+        try:
+            return self._keep(words) if words[0] == "DLOCK.SESSION" else self._client().execute_command(*words)
+        except FAILURES as error:
+            raise typed(error) from error.__cause__
+
+    def pipe(self, commands: Sequence[Words]) -> list[Any]:
+        return _typed(_piped(self._client(), commands))
+
+    def server(self, key: bytes) -> str:
+        with contextlib.suppress(*FAILURES):
+            if self._made is not None:
+                return str(self._made.get_node_from_key(key).name)
+        return ""
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    def _client(self) -> Any:
+        """Returns the library's client, which asks the nodes for their map as it is made."""
+        if self._made is None:
+            # Nobody waits for longer than for a reply behind another thread, or for ever behind a signal's handler.
+            if not self._making.acquire(timeout=self._within):
+                raise library.TimeoutError("no node of the cluster has answered yet")
+            try:
+                self._made = self._made or _of_cluster(self._template, redis, self._within, Retry(NoBackoff(), 0))
+            finally:
+                self._making.release()
+        return self._made
+
+    def _keep(self, words: Words) -> Any:
+        """Asks the key's server itself: while one node hangs, redis-py's cluster client blocks all calls.
+
+        After a failure, and when the slot has moved, that client finds the server."""
+        client = self._client()
+        with contextlib.suppress(library.MovedError, library.AskError, library.SlotNotCoveredError):
+            node = client.get_node_from_key(words[1])
+            if node.name not in self._failed:
+                try:
+                    return client.get_redis_connection(node).execute_command(*words)
+                except library.ResponseError:
+                    raise
+                except FAILURES:
+                    self._failed.add(node.name)
+                    raise
+        reply = client.execute_command(*words)
+        self._failed.discard(self.server(words[1]))
+        return reply
+
+
+@contextlib.asynccontextmanager
+async def _bounded_call(within: float) -> AsyncIterator[None]:
+    try:
+        async with timeout(within):
+            yield
+    except asyncio.TimeoutError:
+        raise library.TimeoutError("the server does not answer") from None
+    except AttributeError as error:  # the library's writer is None where another task has ended its connection
+        raise library.ConnectionError(f"the connection is lost: {error}") from None
+    except FAILURES as error:
+        raise typed(error) from error.__cause__
+
+
+class AsyncServer:
+    """A server, or the primary that the Sentinels name, for tasks."""
+
+    def __init__(self, client: Any, within: float):
+        self._pool: Any = _of_pool(client.connection_pool, redis.asyncio, within, AsyncRetry(NoBackoff(), 0))
+        self._client: Any = redis.asyncio.Redis(connection_pool=self._pool)
+        self._within = 1.5 * within  # a SESSION blocks for half of it
+        self._asked = -ASK_SENTINELS
+        self._turns = asyncio.Semaphore(CONNECTIONS)
+
+    async def call(self, words: Words) -> Any:
+        """Returns the reply to one command. An error of the server is raised as one of ours."""
+        async with _bounded_call(self._within):
+            await self._leave_a_former_primary()
+            try:
+                if words[0] == "DLOCK.SESSION":  # it may block
+                    return await self._client.execute_command(*words)
+                async with self._turns:
+                    return await self._client.execute_command(*words)
+            except library.ReadOnlyError as error:
+                await self._leave_a_replica([error])
+                raise
+
+    async def pipe(self, commands: Sequence[Words]) -> list[Any]:
+        """Returns the replies to several commands, or their errors."""
+        async with _bounded_call(self._within):
+            await self._leave_a_former_primary()
+            replies = await _piped_later(self._client, commands)
+            await self._leave_a_replica(replies)
+            return _typed(replies)
+
+    def server(self, key: bytes) -> str:
+        """Returns the name of the server of a key."""
+        return ""
+
+    async def aclose(self) -> None:
+        await self._pool.disconnect()
+
+    async def _leave_a_former_primary(self) -> None:
+        is_named = isinstance(self._pool, redis.asyncio.sentinel.SentinelConnectionPool)
+        if is_named and now() - self._asked >= ASK_SENTINELS:
+            self._asked = now()
+            with contextlib.suppress(*FAILURES):
+                await self._pool.get_master_address()  # it ends the connections to others
+
+    async def _leave_a_replica(self, replies: Sequence[object]) -> None:
+        """New connections may find the primary."""
+        if any(isinstance(reply, library.ReadOnlyError) for reply in replies):
+            await self._pool.disconnect(inuse_connections=False)
+
+
+async def _piped_later(client: Any, commands: Sequence[Words]) -> list[Any]:
+    async with client.pipeline(transaction=False) as pipe:
+        for words in commands:
+            pipe.execute_command(*words)
+        replies: list[Any] = await pipe.execute(raise_on_error=False)
+        return replies
+
+
+class AsyncCluster:
+    """A cluster, for tasks."""
+
+    def __init__(self, client: Any, within: float):
+        self._client: Any = _of_cluster(client, redis.asyncio, within, AsyncRetry(NoBackoff(), 0))
+        self._within = 1.5 * within  # a SESSION blocks for half of it
+        self._nodes: dict[str, Any] = {}  # by their names: by them its sessions are kept
+        self._failed: set[str] = set()  # nodes that have not answered a SESSION
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(CONNECTIONS))  # by server
+        self._ending: set[asyncio.Future[None]] = set()
+
+    async def call(self, words: Words) -> Any:
+        async with _bounded_call(self._within):
+            if words[0] == "DLOCK.SESSION":
+                return await self._keep(words)
+            async with self._turns[self.server(_key(words))]:
+                await self._client.initialize()  # it asks any node until it has the map
+                return await self._client.execute_command(*words)
+
+    async def pipe(self, commands: Sequence[Words]) -> list[Any]:
+        async with _bounded_call(self._within):
+            return _typed(await _piped_later(self._client, commands))
+
+    def server(self, key: bytes) -> str:
+        with contextlib.suppress(*FAILURES, AttributeError):  # it has no map yet
+            return str(self._client.get_node_from_key(key).name)
+        return ""
+
+    async def aclose(self) -> None:
+        await (self._client.aclose() if hasattr(self._client, "aclose") else self._client.close())
+        for node in self._nodes.values():
+            await node.disconnect()
+
+    async def _keep(self, words: Words) -> Any:
+        """Asks the key's server itself: when one node hangs, redis-py's cluster client ends the connections to all.
+
+        After a failure, and when the slot has moved, that client finds the server."""
+        name = self.server(words[1])
+        if name and name not in self._failed:
+            if name not in self._nodes:
+                node: Any = self._client.get_node_from_key(words[1])
+                how = self._client.get_connection_kwargs()
+                self._nodes[name] = redis.asyncio.cluster.ClusterNode(node.host, node.port, **how)
+            node = self._nodes[name]
+            try:
+                return await node.execute_command(*words)
+            except (library.MovedError, library.AskError):
+                pass
+            except library.ResponseError:
+                raise
+            except BaseException:  # a cancelled call, too: its reply may be on the way
+                self._failed.add(name)
+                self._nodes.pop(name, None)
+                ending = asyncio.ensure_future(node.disconnect())
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+                raise
+        await self._client.initialize()
+        reply = await self._client.execute_command(*words)
+        self._failed.discard(self.server(words[1]))
+        return reply
+
+
+def for_threads(client: redis.Redis | redis.RedisCluster, within: float) -> Server | Cluster:
+    """Returns connections like this client's."""
+    return (Cluster if isinstance(client, redis.RedisCluster) else Server)(client, within)
+
+
+def for_tasks(client: redis.asyncio.Redis | redis.asyncio.RedisCluster, within: float) -> AsyncServer | AsyncCluster:
+    """Returns connections like this client's. Nothing is connected yet."""
+    return (AsyncCluster if isinstance(client, redis.asyncio.RedisCluster) else AsyncServer)(client, within)
