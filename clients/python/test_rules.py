@@ -1,6 +1,8 @@
 """The rules of takes, sessions and holds, without a server: what the client says, and what it makes of each answer."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import threading
 import time
@@ -9,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import redis
+import redis.asyncio
 
 import dlock_redis as dlock
-from dlock_redis import _clock, _session
+from dlock_redis import _clock, _library, _session
 from dlock_redis._hold import HoldBase
 from dlock_redis._settings import Settings
 from dlock_redis._take import Request, Take
@@ -45,8 +48,8 @@ class Rules(_session.Sessions):
     def server(self, key):
         return ""
 
-    def later(self, held):
-        self.told_lost.append(held.handle())
+    def later(self, on_lost, hold):
+        self.told_lost.append(hold)
 
     def hold(self, held):
         """Stands for the program's Hold."""
@@ -94,7 +97,7 @@ def granted(rules, token=1, session=7, **options):
     return hold._held
 
 
-def test_a_session_with_nothing_in_it_is_forgotten(rules):
+def test_a_session_with_nothing_in_it_isforgotten(rules):
     """A program that holds nothing else gets another one from the server each time."""
     for number in range(1000):
         held = granted(rules, number + 1, number + 1)
@@ -102,7 +105,7 @@ def test_a_session_with_nothing_in_it_is_forgotten(rules):
     del held
     KEPT.clear()
     gc.collect()
-    assert len(rules.by_id) <= 1 and not rules.held and not rules.asked and not rules._forgotten
+    assert len(rules.by_id) <= 1 and not rules.held and not rules.asked and not rules.forgotten
 
 
 def test_a_lease_may_be_longer_than_a_session(clock):
@@ -167,19 +170,19 @@ def test_a_renewal_does_not_undo_what_others_have_taken(rules, clock):
     assert held.session is None and held.until() <= clock() + 5.0
 
 
-def test_what_is_forgotten_at_a_tick_is_told_by_the_next(rules, clock):
+def test_what_isforgotten_at_a_tick_is_told_by_the_next(rules, clock):
     """A finalizer may run between two lines of the clock's own work."""
     held = granted(rules)
 
     class Late(deque):
         def __bool__(self):
-            if not len(self) and rules._forgotten is self:
-                rules._forgotten = deque()
+            if not len(self) and rules.forgotten is self:
+                rules.forgotten = deque()
                 rules.forget(held)
                 return False
             return len(self) > 0
 
-    rules._forgotten = Late()
+    rules.forgotten = Late()
     rules.tick()
     assert not held.over
     rules.clock.next()
@@ -266,3 +269,85 @@ def test_a_fake_lock_has_one_holder(monkeypatch):
     with holds[0] as hold:
         hold.release()
     assert not locks.holds
+
+
+class Nodes:
+    """Stands for redis-py's client of a cluster."""
+
+    def __init__(self, **servers):
+        self.servers, self.asked = servers, []
+
+    def get_node_from_key(self, key):
+        if key not in self.servers:
+            raise redis.exceptions.SlotNotCoveredError("no node")
+        return SimpleNamespace(name=self.servers[key])
+
+    def execute_command(self, *words):
+        self.asked.append(words)
+        return "answered"
+
+
+def test_a_session_of_a_slot_without_a_server_has_the_library_look_for_it():
+    cluster = _library.Cluster(None, 3.0)
+    cluster._made = nodes = Nodes()
+    assert cluster.call(("DLOCK.SESSION", "k")) == "answered" and nodes.asked
+
+
+def test_nobody_waits_for_long_behind_another_threads_connect(monkeypatch):
+    goes_on, cluster = threading.Event(), _library.Cluster(None, 0.05)
+    monkeypatch.setattr(_library, "_of_cluster", lambda *_: goes_on.wait() and Nodes())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cluster.call, ("DLOCK.HELD", "k"))
+        try:
+            with pytest.raises(redis.TimeoutError):
+                cluster.call(("DLOCK.HELD", "k"))
+        finally:
+            goes_on.set()
+        assert first.result() == "answered"
+
+
+def test_the_handler_of_a_signal_may_connect_within_a_connect(monkeypatch):
+    cluster, calls = _library.Cluster(None, 3.0), []
+
+    def makes(*_):
+        calls.append(1)
+        if len(calls) == 1:
+            assert cluster.call(("DLOCK.HELD", "k")) == "answered"
+        return Nodes()
+
+    monkeypatch.setattr(_library, "_of_cluster", makes)
+    assert cluster.call(("DLOCK.HELD", "k")) == "answered"
+
+
+def test_a_connection_that_another_task_has_ended_is_no_mistake():
+    """The library raises an AttributeError then. What was said in that batch is said again."""
+
+    class Ended:
+        @contextlib.asynccontextmanager
+        async def pipeline(self, transaction):
+            raise AttributeError("'NoneType' object has no attribute 'write'")
+            yield
+
+    async def work():
+        server = _library.AsyncServer(redis.asyncio.Redis(), 3.0)
+        server._client = Ended()
+        await server.pipe([("DLOCK.RELEASE", "k", "o")])
+
+    with pytest.raises(redis.ConnectionError):
+        asyncio.run(work())
+
+
+def test_several_keys_wait_for_a_turn_at_their_own_server():
+    class Nodes(_library.AsyncServer):
+        def server(self, key):
+            return "theirs" if key == b"k" else "another"
+
+        async def _ask(self, words):
+            return "answered"
+
+    async def work():
+        nodes = Nodes(redis.asyncio.Redis(), 0.2)
+        nodes._turns["another"] = asyncio.Semaphore(0)
+        return await nodes.call(("DLOCK.MACQUIRE", 2, b"k", b"l"))
+
+    assert asyncio.run(work()) == "answered"

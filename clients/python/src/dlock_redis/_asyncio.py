@@ -38,7 +38,7 @@ T = TypeVar("T")
 class AsyncSessions(Sessions):
     """Sessions with a task for each loop, one for the clock, and one for errands where there are any."""
 
-    library: _library.AsyncServer | _library.AsyncCluster
+    library: _library.AsyncServer
 
     def __init__(self, client: Any, settings: Settings):
         super().__init__(settings)
@@ -112,19 +112,16 @@ class AsyncSessions(Sessions):
     def server(self, key: bytes) -> str:
         return self.library.server(key)
 
-    def later(self, held: Held) -> None:
-        hold, on_lost = held.handle(), held.on_lost
-
+    def later(self, on_lost: Callable[[Any], object], hold: Any) -> None:
         async def call() -> None:
             try:
-                told = on_lost(hold) if on_lost else None
+                told = on_lost(hold)
                 if inspect.isawaitable(told):
                     await told
             except Exception:
                 log.exception("on_lost has failed")
 
-        if hold is not None:
-            self._spawn(call(), self._calling)
+        self._spawn(call(), self._calling)
 
     async def aclose(self) -> None:
         self.close("closed")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._session import Sessions
 
 log = logging.getLogger("dlock_redis")
 LONGEST = 3e9  # seconds: the server's own limit is a little more
@@ -50,15 +52,15 @@ def ms(value: float) -> int:
 
 
 class Clock:
-    """A job that sleeps until something is due, and then calls `tick`. It waits for no server.
+    """A job that sleeps until something of its sessions is due, and then calls `tick`. It waits for no server.
 
-    `woken`: ends its sleep; `wake` sets it."""
+    `woken` ends its sleep."""
 
-    def __init__(self, woken: Any, wake: Callable[[], None], tick: Callable[[], None], grace: float):
-        self.woken, self._wake, self._tick, self._grace = woken, wake, tick, grace
+    def __init__(self, sessions: Sessions, woken: Any):
+        self.sessions = sessions
+        self.woken = woken
+        self.running = False
         self.alarm = math.inf
-        self.running = self.closed = False
-        self.urgent = False  # something is due at once; a finalizer may say so
         self._slept_from = self._slept_for = 0.0
         self._no_loss_before = -math.inf
 
@@ -66,17 +68,21 @@ class Clock:
         """Has it wake up then, if nothing is due before."""
         if due < self.alarm:
             self.alarm = due
-            self._wake()
+            self.sessions.wake()
 
     def next(self) -> float | None:
+        sessions = self.sessions
         if self._slept_from:
             self.slept(self._slept_from, self._slept_for)
-        if not self.closed and (self.urgent or self.alarm <= now()):
-            self._look()
-        if self.closed:
+        if not sessions.closed and (sessions.forgotten or self.alarm <= now()):
+            try:
+                sessions.tick()
+            except Exception:
+                log.exception("the lock clock failed")
+        if sessions.closed:
             return None
         self._slept_from = now()
-        self._slept_for = 0.0 if self.urgent else max(0.0, min(self.alarm - self._slept_from, SLICE))
+        self._slept_for = 0.0 if sessions.forgotten else max(0.0, min(self.alarm - self._slept_from, SLICE))
         return self._slept_for
 
     def answered(self, sent: float, reply: Any) -> None:
@@ -90,13 +96,7 @@ class Clock:
 
         One stall after the other does not put that off: a program may block its event loop again and again."""
         if now() - began - within > STALL and self._no_loss_before < began:
-            self._no_loss_before = now() + self._grace
+            self._no_loss_before = now() + self.sessions.settings.reply_timeout
 
     def is_over(self, end: float) -> bool:
         return end <= now() and self._no_loss_before <= now()
-
-    def _look(self) -> None:
-        try:
-            self._tick()
-        except Exception:
-            log.exception("the lock clock failed")

@@ -54,15 +54,8 @@ class LockTimeout(DLockError, TimeoutError):
         self.taken = taken
 
 
-_TYPES: dict[str, type[DLockError]] = {
-    "NOTHELD": NotHeld,
-    "FENCED": Fenced,
-    "DEADLOCK": Deadlock,
-    "REPLACED": Replaced,
-    "QUEUEFULL": QueueFull,
-    "QUARANTINE": Quarantine,
-    "NOACK": NoAck,
-}
+_KINDS: list[type[DLockError]] = [NotHeld, Fenced, Deadlock, Replaced, QueueFull, Quarantine, NoAck]
+_TYPES = {kind.__name__.upper(): kind for kind in _KINDS}
 _PASSING_CODES = {"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF"}
 _PASSING_CODES |= {"READONLY", "MOVED", "ASK"}
 # The library's own types leave out the server's word.
@@ -78,7 +71,7 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 
 def typed(error: Exception) -> Exception:
-    """Returns an error of the library as one of ours, and what a node has said, where the library knows no cluster."""
+    """Returns an error of the library as one of this package, or what a node has said to its cluster client."""
     if type(error) is library.ResponseError:
         kind = _TYPES.get(str(error).partition(" ")[0])
         return error if kind is None else kind(str(error))

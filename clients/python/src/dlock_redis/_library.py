@@ -48,7 +48,7 @@ _OF_A_NODE = (
 
 
 def bounded(kwargs: dict[str, Any], within: float, retry: Any) -> dict[str, Any]:
-    """Returns how a connection of ours is made: bounded, tried once, RESP2, replies as bytes."""
+    """Returns how a connection is made: bounded, tried once, RESP2, replies as bytes."""
     kept = {name: value for name, value in kwargs.items() if not name.startswith(_STRANGE)}
     kept |= {"socket_timeout": within, "retry": retry, "protocol": 2, "health_check_interval": 0}
     kept |= {"decode_responses": False}
@@ -97,11 +97,6 @@ def decoder(client: Any) -> Any:
     return decode
 
 
-def _key(words: Words) -> bytes:
-    key: bytes = words[2 if words[0] == "DLOCK.MACQUIRE" else 1]
-    return key
-
-
 def _typed(replies: list[Any]) -> list[Any]:
     return [typed(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
@@ -111,22 +106,23 @@ class Server:
 
     def __init__(self, client: Any, within: float):
         self._pool: Any = _of_pool(client.connection_pool, redis, within, Retry(NoBackoff(), 0))
-        self._client: Any = redis.Redis(connection_pool=self._pool)
+        self._made: Any = redis.Redis(connection_pool=self._pool)
         self._asked = -ASK_SENTINELS
 
     def call(self, words: Words) -> Any:
-        """Returns the reply to one command. An error of the server is raised as one of ours."""
-        self._leave_a_former_primary()
+        """Returns the reply to one command. Raises an error of this package for one of the server."""
         try:
-            return self._client.execute_command(*words)
+            return self._send(words)
         except FAILURES as error:
             self._leave_a_replica([error])
             raise typed(error) from error.__cause__
 
     def pipe(self, commands: Sequence[Words]) -> list[Any]:
         """Returns the replies to several commands, or their errors."""
-        self._leave_a_former_primary()
-        replies = _piped(self._client, commands)
+        with self._client().pipeline(transaction=False) as pipe:
+            for words in commands:
+                pipe.execute_command(*words)
+            replies = pipe.execute(raise_on_error=False)
         self._leave_a_replica(replies)
         return _typed(replies)
 
@@ -137,11 +133,15 @@ class Server:
     def close(self) -> None:
         self._pool.disconnect()
 
-    def _leave_a_former_primary(self) -> None:
+    def _client(self) -> Any:
         if isinstance(self._pool, redis.sentinel.SentinelConnectionPool) and now() - self._asked >= ASK_SENTINELS:
             self._asked = now()
-            with contextlib.suppress(*FAILURES):
-                self._pool.get_master_address()  # type: ignore[no-untyped-call]  # it ends those to others
+            with contextlib.suppress(*FAILURES):  # it ends the connections to a former primary
+                self._pool.get_master_address()  # type: ignore[no-untyped-call]
+        return self._made
+
+    def _send(self, words: Words) -> Any:
+        return self._client().execute_command(*words)
 
     def _leave_a_replica(self, replies: Sequence[object]) -> None:
         """New connections may find the primary."""
@@ -149,15 +149,7 @@ class Server:
             self._pool.disconnect(inuse_connections=False)
 
 
-def _piped(client: Any, commands: Sequence[Words]) -> list[Any]:
-    with client.pipeline(transaction=False) as pipe:
-        for words in commands:
-            pipe.execute_command(*words)
-        replies: list[Any] = pipe.execute(raise_on_error=False)
-        return replies
-
-
-class Cluster:
+class Cluster(Server):
     """A cluster, for threads."""
 
     def __init__(self, client: Any, within: float):
@@ -167,19 +159,9 @@ class Cluster:
         self._made: Any = None
         self._failed: set[str] = set()  # nodes that have not answered a SESSION
 
-    def call(self, words: Words) -> Any:
-        try:
-            return self._keep(words) if words[0] == "DLOCK.SESSION" else self._client().execute_command(*words)
-        except FAILURES as error:
-            raise typed(error) from error.__cause__
-
-    def pipe(self, commands: Sequence[Words]) -> list[Any]:
-        return _typed(_piped(self._client(), commands))
-
     def server(self, key: bytes) -> str:
-        with contextlib.suppress(*FAILURES):
-            if self._made is not None:
-                return str(self._made.get_node_from_key(key).name)
+        with contextlib.suppress(*FAILURES, AttributeError):  # it has no map yet
+            return str(self._made.get_node_from_key(key).name)
         return ""
 
     def close(self) -> None:
@@ -198,67 +180,57 @@ class Cluster:
                 self._making.release()
         return self._made
 
-    def _keep(self, words: Words) -> Any:
-        """Asks the key's server itself: while one node hangs, redis-py's cluster client blocks all calls.
+    def _send(self, words: Words) -> Any:
+        """Keeps a session by its server alone: while one node hangs, redis-py's cluster client blocks all calls.
 
         After a failure, and when the slot has moved, that client finds the server."""
         client = self._client()
+        if words[0] != "DLOCK.SESSION":
+            return client.execute_command(*words)
         with contextlib.suppress(library.MovedError, library.AskError, library.SlotNotCoveredError):
             node = client.get_node_from_key(words[1])
             if node.name not in self._failed:
                 try:
                     return client.get_redis_connection(node).execute_command(*words)
-                except library.ResponseError:
-                    raise
-                except FAILURES:
-                    self._failed.add(node.name)
+                except FAILURES as error:
+                    if not isinstance(error, library.ResponseError):
+                        self._failed.add(node.name)
                     raise
         reply = client.execute_command(*words)
         self._failed.discard(self.server(words[1]))
         return reply
 
-
-@contextlib.asynccontextmanager
-async def _bounded_call(within: float) -> AsyncIterator[None]:
-    try:
-        async with timeout(within):
-            yield
-    except asyncio.TimeoutError:
-        raise library.TimeoutError("the server does not answer") from None
-    except AttributeError as error:  # the library's writer is None where another task has ended its connection
-        raise library.ConnectionError(f"the connection is lost: {error}") from None
-    except FAILURES as error:
-        raise typed(error) from error.__cause__
+    def _leave_a_replica(self, replies: Sequence[object]) -> None:
+        """The library does so."""
 
 
 class AsyncServer:
     """A server, or the primary that the Sentinels name, for tasks."""
 
     def __init__(self, client: Any, within: float):
-        self._pool: Any = _of_pool(client.connection_pool, redis.asyncio, within, AsyncRetry(NoBackoff(), 0))
+        self._bound = 1.5 * within  # a SESSION blocks for half of it
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(CONNECTIONS))  # by server
+        self._make(client, within, AsyncRetry(NoBackoff(), 0))
+
+    def _make(self, client: Any, within: float, retry: Any) -> None:
+        self._pool: Any = _of_pool(client.connection_pool, redis.asyncio, within, retry)
         self._client: Any = redis.asyncio.Redis(connection_pool=self._pool)
-        self._within = 1.5 * within  # a SESSION blocks for half of it
         self._asked = -ASK_SENTINELS
-        self._turns = asyncio.Semaphore(CONNECTIONS)
 
     async def call(self, words: Words) -> Any:
-        """Returns the reply to one command. An error of the server is raised as one of ours."""
-        async with _bounded_call(self._within):
-            await self._leave_a_former_primary()
-            try:
-                if words[0] == "DLOCK.SESSION":  # it may block
-                    return await self._client.execute_command(*words)
-                async with self._turns:
-                    return await self._client.execute_command(*words)
-            except library.ReadOnlyError as error:
-                await self._leave_a_replica([error])
-                raise
+        """Returns the reply to one command. Raises an error of this package for one of the server."""
+        async with self._bounded():
+            if words[0] == "DLOCK.SESSION":  # it may block
+                return await self._keep(words)
+            async with self._turns[self.server(words[2 if words[0] == "DLOCK.MACQUIRE" else 1])]:
+                return await self._ask(words)
 
     async def pipe(self, commands: Sequence[Words]) -> list[Any]:
         """Returns the replies to several commands, or their errors."""
-        async with _bounded_call(self._within):
-            await self._leave_a_former_primary()
-            replies = await _piped_later(self._client, commands)
+        async with self._bounded(), self._client.pipeline(transaction=False) as pipe:
+            for words in commands:
+                pipe.execute_command(*words)
+            replies = await pipe.execute(raise_on_error=False)
             await self._leave_a_replica(replies)
             return _typed(replies)
 
@@ -269,12 +241,32 @@ class AsyncServer:
     async def aclose(self) -> None:
         await self._pool.disconnect()
 
-    async def _leave_a_former_primary(self) -> None:
+    @contextlib.asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        try:
+            async with timeout(self._bound):
+                await self._prepare()
+                yield
+        except asyncio.TimeoutError:
+            raise library.TimeoutError("the server does not answer") from None
+        except AttributeError as error:  # the library's writer is None where another task has ended its connection
+            raise library.ConnectionError(f"the connection is lost: {error}") from None
+        except FAILURES as error:
+            await self._leave_a_replica([error])
+            raise typed(error) from error.__cause__
+
+    async def _prepare(self) -> None:
         is_named = isinstance(self._pool, redis.asyncio.sentinel.SentinelConnectionPool)
         if is_named and now() - self._asked >= ASK_SENTINELS:
             self._asked = now()
             with contextlib.suppress(*FAILURES):
-                await self._pool.get_master_address()  # it ends the connections to others
+                await self._pool.get_master_address()  # it ends the connections to a former primary
+
+    async def _ask(self, words: Words) -> Any:
+        return await self._client.execute_command(*words)
+
+    async def _keep(self, words: Words) -> Any:
+        return await self._ask(words)
 
     async def _leave_a_replica(self, replies: Sequence[object]) -> None:
         """New connections may find the primary."""
@@ -282,36 +274,14 @@ class AsyncServer:
             await self._pool.disconnect(inuse_connections=False)
 
 
-async def _piped_later(client: Any, commands: Sequence[Words]) -> list[Any]:
-    async with client.pipeline(transaction=False) as pipe:
-        for words in commands:
-            pipe.execute_command(*words)
-        replies: list[Any] = await pipe.execute(raise_on_error=False)
-        return replies
-
-
-class AsyncCluster:
+class AsyncCluster(AsyncServer):
     """A cluster, for tasks."""
 
-    def __init__(self, client: Any, within: float):
-        self._client: Any = _of_cluster(client, redis.asyncio, within, AsyncRetry(NoBackoff(), 0))
-        self._within = 1.5 * within  # a SESSION blocks for half of it
+    def _make(self, client: Any, within: float, retry: Any) -> None:
+        self._client = _of_cluster(client, redis.asyncio, within, retry)
         self._nodes: dict[str, Any] = {}  # by their names: by them its sessions are kept
         self._failed: set[str] = set()  # nodes that have not answered a SESSION
-        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(CONNECTIONS))  # by server
         self._ending: set[asyncio.Future[None]] = set()
-
-    async def call(self, words: Words) -> Any:
-        async with _bounded_call(self._within):
-            if words[0] == "DLOCK.SESSION":
-                return await self._keep(words)
-            async with self._turns[self.server(_key(words))]:
-                await self._client.initialize()  # it asks any node until it has the map
-                return await self._client.execute_command(*words)
-
-    async def pipe(self, commands: Sequence[Words]) -> list[Any]:
-        async with _bounded_call(self._within):
-            return _typed(await _piped_later(self._client, commands))
 
     def server(self, key: bytes) -> str:
         with contextlib.suppress(*FAILURES, AttributeError):  # it has no map yet
@@ -323,8 +293,15 @@ class AsyncCluster:
         for node in self._nodes.values():
             await node.disconnect()
 
+    async def _prepare(self) -> None:
+        """There are no Sentinels."""
+
+    async def _ask(self, words: Words) -> Any:
+        await self._client.initialize()  # it asks any node until it has the map
+        return await super()._ask(words)
+
     async def _keep(self, words: Words) -> Any:
-        """Asks the key's server itself: when one node hangs, redis-py's cluster client ends the connections to all.
+        """Keeps a session by its server alone: when one node hangs, redis-py's cluster client ends all connections.
 
         After a failure, and when the slot has moved, that client finds the server."""
         name = self.server(words[1])
@@ -340,24 +317,26 @@ class AsyncCluster:
                 pass
             except library.ResponseError:
                 raise
-            except BaseException:  # a cancelled call, too: its reply may be on the way
+            except BaseException:  # also a cancelled call: its reply may be on the way
                 self._failed.add(name)
                 self._nodes.pop(name, None)
                 ending = asyncio.ensure_future(node.disconnect())
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
                 raise
-        await self._client.initialize()
-        reply = await self._client.execute_command(*words)
+        reply = await self._ask(words)
         self._failed.discard(self.server(words[1]))
         return reply
 
+    async def _leave_a_replica(self, replies: Sequence[object]) -> None:
+        """The library does so."""
 
-def for_threads(client: redis.Redis | redis.RedisCluster, within: float) -> Server | Cluster:
+
+def for_threads(client: redis.Redis | redis.RedisCluster, within: float) -> Server:
     """Returns connections like this client's."""
     return (Cluster if isinstance(client, redis.RedisCluster) else Server)(client, within)
 
 
-def for_tasks(client: redis.asyncio.Redis | redis.asyncio.RedisCluster, within: float) -> AsyncServer | AsyncCluster:
+def for_tasks(client: redis.asyncio.Redis | redis.asyncio.RedisCluster, within: float) -> AsyncServer:
     """Returns connections like this client's. Nothing is connected yet."""
     return (AsyncCluster if isinstance(client, redis.asyncio.RedisCluster) else AsyncServer)(client, within)

@@ -9,6 +9,7 @@ it calls `ended()`.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 import logging
@@ -133,7 +134,7 @@ class Errands:
                 self.sessions.clock.set(now() + RESTART)
 
 
-class Sessions:
+class Sessions(abc.ABC):
     """All that this client holds and waits for."""
 
     def __init__(self, settings: Settings):
@@ -142,39 +143,39 @@ class Sessions:
         self.guard = threading.RLock()
         self.name = f"{socket.gethostname()[:64]}/{os.getpid()}/{secrets.token_urlsafe(16)}".encode()
         self._numbers = itertools.count(1)
-        # Those with a hold, a wait or a loop. The server forgets the others, too.
+        # Those with a hold, a wait or a loop. The server forgets the others as well.
         self.by_id: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
         self.asked: dict[tuple[bytes, bytes], Take[Any]] = {}  # by key and owner
         # By key and token: those that are in a session, that the program has, or whose end is yet to be said.
         self.held: weakref.WeakValueDictionary[tuple[bytes, int], Held] = weakref.WeakValueDictionary()
         self.errands: dict[str, Errands] = {}  # by the server
-        self._forgotten: deque[Held] = deque()
-        self.clock = Clock(self.bell(), self.wake, self.tick, settings.reply_timeout)
+        self.forgotten: deque[Held] = deque()
+        self.clock = Clock(self, self.bell())
 
     # Implemented by the versions for threads and for tasks.
 
-    def event(self) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def event(self) -> Any: ...
 
+    @abc.abstractmethod
     def bell(self) -> Any:
         """Returns an event that a finalizer may set, by `wake`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def wake(self) -> None:
         """Wakes the clock. Safe to call from a finalizer."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def start(self, job: Loop | Errands | Clock) -> None:
         """Runs a job in the background."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def server(self, key: bytes) -> str:
         """Returns the name of the server that serves the key: one that hangs holds up no errand to another."""
-        raise NotImplementedError
 
-    def later(self, held: Held) -> None:
+    @abc.abstractmethod
+    def later(self, on_lost: Callable[[Any], object], hold: Any) -> None:
         """Calls the program's `on_lost` where it holds up nothing else."""
-        raise NotImplementedError
 
     # The beginning, and the end.
 
@@ -211,14 +212,12 @@ class Sessions:
     def stop(self, why: str) -> None:
         """Ends all jobs."""
         self.closed = why
-        self.clock.closed = True
         self.wake()
 
     def disown(self) -> None:
         """Is called in a forked child, which has none of the parent's holds, and none of its threads."""
         self.guard = threading.RLock()  # another thread may have had it
         self.closed = "held by the parent process"
-        self.clock.closed = True
         for held in list(self.held.values()):
             if not held.over:
                 held.over = True
@@ -278,8 +277,9 @@ class Sessions:
             log.log(level, "lock %r of %r is lost: %s", held.key, held.owner.decode(), reason)
             self.notify(self.settings.observer.lost, held.key, reason)
             self.lost_event(held).set()
-            if held.on_lost is not None:
-                self.later(held)
+            hold = held.handle()
+            if held.on_lost is not None and hold is not None:
+                self.later(held.on_lost, hold)
 
     def lost_event(self, held: Held) -> Any:
         """Returns what is set when the hold is lost. It is created on first use: most programs never read it."""
@@ -290,14 +290,13 @@ class Sessions:
 
     def forget(self, held: Held) -> None:
         """Has the clock report a hold that the program has dropped. Safe to call from a finalizer."""
-        self._forgotten.append(held)
-        self.clock.urgent = True
+        self.forgotten.append(held)
         self.wake()
 
     def tick(self) -> None:
         """Reports what has ended, and keeps what has grown old. The clock calls it when something is due."""
         with self.guard:
-            self.clock.urgent, self.clock.alarm = False, math.inf  # first: it may be set again at any time
+            self.clock.alarm = math.inf
             due = now() + PAUSE
             try:
                 due = self._look()
@@ -306,8 +305,8 @@ class Sessions:
 
     def _look(self) -> float:
         """Returns when to look again."""
-        while self._forgotten:
-            held = self._forgotten.popleft()
+        while self.forgotten:
+            held = self.forgotten.popleft()
             if not held.over:  # its work may still run
                 self.end(held, "forgotten: the Hold was garbage-collected without release()")
                 self.errand(self._left_to(held, held.lease))

@@ -103,21 +103,17 @@ class ThreadSessions(Sessions):
     def server(self, key: bytes) -> str:
         return self.library.server(key)
 
-    def later(self, held: Held) -> None:
-        hold, on_lost = held.handle(), held.on_lost
-
+    def later(self, on_lost: Callable[[Any], object], hold: Any) -> None:
         def call() -> None:
             try:
-                if on_lost is not None:
-                    on_lost(hold)
+                on_lost(hold)
             except Exception:
                 log.exception("on_lost has failed")
 
-        if hold is not None:
-            try:
-                threading.Thread(target=call, name="dlock on_lost", daemon=True).start()
-            except RuntimeError:  # the process has too many threads; other holds still report theirs
-                log.exception("on_lost cannot be called")
+        try:
+            threading.Thread(target=call, name="dlock on_lost", daemon=True).start()
+        except RuntimeError:  # the process has too many threads; other holds still report theirs
+            log.exception("on_lost cannot be called")
 
     def close(self, reason: str) -> None:
         super().close(reason)
