@@ -87,9 +87,13 @@ def _of_cluster(client: Any, asked: Any, within: float, retry: Any) -> Any:
     return type(client)(startup_nodes=seeds, address_remap=client.nodes_manager.address_remap, **kwargs)
 
 
+def is_cluster(client: Any) -> bool:
+    return isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
+
+
 def decoder(client: Any) -> Any:
     """Returns what decodes a reply as the program's client would."""
-    encoder = (getattr(client, "get_encoder", None) or client.connection_pool.get_encoder)()
+    encoder = client.get_encoder()
 
     def decode(one: Any) -> Any:
         return [decode(each) for each in one] if isinstance(one, list) else encoder.decode(one)
@@ -160,8 +164,8 @@ class Cluster(Server):
         self._failed: set[str] = set()  # nodes that have not answered a SESSION
 
     def server(self, key: bytes) -> str:
-        with contextlib.suppress(*FAILURES, AttributeError):  # it has no map yet
-            return str(self._made.get_node_from_key(key).name)
+        with contextlib.suppress(*FAILURES):
+            return str(self._made.get_node_from_key(key).name) if self._made is not None else ""
         return ""
 
     def close(self) -> None:

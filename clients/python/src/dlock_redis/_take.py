@@ -14,6 +14,7 @@ from redis import exceptions as library
 from ._clock import SLICE, duration, log, ms, now, seconds
 from ._errors import DLockError, LockTimeout, NoAck, Replaced, is_unanswered, passes
 from ._hold import Held, HoldBase
+from ._library import is_cluster
 from ._session import Errand, Session, Sessions, Words
 from ._settings import Name, Settings
 
@@ -310,7 +311,7 @@ def by_slot(client: Any, whole: Request) -> Iterator[Request]:
     """Yields a request for each slot, in an order that is the same for all programs. All share the time to wait."""
     groups: dict[int, list[Name]] = {}
     for key in sorted(set(whole.keys), key=encoded):
-        slot = client.keyslot(key) if hasattr(client, "keyslot") else 0
+        slot = client.keyslot(key) if is_cluster(client) else 0
         groups.setdefault(slot, []).append(key)
     end = None if whole.wait is None else now() + whole.wait
     for slot in sorted(groups):

@@ -28,6 +28,7 @@ from ._asyncio import AsyncLocks
 from ._clock import ms, now
 from ._errors import LockTimeout, NotHeld, is_unanswered, passes
 from ._hold import HoldBase
+from ._library import is_cluster
 from ._session import Errand
 from ._take import encoded
 from ._threads import Locks
@@ -319,4 +320,4 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
 
 def _pattern(client: Any, kind: Any) -> Any:
     """A client like it: Locks must not keep alive what it is found by."""
-    return client if hasattr(client, "get_node_from_key") else kind(connection_pool=client.connection_pool)
+    return client if is_cluster(client) else kind(connection_pool=client.connection_pool)
