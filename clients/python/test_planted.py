@@ -182,6 +182,7 @@ def asks_again_and_again(plant):
 
 def tries_by_waiting(plant):
     asks(lambda request: setattr(request, "wait", request.wait or 0.1))(plant)
+    plant(_session, "LINGER", 600.0)
     plant(_take.Take, "_cancel", nothing)
     words = _take.Request.words
     plant(_take.Request, "words", lambda self, session, owner, block: words(self, session, owner, 600_000))
