@@ -62,7 +62,7 @@ class Clock:
         self.running = False
         self.alarm = math.inf
         self._slept_from = self._slept_for = 0.0
-        self._no_loss_before = -math.inf
+        self._stalls_since = self._no_loss_before = -math.inf
 
     def set(self, due: float) -> None:
         """Has it wake up then, if nothing is due before."""
@@ -94,9 +94,12 @@ class Clock:
     def slept(self, began: float, within: float) -> None:
         """Notes that the process stood still, if it did: nothing is over before the server could be asked.
 
-        One stall after the other does not put that off: a program may block its event loop again and again."""
-        if now() - began - within > STALL and self._no_loss_before < began:
-            self._no_loss_before = now() + self.sessions.settings.reply_timeout
+        Stalls that follow each other put that off, but not for ever: a program may block its event loop often."""
+        grace = self.sessions.settings.reply_timeout
+        if now() - began - within > STALL:
+            if self._no_loss_before < began:
+                self._stalls_since = now()
+            self._no_loss_before = min(now(), self._stalls_since + 2 * grace) + grace
 
     def is_over(self, end: float) -> bool:
         return end <= now() and self._no_loss_before <= now()
