@@ -475,7 +475,7 @@ class Tasks:
         return self.submit(coroutine).result(2 * PATIENCE)
 
     async def _lock(self, key, timeout, options):
-        return await self.locks.lock(key, timeout, **options)
+        return await self.locks.acquire(key, timeout, **options)
 
     def lock(self, key, timeout=PATIENCE, **options):
         return TaskHold(self, self.run(self._lock(key, timeout, options)))
@@ -524,16 +524,17 @@ class Tasks:
     def start_all(self, keys, timeout):
         return self.pool.submit(self.all_of, keys, timeout)
 
-    child_takes = "DLockError"
+    child_takes = True
 
     def release_in_child(self, hold):
         asyncio.run(hold.hold.release())
 
     def in_child(self, key):
         async def take():
-            await self.locks.acquire(key, PATIENCE)
+            async with self.locks.lock(key, PATIENCE) as hold:
+                return not hold.lost
 
-        return error_of(asyncio.run, take())
+        return asyncio.run(take())
 
     def works_that_return_early(self):
         return [generates, generates_later, functools.partial(generates), hands_on]

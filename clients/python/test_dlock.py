@@ -1,7 +1,6 @@
 """The tests that every language has, by the same names (see ../README.md), and what a program of Python relies on."""
 
 import concurrent.futures
-import functools
 import gc
 import os
 import random
@@ -18,7 +17,7 @@ import redis
 import redis.asyncio
 
 import dlock_redis as dlock
-from stage import KEPT, KINDS, LONG, PATIENCE, Later, Tasks, client, generates, generates_later, runs_later, until
+from stage import KEPT, KINDS, LONG, PATIENCE, Tasks, client, runs_later, until
 
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
 alone = pytest.mark.parametrize("place", ["single"], indirect=True)
@@ -228,18 +227,6 @@ def test_an_owner_begins_with_host_and_process_and_is_never_used_again(server, l
 
 
 @alone
-@pytest.mark.parametrize("call", ["lock", "acquire", "try_lock"])
-def test_old_names_of_options(server, call):
-    with dlock.Locks(client("single")) as locks, pytest.warns(DeprecationWarning) as told:
-        taken = getattr(locks, call)(server.key, timeout=PATIENCE, owner="me")
-        with taken as hold:
-            assert "/me#" in hold.owner
-    told = [one for one in told if one.category is DeprecationWarning]
-    assert {str(one.message).split()[0] for one in told} == {"timeout", "owner"}
-    assert {one.filename for one in told} == {__file__}  # who uses the old name is shown
-
-
-@alone
 @pytest.mark.stops("single")
 def test_wait_over_a_pause(server, locks):
     locks.lock(server.key).release()  # it is connected
@@ -343,18 +330,9 @@ def test_a_forgotten_hold_is_left_to_its_lease(server, make, caplog):
 @alone
 def test_a_decorator_refuses_what_returns_before_its_work(server, locks):
     lock, tasks = locks.locks.lock(server.key), isinstance(locks, Tasks)
-    refused = [generates, generates_later, functools.partial(generates)]
-    for work in refused if tasks else [*refused, runs_later, functools.partial(runs_later), Later()]:
+    for work in locks.works_that_return_early():
         with pytest.raises(TypeError, match="before the work"):
-            lock(work)
-
-    async def hands_on():
-        return generates()
-
-    returns = [lock(hands_on)] if tasks else [lock(lambda: runs_later()), lock(lambda: generates())]
-    for work in returns:
-        with pytest.raises(TypeError, match="before the work"):
-            locks.run(work()) if tasks else work()
+            locks.run(lock(work)()) if tasks else lock(work)()
     server.await_gone()
     if tasks:
         assert locks.run(lock(runs_later)()) is None

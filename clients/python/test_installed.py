@@ -173,7 +173,7 @@ def test_fenced_is_a_loss(server, kind):
         "asyncio": """
             async def work():
                 async with AsyncLocks(tasks) as locks:
-                    hold = await locks.acquire(key, owner="x")
+                    hold = await locks.acquire(key, actor="x")
                     client.execute_command("DLOCK.FORCERELEASE", key)
                     try:
                         await hold.guard("SET", key + ":x", 1)
@@ -259,9 +259,8 @@ def test_the_hold_of_a_task_that_has_ended_is_lost(server):
     text = """
         async def work():
             locks = AsyncLocks(tasks, lease=3)
-            lock = locks.lock(key)
             async def forgets():
-                await lock.acquire()
+                hold = await locks.acquire(key)
             await asyncio.create_task(forgets())
             gc.collect()
             for _ in range(100):
@@ -363,25 +362,6 @@ def test_two_commands_a_lock(server):
     assert after - before <= 2 * 50 + 2
     assert taken - after <= 3 * 80 + 30  # a loop begins and ends, and may be a row behind
     command(f"close {name}")
-
-
-def test_old_names_of_settings(server):
-    text = """
-        import warnings
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            locks = Locks(client, queue_grace=4)
-            AsyncLocks(tasks, queue_grace=4)
-        say([[str(one.message), one.filename] for one in told if one.category is DeprecationWarning])
-        try:
-            Locks(client, bond=3)
-        except TypeError as error:
-            say(str(error))
-        locks.close()
-    """
-    said, _ = Program(server, text).end()
-    assert said[0] == [["queue_grace is the server's dlock.claim-window-ms now", "<string>"]] * 2
-    assert "bond" in said[1]
 
 
 def test_locks_without_a_server(server):

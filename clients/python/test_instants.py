@@ -1,5 +1,6 @@
 """What comes at the worst instant (a close, an interrupt, an error) leaves nothing over and stops nothing else."""
 
+import asyncio
 import concurrent.futures
 import gc
 import threading
@@ -8,7 +9,7 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from dlock_redis import _asyncio, _threads
+from dlock_redis import _library
 from stage import KEPT, LEASE, PATIENCE, Proxy, Tasks, addresses, until
 from test_dlock import alone, in_cluster
 
@@ -45,7 +46,7 @@ def test_an_interrupt_after_the_grant_leaves_no_hold(server, make):
 def test_an_interrupt_while_it_is_given_back_leaves_no_hold(server, make, monkeypatch):
     locks = make(lease=600.0)
     hold = locks.lock(server.key)
-    kind = _asyncio.AsyncSessions if isinstance(locks, Tasks) else _threads.ThreadSessions
+    kind = _library.AsyncServer if isinstance(locks, Tasks) else _library.Server
 
     def interrupted(*_):
         raise Stop
@@ -57,6 +58,99 @@ def test_an_interrupt_while_it_is_given_back_leaves_no_hold(server, make, monkey
         patch.setattr(kind, "call", interrupted_later if isinstance(locks, Tasks) else interrupted)
         with pytest.raises((Stop, concurrent.futures.CancelledError)):
             hold.release()
+    server.await_gone()
+
+
+@alone
+def test_no_thread_for_a_while(server, make, monkeypatch):
+    """The process has too many threads when a wait begins. It ends as soon as there is one for its loop."""
+    locks = make()
+    if isinstance(locks, Tasks):
+        pytest.skip("a loop is a task")
+    locks.lock(f"{server.key}:other").release()  # there is a clock
+    server.hold()
+    start = threading.Thread.start
+
+    def none_left(thread):
+        if thread.name.startswith("dlock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        wait = locks.start(server.key)
+        until(lambda: server.queue(), "it is queued")
+    server.hand_over()
+    wait.result(PATIENCE).release()
+    server.await_gone()
+
+
+@alone
+def test_a_program_that_cancels_all_tasks_may_still_wait(server, make):
+    """And what it holds is kept as soon as it asks for anything."""
+    locks, kept = make(lease=2 * LEASE), f"{server.key}:kept"
+    if not isinstance(locks, Tasks):
+        pytest.skip("threads are not cancelled")
+    hold = locks.lock(kept)
+    until(lambda: server.info(kept)["holders"][0]["alive"], "it is kept")
+    server.hold()
+    wait = locks.start(server.key)
+    server.await_queued(1)
+
+    async def cancel_all():
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    locks.run(cancel_all())
+    with pytest.raises(concurrent.futures.CancelledError):
+        wait.result(PATIENCE)
+    wait = locks.start(server.key)
+    until(lambda: len(server.queue()) == 1, "the first one has left")
+    until(lambda: server.info(kept)["holders"][0]["held-ms"] > 4000 * LEASE, "what nobody keeps has ended")
+    assert not hold.hold.lost.is_set()
+    server.hand_over()
+    wait.result(PATIENCE).release()
+    server.await_gone()
+
+
+@alone
+def test_a_with_may_end_on_another_thread_or_task(server, make):
+    """As a framework has its dependencies begin and end on whatever thread or task is free."""
+    locks = make()
+    if isinstance(locks, Tasks):
+        lock = locks.locks.lock(server.key)
+        hold = locks.run(lock.__aenter__())
+        locks.run(lock.__aexit__(None, None, None))  # each is a task
+    else:
+        lock = locks.locks.lock(server.key)
+        hold = lock.__enter__()
+        locks.pool.submit(lock.__exit__, None, None, None).result(PATIENCE)
+    server.await_gone()
+    assert not hold.lost
+
+
+@alone
+def test_one_lock_of_many_threads_and_tasks(server, make):
+    """Each `with` releases its own hold."""
+    locks = make()
+    lock, count = locks.locks.lock(server.key, limit=3), []
+
+    def work():
+        for _ in range(10):
+            with lock as hold:
+                count.append(hold.token)
+                assert not hold.lost
+
+    async def work_later():
+        for _ in range(10):
+            async with lock as hold:
+                count.append(hold.token)
+                assert not hold.lost
+
+    tasks = isinstance(locks, Tasks)
+    for done in [locks.submit(work_later()) if tasks else locks.pool.submit(work) for _ in range(6)]:
+        done.result(PATIENCE)
+    assert len(set(count)) == 60
     server.await_gone()
 
 

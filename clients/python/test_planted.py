@@ -1,7 +1,6 @@
 """Each case fails on a client with a fault: a case that nothing fails proves nothing."""
 
 import logging
-import os
 import threading
 import time
 
@@ -11,7 +10,7 @@ from redis.exceptions import BusyLoadingError
 import stage
 import test_cases
 import test_leader
-from dlock_redis import _errors, _hold, _library, _session, _settings, _take, _threads
+from dlock_redis import _errors, _hold, _library, _locks, _session, _settings, _take, _threads
 from test_leader import candidate, place  # noqa: F401
 
 ALIVE = []  # threads may be in a fault that has been taken back: CPython 3.11 would call what it has freed
@@ -43,11 +42,11 @@ no_bound, short_bound = settings(reply_timeout=20.0), settings(reply_timeout=0.1
 
 
 def no_cause(plant):
-    plant(_take.Take, "_out_of_time", lambda self: (setattr(self, "_is_taken", True), self._finish()))
+    plant(_take.Take, "_out_of_time", lambda self: self.end())
 
 
 def says_taken(plant):
-    plant(_take.Take, "result", lambda self, hold: [hold(one) for one in self.holds] or None)
+    plant(_take.Take, "result", lambda self: list(self.holds.values()) or None)
 
 
 def silent_wait(plant):
@@ -74,7 +73,9 @@ def busy_is_final(plant):
 def all_passes(plant):
     plant(_take, "passes", lambda error: True)
     plant(_session, "passes", lambda error: True)
-    plant(_take.Take, "fail", lambda self, error: self._failed(error) if self.wait != 0 else None)
+    end = _take.Take.end
+    goes_on = lambda self, error=None: self._failed(error) if error and self.request.wait != 0 else end(self, error)
+    plant(_take.Take, "end", goes_on)
 
 
 def keeps_nothing(plant):
@@ -84,16 +85,16 @@ def keeps_nothing(plant):
 def one_loop(plant):
     """Of all clients and servers: whoever waits for one that is silent keeps none of the others."""
     lock = threading.Lock()
-    call = _threads.ThreadSessions.call
-
-    def alone(self, *words):
-        if words[0] != "DLOCK.SESSION":
-            return call(self, *words)
-        with lock:
-            return call(self, *words)
-
-    plant(_threads.ThreadSessions, "call", alone)
     no_bound(plant)
+    for kind in (_library.Server, _library.Cluster):
+
+        def alone(self, words, call=kind.call):
+            if words[0] != "DLOCK.SESSION":
+                return call(self, words)
+            with lock:
+                return call(self, words)
+
+        plant(kind, "call", alone)
 
 
 def renews_each(plant):
@@ -109,23 +110,18 @@ def renews_each(plant):
 
 
 def one_end_for_all(plant):
-    told = _session.Sessions.told
+    """The least lease of a session is believed to be that of all."""
+    told, renew = _session.Sessions.told, _session.Sessions.renew
 
     def never_renews(self, sent, reply, key):
-        session = self.session(reply[0], key)
-        session.longest = 0.0
-        return told(self, sent, reply, key)
+        self.reads = True
+        try:
+            return told(self, sent, reply, key)
+        finally:
+            self.reads = False
 
     plant(_session.Sessions, "told", never_renews)
-    plant(_session.Sessions, "join", _joins_without_length(_session.Sessions.join))
-
-
-def _joins_without_length(join):
-    def joins(self, held, session):
-        join(self, held, session)
-        session.longest = 0.0
-
-    return joins
+    plant(_session.Sessions, "renew", lambda self, held: None if getattr(self, "reads", False) else renew(self, held))
 
 
 def reads_no(*words):
@@ -148,8 +144,8 @@ def recovers_nothing(plant):
 
 def waits_for_ever(plant):
     """Another session, or `again`, is nothing to a wait."""
-    ended = _take.Take.ended
-    plant(_take.Take, "ended", lambda self, word: ended(self, word) if word not in ("gone", "again") else None)
+    refused = _take.Take.refused
+    plant(_take.Take, "refused", lambda self, word: refused(self, word) if word not in ("gone", "again") else None)
     plant(_session.Sessions, "keep", nothing)
 
 
@@ -175,8 +171,9 @@ def asks_again_and_again(plant):
     """Instead of waiting in the queue."""
     take = _threads.ThreadSessions.take
 
-    def tries(self, request, wait, hold):
-        while (holds := take(self, request, 0, hold)) is None:
+    def tries(self, request, make):
+        request.wait = 0
+        while (holds := take(self, request, make)) is None:
             time.sleep(0.05)
         return holds
 
@@ -184,34 +181,34 @@ def asks_again_and_again(plant):
 
 
 def tries_by_waiting(plant):
-    take = _threads.ThreadSessions.take
-    plant(_threads.ThreadSessions, "take", lambda self, request, wait, hold: take(self, request, wait or 0.1, hold))
+    asks(lambda request: setattr(request, "wait", request.wait or 0.1))(plant)
+    plant(_session, "LINGER", 600.0)
     plant(_take.Take, "_cancel", nothing)
     words = _take.Request.words
     plant(_take.Request, "words", lambda self, session, owner, block: words(self, session, owner, 600_000))
 
 
 def tries_for_a_second(plant):
-    take = _threads.ThreadSessions.take
-    plant(_threads.ThreadSessions, "take", lambda self, request, wait, hold: take(self, request, wait or 1.0, hold))
+    asks(lambda request: setattr(request, "wait", request.wait or 1.0))(plant)
 
 
 def guards_nothing(plant):
-    plant(_hold.HoldBase, "_words", lambda self, command: command)
+    plant(_hold.HoldBase, "_guarded", lambda self, command: command)
 
 
 def ends_quietly(plant):
     plant(_session.Sessions, "close", nothing)
+    plant(_library.Server, "close", nothing)
 
 
 def a_client_a_lock(plant):
-    kept = []
+    kept, call = [], _library.Server.call
 
-    def another(self):
-        kept.append(_library.for_threads(self.client, 3.0))
-        return kept[-1]
+    def another(self, words):
+        kept.append(_library.Server(self._client, 3.0))
+        return call(kept[-1], words)
 
-    plant(_threads.ThreadSessions, "library", another)
+    plant(_library.Server, "call", another)
 
 
 def forgets(plant):
@@ -220,7 +217,7 @@ def forgets(plant):
 
 def gives_back_the_forgotten(plant):
     def forget(self, held):
-        self.give_back(held.name, held.owner, held.token)
+        self.give_back(held.name, held.owner, held.token, held.lease)
         logging.getLogger("dlock_redis").warning("forgotten")
 
     plant(_session.Sessions, "forget", forget)
@@ -238,14 +235,14 @@ def believes_the_unconfirmed(plant):
 
 def loses_the_unconfirmed(plant):
     """A grant that was not confirmed is taken for the loss of what is held."""
-    ended = _take.Take.ended
+    refused = _take.Take.refused
 
     def lost(self, word):
         for held in list(self.sessions.held.values()) if word == "again" else ():
-            self.sessions.lose(held, "unconfirmed")
-        ended(self, word)
+            self.sessions.end(held, "unconfirmed")
+        refused(self, word)
 
-    plant(_take.Take, "ended", lost)
+    plant(_take.Take, "refused", lost)
 
 
 def knows_no_noack(plant):
@@ -266,7 +263,7 @@ def hears_nothing(told):
     """Whatever a server has answered, the place may be gone."""
     def other(self, sent, reply, key):
         session = told(self, sent, reply, key)
-        session.heard = float("-inf")
+        session.sent = float("-inf")
         return session
 
     return other
@@ -283,18 +280,17 @@ def asks_as_new(plant):
 
 
 def takes_anything(plant):
-    plant(_settings, "seconds", lambda name, value: 0)
     request = _take.Request.__init__
-    plant(_take.Request, "__init__", lambda self, s, keys, **_: request(self, s, [keys[0] or "k"]))
+    plant(_take.Request, "__init__", lambda self, s, keys, wait, **_: request(self, s, [keys[0] or "k"], 0))
 
 
 def counts_32_bits(plant):
-    plant(_settings, "seconds", lambda name, value: value and int(value * 1000) % 2**31 / 1000)
+    plant(_take, "seconds", lambda name, value: value and int(value * 1000) % 2**31 / 1000)
 
 
 def keeps_what_it_may_not_give_back(plant):
-    never = lambda self, held, *_: _session.Errand(("PING", held.name), nothing, lambda: False)
-    plant(_session.Sessions, "_left", never)
+    never = lambda self, held, *_: _session.Errand(("PING", held.name), lambda: False)
+    plant(_session.Sessions, "_left_to", never)
 
 
 def another_client_each(plant):
@@ -317,10 +313,10 @@ def releases_without_token(plant):
     one_owner(plant)
     cancel = _take.Take._cancel
 
-    def leaves(self):
-        cancel(self)
+    def leaves(self, session):
+        cancel(self, session)
         words = ("DLOCK.RELEASE", self.request.names[0], self.owner, "HOLDS", 0)
-        self.sessions.errand(_session.Errand(words, nothing, lambda: True))
+        self.sessions.errand(_session.Errand(words, lambda: True))
 
     plant(_take.Take, "_cancel", leaves)
 
@@ -334,15 +330,7 @@ def wants_every_row(plant):
 
 
 def no_last_word(plant):
-    def ends(self):
-        step = _next(self)
-        if isinstance(step, tuple) and self._is_last:
-            self._is_over, self.session.loop = True, None
-            return None
-        return step
-
-    _next = _session.Loop.next
-    plant(_session.Loop, "next", ends)
+    plant(_session.Sessions, "hear_the_last", nothing)
 
 
 def keeps_young_ones(plant):
@@ -350,11 +338,10 @@ def keeps_young_ones(plant):
 
 
 def forked_unseen(plant):
-    plant(_session.os, "getpid", lambda pid=os.getpid(): pid)
+    plant(_locks.LocksBase, "_begin_again", nothing)
 
 
 def runs_anything(plant):
-    plant(_threads, "refuse", nothing)
     plant(_threads, "done", lambda value: value)
 
 
@@ -363,7 +350,8 @@ def releases_at_once(plant):
 
 
 def one_by_one(plant):
-    plant(_threads, "by_slot", lambda client, keys: [[key] for key in keys])
+    of_one = lambda whole, key: _take.Request(_settings.Settings(whole.lease, 30.0, 3.0, 0.1, None), [key], whole.wait)
+    plant(_threads, "by_slot", lambda client, whole: [of_one(whole, key) for key in whole.keys])
 
 
 def hides_why(plant):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,46 @@ def test_asyncio_waits_in_the_queue(server):
         await one.aclose()
 
     asyncio.run(work())
+
+
+def test_a_try_of_a_taken_lock_is_one_command(server):
+    one, other = client("single"), client("single")
+    assert one.lock(server.key, timeout=30, lock_class=dlock.RedisLock).acquire()
+    lock, before = other.lock(server.key, timeout=30, lock_class=dlock.RedisLock), threading.active_count()
+    for _ in range(10):
+        assert not lock.acquire(blocking=False)
+    assert not lock._all._sessions.errands and threading.active_count() <= before + 1
+
+
+def test_a_cancelled_acquire_leaves_the_queue(server):
+    async def work():
+        one = client("single", redis.asyncio)
+        locks = [one.lock(server.key, timeout=600, lock_class=dlock.AsyncRedisLock) for _ in range(3)]
+        locks[0]._all._sessions.settings.reply_timeout = 60.0  # the place would stay for twice as long
+        assert await locks[0].acquire()
+        wait = asyncio.ensure_future(locks[1].acquire())
+        await asyncio.to_thread(server.await_tickets, 1)
+        wait.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wait
+        await asyncio.to_thread(server.await_tickets, 0)
+        await locks[0].release()
+        assert await locks[2].acquire(blocking=False)
+        await locks[2].release()
+        await one.aclose()
+
+    asyncio.run(work())
+    server.await_gone()
+
+
+def test_what_another_object_has_released_is_not_owned(server):
+    one = client("single")
+    first, second = (one.lock(server.key, timeout=30, lock_class=dlock.RedisLock) for _ in range(2))
+    assert first.acquire()
+    second.local.token = first.local.token
+    first.release()
+    with pytest.raises(redis.exceptions.LockNotOwnedError):
+        second.release()
 
 
 def test_a_late_release_ends_no_later_hold_of_the_same_token(server):

@@ -54,15 +54,8 @@ class LockTimeout(DLockError, TimeoutError):
         self.taken = taken
 
 
-_TYPES: dict[str, type[DLockError]] = {
-    "NOTHELD": NotHeld,
-    "FENCED": Fenced,
-    "DEADLOCK": Deadlock,
-    "REPLACED": Replaced,
-    "QUEUEFULL": QueueFull,
-    "QUARANTINE": Quarantine,
-    "NOACK": NoAck,
-}
+_KINDS: list[type[DLockError]] = [NotHeld, Fenced, Deadlock, Replaced, QueueFull, Quarantine, NoAck]
+_TYPES = {kind.__name__.upper(): kind for kind in _KINDS}
 _PASSING_CODES = {"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF"}
 _PASSING_CODES |= {"READONLY", "MOVED", "ASK"}
 # The library's own types leave out the server's word.
@@ -78,7 +71,7 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 
 
 def typed(error: Exception) -> Exception:
-    """Returns an error of the library as one of ours, and what a node has said, where the library knows no cluster."""
+    """Returns an error of the library as one of this package, or what a node has said to its cluster client."""
     if type(error) is library.ResponseError:
         kind = _TYPES.get(str(error).partition(" ")[0])
         return error if kind is None else kind(str(error))
@@ -93,16 +86,25 @@ def typed(error: Exception) -> Exception:
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError, ImportError, NotImplementedError, library.DataError)
 
 
+def is_unanswered(error: Exception) -> bool:
+    """Returns true if the server may have read the command, or may do so later."""
+    if isinstance(error, (library.BusyLoadingError, library.AuthenticationError)):
+        return False
+    never_sent = (ConnectionRefusedError, socket.gaierror)
+    is_lost = isinstance(error, (OSError, library.ConnectionError, library.TimeoutError))
+    return is_lost and not any(isinstance(cause, never_sent) for cause in _causes(error))
+
+
 def passes(error: BaseException) -> bool:
     """Returns true if another connection, another node or a little time can mend it."""
     if isinstance(error, (NoAck, *_PASSING_TYPES)):
         return True
-    if isinstance(error, _MISTAKES) or isinstance(error.__cause__, _MISTAKES):
-        return False
-    if isinstance(error, (library.AuthenticationError, library.AuthorizationError, DLockError)):
+    if isinstance(error, (library.AuthenticationError, library.AuthorizationError, library.DataError, DLockError)):
         return False
     if isinstance(error, library.ResponseError):
         return str(error).split(" ", 1)[0] in _PASSING_CODES or str(error).startswith("ERR max number of clients")
+    if isinstance(error.__cause__, _MISTAKES):
+        return False
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return False

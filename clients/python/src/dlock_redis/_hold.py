@@ -3,69 +3,59 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import logging
 import math
-import os
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._clock import now
-from ._errors import DLockError
 from ._settings import Argument, Name
 
 if TYPE_CHECKING:
     from ._session import Session
 
-log = logging.getLogger("dlock_redis")
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Held:
-    """What the client knows of one hold. The program's `Hold` refers to it, and not the other way."""
+    """What the client knows of one hold.
 
-    __slots__ = (
-        "bound",
-        "end",
-        "event",
-        "handle",
-        "is_left",
-        "is_renewed",
-        "is_taken",
-        "key",
-        "lease",
-        "name",
-        "on_lost",
-        "over",
-        "owner",
-        "reason",
-        "session",
-        "since",
-        "token",
-        "told",
-        "why",
-    )
+    It has only a weak reference to the program's `Hold`, so that an abandoned one can be detected."""
 
-    def __init__(self, key: Name, names: tuple[bytes, bytes], token: int, lease: float, end: float):
-        self.key, self.token, self.lease, self.end = key, token, lease, end
-        self.name, self.owner = names
-        self.told = self.since = now()  # when an answer told of it
-        self.bound = math.inf  # by `max_hold`
-        self.session: Session | None = None
-        self.over = self.is_left = self.is_renewed = self.is_taken = False
-        self.reason = self.why = ""
-        self.event: Any = None
-        self.on_lost: Callable[[Any], object] | None = None
-        self.handle: Callable[[], Any] = lambda: None
+    key: Name
+    name: bytes  # the key's
+    owner: bytes
+    token: int
+    lease: float
+    end: float  # believed, without its session
+    max_hold: float = math.inf
+    on_lost: Callable[[Any], object] | None = None
+    since: float = field(default_factory=now)  # when it was granted
+    heard: float = field(default_factory=now)  # when an answer told that it is in its session
+    session: Session | None = None
+    over: bool = False  # lost, or ended by the program
+    is_released: bool = False  # ended by the program
+    is_renewed: bool = False  # a RENEW is to be said
+    is_taken: bool = False  # another client has taken it out of its session
+    reason: str = ""  # why it is over
+    trouble: str = ""  # what went wrong last
+    event: Any = None  # set when it is lost; made when somebody asks for it
+    handle: Callable[[], Any] = lambda: None  # the program's Hold, if there is one still
+
+    @property
+    def bound(self) -> float:
+        """The end by `max_hold`."""
+        return self.since + self.max_hold
 
     def until(self) -> float:
         """Returns the end that is believed.
 
         A SESSION's least lease counts if it was sent after the answer that told of this hold."""
         session, end = self.session, self.end
-        if session is not None and session.sent >= self.told:
+        if session is not None and session.sent >= self.heard:
             end = max(end, session.until)
         return min(end, self.bound)
 
@@ -89,9 +79,12 @@ class HoldBase:
     token: int
 
     def __init__(self, locks: Any, held: Held):
-        self._locks, self._sessions, self._held = locks, locks._sessions, held  # locks live as long as their holds
-        self.key, self.owner, self.token = held.key, held.owner.decode(errors="backslashreplace"), held.token
-        self._pid = os.getpid()
+        self._locks = locks  # they live as long as their holds
+        self._sessions = locks._sessions
+        self._held = held
+        self.key = held.key
+        self.owner = held.owner.decode(errors="backslashreplace")
+        self.token = held.token
         held.handle = weakref.ref(self)
 
     @property
@@ -101,33 +94,15 @@ class HoldBase:
 
     def left(self) -> float:
         """Returns the seconds for which the lock is held for sure, if nothing is heard of the server any more."""
-        held = self._held
-        return 0.0 if held.over or self._is_orphan() else max(0.0, held.until() - now())
+        return 0.0 if self._held.over else max(0.0, self._held.until() - now())
 
     def expire(self) -> None:
         """Reports the loss of a hold whose end has passed, if the clock has not come to it yet."""
-        if not self._is_orphan():
-            with self._sessions.guard:
-                if not self._held.over:
-                    self._sessions.expire(self._held)
+        with self._sessions.guard:
+            if not self._held.over:
+                self._sessions.expire(self._held)
 
-    def _must_be_ours(self) -> None:
-        self._sessions.check()
-        if self._is_orphan():
-            raise DLockError(f"{self.key!r} is held by the process that has forked this one")
-
-    def _is_orphan(self) -> bool:
-        """Returns true in a forked child, where the parent's holds are nobody's."""
-        return self._pid != os.getpid()
-
-    def _event(self) -> Any:
-        held = self._held
-        if self._is_orphan() and held.reason != "it is the parent's":
-            held.over, held.reason, held.event = True, "it is the parent's", self._sessions.event()
-            held.event.set()
-        return held.event or self._sessions.lost_event(held)
-
-    def _words(self, command: tuple[Argument, ...]) -> tuple[Any, ...]:
+    def _guarded(self, command: tuple[Argument, ...]) -> tuple[Any, ...]:
         for word in command:
             if not isinstance(word, (str, bytes, int, float)) or isinstance(word, bool):
                 raise TypeError(f"command must be of str, bytes, int and float, not {word!r}")
@@ -140,26 +115,8 @@ class HoldBase:
             self._sessions.forget(held)
 
 
-def refuse(work: Callable[..., Any], of_tasks: bool) -> None:
-    """Raises an error for a function whose call returns before its work: that would run without the lock.
-
-    `of_tasks`: the locks are AsyncLocks, which await what it returns."""
-    while isinstance(work, functools.partial):
-        work = work.func
-    forms = [work, getattr(type(work), "__call__", None)]  # noqa: B004
-    kind = None
-    if any(map(inspect.isgeneratorfunction, forms)):
-        kind, instead = "a generator", "take the lock inside it, by `with`"
-    elif any(map(inspect.isasyncgenfunction, forms)):
-        kind, instead = "an async generator", "take the lock inside it, by `async with`"
-    elif not of_tasks and any(map(inspect.iscoroutinefunction, forms)):
-        kind, instead = "a coroutine function", "use AsyncLocks"
-    if kind is not None:
-        raise TypeError(f"the lock would be given back before the work: {work!r} is {kind}: {instead}")
-
-
 def done(value: T) -> T:
-    """Returns what work under a lock has returned, if that is no work which is yet to be done."""
+    """Returns what work under a lock has returned, unless that is work which is yet to be done."""
     if inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
         if not inspect.isasyncgen(value):
             value.close()

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from ._clock import duration, seconds
 
@@ -40,23 +39,11 @@ class Settings:
     def __init__(
         self, lease: float, hang_timeout: float, reply_timeout: float, clock_margin: float, observer: Observer | None
     ):
-        self.lease, self.reply_timeout = duration("lease", lease), duration("reply_timeout", reply_timeout)
-        self.hang_timeout = max(duration("hang_timeout", hang_timeout), self.lease)
+        self.lease = duration("lease", lease)
+        self.hang_timeout = duration("hang_timeout", hang_timeout)
+        self.reply_timeout = duration("reply_timeout", reply_timeout)
         self.clock_margin = seconds("clock_margin", clock_margin) or 0.0
         self.observer = observer or Observer()
-
-
-class OldSettings(TypedDict, total=False):
-    """Settings of earlier versions. They are accepted for one version, with a warning."""
-
-    queue_grace: float
-
-
-def without_old(old: OldSettings) -> None:
-    for name in old:
-        if name != "queue_grace":
-            raise TypeError(f"{name} is no setting of these locks")
-        warnings.warn("queue_grace is the server's dlock.claim-window-ms now", DeprecationWarning, 3)
 
 
 class Common(TypedDict, total=False):
@@ -68,16 +55,3 @@ class Common(TypedDict, total=False):
     lease: float | None
     max_hold: float | None
     actor: Name | None
-    owner: Name | None  # the old name of `actor`
-    timeout: float | None  # the old name of `blocking_timeout`
-
-
-def renamed(options: Any, blocking_timeout: Any, depth: int = 3) -> tuple[Any, Any]:
-    """Returns options under the names of this version, and the time to wait."""
-    if "timeout" in options:
-        warnings.warn("timeout is called blocking_timeout now", DeprecationWarning, depth)
-        blocking_timeout = options.pop("timeout")
-    if "owner" in options:
-        warnings.warn("owner is called actor now, and locks are not re-entered", DeprecationWarning, depth)
-        options["actor"] = options.pop("owner")
-    return options, seconds("blocking_timeout", blocking_timeout)

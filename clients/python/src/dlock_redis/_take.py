@@ -3,28 +3,37 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from redis import exceptions as library
 
-from ._clock import SLICE, duration, ms, now
-from ._errors import LockTimeout, NoAck, Replaced, passes
-from ._hold import Held, log
+from ._clock import SLICE, duration, log, ms, now, seconds
+from ._errors import DLockError, LockTimeout, NoAck, Replaced, is_unanswered, passes
+from ._hold import Held, HoldBase
+from ._library import is_cluster
 from ._session import Errand, Session, Sessions, Words
 from ._settings import Name, Settings
 
-GRACE = 0.5  # so much longer a caller whose time is up waits for the word about it
+GRACE = 0.5  # a caller whose time is up waits so much longer for the word about it
 WARN_EVERY = 10.0
 
-
+H = TypeVar("H", bound=HoldBase)
 T = TypeVar("T")
 
 
 def encoded(word: Name) -> bytes:
     return word if isinstance(word, bytes) else word.encode()
+
+
+def must_name(what: str, value: object) -> None:
+    if not isinstance(value, (str, bytes)):
+        raise TypeError(f"{what} must be str or bytes, not {value!r}")
+    if not value:
+        raise ValueError(f"{what} must not be empty")
 
 
 class Request:
@@ -34,6 +43,8 @@ class Request:
         self,
         settings: Settings,
         keys: Iterable[Name],
+        blocking_timeout: float | None,
+        *,
         shared: bool = False,
         limit: int | None = None,
         permits: int | None = None,
@@ -43,11 +54,10 @@ class Request:
         on_lost: Callable[[Any], object] | None = None,
     ):
         self.keys = list(keys)
-        for name, value in (*(("key", key) for key in self.keys), *([("actor", actor)] if actor is not None else ())):
-            if not isinstance(value, (str, bytes)):
-                raise TypeError(f"{name} must be str or bytes, not {value!r}")
-            if not value:
-                raise ValueError(f"{name} must not be empty")
+        for key in self.keys:
+            must_name("key", key)
+        if actor is not None:
+            must_name("actor", actor)
         for name, number in (("limit", limit), ("permits", permits)):
             if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
                 raise TypeError(f"{name} must be an int, not {number!r}")
@@ -60,7 +70,9 @@ class Request:
         self.names = [encoded(key) for key in self.keys]
         self.lease = settings.lease if lease is None else duration("lease", lease)
         self.max_hold = math.inf if max_hold is None else duration("max_hold", max_hold)
-        self.actor, self.on_lost = actor, on_lost
+        self.wait: float | None = seconds("blocking_timeout", blocking_timeout)
+        self.actor = actor
+        self.on_lost = on_lost
         self.limit: Words = ("SHARED",) if shared else ("LIMIT", limit) if limit else ()
         if permits is not None and permits > 1:  # older servers do not know the word
             self.limit += ("PERMITS", permits)
@@ -74,23 +86,31 @@ class Request:
         return (*what, owner, ms(self.lease), "IN", session, *wait, *self.limit)
 
 
-class Take:
-    """One request, from its beginning to its end. Its owner is its own."""
+class Take(Generic[H]):
+    """One request, from its beginning to its end. Its owner is its own.
 
-    def __init__(self, sessions: Sessions, request: Request, wait: float | None):
-        self.sessions, self.request, self.wait = sessions, request, wait
+    `make` returns the program's hold."""
+
+    def __init__(self, sessions: Sessions, request: Request, make: Callable[[Held], H]):
+        self.sessions = sessions
+        self.request = request
         self.woken: Any = None  # from the first wait on
-        self.owner, self.began = sessions.owner(request.actor), now()
-        self.holds: list[Held] = []  # what was granted
+        self.owner = sessions.owner(request.actor)
+        self.holds: dict[bytes, H] = {}  # what was granted, by name
         self.error: Exception | None = None  # why not, or what went wrong last
-        self.done = self._is_taken = self._is_waiting = self._has_waited = False
-        self._asked, self._pause, self._warned = 0, 0.0, -math.inf
-        self._waits_since = 0.0
+        self.done = False
+        self._make = make
+        self._began = now()
+        limit = sessions.settings.reply_timeout if request.wait == 0 else request.wait
+        self._deadline = math.inf if limit is None else self._began + limit
+        self._asked = 0
+        self._unanswered = 0  # of the requests
+        self._pause = 0.0
+        self._warned = -math.inf
+        self._has_waited = False
+        self._session: Session | None = None  # in which it waits
+        self._since = 0.0  # when that began
         self._word = ""  # of a row that came before the answer
-        self._found: dict[bytes, Held] = {}
-        self._session: Session | None = None
-        limit = sessions.settings.reply_timeout if wait == 0 else wait
-        self._deadline = math.inf if limit is None else self.began + limit
 
     def next(self) -> Words | float | None:
         with self.sessions.guard:
@@ -99,34 +119,34 @@ class Take:
             if self._asked and self.woken is None:
                 self.woken = self.sessions.event()
             left = self._deadline - now()
-            if self._is_waiting:
-                if left + GRACE <= 0:
-                    self._out_of_time()
-                    return None
-                return min(left + GRACE, SLICE)
-            if self._asked and left <= 0:
+            if left + (GRACE if self._session else 0.0) <= 0 and self._asked:
                 self._out_of_time()
                 return None
+            if self._session is not None:
+                return min(left + GRACE, SLICE)
             if self._pause > now():
                 return min(self._pause - now(), left)
             self.sessions.check()
-            self._asked, self._word = self._asked + 1, ""
+            self._asked += 1
+            self._unanswered += 1
+            self._word = ""
             for name in self.request.names:  # a row may be read before the answer
                 self.sessions.asked[name, self.owner] = self
-            block = None if self.wait == 0 else 0 if left == math.inf else ms(left)
+            block = None if self.request.wait == 0 else 0 if left == math.inf else ms(left)
             return self.request.words(self.sessions.name, self.owner, block)
 
     def answered(self, sent: float, reply: Any) -> None:
         """Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]`, null or an error."""
         sessions, request = self.sessions, self.request
         with sessions.guard:
+            if not (isinstance(reply, Exception) and is_unanswered(reply)):
+                self._unanswered -= 1
             if self.done:  # its rows were faster
                 return
             if isinstance(reply, Exception):
                 self._failed(reply)
             elif reply is None:
-                self._is_taken = True
-                self._finish()
+                self.end()
             elif not reply[0] or self._asked > 1:  # asked again, only the row says how long it lasts
                 self._wait(sessions.session(reply[-1], request.names[0]))
             else:
@@ -139,116 +159,102 @@ class Take:
         """One of its locks was granted. With the last one it holds them all."""
         request, sessions = self.request, self.sessions
         key = request.keys[request.names.index(name)]
-        held = self._found[name] = Held(key, (name, self.owner), token, request.lease, end)
-        held.on_lost, held.bound = request.on_lost, held.since + request.max_hold
-        if len(self._found) == len(request.names):
-            self.holds = [self._found[name] for name in request.names]
-            self._finish()
-            for held in self.holds:
-                sessions.held[held.name, held.token] = held
-                sessions.join(held, session)
+        held = Held(key, name, self.owner, token, request.lease, end, request.max_hold, request.on_lost)
+        self.holds[name] = self._make(held)
+        if len(self.holds) == len(request.names):
+            self.end()
+            for hold in self.holds.values():
+                sessions.held[hold._held.name, hold.token] = hold._held
+                sessions.join(hold._held, session)
 
-    def ended(self, word: str) -> None:
+    def refused(self, word: str) -> None:
         """A row tells of an outcome that is no grant, or the session is gone. While there is time it asks again."""
         self._word = word
-        if not self._is_waiting:  # its answer is yet to come
+        if self._session is None:  # its answer is yet to come
             return
         self._stop_waiting()
-        self._give_back_found()
+        self._give_back()
         if word == "replaced":
-            self.fail(Replaced("REPLACED a newer request of the same owner has taken the place"))
+            self.end(Replaced("REPLACED a newer request of the same owner has taken the place"))
         elif word == "wrongtype":
-            self.fail(library.ResponseError("WRONGTYPE the key holds something that is not a lock"))
+            self.end(library.ResponseError("WRONGTYPE the key holds something that is not a lock"))
         elif word == "timeout" and self._deadline - now() < 0.02:
-            self._is_taken = True
-            self._finish()
+            self.end()
         else:
             if word == "again":
                 self.error = NoAck("NOACK the server did not confirm the grant, or serves the lock no more")
-            if self.wait == 0:
-                self.fail(self.error or library.ConnectionError(f"the request has ended: {word}"))
+            if self.request.wait == 0:
+                self.end(self.error or library.ConnectionError(f"the request has ended: {word}"))
             else:
                 self._pause = now() + (random.uniform(0.0, 0.05) if self._asked > 1 else 0.0)
                 self._wake()
 
-    def fail(self, error: Exception) -> None:
-        """Ends it with this error. What may be left of it is taken back."""
-        may_be_queued = self._asked > 1 or self._session is not None
-        self.error, self._is_taken = error, False
-        self._finish()
-        if may_be_queued and not isinstance(error, Replaced):
-            self._cancel()
-        self._give_back_found()
+    def end(self, error: Exception | None = None) -> None:
+        """Ends it: with all its holds, with this error, or, without either, because others have the lock."""
+        if self.done:
+            return
+        self.done = True
+        self.error = error
+        session, is_queued = self._session, self._stop_waiting()
+        for name in self.request.names:
+            self.sessions.asked.pop((name, self.owner), None)
+        if self._has_waited:
+            self.sessions.notify(self.sessions.settings.observer.waited, self.request.keys[0])
+        if len(self.holds) < len(self.request.names):
+            if is_queued or self._unanswered:
+                self._cancel(session)
+            self._give_back()
+        self._wake()
 
-    def leave(self) -> None:
-        """The program does not want it any more, wherever it stands."""
-        with self.sessions.guard:
-            self._finish()
-            for held in self.holds:
-                if not held.over:
-                    held.on_lost = None
-                    self.sessions.lose(held, "it was given up")
-                    self.sessions.give_back(held.name, held.owner, held.token)
-            if not self.holds:
-                if self._asked and not self._is_taken:
-                    self._cancel()
-                self._give_back_found()
-
-    def result(self, hold: Callable[[Held], T]) -> list[T] | None:
+    def result(self) -> list[H] | None:
         """Returns what is held, or None if it is taken; raises an error if nobody could say so."""
+        took, observer = now() - self._began, self.sessions.settings.observer
         if self.holds:
-            self.sessions.tell("granted", self.request.keys[0], now() - self.began)
-            return [hold(one) for one in self.holds]
-        if self._is_taken:
-            self.sessions.tell("refused", self.request.keys[0], now() - self.began, None)
+            self.sessions.notify(observer.granted, self.request.keys[0], took)
+            return [self.holds[name] for name in self.request.names]
+        if self.error is None:
+            self.sessions.notify(observer.refused, self.request.keys[0], took, None)
             return None
-        assert self.error is not None
         raise self.error
 
-    def __enter__(self) -> Take:
+    def __enter__(self) -> Take[H]:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leaves nothing behind if it was interrupted, or has failed."""
         if error is not None:
-            if not self.done or self.holds:
-                self.leave()
-            self.sessions.tell("refused", self.request.keys[0], now() - self.began, error)
+            with self.sessions.guard:
+                self.end(DLockError("the caller stopped waiting"))
+                self._give_back()
+            observer = self.sessions.settings.observer
+            self.sessions.notify(observer.refused, self.request.keys[0], now() - self._began, error)
 
     def _wait(self, session: Session) -> None:
-        self._session, self._is_waiting, self._waits_since = session, True, now()
+        self._session, self._since = session, now()
+        self.error = None  # whatever failed before is mended
         session.waits.add(self)
         if self._word:  # the outcome came first
-            self.ended(self._word)
+            self.refused(self._word)
             return
         if not self._has_waited:
             self._has_waited = True
-            self.sessions.tell("waiting", self.request.keys[0])
+            self.sessions.notify(self.sessions.settings.observer.waiting, self.request.keys[0])
         self.sessions.keep(session)
 
-    def _stop_waiting(self) -> None:
-        self._is_waiting = False
-        if self._session is not None:
-            self._session.waits.discard(self)
-
-    def _finish(self) -> None:
-        if self.done:
-            return
-        self.done = True
-        self._stop_waiting()
-        for name in self.request.names:
-            self.sessions.asked.pop((name, self.owner), None)
-        if self._has_waited:
-            self.sessions.tell("waited", self.request.keys[0])
-        self._wake()
+    def _stop_waiting(self) -> bool:
+        """Returns whether it was queued."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.waits.discard(self)
+        return session is not None
 
     def _wake(self) -> None:
         if self.woken is not None:
             self.woken.set()
 
     def _failed(self, error: Exception) -> None:
-        if self.wait == 0 or not passes(error):
-            self.fail(error)
+        if self.request.wait == 0 or not passes(error):
+            self.end(error)
             return
         if now() - self._warned >= WARN_EVERY:
             log.warning("still waiting for lock %r: %s", self.request.keys[0], error)
@@ -259,41 +265,58 @@ class Take:
         session = self._session
         why = self.error or (session.error if session else None)
         # The server has kept the place meanwhile: others have the lock, though the word about the end is late.
-        is_kept = session is not None and self._is_waiting and session.heard > self._waits_since
-        self._is_taken = is_kept and why is None and self.wait != 0
-        if not self._is_taken:
-            why = why or library.TimeoutError("the server does not answer")
-            error = LockTimeout(f"{self.request.keys[0]!r} was not granted within {self.wait} s: {why}", taken=False)
-            error.__cause__ = why
-            self.error = why if self.wait == 0 else error
-        self._finish()
-        self._cancel()
-        self._give_back_found()
-
-    def _give_back_found(self) -> None:
-        """Half of several locks is none: what was granted goes back, and the next request has another owner."""
-        found, self._found = self._found, {}
-        if self.holds or not found:
+        is_kept = session is not None and session.sent > self._since
+        if is_kept and why is None and self.request.wait != 0:
+            self.end()
             return
-        for held in found.values():
-            self.sessions.give_back(held.name, held.owner, held.token)
+        why = why or library.TimeoutError("the server does not answer")
+        late = LockTimeout(f"{self.request.keys[0]!r} was not granted within {self.request.wait} s: {why}", taken=False)
+        late.__cause__ = why
+        self.end(why if self.request.wait == 0 else late)
+
+    def _give_back(self) -> None:
+        """Releases what was granted. (Half of several locks is none.) The next request has another owner."""
+        if not self.holds:
+            return
+        for hold in self.holds.values():
+            held = hold._held
+            if not held.over:
+                self.sessions.end(held, "the caller stopped waiting", is_lost=False)
+                self.sessions.give_back(held.name, held.owner, held.token, held.lease)
+        self.holds = {}
         for name in self.request.names:
             self.sessions.asked.pop((name, self.owner), None)
         self.owner = self.sessions.owner(self.request.actor)
 
-    def _cancel(self) -> None:
+    def _cancel(self, session: Session | None) -> None:
         """Leaves the queue. A grant that came first is a row that no take knows, and is released by its token."""
-        name, owner, sessions, session = self.request.names[0], self.owner, self.sessions, self._session
+        name, sessions = self.request.names[0], self.sessions
 
         def then(sent: float, reply: Any) -> None:
-            if reply == 0 and (session is None or session.loop is None):  # it may be held, and nobody hears of it
-                words = ("DLOCK.SESSION", name, sessions.name, 1)
-                sessions.errand(Errand(words, heard, lambda: not sessions.closed))
+            if reply == 0:  # it may be held
+                sessions.hear_the_last(name, session)
 
-        def heard(sent: float, reply: Any) -> None:
-            if not isinstance(reply, Exception):
-                with sessions.guard:
-                    sessions.told(sent, reply, name)
+        words = ("DLOCK.CANCEL", name, self.owner)
+        sessions.errand(Errand(words, sessions.patience(self.request.lease), then))
 
-        needed = now() + sessions.settings.hang_timeout + 2 * self.request.lease
-        sessions.errand(Errand(("DLOCK.CANCEL", name, owner), then, lambda: now() < needed))
+
+def must(holds: list[T] | None, key: Name, wait: float | None) -> list[T]:
+    """Returns the holds, or raises an error if there are none."""
+    if holds is None:
+        raise LockTimeout(f"{key!r} was not granted within {wait} s: it is taken")
+    return holds
+
+
+def by_slot(client: Any, whole: Request) -> Iterator[Request]:
+    """Yields a request for each slot, in an order that is the same for all programs. All share the time to wait."""
+    groups: dict[int, list[Name]] = {}
+    for key in sorted(set(whole.keys), key=encoded):
+        slot = client.keyslot(key) if is_cluster(client) else 0
+        groups.setdefault(slot, []).append(key)
+    end = None if whole.wait is None else now() + whole.wait
+    for slot in sorted(groups):
+        request = copy.copy(whole)
+        request.keys = groups[slot]
+        request.names = [encoded(key) for key in request.keys]
+        request.wait = None if end is None else max(0.001, end - now())
+        yield request

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ class FakeHold:
         self.locks, self.key, self.token, self.reason = locks, key, next(locks.tokens), ""
         self.limit = float("inf") if options.get("shared") else options.get("limit") or 1
         self.permits, self.lost, self.owner = options.get("permits") or 1, Lost(), f"fake/{self.token}"
+        self.is_released = False
         self.on_lost: Callable[[Any], object] | None = options.get("on_lost")
 
     def left(self) -> float:
@@ -35,8 +37,9 @@ class FakeHold:
 
     def release(self) -> None:
         if self not in self.locks.holds:
-            raise NotHeld(f"NOTHELD {self.key!r} is not held: {self.reason or 'it was given back before'}")
+            raise NotHeld(f"NOTHELD {self.key!r} is not held: {self.reason or 'already released'}")
         self.locks.holds.remove(self)
+        self.is_released = True
 
     def release_after(self, seconds: float) -> None:
         self.locks.reserved[self.key] = time.monotonic() + seconds
@@ -46,8 +49,9 @@ class FakeHold:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with contextlib.suppress(*([NotHeld] if kind or self.key in self.locks.reserved else [])):
-            self.release()
+        if not self.is_released:
+            with contextlib.suppress(*([NotHeld] if kind else [])):
+                self.release()
 
 
 class FakeLocks:
@@ -58,16 +62,19 @@ class FakeLocks:
         self.commands: list[tuple[Any, ...]] = []
         self.reserved: dict[Any, float] = {}  # by `release_after`
         self.tokens = itertools.count(1)
+        self._guard = threading.Lock()
 
     def try_lock(self, key: Any, blocking_timeout: float | None = 0, **options: Any) -> FakeHold | None:
         end = time.monotonic() + (float("inf") if blocking_timeout is None else blocking_timeout)
         hold = FakeHold(self, key, options)
-        while not self._fits(hold):
+        while True:
+            with self._guard:
+                if self._fits(hold):
+                    self.holds.append(hold)
+                    return hold
             if time.monotonic() >= end:
                 return None
             time.sleep(0.005)
-        self.holds.append(hold)
-        return hold
 
     def acquire(self, key: Any, blocking_timeout: float | None = None, **options: Any) -> FakeHold:
         hold = self.try_lock(key, blocking_timeout, **options)

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import re
 import socket
 import time
 import uuid
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._asyncio import AsyncHold, AsyncLocks
 from ._clock import seconds
 from ._errors import FAILURES, NotHeld
-from ._hold import done, refuse
+from ._hold import done
 from ._settings import Argument, Name
 from ._take import Request, encoded
 from ._threads import Hold, Locks
@@ -49,7 +49,7 @@ class _Candidate(Generic[H]):
         self._on_lost: Callable[[H], object] | None = on_lost
         self.me = me or f"{socket.gethostname()}:{os.getpid()}"
         self._hold: H | None = None
-        self._request()  # a bad argument raises here, not at the first election
+        self._request(None)  # a bad argument raises here, not at the first election
 
     def is_leader(self) -> bool:
         """Returns true if it leads for sure. Asks nobody: the clock says when the lease may have ended."""
@@ -66,10 +66,11 @@ class _Candidate(Generic[H]):
         """Returns the seconds for which it leads for sure, if nothing is heard of the server."""
         return self._hold.left() if self._hold is not None else 0.0
 
-    def _request(self) -> Request:
-        """Each campaign is a candidate of its own, two of the same name, too."""
-        settings, on_lost = self.locks._sessions.settings, self._on_lost
-        return Request(settings, [self.name], actor=f"{self.me}#{uuid.uuid4()}", on_lost=on_lost)
+    def _request(self, blocking_timeout: float | None) -> Request:
+        """Each campaign is a candidate of its own, also of two with the same name."""
+        options = {"actor": f"{self.me}#{uuid.uuid4()}", "on_lost": self._on_lost}
+        request: Request = self.locks._request([self.name], blocking_timeout, options)
+        return request
 
     def _taken(self) -> H:
         if self._hold is None:
@@ -91,15 +92,6 @@ class _Candidate(Generic[H]):
         return Leader(owner.rsplit("#", 2)[0], reply[0])
 
 
-def _wait(blocking_timeout: float | None, old: dict[str, float | None]) -> float | None:
-    for name in old:
-        if name != "timeout":
-            raise TypeError(f"campaign() has no argument {name}")
-        warnings.warn("timeout is called blocking_timeout now", DeprecationWarning, 3)
-    wait: float | None = seconds("blocking_timeout", old.get("timeout", blocking_timeout))
-    return wait
-
-
 class Election(_Candidate[Hold]):
     """A candidate, for threads. `on_lost(hold)` is called, by a thread of its own, when it leads no more."""
 
@@ -110,17 +102,17 @@ class Election(_Candidate[Hold]):
             raise TypeError(f"locks must be a Locks, not {locks!r}")
         super().__init__(locks, name, me, on_lost)
 
-    def campaign(self, blocking_timeout: float | None = None, **old: float | None) -> int | None:
+    def campaign(self, blocking_timeout: float | None = None) -> int | None:
         """Waits in the line of all candidates, and returns the term, or None if it was not elected in time."""
         if not self.is_leader():
             self._step_down()
-            self._hold = self.locks._take(self._request(), _wait(blocking_timeout, old))
+            holds = self.locks._take(self._request(blocking_timeout))
+            self._hold = holds[0] if holds else None
         return self.term
 
     def lead(self, work: Callable[[Election], T], blocking_timeout: float | None = None) -> T | None:
         """Waits until it leads, runs the work with this election, and resigns. Returns what the work has returned,
         or None if it was not elected in time. The work ends when it leads no more: see `is_leader`, `on_lost`."""
-        refuse(work, of_tasks=False)
         if self.campaign(blocking_timeout) is None:
             return None
         with contextlib.ExitStack() as stack:
@@ -141,12 +133,7 @@ class Election(_Candidate[Hold]):
     def leader(self) -> Leader | None:
         """Returns who leads now, as the server says."""
         self.locks._sessions.check()
-        return self._told(self.locks._sessions.call("DLOCK.HELD", encoded(self.name)))
-
-    def who(self) -> Leader | None:
-        """The old name of `leader`, which works for one version."""
-        warnings.warn("who() is called leader() now", DeprecationWarning, 2)
-        return self.leader()
+        return self._told(self.locks._sessions.library.call(("DLOCK.HELD", encoded(self.name))))
 
     def observe(self, interval: float = 1.0) -> Iterator[Leader | None]:
         """Yields who leads, now and after each change. It asks once in `interval` seconds."""
@@ -181,11 +168,12 @@ class AsyncElection(_Candidate[AsyncHold]):
             raise TypeError(f"locks must be an AsyncLocks, not {locks!r}")
         super().__init__(locks, name, me, on_lost)
 
-    async def campaign(self, blocking_timeout: float | None = None, **old: float | None) -> int | None:
+    async def campaign(self, blocking_timeout: float | None = None) -> int | None:
         """Waits in the line of all candidates, and returns the term, or None if it was not elected in time."""
         if not self.is_leader():
             self._step_down()
-            self._hold = await self.locks._take(self._request(), _wait(blocking_timeout, old))
+            holds = await self.locks._take(self._request(blocking_timeout))
+            self._hold = holds[0] if holds else None
         return self.term
 
     async def lead(
@@ -193,12 +181,12 @@ class AsyncElection(_Candidate[AsyncHold]):
     ) -> T | None:
         """Waits until it leads, awaits the work with this election, and resigns. Returns what the work has returned,
         or None if it was not elected in time. The work ends when it leads no more: see `is_leader`, `on_lost`."""
-        refuse(work, of_tasks=True)
         if await self.campaign(blocking_timeout) is None:
             return None
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_exit(self)
-            return done(await work(self))
+            result = work(self)
+            return done(await result if inspect.isawaitable(result) else result)
 
     async def resign(self) -> None:
         """Lets the next candidate lead. It is no error if this one did not."""
@@ -214,12 +202,7 @@ class AsyncElection(_Candidate[AsyncHold]):
     async def leader(self) -> Leader | None:
         """Returns who leads now, as the server says."""
         self.locks._sessions.check()
-        return self._told(await self.locks._sessions.call("DLOCK.HELD", encoded(self.name)))
-
-    async def who(self) -> Leader | None:
-        """The old name of `leader`, which works for one version."""
-        warnings.warn("who() is called leader() now", DeprecationWarning, 2)
-        return await self.leader()
+        return self._told(await self.locks._sessions.library.call(("DLOCK.HELD", encoded(self.name))))
 
     async def observe(self, interval: float = 1.0) -> AsyncIterator[Leader | None]:
         """Yields who leads, now and after each change. It asks once in `interval` seconds."""

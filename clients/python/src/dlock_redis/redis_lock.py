@@ -26,8 +26,9 @@ from redis.lock import Lock as LibraryLock
 
 from ._asyncio import AsyncLocks
 from ._clock import ms, now
-from ._errors import LockTimeout, NotHeld, passes
+from ._errors import LockTimeout, NotHeld, is_unanswered, passes
 from ._hold import HoldBase
+from ._library import is_cluster
 from ._session import Errand
 from ._take import encoded
 from ._threads import Locks
@@ -70,24 +71,16 @@ class _Common:
         slice_ = min(left, 1.0, sessions.settings.reply_timeout / 2)
         return ("DLOCK.FAIRACQUIRE", *words, "BLOCK", ms(slice_), "CLAIM", ms(2 * sessions.settings.reply_timeout))
 
-    def _leave(self, owner: bytes) -> None:
-        words = ("DLOCK.CANCEL", encoded(self.name), owner)
-        end = now() + self._all._sessions.settings.reply_timeout
-        self._all._sessions.errand(Errand(words, lambda sent, reply: None, lambda: now() < end))
-
     def _took(self, owner: bytes, hold: Any) -> None:
         self.local.token, self.local.hold = owner, hold
 
     def _release_words(self, token: Any, held: Any) -> tuple[Any, ...]:
-        return ("DLOCK.RELEASE", encoded(self.name), token, "HOLDS", 0, "TOKEN", held[0] if held else 0)
+        if held is None:
+            raise NotHeld(f"NOTHELD {self.name!r} is not held under this token")
+        return ("DLOCK.RELEASE", encoded(self.name), token, "HOLDS", 0, "TOKEN", held[0])
 
     def _renew_words(self, seconds: float) -> tuple[Any, ...]:
         return ("DLOCK.RENEW", encoded(self.name), self.local.token, ms(seconds))
-
-    def _late(self, error: Exception, limit: float | None) -> LockTimeout:
-        late = LockTimeout(f"{self.name!r} was not granted within {limit} s: {error}", taken=False)
-        late.__cause__ = error
-        return late
 
     @contextlib.contextmanager
     def _must_own(self, what: str) -> Iterator[None]:
@@ -99,9 +92,74 @@ class _Common:
             raise
 
 
-def _owner(token: Any) -> bytes:
-    name = uuid.uuid4().hex if token is None else token
-    return name if isinstance(name, bytes) else str(name).encode()
+class _Wait:
+    """A job: asks for a lock that no session keeps, until it is granted or the time is up.
+
+    While an older program has the key it asks again every `sleep` seconds."""
+
+    woken: Any = None
+
+    def __init__(self, lock: _Common, token: Any, limit: float | None, sleep: float):
+        name = uuid.uuid4().hex if token is None else token
+        self.owner = name if isinstance(name, bytes) else str(name).encode()
+        self.granted = False
+        self._lock = lock
+        self._is_named = token is not None
+        self._limit = limit
+        self._sleep = sleep
+        self._end = math.inf if limit is None else now() + limit
+        self._asked = 0
+        self._may_be_there = False  # in the queue, or as a grant of which nobody knows
+        self._done = False
+        self._pause = 0.0
+        self._error: Exception | None = None
+
+    def next(self) -> tuple[Any, ...] | float | None:
+        if self._done:
+            return None
+        if self._pause > now():
+            return self._pause - now()
+        words = self._lock._words(self.owner, self._end - now() if self._asked else 0)
+        self._asked += 1
+        self._may_be_there = True
+        return words
+
+    def answered(self, sent: float, reply: Any) -> None:
+        is_error = isinstance(reply, Exception)
+        self._may_be_there = is_unanswered(reply) if is_error else not reply and self._asked > 1
+        is_late = now() >= self._end
+        if is_error and not _wrong_type(reply):
+            late = LockTimeout(f"{self._lock.name!r} was not granted within {self._limit} s: {reply}", taken=False)
+            late.__cause__ = reply
+            is_final = self._limit == 0 or not passes(reply)
+            self._error = reply if is_final else late if is_late else None
+            self._done = self._error is not None
+            self._pause = now() + 0.05
+        elif is_error:
+            self._done = now() + self._sleep > self._end
+            self._pause = now() + self._sleep
+        else:
+            self.granted = bool(reply)
+            self._done = self.granted or is_late
+            if self.granted:
+                self._lock._took(self.owner, reply[0])
+
+    def __enter__(self) -> _Wait:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leaves nothing behind, also if it was interrupted."""
+        if self._may_be_there:
+            sessions, name = self._lock._all._sessions, encoded(self._lock.name)
+            is_needed = sessions.patience(0.0)
+
+            def then(sent: float, reply: Any) -> None:
+                if reply == 0 and not self._is_named:  # it may have been granted
+                    sessions.errand(Errand(("DLOCK.RELEASE", name, self.owner, "HOLDS", 0), is_needed))
+
+            sessions.errand(Errand(("DLOCK.CANCEL", name, self.owner), is_needed, then))
+        if error is None and self._error is not None:
+            raise self._error
 
 
 class RedisLock(_Common, LibraryLock):
@@ -120,38 +178,30 @@ class RedisLock(_Common, LibraryLock):
         blocking_timeout: Any = None,
         token: Any = None,
     ) -> bool:
-        sleep, limit = self.sleep if sleep is None else sleep, self._limit(blocking, blocking_timeout)
-        end, owner = math.inf if limit is None else now() + limit, _owner(token)
-        asked = False
+        sleep = self.sleep if sleep is None else sleep
+        limit = self._limit(blocking, blocking_timeout)
+        if self._is_kept(token):
+            return self._acquire_kept(limit, sleep)
+        self._all._sessions.check()
+        with _Wait(self, token, limit, sleep) as wait:
+            self._all._sessions.run(wait)
+        return wait.granted
+
+    def _acquire_kept(self, limit: float | None, sleep: float) -> bool:
+        end = math.inf if limit is None else now() + limit
         while True:
             try:
-                if self._is_kept(token):
-                    hold = self._all.try_lock(self.name, None if end == math.inf else max(0.0, end - now()))
-                    if hold is not None:
-                        self._took(hold._held.owner, hold)
-                    return hold is not None
-                reply = self._asked(*self._words(owner, end - now() if asked else 0))
-                asked = True
-                if reply:
-                    self._took(owner, reply[0])
-                    return True
-                if now() >= end:
-                    self._leave(owner)
-                    return False
-                continue
-            except library.RedisError as error:
+                hold = self._all.try_lock(self.name, None if limit is None else max(0.0, end - now()))
+            except library.ResponseError as error:
                 if not _wrong_type(error):
-                    asked = True
-                    if limit == 0 or not passes(error):
-                        raise
-                    if now() >= end:
-                        self._leave(owner)
-                        raise self._late(error, limit) from error
-                    time.sleep(0.05)
-                    continue
-            if now() + sleep > end:
-                return False
-            time.sleep(sleep)
+                    raise
+                if now() + sleep > end:
+                    return False
+                time.sleep(sleep)
+                continue
+            if hold is not None:
+                self._took(hold._held.owner, hold)
+            return hold is not None
 
     def locked(self) -> bool:
         try:
@@ -188,7 +238,7 @@ class RedisLock(_Common, LibraryLock):
 
     def _asked(self, *words: Any) -> Any:
         self._all._sessions.check()
-        return self._all._sessions.call(*words)
+        return self._all._sessions.library.call(words)
 
     def _held(self, token: Any) -> Any:
         return self._asked("DLOCK.HELD", encoded(self.name), token)
@@ -204,37 +254,28 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
 
     async def acquire(self, blocking: bool | None = None, blocking_timeout: Any = None, token: Any = None) -> bool:
         limit = self._limit(blocking, blocking_timeout)
-        end, owner = math.inf if limit is None else now() + limit, _owner(token)
-        asked = False
+        if self._is_kept(token):
+            return await self._acquire_kept(limit, self.sleep)
+        self._all._sessions.check()
+        with _Wait(self, token, limit, self.sleep) as wait:
+            await self._all._sessions.run(wait)
+        return wait.granted
+
+    async def _acquire_kept(self, limit: float | None, sleep: float) -> bool:
+        end = math.inf if limit is None else now() + limit
         while True:
             try:
-                if self._is_kept(token):
-                    hold = await self._all.try_lock(self.name, None if end == math.inf else max(0.0, end - now()))
-                    if hold is not None:
-                        self._took(hold._held.owner, hold)
-                    return hold is not None
-                reply = await self._asked(*self._words(owner, end - now() if asked else 0))
-                asked = True
-                if reply:
-                    self._took(owner, reply[0])
-                    return True
-                if now() >= end:
-                    self._leave(owner)
-                    return False
-                continue
-            except library.RedisError as error:
+                hold = await self._all.try_lock(self.name, None if limit is None else max(0.0, end - now()))
+            except library.ResponseError as error:
                 if not _wrong_type(error):
-                    asked = True
-                    if limit == 0 or not passes(error):
-                        raise
-                    if now() >= end:
-                        self._leave(owner)
-                        raise self._late(error, limit) from error
-                    await asyncio.sleep(0.05)
-                    continue
-            if now() + self.sleep > end:
-                return False
-            await asyncio.sleep(self.sleep)
+                    raise
+                if now() + sleep > end:
+                    return False
+                await asyncio.sleep(sleep)
+                continue
+            if hold is not None:
+                self._took(hold._held.owner, hold)
+            return hold is not None
 
     async def locked(self) -> bool:
         try:
@@ -271,7 +312,7 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
 
     async def _asked(self, *words: Any) -> Any:
         self._all._sessions.check()
-        return await self._all._sessions.call(*words)
+        return await self._all._sessions.library.call(words)
 
     async def _held(self, token: Any) -> Any:
         return await self._asked("DLOCK.HELD", encoded(self.name), token)
@@ -279,4 +320,4 @@ class AsyncRedisLock(_Common, LibraryAsyncLock):
 
 def _pattern(client: Any, kind: Any) -> Any:
     """A client like it: Locks must not keep alive what it is found by."""
-    return client if hasattr(client, "get_node_from_key") else kind(connection_pool=client.connection_pool)
+    return client if is_cluster(client) else kind(connection_pool=client.connection_pool)

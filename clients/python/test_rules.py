@@ -1,0 +1,353 @@
+"""The rules of takes, sessions and holds, without a server: what the client says, and what it makes of each answer."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import threading
+import time
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import redis
+import redis.asyncio
+
+import dlock_redis as dlock
+from dlock_redis import _clock, _library, _session
+from dlock_redis._hold import HoldBase
+from dlock_redis._settings import Settings
+from dlock_redis._take import Request, Take
+
+LEASE = 10.0
+KEPT = []  # the program's holds
+
+
+class Rules(_session.Sessions):
+    """Sessions whose jobs nobody runs."""
+
+    def __init__(self, **how):
+        self.told_lost, self.jobs, self.no_threads = [], [], False
+        defaults = {"lease": LEASE, "hang_timeout": 30.0, "reply_timeout": 3.0, "clock_margin": 0.1, "observer": None}
+        super().__init__(Settings(**{**defaults, **how}))
+
+    def event(self):
+        return threading.Event()
+
+    def wake(self):
+        pass
+
+    def bell(self):
+        return threading.Event()
+
+    def start(self, job):
+        if self.no_threads:
+            raise RuntimeError("can't start new thread")
+        self.jobs.append(job)
+
+    def server(self, key):
+        return ""
+
+    def later(self, on_lost, hold):
+        self.told_lost.append(hold)
+
+    def hold(self, held):
+        """Stands for the program's Hold."""
+        return HoldBase(SimpleNamespace(_sessions=self), held)
+
+    def said(self):
+        """The commands that wait to be said, and those who wait for the answers."""
+        return [(one.words, one) for to in self.errands.values() for one in to.waiting if one.is_needed()]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is moved."""
+
+    class Moved:
+        at = 1000.0
+
+        def __call__(self):
+            return self.at
+
+    moved = Moved()
+    for module in ("_clock", "_session", "_take", "_hold"):
+        monkeypatch.setattr(f"dlock_redis.{module}.now", moved)
+    return moved
+
+
+@pytest.fixture
+def rules(clock):
+    return Rules()
+
+
+def take(rules, wait=None, keys=("k",), **options):
+    """A take that has sent its request."""
+    one = Take(rules, Request(rules.settings, keys, wait, **options), rules.hold)
+    one.next()
+    return one
+
+
+def granted(rules, token=1, session=7, **options):
+    """A hold that was free."""
+    one = take(rules, 0, **options)
+    one.answered(_clock.now(), [token, session])
+    [hold] = one.result()
+    KEPT.append(hold)  # else it would be a forgotten one
+    return hold._held
+
+
+def test_a_session_with_nothing_in_it_isforgotten(rules):
+    """A program that holds nothing else gets another one from the server each time."""
+    for number in range(1000):
+        held = granted(rules, number + 1, number + 1)
+        rules.released(held).answered(_clock.now(), 1)
+    del held
+    KEPT.clear()
+    gc.collect()
+    assert len(rules.by_id) <= 1 and not rules.held and not rules.asked and not rules.forgotten
+
+
+def test_a_lease_may_be_longer_than_a_session(clock):
+    """SESSION's `ms` has a limit, `dlock.max-claim-ms`. A lease has none."""
+    assert Rules(lease=3600.0).settings.hang_timeout == 30.0
+
+
+def test_a_release_is_said_until_the_lease_is_over(rules, clock):
+    held = granted(rules, lease=600.0)
+    with pytest.raises(redis.TimeoutError), rules.carried(rules.released(held)) as errand:
+        errand.answered(clock(), redis.TimeoutError("no answer"))
+    clock.at += 599.0
+    [(words, _)] = rules.said()
+    assert words[:2] == ("DLOCK.RELEASE", b"k")
+    clock.at += 1000.0
+    assert not rules.said()
+
+
+def test_a_try_without_an_answer_is_taken_back(rules, clock):
+    """The server may have granted it, or may do so later."""
+    one = take(rules, 0)
+    one.answered(clock(), redis.TimeoutError("no answer"))
+    with pytest.raises(redis.TimeoutError):
+        one.result()
+    [(words, _)] = rules.said()
+    assert words == ("DLOCK.CANCEL", b"k", one.owner)
+
+
+def test_a_try_that_was_refused_takes_nothing_back(rules, clock):
+    refused = redis.ConnectionError("refused")
+    refused.__context__ = ConnectionRefusedError()
+    for error in (refused, redis.ResponseError("BUSY a script runs"), redis.exceptions.BusyLoadingError("loading")):
+        take(rules, 0).answered(clock(), error)
+    assert not rules.said()
+
+
+def test_stalls_put_off_no_loss_for_ever(rules, clock):
+    """A program that blocks its event loop again and again is told of its losses all the same."""
+    seen = []
+    for _ in range(10):
+        began = clock()
+        clock.at += 0.7  # it wanted to sleep for 0.05 s
+        rules.clock.slept(began, 0.05)
+        for _ in range(10):
+            began = clock()
+            clock.at += 0.05
+            rules.clock.slept(began, 0.05)
+            seen.append(rules.clock.is_over(began))
+    assert not seen[0] and any(seen)
+
+
+def test_a_renewal_does_not_undo_what_others_have_taken(rules, clock):
+    """Its answer comes after the row that tells that another client has taken the hold out of the session."""
+    held = granted(rules)
+    session = held.session
+    rules.gone(session)
+    [(_, renewal)] = rules.said()
+    sent = clock()
+    rows = [[1, b"granted", b"k", held.owner, 1, 10_000], [2, b"taken", b"k", held.owner, 1, 5000]]
+    rules.told(clock(), [8, 1, None, rows], b"k")
+    renewal.answered(sent, [10_000, 8])
+    assert held.session is None and held.until() <= clock() + 5.0
+
+
+def test_what_isforgotten_at_a_tick_is_told_by_the_next(rules, clock):
+    """A finalizer may run between two lines of the clock's own work."""
+    held = granted(rules)
+
+    class Late(deque):
+        def __bool__(self):
+            if not len(self) and rules.forgotten is self:
+                rules.forgotten = deque()
+                rules.forget(held)
+                return False
+            return len(self) > 0
+
+    rules.forgotten = Late()
+    rules.tick()
+    assert not held.over
+    rules.clock.next()
+    assert "forgotten" in held.reason
+
+
+def test_a_wait_that_is_queued_again_has_no_old_failure(rules, clock):
+    one = take(rules, 5.0)
+    one.answered(clock(), redis.ConnectionError("refused"))
+    clock.at += 1.0
+    one.next()
+    one.answered(clock(), [0, 1, 7])
+    session = rules.by_id[7]
+    clock.at += 1.0
+    rules.told(clock(), [7, 0, None, []], b"k")
+    clock.at += 10.0
+    assert one.next() is None and one.result() is None
+    assert session.waits == set()
+
+
+def test_a_loss_at_the_grant_is_told(rules, clock):
+    """The rows `granted` and `forced` come by one answer, before the caller has its hold."""
+    one = take(rules, None, on_lost=print)
+    one.answered(clock(), [0, 1, 7])
+    rows = [[1, b"granted", b"k", one.owner, 1, 9000], [2, b"forced", b"k", one.owner, 1, 0]]
+    rules.told(clock(), [7, 2, None, rows], b"k")
+    [hold] = one.result()
+    assert rules.told_lost == [hold]
+
+
+def test_a_refused_release_after_ends_the_hold(rules, clock):
+    """A hold that the program has ended stays over, and is no hold that nobody keeps or reports."""
+    held = granted(rules)
+    rules.released_after(held, 3600.0).answered(clock(), redis.ResponseError("ERR ms must be less"))
+    assert held.over and held.session is None
+    [(words, _)] = rules.said()  # its lease is to end it
+    assert words == ("DLOCK.RENEW", b"k", held.owner, 10_000, "TOKEN", 1)
+
+
+def test_what_cannot_work_in_the_background_now_does_so_later(rules, clock):
+    """The process has too many threads: a wait and a release are not taken for ones that somebody works for."""
+    held = granted(rules)
+    rules.no_threads = True
+    one = take(rules)
+    one.answered(clock(), [0, 1, 7])
+    rules.give_back(b"k", b"o", 5, 10.0)
+    assert not any(isinstance(job, (_session.Loop, _session.Errands)) for job in rules.jobs)
+    rules.no_threads = False
+    clock.at += 1.0
+    assert rules.clock.alarm <= clock()
+    rules.tick()
+    assert {type(job) for job in rules.jobs[1:]} == {_session.Loop, _session.Errands}
+    assert held.session.loop is not None
+
+
+def test_a_job_that_fails_is_begun_again(rules, clock):
+    """As by a reply that nobody expects, or when a program cancels all its tasks."""
+    one = take(rules)
+    one.answered(clock(), [0, 1, 7])
+    rules.give_back(b"k", b"o", 5, 10.0)
+    rules.jobs.pop(0)
+    before, rules.jobs[:] = list(rules.jobs), []
+    assert len(before) == 2
+    for job in before:
+        job.ended()
+    clock.at += 1.0
+    rules.tick()
+    assert {type(job) for job in rules.jobs} == {type(job) for job in before}
+
+
+def test_a_fake_lock_has_one_holder(monkeypatch):
+    """Threads of a test ask at the same time."""
+    locks, fits = dlock.FakeLocks(), dlock.FakeLocks._fits
+
+    def slowly(self, new):
+        free = fits(self, new)
+        time.sleep(0.01)
+        return free
+
+    monkeypatch.setattr(dlock.FakeLocks, "_fits", slowly)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        holds = [one for one in pool.map(lambda _: locks.try_lock("k"), range(8)) if one]
+    assert len(holds) == 1
+    with holds[0] as hold:
+        hold.release()
+    assert not locks.holds
+
+
+class Nodes:
+    """Stands for redis-py's client of a cluster."""
+
+    def __init__(self, **servers):
+        self.servers, self.asked = servers, []
+
+    def get_node_from_key(self, key):
+        if key not in self.servers:
+            raise redis.exceptions.SlotNotCoveredError("no node")
+        return SimpleNamespace(name=self.servers[key])
+
+    def execute_command(self, *words):
+        self.asked.append(words)
+        return "answered"
+
+
+def test_a_session_of_a_slot_without_a_server_has_the_library_look_for_it():
+    cluster = _library.Cluster(None, 3.0)
+    cluster._made = nodes = Nodes()
+    assert cluster.call(("DLOCK.SESSION", "k")) == "answered" and nodes.asked
+
+
+def test_nobody_waits_for_long_behind_another_threads_connect(monkeypatch):
+    goes_on, cluster = threading.Event(), _library.Cluster(None, 0.05)
+    monkeypatch.setattr(_library, "_of_cluster", lambda *_: goes_on.wait() and Nodes())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cluster.call, ("DLOCK.HELD", "k"))
+        try:
+            with pytest.raises(redis.TimeoutError):
+                cluster.call(("DLOCK.HELD", "k"))
+        finally:
+            goes_on.set()
+        assert first.result() == "answered"
+
+
+def test_the_handler_of_a_signal_may_connect_within_a_connect(monkeypatch):
+    cluster, calls = _library.Cluster(None, 3.0), []
+
+    def makes(*_):
+        calls.append(1)
+        if len(calls) == 1:
+            assert cluster.call(("DLOCK.HELD", "k")) == "answered"
+        return Nodes()
+
+    monkeypatch.setattr(_library, "_of_cluster", makes)
+    assert cluster.call(("DLOCK.HELD", "k")) == "answered"
+
+
+def test_a_connection_that_another_task_has_ended_is_no_mistake():
+    """The library raises an AttributeError then. What was said in that batch is said again."""
+
+    class Ended:
+        @contextlib.asynccontextmanager
+        async def pipeline(self, transaction):
+            raise AttributeError("'NoneType' object has no attribute 'write'")
+            yield
+
+    async def work():
+        server = _library.AsyncServer(redis.asyncio.Redis(), 3.0)
+        server._client = Ended()
+        await server.pipe([("DLOCK.RELEASE", "k", "o")])
+
+    with pytest.raises(redis.ConnectionError):
+        asyncio.run(work())
+
+
+def test_several_keys_wait_for_a_turn_at_their_own_server():
+    class Nodes(_library.AsyncServer):
+        def server(self, key):
+            return "theirs" if key == b"k" else "another"
+
+        async def _ask(self, words):
+            return "answered"
+
+    async def work():
+        nodes = Nodes(redis.asyncio.Redis(), 0.2)
+        nodes._turns["another"] = asyncio.Semaphore(0)
+        return await nodes.call(("DLOCK.MACQUIRE", 2, b"k", b"l"))
+
+    assert asyncio.run(work()) == "answered"
