@@ -86,9 +86,10 @@ final class Library {
 
     private void send(Way way, List<byte[][]> commands, Reply reply, long bound, boolean mayFollow) {
         CompletableFuture<Line> line = line(way);
-        if (bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
+        if (way.isOfLoops || bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
             reply.whenComplete((value, why) -> {
-                if (why instanceof Unavailable) {
+                // A loop whose time is shorter than that of a connect leaves the connection to be opened.
+                if (why instanceof Unavailable && (line.isDone() || bound >= settings.replyNanos())) {
                     leave(way, line);
                 }
             });

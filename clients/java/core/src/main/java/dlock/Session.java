@@ -47,6 +47,11 @@ final class Session {
         return key;
     }
 
+    /** Returns how long the shortest lease in it is, or as long as is usual. */
+    long shortest(long usual) {
+        return holds.values().stream().mapToLong(hold -> hold.lease).min().orElse(usual);
+    }
+
     boolean isNeeded() {
         return !waits.isEmpty() || holds.values().stream().anyMatch(Belief::isOld);
     }
@@ -90,6 +95,9 @@ final class Session {
         private long needed = Clock.now();
         private long notBefore;
         private long block;
+        /** When it was asked last, and the shortest lease in the session then. */
+        long asked = -NEVER;
+        private long lease;
         private boolean hasWarned;
 
         Loop(Sessions s, Session session) {
@@ -120,12 +128,15 @@ final class Session {
             List<Object> words = new ArrayList<>(List.of("DLOCK.SESSION", key, s.name,
                     isLast ? 1 : s.settings.hangTimeout().toMillis(), "SEEN", session.id, session.seen));
             block = 0;
+            long reply = s.settings.replyNanos();
+            lease = session.shortest(s.settings.lease().toNanos());
             if (!isFirst && !isLast) {
-                long lease = session.holds.values().stream().mapToLong(hold -> hold.lease).min().orElse(s.settings.lease().toNanos());
-                block = Math.max(MS, Math.min(SECOND, Math.min(lease / 3, s.settings.replyNanos() / 2)));
+                block = Math.max(MS, Math.min(SECOND, Math.min(lease / 6, reply / 2)));
                 words.addAll(List.of("BLOCK", block / MS));
             }
-            return new Step(key, Request.bytes(words), s.settings.replyNanos(), true);
+            asked = now;
+            // An answer that is lost must not cost a lease.
+            return new Step(key, Request.bytes(words), Math.min(reply, Math.max(lease / 2, SECOND / 2)), true);
         }
 
         @Override
@@ -145,7 +156,7 @@ final class Session {
                 notBefore = sent + 100 * MS; // answered early without rows
             }
             isOver |= isLast;
-            isFirst = false;
+            isFirst = Clock.now() - sent > block + lease / 6; // a late answer: the next one is not to wait for news as well
         }
 
         private void failed(RuntimeException why) {

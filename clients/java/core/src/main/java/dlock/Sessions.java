@@ -3,6 +3,7 @@ package dlock;
 
 import static dlock.Clock.MS;
 import static dlock.Clock.NEVER;
+import static dlock.Clock.SECOND;
 import static java.lang.System.Logger.Level.DEBUG;
 import static java.lang.System.Logger.Level.ERROR;
 import static java.lang.System.Logger.Level.WARNING;
@@ -17,6 +18,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Executor;
@@ -260,12 +262,26 @@ final class Sessions {
 
     /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */
     private void expire(Belief hold) {
-        RuntimeException why = hold.why == null && hold.session != null ? hold.session.error : hold.why;
-        lose(hold, hold.bound <= Clock.now() ? "max_hold is over"
-                : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
+        lose(hold, hold.bound <= Clock.now() ? "max_hold is over" : "nobody has confirmed it before its end: " + silence(hold));
         if (!hold.isTaken) { // else it is somebody else's now
             giveBack(hold.key, hold.words("RELEASE"), hold.lease);
         }
+    }
+
+    /** Says how long nobody has answered, and why. */
+    private String silence(Belief hold) {
+        Session session = hold.session;
+        boolean isTold = session != null && session.heard >= hold.told;
+        String text = "the last answer was sent " + seconds(isTold ? session.heard : hold.told);
+        if (session != null && session.loop != null && session.loop.asked > session.heard) {
+            text += ", the question after it " + seconds(session.loop.asked);
+        }
+        RuntimeException why = hold.why == null && session != null ? session.error : hold.why;
+        return text + (why == null ? "" : ", " + why.getMessage());
+    }
+
+    private static String seconds(long time) {
+        return String.format(Locale.ROOT, "%.1f s ago", (Clock.now() - time) / (double) SECOND);
     }
 
     /** Has a command said until it is answered. */

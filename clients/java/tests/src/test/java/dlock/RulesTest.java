@@ -18,7 +18,9 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BiFunction;
+import java.util.function.Function;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -93,6 +95,81 @@ class RulesTest {
         };
         try (DLocks locks = new DLocks(slow)) {
             assertNull(locks.ask("key").tryHold(Duration.ofMillis(300)));
+        }
+    }
+
+    // ---- the loop ---------------------------------------------------------------------------------------------------
+
+    private static final long LEFT = 2_200;
+
+    /** Makes locks of a server that grants what is asked for. The test sets the answers to SESSION by whether it blocks. */
+    private DLocks locks(Function<Boolean, CompletionStage<Object>> sessions) {
+        Connector connector = new Connector() {
+            @Override
+            public String said(Throwable error) {
+                return null;
+            }
+
+            @Override
+            public Line open(String node, Duration within) {
+                return new Line() {
+                    @Override
+                    public CompletionStage<Object> send(List<byte[][]> commands) {
+                        List<String> words = Stream.of(commands.get(0)).map(word -> new String(word, UTF_8)).toList();
+                        seen.add(String.join(" ", words));
+                        return words.get(0).equals("DLOCK.SESSION") ? sessions.apply(words.contains("BLOCK"))
+                                : CompletableFuture.completedFuture(List.of(7L, 5L));
+                    }
+
+                    @Override
+                    public void close() {
+                        seen.add("close");
+                    }
+                };
+            }
+        };
+        return new DLocks(connector, Settings.DEFAULT.lease(Duration.ofSeconds(3)));
+    }
+
+    /** Returns the answer after so long: it has no rows, and tells of a lease that the server keeps. */
+    private static CompletionStage<Object> kept(long afterMs) {
+        return new CompletableFuture<Object>().completeOnTimeout(Arrays.asList(5L, 0L, LEFT, List.of()), afterMs, TimeUnit.MILLISECONDS);
+    }
+
+    @Test
+    void aLostAnswerCostsNoHold() throws Exception {
+        AtomicInteger blocking = new AtomicInteger();
+        try (DLocks locks = locks(isBlocking -> !isBlocking ? kept(0)
+                : blocking.getAndIncrement() == 0 ? new CompletableFuture<>() : kept(500))) {
+            Hold hold = locks.ask("key").hold();
+            hold.lost().thenAccept(seen::add);
+            Thread.sleep(5000);
+            assertTrue(hold.isHeld(), seen.toString());
+            assertTrue(blocking.get() > 1, seen.toString());
+            assertTrue(seen.contains("close"), "the connection without an answer is left: " + seen);
+        }
+    }
+
+    @Test
+    void twoLateAnswersCostNoHold() throws Exception {
+        try (DLocks locks = locks(isBlocking -> kept(isBlocking ? 1100 : 600))) {
+            Hold hold = locks.ask("key").hold();
+            hold.lost().thenAccept(seen::add);
+            Thread.sleep(6000);
+            assertTrue(hold.isHeld(), seen.toString());
+        }
+    }
+
+    /** Whoever reads of a loss sees whether answers came late or none. */
+    @Test
+    void aLossSaysHowOldTheLastAnswerIs() throws Exception {
+        AtomicInteger asked = new AtomicInteger();
+        try (DLocks locks = locks(isBlocking -> asked.getAndIncrement() == 0 ? kept(0) : new CompletableFuture<>())) {
+            Hold hold = locks.ask("key").hold();
+            String why = hold.lost().toCompletableFuture().get(10, TimeUnit.SECONDS);
+            assertTrue(hold.isLost());
+            assertTrue(why.matches("nobody has confirmed it before its end: the last answer was sent 2[.][0-9] s ago, "
+                    + "the question after it [0-9.]+ s ago, the server does not answer"), why);
         }
     }
 
