@@ -98,6 +98,27 @@ class RulesTest {
         }
     }
 
+    /** What has come meanwhile is yet to be read: nothing is over for the time that an answer needs. */
+    @Test
+    void aShortStallIsSeen() throws Exception {
+        CountDownLatch ring = new CountDownLatch(1);
+        Clock clock = new Clock(timer, ring::countDown);
+        long end = Clock.now() + 400 * Clock.MS;
+        clock.set(end);
+        timer.execute(() -> {
+            try {
+                Thread.sleep(700); // the whole process, as it were
+            } catch (InterruptedException over) {
+                Thread.currentThread().interrupt();
+            }
+        });
+        assertTrue(ring.await(5, TimeUnit.SECONDS));
+        assertTrue(clock.hasRung(3 * Clock.SECOND));
+        assertEquals(false, clock.isOver(end), "it is late by 0.3 s");
+        Thread.sleep(100);
+        assertEquals(false, clock.isOver(end));
+    }
+
     // ---- the loop ---------------------------------------------------------------------------------------------------
 
     private static final long LEFT = 2_200;
