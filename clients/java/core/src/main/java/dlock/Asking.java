@@ -27,7 +27,7 @@ public final class Asking {
     private Integer limit;
     private Integer permits;
     private String actor;
-    private Consumer<Hold> onLost = hold -> {};
+    private Consumer<Hold> onLost;
 
     Asking(DLocks locks, String key) {
         Request.checkKey(key); // a mistake fails where it is made

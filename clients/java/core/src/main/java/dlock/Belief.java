@@ -19,6 +19,7 @@ final class Belief {
     final String owner;
     final long token;
     final long lease;
+    /** The program's, or null. */
     final Consumer<Hold> onLost;
     /** Ends with the reason when the lock is lost. */
     final CompletableFuture<String> lost = new CompletableFuture<>();

@@ -34,7 +34,7 @@ public sealed class DLock implements Lock permits DSemaphore {
     final int limit;
     private final String key;
     private final boolean isReentrant;
-    private Consumer<Hold> onLost = hold -> {};
+    private volatile Consumer<Hold> onLost;
 
     DLock(DLocks locks, String key, int limit, boolean isReentrant) {
         this.locks = locks;

@@ -58,7 +58,7 @@ final class Errand implements Job {
     public void answered(long sent, Object reply, RuntimeException why) {
         tries++;
         error = why;
-        notBefore = Clock.now() + Math.min(10, tries) * 100 * MS;
+        notBefore = Clock.now() + 100 * MS;
         if (why == null || !DLockException.passes(why)) {
             then.answered(sent, reply, why);
             if (why == null) {

@@ -8,6 +8,7 @@ import dlock.DLockException.Unavailable;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledExecutorService;
@@ -23,6 +24,16 @@ final class Library {
     /** What a server says to a command that was sent then: connecting may have taken long. */
     static final class Reply extends CompletableFuture<Object> {
         volatile long sent = Clock.now();
+        /** Where it was asked last. */
+        private volatile Way way;
+
+        private void tell(Object value, Throwable why) {
+            if (why == null) {
+                complete(value);
+            } else {
+                completeExceptionally(why);
+            }
+        }
     }
 
     private record Way(String node, boolean isOfLoops) {}
@@ -60,12 +71,17 @@ final class Library {
                 TimeUnit.NANOSECONDS);
         reply.whenComplete((value, why) -> end.cancel(false));
         int slot = slot(key);
-        locate(slot).whenComplete((nothing, why) -> {
+        locate(slot).handle((nothing, why) -> {
             String node = connector.node(slot);
             if (node != null) {
                 send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
             } else {
-                reply.completeExceptionally(why == null ? new Unavailable("nobody serves slot " + slot, null) : DLockException.of(why));
+                reply.tell(null, why == null ? new Unavailable("nobody serves slot " + slot, null) : errorOf(why));
+            }
+            return null;
+        }).whenComplete((nothing, strange) -> { // of the connector, since all else is in the reply
+            if (strange != null) {
+                reply.tell(null, DLockException.of(strange));
             }
         });
         return reply;
@@ -73,23 +89,33 @@ final class Library {
 
     /** Ends when it is known who serves the slot, or nobody can say so. */
     private CompletableFuture<Void> locate(int slot) {
-        if (connector.node(slot) == null) {
-            return look();
-        }
-        synchronized (this) {
-            if (!connector.isWatched() || Clock.now() - lookedAt < Clock.SECOND) {
-                return CompletableFuture.completedFuture(null);
+        try {
+            if (connector.node(slot) == null) {
+                return look();
             }
+            CompletableFuture<Void> before;
+            synchronized (this) {
+                before = look;
+                if (!connector.isWatched() || Clock.now() - lookedAt < Clock.SECOND) {
+                    return CompletableFuture.completedFuture(null);
+                }
+            }
+            CompletableFuture<Void> now = look();
+            // Whoever finds that a Sentinel hangs waits for it, and nobody after that.
+            return before.isDone() && !before.isCompletedExceptionally()
+                    ? now.copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS) : CompletableFuture.completedFuture(null);
+        } catch (RuntimeException | Error strange) {
+            return CompletableFuture.failedFuture(strange);
         }
-        return look().copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS);
     }
 
     private void send(Way way, List<byte[][]> commands, Reply reply, long bound, boolean mayFollow) {
+        reply.way = way;
         CompletableFuture<Line> line = line(way);
         if (way.isOfLoops || bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
             reply.whenComplete((value, why) -> {
                 // A loop whose time is shorter than that of a connect leaves the connection to be opened.
-                if (why instanceof Unavailable && (line.isDone() || bound >= settings.replyNanos())) {
+                if (why instanceof Unavailable && reply.way == way && (line.isDone() || bound >= settings.replyNanos())) {
                     leave(way, line);
                 }
             });
@@ -97,15 +123,15 @@ final class Library {
         line.thenCompose(one -> {
             reply.sent = Clock.now();
             return reply.isDone() ? reply : one.send(commands); // who has given up meanwhile asks for nothing
-        }).whenComplete((value, why) -> {
+        }).handle((value, why) -> {
             if (reply.isDone()) {
-                return;
+                return null;
             }
             RuntimeException error = why == null ? null : errorOf(why);
             String code = DLockException.code(error);
             if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {
                 String address = error.getMessage().substring(error.getMessage().lastIndexOf(' ') + 1);
-                String host = address.startsWith(":") ? way.node.substring(0, way.node.lastIndexOf(':')) : ""; // it is the one that said so
+                String host = address.startsWith(":") ? way.node.substring(0, Math.max(0, way.node.lastIndexOf(':'))) : ""; // it has said so
                 byte[][] words = commands.get(0);
                 Way other = new Way(host + address, way.isOfLoops);
                 send(other, code.equals("ASK") ? List.of(ASKING, words) : commands, reply, bound, false);
@@ -119,6 +145,11 @@ final class Library {
                     leave(way, line);
                 }
                 reply.completeExceptionally(error);
+            }
+            return null;
+        }).whenComplete((nothing, strange) -> {
+            if (strange != null) {
+                reply.tell(null, DLockException.of(strange));
             }
         });
     }
@@ -139,16 +170,26 @@ final class Library {
         if (line != null) {
             end(line);
         }
-        CompletableFuture<Line> opening = new CompletableFuture<>();
+        CompletableFuture<Line> opening = inBackground(() -> connector.open(way.node, settings.replyTimeout()));
         lines.put(way, opening);
-        background.execute(() -> {
-            try {
-                opening.complete(connector.open(way.node, settings.replyTimeout()));
-            } catch (Throwable error) { // whoever waits for it is to hear of it, whatever it is
-                opening.completeExceptionally(error);
-            }
-        });
         return opening;
+    }
+
+    /** Runs what may block. Whoever waits for it hears of whatever goes wrong, also that there is no thread for it. */
+    private <T> CompletableFuture<T> inBackground(Callable<T> work) {
+        CompletableFuture<T> done = new CompletableFuture<>();
+        try {
+            background.execute(() -> {
+                try {
+                    done.complete(work.call());
+                } catch (Throwable error) {
+                    done.completeExceptionally(error);
+                }
+            });
+        } catch (Throwable error) {
+            done.completeExceptionally(error);
+        }
+        return done;
     }
 
     /** Gives up a way. The library may know of another server by now. */
@@ -171,16 +212,10 @@ final class Library {
     private synchronized CompletableFuture<Void> look() {
         if (look.isDone() && Clock.now() - lookedAt > 100 * Clock.MS && !isClosed) {
             lookedAt = Clock.now();
-            CompletableFuture<Void> now = new CompletableFuture<>();
-            look = now;
-            background.execute(() -> {
-                try {
-                    connector.refresh(settings.replyTimeout());
-                    leaveFormer();
-                    now.complete(null);
-                } catch (Throwable error) {
-                    now.completeExceptionally(errorOf(error));
-                }
+            look = inBackground(() -> {
+                connector.refresh(settings.replyTimeout());
+                leaveFormer();
+                return null;
             });
         }
         return look;
@@ -199,7 +234,11 @@ final class Library {
             isClosed = true;
         }
         end(way -> true);
-        background.execute(connector::close);
+        timer.shutdown(); // what bounds a call is still to come
+        inBackground(() -> {
+            connector.close();
+            return null;
+        });
     }
 
     private void end(Predicate<Way> which) {

@@ -43,7 +43,9 @@ final class Sessions {
     final Settings settings;
     final String name;
     private final ReentrantLock guard = new ReentrantLock();
-    private final List<Job> begun = new ArrayList<>();
+    /** What is to be done as soon as the guard is free, and the holds whose loss is to be told then. */
+    private final List<Runnable> later = new ArrayList<>();
+    private final List<Belief> lost = new ArrayList<>();
     final ScheduledThreadPoolExecutor timer;
     final Executor callbacks;
     final Library library;
@@ -60,11 +62,9 @@ final class Sessions {
         String letters = RANDOM.ints(22, 0, 62).mapToObj(i -> "" + (char) (i < 10 ? '0' + i : i < 36 ? 'a' + i - 10 : 'A' + i - 36))
                 .reduce("", String::concat);
         name = host() + "/" + ProcessHandle.current().pid() + "/" + letters;
-        timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
-        timer.setRemoveOnCancelPolicy(true);
-        timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // after the end nothing rings any more
+        timer = timer("dlock-clock");
         callbacks = threads("dlock-callbacks");
-        library = new Library(connector, settings, timer, threads("dlock"));
+        library = new Library(connector, settings, timer("dlock-calls"), threads("dlock"));
         clock = new Clock(timer, () -> under(this::ring));
     }
 
@@ -75,6 +75,14 @@ final class Sessions {
         } catch (UnknownHostException unknown) {
             return "localhost";
         }
+    }
+
+    /** Returns a timer that drops the tasks that come after its end. */
+    private static ScheduledThreadPoolExecutor timer(String name) {
+        var timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, name));
+        timer.setRemoveOnCancelPolicy(true);
+        timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy());
+        return timer;
     }
 
     /** Returns as many threads as there are tasks: they may block. */
@@ -89,19 +97,26 @@ final class Sessions {
         return thread;
     }
 
-    /** Takes a step under the guard, and then begins the jobs that have come of it. */
+    /** Takes a step under the guard, and then does what has come of it. */
     <T> T under(Supplier<T> step) {
-        List<Job> some = List.of();
+        List<Runnable> some = List.of();
+        List<Belief> ended = List.of();
         guard.lock();
         try {
             return step.get();
         } finally {
-            if (guard.getHoldCount() == 1 && !begun.isEmpty()) {
-                some = List.copyOf(begun);
-                begun.clear();
+            if (guard.getHoldCount() == 1) {
+                some = List.copyOf(later);
+                later.clear();
+                ended = List.copyOf(lost);
+                lost.clear();
             }
             guard.unlock();
-            some.forEach(job -> new Driver(this, job).run());
+            some.forEach(Runnable::run);
+            if (!ended.isEmpty()) {
+                List<Belief> all = ended;
+                callbacks.execute(() -> all.forEach(this::report));
+            }
         }
     }
 
@@ -133,7 +148,7 @@ final class Sessions {
             List.copyOf(asked.values()).forEach(take -> take.fail(closedError()));
         });
         library.close();
-        timer.shutdown(); // what bounds a call is still to come
+        timer.shutdown();
     }
 
     /** Logs by another thread: a logger may block. */
@@ -141,13 +156,15 @@ final class Sessions {
         callbacks.execute(() -> LOG.log(level, text, words));
     }
 
-    /** Whoever counts may fail, and nothing else does. */
+    /** Calls the observer as soon as the guard is free. What it throws is logged, and goes no further. */
     void tell(Consumer<Observer> what) {
-        try {
-            what.accept(settings.observer());
-        } catch (RuntimeException | Error error) { // of a library that does not fit, too
-            LOG.log(ERROR, "the observer has failed", error);
-        }
+        under(() -> later.add(() -> {
+            try {
+                what.accept(settings.observer());
+            } catch (RuntimeException | Error error) { // of a library that does not fit, too
+                LOG.log(ERROR, "the observer has failed", error);
+            }
+        }));
     }
 
     static Duration since(long began) {
@@ -215,7 +232,7 @@ final class Sessions {
 
     /** Begins a job as soon as the guard is free. */
     private void run(Job job) {
-        begun.add(job);
+        later.add(new Driver(this, job)::run);
     }
 
     void lose(Belief hold, String reason) {
@@ -226,12 +243,23 @@ final class Sessions {
         }
         hold.reason = reason;
         hold.isOver = true;
-        callbacks.execute(() -> { // the program's own code, and a logger, may block
-            LOG.log(isClosed ? DEBUG : WARNING, "lock {0} of {1} with token {2} is lost: {3}", hold.key, hold.owner,
-                    Long.toString(hold.token), reason);
-            tell(observer -> observer.lost(hold.key, reason));
-            hold.lost.complete(reason);
-            hold.onLost.accept(new Hold(this, hold));
+        lost.add(hold);
+    }
+
+    /** Tells of a loss. What may block of the program's own code has a thread of its own. */
+    private void report(Belief hold) {
+        LOG.log(isClosed ? DEBUG : WARNING, "lock {0} of {1} with token {2} is lost: {3}", hold.key, hold.owner,
+                Long.toString(hold.token), hold.reason);
+        tell(observer -> observer.lost(hold.key, hold.reason));
+        if (hold.onLost == null && hold.lost.getNumberOfDependents() == 0) {
+            hold.lost.complete(hold.reason);
+            return;
+        }
+        callbacks.execute(() -> {
+            hold.lost.complete(hold.reason);
+            if (hold.onLost != null) {
+                hold.onLost.accept(new Hold(this, hold));
+            }
         });
     }
 
@@ -240,24 +268,30 @@ final class Sessions {
             return;
         }
         long alarm = NEVER;
-        for (Belief hold : List.copyOf(held.values())) {
-            if (hold.isOver) {
-                continue;
-            }
-            if (clock.isOver(hold.until())) {
-                expire(hold);
-                continue;
-            }
-            alarm = Math.min(alarm, Math.max(hold.until(), Clock.now() + 50 * MS));
-            if (hold.session != null && hold.session.loop == null) {
-                if (hold.isOld()) {
-                    keep(hold.session);
-                } else {
-                    alarm = Math.min(alarm, hold.third());
+        try {
+            for (Belief hold : List.copyOf(held.values())) {
+                if (hold.isOver) {
+                    continue;
+                }
+                if (clock.isOver(hold.until())) {
+                    expire(hold);
+                    continue;
+                }
+                alarm = Math.min(alarm, Math.max(hold.until(), Clock.now() + 50 * MS));
+                if (hold.session != null && hold.session.loop == null) {
+                    if (hold.isOld()) {
+                        keep(hold.session);
+                    } else {
+                        alarm = Math.min(alarm, hold.third());
+                    }
                 }
             }
+        } catch (RuntimeException | Error strange) {
+            alarm = Clock.now() + 100 * MS; // it rings again
+            throw strange;
+        } finally {
+            clock.set(alarm);
         }
-        clock.set(alarm);
     }
 
     /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */

@@ -9,15 +9,22 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLockException.Unavailable;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executor;
 import java.util.concurrent.Executors;
+import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BiFunction;
 import java.util.function.Function;
@@ -194,6 +201,84 @@ class RulesTest {
         }
     }
 
+    /** It goes on with what it was doing: a loop that ended would end all holds, one lease later. */
+    @Test
+    void aStepThatFailsIsAnAnswerToItsJob() throws Exception {
+        BlockingQueue<RuntimeException> answers = new LinkedBlockingQueue<>();
+        Job job = new Job() {
+            private int steps;
+
+            @Override
+            public Step next() {
+                steps++;
+                if (steps == 2) {
+                    throw new StackOverflowError("next");
+                }
+                return steps > 3 ? null : new Step("key", Request.bytes(List.of("DLOCK.SESSION")), Clock.SECOND, false);
+            }
+
+            @Override
+            public void answered(long sent, Object reply, RuntimeException why) {
+                if (why == null && steps == 1) {
+                    throw new StackOverflowError("answered");
+                }
+                answers.add(why == null ? new IllegalStateException("well") : why);
+            }
+        };
+        try (DLocks locks = locks(isBlocking -> kept(10))) {
+            new Driver(locks.sessions, job).run();
+            for (String text : List.of("the server has answered", "next", "well")) {
+                RuntimeException why = answers.poll(5, TimeUnit.SECONDS);
+                assertTrue(why != null && why.getMessage().startsWith(text), String.valueOf(why));
+            }
+        }
+    }
+
+    /** A failover may end thousands of holds at once. */
+    @Test
+    void aMassLossNeedsNoCrowdOfThreads() throws Exception {
+        Set<Thread> threads = ConcurrentHashMap.newKeySet();
+        List<String> lost = new CopyOnWriteArrayList<>();
+        Observer slow = new Observer() {
+            @Override
+            public void lost(String key, String reason) {
+                threads.add(Thread.currentThread());
+                lost.add(key);
+            }
+        };
+        try (FakeLocks fake = new FakeLocks(Settings.DEFAULT.observer(slow))) {
+            List<Hold> holds = new ArrayList<>();
+            for (int i = 0; i < 200; i++) {
+                holds.add(fake.locks().ask("key" + i).hold());
+            }
+            fake.locks().close();
+            Stage.until("all are told", () -> lost.size() == holds.size());
+            assertTrue(threads.size() < 5, threads.size() + " threads");
+        }
+    }
+
+    /** It may wait for something that needs the locks. */
+    @Test
+    void anObserverHoldsUpNobody() throws Exception {
+        Observer waits = new Observer() {
+            @Override
+            public void granted(String key, Duration after) {
+                try {
+                    over.await();
+                } catch (InterruptedException ended) {
+                    Thread.currentThread().interrupt();
+                }
+            }
+        };
+        try (FakeLocks fake = new FakeLocks(Settings.DEFAULT.observer(waits))) {
+            CompletableFuture<Hold> hold = CompletableFuture.supplyAsync(() -> fake.locks().ask("key").hold());
+            Thread.sleep(300);
+            assertTrue(CompletableFuture.supplyAsync(() -> fake.locks().sessions.under(() -> true)).get(2, TimeUnit.SECONDS));
+            over.countDown();
+            hold.join().release();
+        }
+    }
+
     // ---- calls ------------------------------------------------------------------------------------------------------
 
     private final List<String> seen = new CopyOnWriteArrayList<>();
@@ -208,6 +293,10 @@ class RulesTest {
 
     /** Makes two nodes, which serve the keys a and b. The test sets what each of them answers. */
     private Library library(BiFunction<String, String, CompletionStage<Object>> answers) {
+        return library(answers, task -> Sessions.daemon(task, "opens").start());
+    }
+
+    private Library library(BiFunction<String, String, CompletionStage<Object>> answers, Executor background) {
         Connector connector = new Connector() {
             @Override
             public boolean isCluster() {
@@ -215,7 +304,15 @@ class RulesTest {
             }
 
             @Override
+            public boolean isWatched() {
+                return isWatched;
+            }
+
+            @Override
             public String node(int slot) {
+                if (strange.get()) {
+                    throw new IllegalStateException("strange");
+                }
                 return slot == Slot.of("a") ? "a:1" : "b:2";
             }
 
@@ -247,8 +344,11 @@ class RulesTest {
                 };
             }
         };
-        return new Library(connector, Settings.DEFAULT.replyTimeout(Duration.ofMillis(500)), timer, task -> Sessions.daemon(task, "opens").start());
+        return new Library(connector, Settings.DEFAULT.replyTimeout(Duration.ofMillis(500)), timer, background);
     }
+
+    private final AtomicBoolean strange = new AtomicBoolean();
+    private boolean isWatched;
 
     private static CompletableFuture<Object> call(Library library, String key) {
         return library.call(key, Request.bytes(List.of("GET", key)), Clock.NEVER, false);
@@ -304,5 +404,60 @@ class RulesTest {
         Stage.until("it is connected", () -> !seen.isEmpty());
         assertThrows(Unavailable.class, () -> Hold.await(library.call("a", Request.bytes(List.of("GET", "a")), 20 * Clock.MS, false)));
         assertEquals(List.of("open a:1"), seen);
+    }
+
+    /** The node that has said where the slot is now is well. */
+    @Test
+    void aNodeThatHangsEndsNoConnectionToWhoNamedIt() throws Exception {
+        Library library = library((node, words) -> node.equals("a:1") ? CompletableFuture.failedFuture(new Said("MOVED 1 b:2"))
+                : new CompletableFuture<>());
+        assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
+        Stage.until("the one that hangs is left", () -> seen.contains("close b:2"));
+        assertEquals(false, seen.contains("close a:1"));
+    }
+
+    /** Whatever a connector throws, whoever has called is told of it, and the next call is as any other. */
+    @Test
+    void whatAConnectorThrowsIsTold() throws Exception {
+        Library library = library((node, words) -> CompletableFuture.completedFuture(1L));
+        strange.set(true);
+        assertEquals("strange", assertThrows(Unavailable.class, () -> Hold.await(call(library, "a"))).getMessage());
+        strange.set(false);
+        assertEquals(1L, Hold.await(call(library, "a")));
+        AtomicBoolean isFull = new AtomicBoolean(true);
+        Library full = library((node, words) -> CompletableFuture.completedFuture(1L), task -> {
+            if (isFull.getAndSet(false)) {
+                throw new OutOfMemoryError("unable to create native thread");
+            }
+            Sessions.daemon(task, "opens").start();
+        });
+        long began = Clock.now();
+        assertThrows(Unavailable.class, () -> Hold.await(call(full, "a")));
+        assertTrue(Clock.now() - began < 400 * Clock.MS, "at once");
+        assertEquals(1L, Hold.await(call(full, "a")));
+    }
+
+    /** The primary is known, and is as good as any other until a Sentinel names another one. */
+    @Test
+    void aSentinelThatHangsHoldsUpOneCall() throws Exception {
+        isWatched = true;
+        Library library = library((node, words) -> CompletableFuture.completedFuture(1L));
+        assertEquals(1L, Hold.await(call(library, "a")));
+        Thread.sleep(1050);
+        long began = Clock.now();
+        for (int i = 0; i < 100; i++) {
+            assertEquals(1L, Hold.await(call(library, "a")));
+        }
+        assertTrue(Clock.now() - began < Clock.SECOND, Clock.now() - began + " ns");
+    }
+
+    /** The clock waits for no work of a call that is out of time. */
+    @Test
+    void aTimeOutIsNoWorkOfTheClock() throws Exception {
+        try (DLocks locks = locks(isBlocking -> new CompletableFuture<>())) {
+            locks.sessions.library.call("key", Request.bytes(List.of("DLOCK.SESSION")), 50 * Clock.MS, false)
+                    .whenComplete((value, why) -> seen.add(Thread.currentThread().getName()));
+            Stage.until("it is out of time", () -> seen.contains("dlock-calls"));
+        }
     }
 }
