@@ -58,7 +58,7 @@ public interface Connector extends AutoCloseable {
     interface Line extends AutoCloseable {
         /**
          * Sends these commands one directly behind the other, and waits for nothing. The stage has the reply to the last one (Long,
-         * byte[], List or null) or the reason why there is none.
+         * byte[], List or null) or the reason why there is none. If it is cancelled before they are sent, they are not sent.
          */
         CompletionStage<Object> send(List<byte[][]> commands);
 

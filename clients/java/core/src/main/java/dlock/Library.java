@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
@@ -122,7 +123,12 @@ final class Library {
         }
         line.thenCompose(one -> {
             reply.sent = Clock.now();
-            return reply.isDone() ? reply : one.send(commands); // who has given up meanwhile asks for nothing
+            if (reply.isDone()) { // the caller has given up in the meantime: it asks for nothing
+                return reply;
+            }
+            CompletionStage<Object> sending = one.send(commands);
+            reply.whenComplete((value, why) -> sending.toCompletableFuture().cancel(false)); // nor later, if it waits for a thread
+            return sending;
         }).handle((value, why) -> {
             if (reply.isDone()) {
                 return null;

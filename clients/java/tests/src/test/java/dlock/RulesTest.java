@@ -451,6 +451,15 @@ class RulesTest {
         assertTrue(Clock.now() - began < Clock.SECOND, Clock.now() - began + " ns");
     }
 
+    /** What waits for a thread of the library would come behind the command that takes it back. */
+    @Test
+    void whatIsGivenUpIsNotSentLater() {
+        CompletableFuture<Object> sending = new CompletableFuture<>();
+        Library library = library((node, words) -> sending);
+        assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
+        assertTrue(sending.isCancelled());
+    }
+
     /** The clock waits for no work of a call that is out of time. */
     @Test
     void aTimeOutIsNoWorkOfTheClock() throws Exception {

@@ -3,10 +3,12 @@ package dlock.lettuce;
 
 import static java.nio.charset.StandardCharsets.US_ASCII;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
+import static java.util.concurrent.TimeUnit.SECONDS;
 
 import dlock.Connector;
 import io.lettuce.core.AbstractRedisClient;
 import io.lettuce.core.ClientOptions;
+import io.lettuce.core.ClientOptions.DisconnectedBehavior;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisException;
@@ -24,6 +26,9 @@ import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.protocol.ProtocolVersion;
+import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.DefaultEventLoopGroupProvider;
+import io.lettuce.core.resource.EventLoopGroupProvider;
 import io.lettuce.core.sentinel.api.StatefulRedisSentinelConnection;
 import java.net.InetSocketAddress;
 import java.time.Duration;
@@ -31,16 +36,18 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.locks.LockSupport;
-import java.util.stream.Stream;
 
 /**
  * Connections by Lettuce, with the threads and the options of a client that exists. What a {@link RedisURI} says holds:
  * TLS, user, database, Sentinel.
  */
 public final class LettuceConnector implements Connector {
-    /** Limits how often a connect is repeated after Lettuce has lost the answer: on a busy machine, one in seventy times. */
+    /** Limits how often a failed handshake is repeated, of which Lettuce has lost the reason: on a busy machine one in seventy. */
     private static final int MOST_LOST = 3;
 
+    /** An I/O thread for the locks alone: what the program does in its client's threads holds up no lock. */
+    private final EventLoopGroupProvider threads = new DefaultEventLoopGroupProvider(1);
+    private final ClientResources resources;
     private final RedisClient own;
     private final ClientOptions options;
     private final RedisURI uri;
@@ -49,6 +56,7 @@ public final class LettuceConnector implements Connector {
     private volatile RedisClusterClient map;
     private StatefulRedisSentinelConnection<byte[], byte[]> sentinel;
     private volatile String primary;
+    private boolean isClosed;
 
     /** Connects to one server, or to what Sentinel says is the primary. */
     public LettuceConnector(RedisClient client, RedisURI uri) {
@@ -64,9 +72,11 @@ public final class LettuceConnector implements Connector {
     }
 
     private LettuceConnector(AbstractRedisClient client, RedisURI uri, RedisClusterClient cluster) {
-        if (Stream.of(RedisURI.class.getMethods()).noneMatch(method -> method.getName().equals("getCredentialsProvider"))) {
+        try {
+            new RedisURI().getCredentialsProvider();
+        } catch (LinkageError old) {
             throw new IllegalStateException("Lettuce must be 6.2 or later, not "
-                    + RedisURI.class.getPackage().getImplementationVersion());
+                    + RedisURI.class.getPackage().getImplementationVersion(), old);
         }
         if (client == null) {
             throw new IllegalArgumentException("client must not be null");
@@ -74,10 +84,10 @@ public final class LettuceConnector implements Connector {
         this.uri = uri;
         this.cluster = cluster;
         // A connection that came back by itself would send again what was cut off. The caller bounds each call.
-        options = client.getOptions().mutate().autoReconnect(false).protocolVersion(ProtocolVersion.RESP2)
-                .timeoutOptions(TimeoutOptions.builder().timeoutCommands(false).build()).build();
-        // Never shut down: with it Lettuce would end the threads that other clients of these resources have connections on.
-        own = RedisClient.create(client.getResources());
+        options = client.getOptions().mutate().autoReconnect(false).disconnectedBehavior(DisconnectedBehavior.REJECT_COMMANDS)
+                .protocolVersion(ProtocolVersion.RESP2).timeoutOptions(TimeoutOptions.builder().timeoutCommands(false).build()).build();
+        resources = client.getResources().mutate().eventLoopGroupProvider(threads).build();
+        own = RedisClient.create(resources);
     }
 
     @Override
@@ -100,13 +110,16 @@ public final class LettuceConnector implements Connector {
     }
 
     @Override
-    public void refresh(Duration within) {
+    public synchronized void refresh(Duration within) {
+        if (isClosed) {
+            return;
+        }
         if (isWatched()) {
             findPrimary(within);
         } else if (map != null) {
             map.refreshPartitions();
         } else if (cluster != null) {
-            RedisClusterClient made = RedisClusterClient.create(cluster.getResources(), cluster.getPartitions().stream()
+            RedisClusterClient made = RedisClusterClient.create(resources, cluster.getPartitions().stream()
                     .map(node -> target(node.getUri(), node.getUri().getHost() + ":" + node.getUri().getPort(), within)).toList());
             made.setOptions(ClusterClientOptions.builder(bounded(within))
                     .topologyRefreshOptions(ClusterTopologyRefreshOptions.create()).build());
@@ -156,10 +169,7 @@ public final class LettuceConnector implements Connector {
         }
     }
 
-    /**
-     * Returns whether Lettuce has lost the server's answer: if a handshake fails before Lettuce has looked at it, it reports only
-     * that. Otherwise a wrong password would look like a server that cannot be reached.
-     */
+    /** Returns whether Lettuce has lost the server's answer. Otherwise a wrong password would look like a server that is away. */
     private static boolean isLost(RedisException error) {
         Throwable cause = error;
         while (cause.getCause() != null) {
@@ -179,7 +189,7 @@ public final class LettuceConnector implements Connector {
             target.setPort(from.getPort());
             target.setSocket(from.getSocket());
             target.setSentinelMasterId(from.getSentinelMasterId());
-            target.getSentinels().addAll(from.getSentinels());
+            from.getSentinels().forEach(one -> target.getSentinels().add(target(one, null, within)));
         } else {
             int colon = node.lastIndexOf(':');
             target.setHost(node.substring(0, colon));
@@ -206,10 +216,13 @@ public final class LettuceConnector implements Connector {
     }
 
     @Override
-    public void close() {
-        if (sentinel != null) {
-            sentinel.closeAsync();
+    public synchronized void close() {
+        isClosed = true;
+        if (map != null) {
+            map.shutdown(0, 0, SECONDS);
         }
+        own.shutdown(0, 0, SECONDS);
+        threads.shutdown(0, 1, SECONDS);
     }
 
     @SuppressWarnings("deprecation") // Lettuce 6 must have a name(), Lettuce 7 would rather not.
