@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-/** A take, a loop or an errand: rules that know neither threads nor connections. All of it by the sessions' guard. */
+/** A take or a loop: rules that know neither threads nor connections. All of it by the sessions' guard. */
 interface Job {
     /**
      * A command, and how long its reply may take; or without words a time to wait unless it is woken before.

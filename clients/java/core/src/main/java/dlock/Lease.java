@@ -33,7 +33,7 @@ public final class Lease {
         } catch (DLockException error) {
             if (DLockException.passes(error)) { // what was asked may have been granted
                 byte[][] release = Request.bytes(List.of("DLOCK.RELEASE", key, owner, "HOLDS", 0));
-                s.under(() -> s.giveBack(key, release, millis(length) * MS));
+                s.say(key, release, millis(length) * MS);
             }
             throw error;
         }
@@ -46,9 +46,7 @@ public final class Lease {
     /** Asks again what passes, until the time for a reply is over. All of these may be asked twice. */
     private static Object ask(Sessions s, String key, byte[][] words) {
         s.check();
-        Errand errand = new Errand(s, key, words, Clock.now() + s.settings.replyNanos(), () -> true, (sent, reply, error) -> {});
-        new Driver(s, errand).run();
-        return Hold.await(errand.done);
+        return Hold.await(s.errand(key, words, Clock.now() + s.settings.replyNanos()));
     }
 
     /** Returns the fencing token. */

@@ -21,14 +21,8 @@ final class Session {
     private String key;
     /** The last row. */
     long seen;
-    /** When the last SESSION was sent, and the end of the least lease that it told of. */
-    long sent = -NEVER;
-    long until = -NEVER;
     /** When the last SESSION was sent that was answered, with holds or without. */
     long heard = -NEVER;
-    /** The longest lease in it, and since when the answers that came in time have told of less than half of it. */
-    long longest;
-    private long lowSince;
     Loop loop;
     RuntimeException error;
 
@@ -60,26 +54,15 @@ final class Session {
         return loop == null && holds.isEmpty() && waits.isEmpty();
     }
 
-    /** Reads the least lease of a SESSION. What was believed of the holds before stays true if this is less. */
-    void believe(long sent, long left, long until) {
-        if (until < this.until) {
-            holds.values().forEach(hold -> hold.end = Math.max(hold.end, hold.until()));
-        }
-        if (left >= longest / 2 || sent - this.sent > longest / 3) {
-            lowSince = Clock.now();
-        }
-        this.sent = sent;
-        this.until = until;
+    /** Reads the least lease of a SESSION, which counts for the holds that were in the session when it was sent. */
+    void believe(long sent, long end) {
+        holds.values().stream().filter(hold -> hold.told <= sent).forEach(hold -> hold.end = Math.max(hold.end, end));
     }
 
-    /**
-     * Returns the holds of which another one's shorter lease says too little. An answer that came late says little, too, and so do the
-     * first ones after a pause, before the server has renewed what it may renew again: neither is a reason to renew each by itself.
-     */
-    List<Belief> bounded(long left) {
-        long now = Clock.now();
-        return now - lowSince < longest / 6 ? List.of() : holds.values().stream()
-                .filter(hold -> left < hold.lease / 2 && hold.until() - now < hold.lease / 2).toList();
+    /** Returns the holds of which a shorter one says too little: less than half of their lease is left. */
+    List<Belief> bounded() {
+        long shortest = shortest(NEVER);
+        return holds.values().stream().filter(hold -> hold.lease > shortest + shortest / 2 && hold.end - Clock.now() < hold.lease / 2).toList();
     }
 
     /** Keeps the session: SESSION again and again, as long as there are waits, or holds that have grown old. */

@@ -10,6 +10,7 @@ import static java.lang.System.Logger.Level.WARNING;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
 import dlock.Belief.Place;
+import dlock.DLockException.Refused;
 import dlock.DLockException.Unavailable;
 import java.net.InetAddress;
 import java.net.UnknownHostException;
@@ -21,6 +22,8 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.SynchronousQueue;
@@ -46,6 +49,7 @@ final class Sessions {
     /** What is to be done as soon as the guard is free, and the holds whose loss is to be told then. */
     private final List<Runnable> later = new ArrayList<>();
     private final List<Belief> lost = new ArrayList<>();
+    private final Set<Errand> errands = ConcurrentHashMap.newKeySet();
     final ScheduledThreadPoolExecutor timer;
     final Executor callbacks;
     final Library library;
@@ -137,7 +141,7 @@ final class Sessions {
         }
     }
 
-    /** Ends everything: what is held is reported lost, and lives on until its lease. */
+    /** Ends everything: what is held is reported lost, and lives on until its lease. A release under way is waited for. */
     void close() {
         under(() -> {
             if (!isClosed && !held.isEmpty()) {
@@ -147,6 +151,8 @@ final class Sessions {
             List.copyOf(held.values()).forEach(hold -> lose(hold, "closed"));
             List.copyOf(asked.values()).forEach(take -> take.fail(closedError()));
         });
+        CompletableFuture.allOf(errands.toArray(Errand[]::new)).exceptionally(why -> null)
+                .completeOnTimeout(null, settings.replyNanos(), TimeUnit.NANOSECONDS).join();
         library.close();
         timer.shutdown();
     }
@@ -196,11 +202,11 @@ final class Sessions {
     /** Notes that the hold is in that session now. */
     void join(Belief hold, Session to) {
         if (hold.session != to) {
-            leave(hold, NEVER);
+            leave(hold);
+            hold.isTaken = false;
             hold.told = Clock.now();
             hold.session = to;
             to.holds.put(hold.place(), hold);
-            to.longest = Math.max(to.longest, hold.lease);
         }
         if (hold.isOld()) {
             keep(to);
@@ -208,15 +214,11 @@ final class Sessions {
         clock.set(to.loop == null ? Math.min(hold.until(), hold.third()) : hold.until());
     }
 
-    /** Takes the hold out of its session: from now on only its own end counts, and no longer than the cut. */
-    void leave(Belief hold, long cut) {
+    /** Takes the hold out of its session: nothing prolongs it any longer. */
+    void leave(Belief hold) {
         Session from = hold.session;
         if (from != null) {
-            hold.end = Math.min(hold.until(), cut);
             from.holds.remove(hold.place());
-            if (from.holds.isEmpty()) {
-                from.longest = 0;
-            }
             hold.session = null;
             tidy(from);
         }
@@ -235,15 +237,46 @@ final class Sessions {
         later.add(new Driver(this, job)::run);
     }
 
+    /** Notes a loss of which the server has told, or which it cannot be told of. */
     void lose(Belief hold, String reason) {
         held.remove(hold.place());
-        leave(hold, NEVER);
+        end(hold, reason, true);
+    }
+
+    private void end(Belief hold, String reason, boolean isLost) {
         if (hold.isOver) {
             return;
         }
+        leave(hold);
         hold.reason = reason;
+        hold.isReleased = !isLost;
         hold.isOver = true;
-        lost.add(hold);
+        if (hold.renewal != null) {
+            hold.renewal.cancel(false);
+        }
+        if (isLost) {
+            lost.add(hold);
+        }
+    }
+
+    /**
+     * Ends a hold: the server is to release it (zero), or to let it end so long from now, whether or not this program lives. If it
+     * refuses the one, it is asked for the other.
+     */
+    Errand end(Belief hold, String reason, boolean isLost, long nanos) {
+        end(hold, reason, isLost);
+        Errand errand = say(hold.key, ending(hold, nanos), hold.lease);
+        errand.whenComplete((reply, why) -> under(() -> {
+            held.remove(hold.place());
+            if (why instanceof Refused && !DLockException.passes(why)) {
+                say(hold.key, ending(hold, nanos == 0 ? hold.lease : 0), hold.lease);
+            }
+        }));
+        return errand;
+    }
+
+    private static byte[][] ending(Belief hold, long nanos) {
+        return nanos == 0 ? hold.words("RELEASE") : hold.words("RENEW", Math.max(1, nanos / MS));
     }
 
     /** Tells of a loss. What may block of the program's own code has a thread of its own. */
@@ -296,9 +329,11 @@ final class Sessions {
 
     /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */
     private void expire(Belief hold) {
-        lose(hold, hold.bound <= Clock.now() ? "max_hold is over" : "nobody has confirmed it before its end: " + silence(hold));
-        if (!hold.isTaken) { // else it is somebody else's now
-            giveBack(hold.key, hold.words("RELEASE"), hold.lease);
+        String reason = hold.bound <= Clock.now() ? "max_hold is over" : "nobody has confirmed it before its end: " + silence(hold);
+        if (hold.isTaken) { // it is somebody else's now
+            lose(hold, reason);
+        } else {
+            end(hold, reason, true, 0);
         }
     }
 
@@ -318,101 +353,47 @@ final class Sessions {
         return String.format(Locale.ROOT, "%.1f s ago", (Clock.now() - time) / (double) SECOND);
     }
 
-    /** Has a command said until it is answered. */
-    void send(String key, byte[][] words, long lease, Errand.Then then) {
-        run(new Errand(this, key, words, patience(lease), () -> true, then));
+    /** Says a command until a server has answered it, or until nothing can be left of a client of which the server hears no more. */
+    Errand say(String key, byte[][] words, long lease) {
+        return errand(key, words, Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos()));
     }
 
-    /** Returns when nothing of a client can be left at a server that does not hear of it. */
-    long patience(long lease) {
-        return Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos());
+    /** Says a command until a server has answered it, or until that time. */
+    Errand errand(String key, byte[][] words, long until) {
+        Errand errand = new Errand(this, key, words, until);
+        errands.add(errand);
+        errand.whenComplete((reply, why) -> errands.remove(errand));
+        under(() -> later.add(errand::say));
+        return errand;
     }
 
     /** Ends a hold that the program does not want. */
     void unwanted(Belief hold) {
-        under(() -> {
-            finish(hold, "it was not wanted");
-            giveBack(hold.key, hold.words("RELEASE"), hold.lease);
-        });
+        under(() -> end(hold, "it was not wanted", false, 0));
     }
 
-    /** Ends a hold at the program's wish. */
-    void finish(Belief hold, String reason) {
-        hold.isReleased = true;
-        hold.reason = reason;
-        hold.isOver = true;
-        leave(hold, NEVER);
-    }
-
-    /**
-     * Reports the loss of a hold that the collector has found. The server keeps the lock until its lease ends: the work may be running,
-     * and needs that time to stop.
-     */
+    /** Reports a hold lost whose Hold the collector has found. Its work may be running, and has the lease to stop. */
     void forget(Belief hold) {
-        under(() -> {
-            if (!hold.isOver) {
-                lose(hold, "forgotten: the program no longer refers to its Hold, and has not released it");
-                run(leftToLease(hold, hold.lease, (sent, reply, error) -> {}));
-            }
-        });
-    }
-
-    /** Returns the errand that gives the hold back. If that is refused, its lease is to end it. */
-    Errand release(Belief hold) {
-        finish(hold, "it was given back before");
-        return new Errand(this, hold.key, hold.words("RELEASE"), patience(hold.lease), () -> true, (sent, reply, error) -> {
-            held.remove(hold.place());
-            if (error != null && !(error instanceof NotHeld)) {
-                run(leftToLease(hold, hold.lease, (then, answer, no) -> {}));
-            }
-        });
-    }
-
-    /** Returns the errand that leaves the lock taken for so long. If that is refused, all is as it was. */
-    Errand releaseAfter(Belief hold, long nanos) {
-        Session from = hold.session;
-        finish(hold, "it was left to its lease");
-        return leftToLease(hold, nanos, (sent, reply, error) -> {
-            if (error != null && !(error instanceof NotHeld) && !isClosed) {
-                hold.isOver = false;
-                hold.isReleased = false;
-                held.put(hold.place(), hold);
-                if (from != null) {
-                    join(hold, session(from.id, hold.key));
-                }
-            }
-        });
-    }
-
-    /** Releases what nobody has. */
-    void giveBack(String key, byte[][] release, long lease) {
-        send(key, release, lease, (sent, reply, error) -> {});
-    }
-
-    /** Returns the errand that has the server renew the hold no more: it ends so long from now. */
-    private Errand leftToLease(Belief hold, long nanos, Errand.Then then) {
-        byte[][] words = hold.words("RENEW", Math.max(1, nanos / MS));
-        return new Errand(this, hold.key, words, patience(hold.lease), () -> true, (sent, reply, error) -> {
-            held.remove(hold.place());
-            then.answered(sent, reply, error);
-        });
+        under(() -> hold.isOver ? null
+                : end(hold, "forgotten: the program no longer refers to its Hold, and has not released it", true, hold.lease));
     }
 
     /** Brings the hold into the session of whoever serves it now, and learns how long it lasts. */
     void renew(Belief hold) {
-        if (hold.isRenewed || hold.isOver) {
+        if (hold.renewal != null && !hold.renewal.isDone() || hold.isOver) {
             return;
         }
-        hold.isRenewed = true;
-        byte[][] words = hold.words("RENEW", hold.lease / MS, "IN", name);
-        run(new Errand(this, hold.key, words, NEVER, () -> !hold.isOver, (sent, reply, error) -> {
-            hold.isRenewed = false;
-            hold.why = error;
-            if (error instanceof NotHeld) {
-                lose(hold, error.getMessage());
-            } else if (error == null && !hold.isOver) {
-                List<?> answer = (List<?>) reply;
-                hold.end = Math.max(hold.end, believed(sent, number(answer.get(0))));
+        Errand errand = errand(hold.key, hold.words("RENEW", Math.max(1, hold.lease / MS), "IN", name), NEVER);
+        hold.renewal = errand;
+        errand.whenComplete((reply, why) -> under(() -> {
+            if (hold.isOver) {
+                return;
+            }
+            hold.why = why == null ? null : DLockException.of(why);
+            if (why instanceof NotHeld) {
+                lose(hold, why.getMessage());
+            } else if (reply instanceof List<?> answer) {
+                hold.end = Math.max(hold.end, believed(errand.sent, number(answer.get(0))));
                 join(hold, session(number(answer.get(1)), hold.key));
             }
         }));
@@ -438,10 +419,9 @@ final class Sessions {
                         believed(sent, number(row.get(5))));
             }
         }
-        if (answer.get(2) != null && sent > session.sent) {
-            long left = number(answer.get(2));
-            session.believe(sent, left * MS, believed(sent, left));
-            session.bounded(left * MS).forEach(this::renew);
+        if (answer.get(2) != null) {
+            session.believe(sent, believed(sent, number(answer.get(2))));
+            session.bounded().forEach(this::renew);
         }
         return session;
     }
@@ -457,7 +437,7 @@ final class Sessions {
         } else if (isGrant && hold == null && take != null && take.isFor(key)) {
             take.granted(key, token, session, end);
         } else if (isGrant && hold == null) { // a place that was left, or a command that came late
-            giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
+            say(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
         } else if (hold != null && !hold.isOver) { // else whoever ended it knows
             row(session, word, hold, end);
         }
@@ -472,12 +452,12 @@ final class Sessions {
             case "taken" -> {
                 hold.isTaken = true;
                 hold.why = new Unavailable("it was taken out of the session", null);
-                leave(hold, end);
+                leave(hold);
                 hold.end = Math.min(hold.end, end);
                 clock.set(hold.end);
             }
             case "moved" -> {
-                leave(hold, NEVER);
+                leave(hold);
                 renew(hold);
             }
             default -> lose(hold, word);
@@ -487,7 +467,7 @@ final class Sessions {
     /** Brings all that was in this session to where the servers say: a key's server has another one. */
     void gone(Session session) {
         for (Belief hold : List.copyOf(session.holds.values())) {
-            leave(hold, NEVER);
+            leave(hold);
             renew(hold);
         }
         List.copyOf(session.waits).forEach(take -> take.ended("gone"));

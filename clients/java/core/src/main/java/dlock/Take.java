@@ -263,7 +263,7 @@ final class Take implements Job {
     private void giveBackFound() {
         List<Belief> some = new ArrayList<>(Arrays.asList(found));
         if (some.removeIf(hold -> hold == null) && !some.isEmpty()) {
-            some.forEach(hold -> s.giveBack(hold.key, hold.words("RELEASE"), hold.lease));
+            some.forEach(hold -> s.say(hold.key, hold.words("RELEASE"), hold.lease));
             Arrays.fill(found, null);
             s.asked.remove(owner);
             owner = s.owner(request.actor());
@@ -274,14 +274,12 @@ final class Take implements Job {
     private void cancel() {
         String key = key();
         Session in = session;
-        s.send(key, Request.bytes(List.of("DLOCK.CANCEL", key, owner)), request.lease(), (sent, reply, why) -> {
-            if (why == null && Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and nobody hears of it
-                s.send(key, Request.bytes(List.of("DLOCK.SESSION", key, s.name, 1)), request.lease(), (then, answer, no) -> {
-                    if (no == null) {
-                        s.tidy(s.told(then, (List<?>) answer, key));
-                    }
-                });
+        Errand cancel = s.say(key, Request.bytes(List.of("DLOCK.CANCEL", key, owner)), request.lease());
+        cancel.thenAccept(reply -> s.under(() -> {
+            if (Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and nobody hears of it
+                Errand rows = s.say(key, Request.bytes(List.of("DLOCK.SESSION", key, s.name, 1)), request.lease());
+                rows.thenAccept(answer -> s.under(() -> s.tidy(s.told(rows.sent, (List<?>) answer, key))));
             }
-        });
+        }));
     }
 }

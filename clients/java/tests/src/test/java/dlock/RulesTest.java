@@ -36,71 +36,51 @@ import org.junit.jupiter.api.Test;
 class RulesTest {
     private static final long LEASE = 600 * Clock.MS;
 
-    private static Session session() {
-        Session session = new Session(1, "key");
-        session.longest = LEASE;
-        Request request = new Request(List.of("key"), LEASE, Clock.NEVER, null, 1, 1, hold -> {});
-        Belief hold = new Belief("key", "owner", 7, Clock.now() + LEASE / 3, request);
+    private static Belief hold(Session session, long token, long lease) {
+        Request request = new Request(List.of("key"), lease, Clock.NEVER, null, 1, 1, null);
+        Belief hold = new Belief("key", "owner", token, Clock.now() + lease / 3, request);
         hold.session = session;
         session.holds.put(hold.place(), hold);
-        return session;
-    }
-
-    /** Returns whether the hold is to be renewed by itself after this answer. */
-    private static boolean isBounded(Session session, long sent, long left) {
-        session.believe(sent, left, sent + left);
-        return !session.bounded(left).isEmpty();
+        return hold;
     }
 
     @Test
     void anAnswerThatComesLateRenewsNobody() {
-        Session session = session();
-        for (int i = 0; i < 5; i++) {
-            assertEquals(false, isBounded(session, Clock.now() - LEASE + i, 2 * LEASE / 3), "the server has it for long");
-        }
+        Session session = new Session(1, "key");
+        hold(session, 1, LEASE);
+        hold(session, 2, LEASE);
+        session.believe(Clock.now() - LEASE, Clock.now() - LEASE / 3);
+        assertEquals(List.of(), session.bounded(), "the server has them for long");
     }
 
     @Test
-    void theFirstAnswersAfterAPauseRenewNobody() throws Exception {
-        Session session = session();
-        assertEquals(false, isBounded(session, Clock.now(), LEASE / 10));
-        Thread.sleep(LEASE / 3 / Clock.MS + 50); // so long nobody has asked
-        assertEquals(false, isBounded(session, Clock.now(), LEASE / 10), "the server is yet to renew it");
+    void aHoldBesideAShorterOneIsRenewed() {
+        Session session = new Session(1, "key");
+        Belief one = hold(session, 1, LEASE);
+        hold(session, 2, LEASE / 10);
+        session.believe(Clock.now(), Clock.now() + LEASE / 10);
+        assertEquals(List.of(one), session.bounded());
+        session.believe(Clock.now(), Clock.now() + LEASE);
+        assertEquals(List.of(), session.bounded(), "there is time");
     }
 
+    /** It says nothing of a hold that came into the session after the question. */
     @Test
-    void aHoldBesideAShorterOneIsRenewed() throws Exception {
-        Session session = session();
-        Stage.until("it is renewed by itself", () -> {
-            Thread.sleep(10);
-            return isBounded(session, Clock.now(), LEASE / 10);
-        });
+    void anAnswerCountsForWhatWasThereWhenItWasAskedFor() {
+        Session session = new Session(1, "key");
+        Belief hold = hold(session, 1, LEASE);
+        hold.told = Clock.now();
+        session.believe(hold.told - 1, Clock.NEVER);
+        assertTrue(hold.until() < hold.told + LEASE);
+        session.believe(hold.told + 1, hold.told + 2 * LEASE);
+        assertEquals(hold.told + 2 * LEASE, hold.until());
     }
 
     /** The server keeps the place, and its word about the end does not come in time: others have the lock. */
     @Test
     void aPlaceThatWasKeptUntilTheEndSaysTaken() throws Exception {
-        Connector slow = new Connector() {
-            @Override
-            public String said(Throwable error) {
-                return null;
-            }
-
-            @Override
-            public Line open(String node, Duration within) {
-                return new Line() {
-                    @Override
-                    public CompletionStage<Object> send(List<byte[][]> commands) {
-                        boolean isKeeping = new String(commands.get(0)[0], UTF_8).equals("DLOCK.SESSION");
-                        return CompletableFuture.completedFuture(isKeeping ? Arrays.asList(5L, 0L, null, List.of()) : List.of(0L, 0L, 5L));
-                    }
-
-                    @Override
-                    public void close() {}
-                };
-            }
-        };
-        try (DLocks locks = new DLocks(slow)) {
+        try (DLocks locks = answering(words -> CompletableFuture.completedFuture(
+                words.startsWith("DLOCK.SESSION") ? Arrays.asList(5L, 0L, null, List.of()) : List.of(0L, 0L, 5L)))) {
             assertNull(locks.ask("key").tryHold(Duration.ofMillis(300)));
         }
     }
@@ -132,10 +112,16 @@ class RulesTest {
 
     /** Makes locks of a server that grants what is asked for. The test sets the answers to SESSION by whether it blocks. */
     private DLocks locks(Function<Boolean, CompletionStage<Object>> sessions) {
+        return answering(words -> words.startsWith("DLOCK.SESSION") ? sessions.apply(words.contains(" BLOCK "))
+                : CompletableFuture.completedFuture(List.of(7L, 5L)));
+    }
+
+    /** Makes locks of a server of which the test sets all answers. */
+    private DLocks answering(Function<String, CompletionStage<Object>> answers) {
         Connector connector = new Connector() {
             @Override
             public String said(Throwable error) {
-                return null;
+                return Connector.messageOf(error, Said.class);
             }
 
             @Override
@@ -143,10 +129,9 @@ class RulesTest {
                 return new Line() {
                     @Override
                     public CompletionStage<Object> send(List<byte[][]> commands) {
-                        List<String> words = Stream.of(commands.get(0)).map(word -> new String(word, UTF_8)).toList();
-                        seen.add(String.join(" ", words));
-                        return words.get(0).equals("DLOCK.SESSION") ? sessions.apply(words.contains("BLOCK"))
-                                : CompletableFuture.completedFuture(List.of(7L, 5L));
+                        String words = String.join(" ", Stream.of(commands.get(0)).map(word -> new String(word, UTF_8)).toList());
+                        seen.add(words);
+                        return answers.apply(words);
                     }
 
                     @Override
@@ -468,5 +453,28 @@ class RulesTest {
                     .whenComplete((value, why) -> seen.add(Thread.currentThread().getName()));
             Stage.until("it is out of time", () -> seen.contains("dlock-calls"));
         }
+    }
+
+    // ---- the end of a hold --------------------------------------------------------------------------------------------
+
+    /** The lock is not to stay taken for as long as this program lives. */
+    @Test
+    void whatMayNotBeLeftToItsLeaseIsReleased() throws Exception {
+        try (DLocks locks = answering(words -> words.startsWith("DLOCK.RENEW") ? CompletableFuture.failedFuture(new Said("NOPERM no RENEW"))
+                : CompletableFuture.completedFuture(words.startsWith("DLOCK.RELEASE") ? 0L : List.of(7L, 5L)))) {
+            Hold hold = locks.ask("key").hold();
+            assertThrows(DLockException.Refused.class, () -> hold.releaseAfter(Duration.ofSeconds(5)));
+            Stage.until("it is released", () -> seen.stream().anyMatch(words -> words.startsWith("DLOCK.RELEASE")));
+            assertThrows(NotHeld.class, hold::release);
+        }
+    }
+
+    @Test
+    void closeWaitsForAReleaseUnderWay() {
+        CompletableFuture<Object> late = new CompletableFuture<Object>().completeOnTimeout(0L, 300, TimeUnit.MILLISECONDS);
+        DLocks locks = answering(words -> words.startsWith("DLOCK.RELEASE") ? late : CompletableFuture.completedFuture(List.of(7L, 5L)));
+        locks.ask("key").hold().releaseAsync();
+        locks.close();
+        assertTrue(late.isDone());
     }
 }
