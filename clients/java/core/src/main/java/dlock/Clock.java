@@ -19,9 +19,9 @@ final class Clock {
     static final long MS = 1_000_000;
     static final long SECOND = 1_000 * MS;
     static final long NEVER = Long.MAX_VALUE / 4;
-    /** While there is an alarm the clock wakes so often: if it wakes late, the process stood still. */
+    /** While there is an alarm the clock wakes so often. If it wakes so late, the process stood still; a busy machine is less late. */
     private static final long SLICE = 250 * MS;
-    private static final long LATE = 50 * MS;
+    private static final long LATE = 200 * MS;
     private static final long MISSED = 500 * MS; // less is the imprecision of the clocks
     private static final Path UPTIME = Path.of("/proc/uptime");
     private static final AtomicLong SLEPT = new AtomicLong();

@@ -7,9 +7,9 @@ import java.util.concurrent.CompletionStage;
 
 /** What is needed of a client library: who serves a key, and connections. See the modules dlock-lettuce and dlock-jedis. */
 public interface Connector extends AutoCloseable {
-    /** Returns whether the keys are spread over the nodes of a cluster. */
-    default boolean isCluster() {
-        return false;
+    /** Returns the slot of a key. Without a cluster all keys are of one. */
+    default int slot(String key) {
+        return 0;
     }
 
     /** Returns whether the server may change while the former one goes on granting: then it is looked up once a second. */

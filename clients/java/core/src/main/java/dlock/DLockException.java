@@ -20,6 +20,11 @@ public class DLockException extends RuntimeException {
         Refused(String message) {
             super(message, null);
         }
+
+        /** Returns the first word of what the server said, such as {@code NOACK}: a program may dispatch on it. */
+        public String code() {
+            return DLockException.code(this);
+        }
     }
 
     /** A guarded command was not run: the lock is not held under this token. */
@@ -32,34 +37,6 @@ public class DLockException extends RuntimeException {
     /** The wait could never end; the message names the circle. */
     public static final class Deadlock extends Refused {
         Deadlock(String message) {
-            super(message);
-        }
-    }
-
-    /** Somebody else asked under the same owner's name and has the place. Never asked again by itself. */
-    public static final class Replaced extends Refused {
-        Replaced(String message) {
-            super(message);
-        }
-    }
-
-    /** One of the server's caps on places and holders is reached. */
-    public static final class QueueFull extends Refused {
-        QueueFull(String message) {
-            super(message);
-        }
-    }
-
-    /** The server grants nothing for now, and this request may not wait. */
-    public static final class Quarantine extends Refused {
-        Quarantine(String message) {
-            super(message);
-        }
-    }
-
-    /** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
-    public static final class NoAck extends Refused {
-        NoAck(String message) {
             super(message);
         }
     }
@@ -95,10 +72,6 @@ public class DLockException extends RuntimeException {
             case "NOTHELD" -> new NotHeld(text);
             case "FENCED" -> new Fenced(text);
             case "DEADLOCK" -> new Deadlock(text);
-            case "REPLACED" -> new Replaced(text);
-            case "QUEUEFULL" -> new QueueFull(text);
-            case "QUARANTINE" -> new Quarantine(text);
-            case "NOACK" -> new NoAck(text);
             default -> new Refused(text);
         };
     }

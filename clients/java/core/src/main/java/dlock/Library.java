@@ -41,7 +41,7 @@ final class Library {
 
     private static final byte[][] ASKING = {"ASKING".getBytes(US_ASCII)};
 
-    private final Connector connector;
+    final Connector connector;
     private final Settings settings;
     private final ScheduledExecutorService timer;
     /** Where may be waited for connections. */
@@ -59,11 +59,6 @@ final class Library {
         this.background = background;
     }
 
-    /** Returns the slot of a key; without a cluster all keys are of one. */
-    int slot(String key) {
-        return connector.isCluster() ? Slot.of(key) : 0;
-    }
-
     /** Returns the reply of whoever serves the key: within that time, and within that of a reply. */
     Reply call(String key, byte[][] words, long nanos, boolean isOfLoops) {
         Reply reply = new Reply();
@@ -71,7 +66,7 @@ final class Library {
         var end = timer.schedule(() -> reply.completeExceptionally(new Unavailable("the server does not answer", null)), bound,
                 TimeUnit.NANOSECONDS);
         reply.whenComplete((value, why) -> end.cancel(false));
-        int slot = slot(key);
+        int slot = connector.slot(key);
         locate(slot).handle((nothing, why) -> {
             String node = connector.node(slot);
             if (node != null) {

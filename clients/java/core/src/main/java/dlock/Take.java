@@ -8,7 +8,6 @@ import static java.lang.System.Logger.Level.WARNING;
 
 import dlock.DLockException.LockTimeout;
 import dlock.DLockException.Refused;
-import dlock.DLockException.Replaced;
 import dlock.DLockException.Unavailable;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -176,7 +175,7 @@ final class Take implements Job {
             error = DLockException.said("NOACK the server did not confirm the grant, or serves the lock no more");
         }
         switch (word) {
-            case "replaced" -> fail(new Replaced("REPLACED a newer request of the same owner has taken the place"));
+            case "replaced" -> fail(new Refused("REPLACED a newer request of the same owner has taken the place"));
             case "wrongtype" -> fail(new Refused("WRONGTYPE the key holds something that is not a lock"));
             default -> {
                 if (word.equals("timeout") && deadline - Clock.now() < 20 * MS) {
@@ -195,7 +194,7 @@ final class Take implements Job {
     void fail(RuntimeException why) {
         boolean isQueued = asked > 1 || session != null;
         finish(null, why);
-        if (isQueued && !(why instanceof Replaced)) {
+        if (isQueued && !DLockException.code(why).equals("REPLACED")) {
             cancel();
         }
         giveBackFound();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock.jedis;
 
+import static java.nio.charset.StandardCharsets.UTF_8;
+
 import dlock.Connector;
 import java.time.Duration;
 import java.util.Collection;
@@ -25,6 +27,7 @@ import redis.clients.jedis.RedisProtocol;
 import redis.clients.jedis.exceptions.JedisConnectionException;
 import redis.clients.jedis.exceptions.JedisDataException;
 import redis.clients.jedis.providers.ClusterConnectionProvider;
+import redis.clients.jedis.util.JedisClusterCRC16;
 
 /**
  * Connections by Jedis, of a pool for each server. What a {@link JedisClientConfig} says holds: TLS, user, database, the mapping of
@@ -85,8 +88,8 @@ public final class JedisConnector implements Connector {
     }
 
     @Override
-    public boolean isCluster() {
-        return kind == Kind.CLUSTER;
+    public int slot(String key) {
+        return kind == Kind.CLUSTER ? JedisClusterCRC16.getSlot(key.getBytes(UTF_8)) : 0;
     }
 
     @Override

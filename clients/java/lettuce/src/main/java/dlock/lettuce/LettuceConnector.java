@@ -2,6 +2,7 @@
 package dlock.lettuce;
 
 import static java.nio.charset.StandardCharsets.US_ASCII;
+import static java.nio.charset.StandardCharsets.UTF_8;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
 import static java.util.concurrent.TimeUnit.SECONDS;
 
@@ -19,6 +20,7 @@ import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.cluster.ClusterClientOptions;
 import io.lettuce.core.cluster.ClusterTopologyRefreshOptions;
 import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
 import io.lettuce.core.protocol.AsyncCommand;
@@ -91,8 +93,8 @@ public final class LettuceConnector implements Connector {
     }
 
     @Override
-    public boolean isCluster() {
-        return cluster != null;
+    public int slot(String key) {
+        return cluster == null ? 0 : SlotHash.getSlot(key.getBytes(UTF_8));
     }
 
     @Override

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 package dlock.spring;
 
-import static java.lang.System.Logger.Level.WARNING;
-
 import dlock.Connector;
 import dlock.DLocks;
 import dlock.Observer;
@@ -48,9 +46,6 @@ public class DLockAutoConfiguration {
     @ConditionalOnMissingBean
     DLocks dlocks(Connector connector, DLockProperties properties, ObjectProvider<Observer> observer) {
         Settings usual = Settings.DEFAULT;
-        if (properties.queueGrace() != null) {
-            System.getLogger("dlock").log(WARNING, "dlock.queue-grace is the server''s dlock.claim-window-ms now");
-        }
         return new DLocks(connector, new Settings(or(properties.lease(), usual.lease()), or(properties.hangTimeout(), usual.hangTimeout()),
                 or(properties.replyTimeout(), usual.replyTimeout()), or(properties.clockMargin(), usual.clockMargin()),
                 observer.getIfAvailable(usual::observer)));

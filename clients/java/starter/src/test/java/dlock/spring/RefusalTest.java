@@ -246,11 +246,7 @@ class RefusalTest {
     }
 
     @Test
-    void anOldPropertyIsReadForAWhile() {
-        program.withPropertyValues("dlock.queue-grace=4s", "dlock.hang-timeout=50s").run(context -> {
-            assertEquals(50, context.getBean(DLockProperties.class).hangTimeout().toSeconds());
-            assertTrue(context.getBean(DLocks.class) != null);
-        });
+    void aLeaseThatMakesNoSenseIsRefused() {
         assertThrows(IllegalStateException.class, () -> program.withPropertyValues("dlock.lease=1ms").run(
                 context -> context.getBean(DLocks.class)));
     }
