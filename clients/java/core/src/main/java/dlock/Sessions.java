@@ -144,8 +144,9 @@ final class Sessions {
     /** Ends everything: what is held is reported lost, and lives on until its lease. A release under way is waited for. */
     void close() {
         under(() -> {
-            if (!isClosed && !held.isEmpty()) {
-                log(WARNING, "closed with {0} locks held: they are lost", held.size());
+            long count = held.values().stream().filter(hold -> !hold.isOver).count();
+            if (!isClosed && count > 0) {
+                log(WARNING, "closed with {0} locks held: they are lost", count);
             }
             isClosed = true;
             List.copyOf(held.values()).forEach(hold -> lose(hold, "closed"));
