@@ -16,6 +16,7 @@ import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingClass;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnProperty;
 import org.springframework.boot.context.properties.EnableConfigurationProperties;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -96,7 +97,8 @@ public class DLockAutoConfiguration {
     /** Spring Boot 4. */
     @Configuration(proxyBeanMethods = false)
     @ConditionalOnClass(name = "org.springframework.boot.health.contributor.HealthIndicator")
-    static class Healthy {
+    @ConditionalOnProperty(name = "management.health.dlock.enabled", matchIfMissing = true)
+    static class HealthConfiguration {
         @Bean
         org.springframework.boot.health.contributor.HealthIndicator dlockHealthIndicator(DLocks locks) {
             return () -> {
@@ -111,7 +113,8 @@ public class DLockAutoConfiguration {
     @Configuration(proxyBeanMethods = false)
     @ConditionalOnClass(name = "org.springframework.boot.actuate.health.HealthIndicator")
     @ConditionalOnMissingClass("org.springframework.boot.health.contributor.HealthIndicator")
-    static class HealthyBefore {
+    @ConditionalOnProperty(name = "management.health.dlock.enabled", matchIfMissing = true)
+    static class Boot3HealthConfiguration {
         @Bean
         org.springframework.boot.actuate.health.HealthIndicator dlockHealthIndicator(DLocks locks) {
             return () -> {

@@ -246,6 +246,13 @@ class RefusalTest {
     }
 
     @Test
+    void theHealthOfTheLocksCanBeSwitchedOff() {
+        program.run(context -> assertTrue(context.containsBean("dlockHealthIndicator")));
+        program.withPropertyValues("management.health.dlock.enabled=false")
+                .run(context -> assertFalse(context.containsBean("dlockHealthIndicator")));
+    }
+
+    @Test
     void aLeaseThatMakesNoSenseIsRefused() {
         assertThrows(IllegalStateException.class, () -> program.withPropertyValues("dlock.lease=1ms").run(
                 context -> context.getBean(DLocks.class)));
