@@ -54,7 +54,7 @@ public interface Connector extends AutoCloseable {
     @Override
     default void close() {}
 
-    /** A way to one server. After a call without an answer it is closed, and another one is opened. */
+    /** A way to one server. The client closes it after a call that timed out, and opens another one. */
     interface Line extends AutoCloseable {
         /**
          * Sends these commands one directly behind the other, and waits for nothing. The stage has the reply to the last one (Long,

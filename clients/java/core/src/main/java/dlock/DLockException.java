@@ -11,6 +11,10 @@ public class DLockException extends RuntimeException {
     private static final Set<String> PASSING = Set.of("UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY",
             "NOREPLICAS", "MISCONF", "READONLY", "MOVED", "ASK", "NOACK");
 
+    DLockException(String message) {
+        super(message);
+    }
+
     DLockException(String message, Throwable cause) {
         super(message, cause);
     }
@@ -18,7 +22,7 @@ public class DLockException extends RuntimeException {
     /** The server has said no, in these words. */
     public static class Refused extends DLockException {
         Refused(String message) {
-            super(message, null);
+            super(message);
         }
 
         /** Returns the first word of what the server said, such as {@code NOACK}: a program may dispatch on it. */
@@ -64,6 +68,22 @@ public class DLockException extends RuntimeException {
             return of(error.getCause());
         }
         return new Unavailable(error.getMessage() == null ? error.toString() : error.getMessage(), error);
+    }
+
+    /**
+     * Returns an error of this thread, whose trace names the caller. Another thread has made the given one, and others may wait for it.
+     */
+    static RuntimeException here(Throwable error) {
+        RuntimeException there = of(error);
+        if (there instanceof LockTimeout) {
+            return new LockTimeout(there.getMessage(), there.getCause());
+        }
+        if (there instanceof Unavailable) {
+            return new Unavailable(there.getMessage(), there);
+        }
+        RuntimeException here = said(there.getMessage());
+        here.initCause(there);
+        return here;
     }
 
     /** Returns what a server has said. */

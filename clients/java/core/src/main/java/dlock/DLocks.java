@@ -135,7 +135,7 @@ public final class DLocks implements AutoCloseable {
             List<Belief> holds = isInterruptible ? take.done.get() : Hold.await(take.done);
             return holds == null ? null : holds.stream().map(hold -> Hold.of(sessions, hold)).toList();
         } catch (ExecutionException failed) {
-            throw DLockException.of(failed.getCause());
+            throw DLockException.here(failed.getCause());
         } catch (InterruptedException now) {
             take.leave(new DLockException.Unavailable("interrupted", now));
             if (!take.done.isCompletedExceptionally() && take.done.join() != null) {

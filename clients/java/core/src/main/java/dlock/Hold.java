@@ -160,7 +160,7 @@ public final class Hold implements AutoCloseable {
         return done;
     }
 
-    /** Returns the value, or throws the error itself. It ends by itself. An interrupt is kept for whoever asks for it. */
+    /** Returns the value, or throws the error. The future always completes: each call has a bound. An interrupt is kept. */
     static <T> T await(CompletableFuture<T> future) {
         boolean isInterrupted = false;
         try {
@@ -170,7 +170,7 @@ public final class Hold implements AutoCloseable {
                 } catch (InterruptedException again) {
                     isInterrupted = true;
                 } catch (ExecutionException failed) {
-                    throw DLockException.of(failed.getCause());
+                    throw DLockException.here(failed.getCause());
                 } catch (CancellationException ended) {
                     throw new Unavailable("the call was cancelled", ended);
                 }

@@ -20,6 +20,6 @@ interface Job {
     /** Reads the reply, or why there is none. */
     void answered(long sent, Object reply, RuntimeException error);
 
-    /** Takes what ends a pause, or a call that is not sent yet. */
+    /** Receives what ends the current pause, or cancels a call that has not been sent. */
     default void waiting(Runnable wake) {}
 }

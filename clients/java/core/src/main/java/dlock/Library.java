@@ -22,7 +22,7 @@ import java.util.function.Predicate;
  * does not answer holds up no call to another.
  */
 final class Library {
-    /** What a server says to a command that was sent then: connecting may have taken long. */
+    /** A reply, with the time when its command was sent, which is later than the call if a connection had to be opened. */
     static final class Reply extends CompletableFuture<Object> {
         volatile long sent = Clock.now();
         /** Where it was asked last. */
@@ -44,7 +44,7 @@ final class Library {
     final Connector connector;
     private final Settings settings;
     private final ScheduledExecutorService timer;
-    /** Where may be waited for connections. */
+    /** Runs what blocks: connecting, and asking who serves what. */
     private final Executor background;
     // By this object's monitor, under which nothing is waited for.
     private final Map<Way, CompletableFuture<Line>> lines = new HashMap<>();
@@ -222,7 +222,7 @@ final class Library {
         return look;
     }
 
-    /** Ends the ways to a former primary, which may go on granting. */
+    /** Closes the connections to a former primary, which may still grant locks. */
     private void leaveFormer() {
         String primary = connector.isWatched() ? connector.node(0) : null;
         if (primary != null) {

@@ -67,7 +67,7 @@ final class Session {
 
     /** Keeps the session: SESSION again and again, as long as there are waits, or holds that have grown old. */
     static final class Loop implements Job {
-        /** So long a loop without work stays: the next turn begins without a new one. */
+        /** How long a loop without work stays, so that the next wait does not start a new one. */
         private static final long LINGER = SECOND;
 
         private final Sessions s;
@@ -106,7 +106,7 @@ final class Session {
                 return Step.pause(notBefore - now);
             }
             needed = isNeeded ? now : needed;
-            isLast = needed + LINGER < now; // its rows count: what a lost answer has granted is renewed for nobody
+            isLast = needed + LINGER < now; // read the rows of the last answer as well: a grant whose answer was lost is reported only there
             String key = session.anyKey();
             List<Object> words = new ArrayList<>(List.of("DLOCK.SESSION", key, s.name,
                     isLast ? 1 : s.settings.hangTimeout().toMillis(), "SEEN", session.id, session.seen));

@@ -97,7 +97,7 @@ final class Sessions {
     static Thread daemon(Runnable task, String name) {
         Thread thread = new Thread(task, name);
         thread.setDaemon(true);
-        thread.setContextClassLoader(Sessions.class.getClassLoader()); // else it is that of whoever came first
+        thread.setContextClassLoader(Sessions.class.getClassLoader()); // otherwise the thread keeps the first caller's
         return thread;
     }
 

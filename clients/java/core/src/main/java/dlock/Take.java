@@ -190,7 +190,7 @@ final class Take implements Job {
         }
     }
 
-    /** Ends it with this error. What may be left of it is taken back. */
+    /** Ends it with this error, and cancels what the server may still have of it. */
     void fail(RuntimeException why) {
         boolean isQueued = asked > 1 || session != null;
         finish(null, why);
@@ -258,7 +258,7 @@ final class Take implements Job {
         wake.run();
     }
 
-    /** Gives back half of several locks, which is none. The next request has another owner. */
+    /** Releases a partial grant. The next request has another owner. */
     private void giveBackFound() {
         List<Belief> some = new ArrayList<>(Arrays.asList(found));
         if (some.removeIf(hold -> hold == null) && !some.isEmpty()) {

@@ -455,6 +455,19 @@ class RulesTest {
         }
     }
 
+    /** An error of a thread of ours would name no line of the program. */
+    @Test
+    void anErrorNamesItsCaller() {
+        try (DLocks locks = answering(words -> CompletableFuture.supplyAsync(() -> {
+            throw new Said(words.startsWith("DLOCK.GUARD") ? "FENCED no" : "NOPERM no");
+        }))) {
+            var refused = assertThrows(DLockException.Refused.class, () -> locks.lock("key").lock());
+            assertEquals("NOPERM", refused.code());
+            assertTrue(Stream.of(refused.getStackTrace()).anyMatch(one -> one.getClassName().startsWith("dlock.RulesTest")));
+            assertTrue(refused.getCause() instanceof DLockException.Refused);
+        }
+    }
+
     // ---- the end of a hold --------------------------------------------------------------------------------------------
 
     /** The lock is not to stay taken for as long as this program lives. */

@@ -204,7 +204,7 @@ public final class JedisConnector implements Connector {
             most.setTestOnBorrow(true);
             pool = new ConnectionPool(new ConnectionFactory(address, config) {
                 @Override
-                public boolean validateObject(PooledObject<Connection> one) { // a try is to meet none that has ended long ago
+                public boolean validateObject(PooledObject<Connection> one) { // so that a single attempt does not fail on a stale connection
                     return one.getIdleDuration().toMillis() < 1000 || super.validateObject(one);
                 }
             }, most);
