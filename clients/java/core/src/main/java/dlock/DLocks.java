@@ -138,8 +138,9 @@ public final class DLocks implements AutoCloseable {
             throw DLockException.here(failed.getCause());
         } catch (InterruptedException now) {
             take.leave(new DLockException.Unavailable("interrupted", now));
-            if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
-                take.done.join().forEach(sessions::unwanted); // the grant came first
+            List<Belief> granted = take.done.exceptionally(why -> null).join();
+            if (granted != null) { // the grant came first
+                granted.forEach(sessions::unwanted);
             }
             throw now;
         }

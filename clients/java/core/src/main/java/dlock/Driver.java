@@ -35,8 +35,11 @@ final class Driver {
             s.under(() -> job.waiting(() -> reply.cancel(false)));
             if (!reply.isDone()) {
                 reply.whenComplete((value, why) -> {
-                    answered(reply.sent, value, why);
-                    run();
+                    try {
+                        answered(reply.sent, value, why);
+                    } finally {
+                        run();
+                    }
                 });
                 return;
             }

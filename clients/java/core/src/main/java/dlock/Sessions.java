@@ -165,13 +165,20 @@ final class Sessions {
 
     /** Calls the observer as soon as the guard is free. What it throws is logged, and goes no further. */
     void tell(Consumer<Observer> what) {
-        under(() -> later.add(() -> {
+        after(() -> {
             try {
                 what.accept(settings.observer());
             } catch (RuntimeException | Error error) { // of a library that does not fit, too
                 LOG.log(ERROR, "the observer has failed", error);
             }
-        }));
+        });
+    }
+
+    /** Does something as soon as the guard is free, and what was to be done before it is done. */
+    void after(Runnable task) {
+        under(() -> {
+            later.add(task);
+        });
     }
 
     static Duration since(long began) {
@@ -229,13 +236,8 @@ final class Sessions {
         if (session.loop == null && !isClosed) {
             byId.put(session.id, session);
             session.loop = new Session.Loop(this, session);
-            run(session.loop);
+            after(new Driver(this, session.loop)::run);
         }
-    }
-
-    /** Begins a job as soon as the guard is free. */
-    private void run(Job job) {
-        later.add(new Driver(this, job)::run);
     }
 
     /** Notes a loss of which the server has told, or which it cannot be told of. */
@@ -364,7 +366,7 @@ final class Sessions {
         Errand errand = new Errand(this, key, words, until);
         errands.add(errand);
         errand.whenComplete((reply, why) -> errands.remove(errand));
-        under(() -> later.add(errand::say));
+        after(errand::say);
         return errand;
     }
 

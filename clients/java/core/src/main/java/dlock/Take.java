@@ -20,7 +20,7 @@ final class Take implements Job {
     /** So much longer whoever is out of time waits for the word about it. */
     private static final long GRACE = 500 * MS;
 
-    /** Ends with the holds, null if others have it, or the reason why not. What follows runs elsewhere: the guard is held. */
+    /** Ends with the holds, null if others have it, or the reason why not, as soon as the observer has been told. */
     final CompletableFuture<List<Belief>> done = new CompletableFuture<>();
     private final Sessions s;
     private final Request request;
@@ -35,6 +35,7 @@ final class Take implements Job {
     private RuntimeException error;
     private Session session;
     private Runnable wake = () -> {};
+    private boolean isOver;
     private boolean isWaiting;
     private long waitingSince;
     private boolean hasWaited;
@@ -68,7 +69,7 @@ final class Take implements Job {
     }
 
     boolean isDone() {
-        return done.isDone();
+        return isOver;
     }
 
     @Override
@@ -240,6 +241,7 @@ final class Take implements Job {
     }
 
     private void finish(List<Belief> holds, RuntimeException why) {
+        isOver = true;
         stopWaiting();
         s.asked.remove(owner);
         if (hasWaited) {
@@ -250,11 +252,13 @@ final class Take implements Job {
         } else {
             s.tell(observer -> observer.refused(key(), Sessions.since(began), why));
         }
-        if (why == null) {
-            done.complete(holds);
-        } else {
-            done.completeExceptionally(why);
-        }
+        s.after(() -> {
+            if (why == null) {
+                done.complete(holds);
+            } else {
+                done.completeExceptionally(why);
+            }
+        });
         wake.run();
     }
 
