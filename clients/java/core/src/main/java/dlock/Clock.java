@@ -32,8 +32,11 @@ final class Clock {
     private final Runnable ring;
     // All by the sessions' guard.
     private long alarm = NEVER;
+    private long wound;
     private long due;
+    /** Until when what has ended after that time is not over yet: the process stood still then. */
     private long grace = Long.MIN_VALUE;
+    private long covers;
     private Future<?> winding;
 
     /** Makes one that calls {@code ring} in the timer's thread. */
@@ -98,15 +101,19 @@ final class Clock {
             winding.cancel(false);
         }
         long wait = Math.max(0, Math.min(SLICE, alarm - now()));
-        due = now() + wait;
+        wound = now();
+        due = wound + wait;
         winding = alarm < NEVER ? timer.schedule(ring, wait, TimeUnit.NANOSECONDS) : null;
     }
 
     /** Returns whether something is due. If the process stood still, nothing is over until the server had time to answer. */
     boolean hasRung(long replyNanos) {
         long late = now() - due;
-        if (late > LATE) {
-            grace = Math.max(grace, now() + Math.min(replyNanos, 10 * late));
+        if (late > LATE && grace <= due) {
+            grace = now() + Math.min(replyNanos, 10 * late);
+            covers = wound;
+        } else if (late > SECOND) { // it stood still once more, and for long: a busy machine is not to put off a loss for ever
+            grace += late;
         }
         if (alarm > now()) {
             wind();
@@ -117,6 +124,6 @@ final class Clock {
     }
 
     boolean isOver(long end) {
-        return end <= now() && grace <= now();
+        return end <= now() && (grace <= now() || end <= covers);
     }
 }

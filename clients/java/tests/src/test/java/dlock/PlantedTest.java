@@ -56,7 +56,7 @@ class PlantedTest {
             new Fault("closed_two_seconds", "Take", "why.getMessage(), why)", "why.getMessage(), null)"),
             new Fault("closed_without_bound", "Take", "\"still waiting", "\"-"),
             new Fault("hung_try hung_later", "Settings", "return replyTimeout.toNanos();", "return 20_000_000_000L;"),
-            new Fault("silent_path", "Clock", "return end <= now() && grace <= now();", "return false;"),
+            new Fault("silent_path", "Clock", "return end <= now() && (grace <= now() || end <= covers);", "return false;"),
             new Fault("slow_path", "Settings", "return replyTimeout.toNanos();", "return 150_000_000L;"),
             new Fault("wrong_password no_right_to_the_command no_module two_that_wait_for_each_other", "DLockException",
                     "return PASSING.contains(code(refused))", "return refused != null"),

@@ -26,6 +26,8 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.BiFunction;
 import java.util.function.Function;
 import java.util.stream.Stream;
@@ -104,6 +106,25 @@ class RulesTest {
         assertEquals(false, clock.isOver(end), "it is late by 0.3 s");
         Thread.sleep(100);
         assertEquals(false, clock.isOver(end));
+    }
+
+    /** A machine that is busy all the time does not put off a loss for ever. */
+    @Test
+    void aClockThatIsAlwaysLateTellsOfALossAllTheSame() throws Exception {
+        CountDownLatch isOver = new CountDownLatch(1);
+        long end = Clock.now() + 100 * Clock.MS;
+        AtomicReference<Clock> clock = new AtomicReference<>();
+        clock.set(new Clock(timer, () -> {
+            clock.get().hasRung(3 * Clock.SECOND);
+            if (clock.get().isOver(end)) {
+                isOver.countDown();
+            } else {
+                clock.get().set(Clock.now() + 50 * Clock.MS);
+            }
+        }));
+        clock.get().set(end);
+        timer.scheduleWithFixedDelay(() -> LockSupport.parkNanos(400 * Clock.MS), 0, 1, TimeUnit.MILLISECONDS);
+        assertTrue(isOver.await(10, TimeUnit.SECONDS));
     }
 
     // ---- the loop ---------------------------------------------------------------------------------------------------

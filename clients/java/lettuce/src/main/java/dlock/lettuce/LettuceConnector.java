@@ -88,7 +88,10 @@ public final class LettuceConnector implements Connector {
         // A connection that came back by itself would send again what was cut off. The caller bounds each call.
         options = client.getOptions().mutate().autoReconnect(false).disconnectedBehavior(DisconnectedBehavior.REJECT_COMMANDS)
                 .protocolVersion(ProtocolVersion.RESP2).timeoutOptions(TimeoutOptions.builder().timeoutCommands(false).build()).build();
-        resources = client.getResources().mutate().eventLoopGroupProvider(threads).build();
+        ClientResources theirs = client.getResources();
+        // What is named here is shared, so the end of ours does not end it.
+        resources = theirs.mutate().eventLoopGroupProvider(threads).eventExecutorGroup(theirs.eventExecutorGroup())
+                .timer(theirs.timer()).commandLatencyRecorder(theirs.commandLatencyRecorder()).build();
         own = RedisClient.create(resources);
     }
 
@@ -224,6 +227,7 @@ public final class LettuceConnector implements Connector {
             map.shutdown(0, 0, SECONDS);
         }
         own.shutdown(0, 0, SECONDS);
+        resources.shutdown(0, 0, SECONDS);
         threads.shutdown(0, 1, SECONDS);
     }
 
