@@ -3,6 +3,7 @@ package dlock;
 
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -64,7 +65,8 @@ class ConnectorsTest {
         CountDownLatch over = new CountDownLatch(1);
         ClientResources resources = ClientResources.builder().ioThreadPoolSize(1).build();
         RedisClient client = RedisClient.create(resources, uri);
-        try (LettuceConnector connector = new LettuceConnector(client, uri); var connection = client.connect()) {
+        LettuceConnector connector = new LettuceConnector(client, uri);
+        try (var connection = client.connect()) {
             CountDownLatch blocked = new CountDownLatch(1);
             connection.async().blpop(1, s.key + ":none").thenRun(() -> {
                 blocked.countDown();
@@ -81,7 +83,13 @@ class ConnectorsTest {
             } finally {
                 over.countDown();
             }
-            connection.sync().ping(); // the program's own threads live on
+            connector.close();
+            Thread.sleep(100);
+            assertEquals("PONG", connection.sync().ping(), "the program's own client lives on");
+            assertFalse(resources.eventExecutorGroup().isShuttingDown());
+            CountDownLatch rings = new CountDownLatch(1);
+            resources.timer().newTimeout(timeout -> rings.countDown(), 1, TimeUnit.MILLISECONDS);
+            assertTrue(rings.await(5, TimeUnit.SECONDS));
         } finally {
             client.shutdown(0, 0, TimeUnit.SECONDS);
             resources.shutdown(0, 1, TimeUnit.SECONDS);

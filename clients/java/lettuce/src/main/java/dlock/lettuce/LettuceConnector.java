@@ -4,7 +4,6 @@ package dlock.lettuce;
 import static java.nio.charset.StandardCharsets.US_ASCII;
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
-import static java.util.concurrent.TimeUnit.SECONDS;
 
 import dlock.Connector;
 import io.lettuce.core.AbstractRedisClient;
@@ -58,6 +57,7 @@ public final class LettuceConnector implements Connector {
     private volatile RedisClusterClient map;
     private StatefulRedisSentinelConnection<byte[], byte[]> sentinel;
     private volatile String primary;
+    private volatile Duration bound = Duration.ZERO;
     private boolean isClosed;
 
     /** Connects to one server, or to what Sentinel says is the primary. */
@@ -153,6 +153,7 @@ public final class LettuceConnector implements Connector {
     }
 
     private ClientOptions bounded(Duration within) {
+        bound = within;
         SocketOptions sockets = options.getSocketOptions().mutate().connectTimeout(within).build();
         return options.mutate().socketOptions(sockets).build();
     }
@@ -223,12 +224,13 @@ public final class LettuceConnector implements Connector {
     @Override
     public synchronized void close() {
         isClosed = true;
+        long ms = bound.toMillis() + 1000; // a handshake that has begun ends in the I/O thread
         if (map != null) {
-            map.shutdown(0, 0, SECONDS);
+            map.shutdownAsync(ms, 2 * ms, MILLISECONDS);
         }
-        own.shutdown(0, 0, SECONDS);
-        resources.shutdown(0, 0, SECONDS);
-        threads.shutdown(0, 1, SECONDS);
+        own.shutdownAsync(ms, 2 * ms, MILLISECONDS);
+        resources.shutdown(0, 0, MILLISECONDS);
+        threads.shutdown(ms, 2 * ms, MILLISECONDS);
     }
 
     @SuppressWarnings("deprecation") // Lettuce 6 must have a name(), Lettuce 7 would rather not.
