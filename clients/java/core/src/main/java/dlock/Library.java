@@ -27,14 +27,6 @@ final class Library {
         volatile long sent = Clock.now();
         /** Where it was asked last. */
         private volatile Way way;
-
-        private void tell(Object value, Throwable why) {
-            if (why == null) {
-                complete(value);
-            } else {
-                completeExceptionally(why);
-            }
-        }
     }
 
     private record Way(String node, boolean isOfLoops) {}
@@ -72,12 +64,12 @@ final class Library {
             if (node != null) {
                 send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
             } else {
-                reply.tell(null, why == null ? new Unavailable("nobody serves slot " + slot, null) : errorOf(why));
+                reply.completeExceptionally(why == null ? new Unavailable("nobody serves slot " + slot, null) : errorOf(why));
             }
             return null;
         }).whenComplete((nothing, strange) -> { // of the connector, since all else is in the reply
             if (strange != null) {
-                reply.tell(null, DLockException.of(strange));
+                reply.completeExceptionally(DLockException.of(strange));
             }
         });
         return reply;
@@ -150,7 +142,7 @@ final class Library {
             return null;
         }).whenComplete((nothing, strange) -> {
             if (strange != null) {
-                reply.tell(null, DLockException.of(strange));
+                reply.completeExceptionally(DLockException.of(strange));
             }
         });
     }
