@@ -3,7 +3,6 @@ package dlock;
 
 import static dlock.Clock.MS;
 import static dlock.Clock.NEVER;
-import static java.lang.System.Logger.Level.WARNING;
 
 import java.time.Duration;
 import java.util.List;
@@ -27,7 +26,7 @@ public final class Asking {
     private Integer limit;
     private Integer permits;
     private String actor;
-    private Consumer<Hold> onLost = hold -> {};
+    private Consumer<Hold> onLost;
 
     Asking(DLocks locks, String key) {
         Request.checkKey(key); // a mistake fails where it is made
@@ -76,17 +75,6 @@ public final class Asking {
         }
         actor = name;
         return this;
-    }
-
-    /**
-     * Does what {@link #actor} does.
-     *
-     * @deprecated call that
-     */
-    @Deprecated
-    public Asking owner(String name) {
-        Sessions.LOG.log(WARNING, "owner(…) is called actor(…) now");
-        return actor(name);
     }
 
     /** Has this called once, by a thread of its own, when the hold is lost. */

@@ -19,6 +19,7 @@ final class Belief {
     final String owner;
     final long token;
     final long lease;
+    /** The program's, or null. */
     final Consumer<Hold> onLost;
     /** Ends with the reason when the lock is lost. */
     final CompletableFuture<String> lost = new CompletableFuture<>();
@@ -32,9 +33,9 @@ final class Belief {
     volatile boolean isOver;
     volatile boolean isReleased;
     volatile String reason = "";
-    /** A RENEW is under way. */
-    boolean isRenewed;
-    /** Another one renews it. */
+    /** The last RENEW. */
+    Errand renewal;
+    /** It has left this session for another one, or for none: that of somebody else is not given back. */
     boolean isTaken;
     /** What the last RENEW has come to. */
     RuntimeException why;
@@ -53,10 +54,9 @@ final class Belief {
         return new Place(key, token);
     }
 
-    /** Returns the believed end. A SESSION's least lease counts if it was sent after the answer that told of this hold. */
+    /** Returns the believed end. */
     long until() {
-        long least = session != null && session.sent >= told ? session.until : end;
-        return Math.min(Math.max(end, least), bound);
+        return Math.min(end, bound);
     }
 
     /** Returns whether it is to be kept: a third of its lease has passed. */

@@ -19,19 +19,24 @@ final class Clock {
     static final long MS = 1_000_000;
     static final long SECOND = 1_000 * MS;
     static final long NEVER = Long.MAX_VALUE / 4;
-    /** An alarm that is so late says that the process stood still. */
-    private static final long STALL = 500 * MS;
-    private static final long MISSED = 500 * MS; // less is the imprecision of the two clocks
+    /** While there is an alarm the clock wakes so often. If it wakes so late, the process stood still; a busy machine is less late. */
+    private static final long SLICE = 250 * MS;
+    private static final long LATE = 200 * MS;
+    private static final long MISSED = 500 * MS; // less is the imprecision of the clocks
     private static final Path UPTIME = Path.of("/proc/uptime");
     private static final AtomicLong SLEPT = new AtomicLong();
-    private static volatile long ahead = outside() - System.nanoTime();
+    private static volatile long wall = wall();
+    private static long ahead = outside() - System.nanoTime();
 
     private final ScheduledExecutorService timer;
     private final Runnable ring;
     // All by the sessions' guard.
     private long alarm = NEVER;
+    private long wound;
     private long due;
+    /** Until when what has ended after that time is not over yet: the process stood still then. */
     private long grace = Long.MIN_VALUE;
+    private long covers;
     private Future<?> winding;
 
     /** Makes one that calls {@code ring} in the timer's thread. */
@@ -40,7 +45,11 @@ final class Clock {
         this.ring = ring;
     }
 
+    /** Returns the time. If the time of day has gone another way, the machine may have slept. */
     static long now() {
+        if (Math.abs(wall() - wall) > MISSED) {
+            look();
+        }
         return System.nanoTime() + SLEPT.get();
     }
 
@@ -49,16 +58,26 @@ final class Clock {
         return time + Math.min(nanos, NEVER);
     }
 
+    private static long wall() {
+        return System.currentTimeMillis() * MS - System.nanoTime();
+    }
+
     /** Looks whether the machine has slept. */
-    private static void look() {
-        long now = outside() - System.nanoTime();
-        long missed = now - ahead;
+    private static synchronized void look() {
+        long before = System.nanoTime();
+        long outside = outside();
+        long after = System.nanoTime();
+        if (after - before > LATE) { // this thread stood still between the two clocks: the next look says it
+            return;
+        }
+        long missed = outside - after - ahead;
         if (missed > MISSED) {
             SLEPT.addAndGet(missed);
         }
         if (Math.abs(missed) > MISSED) {
-            ahead = now;
+            ahead = outside - after;
         }
+        wall = wall();
     }
 
     private static long outside() {
@@ -77,21 +96,24 @@ final class Clock {
         }
     }
 
-    /** Sleeps a second at most: timers may stand still while the machine is suspended. */
     private void wind() {
         if (winding != null) {
             winding.cancel(false);
         }
-        long wait = Math.max(0, Math.min(SECOND, alarm - now()));
-        due = now() + wait;
+        long wait = Math.max(0, Math.min(SLICE, alarm - now()));
+        wound = now();
+        due = wound + wait;
         winding = alarm < NEVER ? timer.schedule(ring, wait, TimeUnit.NANOSECONDS) : null;
     }
 
     /** Returns whether something is due. If the process stood still, nothing is over until the server had time to answer. */
     boolean hasRung(long replyNanos) {
-        look();
-        if (now() - due > STALL) {
-            grace = now() + replyNanos;
+        long late = now() - due;
+        if (late > LATE && grace <= due) {
+            grace = now() + Math.min(replyNanos, 10 * late);
+            covers = wound;
+        } else if (late > SECOND) { // it stood still once more, and for long: a busy machine is not to put off a loss for ever
+            grace += late;
         }
         if (alarm > now()) {
             wind();
@@ -102,6 +124,6 @@ final class Clock {
     }
 
     boolean isOver(long end) {
-        return end <= now() && grace <= now();
+        return end <= now() && (grace <= now() || end <= covers);
     }
 }

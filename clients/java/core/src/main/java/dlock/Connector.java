@@ -7,9 +7,9 @@ import java.util.concurrent.CompletionStage;
 
 /** What is needed of a client library: who serves a key, and connections. See the modules dlock-lettuce and dlock-jedis. */
 public interface Connector extends AutoCloseable {
-    /** Returns whether the keys are spread over the nodes of a cluster. */
-    default boolean isCluster() {
-        return false;
+    /** Returns the slot of a key. Without a cluster all keys are of one. */
+    default int slot(String key) {
+        return 0;
     }
 
     /** Returns whether the server may change while the former one goes on granting: then it is looked up once a second. */
@@ -54,11 +54,11 @@ public interface Connector extends AutoCloseable {
     @Override
     default void close() {}
 
-    /** A way to one server. After a call without an answer it is closed, and another one is opened. */
+    /** A way to one server. The client closes it after a call that timed out, and opens another one. */
     interface Line extends AutoCloseable {
         /**
          * Sends these commands one directly behind the other, and waits for nothing. The stage has the reply to the last one (Long,
-         * byte[], List or null) or the reason why there is none.
+         * byte[], List or null) or the reason why there is none. If it is cancelled before they are sent, they are not sent.
          */
         CompletionStage<Object> send(List<byte[][]> commands);
 

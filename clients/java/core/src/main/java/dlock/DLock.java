@@ -34,7 +34,7 @@ public sealed class DLock implements Lock permits DSemaphore {
     final int limit;
     private final String key;
     private final boolean isReentrant;
-    private Consumer<Hold> onLost = hold -> {};
+    private volatile Consumer<Hold> onLost;
 
     DLock(DLocks locks, String key, int limit, boolean isReentrant) {
         this.locks = locks;
@@ -233,6 +233,9 @@ public sealed class DLock implements Lock permits DSemaphore {
 
     final boolean take(long wait, boolean isInterruptible, long maxHold, int permits) throws InterruptedException {
         locks.sessions.check();
+        if (isInterruptible && Thread.interrupted()) {
+            throw new InterruptedException();
+        }
         Held held = held();
         if (held == null) {
             return takeNew(List.of(this), wait, isInterruptible, maxHold, permits);

@@ -11,6 +11,10 @@ public class DLockException extends RuntimeException {
     private static final Set<String> PASSING = Set.of("UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY",
             "NOREPLICAS", "MISCONF", "READONLY", "MOVED", "ASK", "NOACK");
 
+    DLockException(String message) {
+        super(message);
+    }
+
     DLockException(String message, Throwable cause) {
         super(message, cause);
     }
@@ -18,7 +22,12 @@ public class DLockException extends RuntimeException {
     /** The server has said no, in these words. */
     public static class Refused extends DLockException {
         Refused(String message) {
-            super(message, null);
+            super(message);
+        }
+
+        /** Returns the first word of what the server said, such as {@code NOACK}: a program may dispatch on it. */
+        public String code() {
+            return DLockException.code(this);
         }
     }
 
@@ -32,34 +41,6 @@ public class DLockException extends RuntimeException {
     /** The wait could never end; the message names the circle. */
     public static final class Deadlock extends Refused {
         Deadlock(String message) {
-            super(message);
-        }
-    }
-
-    /** Somebody else asked under the same owner's name and has the place. Never asked again by itself. */
-    public static final class Replaced extends Refused {
-        Replaced(String message) {
-            super(message);
-        }
-    }
-
-    /** One of the server's caps on places and holders is reached. */
-    public static final class QueueFull extends Refused {
-        QueueFull(String message) {
-            super(message);
-        }
-    }
-
-    /** The server grants nothing for now, and this request may not wait. */
-    public static final class Quarantine extends Refused {
-        Quarantine(String message) {
-            super(message);
-        }
-    }
-
-    /** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
-    public static final class NoAck extends Refused {
-        NoAck(String message) {
             super(message);
         }
     }
@@ -89,16 +70,28 @@ public class DLockException extends RuntimeException {
         return new Unavailable(error.getMessage() == null ? error.toString() : error.getMessage(), error);
     }
 
+    /**
+     * Returns an error of this thread, whose trace names the caller. Another thread has made the given one, and others may wait for it.
+     */
+    static RuntimeException here(Throwable error) {
+        RuntimeException there = of(error);
+        if (there instanceof LockTimeout) {
+            return new LockTimeout(there.getMessage(), there.getCause());
+        }
+        if (there instanceof Unavailable) {
+            return new Unavailable(there.getMessage(), there);
+        }
+        RuntimeException here = said(there.getMessage());
+        here.initCause(there);
+        return here;
+    }
+
     /** Returns what a server has said. */
     static RuntimeException said(String text) {
         return switch (text.split("[ :]", 2)[0]) {
             case "NOTHELD" -> new NotHeld(text);
             case "FENCED" -> new Fenced(text);
             case "DEADLOCK" -> new Deadlock(text);
-            case "REPLACED" -> new Replaced(text);
-            case "QUEUEFULL" -> new QueueFull(text);
-            case "QUARANTINE" -> new Quarantine(text);
-            case "NOACK" -> new NoAck(text);
             default -> new Refused(text);
         };
     }

@@ -135,11 +135,12 @@ public final class DLocks implements AutoCloseable {
             List<Belief> holds = isInterruptible ? take.done.get() : Hold.await(take.done);
             return holds == null ? null : holds.stream().map(hold -> Hold.of(sessions, hold)).toList();
         } catch (ExecutionException failed) {
-            throw DLockException.of(failed.getCause());
+            throw DLockException.here(failed.getCause());
         } catch (InterruptedException now) {
             take.leave(new DLockException.Unavailable("interrupted", now));
-            if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
-                take.done.join().forEach(sessions::unwanted); // the grant came first
+            List<Belief> granted = take.done.exceptionally(why -> null).join();
+            if (granted != null) { // the grant came first
+                granted.forEach(sessions::unwanted);
             }
             throw now;
         }

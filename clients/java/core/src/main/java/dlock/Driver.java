@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static java.lang.System.Logger.Level.ERROR;
+
 import dlock.DLockException.Unavailable;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
@@ -16,14 +18,28 @@ final class Driver {
         this.job = job;
     }
 
+    /** Whatever goes wrong in a step is an answer to its job, too: it goes on. */
     void run() {
+        try {
+            steps();
+        } catch (Throwable strange) {
+            Sessions.LOG.log(ERROR, "a step has failed", strange);
+            answered(Clock.now(), null, strange);
+            s.timer.schedule(this::run, 100, TimeUnit.MILLISECONDS);
+        }
+    }
+
+    private void steps() {
         for (Job.Step step = next(); step != null; step = next()) {
             Library.Reply reply = s.library.call(step.key(), step.words(), step.nanos(), step.isOfLoop());
             s.under(() -> job.waiting(() -> reply.cancel(false)));
             if (!reply.isDone()) {
                 reply.whenComplete((value, why) -> {
-                    answered(reply.sent, value, why);
-                    run();
+                    try {
+                        answered(reply.sent, value, why);
+                    } finally {
+                        run();
+                    }
                 });
                 return;
             }
@@ -57,7 +73,7 @@ final class Driver {
         s.under(() -> {
             try {
                 job.answered(sent, reply, why == null ? null : DLockException.of(why));
-            } catch (ClassCastException | IndexOutOfBoundsException | NullPointerException strange) { // no reply of such a server
+            } catch (Throwable strange) { // as a rule it is no reply of such a server
                 job.answered(sent, null, new Unavailable("the server has answered " + reply, strange));
             }
         });

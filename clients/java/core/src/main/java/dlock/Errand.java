@@ -1,71 +1,58 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-import static dlock.Clock.MS;
-
 import dlock.DLockException.Unavailable;
 import java.util.concurrent.CompletableFuture;
-import java.util.function.BooleanSupplier;
+import java.util.concurrent.TimeUnit;
 
-/** A command that is said again until the server has answered it, or until it means nothing any longer. */
-final class Errand implements Job {
-    /** Reads the answer, or a refusal that no time can mend. */
-    interface Then {
-        void answered(long sent, Object reply, RuntimeException error);
-    }
-
-    /** Ends with the answer: {@code NOTHELD} to what was said before is one, too. */
-    final CompletableFuture<Object> done = new CompletableFuture<>();
+/**
+ * A command that is said again until the server has answered it, or has refused it for good, or until it means nothing any longer. It
+ * ends with the answer.
+ */
+final class Errand extends CompletableFuture<Object> {
     private final Sessions s;
     private final String key;
     private final byte[][] words;
     private final long until;
-    private final BooleanSupplier isNeeded;
-    private final Then then;
-    private int tries;
-    private long notBefore;
-    private RuntimeException error;
+    /** When the command was sent that was answered. */
+    volatile long sent;
+    volatile int tries;
+    private volatile RuntimeException error = new Unavailable("the server does not answer", null);
 
-    Errand(Sessions s, String key, byte[][] words, long until, BooleanSupplier isNeeded, Then then) {
+    Errand(Sessions s, String key, byte[][] words, long until) {
         this.s = s;
         this.key = key;
         this.words = words;
         this.until = until;
-        this.isNeeded = isNeeded;
-        this.then = then;
-    }
-
-    int tries() {
-        return tries;
     }
 
     /** Returns the last failure. */
     RuntimeException why() {
-        return error != null ? error : new Unavailable("the server does not answer", null);
+        return error;
     }
 
-    @Override
-    public Step next() {
-        long now = Clock.now();
-        if (done.isDone() || s.isClosed || until <= now || !isNeeded.getAsBoolean()) {
-            done.completeExceptionally(s.isClosed ? Sessions.closedError() : why());
-            return null;
+    void say() {
+        if (isDone()) {
+            return;
         }
-        return notBefore > now ? Step.pause(notBefore - now) : new Step(key, words, s.settings.replyNanos(), false);
-    }
-
-    @Override
-    public void answered(long sent, Object reply, RuntimeException why) {
-        tries++;
-        error = why;
-        notBefore = Clock.now() + Math.min(10, tries) * 100 * MS;
-        if (why == null || !DLockException.passes(why)) {
-            then.answered(sent, reply, why);
+        if (s.isClosed || until <= Clock.now()) {
+            completeExceptionally(s.isClosed ? Sessions.closedError() : error);
+            return;
+        }
+        Library.Reply reply = s.library.call(key, words, s.settings.replyNanos(), false);
+        reply.whenComplete((value, why) -> {
+            tries++;
+            sent = reply.sent;
             if (why == null) {
-                done.complete(reply);
-            } else {
-                done.completeExceptionally(why);
+                complete(value);
+                return;
             }
-        }
+            error = DLockException.of(why);
+            if (DLockException.passes(error)) {
+                s.timer.schedule(this::say, 100, TimeUnit.MILLISECONDS);
+            } else {
+                completeExceptionally(error);
+            }
+        });
     }
 }

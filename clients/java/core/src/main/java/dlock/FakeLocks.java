@@ -20,7 +20,17 @@ import java.util.stream.Stream;
  */
 public final class FakeLocks implements AutoCloseable {
     private final Server server = new Server();
-    private final DLocks locks = new DLocks(server);
+    private final DLocks locks;
+
+    /** Makes locks with the default settings. */
+    public FakeLocks() {
+        this(Settings.DEFAULT);
+    }
+
+    /** Makes locks with these settings: the program's observer receives their events. */
+    public FakeLocks(Settings settings) {
+        locks = new DLocks(server, settings);
+    }
 
     /** Returns the locks, of which nobody holds any at first. */
     public DLocks locks() {

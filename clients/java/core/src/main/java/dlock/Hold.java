@@ -15,7 +15,6 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
-import java.util.function.BiFunction;
 
 /**
  * A lock that is held, by no thread in particular: any thread may give it back. Keep the Hold while the work runs: a Hold that the
@@ -113,12 +112,12 @@ public final class Hold implements AutoCloseable {
      * reply goes on in the background.
      */
     public CompletionStage<Void> releaseAsync() {
-        return carry(Sessions::release).whenCompleteAsync((nothing, why) -> {}, s.callbacks);
+        return end(0, "it was given back before").whenCompleteAsync((nothing, why) -> {}, s.callbacks);
     }
 
     /** Does what {@link #releaseAsync} does, and waits for it. */
     public void release() {
-        await(carry(Sessions::release));
+        await(end(0, "it was given back before"));
     }
 
     /** Does what {@link #release} does. */
@@ -135,34 +134,33 @@ public final class Hold implements AutoCloseable {
         if (time == null || time.toMillis() < 1) {
             throw new IllegalArgumentException("time must be at least 1 ms, not " + time);
         }
-        await(carry((sessions, hold) -> sessions.releaseAfter(hold, time.toMillis() * MS)));
+        await(end(time.toMillis() * MS, "it was left to its lease"));
     }
 
-    private CompletableFuture<Void> carry(BiFunction<Sessions, Belief, Errand> how) {
+    private CompletableFuture<Void> end(long nanos, String reason) {
         if (s.isClosed) {
             return CompletableFuture.failedFuture(Sessions.closedError());
         }
-        Errand errand = s.under(() -> belief.isOver ? null : how.apply(s, belief));
+        Errand errand = s.under(() -> belief.isOver ? null : s.end(belief, reason, false, nanos));
         if (errand == null) {
             return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + ": " + belief.reason));
         }
         CompletableFuture<Void> done = new CompletableFuture<>();
         var bound = s.timer.schedule(() -> done.completeExceptionally(errand.why()), s.settings.replyNanos(), TimeUnit.NANOSECONDS);
-        errand.done.whenComplete((reply, why) -> {
+        errand.whenComplete((reply, why) -> {
             bound.cancel(false);
-            if (why == null || why instanceof NotHeld && errand.tries() > 1) { // an earlier one has given it back
+            if (why == null || why instanceof NotHeld && errand.tries > 1) { // an earlier one has given it back
                 done.complete(null);
             } else {
                 done.completeExceptionally(why);
             }
         });
-        new Driver(s, errand).run();
         s.tell(observer -> observer.released(key(), Sessions.since(belief.since)));
         found.clean();
         return done;
     }
 
-    /** Returns the value, or throws the error itself. It ends by itself. An interrupt is kept for whoever asks for it. */
+    /** Returns the value, or throws the error. The future always completes: each call has a bound. An interrupt is kept. */
     static <T> T await(CompletableFuture<T> future) {
         boolean isInterrupted = false;
         try {
@@ -172,7 +170,7 @@ public final class Hold implements AutoCloseable {
                 } catch (InterruptedException again) {
                     isInterrupted = true;
                 } catch (ExecutionException failed) {
-                    throw DLockException.of(failed.getCause());
+                    throw DLockException.here(failed.getCause());
                 } catch (CancellationException ended) {
                     throw new Unavailable("the call was cancelled", ended);
                 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-/** A take, a loop or an errand: rules that know neither threads nor connections. All of it by the sessions' guard. */
+/** A take or a loop: rules that know neither threads nor connections. All of it by the sessions' guard. */
 interface Job {
     /**
      * A command, and how long its reply may take; or without words a time to wait unless it is woken before.
@@ -20,6 +20,6 @@ interface Job {
     /** Reads the reply, or why there is none. */
     void answered(long sent, Object reply, RuntimeException error);
 
-    /** Takes what ends a pause, or a call that is not sent yet. */
+    /** Receives what ends the current pause, or cancels a call that has not been sent. */
     default void waiting(Runnable wake) {}
 }

@@ -10,6 +10,7 @@ import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
@@ -53,7 +54,8 @@ public final class Leader implements AutoCloseable {
     public CompletableFuture<Hold> campaign() {
         standing.lock();
         try {
-            if (campaign != null && (!campaign.isDone() || isLeader())) {
+            Hold now = hold(); // as long as it is not lost, a new request would wait behind it
+            if (campaign != null && (!campaign.isDone() || now != null && now.isHeld())) {
                 return campaign;
             }
             String actor = id + "#" + UUID.randomUUID(); // two of one name are two
@@ -104,7 +106,7 @@ public final class Leader implements AutoCloseable {
         }
         Watching watching = new Watching(Asking.nanos(interval), then);
         watching.look();
-        return () -> watching.closed = true;
+        return watching::close;
     }
 
     private final class Watching {
@@ -112,6 +114,7 @@ public final class Leader implements AutoCloseable {
         private final Consumer<Optional<Leading>> then;
         private Optional<Leading> before; // null: nothing is known yet
         private volatile boolean closed;
+        private volatile Future<?> next;
 
         Watching(long interval, Consumer<Optional<Leading>> then) {
             this.interval = interval;
@@ -131,9 +134,17 @@ public final class Leader implements AutoCloseable {
                 } catch (RuntimeException error) {
                     Sessions.LOG.log(INFO, "who observes has failed", error);
                 } finally {
-                    locks.sessions.timer.schedule(this::look, interval, TimeUnit.NANOSECONDS);
+                    next = locks.sessions.timer.schedule(this::look, interval, TimeUnit.NANOSECONDS);
                 }
             }, locks.sessions.callbacks);
+        }
+
+        private void close() {
+            closed = true;
+            Future<?> now = next;
+            if (now != null) {
+                now.cancel(false);
+            }
         }
     }
 

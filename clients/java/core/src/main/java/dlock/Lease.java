@@ -4,7 +4,6 @@ package dlock;
 import static dlock.Clock.MS;
 
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
 
 /**
@@ -26,14 +25,13 @@ public final class Lease {
 
     /** Null: it is taken. */
     static Lease take(Sessions s, String key, String owner, Duration length) {
-        byte[][] words = Request.bytes(List.of("DLOCK.ACQUIRE", key, owner, millis(length), "HOLDS", 1));
+        long ms = millis(length);
         try {
-            Object reply = ask(s, key, words);
+            Object reply = ask(s, key, "DLOCK.ACQUIRE", key, owner, ms, "HOLDS", 1);
             return reply == null ? null : new Lease(s, key, owner, Sessions.number(((List<?>) reply).get(0)));
         } catch (DLockException error) {
             if (DLockException.passes(error)) { // what was asked may have been granted
-                byte[][] release = Request.bytes(List.of("DLOCK.RELEASE", key, owner, "HOLDS", 0));
-                s.under(() -> s.giveBack(key, release, millis(length) * MS));
+                s.say(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "HOLDS", 0)), ms * MS);
             }
             throw error;
         }
@@ -44,11 +42,9 @@ public final class Lease {
     }
 
     /** Asks again what passes, until the time for a reply is over. All of these may be asked twice. */
-    private static Object ask(Sessions s, String key, byte[][] words) {
+    private static Object ask(Sessions s, String key, Object... words) {
         s.check();
-        Errand errand = new Errand(s, key, words, Clock.now() + s.settings.replyNanos(), () -> true, (sent, reply, error) -> {});
-        new Driver(s, errand).run();
-        return Hold.await(errand.done);
+        return Hold.await(s.errand(key, Request.bytes(List.of(words)), Clock.now() + s.settings.replyNanos()));
     }
 
     /** Returns the fencing token. */
@@ -58,20 +54,17 @@ public final class Lease {
 
     /** Ends it so long from now, be that later or earlier than before. False: it has ended already. */
     public boolean extend(Duration length) {
-        return isHeld("RENEW", millis(length));
+        return isHeld("DLOCK.RENEW", key, owner, millis(length), "TOKEN", token);
     }
 
     /** Gives it back. That it has ended is no error. */
     public void release() {
-        isHeld("RELEASE", "HOLDS", 0);
+        isHeld("DLOCK.RELEASE", key, owner, "HOLDS", 0, "TOKEN", token);
     }
 
-    private boolean isHeld(String name, Object... more) {
-        List<Object> words = new ArrayList<>(List.of("DLOCK." + name, key, owner));
-        words.addAll(List.of(more));
-        words.addAll(List.of("TOKEN", token));
+    private boolean isHeld(Object... words) {
         try {
-            ask(s, key, Request.bytes(words));
+            ask(s, key, words);
             return true;
         } catch (NotHeld ended) {
             return false;

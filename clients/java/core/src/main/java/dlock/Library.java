@@ -8,7 +8,9 @@ import dlock.DLockException.Unavailable;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
@@ -20,19 +22,21 @@ import java.util.function.Predicate;
  * does not answer holds up no call to another.
  */
 final class Library {
-    /** What a server says to a command that was sent then: connecting may have taken long. */
+    /** A reply, with the time when its command was sent, which is later than the call if a connection had to be opened. */
     static final class Reply extends CompletableFuture<Object> {
         volatile long sent = Clock.now();
+        /** Where it was asked last. */
+        private volatile Way way;
     }
 
     private record Way(String node, boolean isOfLoops) {}
 
     private static final byte[][] ASKING = {"ASKING".getBytes(US_ASCII)};
 
-    private final Connector connector;
+    final Connector connector;
     private final Settings settings;
     private final ScheduledExecutorService timer;
-    /** Where may be waited for connections. */
+    /** Runs what blocks: connecting, and asking who serves what. */
     private final Executor background;
     // By this object's monitor, under which nothing is waited for.
     private final Map<Way, CompletableFuture<Line>> lines = new HashMap<>();
@@ -47,11 +51,6 @@ final class Library {
         this.background = background;
     }
 
-    /** Returns the slot of a key; without a cluster all keys are of one. */
-    int slot(String key) {
-        return connector.isCluster() ? Slot.of(key) : 0;
-    }
-
     /** Returns the reply of whoever serves the key: within that time, and within that of a reply. */
     Reply call(String key, byte[][] words, long nanos, boolean isOfLoops) {
         Reply reply = new Reply();
@@ -59,13 +58,18 @@ final class Library {
         var end = timer.schedule(() -> reply.completeExceptionally(new Unavailable("the server does not answer", null)), bound,
                 TimeUnit.NANOSECONDS);
         reply.whenComplete((value, why) -> end.cancel(false));
-        int slot = slot(key);
-        locate(slot).whenComplete((nothing, why) -> {
+        int slot = connector.slot(key);
+        locate(slot).handle((nothing, why) -> {
             String node = connector.node(slot);
             if (node != null) {
                 send(new Way(node, isOfLoops), List.<byte[][]>of(words), reply, bound, true);
             } else {
-                reply.completeExceptionally(why == null ? new Unavailable("nobody serves slot " + slot, null) : DLockException.of(why));
+                reply.completeExceptionally(why == null ? new Unavailable("nobody serves slot " + slot, null) : errorOf(why));
+            }
+            return null;
+        }).whenComplete((nothing, strange) -> { // of the connector, since all else is in the reply
+            if (strange != null) {
+                reply.completeExceptionally(DLockException.of(strange));
             }
         });
         return reply;
@@ -73,38 +77,54 @@ final class Library {
 
     /** Ends when it is known who serves the slot, or nobody can say so. */
     private CompletableFuture<Void> locate(int slot) {
-        if (connector.node(slot) == null) {
-            return look();
-        }
-        synchronized (this) {
-            if (!connector.isWatched() || Clock.now() - lookedAt < Clock.SECOND) {
-                return CompletableFuture.completedFuture(null);
+        try {
+            if (connector.node(slot) == null) {
+                return look();
             }
+            CompletableFuture<Void> before;
+            synchronized (this) {
+                before = look;
+                if (!connector.isWatched() || Clock.now() - lookedAt < Clock.SECOND) {
+                    return CompletableFuture.completedFuture(null);
+                }
+            }
+            CompletableFuture<Void> now = look();
+            // Whoever finds that a Sentinel hangs waits for it, and nobody after that.
+            return before.isDone() && !before.isCompletedExceptionally()
+                    ? now.copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS) : CompletableFuture.completedFuture(null);
+        } catch (RuntimeException | Error strange) {
+            return CompletableFuture.failedFuture(strange);
         }
-        return look().copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS);
     }
 
     private void send(Way way, List<byte[][]> commands, Reply reply, long bound, boolean mayFollow) {
+        reply.way = way;
         CompletableFuture<Line> line = line(way);
-        if (bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
+        if (way.isOfLoops || bound >= settings.replyNanos()) { // a caller's own time says nothing of the server
             reply.whenComplete((value, why) -> {
-                if (why instanceof Unavailable) {
+                // A loop whose time is shorter than that of a connect leaves the connection to be opened.
+                if (why instanceof Unavailable && reply.way == way && (line.isDone() || bound >= settings.replyNanos())) {
                     leave(way, line);
                 }
             });
         }
         line.thenCompose(one -> {
             reply.sent = Clock.now();
-            return reply.isDone() ? reply : one.send(commands); // who has given up meanwhile asks for nothing
-        }).whenComplete((value, why) -> {
+            if (reply.isDone()) { // the caller has given up in the meantime: it asks for nothing
+                return reply;
+            }
+            CompletionStage<Object> sending = one.send(commands);
+            reply.whenComplete((value, why) -> sending.toCompletableFuture().cancel(false)); // nor later, if it waits for a thread
+            return sending;
+        }).handle((value, why) -> {
             if (reply.isDone()) {
-                return;
+                return null;
             }
             RuntimeException error = why == null ? null : errorOf(why);
             String code = DLockException.code(error);
             if (mayFollow && (code.equals("MOVED") || code.equals("ASK"))) {
                 String address = error.getMessage().substring(error.getMessage().lastIndexOf(' ') + 1);
-                String host = address.startsWith(":") ? way.node.substring(0, way.node.lastIndexOf(':')) : ""; // it is the one that said so
+                String host = address.startsWith(":") ? way.node.substring(0, Math.max(0, way.node.lastIndexOf(':'))) : ""; // it has said so
                 byte[][] words = commands.get(0);
                 Way other = new Way(host + address, way.isOfLoops);
                 send(other, code.equals("ASK") ? List.of(ASKING, words) : commands, reply, bound, false);
@@ -118,6 +138,11 @@ final class Library {
                     leave(way, line);
                 }
                 reply.completeExceptionally(error);
+            }
+            return null;
+        }).whenComplete((nothing, strange) -> {
+            if (strange != null) {
+                reply.completeExceptionally(DLockException.of(strange));
             }
         });
     }
@@ -138,16 +163,26 @@ final class Library {
         if (line != null) {
             end(line);
         }
-        CompletableFuture<Line> opening = new CompletableFuture<>();
+        CompletableFuture<Line> opening = inBackground(() -> connector.open(way.node, settings.replyTimeout()));
         lines.put(way, opening);
-        background.execute(() -> {
-            try {
-                opening.complete(connector.open(way.node, settings.replyTimeout()));
-            } catch (Throwable error) { // whoever waits for it is to hear of it, whatever it is
-                opening.completeExceptionally(error);
-            }
-        });
         return opening;
+    }
+
+    /** Runs what may block. Whoever waits for it hears of whatever goes wrong, also that there is no thread for it. */
+    private <T> CompletableFuture<T> inBackground(Callable<T> work) {
+        CompletableFuture<T> done = new CompletableFuture<>();
+        try {
+            background.execute(() -> {
+                try {
+                    done.complete(work.call());
+                } catch (Throwable error) {
+                    done.completeExceptionally(error);
+                }
+            });
+        } catch (Throwable error) {
+            done.completeExceptionally(error);
+        }
+        return done;
     }
 
     /** Gives up a way. The library may know of another server by now. */
@@ -170,22 +205,16 @@ final class Library {
     private synchronized CompletableFuture<Void> look() {
         if (look.isDone() && Clock.now() - lookedAt > 100 * Clock.MS && !isClosed) {
             lookedAt = Clock.now();
-            CompletableFuture<Void> now = new CompletableFuture<>();
-            look = now;
-            background.execute(() -> {
-                try {
-                    connector.refresh(settings.replyTimeout());
-                    leaveFormer();
-                    now.complete(null);
-                } catch (Throwable error) {
-                    now.completeExceptionally(errorOf(error));
-                }
+            look = inBackground(() -> {
+                connector.refresh(settings.replyTimeout());
+                leaveFormer();
+                return null;
             });
         }
         return look;
     }
 
-    /** Ends the ways to a former primary, which may go on granting. */
+    /** Closes the connections to a former primary, which may still grant locks. */
     private void leaveFormer() {
         String primary = connector.isWatched() ? connector.node(0) : null;
         if (primary != null) {
@@ -198,7 +227,11 @@ final class Library {
             isClosed = true;
         }
         end(way -> true);
-        background.execute(connector::close);
+        timer.shutdown(); // what bounds a call is still to come
+        inBackground(() -> {
+            connector.close();
+            return null;
+        });
     }
 
     private void end(Predicate<Way> which) {

@@ -30,7 +30,7 @@ final class Many implements Lock {
     }
 
     private static int slot(DLock lock) {
-        return lock.locks.sessions.library.slot(lock.key());
+        return lock.locks.sessions.library.connector.slot(lock.key());
     }
 
     private boolean take(long wait, boolean isInterruptible) throws InterruptedException {

@@ -21,14 +21,8 @@ final class Session {
     private String key;
     /** The last row. */
     long seen;
-    /** When the last SESSION was sent, and the end of the least lease that it told of. */
-    long sent = -NEVER;
-    long until = -NEVER;
     /** When the last SESSION was sent that was answered, with holds or without. */
     long heard = -NEVER;
-    /** The longest lease in it, and since when the answers that came in time have told of less than half of it. */
-    long longest;
-    private long lowSince;
     Loop loop;
     RuntimeException error;
 
@@ -47,6 +41,11 @@ final class Session {
         return key;
     }
 
+    /** Returns how long the shortest lease in it is, or as long as is usual. */
+    long shortest(long usual) {
+        return holds.values().stream().mapToLong(hold -> hold.lease).min().orElse(usual);
+    }
+
     boolean isNeeded() {
         return !waits.isEmpty() || holds.values().stream().anyMatch(Belief::isOld);
     }
@@ -55,31 +54,20 @@ final class Session {
         return loop == null && holds.isEmpty() && waits.isEmpty();
     }
 
-    /** Reads the least lease of a SESSION. What was believed of the holds before stays true if this is less. */
-    void believe(long sent, long left, long until) {
-        if (until < this.until) {
-            holds.values().forEach(hold -> hold.end = Math.max(hold.end, hold.until()));
-        }
-        if (left >= longest / 2 || sent - this.sent > longest / 3) {
-            lowSince = Clock.now();
-        }
-        this.sent = sent;
-        this.until = until;
+    /** Reads the least lease of a SESSION, which counts for the holds that were in the session when it was sent. */
+    void believe(long sent, long end) {
+        holds.values().stream().filter(hold -> hold.told <= sent).forEach(hold -> hold.end = Math.max(hold.end, end));
     }
 
-    /**
-     * Returns the holds of which another one's shorter lease says too little. An answer that came late says little, too, and so do the
-     * first ones after a pause, before the server has renewed what it may renew again: neither is a reason to renew each by itself.
-     */
-    List<Belief> bounded(long left) {
-        long now = Clock.now();
-        return now - lowSince < longest / 6 ? List.of() : holds.values().stream()
-                .filter(hold -> left < hold.lease / 2 && hold.until() - now < hold.lease / 2).toList();
+    /** Returns the holds of which a shorter one says too little: less than half of their lease is left. */
+    List<Belief> bounded() {
+        long shortest = shortest(NEVER);
+        return holds.values().stream().filter(hold -> hold.lease > shortest + shortest / 2 && hold.end - Clock.now() < hold.lease / 2).toList();
     }
 
     /** Keeps the session: SESSION again and again, as long as there are waits, or holds that have grown old. */
     static final class Loop implements Job {
-        /** So long a loop without work stays: the next turn begins without a new one. */
+        /** How long a loop without work stays, so that the next wait does not start a new one. */
         private static final long LINGER = SECOND;
 
         private final Sessions s;
@@ -90,6 +78,9 @@ final class Session {
         private long needed = Clock.now();
         private long notBefore;
         private long block;
+        /** When it was asked last, and the shortest lease in the session then. */
+        long asked = -NEVER;
+        private long lease;
         private boolean hasWarned;
 
         Loop(Sessions s, Session session) {
@@ -115,17 +106,20 @@ final class Session {
                 return Step.pause(notBefore - now);
             }
             needed = isNeeded ? now : needed;
-            isLast = needed + LINGER < now; // its rows count: what a lost answer has granted is renewed for nobody
+            isLast = needed + LINGER < now; // read the rows of the last answer as well: a grant whose answer was lost is reported only there
             String key = session.anyKey();
             List<Object> words = new ArrayList<>(List.of("DLOCK.SESSION", key, s.name,
                     isLast ? 1 : s.settings.hangTimeout().toMillis(), "SEEN", session.id, session.seen));
             block = 0;
+            long reply = s.settings.replyNanos();
+            lease = session.shortest(s.settings.lease().toNanos());
             if (!isFirst && !isLast) {
-                long lease = session.holds.values().stream().mapToLong(hold -> hold.lease).min().orElse(s.settings.lease().toNanos());
-                block = Math.max(MS, Math.min(SECOND, Math.min(lease / 3, s.settings.replyNanos() / 2)));
+                block = Math.max(MS, Math.min(SECOND, Math.min(lease / 6, reply / 2)));
                 words.addAll(List.of("BLOCK", block / MS));
             }
-            return new Step(key, Request.bytes(words), s.settings.replyNanos(), true);
+            asked = now;
+            // An answer that is lost must not cost a lease.
+            return new Step(key, Request.bytes(words), Math.min(reply, Math.max(lease / 2, SECOND / 2)), true);
         }
 
         @Override
@@ -145,7 +139,7 @@ final class Session {
                 notBefore = sent + 100 * MS; // answered early without rows
             }
             isOver |= isLast;
-            isFirst = false;
+            isFirst = Clock.now() - sent > block + lease / 6; // a late answer: the next one is not to wait for news as well
         }
 
         private void failed(RuntimeException why) {

@@ -3,12 +3,14 @@ package dlock;
 
 import static dlock.Clock.MS;
 import static dlock.Clock.NEVER;
+import static dlock.Clock.SECOND;
 import static java.lang.System.Logger.Level.DEBUG;
 import static java.lang.System.Logger.Level.ERROR;
 import static java.lang.System.Logger.Level.WARNING;
 import static java.nio.charset.StandardCharsets.UTF_8;
 
 import dlock.Belief.Place;
+import dlock.DLockException.Refused;
 import dlock.DLockException.Unavailable;
 import java.net.InetAddress;
 import java.net.UnknownHostException;
@@ -17,8 +19,11 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.SynchronousQueue;
@@ -41,7 +46,10 @@ final class Sessions {
     final Settings settings;
     final String name;
     private final ReentrantLock guard = new ReentrantLock();
-    private final List<Job> begun = new ArrayList<>();
+    /** What is to be done as soon as the guard is free, and the holds whose loss is to be told then. */
+    private final List<Runnable> later = new ArrayList<>();
+    private final List<Belief> lost = new ArrayList<>();
+    private final Set<Errand> errands = ConcurrentHashMap.newKeySet();
     final ScheduledThreadPoolExecutor timer;
     final Executor callbacks;
     final Library library;
@@ -58,11 +66,9 @@ final class Sessions {
         String letters = RANDOM.ints(22, 0, 62).mapToObj(i -> "" + (char) (i < 10 ? '0' + i : i < 36 ? 'a' + i - 10 : 'A' + i - 36))
                 .reduce("", String::concat);
         name = host() + "/" + ProcessHandle.current().pid() + "/" + letters;
-        timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
-        timer.setRemoveOnCancelPolicy(true);
-        timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // after the end nothing rings any more
+        timer = timer("dlock-clock");
         callbacks = threads("dlock-callbacks");
-        library = new Library(connector, settings, timer, threads("dlock"));
+        library = new Library(connector, settings, timer("dlock-calls"), threads("dlock"));
         clock = new Clock(timer, () -> under(this::ring));
     }
 
@@ -75,6 +81,14 @@ final class Sessions {
         }
     }
 
+    /** Returns a timer that drops the tasks that come after its end. */
+    private static ScheduledThreadPoolExecutor timer(String name) {
+        var timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, name));
+        timer.setRemoveOnCancelPolicy(true);
+        timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy());
+        return timer;
+    }
+
     /** Returns as many threads as there are tasks: they may block. */
     private static Executor threads(String name) {
         return new ThreadPoolExecutor(0, Integer.MAX_VALUE, 5, TimeUnit.SECONDS, new SynchronousQueue<>(), task -> daemon(task, name));
@@ -83,23 +97,30 @@ final class Sessions {
     static Thread daemon(Runnable task, String name) {
         Thread thread = new Thread(task, name);
         thread.setDaemon(true);
-        thread.setContextClassLoader(Sessions.class.getClassLoader()); // else it is that of whoever came first
+        thread.setContextClassLoader(Sessions.class.getClassLoader()); // otherwise the thread keeps the first caller's
         return thread;
     }
 
-    /** Takes a step under the guard, and then begins the jobs that have come of it. */
+    /** Takes a step under the guard, and then does what has come of it. */
     <T> T under(Supplier<T> step) {
-        List<Job> some = List.of();
+        List<Runnable> some = List.of();
+        List<Belief> ended = List.of();
         guard.lock();
         try {
             return step.get();
         } finally {
-            if (guard.getHoldCount() == 1 && !begun.isEmpty()) {
-                some = List.copyOf(begun);
-                begun.clear();
+            if (guard.getHoldCount() == 1) {
+                some = List.copyOf(later);
+                later.clear();
+                ended = List.copyOf(lost);
+                lost.clear();
             }
             guard.unlock();
-            some.forEach(job -> new Driver(this, job).run());
+            some.forEach(Runnable::run);
+            if (!ended.isEmpty()) {
+                List<Belief> all = ended;
+                callbacks.execute(() -> all.forEach(this::report));
+            }
         }
     }
 
@@ -120,18 +141,21 @@ final class Sessions {
         }
     }
 
-    /** Ends everything: what is held is reported lost, and lives on until its lease. */
+    /** Ends everything: what is held is reported lost, and lives on until its lease. A release under way is waited for. */
     void close() {
         under(() -> {
-            if (!isClosed && !held.isEmpty()) {
-                log(WARNING, "closed with {0} locks held: they are lost", held.size());
+            long count = held.values().stream().filter(hold -> !hold.isOver).count();
+            if (!isClosed && count > 0) {
+                log(WARNING, "closed with {0} locks held: they are lost", count);
             }
             isClosed = true;
             List.copyOf(held.values()).forEach(hold -> lose(hold, "closed"));
             List.copyOf(asked.values()).forEach(take -> take.fail(closedError()));
         });
+        CompletableFuture.allOf(errands.toArray(Errand[]::new)).exceptionally(why -> null)
+                .completeOnTimeout(null, settings.replyNanos(), TimeUnit.NANOSECONDS).join();
         library.close();
-        timer.shutdown(); // what bounds a call is still to come
+        timer.shutdown();
     }
 
     /** Logs by another thread: a logger may block. */
@@ -139,13 +163,22 @@ final class Sessions {
         callbacks.execute(() -> LOG.log(level, text, words));
     }
 
-    /** Whoever counts may fail, and nothing else does. */
+    /** Calls the observer as soon as the guard is free. What it throws is logged, and goes no further. */
     void tell(Consumer<Observer> what) {
-        try {
-            what.accept(settings.observer());
-        } catch (RuntimeException | Error error) { // of a library that does not fit, too
-            LOG.log(ERROR, "the observer has failed", error);
-        }
+        after(() -> {
+            try {
+                what.accept(settings.observer());
+            } catch (RuntimeException | Error error) { // of a library that does not fit, too
+                LOG.log(ERROR, "the observer has failed", error);
+            }
+        });
+    }
+
+    /** Does something as soon as the guard is free, and what was to be done before it is done. */
+    void after(Runnable task) {
+        under(() -> {
+            later.add(task);
+        });
     }
 
     static Duration since(long began) {
@@ -177,11 +210,11 @@ final class Sessions {
     /** Notes that the hold is in that session now. */
     void join(Belief hold, Session to) {
         if (hold.session != to) {
-            leave(hold, NEVER);
+            leave(hold);
+            hold.isTaken = false;
             hold.told = Clock.now();
             hold.session = to;
             to.holds.put(hold.place(), hold);
-            to.longest = Math.max(to.longest, hold.lease);
         }
         if (hold.isOld()) {
             keep(to);
@@ -189,15 +222,11 @@ final class Sessions {
         clock.set(to.loop == null ? Math.min(hold.until(), hold.third()) : hold.until());
     }
 
-    /** Takes the hold out of its session: from now on only its own end counts, and no longer than the cut. */
-    void leave(Belief hold, long cut) {
+    /** Takes the hold out of its session: nothing prolongs it any longer. */
+    void leave(Belief hold) {
         Session from = hold.session;
         if (from != null) {
-            hold.end = Math.min(hold.until(), cut);
             from.holds.remove(hold.place());
-            if (from.holds.isEmpty()) {
-                from.longest = 0;
-            }
             hold.session = null;
             tidy(from);
         }
@@ -207,29 +236,66 @@ final class Sessions {
         if (session.loop == null && !isClosed) {
             byId.put(session.id, session);
             session.loop = new Session.Loop(this, session);
-            run(session.loop);
+            after(new Driver(this, session.loop)::run);
         }
     }
 
-    /** Begins a job as soon as the guard is free. */
-    private void run(Job job) {
-        begun.add(job);
-    }
-
+    /** Notes a loss of which the server has told, or which it cannot be told of. */
     void lose(Belief hold, String reason) {
         held.remove(hold.place());
-        leave(hold, NEVER);
+        end(hold, reason, true);
+    }
+
+    private void end(Belief hold, String reason, boolean isLost) {
         if (hold.isOver) {
             return;
         }
+        leave(hold);
         hold.reason = reason;
+        hold.isReleased = !isLost;
         hold.isOver = true;
-        callbacks.execute(() -> { // the program's own code, and a logger, may block
-            LOG.log(isClosed ? DEBUG : WARNING, "lock {0} of {1} with token {2} is lost: {3}", hold.key, hold.owner,
-                    Long.toString(hold.token), reason);
-            tell(observer -> observer.lost(hold.key, reason));
-            hold.lost.complete(reason);
-            hold.onLost.accept(new Hold(this, hold));
+        if (hold.renewal != null) {
+            hold.renewal.cancel(false);
+        }
+        if (isLost) {
+            lost.add(hold);
+        }
+    }
+
+    /**
+     * Ends a hold: the server is to release it (zero), or to let it end so long from now, whether or not this program lives. If it
+     * refuses the one, it is asked for the other.
+     */
+    Errand end(Belief hold, String reason, boolean isLost, long nanos) {
+        end(hold, reason, isLost);
+        Errand errand = say(hold.key, ending(hold, nanos), hold.lease);
+        errand.whenComplete((reply, why) -> under(() -> {
+            held.remove(hold.place());
+            if (why instanceof Refused && !DLockException.passes(why)) {
+                say(hold.key, ending(hold, nanos == 0 ? hold.lease : 0), hold.lease);
+            }
+        }));
+        return errand;
+    }
+
+    private static byte[][] ending(Belief hold, long nanos) {
+        return nanos == 0 ? hold.words("RELEASE") : hold.words("RENEW", Math.max(1, nanos / MS));
+    }
+
+    /** Tells of a loss. What may block of the program's own code has a thread of its own. */
+    private void report(Belief hold) {
+        LOG.log(isClosed ? DEBUG : WARNING, "lock {0} of {1} with token {2} is lost: {3}", hold.key, hold.owner,
+                Long.toString(hold.token), hold.reason);
+        tell(observer -> observer.lost(hold.key, hold.reason));
+        if (hold.onLost == null && hold.lost.getNumberOfDependents() == 0) {
+            hold.lost.complete(hold.reason);
+            return;
+        }
+        callbacks.execute(() -> {
+            hold.lost.complete(hold.reason);
+            if (hold.onLost != null) {
+                hold.onLost.accept(new Hold(this, hold));
+            }
         });
     }
 
@@ -238,131 +304,99 @@ final class Sessions {
             return;
         }
         long alarm = NEVER;
-        for (Belief hold : List.copyOf(held.values())) {
-            if (hold.isOver) {
-                continue;
-            }
-            if (clock.isOver(hold.until())) {
-                expire(hold);
-                continue;
-            }
-            alarm = Math.min(alarm, Math.max(hold.until(), Clock.now() + 50 * MS));
-            if (hold.session != null && hold.session.loop == null) {
-                if (hold.isOld()) {
-                    keep(hold.session);
-                } else {
-                    alarm = Math.min(alarm, hold.third());
+        try {
+            for (Belief hold : List.copyOf(held.values())) {
+                if (hold.isOver) {
+                    continue;
+                }
+                if (clock.isOver(hold.until())) {
+                    expire(hold);
+                    continue;
+                }
+                alarm = Math.min(alarm, Math.max(hold.until(), Clock.now() + 50 * MS));
+                if (hold.session != null && hold.session.loop == null) {
+                    if (hold.isOld()) {
+                        keep(hold.session);
+                    } else {
+                        alarm = Math.min(alarm, hold.third());
+                    }
                 }
             }
+        } catch (RuntimeException | Error strange) {
+            alarm = Clock.now() + 100 * MS; // it rings again
+            throw strange;
+        } finally {
+            clock.set(alarm);
         }
-        clock.set(alarm);
     }
 
     /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */
     private void expire(Belief hold) {
-        RuntimeException why = hold.why == null && hold.session != null ? hold.session.error : hold.why;
-        lose(hold, hold.bound <= Clock.now() ? "max_hold is over"
-                : "nobody has confirmed it before its end" + (why == null ? "" : ": " + why.getMessage()));
-        if (!hold.isTaken) { // else it is somebody else's now
-            giveBack(hold.key, hold.words("RELEASE"), hold.lease);
+        String reason = hold.bound <= Clock.now() ? "max_hold is over" : "nobody has confirmed it before its end: " + silence(hold);
+        if (hold.isTaken) { // it is somebody else's now
+            lose(hold, reason);
+        } else {
+            end(hold, reason, true, 0);
         }
     }
 
-    /** Has a command said until it is answered. */
-    void send(String key, byte[][] words, long lease, Errand.Then then) {
-        run(new Errand(this, key, words, patience(lease), () -> true, then));
+    /** Says how long nobody has answered, and why. */
+    private String silence(Belief hold) {
+        Session session = hold.session;
+        boolean isTold = session != null && session.heard >= hold.told;
+        String text = "the last answer was sent " + seconds(isTold ? session.heard : hold.told);
+        if (session != null && session.loop != null && session.loop.asked > session.heard) {
+            text += ", the question after it " + seconds(session.loop.asked);
+        }
+        RuntimeException why = hold.why == null && session != null ? session.error : hold.why;
+        return text + (why == null ? "" : ", " + why.getMessage());
     }
 
-    /** Returns when nothing of a client can be left at a server that does not hear of it. */
-    long patience(long lease) {
-        return Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos());
+    private static String seconds(long time) {
+        return String.format(Locale.ROOT, "%.1f s ago", (Clock.now() - time) / (double) SECOND);
+    }
+
+    /** Says a command until a server has answered it, or until nothing can be left of a client of which the server hears no more. */
+    Errand say(String key, byte[][] words, long lease) {
+        return errand(key, words, Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos()));
+    }
+
+    /** Says a command until a server has answered it, or until that time. */
+    Errand errand(String key, byte[][] words, long until) {
+        Errand errand = new Errand(this, key, words, until);
+        errands.add(errand);
+        errand.whenComplete((reply, why) -> errands.remove(errand));
+        after(errand::say);
+        return errand;
     }
 
     /** Ends a hold that the program does not want. */
     void unwanted(Belief hold) {
-        under(() -> {
-            finish(hold, "it was not wanted");
-            giveBack(hold.key, hold.words("RELEASE"), hold.lease);
-        });
+        under(() -> end(hold, "it was not wanted", false, 0));
     }
 
-    /** Ends a hold at the program's wish. */
-    void finish(Belief hold, String reason) {
-        hold.isReleased = true;
-        hold.reason = reason;
-        hold.isOver = true;
-        leave(hold, NEVER);
-    }
-
-    /**
-     * Reports the loss of a hold that the collector has found. The server keeps the lock until its lease ends: the work may be running,
-     * and needs that time to stop.
-     */
+    /** Reports a hold lost whose Hold the collector has found. Its work may be running, and has the lease to stop. */
     void forget(Belief hold) {
-        under(() -> {
-            if (!hold.isOver) {
-                lose(hold, "forgotten: the program no longer refers to its Hold, and has not released it");
-                run(leftToLease(hold, hold.lease, (sent, reply, error) -> {}));
-            }
-        });
-    }
-
-    /** Returns the errand that gives the hold back. If that is refused, its lease is to end it. */
-    Errand release(Belief hold) {
-        finish(hold, "it was given back before");
-        return new Errand(this, hold.key, hold.words("RELEASE"), patience(hold.lease), () -> true, (sent, reply, error) -> {
-            held.remove(hold.place());
-            if (error != null && !(error instanceof NotHeld)) {
-                run(leftToLease(hold, hold.lease, (then, answer, no) -> {}));
-            }
-        });
-    }
-
-    /** Returns the errand that leaves the lock taken for so long. If that is refused, all is as it was. */
-    Errand releaseAfter(Belief hold, long nanos) {
-        Session from = hold.session;
-        finish(hold, "it was left to its lease");
-        return leftToLease(hold, nanos, (sent, reply, error) -> {
-            if (error != null && !(error instanceof NotHeld) && !isClosed) {
-                hold.isOver = false;
-                hold.isReleased = false;
-                held.put(hold.place(), hold);
-                if (from != null) {
-                    join(hold, session(from.id, hold.key));
-                }
-            }
-        });
-    }
-
-    /** Releases what nobody has. */
-    void giveBack(String key, byte[][] release, long lease) {
-        send(key, release, lease, (sent, reply, error) -> {});
-    }
-
-    /** Returns the errand that has the server renew the hold no more: it ends so long from now. */
-    private Errand leftToLease(Belief hold, long nanos, Errand.Then then) {
-        byte[][] words = hold.words("RENEW", Math.max(1, nanos / MS));
-        return new Errand(this, hold.key, words, patience(hold.lease), () -> true, (sent, reply, error) -> {
-            held.remove(hold.place());
-            then.answered(sent, reply, error);
-        });
+        under(() -> hold.isOver ? null
+                : end(hold, "forgotten: the program no longer refers to its Hold, and has not released it", true, hold.lease));
     }
 
     /** Brings the hold into the session of whoever serves it now, and learns how long it lasts. */
     void renew(Belief hold) {
-        if (hold.isRenewed || hold.isOver) {
+        if (hold.renewal != null && !hold.renewal.isDone() || hold.isOver) {
             return;
         }
-        hold.isRenewed = true;
-        byte[][] words = hold.words("RENEW", hold.lease / MS, "IN", name);
-        run(new Errand(this, hold.key, words, NEVER, () -> !hold.isOver, (sent, reply, error) -> {
-            hold.isRenewed = false;
-            hold.why = error;
-            if (error instanceof NotHeld) {
-                lose(hold, error.getMessage());
-            } else if (error == null && !hold.isOver) {
-                List<?> answer = (List<?>) reply;
-                hold.end = Math.max(hold.end, believed(sent, number(answer.get(0))));
+        Errand errand = errand(hold.key, hold.words("RENEW", Math.max(1, hold.lease / MS), "IN", name), NEVER);
+        hold.renewal = errand;
+        errand.whenComplete((reply, why) -> under(() -> {
+            if (hold.isOver) {
+                return;
+            }
+            hold.why = why == null ? null : DLockException.of(why);
+            if (why instanceof NotHeld) {
+                lose(hold, why.getMessage());
+            } else if (reply instanceof List<?> answer) {
+                hold.end = Math.max(hold.end, believed(errand.sent, number(answer.get(0))));
                 join(hold, session(number(answer.get(1)), hold.key));
             }
         }));
@@ -388,10 +422,9 @@ final class Sessions {
                         believed(sent, number(row.get(5))));
             }
         }
-        if (answer.get(2) != null && sent > session.sent) {
-            long left = number(answer.get(2));
-            session.believe(sent, left * MS, believed(sent, left));
-            session.bounded(left * MS).forEach(this::renew);
+        if (answer.get(2) != null) {
+            session.believe(sent, believed(sent, number(answer.get(2))));
+            session.bounded().forEach(this::renew);
         }
         return session;
     }
@@ -407,7 +440,7 @@ final class Sessions {
         } else if (isGrant && hold == null && take != null && take.isFor(key)) {
             take.granted(key, token, session, end);
         } else if (isGrant && hold == null) { // a place that was left, or a command that came late
-            giveBack(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
+            say(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
         } else if (hold != null && !hold.isOver) { // else whoever ended it knows
             row(session, word, hold, end);
         }
@@ -422,12 +455,12 @@ final class Sessions {
             case "taken" -> {
                 hold.isTaken = true;
                 hold.why = new Unavailable("it was taken out of the session", null);
-                leave(hold, end);
+                leave(hold);
                 hold.end = Math.min(hold.end, end);
                 clock.set(hold.end);
             }
             case "moved" -> {
-                leave(hold, NEVER);
+                leave(hold);
                 renew(hold);
             }
             default -> lose(hold, word);
@@ -437,7 +470,7 @@ final class Sessions {
     /** Brings all that was in this session to where the servers say: a key's server has another one. */
     void gone(Session session) {
         for (Belief hold : List.copyOf(session.holds.values())) {
-            leave(hold, NEVER);
+            leave(hold);
             renew(hold);
         }
         List.copyOf(session.waits).forEach(take -> take.ended("gone"));

@@ -8,7 +8,6 @@ import static java.lang.System.Logger.Level.WARNING;
 
 import dlock.DLockException.LockTimeout;
 import dlock.DLockException.Refused;
-import dlock.DLockException.Replaced;
 import dlock.DLockException.Unavailable;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -21,7 +20,7 @@ final class Take implements Job {
     /** So much longer whoever is out of time waits for the word about it. */
     private static final long GRACE = 500 * MS;
 
-    /** Ends with the holds, null if others have it, or the reason why not. What follows runs elsewhere: the guard is held. */
+    /** Ends with the holds, null if others have it, or the reason why not, as soon as the observer has been told. */
     final CompletableFuture<List<Belief>> done = new CompletableFuture<>();
     private final Sessions s;
     private final Request request;
@@ -36,6 +35,7 @@ final class Take implements Job {
     private RuntimeException error;
     private Session session;
     private Runnable wake = () -> {};
+    private boolean isOver;
     private boolean isWaiting;
     private long waitingSince;
     private boolean hasWaited;
@@ -69,7 +69,7 @@ final class Take implements Job {
     }
 
     boolean isDone() {
-        return done.isDone();
+        return isOver;
     }
 
     @Override
@@ -176,7 +176,7 @@ final class Take implements Job {
             error = DLockException.said("NOACK the server did not confirm the grant, or serves the lock no more");
         }
         switch (word) {
-            case "replaced" -> fail(new Replaced("REPLACED a newer request of the same owner has taken the place"));
+            case "replaced" -> fail(new Refused("REPLACED a newer request of the same owner has taken the place"));
             case "wrongtype" -> fail(new Refused("WRONGTYPE the key holds something that is not a lock"));
             default -> {
                 if (word.equals("timeout") && deadline - Clock.now() < 20 * MS) {
@@ -191,11 +191,11 @@ final class Take implements Job {
         }
     }
 
-    /** Ends it with this error. What may be left of it is taken back. */
+    /** Ends it with this error, and cancels what the server may still have of it. */
     void fail(RuntimeException why) {
         boolean isQueued = asked > 1 || session != null;
         finish(null, why);
-        if (isQueued && !(why instanceof Replaced)) {
+        if (isQueued && !DLockException.code(why).equals("REPLACED")) {
             cancel();
         }
         giveBackFound();
@@ -241,6 +241,7 @@ final class Take implements Job {
     }
 
     private void finish(List<Belief> holds, RuntimeException why) {
+        isOver = true;
         stopWaiting();
         s.asked.remove(owner);
         if (hasWaited) {
@@ -251,19 +252,21 @@ final class Take implements Job {
         } else {
             s.tell(observer -> observer.refused(key(), Sessions.since(began), why));
         }
-        if (why == null) {
-            done.complete(holds);
-        } else {
-            done.completeExceptionally(why);
-        }
+        s.after(() -> {
+            if (why == null) {
+                done.complete(holds);
+            } else {
+                done.completeExceptionally(why);
+            }
+        });
         wake.run();
     }
 
-    /** Gives back half of several locks, which is none. The next request has another owner. */
+    /** Releases a partial grant. The next request has another owner. */
     private void giveBackFound() {
         List<Belief> some = new ArrayList<>(Arrays.asList(found));
         if (some.removeIf(hold -> hold == null) && !some.isEmpty()) {
-            some.forEach(hold -> s.giveBack(hold.key, hold.words("RELEASE"), hold.lease));
+            some.forEach(hold -> s.say(hold.key, hold.words("RELEASE"), hold.lease));
             Arrays.fill(found, null);
             s.asked.remove(owner);
             owner = s.owner(request.actor());
@@ -274,14 +277,12 @@ final class Take implements Job {
     private void cancel() {
         String key = key();
         Session in = session;
-        s.send(key, Request.bytes(List.of("DLOCK.CANCEL", key, owner)), request.lease(), (sent, reply, why) -> {
-            if (why == null && Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and nobody hears of it
-                s.send(key, Request.bytes(List.of("DLOCK.SESSION", key, s.name, 1)), request.lease(), (then, answer, no) -> {
-                    if (no == null) {
-                        s.tidy(s.told(then, (List<?>) answer, key));
-                    }
-                });
+        Errand cancel = s.say(key, Request.bytes(List.of("DLOCK.CANCEL", key, owner)), request.lease());
+        cancel.thenAccept(reply -> s.under(() -> {
+            if (Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and nobody hears of it
+                Errand rows = s.say(key, Request.bytes(List.of("DLOCK.SESSION", key, s.name, 1)), request.lease());
+                rows.thenAccept(answer -> s.under(() -> s.tidy(s.told(rows.sent, (List<?>) answer, key))));
             }
-        });
+        }));
     }
 }

@@ -511,17 +511,12 @@ class CasesTest {
                 assertNotNull(error.getCause());
             } catch (NotHeld error) {
                 got = "not held";
-            } catch (DLockException.NoAck error) {
-                got = "unconfirmed";
-                text = error.getMessage();
             } catch (DLockException.Fenced error) {
                 got = "fenced";
-            } catch (DLockException.Replaced error) {
-                got = "replaced";
             } catch (DLockException.Deadlock error) {
                 got = "deadlock";
             } catch (Refused error) {
-                got = "refusal";
+                got = Map.of("NOACK", "unconfirmed", "REPLACED", "replaced").getOrDefault(error.code(), "refusal");
                 text = error.getMessage();
             } catch (DLockException error) {
                 got = "failure";

@@ -373,7 +373,9 @@ class DLocksTest {
     }
 
     /** Nobody can unlock what a thread held that has ended. */
-    @Alone
+    @ParameterizedTest
+    @MethodSource("alone")
+    @ResourceLock("the servers") // the collector stops all others
     void deadThreadKeepsNothing(Stage s) throws Exception {
         DLocks locks = s.locks();
         Actor actor = s.actor();

@@ -4,6 +4,7 @@ package dlock;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -64,6 +65,48 @@ class FakeLocksTest {
             assertTrue(leader.who().isEmpty());
             CompletableFuture<Hold> left = locks.ask("stock").holdAsync();
             assertTrue(Stage.result(left).left().toSeconds() > 1);
+        }
+    }
+
+    /** A process that stood still believes in nothing for a moment, and has lost nothing yet. */
+    @Test
+    void aLeaderDoesNotWaitForItself() throws Exception {
+        try (FakeLocks fake = new FakeLocks()) {
+            Leader leader = new Leader(fake.locks(), "leader", "me");
+            CompletableFuture<Hold> campaign = leader.campaign();
+            Stage.result(campaign);
+            fake.locks().sessions.under(() -> {
+                fake.locks().sessions.held.values().forEach(hold -> hold.end = Clock.now() - Clock.SECOND);
+                assertFalse(leader.isLeader());
+                assertSame(campaign, leader.campaign());
+            });
+        }
+    }
+
+    @Test
+    void whoObservesNoLongerIsForgotten() throws Exception {
+        try (FakeLocks fake = new FakeLocks()) {
+            var timer = fake.locks().sessions.timer;
+            Leader.Watch watch = new Leader(fake.locks(), "leader", "me").observe(Duration.ofHours(1), now -> {});
+            Stage.until("it has looked", () -> !timer.getQueue().isEmpty());
+            watch.close();
+            assertTrue(timer.getQueue().isEmpty());
+        }
+    }
+
+    /** As every {@link Lock} does, also where there is nothing to wait for. */
+    @Test
+    void anInterruptIsSeenOnEntry() throws Exception {
+        try (FakeLocks fake = new FakeLocks()) {
+            DLock lock = fake.locks().lock("stock");
+            lock.lock();
+            Thread.currentThread().interrupt();
+            assertThrows(InterruptedException.class, lock::lockInterruptibly);
+            Thread.currentThread().interrupt();
+            assertThrows(InterruptedException.class, () -> lock.tryLock(Duration.ZERO));
+            assertFalse(Thread.interrupted());
+            assertEquals(1, lock.getHoldCount());
+            lock.unlock();
         }
     }
 }

@@ -9,16 +9,27 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLockException.Unavailable;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executor;
 import java.util.concurrent.Executors;
+import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.BiFunction;
+import java.util.function.Function;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -27,54 +38,111 @@ import org.junit.jupiter.api.Test;
 class RulesTest {
     private static final long LEASE = 600 * Clock.MS;
 
-    private static Session session() {
-        Session session = new Session(1, "key");
-        session.longest = LEASE;
-        Request request = new Request(List.of("key"), LEASE, Clock.NEVER, null, 1, 1, hold -> {});
-        Belief hold = new Belief("key", "owner", 7, Clock.now() + LEASE / 3, request);
+    private static Belief hold(Session session, long token, long lease) {
+        Request request = new Request(List.of("key"), lease, Clock.NEVER, null, 1, 1, null);
+        Belief hold = new Belief("key", "owner", token, Clock.now() + lease / 3, request);
         hold.session = session;
         session.holds.put(hold.place(), hold);
-        return session;
-    }
-
-    /** Returns whether the hold is to be renewed by itself after this answer. */
-    private static boolean isBounded(Session session, long sent, long left) {
-        session.believe(sent, left, sent + left);
-        return !session.bounded(left).isEmpty();
+        return hold;
     }
 
     @Test
     void anAnswerThatComesLateRenewsNobody() {
-        Session session = session();
-        for (int i = 0; i < 5; i++) {
-            assertEquals(false, isBounded(session, Clock.now() - LEASE + i, 2 * LEASE / 3), "the server has it for long");
-        }
+        Session session = new Session(1, "key");
+        hold(session, 1, LEASE);
+        hold(session, 2, LEASE);
+        session.believe(Clock.now() - LEASE, Clock.now() - LEASE / 3);
+        assertEquals(List.of(), session.bounded(), "the server has them for long");
     }
 
     @Test
-    void theFirstAnswersAfterAPauseRenewNobody() throws Exception {
-        Session session = session();
-        assertEquals(false, isBounded(session, Clock.now(), LEASE / 10));
-        Thread.sleep(LEASE / 3 / Clock.MS + 50); // so long nobody has asked
-        assertEquals(false, isBounded(session, Clock.now(), LEASE / 10), "the server is yet to renew it");
+    void aHoldBesideAShorterOneIsRenewed() {
+        Session session = new Session(1, "key");
+        Belief one = hold(session, 1, LEASE);
+        hold(session, 2, LEASE / 10);
+        session.believe(Clock.now(), Clock.now() + LEASE / 10);
+        assertEquals(List.of(one), session.bounded());
+        session.believe(Clock.now(), Clock.now() + LEASE);
+        assertEquals(List.of(), session.bounded(), "there is time");
     }
 
+    /** It says nothing of a hold that came into the session after the question. */
     @Test
-    void aHoldBesideAShorterOneIsRenewed() throws Exception {
-        Session session = session();
-        Stage.until("it is renewed by itself", () -> {
-            Thread.sleep(10);
-            return isBounded(session, Clock.now(), LEASE / 10);
-        });
+    void anAnswerCountsForWhatWasThereWhenItWasAskedFor() {
+        Session session = new Session(1, "key");
+        Belief hold = hold(session, 1, LEASE);
+        hold.told = Clock.now();
+        session.believe(hold.told - 1, Clock.NEVER);
+        assertTrue(hold.until() < hold.told + LEASE);
+        session.believe(hold.told + 1, hold.told + 2 * LEASE);
+        assertEquals(hold.told + 2 * LEASE, hold.until());
     }
 
     /** The server keeps the place, and its word about the end does not come in time: others have the lock. */
     @Test
     void aPlaceThatWasKeptUntilTheEndSaysTaken() throws Exception {
-        Connector slow = new Connector() {
+        try (DLocks locks = answering(words -> CompletableFuture.completedFuture(
+                words.startsWith("DLOCK.SESSION") ? Arrays.asList(5L, 0L, null, List.of()) : List.of(0L, 0L, 5L)))) {
+            assertNull(locks.ask("key").tryHold(Duration.ofMillis(300)));
+        }
+    }
+
+    /** What has come meanwhile is yet to be read: nothing is over for the time that an answer needs. */
+    @Test
+    void aShortStallIsSeen() throws Exception {
+        CountDownLatch ring = new CountDownLatch(1);
+        Clock clock = new Clock(timer, ring::countDown);
+        long end = Clock.now() + 400 * Clock.MS;
+        clock.set(end);
+        timer.execute(() -> {
+            try {
+                Thread.sleep(700); // the whole process, as it were
+            } catch (InterruptedException over) {
+                Thread.currentThread().interrupt();
+            }
+        });
+        assertTrue(ring.await(5, TimeUnit.SECONDS));
+        assertTrue(clock.hasRung(3 * Clock.SECOND));
+        assertEquals(false, clock.isOver(end), "it is late by 0.3 s");
+        Thread.sleep(100);
+        assertEquals(false, clock.isOver(end));
+    }
+
+    /** A machine that is busy all the time does not put off a loss for ever. */
+    @Test
+    void aClockThatIsAlwaysLateTellsOfALossAllTheSame() throws Exception {
+        CountDownLatch isOver = new CountDownLatch(1);
+        long end = Clock.now() + 100 * Clock.MS;
+        AtomicReference<Clock> clock = new AtomicReference<>();
+        clock.set(new Clock(timer, () -> {
+            clock.get().hasRung(3 * Clock.SECOND);
+            if (clock.get().isOver(end)) {
+                isOver.countDown();
+            } else {
+                clock.get().set(Clock.now() + 50 * Clock.MS);
+            }
+        }));
+        clock.get().set(end);
+        timer.scheduleWithFixedDelay(() -> LockSupport.parkNanos(400 * Clock.MS), 0, 1, TimeUnit.MILLISECONDS);
+        assertTrue(isOver.await(10, TimeUnit.SECONDS));
+    }
+
+    // ---- the loop ---------------------------------------------------------------------------------------------------
+
+    private static final long LEFT = 2_200;
+
+    /** Makes locks of a server that grants what is asked for. The test sets the answers to SESSION by whether it blocks. */
+    private DLocks locks(Function<Boolean, CompletionStage<Object>> sessions) {
+        return answering(words -> words.startsWith("DLOCK.SESSION") ? sessions.apply(words.contains(" BLOCK "))
+                : CompletableFuture.completedFuture(List.of(7L, 5L)));
+    }
+
+    /** Makes locks of a server of which the test sets all answers. */
+    private DLocks answering(Function<String, CompletionStage<Object>> answers) {
+        Connector connector = new Connector() {
             @Override
             public String said(Throwable error) {
-                return null;
+                return Connector.messageOf(error, Said.class);
             }
 
             @Override
@@ -82,17 +150,138 @@ class RulesTest {
                 return new Line() {
                     @Override
                     public CompletionStage<Object> send(List<byte[][]> commands) {
-                        boolean isKeeping = new String(commands.get(0)[0], UTF_8).equals("DLOCK.SESSION");
-                        return CompletableFuture.completedFuture(isKeeping ? Arrays.asList(5L, 0L, null, List.of()) : List.of(0L, 0L, 5L));
+                        String words = String.join(" ", Stream.of(commands.get(0)).map(word -> new String(word, UTF_8)).toList());
+                        seen.add(words);
+                        return answers.apply(words);
                     }
 
                     @Override
-                    public void close() {}
+                    public void close() {
+                        seen.add("close");
+                    }
                 };
             }
         };
-        try (DLocks locks = new DLocks(slow)) {
-            assertNull(locks.ask("key").tryHold(Duration.ofMillis(300)));
+        return new DLocks(connector, Settings.DEFAULT.lease(Duration.ofSeconds(3)));
+    }
+
+    /** Returns the answer after so long: it has no rows, and tells of a lease that the server keeps. */
+    private static CompletionStage<Object> kept(long afterMs) {
+        return new CompletableFuture<Object>().completeOnTimeout(Arrays.asList(5L, 0L, LEFT, List.of()), afterMs, TimeUnit.MILLISECONDS);
+    }
+
+    @Test
+    void aLostAnswerCostsNoHold() throws Exception {
+        AtomicInteger blocking = new AtomicInteger();
+        try (DLocks locks = locks(isBlocking -> !isBlocking ? kept(0)
+                : blocking.getAndIncrement() == 0 ? new CompletableFuture<>() : kept(500))) {
+            Hold hold = locks.ask("key").hold();
+            hold.lost().thenAccept(seen::add);
+            Thread.sleep(5000);
+            assertTrue(hold.isHeld(), seen.toString());
+            assertTrue(blocking.get() > 1, seen.toString());
+            assertTrue(seen.contains("close"), "the connection without an answer is left: " + seen);
+        }
+    }
+
+    @Test
+    void twoLateAnswersCostNoHold() throws Exception {
+        try (DLocks locks = locks(isBlocking -> kept(isBlocking ? 1100 : 600))) {
+            Hold hold = locks.ask("key").hold();
+            hold.lost().thenAccept(seen::add);
+            Thread.sleep(6000);
+            assertTrue(hold.isHeld(), seen.toString());
+        }
+    }
+
+    /** Whoever reads of a loss sees whether answers came late or none. */
+    @Test
+    void aLossSaysHowOldTheLastAnswerIs() throws Exception {
+        AtomicInteger asked = new AtomicInteger();
+        try (DLocks locks = locks(isBlocking -> asked.getAndIncrement() == 0 ? kept(0) : new CompletableFuture<>())) {
+            Hold hold = locks.ask("key").hold();
+            String why = hold.lost().toCompletableFuture().get(10, TimeUnit.SECONDS);
+            assertTrue(hold.isLost());
+            assertTrue(why.matches("nobody has confirmed it before its end: the last answer was sent 2[.][0-9] s ago, "
+                    + "the question after it [0-9.]+ s ago, the server does not answer"), why);
+        }
+    }
+
+    /** It goes on with what it was doing: a loop that ended would end all holds, one lease later. */
+    @Test
+    void aStepThatFailsIsAnAnswerToItsJob() throws Exception {
+        BlockingQueue<RuntimeException> answers = new LinkedBlockingQueue<>();
+        Job job = new Job() {
+            private int steps;
+
+            @Override
+            public Step next() {
+                steps++;
+                if (steps == 2) {
+                    throw new StackOverflowError("next");
+                }
+                return steps > 3 ? null : new Step("key", Request.bytes(List.of("DLOCK.SESSION")), Clock.SECOND, false);
+            }
+
+            @Override
+            public void answered(long sent, Object reply, RuntimeException why) {
+                if (why == null && steps == 1) {
+                    throw new StackOverflowError("answered");
+                }
+                answers.add(why == null ? new IllegalStateException("well") : why);
+            }
+        };
+        try (DLocks locks = locks(isBlocking -> kept(10))) {
+            new Driver(locks.sessions, job).run();
+            for (String text : List.of("the server has answered", "next", "well")) {
+                RuntimeException why = answers.poll(5, TimeUnit.SECONDS);
+                assertTrue(why != null && why.getMessage().startsWith(text), String.valueOf(why));
+            }
+        }
+    }
+
+    /** A failover may end thousands of holds at once. */
+    @Test
+    void aMassLossNeedsNoCrowdOfThreads() throws Exception {
+        Set<Thread> threads = ConcurrentHashMap.newKeySet();
+        List<String> lost = new CopyOnWriteArrayList<>();
+        Observer slow = new Observer() {
+            @Override
+            public void lost(String key, String reason) {
+                threads.add(Thread.currentThread());
+                lost.add(key);
+            }
+        };
+        try (FakeLocks fake = new FakeLocks(Settings.DEFAULT.observer(slow))) {
+            List<Hold> holds = new ArrayList<>();
+            for (int i = 0; i < 200; i++) {
+                holds.add(fake.locks().ask("key" + i).hold());
+            }
+            fake.locks().close();
+            Stage.until("all are told", () -> lost.size() == holds.size());
+            assertTrue(threads.size() < 5, threads.size() + " threads");
+        }
+    }
+
+    /** It may wait for something that needs the locks. */
+    @Test
+    void anObserverHoldsUpNobody() throws Exception {
+        Observer waits = new Observer() {
+            @Override
+            public void granted(String key, Duration after) {
+                try {
+                    over.await();
+                } catch (InterruptedException ended) {
+                    Thread.currentThread().interrupt();
+                }
+            }
+        };
+        try (FakeLocks fake = new FakeLocks(Settings.DEFAULT.observer(waits))) {
+            CompletableFuture<Hold> hold = CompletableFuture.supplyAsync(() -> fake.locks().ask("key").hold());
+            Thread.sleep(300);
+            assertTrue(CompletableFuture.supplyAsync(() -> fake.locks().sessions.under(() -> true)).get(2, TimeUnit.SECONDS));
+            over.countDown();
+            hold.join().release();
         }
     }
 
@@ -110,15 +299,27 @@ class RulesTest {
 
     /** Makes two nodes, which serve the keys a and b. The test sets what each of them answers. */
     private Library library(BiFunction<String, String, CompletionStage<Object>> answers) {
+        return library(answers, task -> Sessions.daemon(task, "opens").start());
+    }
+
+    private Library library(BiFunction<String, String, CompletionStage<Object>> answers, Executor background) {
         Connector connector = new Connector() {
             @Override
-            public boolean isCluster() {
-                return true;
+            public int slot(String key) {
+                return key.equals("a") ? 1 : 2;
+            }
+
+            @Override
+            public boolean isWatched() {
+                return isWatched;
             }
 
             @Override
             public String node(int slot) {
-                return slot == Slot.of("a") ? "a:1" : "b:2";
+                if (strange.get()) {
+                    throw new IllegalStateException("strange");
+                }
+                return slot == 1 ? "a:1" : "b:2";
             }
 
             @Override
@@ -149,8 +350,11 @@ class RulesTest {
                 };
             }
         };
-        return new Library(connector, Settings.DEFAULT.replyTimeout(Duration.ofMillis(500)), timer, task -> Sessions.daemon(task, "opens").start());
+        return new Library(connector, Settings.DEFAULT.replyTimeout(Duration.ofMillis(500)), timer, background);
     }
+
+    private final AtomicBoolean strange = new AtomicBoolean();
+    private boolean isWatched;
 
     private static CompletableFuture<Object> call(Library library, String key) {
         return library.call(key, Request.bytes(List.of("GET", key)), Clock.NEVER, false);
@@ -206,5 +410,105 @@ class RulesTest {
         Stage.until("it is connected", () -> !seen.isEmpty());
         assertThrows(Unavailable.class, () -> Hold.await(library.call("a", Request.bytes(List.of("GET", "a")), 20 * Clock.MS, false)));
         assertEquals(List.of("open a:1"), seen);
+    }
+
+    /** The node that has said where the slot is now is well. */
+    @Test
+    void aNodeThatHangsEndsNoConnectionToWhoNamedIt() throws Exception {
+        Library library = library((node, words) -> node.equals("a:1") ? CompletableFuture.failedFuture(new Said("MOVED 1 b:2"))
+                : new CompletableFuture<>());
+        assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
+        Stage.until("the one that hangs is left", () -> seen.contains("close b:2"));
+        assertEquals(false, seen.contains("close a:1"));
+    }
+
+    /** Whatever a connector throws, whoever has called is told of it, and the next call is as any other. */
+    @Test
+    void whatAConnectorThrowsIsTold() throws Exception {
+        Library library = library((node, words) -> CompletableFuture.completedFuture(1L));
+        strange.set(true);
+        assertEquals("strange", assertThrows(Unavailable.class, () -> Hold.await(call(library, "a"))).getMessage());
+        strange.set(false);
+        assertEquals(1L, Hold.await(call(library, "a")));
+        AtomicBoolean isFull = new AtomicBoolean(true);
+        Library full = library((node, words) -> CompletableFuture.completedFuture(1L), task -> {
+            if (isFull.getAndSet(false)) {
+                throw new OutOfMemoryError("unable to create native thread");
+            }
+            Sessions.daemon(task, "opens").start();
+        });
+        long began = Clock.now();
+        assertThrows(Unavailable.class, () -> Hold.await(call(full, "a")));
+        assertTrue(Clock.now() - began < 400 * Clock.MS, "at once");
+        assertEquals(1L, Hold.await(call(full, "a")));
+    }
+
+    /** The primary is known, and is as good as any other until a Sentinel names another one. */
+    @Test
+    void aSentinelThatHangsHoldsUpOneCall() throws Exception {
+        isWatched = true;
+        Library library = library((node, words) -> CompletableFuture.completedFuture(1L));
+        assertEquals(1L, Hold.await(call(library, "a")));
+        Thread.sleep(1050);
+        long began = Clock.now();
+        for (int i = 0; i < 100; i++) {
+            assertEquals(1L, Hold.await(call(library, "a")));
+        }
+        assertTrue(Clock.now() - began < Clock.SECOND, Clock.now() - began + " ns");
+    }
+
+    /** What waits for a thread of the library would come behind the command that takes it back. */
+    @Test
+    void whatIsGivenUpIsNotSentLater() {
+        CompletableFuture<Object> sending = new CompletableFuture<>();
+        Library library = library((node, words) -> sending);
+        assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
+        assertTrue(sending.isCancelled());
+    }
+
+    /** The clock waits for no work of a call that is out of time. */
+    @Test
+    void aTimeOutIsNoWorkOfTheClock() throws Exception {
+        try (DLocks locks = locks(isBlocking -> new CompletableFuture<>())) {
+            locks.sessions.library.call("key", Request.bytes(List.of("DLOCK.SESSION")), 50 * Clock.MS, false)
+                    .whenComplete((value, why) -> seen.add(Thread.currentThread().getName()));
+            Stage.until("it is out of time", () -> seen.contains("dlock-calls"));
+        }
+    }
+
+    /** An error of a thread of ours would name no line of the program. */
+    @Test
+    void anErrorNamesItsCaller() {
+        try (DLocks locks = answering(words -> CompletableFuture.supplyAsync(() -> {
+            throw new Said(words.startsWith("DLOCK.GUARD") ? "FENCED no" : "NOPERM no");
+        }))) {
+            var refused = assertThrows(DLockException.Refused.class, () -> locks.lock("key").lock());
+            assertEquals("NOPERM", refused.code());
+            assertTrue(Stream.of(refused.getStackTrace()).anyMatch(one -> one.getClassName().startsWith("dlock.RulesTest")));
+            assertTrue(refused.getCause() instanceof DLockException.Refused);
+        }
+    }
+
+    // ---- the end of a hold --------------------------------------------------------------------------------------------
+
+    /** The lock is not to stay taken for as long as this program lives. */
+    @Test
+    void whatMayNotBeLeftToItsLeaseIsReleased() throws Exception {
+        try (DLocks locks = answering(words -> words.startsWith("DLOCK.RENEW") ? CompletableFuture.failedFuture(new Said("NOPERM no RENEW"))
+                : CompletableFuture.completedFuture(words.startsWith("DLOCK.RELEASE") ? 0L : List.of(7L, 5L)))) {
+            Hold hold = locks.ask("key").hold();
+            assertThrows(DLockException.Refused.class, () -> hold.releaseAfter(Duration.ofSeconds(5)));
+            Stage.until("it is released", () -> seen.stream().anyMatch(words -> words.startsWith("DLOCK.RELEASE")));
+            assertThrows(NotHeld.class, hold::release);
+        }
+    }
+
+    @Test
+    void closeWaitsForAReleaseUnderWay() {
+        CompletableFuture<Object> late = new CompletableFuture<Object>().completeOnTimeout(0L, 300, TimeUnit.MILLISECONDS);
+        DLocks locks = answering(words -> words.startsWith("DLOCK.RELEASE") ? late : CompletableFuture.completedFuture(List.of(7L, 5L)));
+        locks.ask("key").hold().releaseAsync();
+        locks.close();
+        assertTrue(late.isDone());
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock.jedis;
 
+import static java.nio.charset.StandardCharsets.UTF_8;
+
 import dlock.Connector;
 import java.time.Duration;
 import java.util.Collection;
@@ -11,7 +13,6 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
-import java.util.stream.Stream;
 import org.apache.commons.pool2.PooledObject;
 import org.apache.commons.pool2.impl.GenericObjectPoolConfig;
 import redis.clients.jedis.CommandArguments;
@@ -22,10 +23,11 @@ import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.JedisClientConfig;
-import redis.clients.jedis.JedisClusterInfoCache;
 import redis.clients.jedis.RedisProtocol;
 import redis.clients.jedis.exceptions.JedisConnectionException;
 import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.providers.ClusterConnectionProvider;
+import redis.clients.jedis.util.JedisClusterCRC16;
 
 /**
  * Connections by Jedis, of a pool for each server. What a {@link JedisClientConfig} says holds: TLS, user, database, the mapping of
@@ -39,8 +41,11 @@ public final class JedisConnector implements Connector {
     private final List<HostAndPort> seeds;
     private final String master;
     private final JedisClientConfig sentinelConfig;
-    private volatile JedisClusterInfoCache map;
+    private volatile ClusterConnectionProvider map;
     private volatile String primary;
+    /** Which Sentinel has answered last. */
+    private int answered;
+    private boolean isClosed;
 
     /** Connects to one server. */
     public JedisConnector(JedisClientConfig config, HostAndPort address) {
@@ -49,9 +54,11 @@ public final class JedisConnector implements Connector {
 
     private JedisConnector(Kind kind, JedisClientConfig config, Collection<HostAndPort> seeds, String master,
             JedisClientConfig sentinelConfig) {
-        if (Stream.of(JedisClientConfig.class.getMethods()).noneMatch(method -> method.getName().equals("getRedisProtocol"))) {
-            throw new IllegalStateException("Jedis must be 5.0 or later, not "
-                    + JedisClientConfig.class.getPackage().getImplementationVersion());
+        try {
+            RedisProtocol.valueOf("RESP2");
+        } catch (LinkageError old) {
+            throw new IllegalStateException("Jedis must be 6.0 or later, not "
+                    + JedisClientConfig.class.getPackage().getImplementationVersion(), old);
         }
         if (config == null) {
             throw new IllegalArgumentException("config must not be null");
@@ -81,8 +88,8 @@ public final class JedisConnector implements Connector {
     }
 
     @Override
-    public boolean isCluster() {
-        return kind == Kind.CLUSTER;
+    public int slot(String key) {
+        return kind == Kind.CLUSTER ? JedisClusterCRC16.getSlot(key.getBytes(UTF_8)) : 0;
     }
 
     @Override
@@ -96,57 +103,43 @@ public final class JedisConnector implements Connector {
             case ONE -> seeds.get(0).toString();
             case SENTINEL -> primary;
             case CLUSTER -> {
-                HostAndPort node = map == null ? null : map.getSlotNode(slot);
+                HostAndPort node = map == null ? null : map.getNode(slot);
                 yield node == null ? null : node.toString();
             }
         };
     }
 
     @Override
-    public void refresh(Duration within) {
+    public synchronized void refresh(Duration within) {
+        if (isClosed) {
+            return;
+        }
         if (kind == Kind.SENTINEL) {
-            primary = firstOf(sentinel -> {
-                try (Jedis jedis = new Jedis(sentinel, bounded(sentinelConfig, within))) {
-                    List<String> found = jedis.sentinelGetMasterAddrByName(master);
-                    if (found == null) {
-                        throw new JedisConnectionException("the Sentinel at " + sentinel + " knows no " + master);
-                    }
-                    return found.get(0) + ":" + found.get(1);
-                }
-            });
-        } else if (kind == Kind.CLUSTER && map != null) {
-            map.renewClusterSlots(null);
+            primary = findPrimary(bounded(sentinelConfig, within));
+        } else if (map != null) {
+            map.renewSlotCache();
         } else if (kind == Kind.CLUSTER) {
-            JedisClientConfig how = bounded(config, within);
-            JedisClusterInfoCache made = new JedisClusterInfoCache(how, Set.copyOf(seeds));
-            map = firstOf(seed -> {
-                try (Connection connection = new Connection(mapped(seed), how)) {
-                    made.discoverClusterNodesAndSlots(connection);
-                    return made;
-                }
-            });
+            map = new ClusterConnectionProvider(Set.copyOf(seeds), bounded(config, within));
         }
     }
 
-    private interface Asking<T> {
-        T ask(HostAndPort address);
-    }
-
-    /** Returns the first answer. */
-    private <T> T firstOf(Asking<T> asking) {
+    /** Asks one Sentinel after the other, the one first that has answered last. */
+    private String findPrimary(JedisClientConfig how) {
         JedisConnectionException last = null;
-        for (HostAndPort one : seeds) {
-            try {
-                return asking.ask(one);
+        for (int i = 0; i < seeds.size(); i++) {
+            HostAndPort sentinel = seeds.get((answered + i) % seeds.size());
+            try (Jedis jedis = new Jedis(sentinel, how)) {
+                List<String> found = jedis.sentinelGetMasterAddrByName(master);
+                if (found != null) {
+                    answered = seeds.indexOf(sentinel);
+                    return found.get(0) + ":" + found.get(1);
+                }
+                last = new JedisConnectionException("the Sentinel at " + sentinel + " knows no " + master);
             } catch (JedisConnectionException error) {
                 last = error;
             }
         }
         throw last;
-    }
-
-    private HostAndPort mapped(HostAndPort address) {
-        return config.getHostAndPortMapper() == null ? address : config.getHostAndPortMapper().getHostAndPort(address);
     }
 
     /** Returns the same settings with the protocol that all of these versions have, and with bounds. */
@@ -158,7 +151,7 @@ public final class JedisConnector implements Connector {
 
     @Override
     public Line open(String node, Duration within) {
-        Link link = new Link(mapped(HostAndPort.from(node)), bounded(config, within), within);
+        Link link = new Link(HostAndPort.from(node), bounded(config, within), within);
         try (Connection first = link.pool.getResource()) { // who cannot connect learns of it here
             return link;
         } catch (RuntimeException error) {
@@ -169,7 +162,13 @@ public final class JedisConnector implements Connector {
 
     @Override
     public String said(Throwable error) {
-        return Connector.messageOf(error, JedisDataException.class);
+        String said = Connector.messageOf(error, JedisDataException.class);
+        for (Throwable cause = error; said == null && cause != null; cause = cause.getCause()) {
+            for (Throwable reason : cause.getSuppressed()) { // why there is no map
+                said = Connector.messageOf(reason, JedisDataException.class);
+            }
+        }
+        return said;
     }
 
     @Override
@@ -178,10 +177,10 @@ public final class JedisConnector implements Connector {
     }
 
     @Override
-    public void close() {
-        JedisClusterInfoCache made = map;
-        if (made != null) {
-            made.close();
+    public synchronized void close() {
+        isClosed = true;
+        if (map != null) {
+            map.close();
         }
     }
 
@@ -205,7 +204,7 @@ public final class JedisConnector implements Connector {
             most.setTestOnBorrow(true);
             pool = new ConnectionPool(new ConnectionFactory(address, config) {
                 @Override
-                public boolean validateObject(PooledObject<Connection> one) { // a try is to meet none that has ended long ago
+                public boolean validateObject(PooledObject<Connection> one) { // so that a single attempt does not fail on a stale connection
                     return one.getIdleDuration().toMillis() < 1000 || super.validateObject(one);
                 }
             }, most);

@@ -2,11 +2,13 @@
 package dlock.lettuce;
 
 import static java.nio.charset.StandardCharsets.US_ASCII;
+import static java.nio.charset.StandardCharsets.UTF_8;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
 
 import dlock.Connector;
 import io.lettuce.core.AbstractRedisClient;
 import io.lettuce.core.ClientOptions;
+import io.lettuce.core.ClientOptions.DisconnectedBehavior;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisException;
@@ -17,6 +19,7 @@ import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.cluster.ClusterClientOptions;
 import io.lettuce.core.cluster.ClusterTopologyRefreshOptions;
 import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
 import io.lettuce.core.protocol.AsyncCommand;
@@ -24,6 +27,9 @@ import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.protocol.ProtocolVersion;
+import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.DefaultEventLoopGroupProvider;
+import io.lettuce.core.resource.EventLoopGroupProvider;
 import io.lettuce.core.sentinel.api.StatefulRedisSentinelConnection;
 import java.net.InetSocketAddress;
 import java.time.Duration;
@@ -31,16 +37,18 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.locks.LockSupport;
-import java.util.stream.Stream;
 
 /**
  * Connections by Lettuce, with the threads and the options of a client that exists. What a {@link RedisURI} says holds:
  * TLS, user, database, Sentinel.
  */
 public final class LettuceConnector implements Connector {
-    /** Limits how often a connect is repeated after Lettuce has lost the answer: on a busy machine, one in seventy times. */
+    /** Limits how often a failed handshake is repeated, of which Lettuce has lost the reason: on a busy machine one in seventy. */
     private static final int MOST_LOST = 3;
 
+    /** An I/O thread for the locks alone: what the program does in its client's threads holds up no lock. */
+    private final EventLoopGroupProvider threads = new DefaultEventLoopGroupProvider(1);
+    private final ClientResources resources;
     private final RedisClient own;
     private final ClientOptions options;
     private final RedisURI uri;
@@ -49,6 +57,8 @@ public final class LettuceConnector implements Connector {
     private volatile RedisClusterClient map;
     private StatefulRedisSentinelConnection<byte[], byte[]> sentinel;
     private volatile String primary;
+    private volatile Duration bound = Duration.ZERO;
+    private boolean isClosed;
 
     /** Connects to one server, or to what Sentinel says is the primary. */
     public LettuceConnector(RedisClient client, RedisURI uri) {
@@ -64,9 +74,11 @@ public final class LettuceConnector implements Connector {
     }
 
     private LettuceConnector(AbstractRedisClient client, RedisURI uri, RedisClusterClient cluster) {
-        if (Stream.of(RedisURI.class.getMethods()).noneMatch(method -> method.getName().equals("getCredentialsProvider"))) {
+        try {
+            new RedisURI().getCredentialsProvider();
+        } catch (LinkageError old) {
             throw new IllegalStateException("Lettuce must be 6.2 or later, not "
-                    + RedisURI.class.getPackage().getImplementationVersion());
+                    + RedisURI.class.getPackage().getImplementationVersion(), old);
         }
         if (client == null) {
             throw new IllegalArgumentException("client must not be null");
@@ -74,15 +86,18 @@ public final class LettuceConnector implements Connector {
         this.uri = uri;
         this.cluster = cluster;
         // A connection that came back by itself would send again what was cut off. The caller bounds each call.
-        options = client.getOptions().mutate().autoReconnect(false).protocolVersion(ProtocolVersion.RESP2)
-                .timeoutOptions(TimeoutOptions.builder().timeoutCommands(false).build()).build();
-        // Never shut down: with it Lettuce would end the threads that other clients of these resources have connections on.
-        own = RedisClient.create(client.getResources());
+        options = client.getOptions().mutate().autoReconnect(false).disconnectedBehavior(DisconnectedBehavior.REJECT_COMMANDS)
+                .protocolVersion(ProtocolVersion.RESP2).timeoutOptions(TimeoutOptions.builder().timeoutCommands(false).build()).build();
+        ClientResources theirs = client.getResources();
+        // What is named here is shared, so the end of ours does not end it.
+        resources = theirs.mutate().eventLoopGroupProvider(threads).eventExecutorGroup(theirs.eventExecutorGroup())
+                .timer(theirs.timer()).commandLatencyRecorder(theirs.commandLatencyRecorder()).build();
+        own = RedisClient.create(resources);
     }
 
     @Override
-    public boolean isCluster() {
-        return cluster != null;
+    public int slot(String key) {
+        return cluster == null ? 0 : SlotHash.getSlot(key.getBytes(UTF_8));
     }
 
     @Override
@@ -100,13 +115,16 @@ public final class LettuceConnector implements Connector {
     }
 
     @Override
-    public void refresh(Duration within) {
+    public synchronized void refresh(Duration within) {
+        if (isClosed) {
+            return;
+        }
         if (isWatched()) {
             findPrimary(within);
         } else if (map != null) {
             map.refreshPartitions();
         } else if (cluster != null) {
-            RedisClusterClient made = RedisClusterClient.create(cluster.getResources(), cluster.getPartitions().stream()
+            RedisClusterClient made = RedisClusterClient.create(resources, cluster.getPartitions().stream()
                     .map(node -> target(node.getUri(), node.getUri().getHost() + ":" + node.getUri().getPort(), within)).toList());
             made.setOptions(ClusterClientOptions.builder(bounded(within))
                     .topologyRefreshOptions(ClusterTopologyRefreshOptions.create()).build());
@@ -135,6 +153,7 @@ public final class LettuceConnector implements Connector {
     }
 
     private ClientOptions bounded(Duration within) {
+        bound = within;
         SocketOptions sockets = options.getSocketOptions().mutate().connectTimeout(within).build();
         return options.mutate().socketOptions(sockets).build();
     }
@@ -156,10 +175,7 @@ public final class LettuceConnector implements Connector {
         }
     }
 
-    /**
-     * Returns whether Lettuce has lost the server's answer: if a handshake fails before Lettuce has looked at it, it reports only
-     * that. Otherwise a wrong password would look like a server that cannot be reached.
-     */
+    /** Returns whether Lettuce has lost the server's answer. Otherwise a wrong password would look like a server that is away. */
     private static boolean isLost(RedisException error) {
         Throwable cause = error;
         while (cause.getCause() != null) {
@@ -179,7 +195,7 @@ public final class LettuceConnector implements Connector {
             target.setPort(from.getPort());
             target.setSocket(from.getSocket());
             target.setSentinelMasterId(from.getSentinelMasterId());
-            target.getSentinels().addAll(from.getSentinels());
+            from.getSentinels().forEach(one -> target.getSentinels().add(target(one, null, within)));
         } else {
             int colon = node.lastIndexOf(':');
             target.setHost(node.substring(0, colon));
@@ -206,10 +222,15 @@ public final class LettuceConnector implements Connector {
     }
 
     @Override
-    public void close() {
-        if (sentinel != null) {
-            sentinel.closeAsync();
+    public synchronized void close() {
+        isClosed = true;
+        long ms = bound.toMillis() + 1000; // a handshake that has begun ends in the I/O thread
+        if (map != null) {
+            map.shutdownAsync(ms, 2 * ms, MILLISECONDS);
         }
+        own.shutdownAsync(ms, 2 * ms, MILLISECONDS);
+        resources.shutdown(0, 0, MILLISECONDS);
+        threads.shutdown(ms, 2 * ms, MILLISECONDS);
     }
 
     @SuppressWarnings("deprecation") // Lettuce 6 must have a name(), Lettuce 7 would rather not.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 package dlock.spring;
 
-import static java.lang.System.Logger.Level.WARNING;
-
 import dlock.Connector;
 import dlock.DLocks;
 import dlock.Observer;
@@ -18,6 +16,7 @@ import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingClass;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnProperty;
 import org.springframework.boot.context.properties.EnableConfigurationProperties;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -48,9 +47,6 @@ public class DLockAutoConfiguration {
     @ConditionalOnMissingBean
     DLocks dlocks(Connector connector, DLockProperties properties, ObjectProvider<Observer> observer) {
         Settings usual = Settings.DEFAULT;
-        if (properties.queueGrace() != null) {
-            System.getLogger("dlock").log(WARNING, "dlock.queue-grace is the server''s dlock.claim-window-ms now");
-        }
         return new DLocks(connector, new Settings(or(properties.lease(), usual.lease()), or(properties.hangTimeout(), usual.hangTimeout()),
                 or(properties.replyTimeout(), usual.replyTimeout()), or(properties.clockMargin(), usual.clockMargin()),
                 observer.getIfAvailable(usual::observer)));
@@ -101,7 +97,8 @@ public class DLockAutoConfiguration {
     /** Spring Boot 4. */
     @Configuration(proxyBeanMethods = false)
     @ConditionalOnClass(name = "org.springframework.boot.health.contributor.HealthIndicator")
-    static class Healthy {
+    @ConditionalOnProperty(name = "management.health.dlock.enabled", matchIfMissing = true)
+    static class HealthConfiguration {
         @Bean
         org.springframework.boot.health.contributor.HealthIndicator dlockHealthIndicator(DLocks locks) {
             return () -> {
@@ -116,7 +113,8 @@ public class DLockAutoConfiguration {
     @Configuration(proxyBeanMethods = false)
     @ConditionalOnClass(name = "org.springframework.boot.actuate.health.HealthIndicator")
     @ConditionalOnMissingClass("org.springframework.boot.health.contributor.HealthIndicator")
-    static class HealthyBefore {
+    @ConditionalOnProperty(name = "management.health.dlock.enabled", matchIfMissing = true)
+    static class Boot3HealthConfiguration {
         @Bean
         org.springframework.boot.actuate.health.HealthIndicator dlockHealthIndicator(DLocks locks) {
             return () -> {

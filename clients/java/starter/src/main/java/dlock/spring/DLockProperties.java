@@ -13,11 +13,10 @@ import org.springframework.boot.context.properties.ConfigurationProperties;
  * @param prefix what the names of the LockRegistry's locks begin with
  * @param lease how long a lock lasts after this program dies or loses the server
  * @param hangTimeout how long a program that hangs keeps its locks
- * @param queueGrace has no effect: the server's {@code dlock.claim-window-ms} says how long a dead program's place is kept
  * @param replyTimeout how long a connect or a reply may take
  * @param clockMargin how long before its end a lease is believed to have ended
  */
 @ConfigurationProperties("dlock")
 public record DLockProperties(
-        String url, boolean clustered, String prefix, Duration lease, Duration hangTimeout, Duration queueGrace,
+        String url, boolean clustered, String prefix, Duration lease, Duration hangTimeout,
         Duration replyTimeout, Duration clockMargin) {}

@@ -3,6 +3,8 @@ package dlock.spring;
 
 import dlock.DLocks;
 import java.lang.reflect.Method;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Supplier;
 import org.aopalliance.intercept.MethodInterceptor;
 import org.aopalliance.intercept.MethodInvocation;
@@ -11,6 +13,7 @@ import org.springframework.boot.convert.DurationStyle;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
 import org.springframework.core.DefaultParameterNameDiscoverer;
 import org.springframework.core.annotation.AnnotatedElementUtils;
+import org.springframework.expression.Expression;
 import org.springframework.expression.spel.standard.SpelExpressionParser;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
@@ -19,6 +22,7 @@ import org.springframework.transaction.support.TransactionSynchronizationManager
 class LockedInterceptor implements MethodInterceptor {
     private final Supplier<DLocks> locks;
     private final SpelExpressionParser parser = new SpelExpressionParser();
+    private final Map<String, Expression> expressions = new ConcurrentHashMap<>();
     private final DefaultParameterNameDiscoverer names = new DefaultParameterNameDiscoverer();
 
     LockedInterceptor(Supplier<DLocks> locks) {
@@ -31,7 +35,7 @@ class LockedInterceptor implements MethodInterceptor {
         Method method = AopUtils.getMostSpecificMethod(call.getMethod(), target.getClass());
         Locked locked = AnnotatedElementUtils.findMergedAnnotation(method, Locked.class);
         var arguments = new MethodBasedEvaluationContext(target, method, call.getArguments(), names);
-        String key = parser.parseExpression(locked.value()).getValue(arguments, String.class);
+        String key = expressions.computeIfAbsent(locked.value(), parser::parseExpression).getValue(arguments, String.class);
         if (key == null || key.isEmpty()) {
             throw new IllegalArgumentException("the key of @Locked on " + method + " must not be empty");
         }

@@ -246,11 +246,14 @@ class RefusalTest {
     }
 
     @Test
-    void anOldPropertyIsReadForAWhile() {
-        program.withPropertyValues("dlock.queue-grace=4s", "dlock.hang-timeout=50s").run(context -> {
-            assertEquals(50, context.getBean(DLockProperties.class).hangTimeout().toSeconds());
-            assertTrue(context.getBean(DLocks.class) != null);
-        });
+    void theHealthOfTheLocksCanBeSwitchedOff() {
+        program.run(context -> assertTrue(context.containsBean("dlockHealthIndicator")));
+        program.withPropertyValues("management.health.dlock.enabled=false")
+                .run(context -> assertFalse(context.containsBean("dlockHealthIndicator")));
+    }
+
+    @Test
+    void aLeaseThatMakesNoSenseIsRefused() {
         assertThrows(IllegalStateException.class, () -> program.withPropertyValues("dlock.lease=1ms").run(
                 context -> context.getBean(DLocks.class)));
     }
