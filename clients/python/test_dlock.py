@@ -227,6 +227,18 @@ def test_an_owner_begins_with_host_and_process_and_is_never_used_again(server, l
 
 
 @alone
+@pytest.mark.parametrize("call", ["lock", "acquire", "try_lock"])
+def test_old_names_of_options(server, call):
+    with dlock.Locks(client("single")) as locks, pytest.warns(DeprecationWarning) as told:
+        taken = getattr(locks, call)(server.key, timeout=PATIENCE, owner="me")
+        with taken as hold:
+            assert "/me#" in hold.owner
+    told = [one for one in told if one.category is DeprecationWarning]
+    assert {str(one.message).split()[0] for one in told} == {"timeout", "owner"}
+    assert {one.filename for one in told} == {__file__}  # who uses the old name is shown
+
+
+@alone
 @pytest.mark.stops("single")
 def test_wait_over_a_pause(server, locks):
     locks.lock(server.key).release()  # it is connected

@@ -467,3 +467,22 @@ def test_the_programs_of_the_page(server, tmp_path, page, number):
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "lost" not in done.stderr
+
+
+def test_old_names_of_settings(server):
+    text = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            locks = Locks(client, queue_grace=4)
+            AsyncLocks(tasks, queue_grace=4)
+        say([[str(one.message), one.filename] for one in told if one.category is DeprecationWarning])
+        try:
+            Locks(client, bond=3)
+        except TypeError as error:
+            say(str(error))
+        locks.close()
+    """
+    said, _ = Program(server, text).end()
+    assert said[0] == [["queue_grace is the server's dlock.claim-window-ms now", "<string>"]] * 2
+    assert "bond" in said[1]

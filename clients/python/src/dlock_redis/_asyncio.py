@@ -256,7 +256,8 @@ class AsyncLocks(LocksBase["redis.asyncio.Redis | redis.asyncio.RedisCluster"]):
         """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
 
         The options are those of `lock`."""
-        return must(await self._take(self._request([key], blocking_timeout, options)), key, blocking_timeout)[0]
+        request = self._request([key], blocking_timeout, options)
+        return must(await self._take(request), key, request.wait)[0]
 
     @contextlib.asynccontextmanager
     async def many(
@@ -266,7 +267,7 @@ class AsyncLocks(LocksBase["redis.asyncio.Redis | redis.asyncio.RedisCluster"]):
         holds: dict[Name, AsyncHold] = {}
         async with contextlib.AsyncExitStack() as stack:
             for request in by_slot(self.client, self._request(keys, blocking_timeout, options)):
-                for hold in must(await self._take(request), request.keys[0], blocking_timeout):
+                for hold in must(await self._take(request), request.keys[0], request.wait):
                     holds[hold.key] = await stack.enter_async_context(hold)
             yield holds
 

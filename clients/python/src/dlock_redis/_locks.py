@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ._hold import HoldBase
 from ._session import Sessions
-from ._settings import Name, Observer, Settings
+from ._settings import Name, Observer, OldSettings, Settings, renamed, without_old
 from ._take import Request
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 C = TypeVar("C")
 H = TypeVar("H", bound=HoldBase)
@@ -33,16 +36,19 @@ class LocksBase(Generic[C]):
         reply_timeout: float = 3.0,
         clock_margin: float = 0.1,
         observer: Observer | None = None,
+        **old: Unpack[OldSettings],
     ):
         if not isinstance(client, tuple(self._kinds.values())):
             raise TypeError(f"client must be a {' or '.join(self._kinds)}, not {client!r}")
+        without_old(old)
         self.client = client
         self._settings = Settings(lease, hang_timeout, reply_timeout, clock_margin, observer)
         self._sessions: Any = self._make(client, self._settings)
         _all.add(self)
 
     def _request(self, keys: Iterable[Name], blocking_timeout: float | None, options: Any) -> Request:
-        return Request(self._settings, keys, blocking_timeout, **options)
+        wait = renamed(options, blocking_timeout)
+        return Request(self._settings, keys, wait, **options)
 
     def _begin_again(self) -> None:
         """Has a forked child begin with a session of its own. (It has one thread.)"""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+import warnings
+from typing import Any, TypedDict
 
 from ._clock import duration, seconds
 
@@ -46,6 +47,19 @@ class Settings:
         self.observer = observer or Observer()
 
 
+class OldSettings(TypedDict, total=False):
+    """Settings of earlier versions. They are accepted for one version, with a warning."""
+
+    queue_grace: float
+
+
+def without_old(old: OldSettings) -> None:
+    for name in old:
+        if name != "queue_grace":
+            raise TypeError(f"{name} is no setting of these locks")
+        warnings.warn("queue_grace is the server's dlock.claim-window-ms now", DeprecationWarning, 3)
+
+
 class Common(TypedDict, total=False):
     """Options of locks for threads and for tasks. See `Locks.lock`."""
 
@@ -55,3 +69,16 @@ class Common(TypedDict, total=False):
     lease: float | None
     max_hold: float | None
     actor: Name | None
+    owner: Name | None  # the old name of `actor`
+    timeout: float | None  # the old name of `blocking_timeout`
+
+
+def renamed(options: Any, blocking_timeout: float | None) -> float | None:
+    """Gives options the names of this version, and returns the time to wait."""
+    if "owner" in options:
+        warnings.warn("owner is called actor now, and locks are not re-entered", DeprecationWarning, 4)
+        options["actor"] = options.pop("owner")
+    if "timeout" in options:
+        warnings.warn("timeout is called blocking_timeout now", DeprecationWarning, 4)
+        blocking_timeout = options.pop("timeout")
+    return blocking_timeout

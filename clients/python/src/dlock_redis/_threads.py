@@ -254,7 +254,8 @@ class Locks(LocksBase["redis.Redis | redis.RedisCluster"]):
         """Takes the lock, and returns the hold. Raises `LockTimeout` if it is not granted in time.
 
         The options are those of `lock`."""
-        return must(self._take(self._request([key], blocking_timeout, options)), key, blocking_timeout)[0]
+        request = self._request([key], blocking_timeout, options)
+        return must(self._take(request), key, request.wait)[0]
 
     @contextlib.contextmanager
     def many(
@@ -264,7 +265,7 @@ class Locks(LocksBase["redis.Redis | redis.RedisCluster"]):
         holds: dict[Name, Hold] = {}
         with contextlib.ExitStack() as stack:
             for request in by_slot(self.client, self._request(keys, blocking_timeout, options)):
-                for hold in must(self._take(request), request.keys[0], blocking_timeout):
+                for hold in must(self._take(request), request.keys[0], request.wait):
                     holds[hold.key] = stack.enter_context(hold)
             yield holds
 
