@@ -3,6 +3,7 @@ package dlock;
 
 import static dlock.Clock.MS;
 import static dlock.Clock.NEVER;
+import static java.lang.System.Logger.Level.WARNING;
 
 import java.time.Duration;
 import java.util.List;
@@ -75,6 +76,17 @@ public final class Asking {
         }
         actor = name;
         return this;
+    }
+
+    /**
+     * Does what {@link #actor} does.
+     *
+     * @deprecated call that
+     */
+    @Deprecated
+    public Asking owner(String name) {
+        Sessions.LOG.log(WARNING, "owner(…) is called actor(…) now");
+        return actor(name);
     }
 
     /** Has this called once, by a thread of its own, when the hold is lost. */

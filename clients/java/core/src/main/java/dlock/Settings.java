@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static java.lang.System.Logger.Level.WARNING;
+
 import java.time.Duration;
 
 /**
@@ -44,6 +46,17 @@ public record Settings(
     /** Returns these settings with another time for a program that hangs. */
     public Settings hangTimeout(Duration hangTimeout) {
         return new Settings(lease, hangTimeout, replyTimeout, clockMargin, observer);
+    }
+
+    /**
+     * Changes nothing: how long a place is kept is the server's {@code dlock.claim-window-ms} now.
+     *
+     * @deprecated set that
+     */
+    @Deprecated
+    public Settings queueGrace(Duration queueGrace) {
+        Sessions.LOG.log(WARNING, "the setting queueGrace is the server''s dlock.claim-window-ms now");
+        return this;
     }
 
     /** Returns these settings with another time for a connect or a reply. */

@@ -274,4 +274,13 @@ class PromisesTest {
             System.exit(0);
         }
     }
+
+    @Test
+    @SuppressWarnings("deprecation")
+    void theOldNamesWorkForAWhile() throws Exception {
+        assertEquals(Settings.DEFAULT, Settings.DEFAULT.queueGrace(Duration.ofSeconds(20)));
+        try (Stage s = new Stage("jedis", "single"); Hold hold = s.locks().ask(s.key).owner("me").hold()) {
+            assertTrue(hold.owner().contains("/me#"), hold.owner());
+        }
+    }
 }
