@@ -81,6 +81,12 @@ func unreachable(why error) error {
 
 func badArgument(name, why string) error { return fmt.Errorf("%w: %s %s", ErrArgument, name, why) }
 
+// isAnswer reports whether a server has read the command, and will say nothing else. A refused login is of the connection.
+func isAnswer(err error) bool {
+	var said ServerError
+	return err == nil || errors.As(err, &said) && !passes(err) && said.code() != "WRONGPASS" && said.code() != "NOAUTH"
+}
+
 // passes: another connection, another node or a little time can mend it.
 func passes(err error) bool {
 	var said ServerError

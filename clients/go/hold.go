@@ -116,7 +116,7 @@ func (s *sessions) carry(ctx context.Context, e *errand) error {
 			return nil
 		case e.done:
 			return e.err
-		case ctx.Err() != nil || now() >= until || s.check() != nil:
+		case ctx.Err() != nil || now() >= until || !passes(err) || s.check() != nil:
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.send(e); ctx.Err() != nil {

@@ -194,8 +194,11 @@ func (p *pool) pipeline(ctx context.Context, commands [][]any) (answers []answer
 		_ = pipe.Process(ctx, cmd)
 		cmds = append(cmds, cmd)
 	}
-	_, _ = pipe.Exec(ctx)
+	_, failed := pipe.Exec(ctx)
 	for _, cmd := range cmds {
+		if cmd.Err() == nil && cmd.Val() == nil && failed != nil { // without a connection go-redis leaves it as it was made
+			cmd.SetErr(failed)
+		}
 		reply, err := p.result(by, sent, cmd)
 		answers = append(answers, answer{reply, err})
 	}

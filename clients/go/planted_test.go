@@ -67,7 +67,7 @@ var faults = []struct {
 		{"take.go", "s, key, one := t.s, t.request.keys[0], t.session\n", "s, key, one := t.s, t.request.keys[0], t.session\n\ts.send(&errand{key: key, words: []any{\"DLOCK.RELEASE\", key, t.owner, \"HOLDS\", 0}, until: never})\n"},
 	}},
 	{"a_late_request_is_given_back,a_loss_is_given_back,a_row_that_nobody_knows", []edit{{"session.go", "s.send(&errand{key: h.key, words: h.words(\"RELEASE\"), until: s.patience(h.lease)})", ""}}},
-	{"released_during_a_failover", []edit{{"session.go", "if e.done = err == nil || !passes(err); e.done", "if e.done = true; e.done"}}},
+	{"released_during_a_failover", []edit{{"session.go", "if e.done = isAnswer(err); e.done", "if e.done = true; e.done"}}},
 	{"released_while_the_server_is_away", []edit{{"hold.go", "if s.send(e); ctx.Err() != nil {", "if ctx.Err() != nil {"}}},
 	{"the_last_word", []edit{{"session.go", "\t\tl.isLast = true\n", "\t\tone.loop = nil\n\t\tif true {\n\t\t\treturn nil, 0\n\t\t}\n"}}},
 	{"a_free_lock_takes_two_commands", []edit{{"hold.go", "return now() >= h.since+h.lease/3", "return true"}}},
@@ -88,6 +88,8 @@ var faults = []struct {
 	{"TestAPauseLosesNothingThatTheServerHolds", []edit{{"clock.go", "c.grace = now() + within", "_ = within"}}},
 	{"TestAMapThatNobodyTellsStopsNoKeeper", []edit{{"library.go", "p.cluster.ReloadState(", "_, _ = p.cluster.Options().ClusterSlots("}}},
 	{"TestReleaseUnderAContextThatHasEnded", []edit{{"hold.go", "ctx = context.WithoutCancel(ctx)", "_ = ctx"}}},
+	{"TestAReleaseOutlastsARefusedConnection", []edit{{"library.go", "cmd.SetErr(failed)", "_ = failed"}, {"library.go", "cmd.Err() == nil && cmd.Val() == nil && failed != nil", "false"}}},
+	{"TestAReleaseOutlastsAWrongPassword", []edit{{"errors.go", ` && said.code() != "WRONGPASS" && said.code() != "NOAUTH"`, ""}}},
 	{"TestNoGoroutineIsLeft", []edit{{"session.go", "case s.closed, l.isOver && !isNeeded:", "case l.isOver && !isNeeded:"}, {"session.go", "if l.needed+linger < now() {", "if l.needed+linger < 0 {"}, {"session.go", "s.end()\n", ""}}},
 }
 

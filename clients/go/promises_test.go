@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -420,5 +421,54 @@ func TestAFullServerIsWaitedFor(t *testing.T) {
 		}
 		s.must(full.Close())
 		s.must(s.had(wait).Release(ctx))
+	}, "single")
+}
+
+// away is a server whose address can refuse every connection, as that of a server that was killed does.
+func (s stage) away() (options *redis.Options, leave, back func()) {
+	path, gone := s.path(addresses("single")[0]), &atomic.Bool{}
+	options = &redis.Options{Addr: path, Dialer: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if gone.Load() {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}}
+	return options, func() { gone.Store(true); s.control("cut " + path) }, func() { gone.Store(false) }
+}
+
+// A release that meets a refused connection was not answered, so it goes on. The lease would last for minutes.
+func TestAReleaseOutlastsARefusedConnection(t *testing.T) {
+	in(t, func(s stage) {
+		options, leave, back := s.away()
+		locks := s.with(redis.NewClient(options), Settings{Lease: 4 * patience, ReplyTimeout: 500 * time.Millisecond})
+		hold := s.lock(locks)
+		leave()
+		s.isError(hold.Release(ctx), ErrUnreachable)
+		time.Sleep(5 * pause) // it was tried in the background
+		back()
+		s.awaitGone()
+	}, "single")
+}
+
+// A refused login is no answer to a command: what was released during the change of a password is free after it.
+func TestAReleaseOutlastsAWrongPassword(t *testing.T) {
+	in(t, func(s stage) {
+		name, server := randomKey(), connection(addresses("single")[0])
+		password := func(word string) {
+			s.must(server.Do(ctx, "ACL", "SETUSER", name, "on", "resetpass", ">"+word, "~*", "&*", "+@all").Err())
+		}
+		password("one")
+		s.Cleanup(func() { server.Do(ctx, "ACL", "DELUSER", name) })
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path, Username: name, Password: "one"}),
+			Settings{Lease: 4 * patience, ReplyTimeout: time.Second})
+		hold := s.lock(locks)
+		password("two")
+		s.control("cut " + path)
+		err := hold.Release(ctx)
+		s.check(err != nil, "it was released")
+		time.Sleep(5 * pause)
+		password("one")
+		s.awaitGone()
 	}, "single")
 }

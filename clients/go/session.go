@@ -287,7 +287,7 @@ func (s *sessions) answered(e *errand, sent time.Duration, reply any, err error)
 	defer s.mu.Unlock()
 	e.tries++
 	e.err = err
-	if e.done = err == nil || !passes(err); e.done && e.then != nil {
+	if e.done = isAnswer(err); e.done && e.then != nil {
 		e.then(sent, reply, err)
 	}
 }
