@@ -164,3 +164,11 @@ func TestWhoWasDeposedResignsWithoutAnError(t *testing.T) {
 		s.must(election.Resign(ctx))
 	}, "single")
 }
+
+func TestNeverDoesNotOverflow(t *testing.T) {
+	for _, moment := range []time.Duration{0, time.Millisecond, 10 * 365 * 24 * time.Hour} {
+		if left := never - moment; left+time.Second < left || after(moment, never) != never {
+			t.Errorf("after %v there is no more time: %v", moment, left)
+		}
+	}
+}

@@ -246,7 +246,7 @@ func (t *take) next() ([]any, time.Duration) {
 	t.asked++
 	t.word = ""
 	s.asked[t.owner] = t // a row may be read before the answer
-	return t.request.words(s.name, t.owner, t.wait == 0, left), min(left, never-grace) + grace
+	return t.request.words(s.name, t.owner, t.wait == 0, left), left + grace
 }
 
 // answered reads [token, id], [[token, …], id], [0, place, id], null or an error.
@@ -434,7 +434,7 @@ func (t *take) failed(err error) {
 		t.fail(err)
 		return
 	}
-	if now()-t.warns >= warnEvery || t.warns < 0 {
+	if now()-t.warns >= warnEvery {
 		t.warns = now()
 		go t.s.log.Warn("still waiting for lock", "key", t.request.keys[0], "error", err)
 	}
