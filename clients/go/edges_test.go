@@ -172,3 +172,25 @@ func TestNeverDoesNotOverflow(t *testing.T) {
 		}
 	}
 }
+
+// A leader that was stopped is in doubt of its term, which the server may still have. It does not wait behind itself.
+func TestCampaignAfterAPauseDoesNotWaitForItself(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(4 * patience)
+		election, err := locks.Election(s.key, "me")
+		s.must(err)
+		first, err := election.Campaign(ctx)
+		s.must(err)
+		locks.sessions.mu.Lock()
+		first.held.end = now()
+		locks.sessions.clock.grace = now() + patience
+		locks.sessions.mu.Unlock()
+		s.check(!election.IsLeader() && first.Lost() == nil, "it is in no doubt")
+		soon, cancel := context.WithTimeout(ctx, patience/4)
+		defer cancel()
+		second, err := election.Campaign(soon)
+		s.must(err)
+		s.check(second.Token > first.Token && election.IsLeader(), "%d after %d", second.Token, first.Token)
+		s.must(election.Resign(ctx))
+	}, "single")
+}

@@ -65,6 +65,7 @@ func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
 	if hold := e.leading(); hold != nil {
 		return hold, nil
 	}
+	_ = e.Resign(ctx) // after a pause the server may still have the last term: else this candidate would wait for itself
 	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), Actor(e.name+"#"+rand.Text()))...)
 	if err != nil {
 		return nil, err
