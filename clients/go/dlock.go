@@ -13,6 +13,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"runtime"
@@ -222,7 +223,7 @@ func (l *Locks) IsHeld(ctx context.Context, key string) (bool, error) {
 // heldBy returns the reply to HELD.
 func (l *Locks) heldBy(ctx context.Context, key string) (any, error) {
 	s := l.sessions
-	if err := s.check(); err != nil {
+	if err := cmp.Or(s.check(), ctx.Err()); err != nil {
 		return nil, err
 	}
 	held, err := s.library.client.call(ctx, s.settings.ReplyTimeout, "DLOCK.HELD", key)

@@ -165,6 +165,20 @@ func TestWhoWasDeposedResignsWithoutAnError(t *testing.T) {
 	}, "single")
 }
 
+// A client of one node does not follow a slot. It says so.
+func TestGuardOfAPlainClientWhileTheSlotMoves(t *testing.T) {
+	alone(t, func(s stage) {
+		source := s.node(s.key)
+		hold := s.lock(s.with(redis.NewClient(&redis.Options{Addr: source.Options().Addr}), Settings{Lease: long, ReplyTimeout: time.Second}))
+		s.whileTheSlotMoves(func(askThere func(words ...any) any) {
+			s.migrate(source)
+			_, err := hold.Guard(ctx, "EXISTS", s.key)
+			s.check(err != nil && strings.HasPrefix(err.Error(), "ASK "), "%v", err)
+			askThere("DLOCK.FORCERELEASE", s.key)
+		})
+	}, "cluster")
+}
+
 func TestNeverDoesNotOverflow(t *testing.T) {
 	for _, moment := range []time.Duration{0, time.Millisecond, 10 * 365 * 24 * time.Hour} {
 		if left := never - moment; left+time.Second < left || after(moment, never) != never {

@@ -3,6 +3,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -205,7 +206,7 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	if len(command) == 0 {
 		return nil, badArgument("command", "must not be empty")
 	}
-	if err := s.check(); err != nil {
+	if err := cmp.Or(s.check(), ctx.Err()); err != nil {
 		return nil, err
 	}
 	reply, err := s.library.client.once(ctx, h.Key, append([]any{"DLOCK.GUARD", h.Key, h.Token}, command...)...)

@@ -216,10 +216,11 @@ func (p *pool) once(ctx context.Context, key string, words ...any) (any, error) 
 		_, isMoved := redirected(err, "MOVED")
 		_, isReplica := redirected(err, "READONLY")
 		switch {
-		case isAsk:
+		case isAsk && p.cluster != nil:
 			return p.asking(ctx, address, words, err)
-		case isMoved || isReplica && (isFirst || p.cluster != nil):
+		case p.cluster != nil && (isMoved || isReplica):
 			p.failed(p.cluster)
+		case isReplica && isFirst: // its pool was replaced
 		default:
 			return reply, err
 		}

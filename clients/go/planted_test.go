@@ -91,6 +91,7 @@ var faults = []struct {
 	{"TestAReleaseOutlastsARefusedConnection", []edit{{"library.go", "cmd.SetErr(failed)", "_ = failed"}, {"library.go", "cmd.Err() == nil && cmd.Val() == nil && failed != nil", "false"}}},
 	{"TestAReleaseOutlastsAWrongPassword", []edit{{"errors.go", ` && said.code() != "WRONGPASS" && said.code() != "NOAUTH"`, ""}}},
 	{"TestCampaignAfterAPauseDoesNotWaitForItself", []edit{{"election.go", "_ = e.Resign(ctx) // after", "// after"}}},
+	{"TestGuardOfAPlainClientWhileTheSlotMoves", []edit{{"library.go", "case isAsk && p.cluster != nil:", "case isAsk:"}}},
 	{"TestNoGoroutineIsLeft", []edit{{"session.go", "case s.closed, l.isOver && !isNeeded:", "case l.isOver && !isNeeded:"}, {"session.go", "if l.needed+linger < now() {", "if l.needed+linger < 0 {"}, {"session.go", "s.end()\n", ""}}},
 }
 

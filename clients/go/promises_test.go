@@ -472,3 +472,17 @@ func TestAReleaseOutlastsAWrongPassword(t *testing.T) {
 		s.awaitGone()
 	}, "single")
 }
+
+// Nothing was sent: the error is that of the context.
+func TestAnEndedContextIsTheError(t *testing.T) {
+	in(t, func(s stage) {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		_, err := s.locks.IsHeld(ended, s.key)
+		s.check(errors.Is(err, context.Canceled) && !errors.Is(err, ErrUnreachable), "%v", err)
+		hold := s.lock(s.locks)
+		_, err = hold.Guard(ended, "SET", s.key+":x", 1)
+		s.check(errors.Is(err, context.Canceled) && !errors.Is(err, ErrUnreachable), "%v", err)
+		s.must(hold.Release(ctx))
+	}, "single")
+}
