@@ -10,7 +10,7 @@ import (
 // Times are those of now, a clock that also counts while the machine is suspended, as leases do.
 
 const (
-	never   = time.Duration(1) << 62 // so far from the edge that sums with it do not overflow
+	never   = time.Duration(1) << 62      // so far from the edge that sums with it do not overflow
 	longest = 3_000_000_000 * time.Second // the server counts a little further
 	slice   = time.Second                 // nobody sleeps longer: timers may stand still while the machine is suspended
 	stall   = 500 * time.Millisecond      // a timer that is so late says that the process stood still

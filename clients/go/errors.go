@@ -87,6 +87,12 @@ func isAnswer(err error) bool {
 	return err == nil || errors.As(err, &said) && !passes(err) && said.code() != "WRONGPASS" && said.code() != "NOAUTH"
 }
 
+// mayHaveRun reports whether a command without an answer may have reached a server.
+func mayHaveRun(err error) bool {
+	var network *net.OpError
+	return errors.Is(err, ErrUnreachable) && passes(err) && !(errors.As(err, &network) && network.Op == "dial")
+}
+
 // passes: another connection, another node or a little time can mend it.
 func passes(err error) bool {
 	var said ServerError

@@ -473,6 +473,26 @@ func TestAReleaseOutlastsAWrongPassword(t *testing.T) {
 	}, "single")
 }
 
+// The request was granted, and its reply is lost: nobody has the lock, so it is free.
+func TestATryWithoutAReplyIsCancelled(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: 4 * patience})
+		s.must(s.had(s.startAt(ctx, locks, s.key+":other")).Release(ctx)) // a connection is open
+		s.control("delay " + path + " 2000")
+		tried := make(chan error, 1)
+		go func() {
+			_, err := locks.TryLock(ctx, s.key, 0)
+			tried <- err
+		}()
+		s.until("it is granted", func() bool { return s.holder() != nil })
+		s.control("cut " + path)
+		s.control("delay " + path + " 0")
+		s.isError(<-tried, ErrUnreachable)
+		s.awaitGone()
+	}, "single")
+}
+
 // Nothing was sent: the error is that of the context.
 func TestAnEndedContextIsTheError(t *testing.T) {
 	in(t, func(s stage) {

@@ -347,7 +347,7 @@ func (t *take) ended(word string) {
 
 // fail ends it with this error. What may be left of it is taken back.
 func (t *take) fail(err error) {
-	queued := t.asked > 1 || t.session != nil
+	queued := t.asked > 1 || t.session != nil || mayHaveRun(err)
 	t.err, t.taken = err, false
 	t.finish()
 	if queued && !errors.Is(err, ErrReplaced) {
@@ -360,7 +360,7 @@ func (t *take) fail(err error) {
 func (t *take) leave() {
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
-	isTaken := t.waiting && t.session.err == nil
+	isTaken := t.isQueued()
 	t.finish()
 	if t.holds == nil {
 		if t.asked > 0 && !t.taken {
@@ -401,7 +401,7 @@ func (t *take) result(ctx context.Context) error {
 }
 
 func (t *take) waitIn(one *session) {
-	t.session, t.waiting, t.waitsSince = one, true, now()
+	t.session, t.waiting, t.waitsSince, t.err = one, true, now(), nil
 	one.waits[t] = true
 	if t.word != "" { // the outcome came first
 		t.ended(t.word)
@@ -442,14 +442,20 @@ func (t *take) failed(err error) {
 }
 
 func (t *take) outOfTime() {
-	if t.isLate = true; t.err == nil && t.session != nil {
+	t.isLate = true
+	if t.err == nil && t.session != nil {
 		t.err = t.session.err
 	}
 	// The server has kept the place meanwhile: others have the lock, though the word about the end is late.
-	t.taken = t.err == nil && t.wait != 0 && t.waiting && t.session.heard > t.waitsSince
+	t.taken = t.wait != 0 && t.isQueued()
 	t.finish()
 	t.cancel()
 	t.giveBackFound()
+}
+
+// isQueued reports whether the server has kept the place: it has answered a SESSION that was sent since, and none has failed.
+func (t *take) isQueued() bool {
+	return t.waiting && t.session.err == nil && t.session.heard > t.waitsSince
 }
 
 // giveBackFound gives back half of several locks, which is none. The next request has another owner.
