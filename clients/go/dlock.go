@@ -167,7 +167,7 @@ func (l *Locks) acquire(ctx context.Context, key string, wait time.Duration, opt
 func (l *Locks) take(ctx context.Context, r *request, wait time.Duration) (holds []*Hold, err error) {
 	s, began, observer := l.sessions, now(), &l.sessions.settings.Observer
 	if err = s.check(); err == nil {
-		err = ctx.Err()
+		err = errorOf(ctx)
 	}
 	if err == nil {
 		t := newTake(ctx, s, r, wait)
@@ -204,7 +204,7 @@ func (l *Locks) With(
 		return err
 	}
 	defer func() {
-		if failed := hold.Release(ctx); err == nil && !hold.isLeft() {
+		if failed := hold.releaseIfHeld(ctx); err == nil {
 			err = failed
 		}
 	}()

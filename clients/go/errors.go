@@ -3,6 +3,7 @@
 package dlock
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -77,6 +78,15 @@ func unreachable(why error) error {
 		return why
 	}
 	return fmt.Errorf("%w: %w", ErrUnreachable, why)
+}
+
+// errorOf returns why the context has ended, with its cause if that says more, or nil.
+func errorOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 func badArgument(name, why string) error { return fmt.Errorf("%w: %s %s", ErrArgument, name, why) }

@@ -24,7 +24,6 @@ type held struct {
 	over       bool // lost, or given back
 	isRenewed  bool // a RENEW is under way
 	isTaken    bool // another one renews it
-	isLeft     bool // ReleaseAfter has left it to its lease
 	reason     string
 	why        error // what the last RENEW has come to
 	ended      context.Context
@@ -53,53 +52,57 @@ func (h *held) words(name string, more ...any) []any {
 }
 
 // finish ends the hold at the program's wish.
-func (s *sessions) finish(h *held, reason string) (from *session, err error) {
+func (s *sessions) finish(h *held, reason string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, ErrClosed
+		return ErrClosed
 	case h.over:
-		return nil, fmt.Errorf("%w: %s", ErrNotHeld, h.reason)
+		return fmt.Errorf("%w: %s", ErrNotHeld, h.reason)
 	}
-	from = h.session
 	h.over, h.reason = true, reason
 	s.leave(h, never)
-	return from, nil
+	return nil
 }
 
 // released is the errand that gives the hold back.
 func (s *sessions) released(h *held) (*errand, error) {
-	if _, err := s.finish(h, "it was given back before"); err != nil {
+	if err := s.finish(h, "it was given back before"); err != nil {
 		return nil, err
 	}
-	return &errand{
-		key: h.key, words: h.words("RELEASE"), until: s.patience(h.lease),
-		then: func(_ time.Duration, _ any, err error) {
-			delete(s.held, h.place())
-			if err != nil && !errors.Is(err, ErrNotHeld) { // it may not be given back
-				s.send(s.left(h, h.lease, nil))
-			}
-		},
-	}, nil
+	e := &errand{key: h.key, words: h.words("RELEASE"), until: s.patience(h.lease)}
+	e.then = func(_ time.Duration, _ any, err error) {
+		s.missed(h, e)
+		if err != nil && !errors.Is(err, ErrNotHeld) { // it may not be given back
+			s.send(s.left(h, h.lease))
+		}
+	}
+	return e, nil
 }
 
 // releasedAfter is the errand that leaves the lock taken for so long.
 func (s *sessions) releasedAfter(h *held, d time.Duration) (*errand, error) {
-	from, err := s.finish(h, "it was left to its lease")
-	if err != nil {
+	if err := s.finish(h, "it was left to its lease"); err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	h.isLeft = true
-	s.mu.Unlock()
-	return s.left(h, d, func(error) { // it is as it was
-		h.over, h.isLeft = false, false
-		s.held[h.place()] = h
-		if from != nil {
-			s.join(h, s.session(from.id, h.key))
+	e := s.left(h, d)
+	e.then = func(_ time.Duration, _ any, err error) {
+		s.missed(h, e)
+		if err != nil && !errors.Is(err, ErrNotHeld) { // not for so long: nobody has it any more
+			s.giveBack(h)
 		}
-	}), nil
+	}
+	return e, nil
+}
+
+// missed notes the answer to the end of a hold. If the server had ended it before, that was a loss.
+func (s *sessions) missed(h *held, e *errand) {
+	delete(s.held, h.place())
+	if e.tries == 1 && errors.Is(e.err, ErrNotHeld) {
+		h.over = false
+		s.lose(h, e.err.Error())
+	}
 }
 
 // carry says an errand until it is answered, and after the time for a reply, or the context's, in the background. What has
@@ -139,7 +142,7 @@ func (s *sessions) forget(h *held) {
 	defer s.mu.Unlock()
 	if !h.over {
 		s.lose(h, "it was forgotten: the program no longer refers to its Hold, and has not released it")
-		s.send(s.left(h, h.lease, nil))
+		s.send(s.left(h, h.lease))
 	}
 }
 
@@ -227,7 +230,8 @@ func (h *Hold) Release(ctx context.Context) error {
 }
 
 // ReleaseAfter gives the lock back at that time from now, by the server's clock: it stays taken until then, whether or not
-// this program lives, and nobody renews it. ErrNotHeld if it was lost.
+// this program lives, and nobody renews it. ErrNotHeld if it was lost. If the server refuses the time, the lock is released, and
+// the error says why.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return badArgument("d", "must be at least a millisecond")
@@ -236,11 +240,13 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	return h.carry(ctx, e, err)
 }
 
-func (h *Hold) isLeft() bool {
-	s := h.locks.sessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return h.held.isLeft
+// releaseIfHeld is Release for work that may have released the lock itself. A loss is still an error.
+func (h *Hold) releaseIfHeld(ctx context.Context) error {
+	err := h.Release(ctx)
+	if errors.Is(err, ErrNotHeld) && h.Lost() == nil {
+		return nil
+	}
+	return err
 }
 
 func (h *Hold) carry(ctx context.Context, e *errand, err error) error {
@@ -254,7 +260,7 @@ func (h *Hold) carry(ctx context.Context, e *errand, err error) error {
 	if h.end != nil {
 		h.end()
 	}
-	if released := s.settings.Observer.Released; released != nil {
+	if released := s.settings.Observer.Released; released != nil && !errors.Is(err, ErrNotHeld) {
 		released(h.Key, now()-h.held.since)
 	}
 	runtime.KeepAlive(h)

@@ -20,9 +20,13 @@ func (l *Locks) WithAll(
 	}
 	outer, inner, holds := ctx, ctx, map[string]*Hold{}
 	defer func() {
+		failed := make(chan error, len(holds))
 		for _, hold := range holds {
-			if failed := hold.Release(outer); err == nil && !hold.isLeft() {
-				err = failed
+			go func() { failed <- hold.releaseIfHeld(outer) }()
+		}
+		for range holds {
+			if one := <-failed; err == nil {
+				err = one
 			}
 		}
 	}()

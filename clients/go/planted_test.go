@@ -73,7 +73,7 @@ var faults = []struct {
 	{"a_free_lock_takes_two_commands", []edit{{"hold.go", "return now() >= h.since+h.lease/3", "return true"}}},
 	{"said_twice", []edit{{"take.go", "if t.wait == 0 || !passes(err) {", "if true {"}}},
 	{"two_actors_of_one_client,an_actor_that_waits_for_itself", []edit{{"session.go", `return s.name + "/" + actor + "#" + number`, `return s.name + "/" + number`}}},
-	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", "\t\ts.send(s.left(h, h.lease, nil))\n\t}\n}", "\t\ts.giveBack(h)\n\t}\n}"}}},
+	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", "\t\ts.send(s.left(h, h.lease))\n\t}\n}", "\t\ts.giveBack(h)\n\t}\n}"}}},
 	{"max_hold", []edit{{"take.go", "h.bound = after(h.since, r.maxHold)", "h.bound = never"}}},
 	{"release_after,TestReleaseAfter", []edit{{"hold.go", "releasedAfter(h.held, d)", "released(h.held)"}}},
 	{"many_of_one_slot", []edit{{"many.go", "return [][]string{keys}", "for _, key := range keys {\n\t\t\tgroups = append(groups, []string{key})\n\t\t}\n\t\treturn groups"}}},
@@ -93,6 +93,8 @@ var faults = []struct {
 	{"TestCampaignAfterAPauseDoesNotWaitForItself", []edit{{"election.go", "_ = e.Resign(ctx) // after", "// after"}}},
 	{"TestGuardOfAPlainClientWhileTheSlotMoves", []edit{{"library.go", "case isAsk && p.cluster != nil:", "case isAsk:"}}},
 	{"TestATryWithoutAReplyIsCancelled", []edit{{"take.go", " || mayHaveRun(err)", ""}}},
+	{"TestALossThatAReleaseFindsIsALoss", []edit{{"hold.go", "e.tries == 1 && errors", "false && errors"}}},
+	{"TestARefusedReleaseAfterReleases", []edit{{"hold.go", "\t\t\ts.giveBack(h)\n", ""}}},
 	{"TestNoGoroutineIsLeft", []edit{{"session.go", "case s.closed, l.isOver && !isNeeded:", "case l.isOver && !isNeeded:"}, {"session.go", "if l.needed+linger < now() {", "if l.needed+linger < 0 {"}, {"session.go", "s.end()\n", ""}}},
 }
 

@@ -493,6 +493,79 @@ func TestATryWithoutAReplyIsCancelled(t *testing.T) {
 	}, "single")
 }
 
+// The server does not know so long a time: the error says so, and the lock is free.
+func TestARefusedReleaseAfterReleases(t *testing.T) {
+	in(t, func(s stage) {
+		released := 0
+		locks := s.with(client("single", "", "", ""), Settings{Lease: long, Observer: Observer{Released: func(string, time.Duration) { released++ }}})
+		hold := s.lock(locks)
+		err := hold.ReleaseAfter(ctx, 100*365*24*time.Hour)
+		var said ServerError
+		s.check(errors.As(err, &said), "%v", err)
+		s.awaitGone()
+		s.isError(hold.Release(ctx), ErrNotHeld)
+		s.check(released == 1, "%d", released)
+	}, "single")
+}
+
+// Ten locks cost no more time than one.
+func TestWithAllReleasesAllAtOnce(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: 4 * patience, ReplyTimeout: time.Second})
+		var keys []string
+		for i := range 10 {
+			keys = append(keys, fmt.Sprint(s.key, i))
+		}
+		var began time.Time
+		err := locks.WithAll(ctx, keys, func(context.Context, map[string]*Hold) error {
+			s.control("silence " + path)
+			began = time.Now()
+			return nil
+		})
+		s.isError(err, ErrUnreachable)
+		s.check(time.Since(began) < 2*time.Second+lateness(), "%v", time.Since(began))
+		s.control("sound " + path)
+		for _, key := range keys {
+			s.until("it is free", func() bool { return s.askAt(key, "DLOCK.INFO", key) == nil })
+		}
+	}, "single")
+}
+
+// The release finds the loss: whoever listens for losses hears of it, too.
+func TestALossThatAReleaseFindsIsALoss(t *testing.T) {
+	in(t, func(s stage) {
+		lost := make(chan error, 1)
+		locks := s.with(client("single", "", "", ""), Settings{Lease: 4 * patience})
+		hold := s.lock(locks, OnLost(func(why error) { lost <- why }))
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		s.isError(hold.Release(ctx), ErrNotHeld)
+		s.isError(hold.Lost(), ErrNotHeld)
+		s.isError(<-lost, ErrNotHeld)
+	}, "single")
+}
+
+// While the second slot is waited for the first one's lock is lost: the error says so, and not that the caller has cancelled.
+func TestWithAllTellsOfALossDuringTheWait(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(lease)
+		first, second := s.key, "{"+randomKey()+"}lock"
+		for locks.bySlot([]string{first, second})[0][0] != first {
+			second = "{" + randomKey() + "}lock"
+		}
+		s.askAt(second, "DLOCK.ACQUIRE", second, "other", 600_000)
+		result := make(chan error, 1)
+		go func() {
+			result <- locks.WithAll(ctx, []string{first, second}, func(context.Context, map[string]*Hold) error { return nil })
+		}()
+		s.awaitQueuedAt(second, 1)
+		s.ask("DLOCK.FORCERELEASE", first)
+		err := <-result
+		s.isError(err, ErrNotHeld)
+		s.awaitQueuedAt(second, 0)
+	}, "cluster")
+}
+
 // Nothing was sent: the error is that of the context.
 func TestAnEndedContextIsTheError(t *testing.T) {
 	in(t, func(s stage) {

@@ -366,15 +366,10 @@ func (s *sessions) giveBack(h *held) {
 }
 
 // left is the errand that has the server renew a hold no more: it ends by its lease.
-func (s *sessions) left(h *held, lease time.Duration, then func(err error)) *errand {
+func (s *sessions) left(h *held, lease time.Duration) *errand {
 	return &errand{
 		key: h.key, words: h.words("RENEW", millis(lease)), until: s.patience(h.lease),
-		then: func(_ time.Duration, _ any, err error) {
-			delete(s.held, h.place())
-			if then != nil && err != nil && !errors.Is(err, ErrNotHeld) {
-				then(err)
-			}
-		},
+		then: func(time.Duration, any, error) { delete(s.held, h.place()) },
 	}
 }
 

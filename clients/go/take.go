@@ -375,7 +375,7 @@ func (t *take) leave() {
 func (t *take) result(ctx context.Context) error {
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
-	key, why, ended := t.request.keys[0], t.err, ctx.Err()
+	key, why, ended := t.request.keys[0], t.err, errorOf(ctx)
 	switch {
 	case t.taken:
 		why = ErrTaken
