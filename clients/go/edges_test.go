@@ -187,6 +187,27 @@ func TestNeverDoesNotOverflow(t *testing.T) {
 	}
 }
 
+// A pool is replaced once for all the calls that have failed with it, and not again at once: a thousand waits may be refused.
+func TestAPoolIsNotReplacedForEachFailure(t *testing.T) {
+	made := 0
+	l := newLibrary(time.Second, func() redis.UniversalClient {
+		made++
+		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	})
+	defer l.close()
+	before := made
+	for range 100 {
+		l.client.failed(l.client.get())
+	}
+	if made > before+2 {
+		t.Errorf("%d clients for a hundred failures", made-before)
+	}
+	// A burst that waits for a connection is no silence of the server.
+	if o := bounded(&redis.Options{}, time.Second); o.PoolTimeout > time.Second-pause {
+		t.Errorf("a full pool looks like a silent server after %v", o.PoolTimeout)
+	}
+}
+
 // A leader that was stopped is in doubt of its term, which the server may still have. It does not wait behind itself.
 func TestCampaignAfterAPauseDoesNotWaitForItself(t *testing.T) {
 	in(t, func(s stage) {

@@ -63,11 +63,12 @@ type pool struct {
 	twin    *pool                // leads to the same servers
 	mu      sync.Mutex
 	current redis.UniversalClient
+	made    time.Duration // when the current one took another one's place
 	closed  bool
 }
 
 func newPool(connect func() redis.UniversalClient, within time.Duration) *pool {
-	p := &pool{connect: connect, within: within, current: connect()}
+	p := &pool{connect: connect, within: within, current: connect(), made: -never}
 	p.cluster, _ = p.current.(*redis.ClusterClient)
 	return p
 }
@@ -88,12 +89,13 @@ func (p *pool) failed(one redis.UniversalClient) {
 func (p *pool) replace(one redis.UniversalClient) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.closed || p.current != one:
+	if p.closed || p.current != one || now()-p.made < pause {
 		return false
-	case p.cluster != nil:
+	}
+	p.made = now()
+	if p.cluster != nil {
 		p.cluster.ReloadState(context.Background())
-	default:
+	} else {
 		p.current = p.connect()
 		time.AfterFunc(p.within, func() { _ = one.Close() }) // then no call is under way
 	}
@@ -115,7 +117,8 @@ const ours = `{"DialerRetries": 1, "MaintNotificationsConfig": null, "PushNotifi
 func bounded(of *redis.Options, within time.Duration) *redis.Options {
 	o := *of
 	_ = json.Unmarshal([]byte(ours), &o)
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = within, within, within, within
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = within, within, within
+	o.PoolTimeout = within * 2 / 3 // a full pool is no silent server
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol, o.Limiter = -1, true, 2, nil
 	o.MinIdleConns = 0
 	return &o
@@ -124,7 +127,8 @@ func bounded(of *redis.Options, within time.Duration) *redis.Options {
 func boundedCluster(of *redis.ClusterOptions, within time.Duration) *redis.ClusterOptions {
 	o := *of
 	_ = json.Unmarshal([]byte(ours), &o)
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = within, within, within, within
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = within, within, within
+	o.PoolTimeout = within * 2 / 3 // a full pool is no silent server
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol = -1, true, 2
 	o.MinIdleConns, o.ReadOnly, o.RouteByLatency, o.RouteRandomly = 0, false, false, false // replicas know no session
 	return &o
@@ -133,7 +137,8 @@ func boundedCluster(of *redis.ClusterOptions, within time.Duration) *redis.Clust
 func boundedFailover(of *redis.FailoverOptions, within time.Duration) *redis.FailoverOptions {
 	o := *of
 	_ = json.Unmarshal([]byte(ours), &o)
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = within, within, within, within
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = within, within, within
+	o.PoolTimeout = within * 2 / 3 // a full pool is no silent server
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol = -1, true, 2
 	o.MinIdleConns, o.ReplicaOnly = 0, false
 	return &o
