@@ -208,6 +208,24 @@ func TestAPoolIsNotReplacedForEachFailure(t *testing.T) {
 	}
 }
 
+// What was released in an outage that outlasts it is forgotten.
+func TestAReleaseThatNobodyAnswersIsForgotten(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		short := time.Second
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: short, HangTimeout: short, ReplyTimeout: short})
+		hold := s.lock(locks)
+		s.control("silence " + path)
+		_ = hold.Release(ctx)
+		s.until("nothing of it is left here", func() bool {
+			locks.sessions.mu.Lock()
+			defer locks.sessions.mu.Unlock()
+			return len(locks.sessions.held) == 0 && len(locks.sessions.errands) == 0
+		})
+		s.control("sound " + path)
+	}, "single")
+}
+
 // A leader that was stopped is in doubt of its term, which the server may still have. It does not wait behind itself.
 func TestCampaignAfterAPauseDoesNotWaitForItself(t *testing.T) {
 	in(t, func(s stage) {

@@ -344,15 +344,23 @@ func (s *sessions) say(place string) {
 func (s *sessions) batch(place string) []*errand {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	left := slices.DeleteFunc(s.errands[place], func(e *errand) bool {
-		return e.done || e.until <= now() || e.needed != nil && !e.needed()
-	})
-	s.errands[place] = left
+	var left []*errand
+	for _, e := range s.errands[place] {
+		switch {
+		case e.done || e.needed != nil && !e.needed():
+		case e.until > now():
+			left = append(left, e)
+		case e.then != nil: // nothing of it can be left there
+			e.then(0, nil, ErrNotHeld)
+		}
+	}
 	if len(left) == 0 || s.closed {
 		delete(s.errands, place)
 		return nil
 	}
-	return slices.Clone(left[:min(len(left), batch)])
+	n := min(len(left), batch)
+	s.errands[place] = slices.Concat(left[n:], left[:n]) // what fails goes to the end, and delays nothing
+	return left[:n]
 }
 
 // patience is when nothing of a client can be left at a server that does not hear of it.
@@ -403,7 +411,7 @@ func (s *sessions) renew(h *held) {
 func (s *sessions) told(sent time.Duration, reply any, key string) (one *session, rows int) {
 	answer, _ := reply.([]any)
 	if len(answer) != 4 {
-		return s.session(0, key), 0
+		return nil, 0
 	}
 	one = s.session(number(answer[0]), key)
 	one.heard = max(one.heard, sent)
@@ -585,8 +593,12 @@ func (l *loop) answered(sent time.Duration, reply any, err error) {
 	one.err, l.warned = nil, false
 	answer, rows := s.told(sent, reply, one.key)
 	switch {
+	case answer == nil:
+		l.failed(fmt.Errorf("no answer to DLOCK.SESSION: %v", reply))
+		return
 	case answer != one:
 		s.gone(one)
+		s.tidy(answer)
 		l.isOver = true
 	case l.isLast:
 		l.isOver = true

@@ -303,11 +303,11 @@ func (t *take) granted(key string, token int64, one *session, end time.Duration)
 		return
 	}
 	t.holds = t.found
-	t.finish()
 	for _, h := range t.holds {
 		s.held[h.place()] = h
 		s.join(h, one)
 	}
+	t.finish() // it may forget a session with nothing in it
 }
 
 // ended: a row tells of an outcome that is no grant, or the session is gone. While there is time it asks again.
@@ -486,10 +486,9 @@ func (t *take) cancel() {
 				return
 			}
 			s.send(&errand{ // it may be held, and nobody hears of it
-				key: key, words: []any{"DLOCK.SESSION", key, s.name, 1}, until: never,
+				key: key, words: []any{"DLOCK.SESSION", key, s.name, 1}, until: s.patience(t.request.lease),
 				then: func(sent time.Duration, reply any, err error) {
-					if err == nil {
-						told, _ := s.told(sent, reply, key)
+					if told, _ := s.told(sent, reply, key); told != nil {
 						s.tidy(told)
 					}
 				},
