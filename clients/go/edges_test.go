@@ -247,3 +247,32 @@ func TestCampaignAfterAPauseDoesNotWaitForItself(t *testing.T) {
 		s.must(election.Resign(ctx))
 	}, "single")
 }
+
+// The server renews the hold, and one answer of it is lost with its connection: the next one comes in time.
+func TestOneLostAnswerCostsNoHold(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		hold := s.lock(s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: lease}))
+		s.awaitKept(hold, 1)
+		s.control("strand " + path)
+		s.awaitKept(hold, 4)
+		_ = hold.Release(ctx) // by the other pool's connection, which is stranded too
+		s.awaitGone()
+	}, "single")
+}
+
+// A loss by the clock says since when nobody has confirmed the hold.
+func TestTheReasonOfALossHasNumbers(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		hold := s.lock(s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: lease}))
+		s.awaitKept(hold, 1)
+		s.control("silence " + path)
+		s.isLost(hold)
+		var since float64
+		_, words, _ := strings.Cut(hold.Lost().Error(), "the last answer was sent ")
+		_, err := fmt.Sscanf(words, "%f s ago", &since)
+		s.check(err == nil && since > 2 && since < 3+lateness().Seconds(), "%v", hold.Lost())
+		s.control("sound " + path)
+	}, "single")
+}

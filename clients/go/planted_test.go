@@ -95,6 +95,8 @@ var faults = []struct {
 	{"TestATryWithoutAReplyIsCancelled", []edit{{"take.go", " || mayHaveRun(err)", ""}}},
 	{"TestALossThatAReleaseFindsIsALoss", []edit{{"hold.go", "e.tries == 1 && errors", "false && errors"}}},
 	{"TestARefusedReleaseAfterReleases", []edit{{"hold.go", "\t\t\ts.giveBack(h)\n", ""}}},
+	{"TestOneLostAnswerCostsNoHold", []edit{{"session.go", "min(max(lease/2, 500*time.Millisecond), s.settings.ReplyTimeout)", "s.settings.ReplyTimeout"}}},
+	{"TestTheReasonOfALossHasNumbers", []edit{{"session.go", "last = max(last, h.session.heard)", ""}}},
 	{"TestNoGoroutineIsLeft", []edit{{"session.go", "case s.closed, l.isOver && !isNeeded:", "case l.isOver && !isNeeded:"}, {"session.go", "if l.needed+linger < now() {", "if l.needed+linger < 0 {"}, {"session.go", "s.end()\n", ""}}},
 }
 

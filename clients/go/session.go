@@ -253,7 +253,11 @@ func (s *sessions) ring() {
 
 // expire reports a hold whose believed end has passed. The server may have it still, so it is given back.
 func (s *sessions) expire(h *held) {
-	reason := "nobody has confirmed it before its end"
+	last := h.since
+	if h.session != nil {
+		last = max(last, h.session.heard)
+	}
+	reason := fmt.Sprintf("nobody has confirmed it before its end: the last answer was sent %.1f s ago", (now() - last).Seconds())
 	why := h.why
 	if why == nil && h.session != nil {
 		why = h.session.err
@@ -532,7 +536,7 @@ type loop struct {
 	session                 *session
 	isFirst, isLast, isOver bool
 	needed, notBefore       time.Duration
-	block                   time.Duration
+	block, slack            time.Duration // of the call: its BLOCK, and a sixth of the shortest lease
 	warned                  bool
 }
 
@@ -561,25 +565,24 @@ func (l *loop) next() ([]any, time.Duration) {
 	if isNeeded {
 		l.needed = now()
 	}
+	lease := s.settings.Lease
+	for _, h := range one.holds {
+		lease = min(lease, h.lease)
+	}
+	l.block, l.slack = 0, lease/6
+	within := min(max(lease/2, 500*time.Millisecond), s.settings.ReplyTimeout) // one lost answer costs no hold
 	words := make([]any, 0, 9)
 	words = append(words, "DLOCK.SESSION", one.anyKey(), s.name)
 	if l.needed+linger < now() { // what an answer that was lost has granted is renewed for nobody
 		l.isLast = true
-		return append(words, 1, "SEEN", one.id, one.seen), s.settings.ReplyTimeout
-	}
-	lease := never
-	for _, h := range one.holds {
-		lease = min(lease, h.lease)
-	}
-	if lease == never {
-		lease = s.settings.Lease
+		return append(words, 1, "SEEN", one.id, one.seen), within
 	}
 	words = append(words, millis(s.settings.HangTimeout), "SEEN", one.id, one.seen)
-	if l.block = 0; !l.isFirst {
-		l.block = min(time.Second, lease/3, s.settings.ReplyTimeout/2)
+	if !l.isFirst {
+		l.block = min(time.Second, l.slack, s.settings.ReplyTimeout/2)
 		words = append(words, "BLOCK", millis(l.block))
 	}
-	return words, s.settings.ReplyTimeout
+	return words, within
 }
 
 func (l *loop) answered(sent time.Duration, reply any, err error) {
@@ -605,7 +608,7 @@ func (l *loop) answered(sent time.Duration, reply any, err error) {
 	case rows == 0 && !l.isFirst && now()-sent < l.block-10*time.Millisecond:
 		l.notBefore = sent + quiet
 	}
-	l.isFirst, l.isLast = false, false
+	l.isFirst, l.isLast = now()-sent > l.block+l.slack, false // a late answer: the next one is not to wait
 }
 
 func (l *loop) failed(err error) {
