@@ -48,7 +48,7 @@ func (l *Locks) Election(key, name string, options ...Option) (*Election, error)
 	if name == "" {
 		return nil, badArgument("name", "must not be empty")
 	}
-	if _, err := newRequest(l.sessions, []string{key}, options); err != nil {
+	if _, err := l.newRequest([]string{key}, options); err != nil {
 		return nil, err
 	}
 	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
@@ -175,20 +175,20 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 		defer tick.Stop()
 		var last Leader
 		for first := true; ; {
-			now, err := e.Leader(ctx)
+			leader, err := e.Leader(ctx)
 			var news chan Leader
-			if err == nil && (first || now != last) {
+			if err == nil && (first || leader != last) {
 				news = leaders
 			}
 			for asks := false; !asks; {
 				select {
-				case news <- now:
-					first, last, news = false, now, nil
+				case news <- leader:
+					first, last, news = false, leader, nil
 				case <-tick.C: // whoever has not read it yet gets what is then
 					asks = true
 				case <-ctx.Done():
 					return
-				case <-e.locks.sessions.ctx.Done():
+				case <-e.locks.ctx.Done():
 					return
 				}
 			}

@@ -94,17 +94,17 @@ func badArgument(name, why string) error { return fmt.Errorf("%w: %s %s", ErrArg
 // isAnswer reports whether a server has read the command, and will say nothing else. A refused login is of the connection.
 func isAnswer(err error) bool {
 	var said ServerError
-	return err == nil || errors.As(err, &said) && !passes(err) && said.code() != "WRONGPASS" && said.code() != "NOAUTH"
+	return err == nil || errors.As(err, &said) && !isTransient(err) && said.code() != "WRONGPASS" && said.code() != "NOAUTH"
 }
 
 // mayHaveRun reports whether a command without an answer may have reached a server.
 func mayHaveRun(err error) bool {
 	var network *net.OpError
-	return errors.Is(err, ErrUnreachable) && passes(err) && !(errors.As(err, &network) && network.Op == "dial")
+	return errors.Is(err, ErrUnreachable) && isTransient(err) && !(errors.As(err, &network) && network.Op == "dial")
 }
 
-// passes: another connection, another node or a little time can mend it.
-func passes(err error) bool {
+// isTransient reports whether to retry: another connection, another node or time may help.
+func isTransient(err error) bool {
 	var said ServerError
 	if errors.As(err, &said) {
 		return slices.Contains(passing, said.code()) || strings.HasPrefix(string(said), "ERR max number of clients reached")

@@ -14,56 +14,31 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A library is two go-redis clients like the program's, with our bounds and without retries: go-redis makes the connections,
-// so TLS, users, Unix sockets, Sentinels and clusters are its business. The keeper is for loops and errands: they wait for
-// no connection of a pool that a thousand takes wait for.
-type library struct {
-	client, keeper *pool
-	within         time.Duration
-}
-
-func libraryOf(client redis.UniversalClient, within time.Duration) (*library, error) {
+// copies returns a function that makes clients like the program's, with our bounds and without retries: go-redis makes the
+// connections, so TLS, users, Unix sockets, Sentinels and clusters are its business.
+func copies(client redis.UniversalClient, within time.Duration) (func() redis.UniversalClient, error) {
 	switch client := client.(type) {
 	case *redis.Client:
 		if client != nil {
-			return newLibrary(within, func() redis.UniversalClient {
-				return redis.NewClient(bounded(client.Options(), within))
-			}), nil
+			return func() redis.UniversalClient { return redis.NewClient(bounded(client.Options(), within)) }, nil
 		}
 	case *redis.ClusterClient:
 		if client != nil {
-			return newLibrary(within, func() redis.UniversalClient {
-				return redis.NewClusterClient(boundedCluster(client.Options(), within))
-			}), nil
+			return func() redis.UniversalClient { return redis.NewClusterClient(boundedCluster(client.Options(), within)) }, nil
 		}
 	}
 	return nil, badArgument("client", fmt.Sprintf("must be a *redis.Client or a *redis.ClusterClient, not %T", client))
 }
 
-func newLibrary(within time.Duration, connect func() redis.UniversalClient) *library {
-	l := &library{newPool(connect, within), newPool(connect, within), within}
-	l.client.twin, l.keeper.twin = l.keeper, l.client
-	return l
-}
-
-func (l *library) isCluster() bool { return l.keeper.cluster != nil }
-
-func (l *library) close() {
-	l.client.close()
-	l.keeper.close()
-}
-
-// A pool is a client of go-redis. After a time-out or a READONLY its connections may all lead to a former primary, and
-// go-redis drops only the one: so another client takes its place. A cluster's client has a pool for each node, and reads
-// where the slots are.
+// A pool is a client of go-redis. After a time-out all idle connections may lead to a former primary, but go-redis closes only
+// one: so the pool replaces its client. A cluster's client has a pool for each node, and reads where the slots are.
 type pool struct {
 	connect func() redis.UniversalClient
 	within  time.Duration
-	cluster *redis.ClusterClient // the same one, or nil
-	twin    *pool                // leads to the same servers
+	cluster *redis.ClusterClient // the current client, or nil
 	mu      sync.Mutex
 	current redis.UniversalClient
-	made    time.Duration // when the current one took another one's place
+	made    time.Duration // when it replaced another one
 	closed  bool
 }
 
@@ -79,27 +54,20 @@ func (p *pool) get() redis.UniversalClient {
 	return p.current
 }
 
-// failed is called when there was no answer, or one of a replica.
-func (p *pool) failed(one redis.UniversalClient) {
-	if p.replace(one) {
-		p.twin.replace(p.twin.get())
-	}
-}
-
-func (p *pool) replace(one redis.UniversalClient) bool {
+// failed replaces the client that gave no answer, or has a cluster's client read the slots again.
+func (p *pool) failed(client redis.UniversalClient) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.current != one || now()-p.made < pause {
-		return false
+	if p.closed || p.current != client || now()-p.made < pause {
+		return
 	}
 	p.made = now()
 	if p.cluster != nil {
 		p.cluster.ReloadState(context.Background())
-	} else {
-		p.current = p.connect()
-		time.AfterFunc(p.within, func() { _ = one.Close() }) // then no call is under way
+		return
 	}
-	return true
+	p.current = p.connect()
+	time.AfterFunc(p.within, func() { _ = client.Close() }) // then no call is under way
 }
 
 func (p *pool) close() {
@@ -169,12 +137,8 @@ func (p *pool) result(by redis.UniversalClient, sent time.Duration, cmd *redis.C
 	switch {
 	case err == nil, errors.Is(err, redis.Nil):
 		return reply, nil
-	case errors.As(err, &said):
-		told := ServerError(said.Error())
-		if told.code() == "READONLY" {
-			p.failed(by)
-		}
-		return nil, told
+	case errors.As(err, &said): // after a READONLY go-redis closes the connection
+		return nil, ServerError(said.Error())
 	case p.cluster != nil || now()-sent > p.within-pause: // a caller's own deadline says nothing of the server
 		p.failed(by)
 	}
@@ -188,14 +152,14 @@ type answer struct {
 }
 
 // pipeline sends commands in one go.
-func (p *pool) pipeline(ctx context.Context, commands [][]any) (answers []answer) {
+func (p *pool) pipeline(ctx context.Context, deliveries []*delivery) (answers []answer) {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
 	by, sent := p.get(), now()
 	pipe := by.Pipeline()
 	var cmds []*redis.Cmd
-	for _, words := range commands {
-		cmd := command(ctx, words)
+	for _, d := range deliveries {
+		cmd := command(ctx, d.words)
 		_ = pipe.Process(ctx, cmd)
 		cmds = append(cmds, cmd)
 	}
@@ -215,23 +179,19 @@ func (p *pool) pipeline(ctx context.Context, commands [][]any) (answers []answer
 func (p *pool) once(ctx context.Context, key string, words ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
-	for isFirst := true; ; isFirst = false {
+	for {
 		reply, err := p.attempt(ctx, key, words)
-		address, isAsk := redirected(err, "ASK")
-		_, isMoved := redirected(err, "MOVED")
-		_, isReplica := redirected(err, "READONLY")
+		code, address := redirection(err)
 		switch {
-		case isAsk && p.cluster != nil:
+		case code == "ASK" && p.cluster != nil:
 			return p.asking(ctx, address, words, err)
-		case p.cluster != nil && (isMoved || isReplica):
-			p.failed(p.cluster)
-		case isReplica && isFirst: // its pool was replaced
+		case code == "READONLY", code == "MOVED" && p.cluster != nil:
+			p.failed(p.get())
 		default:
 			return reply, err
 		}
-		select {
-		case <-time.After(pause / 5):
-		case <-ctx.Done():
+		sleep(ctx, pause/5)
+		if ctx.Err() != nil {
 			return nil, err
 		}
 	}
@@ -267,20 +227,9 @@ func (p *pool) asking(ctx context.Context, address string, words []any, why erro
 	return p.result(p.cluster, now(), cmd)
 }
 
-func redirected(err error, word string) (address string, ok bool) {
+// redirection returns the first word of what a server has said, and its last, which may be an address.
+func redirection(err error) (code, address string) {
 	var said ServerError
-	if !errors.As(err, &said) || said.code() != word {
-		return "", false
-	}
-	return string(said[strings.LastIndexByte(string(said), ' ')+1:]), true
-}
-
-// place names the server of a key. It may ask for the map of slots.
-func (p *pool) place(ctx context.Context, key string) string {
-	ctx, cancel := context.WithTimeout(ctx, p.within)
-	defer cancel()
-	if node, err := p.cluster.MasterForKey(ctx, key); err == nil {
-		return node.Options().Addr
-	}
-	return ""
+	errors.As(err, &said)
+	return said.code(), string(said[strings.LastIndexByte(string(said), ' ')+1:])
 }
