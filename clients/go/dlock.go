@@ -60,13 +60,14 @@ func (s *Settings) setDefaults() error {
 	return nil
 }
 
-// An Observer has functions that are called at the event itself, so they must not block. A nil function is not called.
+// An Observer has functions that the client calls for each event. They must not block; Lost is called in a goroutine of its
+// own. A nil function is not called.
 type Observer struct {
 	Waiting  func(key string)                                 // the lock is taken, and a wait for it begins
 	Waited   func(key string)                                 // a wait has ended, with the lock or without
 	Granted  func(key string, after time.Duration)            // the lock was granted this long after it was asked for
 	Refused  func(key string, after time.Duration, why error) // it was not granted: it is taken (nil), or for this reason
-	Released func(key string, after time.Duration)            // it was given back after it had been held this long
+	Released func(key string, after time.Duration)            // it was released after it had been held this long
 	Lost     func(key string, reason string)                  // it was held, and is no more
 }
 
@@ -207,7 +208,7 @@ func (l *Locks) take(ctx context.Context, r *request, try bool) (holds []*Hold, 
 	return holds, err
 }
 
-// With calls work under the lock. The work's context ends when the lock is lost. An error of giving the lock back never
+// With calls work under the lock. The work's context ends when the lock is lost. An error of the release never
 // hides one of the work.
 func (l *Locks) With(
 	ctx context.Context, key string, work func(context.Context, *Hold) error, options ...Option,

@@ -88,7 +88,7 @@ func (e *Election) leading() *Hold {
 // IsLeader asks nobody: it is true while the lease lasts for sure.
 func (e *Election) IsLeader() bool { return e.leading() != nil }
 
-// Resign gives the lead back. It is no error not to lead.
+// Resign releases the lead. It is no error not to lead.
 func (e *Election) Resign(ctx context.Context) error {
 	e.mu.Lock()
 	hold := e.hold

@@ -80,8 +80,9 @@ func (l *Locks) forget(h *held) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !h.over {
+		id := h.session.number()
 		l.lose(h, "it was forgotten: the program no longer refers to its Hold, and has not released it")
-		l.enqueue(0, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))
+		l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))
 	}
 }
 
@@ -143,14 +144,14 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	return reply, err
 }
 
-// Release gives back what was granted here, and nothing else; ErrNotHeld if it was lost. It ends the contexts of the Hold. It
+// Release releases what was granted here, and nothing else; ErrNotHeld if it was lost. It ends the contexts of the Hold. It
 // takes ReplyTimeout at most, and ignores the end of the context. What no server has answered by then continues in the
 // background.
 func (h *Hold) Release(ctx context.Context) error {
 	return h.finish(ctx, h.held.words("RELEASE"), h.held.words("RENEW", millis(h.held.lease)))
 }
 
-// ReleaseAfter gives the lock back at that time from now, by the server's clock: it stays taken until then, whether or not
+// ReleaseAfter releases the lock at that time from now, by the server's clock: it stays taken until then, whether or not
 // this program lives, and nobody renews it. ErrNotHeld if it was lost. If the server refuses the time, the lock is released, and
 // the error says why.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {

@@ -77,14 +77,14 @@ func (p *pool) close() {
 	_ = p.current.Close()
 }
 
-// ours is what an older go-redis has no field for: encoding/json leaves out what is not there. A dial is one attempt, and
-// what the program's client has been given for itself (push messages, a cache) is not shared.
-const ours = `{"DialerRetries": 1, "MaintNotificationsConfig": null, "PushNotificationProcessor": null,
+// overrides sets fields that an older go-redis does not have: encoding/json ignores those. So a program keeps its own version.
+// A dial is one attempt, and what the program's client was given for itself (push messages, a cache) is not shared.
+const overrides = `{"DialerRetries": 1, "MaintNotificationsConfig": null, "PushNotificationProcessor": null,
 	"ClientSideCache": null, "ClientSideCacheConfig": null}`
 
 func bounded(of *redis.Options, within time.Duration) *redis.Options {
 	o := *of
-	_ = json.Unmarshal([]byte(ours), &o)
+	_ = json.Unmarshal([]byte(overrides), &o)
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = within, within, within
 	o.PoolTimeout = within * 2 / 3 // a full pool is no silent server
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol, o.Limiter = -1, true, 2, nil
@@ -94,7 +94,7 @@ func bounded(of *redis.Options, within time.Duration) *redis.Options {
 
 func boundedCluster(of *redis.ClusterOptions, within time.Duration) *redis.ClusterOptions {
 	o := *of
-	_ = json.Unmarshal([]byte(ours), &o)
+	_ = json.Unmarshal([]byte(overrides), &o)
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = within, within, within
 	o.PoolTimeout = within * 2 / 3 // a full pool is no silent server
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol = -1, true, 2
@@ -104,7 +104,7 @@ func boundedCluster(of *redis.ClusterOptions, within time.Duration) *redis.Clust
 
 func boundedFailover(of *redis.FailoverOptions, within time.Duration) *redis.FailoverOptions {
 	o := *of
-	_ = json.Unmarshal([]byte(ours), &o)
+	_ = json.Unmarshal([]byte(overrides), &o)
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = within, within, within
 	o.PoolTimeout = within * 2 / 3 // a full pool is no silent server
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol = -1, true, 2
@@ -121,8 +121,8 @@ func command(ctx context.Context, words []any) *redis.Cmd {
 	return cmd
 }
 
-// call sends a command, and returns the reply within that time. A deadline ends what a cluster's client sends again, and
-// has go-redis drop the connection.
+// call sends a command, and returns the reply within that time. At the deadline a cluster's client stops sending it again, and
+// go-redis closes the connection.
 func (p *pool) call(ctx context.Context, within time.Duration, words ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(within, p.within))
 	defer cancel()
@@ -145,7 +145,7 @@ func (p *pool) result(by redis.UniversalClient, sent time.Duration, cmd *redis.C
 	return nil, unreachable(err)
 }
 
-// answer is that to one of several commands.
+// An answer is that to one of several commands.
 type answer struct {
 	reply any
 	err   error
@@ -174,8 +174,8 @@ func (p *pool) pipeline(ctx context.Context, deliveries []*delivery) (answers []
 	return answers
 }
 
-// once sends a command to the server of the key, and never again after a failure, as a cluster's client does. What a replica
-// or another node has refused was not run.
+// once sends a command to the server of the key, and does not repeat it after a failure, as a cluster's client would. A command
+// that a replica or another node has refused was not run.
 func (p *pool) once(ctx context.Context, key string, words ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()

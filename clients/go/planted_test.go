@@ -31,7 +31,7 @@ var faults = []struct {
 	{"hung_try,hung_later,TestGuardEndsWithinTheBound", []edit{patient}},
 	{"silent_path", []edit{{"session.go", "if max(h.until(), l.grace) <= now() {", "if false {"}}},
 	{"slow_path", []edit{{"dlock.go", "s.HangTimeout = max(", "s.ReplyTimeout = 150 * time.Millisecond\n\ts.HangTimeout = max("}}},
-	{"wrong_password,no_right_to_the_command,no_module,two_that_wait_for_each_other", []edit{{"errors.go", "return slices.Contains(passing, said.code())", "return true || slices.Contains(passing, said.code())"}}},
+	{"wrong_password,no_right_to_the_command,no_module,two_that_wait_for_each_other", []edit{{"errors.go", "return slices.Contains(transient, said.code())", "return true || slices.Contains(transient, said.code())"}}},
 	{"replaced", []edit{{"session.go", `"cancelled", "replaced",`, `"cancelled",`}}},
 	{"two_dead_links_of_five,one_hung_node_of_three", []edit{
 		{"session.go", "reply, err := l.keeper.call(l.ctx, within, words...)", "inTurn <- struct{}{}\n\t\treply, err := l.keeper.call(l.ctx, within, words...)\n\t\tif err != nil {\n\t\t\ttime.Sleep(l.settings.Lease)\n\t\t}\n\t\t<-inTurn"},
@@ -74,7 +74,7 @@ var faults = []struct {
 	{"a_free_lock_takes_two_commands", []edit{{"hold.go", "return now() >= h.since+h.lease/3", "return true"}}},
 	{"said_twice", []edit{{"take.go", "ctx.Err() != nil || !isTransient(err) {", "true {"}}},
 	{"two_actors_of_one_client,an_actor_that_waits_for_itself", []edit{{"session.go", `return l.name + "/" + actor + "#" + number`, `return l.name + "/" + number`}}},
-	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", `l.enqueue(0, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))`, "l.giveBack(h, nil)"}}},
+	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", `l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))`, "_ = id\n\t\tl.giveBack(h, nil)"}}},
 	{"max_hold", []edit{{"take.go", "h.maxHoldEnd = after(h.since, r.maxHold)", "h.maxHoldEnd = never"}}},
 	{"release_after,TestReleaseAfter", []edit{{"hold.go", `return h.finish(ctx, h.held.words("RENEW", millis(d)), h.held.words("RELEASE"))`, "return h.Release(ctx)"}}},
 	{"many_of_one_slot", []edit{{"many.go", "return [][]string{keys}", "for _, key := range keys {\n\t\t\tgroups = append(groups, []string{key})\n\t\t}\n\t\treturn groups"}}},
@@ -114,6 +114,14 @@ func TestEveryCaseHasItsFault(t *testing.T) {
 			t.Errorf("%s has none", one.Name)
 		}
 	}
+	for _, fault := range faults {
+		for _, one := range fault.edits {
+			source, err := os.ReadFile(one.file)
+			if err != nil || !strings.Contains(string(source), one.old) {
+				t.Errorf("%s: %q is not in %s: %v", fault.cases, one.old, one.file, err)
+			}
+		}
+	}
 }
 
 // build makes a test program of the package with these edits.
@@ -147,7 +155,7 @@ func build(t *testing.T, edits []edit) (program string) {
 	if err := os.WriteFile(overlay, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	built := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", program, ".")
+	built := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", program, ".")
 	if said, err := built.CombinedOutput(); err != nil {
 		t.Fatalf("it does not build: %s", said)
 	}

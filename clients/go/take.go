@@ -45,7 +45,7 @@ func Limit(n int) Option {
 	return func(r *request) { r.restrict("limit", n) }
 }
 
-// Permits takes n of the limit, all at once, and gives them back together. It goes with Limit. Without it a hold takes one.
+// Permits takes n of the limit, all at once, and releases them together. It goes with Limit. Without it a hold takes one.
 func Permits(n int) Option {
 	return func(r *request) {
 		r.permits = n
@@ -60,7 +60,7 @@ func Lease(d time.Duration) Option {
 	return func(r *request) { r.set("lease", &r.lease, d) }
 }
 
-// MaxHold is how long the lock may be held: then it is reported lost, and given back.
+// MaxHold is how long the lock may be held: then it is reported lost, and released.
 func MaxHold(d time.Duration) Option {
 	return func(r *request) { r.set("max_hold", &r.maxHold, d) }
 }
@@ -124,7 +124,7 @@ func (l *Locks) newRequest(keys []string, options []Option) (*request, error) {
 	return r, nil
 }
 
-// words are the command: a try, or a request that waits for so long.
+// words returns the command: a try, or a request that waits for so long.
 func (r *request) words(session, owner string, try bool, left time.Duration) []any {
 	words := make([]any, 0, 13+len(r.keys))
 	switch {
