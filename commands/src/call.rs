@@ -114,6 +114,8 @@ pub struct Call<'c, K: Keyspace> {
 pub enum Reply {
     /// Token and hold count, and the owner if the server named it.
     Grant(Token, u32, Option<String>),
+    /// Token and session id.
+    GrantIn(Token, u64),
     /// No reply yet: the request waits under this number, for its turn or for replicas; the owner if the server named it.
     Wait(RequestId, Option<String>),
     /// The inner command may run, and its reply is the reply.

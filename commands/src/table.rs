@@ -297,7 +297,7 @@ const fn count(least: u64, most: Most) -> Arg {
 }
 
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
-const MAX_BLOCK_MS: Millis = 3_155_760_000_000;
+pub(crate) const MAX_BLOCK_MS: Millis = 3_155_760_000_000;
 
 /// The largest hold count.
 const MAX_HOLDS: u64 = u32::MAX as u64;
@@ -329,7 +329,7 @@ const HELD_TOKEN: Arg = arg(
     integer(0, |_| Token::END.0 - 1, |given| &mut given.token),
 );
 /// The longest name of a session, in bytes.
-const MAX_SESSION: usize = 128;
+pub(crate) const MAX_SESSION: usize = 128;
 
 /// The longest that a SESSION command waits for a row.
 const MAX_SESSION_BLOCK_MS: Millis = 60_000;
@@ -365,13 +365,13 @@ const EFFECT: Arg = maybe(arg(
 ));
 
 // Options.
-const BLOCK: Arg = number!("BLOCK" "block-ms" in 0, MAX_BLOCK_MS => block);
+pub(crate) const BLOCK: Arg = number!("BLOCK" "block-ms" in 0, MAX_BLOCK_MS => block);
 const HOLDS: Arg = number!("HOLDS" "holds" in 1, MAX_HOLDS => holds);
 const HOLDS_LEFT: Arg = number!("HOLDS" "holds" in 0, MAX_HOLDS => holds);
 /// `RENAMED` has its former word.
 const EPHEMERAL: Arg = flag!("EPHEMERAL" => ephemeral);
 /// `RENAMED` has the word of what it replaces.
-const IN: Arg = option("IN", "session", SESSION_NAME.kind);
+pub(crate) const IN: Arg = option("IN", "session", SESSION_NAME.kind);
 const SEEN: Arg = option("SEEN", "seen", Kind::All(&[SEEN_ID, SEEN_ROW]));
 const SEEN_ID: Arg = arg(
     "id",
@@ -384,13 +384,13 @@ const SEEN_ROW: Arg = arg(
 const SESSION_BLOCK: Arg = number!("BLOCK" "block-ms" in 1, MAX_SESSION_BLOCK_MS => block);
 const AUTO: Arg = number!("AUTO" "auto-ms" in 0, MAX_BLOCK_MS => auto);
 /// A waiting request keeps it in 32 bits: up to some weeks.
-pub(crate) const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
+const AUTO_FROM_GRANT: Arg = number!("AUTO" "auto-ms" in 1, u32::MAX as u64 => auto);
 const CLAIM: Arg = option(
     "CLAIM",
     "claim-ms",
     integer(1, |policy| policy.max_claim_ms, |given| &mut given.claim),
 );
-const TOKEN: Arg = number!("TOKEN" "token" in 1, Token::END.0 - 1 => token);
+pub(crate) const TOKEN: Arg = number!("TOKEN" "token" in 1, Token::END.0 - 1 => token);
 const MATCH: Arg = option(
     "MATCH",
     "pattern",

@@ -116,7 +116,8 @@ impl Policy {
         self.quarantine_until.since(now.steady())
     }
 
-    /// Returns the deadline of a new hold, no later than `max-hold-ms` after the grant. The token tells when that was.
+    /// Returns the deadline of a hold, no later than `max-hold-ms` after the grant. The token tells when that was. A first lease is
+    /// not bounded: its program is not told of less than it asked for.
     pub fn bounded(&self, token: Token, deadline: WallMs) -> WallMs {
         match self.max_hold_ms {
             0 => deadline,

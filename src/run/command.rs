@@ -23,9 +23,9 @@ use dlock_engine::{NameRef, Now, Refusal, RequestId};
 use redis_module::raw;
 use std::ffi::c_int;
 
-/// The most words after its name that a command may have without a list on the heap. Most commands have key, owner, lease and
-/// `AUTO ms` at most.
-const FEW_WORDS: usize = 5;
+/// The most words after its name that a command may have without a list on the heap. Most commands have key, owner, lease, `IN
+/// session` and `BLOCK ms` at most.
+const FEW_WORDS: usize = 7;
 
 /// Runs the commands of the table.
 pub(super) struct Commands;

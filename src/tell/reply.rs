@@ -10,7 +10,8 @@ use dlock_engine::Token;
 pub(crate) fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply, Error>> {
     match &reply {
         Ok(Reply::Integer(number)) => ctx.reply_integer(*number),
-        Ok(Reply::Grant(token, holds, None)) => grant(ctx, *token, *holds, None),
+        Ok(Reply::Grant(token, holds, None)) => pair(ctx, *token, u64::from(*holds)),
+        Ok(Reply::GrantIn(token, session)) => pair(ctx, *token, *session),
         _ => return Some(reply),
     }
     // The usual replies own nothing; a drop would check everything that a reply may own.
@@ -38,18 +39,22 @@ pub(crate) fn pass(ctx: Ctx) {
     write(ctx, Ok(Reply::Ok));
 }
 
-fn grant(ctx: Ctx, token: Token, holds: u32, named: Option<&str>) {
-    ctx.reply_array(if named.is_some() { 3 } else { 2 });
+fn pair(ctx: Ctx, token: Token, number: u64) {
+    ctx.reply_array(2);
     ctx.reply_integer(token.0);
-    ctx.reply_integer(u64::from(holds));
-    if let Some(owner) = named {
-        ctx.reply_bulk(owner.as_bytes());
-    }
+    ctx.reply_integer(number);
 }
 
 fn value(ctx: Ctx, reply: &Reply) {
     match reply {
-        Reply::Grant(token, holds, named) => grant(ctx, *token, *holds, named.as_deref()),
+        Reply::Grant(token, holds, None) => pair(ctx, *token, u64::from(*holds)),
+        Reply::Grant(token, holds, Some(owner)) => {
+            ctx.reply_array(3);
+            ctx.reply_integer(token.0);
+            ctx.reply_integer(u64::from(*holds));
+            ctx.reply_bulk(owner.as_bytes());
+        }
+        Reply::GrantIn(token, session) => pair(ctx, *token, *session),
         Reply::NullArray => ctx.reply_null_array(),
         // A request that waits is answered later, and an inner command or a list has its own reply.
         Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::FullSyncNotice | Reply::Null => {

@@ -14,16 +14,21 @@ use std::num::NonZeroU32;
 /// The owner for which the server makes a name.
 pub(crate) const AUTO_OWNER: &[u8] = b"*";
 
-/// Takes a lock: `key owner [lease-ms] [AUTO ms]` and no other options.
+/// Takes a lock: `key owner [lease-ms [IN session [BLOCK ms]]]` and no other options.
 #[inline(never)]
-pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Result<Reply, Error> {
+pub(crate) fn run_plain<K: Keyspace>(
+    call: &mut Call<K>,
+    plain: PlainArgs,
+    verb: Verb,
+) -> Result<Reply, Error> {
     let args = Args {
         lease: plain.lease,
-        auto: plain.auto,
+        session: plain.session,
+        block: plain.block,
         ..Args::default()
     };
     let name = call.name(plain.key);
-    let ask = ask(call, &args, plain.owner, Verb::Acquire)?;
+    let ask = ask(call, &args, plain.owner, verb)?;
     request(call, name, &ask, None)
 }
 
@@ -60,9 +65,7 @@ fn request<K: Keyspace>(
     let named = || named.map(str::to_string);
     match call.engine.acquire(call.keys, call.now, name, ask)? {
         Answer::Granted(grant) => Ok(match ask.terms.session {
-            Some(no) => {
-                Reply::array([grant.token.0, call.engine.session_id(no)].map(Reply::Integer))
-            }
+            Some(no) => Reply::GrantIn(grant.token, call.engine.session_id(no)),
             None => Reply::Grant(grant.token, grant.holds, named()),
         }),
         Answer::Waiting(id) if ask.terms.session.is_some() => Ok(waiting(call, ask, id)),

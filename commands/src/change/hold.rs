@@ -159,17 +159,17 @@ pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
     Ok(Reply::number(left))
 }
 
-/// Releases one hold: `key owner`.
+/// Releases one hold: `key owner [TOKEN t]`.
 #[inline(never)]
 pub(crate) fn release_plain<K: Keyspace>(
     call: &mut Call<K>,
     plain: PlainArgs,
 ) -> Result<Reply, Error> {
     let (name, owner) = (call.name(plain.key), plain.owner);
-    let whose = HoldRef { name, owner };
+    let (whose, token) = (HoldRef { name, owner }, plain.token.map(Token));
     let left = call
         .engine
-        .release(call.keys, call.now, whose, None, None)?;
+        .release(call.keys, call.now, whose, token, None)?;
     Ok(Reply::number(left))
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     let keep = Keep {
         client,
         ms,
-        seen: given.seen_id.zip(given.seen),
+        seen: (given.seen_id.unwrap_or(0), given.seen.unwrap_or(0)),
         block,
     };
     Ok(match call.engine.keep_session(call.now, of, &keep)? {

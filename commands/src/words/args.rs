@@ -2,9 +2,9 @@
 
 use crate::error::Error;
 use crate::number::integer;
-use crate::table::{self, Arg, Args, Kind, Spec};
+use crate::table::{self, Arg, Args, Kind, Spec, Verb};
 use dlock_engine::refusal::escaped;
-use dlock_engine::{Millis, Policy, MAX_OWNER};
+use dlock_engine::{Millis, Policy, Token, MAX_OWNER};
 
 /// Reads all words of a command: the positional arguments, then the options, in any order and any case, each at most once.
 ///
@@ -41,7 +41,7 @@ pub fn read<'a>(
     Ok(given)
 }
 
-/// A key, an owner, and perhaps a lease and renewals: the arguments of most requests.
+/// The arguments of most requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlainArgs<'a> {
     /// The lock's key.
@@ -50,34 +50,61 @@ pub struct PlainArgs<'a> {
     pub owner: &'a [u8],
     /// A lease.
     pub lease: Option<Millis>,
-    /// `AUTO ms`, which only an acquire may have.
-    pub auto: Option<Millis>,
+    /// `IN session`, which only an acquire may have.
+    pub session: Option<&'a [u8]>,
+    /// `BLOCK ms` behind that.
+    pub block: Option<Millis>,
+    /// `TOKEN t`, which only a release may have.
+    pub token: Option<u64>,
 }
 
-/// Reads the words of such a request without the table, which would take as long as the rest of an uncontended command. None for
-/// any other words, and if anything is wrong with these: `read` says what.
+/// Reads the words of such a request, in the order in which clients send them, without the table, which would take as long as the rest
+/// of an uncontended command. None for any other words, and if anything is wrong with these: `read` says what.
 #[inline(always)]
-pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
-    let (words, auto) = match words {
-        [words @ .., option, ms] if words.len() >= 2 && table::AUTO_FROM_GRANT.is_named(option) => {
-            (words, Some(integer(ms)?))
-        }
-        _ => (words, None),
-    };
-    let (key, owner, lease) = match *words {
-        [key, owner] => (key, owner, None),
-        [key, owner, lease] => (key, owner, Some(integer(lease)?)),
+pub fn plain<'a>(verb: Verb, words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
+    let (key, owner, options) = match *words {
+        [key, owner, ref options @ ..] => (key, owner, options),
         _ => return None,
     };
-    let sound = (1..=MAX_OWNER).contains(&owner.len())
-        && lease.is_none_or(|lease| (1..=policy.max_lease_ms).contains(&lease))
-        && auto.is_none_or(|ms| (1..=u64::from(u32::MAX)).contains(&ms));
-    sound.then_some(PlainArgs {
+    let mut plain = PlainArgs {
         key,
         owner,
-        lease,
-        auto,
-    })
+        lease: None,
+        session: None,
+        block: None,
+        token: None,
+    };
+    let sound = (1..=MAX_OWNER).contains(&owner.len());
+    match (verb, options) {
+        _ if !sound => return None,
+        (_, []) => return Some(plain),
+        (Verb::Release, [option, token]) if table::TOKEN.is_named(option) => {
+            plain.token = Some(within(token, 1, Token::END.0 - 1)?);
+            return Some(plain);
+        }
+        (Verb::Release, _) => return None,
+        _ => {}
+    }
+    let (lease, options) = options.split_first()?;
+    plain.lease = Some(within(lease, 1, policy.max_lease_ms)?);
+    let (session, block) = match options {
+        [] => return Some(plain),
+        [option, session] if table::IN.is_named(option) => (session, None),
+        [option, session, block, ms]
+            if table::IN.is_named(option) && table::BLOCK.is_named(block) =>
+        {
+            (session, Some(within(ms, 0, table::MAX_BLOCK_MS)?))
+        }
+        _ => return None,
+    };
+    (plain.session, plain.block) = (Some(*session), block);
+    (1..=table::MAX_SESSION)
+        .contains(&session.len())
+        .then_some(plain)
+}
+
+fn within(word: &[u8], least: u64, most: u64) -> Option<u64> {
+    integer(word).filter(|number| (least..=most).contains(number))
 }
 
 /// The words that are still to be read, and the arguments so far. Its functions are inlined into `read`, and that where it is

@@ -75,7 +75,6 @@ impl HoldTable {
     #[inline(always)]
     pub fn grant_first(
         &mut self,
-        policy: &Policy,
         entry: &mut Entry<impl Value>,
         now: Now,
         whose: HoldRef,
@@ -85,7 +84,7 @@ impl HoldTable {
         debug_assert!(entry.hold(owner).is_none(), "a holder is granted anew");
         let token = self.tokens.token(now);
         let holds = terms.holds.map_or(1, NonZeroU32::get);
-        let deadline = policy.bounded(token, now.wall().after(terms.lease));
+        let deadline = now.wall().after(terms.lease);
         self.counters.held += 1;
         entry.events.push(Event::Acquired(token));
         entry.set_hold(Hold {
@@ -117,7 +116,7 @@ impl HoldTable {
     ) -> Result<Grant, Refusal> {
         let owner = whose.owner;
         let Some(hold) = entry.hold(owner) else {
-            return Ok(self.grant_first(policy, entry, now, whose, terms));
+            return Ok(self.grant_first(entry, now, whose, terms));
         };
         // It would borrow the entry.
         let hold = Hold { owner, ..hold };
@@ -125,9 +124,11 @@ impl HoldTable {
             Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or(Refusal::Overflow)?,
         };
-        let (token, limit, permits) = if hold.limit <= terms.share.limit {
+        let wanted = hold.deadline.max(now.wall().after(terms.lease));
+        let (token, limit, permits, deadline) = if hold.limit <= terms.share.limit {
             self.counters.reentries += 1;
-            (hold.token, hold.limit, hold.permits)
+            let deadline = policy.carried(hold.token, hold.deadline, wanted);
+            (hold.token, hold.limit, hold.permits, deadline)
         } else {
             self.counters.upgrades += 1;
             let token = self.tokens.token(now);
@@ -136,15 +137,14 @@ impl HoldTable {
             }
             self.retie(whose, hold.token, token, now);
             entry.events.push(Event::Acquired(token));
-            (token, terms.share.limit, terms.share.permits)
+            (token, terms.share.limit, terms.share.permits, wanted)
         };
-        let deadline = hold.deadline.max(now.wall().after(terms.lease));
         let entered = Hold {
             token,
             holds,
             limit,
             permits,
-            deadline: policy.carried(token, hold.deadline, deadline),
+            deadline,
             client: terms.client,
             fresh: false,
             ..hold

@@ -98,6 +98,7 @@ fn shown(reply: &Reply) -> String {
         Reply::Run => "runs".into(),
         Reply::FullSyncNotice => "heeds".into(),
         Reply::Grant(token, holds, None) => format!("[{}, {holds}]", token.0),
+        Reply::GrantIn(token, session) => format!("[{}, {session}]", token.0),
         Reply::Grant(token, holds, Some(owner)) => format!("[{}, {holds}, {owner}]", token.0),
         Reply::Wait(_, None) => "waits".into(),
         Reply::Wait(_, Some(owner)) => format!("waits as {owner}"),

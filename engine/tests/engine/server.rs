@@ -95,19 +95,22 @@ impl Server {
                 engine.close_if_leaving(keys, name);
             }
         }
-        execute(
-            spec,
-            &mut Call {
-                engine,
-                keys,
-                now,
-                db,
-                caller: &caller,
-                default_lease_ms: 30_000,
-                primary,
-            },
-            words,
-        )
+        let call = &mut Call {
+            engine,
+            keys,
+            now,
+            db,
+            caller: &caller,
+            default_lease_ms: 30_000,
+            primary,
+        };
+        execute(spec, call, words).map(|reply| match reply {
+            // As a client reads it.
+            Reply::GrantIn(token, session) => {
+                Reply::Array([token.0, session].map(Reply::Integer).to_vec())
+            }
+            reply => reply,
+        })
     }
 
     /// Applies a primary's decision. Returns the effect for this server's own replicas.

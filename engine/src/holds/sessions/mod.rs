@@ -10,7 +10,7 @@ use crate::queue::{DueKey, LockId};
 use crate::refusal::Refusal;
 use crate::types::{ClientId, HoldRef, Millis, Party, RequestId, SessionNo, SteadyMs, Token};
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -34,6 +34,10 @@ pub struct SessionRef<'a> {
     pub user: &'a [u8],
 }
 
+/// The most sessions that are kept after their end, for up to a second. A program that takes one lock at a time begins and ends a session
+/// with each, and finds here what it would otherwise make anew each time. It sees no difference: the session has another id, and no rows.
+const MOST_SPARES: usize = 1_024;
+
 /// One session.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
@@ -49,6 +53,10 @@ pub(crate) struct Session {
     pub(crate) kept_ms: Millis,
     /// Whether its program has ended it. Its name is free then.
     pub(crate) closed: bool,
+    // Whether it is over, and kept as a spare only.
+    over: bool,
+    // Whether it is in the list of spares.
+    spare: bool,
     /// Whether it is alive, and since when it is that, or not that.
     pub(crate) alive: bool,
     pub(crate) since: SteadyMs,
@@ -89,6 +97,9 @@ pub(crate) struct Sessions {
     idle: BTreeSet<SessionNo>,
     // Those that have more rows than are kept.
     overflown: BTreeSet<SessionNo>,
+    // Sessions that are over, the oldest first, and some that have begun again since.
+    spares: VecDeque<SessionNo>,
+    over: usize,
     not_alive: usize,
     begun_anew: u64,
     last: u32,
@@ -105,12 +116,12 @@ pub(crate) struct Sessions {
 impl Sessions {
     /// Returns true if there is none.
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_no.is_empty()
+        self.len() == 0
     }
 
     /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
-        self.by_no.len()
+        self.by_no.len() - self.over
     }
 
     /// Returns how many are not alive.
@@ -135,17 +146,20 @@ impl Sessions {
 
     /// Returns a session.
     pub(crate) fn get(&self, no: SessionNo) -> Option<&Session> {
-        self.by_no.get(&no).map(|session| &**session)
+        let session = self.by_no.get(&no)?;
+        (!session.over).then_some(&**session)
     }
 
     /// Returns a session.
     pub(crate) fn get_mut(&mut self, no: SessionNo) -> Option<&mut Session> {
-        self.by_no.get_mut(&no).map(|session| &mut **session)
+        let session = self.by_no.get_mut(&no)?;
+        (!session.over).then_some(&mut **session)
     }
 
     /// Returns the session of this name.
     pub(crate) fn find(&self, db: u32, name: &[u8]) -> Option<SessionNo> {
-        self.by_name.get(&db)?.get(name).copied()
+        let no = self.by_name.get(&db)?.get(name).copied()?;
+        self.get(no).map(|_| no)
     }
 
     /// Returns the session that holds of this party are in.
@@ -178,18 +192,27 @@ impl Sessions {
         most: usize,
         now: SteadyMs,
     ) -> Result<SessionNo, Refusal> {
-        if let Some(no) = self.find(of.db, of.name) {
-            return match self
-                .get(no)
-                .is_some_and(|session| *session.user == *of.user)
-            {
+        let names = self.by_name.get(&of.db);
+        let known = names.and_then(|names| names.get(of.name)).copied();
+        if let Some((no, session)) = known.and_then(|no| Some((no, self.get(no)?))) {
+            return match *session.user == *of.user {
                 true => Ok(no),
                 false => Err(Refusal::OtherUser),
             };
         }
-        if self.by_no.len() >= most {
+        if self.len() >= most {
             return Err(Refusal::Full("dlock.max-sessions"));
         }
+        let no = match known {
+            Some(no) => self.begin_again(no, of.user, now),
+            None => self.begin(of, now),
+        };
+        self.not_alive += 1;
+        self.idle.insert(no);
+        Ok(no)
+    }
+
+    fn begin(&mut self, of: SessionRef, now: SteadyMs) -> SessionNo {
         let (no, id, name) = (self.next_no(), self.draw(), Rc::<[u8]>::from(of.name));
         let names = self.by_name.entry(of.db).or_default();
         names.insert(name.clone(), no);
@@ -202,6 +225,8 @@ impl Sessions {
             keeper: ClientId::NONE,
             kept_ms: 0,
             closed: false,
+            over: false,
+            spare: false,
             alive: false,
             since: now,
             due: None,
@@ -211,9 +236,20 @@ impl Sessions {
             rows: Rows::default(),
         };
         self.by_no.insert(no, Box::new(session));
-        self.not_alive += 1;
-        self.idle.insert(no);
-        Ok(no)
+        no
+    }
+
+    /// Begins a session that was kept as a spare.
+    fn begin_again(&mut self, no: SessionNo, user: &[u8], now: SteadyMs) -> SessionNo {
+        let id = self.draw();
+        if let Some(session) = self.by_no.get_mut(&no) {
+            if *session.user != *user {
+                session.user = Rc::from(user);
+            }
+            (session.id, session.since, session.over) = (id, now, false);
+            self.over -= 1;
+        }
+        no
     }
 
     /// Returns a number that no session has. A program that polls in a session of nothing else begins one with each request, so that
@@ -339,7 +375,7 @@ impl Sessions {
             true => drop(session.waits.insert(id)),
             false => {
                 session.waits.remove(&id);
-                self.idle.insert(no);
+                self.may_be_over(no);
             }
         }
     }
@@ -375,7 +411,7 @@ impl Sessions {
                 false => session.rows.add_lost(token, tie, loss, self.confirms),
             }
         }
-        self.idle.insert(no);
+        self.may_be_over(no);
         self.tell(no);
     }
 
@@ -387,7 +423,14 @@ impl Sessions {
         if let Some(session) = self.by_no.get_mut(&no) {
             session.rows.drop_granted(tie.row);
         }
-        self.idle.insert(no);
+        self.may_be_over(no);
+    }
+
+    /// Has the end of this event look whether a session is over.
+    fn may_be_over(&mut self, no: SessionNo) {
+        if !self.is_alive(no) {
+            self.idle.insert(no);
+        }
     }
 
     /// Has the row of a hold name it by its new number.
@@ -457,21 +500,59 @@ impl Sessions {
         Some(session)
     }
 
-    /// Removes a session. Its name is free.
-    pub(crate) fn remove(&mut self, no: SessionNo) -> Option<Box<Session>> {
+    /// Ends a session, in which nothing is left. It is kept as a spare, if its name is its own. Returns the party that is not needed
+    /// any more, if there is one.
+    pub(crate) fn end(&mut self, no: SessionNo) -> Option<Party> {
         self.unblock(no);
         self.set_keeper(no, ClientId::NONE);
+        let session = self.get_mut(no)?;
+        let was_alive = std::mem::replace(&mut session.alive, false);
+        let is_spare = !session.closed && session.holds == no;
+        session.over = true;
+        self.over += 1;
+        self.not_alive -= usize::from(!was_alive);
+        if !is_spare {
+            return self.remove(no);
+        }
+        let session = self.by_no.get_mut(&no)?;
+        session.kept_ms = 0;
+        session.withheld.clear();
+        session.rows.begin_anew();
+        if !std::mem::replace(&mut session.spare, true) {
+            self.spares.push_back(no);
+        }
+        match self.spares.len() > MOST_SPARES {
+            true => self.drop_spare(),
+            false => None,
+        }
+    }
+
+    /// Returns true if there are spares.
+    pub(crate) fn has_spares(&self) -> bool {
+        !self.spares.is_empty()
+    }
+
+    /// Removes the oldest spare. Returns the party that it was; none if its program has begun it again.
+    pub(crate) fn drop_spare(&mut self) -> Option<Party> {
+        let oldest = self.spares.pop_front()?;
+        let session = self.by_no.get_mut(&oldest)?;
+        session.spare = false;
+        match session.over {
+            true => self.remove(oldest),
+            false => None,
+        }
+    }
+
+    /// Removes a session that is over. Returns the party that it was.
+    fn remove(&mut self, no: SessionNo) -> Option<Party> {
         let session = self.by_no.remove(&no)?;
-        self.not_alive -= usize::from(!session.alive);
+        self.over -= 1;
         self.renumbered.remove(&session.holds);
-        if let Some(names) = self
-            .by_name
-            .get_mut(&session.db)
-            .filter(|_| !session.closed)
-        {
+        let names = self.by_name.get_mut(&session.db);
+        if let Some(names) = names.filter(|_| !session.closed) {
             names.remove(&session.name);
         }
-        Some(session)
+        Some(Party::Session(session.holds))
     }
 
     /// Forgets all sessions, after a demotion.

@@ -124,6 +124,17 @@ impl Rows {
         self.loose > MOST_LOOSE
     }
 
+    /// Forgets all rows. The next one has the number 1.
+    pub(crate) fn begin_anew(&mut self) {
+        let mut rows = std::mem::take(&mut self.rows);
+        rows.clear();
+        rows.shrink_to(USUAL_ROWS);
+        *self = Rows {
+            rows,
+            ..Rows::default()
+        };
+    }
+
     fn add(
         &mut self,
         word: Word,

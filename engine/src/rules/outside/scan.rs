@@ -14,8 +14,9 @@ use crate::types::Now;
 use std::ops::Bound::{Excluded, Unbounded};
 
 impl Engine {
-    /// Begins a scan, unless one is running.
+    /// Begins a scan, unless one is running, and frees what is kept of sessions that are over.
     pub fn begin_scan(&mut self) {
+        self.drop_spares();
         if matches!(self.scan, ScanCursor::Over) && !self.is_idle() {
             self.scan = ScanCursor::Names(Unbounded);
         }

@@ -188,11 +188,20 @@ impl Engine {
         }
     }
 
+    /// Frees what is kept of sessions that are over.
+    pub(in crate::rules) fn drop_spares(&mut self) {
+        while self.holds.sessions.has_spares() {
+            if let Some(party) = self.holds.sessions.drop_spare() {
+                self.holds.ties.forget(party);
+            }
+        }
+    }
+
     /// Forgets a session.
     pub(in crate::rules) fn forget_session(&mut self, no: SessionNo) {
         self.set_session_due(no, None);
-        if let Some(session) = self.holds.sessions.remove(no) {
-            self.holds.ties.forget(Party::Session(session.holds));
+        if let Some(party) = self.holds.sessions.end(no) {
+            self.holds.ties.forget(party);
         }
     }
 }

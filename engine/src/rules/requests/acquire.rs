@@ -77,9 +77,7 @@ impl Engine {
             let owner = ask.owner;
             let whose = HoldRef { name, owner };
             self.holds.sessions.replies = true;
-            let grant = self
-                .holds
-                .grant_first(&self.policy, entry, now, whose, &ask.terms);
+            let grant = self.holds.grant_first(entry, now, whose, &ask.terms);
             self.holds.sessions.replies = false;
             self.holds.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));

@@ -14,8 +14,8 @@ pub struct Keep {
     pub client: ClientId,
     /// For how long it keeps the session.
     pub ms: Millis,
-    /// The id whose rows it has seen, and the last of them.
-    pub seen: Option<(u64, u64)>,
+    /// The id whose rows it has seen, and the last of them; 0 for none.
+    pub seen: (u64, u64),
     /// How long it waits for a row, if it waits.
     pub block: Option<Millis>,
 }
@@ -52,7 +52,10 @@ impl Engine {
             return Err(Refusal::OtherUser);
         };
         let (id, last) = (session.id, session.rows.last());
-        let seen = keep.seen.filter(|(of, _)| *of == id).map_or(0, |(_, n)| n);
+        let seen = match keep.seen {
+            (of, last) if of == id => last,
+            _ => 0,
+        };
         if seen > last {
             return Err(Refusal::NotThatMany(last));
         }

@@ -202,7 +202,10 @@ impl Model {
             None => hold.holds + 1,
         };
         let wanted = hold.deadline.max(now + request.lease);
-        hold.deadline = self.bounded(hold.since, wanted).max(hold.deadline);
+        hold.deadline = match hold.grant == fresh {
+            true => wanted,
+            false => self.bounded(hold.since, wanted).max(hold.deadline),
+        };
         if let Some(auto) = hold.tie.as_mut().and_then(|tie| tie.auto.as_mut()) {
             auto.lease = auto.lease.max(request.lease);
         }
