@@ -25,7 +25,7 @@ var faults = []struct {
 	cases string
 	edits []edit
 }{
-	{"closed_try", []edit{{"take.go", "\treturn nil, err\n}\n\n// cancel", "\treturn nil, fmt.Errorf(\"%w: %q\", ErrTaken, key)\n}\n\n// cancel"}}},
+	{"closed_try", []edit{{"take.go", "\treturn nil, err\n}\n\n// whyWaiting", "\treturn nil, fmt.Errorf(\"%w: %q\", ErrTaken, key)\n}\n\n// whyWaiting"}}},
 	{"closed_two_seconds", []edit{{"take.go", `"%w: %q: %w: %w", ErrTimeout`, `"%w: %q: %w: %v", ErrTimeout`}}},
 	{"closed_without_bound", []edit{{"take.go", `l.log.Warn("still`, `l.log.Debug("-`}}},
 	{"hung_try,hung_later,TestGuardEndsWithinTheBound", []edit{patient}},
@@ -85,7 +85,7 @@ var faults = []struct {
 	{"TestAContextCarriesItsHold", []edit{{"hold.go", "context.WithValue(ctx, holdKey{}, h)", "context.WithValue(ctx, holdKey{}, h.Key)"}}},
 	{"TestGuardRunsOnce", []edit{{"hold.go", "	if errors.Is(err, ErrFenced) {", "	if errors.Is(err, ErrUnreachable) {\n\t\treply, err = l.commands.call(ctx, l.settings.ReplyTimeout, append([]any{\"DLOCK.GUARD\", h.Key, h.Token}, command...)...)\n\t}\n\tif errors.Is(err, ErrFenced) {"}}},
 	{"TestAFencedGuardIsALoss", []edit{{"hold.go", `l.lose(h.held, "fenced")`, ""}}},
-	{"TestADeadlineIsTaken", []edit{{"take.go", "\t\t\terr = ErrTaken\n", "\t\t\terr = errTimeUp\n"}}},
+	{"TestADeadlineIsTaken", []edit{{"take.go", "return ErrTaken\n\t}\n\treturn unreachable", "return errTimeUp\n\t}\n\treturn unreachable"}, {"take.go", "\t\terr = ErrTaken\n", "\t\terr = errTimeUp\n"}}},
 	{"TestAPauseLosesNothingThatTheServerHolds", []edit{{"session.go", "l.grace = now() + l.settings.ReplyTimeout", ""}}},
 	{"TestAMapThatNobodyTellsStopsNoKeeper", []edit{{"library.go", "p.cluster.ReloadState(", "_, _ = p.cluster.Options().ClusterSlots("}}},
 	{"TestReleaseUnderAContextThatHasEnded", []edit{{"delivery.go", "ctx = context.WithoutCancel(ctx)", "_ = ctx"}}},

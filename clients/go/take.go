@@ -170,7 +170,10 @@ type take struct {
 	waited  bool
 }
 
-var errTimeUp = unreachable(errors.New("the server has ended the wait"))
+var (
+	errTimeUp = unreachable(errors.New("the server has ended the wait"))
+	errLeft   = errors.New("the client has ended the wait")
+)
 
 func (t *take) isGranted() bool { return len(t.found) > 0 && !slices.Contains(t.found, nil) }
 
@@ -186,9 +189,8 @@ func (l *Locks) acquire(ctx context.Context, r *request, try bool) ([]*held, err
 			err = before
 		}
 		before = err
-		if errors.Is(err, errTimeUp) && timeLeft(ctx) < 20*time.Millisecond {
+		if errors.Is(err, errTimeUp) && timeLeft(ctx) < 20*time.Millisecond { // the server's clock is a little ahead
 			<-ctx.Done()
-			err = ErrTaken
 		}
 		if err == nil || try || ctx.Err() != nil || !isTransient(err) {
 			if waited := l.settings.Observer.Waited; waited != nil && t.waited {
@@ -242,9 +244,9 @@ func (l *Locks) ask(ctx context.Context, t *take, try bool) error {
 	case err = <-t.outcome:
 		return err
 	case <-ctx.Done():
-		return errorOf(ctx)
+		return errLeft
 	case <-patience:
-		return unreachable(errNoAnswer)
+		return errLeft
 	}
 }
 
@@ -327,8 +329,10 @@ func (l *Locks) rejected(t *take, event string) {
 		l.end(t, ServerError("WRONGTYPE the key holds something that is not a lock"))
 	case "again":
 		l.end(t, ServerError("NOACK the server did not confirm the grant, or serves the lock no more"))
-	default:
+	case "timeout":
 		l.end(t, errTimeUp)
+	default:
+		l.end(t, unreachable(fmt.Errorf("the request has ended: %s", event)))
 	}
 }
 
@@ -340,17 +344,18 @@ func (l *Locks) finish(ctx context.Context, t *take, try bool, err error) ([]*he
 	if t.isGranted() { // perhaps at the last moment
 		return t.found, nil
 	}
-	if s := t.session; t.waits() {
-		switch {
-		case s.err != nil:
-			err = s.err
-		case !try && (s.heard > t.since || now()-t.since < fresh): // the server has kept the place, so others have the lock
-			err = ErrTaken
-		default:
-			err = unreachable(errNoAnswer)
-		}
+	if err == errLeft && len(t.outcome) > 0 { // a row has ended the wait at the same time
+		err = <-t.outcome
+	}
+	if errors.Is(err, errTimeUp) && ctx.Err() != nil {
+		err = ErrTaken
+	}
+	switch {
+	case t.waits():
+		err = l.whyWaiting(t, try)
 		l.cancel(t)
-	} else if t.asked > 1 || t.session != nil && !errors.Is(err, ErrTaken) && !errors.Is(err, ErrReplaced) || mayHaveRun(err) {
+	case errors.Is(err, ErrTaken), errors.Is(err, ErrReplaced): // nothing of it is there
+	case t.asked > 1 || t.session != nil || mayHaveRun(err):
 		l.cancel(t)
 	}
 	l.end(t, err)
@@ -364,6 +369,18 @@ func (l *Locks) finish(ctx context.Context, t *take, try bool, err error) ([]*he
 		return nil, fmt.Errorf("%w: %q", err, key)
 	}
 	return nil, err
+}
+
+// whyWaiting returns why a take still waits. If the server has kept its place, others have the lock.
+func (l *Locks) whyWaiting(t *take, try bool) error {
+	s := t.session
+	if s.err != nil {
+		return s.err
+	}
+	if !try && (s.heard > t.since || now()-t.since < fresh) {
+		return ErrTaken
+	}
+	return unreachable(errNoAnswer)
 }
 
 // cancel leaves the queue. If the grant came first, its row belongs to no take any more, and the client releases the hold.
