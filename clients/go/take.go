@@ -167,6 +167,7 @@ type take struct {
 	since   time.Duration // when its place was confirmed
 	found   []*held       // what was granted, by key
 	outcome chan error    // of the latest request: nil is the grant
+	before  error         // of the request before that
 	waited  bool
 }
 
@@ -182,13 +183,11 @@ func (t *take) waits() bool { return t.session != nil && t.session.waits[t] }
 // acquire asks until the locks are granted, the context ends, or an error comes that time cannot mend. A try asks once.
 func (l *Locks) acquire(ctx context.Context, r *request, try bool) ([]*held, error) {
 	t, warned := &take{request: r}, -never
-	var before error
 	for {
 		err := l.ask(ctx, t, try)
-		if before != nil && ctx.Err() != nil && errors.Is(err, ErrUnreachable) { // the end of the context has cut it short
-			err = before
+		if t.before != nil && ctx.Err() != nil && errors.Is(err, ErrUnreachable) { // the end of the context has cut it short
+			err = t.before
 		}
-		before = err
 		if errors.Is(err, errTimeUp) && timeLeft(ctx) < 20*time.Millisecond { // the server's clock is a little ahead
 			<-ctx.Done()
 		}
@@ -202,6 +201,7 @@ func (l *Locks) acquire(ctx context.Context, r *request, try bool) ([]*held, err
 			warned = now()
 			l.log.Warn("still waiting for lock", "key", r.keys[0], "error", err)
 		}
+		t.before = err
 		sleep(ctx, 20*time.Millisecond+mathrand.N(80*time.Millisecond))
 	}
 }
@@ -376,6 +376,9 @@ func (l *Locks) whyWaiting(t *take, try bool) error {
 	s := t.session
 	if s.err != nil {
 		return s.err
+	}
+	if errors.Is(t.before, ErrNoAck) { // the place may be a grant that is not confirmed yet
+		return t.before
 	}
 	if !try && (s.heard > t.since || now()-t.since < fresh) {
 		return ErrTaken
