@@ -167,7 +167,7 @@ type take struct {
 	since   time.Duration // when its place was confirmed
 	found   []*held       // what was granted, by key
 	outcome chan error    // of the latest request: nil is the grant
-	before  error         // of the request before that
+	before  error         // of the request before that, if it says why there is no grant
 	waited  bool
 }
 
@@ -277,6 +277,9 @@ func (l *Locks) answered(t *take, sent time.Duration, reply any, err error) erro
 	t.session, t.since = s, now() // a repeated request waits, too: only the row says how long the hold lasts
 	s.waits[t] = true
 	t.waited = true
+	if !errors.Is(t.before, ErrNoAck) { // its place may be a grant that is not confirmed yet; else others have the lock
+		t.before = nil
+	}
 	l.keepAlive(s)
 	return nil
 }
@@ -377,7 +380,7 @@ func (l *Locks) whyWaiting(t *take, try bool) error {
 	if s.err != nil {
 		return s.err
 	}
-	if errors.Is(t.before, ErrNoAck) { // the place may be a grant that is not confirmed yet
+	if t.before != nil {
 		return t.before
 	}
 	if !try && (s.heard > t.since || now()-t.since < fresh) {
