@@ -29,7 +29,7 @@ var faults = []struct {
 	{"closed_two_seconds", []edit{{"take.go", `"%w: %q: %w: %w", ErrTimeout`, `"%w: %q: %w: %v", ErrTimeout`}}},
 	{"closed_without_bound", []edit{{"take.go", `l.log.Warn("still`, `l.log.Debug("-`}}},
 	{"hung_try,hung_later,TestGuardEndsWithinTheBound", []edit{patient}},
-	{"silent_path", []edit{{"session.go", "if max(h.until(), l.grace) <= now() {", "if false {"}}},
+	{"silent_path", []edit{{"session.go", "if l.endOf(h) <= now() {", "if false {"}}},
 	{"slow_path", []edit{{"dlock.go", "s.HangTimeout = max(", "s.ReplyTimeout = 150 * time.Millisecond\n\ts.HangTimeout = max("}}},
 	{"wrong_password,no_right_to_the_command,no_module,two_that_wait_for_each_other", []edit{{"errors.go", "return slices.Contains(transient, said.code())", "return true || slices.Contains(transient, said.code())"}}},
 	{"replaced", []edit{{"session.go", `"cancelled", "replaced",`, `"cancelled",`}}},

@@ -325,12 +325,15 @@ func (l *Locks) renew(h *held, id int64) {
 
 // watch sets the timer of a hold: for a third of its lease, when it needs to be kept, and for the end of its validity.
 func (l *Locks) watch(h *held) {
-	h.alarm = max(h.until(), l.grace)
+	h.alarm = l.endOf(h)
 	if h.session != nil && !h.needsKeepAlive() {
 		h.alarm = min(h.alarm, h.since+h.lease/3)
 	}
 	h.timer.Reset(max(h.alarm-now(), time.Millisecond))
 }
+
+// endOf returns when a hold is to be reported lost. MaxHold ends by the program's own clock: no server needs to be asked.
+func (l *Locks) endOf(h *held) time.Duration { return min(max(h.until(), l.grace), h.maxHoldEnd) }
 
 // due is called by the timer of a hold.
 func (l *Locks) due(h *held) {
@@ -348,7 +351,7 @@ func (l *Locks) check(h *held) {
 	if now()-h.alarm > stall || s != nil && s.kept && now()-s.back > stall {
 		l.grace = now() + l.settings.ReplyTimeout
 	}
-	if max(h.until(), l.grace) <= now() {
+	if l.endOf(h) <= now() {
 		l.expire(h)
 		return
 	}

@@ -3,6 +3,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 )
 
 const (
-	fresh     = 500 * time.Millisecond // a place in a queue that was confirmed so lately is still there
+	grace     = 500 * time.Millisecond // how long a request waits after its deadline for the server's answer
 	warnEvery = 10 * time.Second
 )
 
@@ -167,7 +168,7 @@ type take struct {
 	since   time.Duration // when its place was confirmed
 	found   []*held       // what was granted, by key
 	outcome chan error    // of the latest request: nil is the grant
-	before  error         // of the request before that, if it says why there is no grant
+	before  error         // of the request before that, unless it was queued
 	waited  bool
 }
 
@@ -185,9 +186,6 @@ func (l *Locks) acquire(ctx context.Context, r *request, try bool) ([]*held, err
 	t, warned := &take{request: r}, -never
 	for {
 		err := l.ask(ctx, t, try)
-		if t.before != nil && ctx.Err() != nil && errors.Is(err, ErrUnreachable) { // the end of the context has cut it short
-			err = t.before
-		}
 		if errors.Is(err, errTimeUp) && timeLeft(ctx) < 20*time.Millisecond { // the server's clock is a little ahead
 			<-ctx.Done()
 		}
@@ -243,11 +241,18 @@ func (l *Locks) ask(ctx context.Context, t *take, try bool) error {
 	select {
 	case err = <-t.outcome:
 		return err
-	case <-ctx.Done():
-		return errLeft
 	case <-patience:
 		return errLeft
+	case <-ctx.Done():
 	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the server says whether others have the lock
+		select {
+		case err = <-t.outcome:
+			return err
+		case <-time.After(grace):
+		}
+	}
+	return errLeft
 }
 
 // answered reads [token, id], [[token, …], id], [0, place, id] or null. It returns an error if there is nothing to wait for.
@@ -277,9 +282,7 @@ func (l *Locks) answered(t *take, sent time.Duration, reply any, err error) erro
 	t.session, t.since = s, now() // a repeated request waits, too: only the row says how long the hold lasts
 	s.waits[t] = true
 	t.waited = true
-	if !errors.Is(t.before, ErrNoAck) { // its place may be a grant that is not confirmed yet; else others have the lock
-		t.before = nil
-	}
+	t.before = nil
 	l.keepAlive(s)
 	return nil
 }
@@ -350,8 +353,12 @@ func (l *Locks) finish(ctx context.Context, t *take, try bool, err error) ([]*he
 	if err == errLeft && len(t.outcome) > 0 { // a row has ended the wait at the same time
 		err = <-t.outcome
 	}
-	if errors.Is(err, errTimeUp) && ctx.Err() != nil {
+	switch {
+	case ctx.Err() == nil:
+	case errors.Is(err, errTimeUp):
 		err = ErrTaken
+	case errors.Is(err, ErrUnreachable): // the end of the context has cut the call short
+		err = cmp.Or(t.before, err)
 	}
 	switch {
 	case t.waits():
@@ -380,10 +387,7 @@ func (l *Locks) whyWaiting(t *take, try bool) error {
 	if s.err != nil {
 		return s.err
 	}
-	if t.before != nil {
-		return t.before
-	}
-	if !try && (s.heard > t.since || now()-t.since < fresh) {
+	if !try && s.heard > t.since {
 		return ErrTaken
 	}
 	return unreachable(errNoAnswer)
