@@ -230,3 +230,20 @@ func TestTheReasonOfALossHasNumbers(t *testing.T) {
 		s.control("sound " + path)
 	}, "single")
 }
+
+// go-redis would ask any node for COMMAND before the first call, and wait five seconds for one that hangs.
+func TestAClusterIsNotAskedForItsCommands(t *testing.T) {
+	alone(t, func(s stage) {
+		asked := func() (count int) {
+			for _, address := range addresses("cluster") {
+				count += calls(connection(address), "command")
+			}
+			return count
+		}
+		before := asked()
+		hold := s.lock(s.locks)
+		s.awaitKept(hold, 1)
+		s.must(hold.Release(ctx))
+		s.check(asked() == before, "%d times", asked()-before)
+	}, "cluster")
+}

@@ -78,8 +78,9 @@ func (p *pool) close() {
 }
 
 // overrides sets fields that an older go-redis does not have: encoding/json ignores those. So a program keeps its own version.
-// A dial is one attempt, and what the program's client was given for itself (push messages, a cache) is not shared.
-const overrides = `{"DialerRetries": 1, "MaintNotificationsConfig": null, "PushNotificationProcessor": null,
+// A dial is one attempt, no node is asked for COMMAND before the first call (one that hangs would delay that by five seconds),
+// and what the program's client was given for itself (push messages, a cache) is not shared.
+const overrides = `{"DialerRetries": 1, "DisableRoutingPolicies": true, "MaintNotificationsConfig": null, "PushNotificationProcessor": null,
 	"ClientSideCache": null, "ClientSideCacheConfig": null}`
 
 func bounded(of *redis.Options, within time.Duration) *redis.Options {
