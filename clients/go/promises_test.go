@@ -496,7 +496,7 @@ func TestATryWithoutAReplyIsCancelled(t *testing.T) {
 func TestARefusedReleaseAfterReleases(t *testing.T) {
 	in(t, func(s stage) {
 		released := 0
-		locks := s.with(client("single", "", "", ""), Settings{Lease: long, Observer: Observer{Released: func(string, time.Duration) { released++ }}})
+		locks := s.with(client("single", "", "", ""), Settings{Lease: 4 * patience, Observer: Observer{Released: func(string, time.Duration) { released++ }}})
 		hold := s.lock(locks)
 		err := hold.ReleaseAfter(ctx, 100*365*24*time.Hour)
 		var said ServerError
