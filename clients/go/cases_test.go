@@ -47,6 +47,8 @@ func (s step) seconds(name string, usual float64) time.Duration {
 	return math.MaxInt64
 }
 
+const forever = time.Duration(-1)
+
 // timeout: null is none. Where a fault is planted nobody is waited for without a bound.
 func (s step) timeout() time.Duration {
 	if value, there := s["timeout"]; there && value == nil {

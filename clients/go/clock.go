@@ -3,21 +3,20 @@
 package dlock
 
 import (
-	"math"
+	"context"
 	"strconv"
 	"time"
 )
 
-// Times are those of now, a clock that also counts while the machine is suspended, as leases do.
+// All times are from now(), which also advances while the machine is suspended, as leases do.
 
 const (
-	never   = time.Duration(math.MaxInt64)
+	never   = time.Duration(1) << 62      // so far from the edge that sums with it do not overflow
 	longest = 3_000_000_000 * time.Second // the server counts a little further
-	slice   = time.Second                 // nobody sleeps longer: timers may stand still while the machine is suspended
-	stall   = 500 * time.Millisecond      // a timer that is so late says that the process stood still
+	stall   = 500 * time.Millisecond      // a timer that fires so late says that the process was stopped
 )
 
-// after returns a time that lies so long behind another one. It does not overflow.
+// after returns the time that lies d behind t. It does not overflow.
 func after(t, d time.Duration) time.Duration {
 	if d > never-t {
 		return never
@@ -29,41 +28,20 @@ func millis(d time.Duration) string {
 	return strconv.FormatInt(max(1, min(d, longest).Milliseconds()), 10)
 }
 
-// A clock calls the sessions when the next hold is due. It waits for no server. All under the sessions' mutex.
-type clock struct {
-	timer *time.Timer
-	alarm time.Duration // never, if nothing is due
-	due   time.Duration // when the timer fires
-	grace time.Duration // until then nothing is over
+// timeLeft returns the time until the deadline of the context.
+func timeLeft(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return time.Until(deadline)
+	}
+	return never
 }
 
-func (c *clock) set(due time.Duration) {
-	if due < c.alarm {
-		c.alarm = due
-		c.wind()
+// sleep returns early when the context ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
-
-func (c *clock) wind() {
-	if c.alarm == never {
-		return
-	}
-	wait := min(max(0, c.alarm-now()), slice)
-	c.due = now() + wait
-	c.timer.Reset(wait)
-}
-
-// rung reports whether something is due. If the process stood still the server is asked before a loss is reported.
-func (c *clock) rung(within time.Duration) bool {
-	if now()-c.due > stall {
-		c.grace = now() + within
-	}
-	if c.alarm > now() {
-		c.wind()
-		return false
-	}
-	c.alarm = never
-	return true
-}
-
-func (c *clock) isOver(end time.Duration) bool { return end <= now() && c.grace <= now() }

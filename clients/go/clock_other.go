@@ -6,7 +6,7 @@ package dlock
 
 import "time"
 
-// now is a time on a clock that only goes on.
-func now() time.Duration { return time.Since(began) }
-
 var began = time.Now()
+
+// now returns the time on a clock that never goes back.
+func now() time.Duration { return time.Since(began) }

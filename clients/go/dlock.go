@@ -13,9 +13,14 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"fmt"
 	"log/slog"
-	"runtime"
+	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -36,95 +41,112 @@ type Settings struct {
 	// Observer is called for each event, for metrics.
 	Observer Observer
 
-	// QueueGrace was how long a place in a queue is kept while the connection is away.
+	// QueueGrace has no effect.
 	//
 	// Deprecated: set the server's dlock.claim-window-ms.
 	QueueGrace time.Duration
 }
 
-// complete fills in the defaults.
-func (s *Settings) complete() error {
-	if s.Logger == nil {
-		s.Logger = slog.Default()
+// setDefaults replaces what is zero.
+func (s *Settings) setDefaults() error {
+	s.Lease = cmp.Or(s.Lease, 10*time.Second)
+	s.HangTimeout = max(cmp.Or(s.HangTimeout, 30*time.Second), s.Lease)
+	s.ReplyTimeout = cmp.Or(s.ReplyTimeout, 3*time.Second)
+	s.ClockMargin = cmp.Or(s.ClockMargin, 100*time.Millisecond)
+	s.Logger = cmp.Or(s.Logger, slog.Default())
+	if min(s.Lease, s.HangTimeout, s.ReplyTimeout, s.ClockMargin) < time.Millisecond {
+		return badArgument("settings", "must have times of at least a millisecond")
 	}
-	if s.QueueGrace != 0 {
-		s.Logger.Warn("QueueGrace is the server's dlock.claim-window-ms now")
-	}
-	for _, one := range []struct {
-		name  string
-		value *time.Duration
-		usual time.Duration
-	}{
-		{"Lease", &s.Lease, 10 * time.Second},
-		{"HangTimeout", &s.HangTimeout, 30 * time.Second},
-		{"ReplyTimeout", &s.ReplyTimeout, 3 * time.Second},
-		{"ClockMargin", &s.ClockMargin, 100 * time.Millisecond},
-	} {
-		if *one.value == 0 {
-			*one.value = one.usual
-		}
-		if *one.value < time.Millisecond {
-			return badArgument(one.name, "must be at least a millisecond")
-		}
-	}
-	s.HangTimeout = max(s.HangTimeout, s.Lease)
 	return nil
 }
 
-// An Observer has functions that are called at the event itself, so they must not block. A nil function is not called.
+// An Observer has functions that the client calls for each event. They must not block; Lost is called in a goroutine of its
+// own. A nil function is not called.
 type Observer struct {
 	Waiting  func(key string)                                 // the lock is taken, and a wait for it begins
 	Waited   func(key string)                                 // a wait has ended, with the lock or without
 	Granted  func(key string, after time.Duration)            // the lock was granted this long after it was asked for
 	Refused  func(key string, after time.Duration, why error) // it was not granted: it is taken (nil), or for this reason
-	Released func(key string, after time.Duration)            // it was given back after it had been held this long
+	Released func(key string, after time.Duration)            // it was released after it had been held this long
 	Lost     func(key string, reason string)                  // it was held, and is no more
 }
 
-// Locks takes locks. Make one for the whole program; any number of goroutines may use it.
-type Locks struct{ sessions *sessions }
+// Locks takes locks. Make one for the whole program, and close it; any number of goroutines may use it.
+type Locks struct {
+	settings         Settings
+	log              *slog.Logger
+	commands, keeper *pool  // the keeper's SESSIONs wait for no connection that a thousand takes wait for
+	name             string // of this client, at the servers
+	ctx              context.Context
+	stop             context.CancelFunc
 
-// New returns Locks that connect as the client does, by a client of their own: a *redis.Client or a *redis.ClusterClient.
+	mu       sync.Mutex
+	numbers  int64 // of owners
+	sessions map[int64]*session
+	takes    map[string]*take // by owner
+	held     map[holdID]*held
+	queues   map[int64][]*delivery // by session
+	grace    time.Duration         // until then no hold is reported lost
+	closed   bool
+}
+
+// New returns Locks that connect as the client does, by clients of their own: a *redis.Client or a *redis.ClusterClient.
 // For Sentinels see [NewFailover].
 func New(client redis.UniversalClient, settings Settings) (*Locks, error) {
-	if err := settings.complete(); err != nil {
+	if err := settings.setDefaults(); err != nil {
 		return nil, err
 	}
-	library, err := libraryOf(client, settings.ReplyTimeout)
+	connect, err := copies(client, settings.ReplyTimeout)
 	if err != nil {
 		return nil, err
 	}
-	return newLocks(library, settings), nil
+	return newLocks(connect, settings), nil
 }
 
-// NewFailover returns Locks that find the primary by Sentinels, and leave a former one as soon as a Sentinel tells of the
-// next. Locks of [New], with the client of redis.NewFailoverClient, leave it when it has become a replica: up to eleven
+// NewFailover returns Locks that find the primary by Sentinels, and that move to a new primary as soon as a Sentinel announces
+// it. Locks of [New], with the client of redis.NewFailoverClient, leave a former one when it has become a replica: up to eleven
 // seconds after a planned failover, in which it grants locks.
 func NewFailover(options *redis.FailoverOptions, settings Settings) (*Locks, error) {
 	if options == nil {
 		return nil, badArgument("options", "must not be nil")
 	}
-	if err := settings.complete(); err != nil {
+	if err := settings.setDefaults(); err != nil {
 		return nil, err
 	}
-	return newLocks(newLibrary(settings.ReplyTimeout, func() redis.UniversalClient {
+	return newLocks(func() redis.UniversalClient {
 		return redis.NewFailoverClient(boundedFailover(options, settings.ReplyTimeout))
-	}), settings), nil
+	}, settings), nil
 }
 
-func newLocks(l *library, settings Settings) *Locks {
-	locks := &Locks{newSessions(l, settings)}
-	runtime.AddCleanup(locks, (*sessions).close, locks.sessions)
-	return locks
+func newLocks(connect func() redis.UniversalClient, settings Settings) *Locks {
+	host, _ := os.Hostname()
+	host = strings.ReplaceAll(host, "/", "-")
+	l := &Locks{
+		settings: settings, log: settings.Logger,
+		commands: newPool(connect, settings.ReplyTimeout), keeper: newPool(connect, settings.ReplyTimeout),
+		name:     fmt.Sprintf("%s/%d/%s", host[:min(len(host), 64)], os.Getpid(), rand.Text()),
+		sessions: map[int64]*session{}, takes: map[string]*take{}, held: map[holdID]*held{}, queues: map[int64][]*delivery{},
+	}
+	l.ctx, l.stop = context.WithCancel(context.Background())
+	return l
+}
+
+// usable returns an error if the Locks are closed or the context has ended.
+func (l *Locks) usable(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	return errorOf(ctx)
 }
 
 // Lock waits until it has the lock or the context ends.
 func (l *Locks) Lock(ctx context.Context, key string, options ...Option) (*Hold, error) {
-	return l.acquire(ctx, key, forever, options)
+	return l.lock(ctx, key, false, options)
 }
 
-// LockContext waits as Lock does, and returns a context that ends when the lock is lost, as [Hold.Context] does.
-// Release ends it.
+// LockContext waits as Lock does, and returns a context that ends when the lock is lost or released, as [Hold.Context] does.
 //
 //	ctx, hold, err := locks.LockContext(ctx, "stock")
 //	if err != nil {
@@ -136,8 +158,7 @@ func (l *Locks) LockContext(ctx context.Context, key string, options ...Option) 
 	if err != nil {
 		return nil, nil, err
 	}
-	inner, end := hold.Context(ctx)
-	hold.end = end
+	inner, _ := hold.Context(ctx)
 	return inner, hold, nil
 }
 
@@ -147,15 +168,20 @@ func (l *Locks) TryLock(ctx context.Context, key string, timeout time.Duration, 
 	if timeout < 0 {
 		return nil, badArgument("timeout", "must not be negative")
 	}
-	return l.acquire(ctx, key, timeout, options)
+	if timeout > 0 {
+		soon, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		ctx = soon
+	}
+	return l.lock(ctx, key, timeout == 0, options)
 }
 
-func (l *Locks) acquire(ctx context.Context, key string, wait time.Duration, options []Option) (*Hold, error) {
-	r, err := newRequest(l.sessions, []string{key}, options)
+func (l *Locks) lock(ctx context.Context, key string, try bool, options []Option) (*Hold, error) {
+	r, err := l.newRequest([]string{key}, options)
 	if err != nil {
 		return nil, err
 	}
-	holds, err := l.take(ctx, r, wait)
+	holds, err := l.take(ctx, r, try)
 	if err != nil {
 		return nil, err
 	}
@@ -163,37 +189,26 @@ func (l *Locks) acquire(ctx context.Context, key string, wait time.Duration, opt
 }
 
 // take returns a hold for each key.
-func (l *Locks) take(ctx context.Context, r *request, wait time.Duration) (holds []*Hold, err error) {
-	s, began, observer := l.sessions, now(), &l.sessions.settings.Observer
-	if err = s.check(); err == nil {
-		err = ctx.Err()
-	}
+func (l *Locks) take(ctx context.Context, r *request, try bool) (holds []*Hold, err error) {
+	began, observer := now(), &l.settings.Observer
+	err = l.usable(ctx)
 	if err == nil {
-		t := newTake(ctx, s, r, wait)
-		if ended := s.run(ctx, s.library.client, t); ended != nil {
-			t.leave()
-		}
-		err = t.result(ctx)
-		for _, h := range t.holds {
+		var found []*held
+		found, err = l.acquire(ctx, r, try)
+		for _, h := range found {
 			holds = append(holds, newHold(l, h))
-		}
-		if t.told && observer.Waited != nil {
-			observer.Waited(r.keys[0])
 		}
 	}
 	switch {
-	case err != nil:
-		if observer.Refused != nil {
-			observer.Refused(r.keys[0], now()-began, err)
-		}
-	case observer.Granted != nil:
+	case err != nil && observer.Refused != nil:
+		observer.Refused(r.keys[0], now()-began, err)
+	case err == nil && observer.Granted != nil:
 		observer.Granted(r.keys[0], now()-began)
 	}
-	runtime.KeepAlive(l)
 	return holds, err
 }
 
-// With calls work under the lock. The work's context ends when the lock is lost. An error of giving the lock back never
+// With calls work under the lock. The work's context ends when the lock is lost. An error of the release never
 // hides one of the work.
 func (l *Locks) With(
 	ctx context.Context, key string, work func(context.Context, *Hold) error, options ...Option,
@@ -203,7 +218,7 @@ func (l *Locks) With(
 		return err
 	}
 	defer func() {
-		if failed := hold.Release(ctx); err == nil && !hold.isLeft() {
+		if failed := hold.releaseUnlessDone(ctx); err == nil {
 			err = failed
 		}
 	}()
@@ -221,15 +236,32 @@ func (l *Locks) IsHeld(ctx context.Context, key string) (bool, error) {
 
 // heldBy returns the reply to HELD.
 func (l *Locks) heldBy(ctx context.Context, key string) (any, error) {
-	s := l.sessions
-	if err := s.check(); err != nil {
+	if err := l.usable(ctx); err != nil {
 		return nil, err
 	}
-	held, err := s.library.client.call(ctx, s.settings.ReplyTimeout, "DLOCK.HELD", key)
-	runtime.KeepAlive(l)
-	return held, err
+	return l.commands.call(ctx, l.settings.ReplyTimeout, "DLOCK.HELD", key)
 }
 
 // Close closes the connections: every later call fails with ErrClosed. Each hold is reported lost at once, and the server
 // keeps it until its lease ends.
-func (l *Locks) Close() { l.sessions.close() }
+func (l *Locks) Close() {
+	l.mu.Lock()
+	count, before := len(l.held), l.closed
+	l.closed = true
+	for _, h := range l.held {
+		l.lose(h, "closed")
+	}
+	for _, t := range l.takes {
+		l.end(t, ErrClosed)
+	}
+	l.mu.Unlock()
+	if before {
+		return
+	}
+	if count > 0 {
+		l.log.Warn("closed with locks held: they are lost", "count", count)
+	}
+	l.stop()
+	l.commands.close()
+	l.keeper.close()
+}

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -38,50 +37,6 @@ func TestWhatNoTimeCanMendEndsAWait(t *testing.T) {
 			cancel()
 			_ = client.Close()
 		}
-	}, "single")
-}
-
-// The collector takes no Locks that are at work, though nobody needs them afterwards.
-func TestLocksAtWorkAreNotCollected(t *testing.T) {
-	in(t, func(s stage) {
-		path := s.path(addresses("single")[0])
-		s.control("delay " + path + " 200")
-		for name, work := range map[string]func(*Locks) error{
-			"IsHeld": func(locks *Locks) error {
-				_, err := locks.IsHeld(ctx, s.key)
-				return err
-			},
-			"Leader": func(locks *Locks) error {
-				election, err := locks.Election(s.key, "me")
-				if err == nil {
-					_, err = election.Leader(ctx)
-				}
-				return err
-			},
-			"TryLock": func(locks *Locks) error {
-				_, err := locks.TryLock(ctx, s.key, 0)
-				return err
-			},
-		} {
-			done := make(chan error)
-			go func() {
-				locks, err := New(redis.NewClient(&redis.Options{Addr: path}), Settings{})
-				if err == nil {
-					err = work(locks)
-				}
-				done <- err
-			}()
-			for collect := true; collect; {
-				select {
-				case err := <-done:
-					collect = false
-					s.check(err == nil, "%s: %v", name, err)
-				case <-time.After(20 * time.Millisecond):
-					runtime.GC()
-				}
-			}
-		}
-		s.awaitGone()
 	}, "single")
 }
 
@@ -163,4 +118,132 @@ func TestWhoWasDeposedResignsWithoutAnError(t *testing.T) {
 		s.ask("DLOCK.FORCERELEASE", s.key)
 		s.must(election.Resign(ctx))
 	}, "single")
+}
+
+// A client of one node does not follow a slot. It says so.
+func TestGuardOfAPlainClientWhileTheSlotMoves(t *testing.T) {
+	alone(t, func(s stage) {
+		source := s.node(s.key)
+		hold := s.lock(s.with(redis.NewClient(&redis.Options{Addr: source.Options().Addr}), Settings{Lease: long, ReplyTimeout: time.Second}))
+		s.whileTheSlotMoves(func(askThere func(words ...any) any) {
+			s.migrate(source)
+			_, err := hold.Guard(ctx, "EXISTS", s.key)
+			s.check(err != nil && strings.HasPrefix(err.Error(), "ASK "), "%v", err)
+			askThere("DLOCK.FORCERELEASE", s.key)
+		})
+	}, "cluster")
+}
+
+func TestNeverDoesNotOverflow(t *testing.T) {
+	for _, moment := range []time.Duration{0, time.Millisecond, 10 * 365 * 24 * time.Hour} {
+		if left := never - moment; left+time.Second < left || after(moment, never) != never {
+			t.Errorf("after %v there is no more time: %v", moment, left)
+		}
+	}
+}
+
+// A pool is replaced once for all the calls that have failed with it, and not again at once: a thousand waits may be refused.
+func TestAPoolIsNotReplacedForEachFailure(t *testing.T) {
+	made := 0
+	p := newPool(func() redis.UniversalClient {
+		made++
+		return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	}, time.Second)
+	defer p.close()
+	for range 100 {
+		p.failed(p.get())
+	}
+	if made > 3 {
+		t.Errorf("%d clients for a hundred failures", made)
+	}
+	// A burst that waits for a connection is no silence of the server.
+	if o := bounded(&redis.Options{}, time.Second); o.PoolTimeout > time.Second-pause {
+		t.Errorf("a full pool looks like a silent server after %v", o.PoolTimeout)
+	}
+}
+
+// What was released in an outage that outlasts it is forgotten.
+func TestAReleaseThatNobodyAnswersIsForgotten(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		short := time.Second
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: short, HangTimeout: short, ReplyTimeout: short})
+		hold := s.lock(locks)
+		s.control("silence " + path)
+		_ = hold.Release(ctx)
+		s.until("nothing of it is left here", func() bool {
+			locks.mu.Lock()
+			defer locks.mu.Unlock()
+			return len(locks.held) == 0 && len(locks.queues) == 0
+		})
+		s.control("sound " + path)
+	}, "single")
+}
+
+// A leader that was stopped is in doubt of its term, which the server may still have. It does not wait behind itself.
+func TestCampaignAfterAPauseDoesNotWaitForItself(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(4 * patience)
+		election, err := locks.Election(s.key, "me")
+		s.must(err)
+		first, err := election.Campaign(ctx)
+		s.must(err)
+		locks.mu.Lock()
+		first.held.end = now()
+		locks.grace = now() + patience
+		locks.mu.Unlock()
+		s.check(!election.IsLeader() && first.Lost() == nil, "it is in no doubt")
+		soon, cancel := context.WithTimeout(ctx, patience/4)
+		defer cancel()
+		second, err := election.Campaign(soon)
+		s.must(err)
+		s.check(second.Token > first.Token && election.IsLeader(), "%d after %d", second.Token, first.Token)
+		s.must(election.Resign(ctx))
+	}, "single")
+}
+
+// The server renews the hold, and one answer of it is lost with its connection: the next one comes in time.
+func TestOneLostAnswerCostsNoHold(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		hold := s.lock(s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: lease}))
+		s.awaitKept(hold, 1)
+		s.control("strand " + path)
+		s.awaitKept(hold, 4)
+		_ = hold.Release(ctx) // by the other pool's connection, which is stranded too
+		s.awaitGone()
+	}, "single")
+}
+
+// A loss by the clock says since when nobody has confirmed the hold.
+func TestTheReasonOfALossHasNumbers(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		hold := s.lock(s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: lease}))
+		s.awaitKept(hold, 1)
+		s.control("silence " + path)
+		s.isLost(hold)
+		var since float64
+		_, words, _ := strings.Cut(hold.Lost().Error(), "the last answer was sent ")
+		_, err := fmt.Sscanf(words, "%f s ago", &since)
+		s.check(err == nil && since > 2 && since < 3+lateness().Seconds(), "%v", hold.Lost())
+		s.control("sound " + path)
+	}, "single")
+}
+
+// go-redis would ask any node for COMMAND before the first call, and wait five seconds for one that hangs.
+func TestAClusterIsNotAskedForItsCommands(t *testing.T) {
+	alone(t, func(s stage) {
+		asked := func() (count int) {
+			for _, address := range addresses("cluster") {
+				count += calls(connection(address), "command")
+			}
+			return count
+		}
+		before := asked()
+		hold := s.lock(s.locks)
+		s.awaitKept(hold, 1)
+		s.must(hold.Release(ctx))
+		s.check(asked() == before, "%d times", asked()-before)
+	}, "cluster")
 }

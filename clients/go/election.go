@@ -48,7 +48,7 @@ func (l *Locks) Election(key, name string, options ...Option) (*Election, error)
 	if name == "" {
 		return nil, badArgument("name", "must not be empty")
 	}
-	if _, err := newRequest(l.sessions, []string{key}, options); err != nil {
+	if _, err := l.newRequest([]string{key}, options); err != nil {
 		return nil, err
 	}
 	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
@@ -65,6 +65,7 @@ func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
 	if hold := e.leading(); hold != nil {
 		return hold, nil
 	}
+	_ = e.Resign(ctx) // after a pause the server may still have the last term: else this candidate would wait for itself
 	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), Actor(e.name+"#"+rand.Text()))...)
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (e *Election) leading() *Hold {
 // IsLeader asks nobody: it is true while the lease lasts for sure.
 func (e *Election) IsLeader() bool { return e.leading() != nil }
 
-// Resign gives the lead back. It is no error not to lead.
+// Resign releases the lead. It is no error not to lead.
 func (e *Election) Resign(ctx context.Context) error {
 	e.mu.Lock()
 	hold := e.hold
@@ -174,20 +175,20 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 		defer tick.Stop()
 		var last Leader
 		for first := true; ; {
-			now, err := e.Leader(ctx)
+			leader, err := e.Leader(ctx)
 			var news chan Leader
-			if err == nil && (first || now != last) {
+			if err == nil && (first || leader != last) {
 				news = leaders
 			}
 			for asks := false; !asks; {
 				select {
-				case news <- now:
-					first, last, news = false, now, nil
+				case news <- leader:
+					first, last, news = false, leader, nil
 				case <-tick.C: // whoever has not read it yet gets what is then
 					asks = true
 				case <-ctx.Done():
 					return
-				case <-e.locks.sessions.ctx.Done():
+				case <-e.locks.ctx.Done():
 					return
 				}
 			}

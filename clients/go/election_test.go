@@ -176,28 +176,3 @@ func TestLead(t *testing.T) {
 		s.awaitGone()
 	}, "single")
 }
-
-func TestLocker(t *testing.T) {
-	in(t, func(s stage) {
-		lock, err := s.locks.Locker(s.key)
-		s.must(err)
-		_, err = s.locks.Locker("")
-		s.isError(err, ErrArgument)
-		count := 0
-		var all group
-		for range 8 {
-			all.Go(func() {
-				for range 10 {
-					lock.Lock()
-					count++
-					lock.Unlock()
-				}
-			})
-		}
-		all.Wait()
-		s.check(count == 80, "%d", count)
-		s.awaitGone()
-		defer func() { s.check(recover() != nil, "what is not locked cannot be unlocked") }()
-		lock.Unlock()
-	}, "single")
-}

@@ -3,6 +3,7 @@
 package dlock
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -49,13 +50,13 @@ var codes = map[string]error{
 	"QUEUEFULL": ErrQueueFull, "QUARANTINE": ErrQuarantine, "NOACK": ErrNoAck,
 }
 
-// What another node or a little time can mend. UNBLOCKED: the server has become a replica.
-var passing = []string{
+// The first words of errors that another node or time can mend. UNBLOCKED: the server has become a replica.
+var transient = []string{
 	"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "READONLY", "MOVED",
 	"ASK", "NOACK",
 }
 
-// ServerError is what the server has said, in its own words. errors.Is finds the Err… of its first word.
+// ServerError is an error of the server, in its words. errors.Is finds the Err… of its first word.
 type ServerError string
 
 func (e ServerError) Error() string { return string(e) }
@@ -71,7 +72,7 @@ func (e ServerError) code() string {
 	return word
 }
 
-// unreachable is what the network has said.
+// unreachable wraps an error of the network.
 func unreachable(why error) error {
 	if errors.Is(why, ErrUnreachable) {
 		return why
@@ -79,13 +80,35 @@ func unreachable(why error) error {
 	return fmt.Errorf("%w: %w", ErrUnreachable, why)
 }
 
+// errorOf returns why the context has ended, with its cause if that says more, or nil.
+func errorOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
 func badArgument(name, why string) error { return fmt.Errorf("%w: %s %s", ErrArgument, name, why) }
 
-// passes: another connection, another node or a little time can mend it.
-func passes(err error) bool {
+// isAnswer reports whether a server has read the command, and will not answer it in another way. A refused login is about the
+// connection.
+func isAnswer(err error) bool {
+	var said ServerError
+	return err == nil || errors.As(err, &said) && !isTransient(err) && said.code() != "WRONGPASS" && said.code() != "NOAUTH"
+}
+
+// mayHaveRun reports whether a command without an answer may have reached a server.
+func mayHaveRun(err error) bool {
+	var network *net.OpError
+	return errors.Is(err, ErrUnreachable) && isTransient(err) && !(errors.As(err, &network) && network.Op == "dial")
+}
+
+// isTransient reports whether to retry: another connection, another node or time may help.
+func isTransient(err error) bool {
 	var said ServerError
 	if errors.As(err, &said) {
-		return slices.Contains(passing, said.code()) || strings.HasPrefix(string(said), "ERR max number of clients reached")
+		return slices.Contains(transient, said.code()) || strings.HasPrefix(string(said), "ERR max number of clients reached")
 	}
 	var name *net.DNSError
 	var unknown x509.UnknownAuthorityError

@@ -23,8 +23,8 @@ type FakeLocks struct {
 // NewFakeLocks returns locks of which nobody holds any.
 func NewFakeLocks() *FakeLocks {
 	server, settings := &fakeServer{}, Settings{}
-	_ = settings.complete() // no field is wrong
-	return &FakeLocks{newLocks(newLibrary(settings.ReplyTimeout, func() redis.UniversalClient { return server }), settings), server}
+	_ = settings.setDefaults() // no field is wrong
+	return &FakeLocks{newLocks(func() redis.UniversalClient { return server }, settings), server}
 }
 
 // Lose takes all holds of the lock away, and reports them lost, as after a failure.
@@ -32,12 +32,11 @@ func (f *FakeLocks) Lose(key string) {
 	f.server.mu.Lock()
 	f.server.release(func(h fakeHold) bool { return h.key == key })
 	f.server.mu.Unlock()
-	s := f.sessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for at, h := range s.held {
-		if at.key == key {
-			s.lose(h, "forced")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, h := range f.held {
+		if id.key == key {
+			f.lose(h, "forced")
 		}
 	}
 }

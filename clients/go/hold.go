@@ -10,156 +10,83 @@ import (
 	"time"
 )
 
-// held is what the client knows of one hold. The program's Hold refers to it, and not the other way, so that the collector
-// finds a Hold that the program has forgotten. All but what never changes is under the sessions' mutex.
+// A holdID names a hold.
+type holdID struct {
+	key   string
+	token int64
+}
+
+// held is what the client knows of one hold. A Hold points to it, never the reverse, so that the garbage collector can find
+// a Hold that the program dropped. What changes is under the mutex of the Locks.
 type held struct {
-	key, owner string
-	token      int64
+	holdID
+	owner      string
 	lease, end time.Duration
 	since      time.Duration
 	told       time.Duration // when an answer told that it is in its session
-	bound      time.Duration // by MaxHold
+	maxHoldEnd time.Duration
 	session    *session
-	over       bool // lost, or given back
-	isRenewed  bool // a RENEW is under way
-	isTaken    bool // another one renews it
-	isLeft     bool // ReleaseAfter has left it to its lease
-	reason     string
-	why        error // what the last RENEW has come to
+	timer      *time.Timer
+	alarm      time.Duration // when the timer fires
+	over       bool          // lost or released
+	renewing   bool          // a RENEW is under way
+	taken      bool          // another client renews it
+	err        error         // of the last RENEW
 	ended      context.Context
 	lost       context.CancelCauseFunc
 	onLost     func(error)
 }
 
-func (h *held) place() place { return place{h.key, h.token} }
-
-// until is the end that is believed. A SESSION's least lease counts if it was sent after the answer that told of this hold.
+// until returns the end that is believed. A SESSION's shortest lease counts if it was sent after the answer that told of
+// this hold.
 func (h *held) until() time.Duration {
 	end := h.end
 	if h.session != nil && h.session.sent >= h.told {
 		end = max(end, h.session.until)
 	}
-	return min(end, h.bound)
+	return min(end, h.maxHoldEnd)
 }
 
-// isOld reports whether it is to be kept: a third of its lease has passed.
-func (h *held) isOld() bool { return now() >= h.since+h.lease/3 }
+// needsKeepAlive reports whether a third of its lease has passed.
+func (h *held) needsKeepAlive() bool { return now() >= h.since+h.lease/3 }
 
-// words are a command that names the hold by its token.
+// words returns a command that names the hold by its token.
 func (h *held) words(name string, more ...any) []any {
 	words := append(make([]any, 0, 8), "DLOCK."+name, h.key, h.owner)
 	return append(append(words, more...), "TOKEN", h.token)
 }
 
-// finish ends the hold at the program's wish.
-func (s *sessions) finish(h *held, reason string) (from *session, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.closed:
-		return nil, ErrClosed
-	case h.over:
-		return nil, fmt.Errorf("%w: %s", ErrNotHeld, h.reason)
-	}
-	from = h.session
-	h.over, h.reason = true, reason
-	s.leave(h, never)
-	return from, nil
-}
-
-// released is the errand that gives the hold back.
-func (s *sessions) released(h *held) (*errand, error) {
-	if _, err := s.finish(h, "it was given back before"); err != nil {
-		return nil, err
-	}
-	return &errand{
-		key: h.key, words: h.words("RELEASE"), until: s.patience(h.lease),
-		then: func(_ time.Duration, _ any, err error) {
-			delete(s.held, h.place())
-			if err != nil && !errors.Is(err, ErrNotHeld) { // it may not be given back
-				s.send(s.left(h, h.lease, nil))
-			}
-		},
-	}, nil
-}
-
-// releasedAfter is the errand that leaves the lock taken for so long.
-func (s *sessions) releasedAfter(h *held, d time.Duration) (*errand, error) {
-	from, err := s.finish(h, "it was left to its lease")
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	h.isLeft = true
-	s.mu.Unlock()
-	return s.left(h, d, func(error) { // it is as it was
-		h.over, h.isLeft = false, false
-		s.held[h.place()] = h
-		if from != nil {
-			s.join(h, s.session(from.id, h.key))
-		}
-	}), nil
-}
-
-// carry says an errand until it is answered, and after the time for a reply, or the context's, in the background. What has
-// ended already is no reason to keep the lock.
-func (s *sessions) carry(ctx context.Context, e *errand) error {
-	if ctx.Err() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
-	for until := now() + s.settings.ReplyTimeout; ; {
-		sent := now()
-		reply, err := s.library.client.call(ctx, s.settings.ReplyTimeout, e.words...)
-		s.answered(e, sent, reply, err)
-		switch {
-		case errors.Is(e.err, ErrNotHeld) && e.tries > 1 && e.words[0] == "DLOCK.RELEASE": // an earlier one has given it back
-			return nil
-		case e.done:
-			return e.err
-		case ctx.Err() != nil || now() >= until || s.check() != nil:
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.send(e); ctx.Err() != nil {
-				return fmt.Errorf("%w: %w", ctx.Err(), e.err)
-			}
-			return e.err
-		}
-		select {
-		case <-time.After(pause / 5):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// forget reports the loss of a hold that the collector has found. The server keeps the lock until its lease ends: the work
-// may be running, and needs that time to stop.
-func (s *sessions) forget(h *held) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !h.over {
-		s.lose(h, "it was forgotten: the program no longer refers to its Hold, and has not released it")
-		s.send(s.left(h, h.lease, nil))
-	}
-}
-
 // A Hold is a lock that is held. Its Token is greater than that of every earlier hold of the lock: a resource may refuse
-// smaller ones. Keep the Hold, or a context of it, while the work runs: a Hold that the collector finds is lost.
+// smaller ones. Keep the Hold, or a context of it, while the work runs: a Hold that the garbage collector finds is lost.
 type Hold struct {
 	Key, Owner string
 	Token      int64
 	held       *held
 	locks      *Locks
-	found      runtime.Cleanup
-	end        context.CancelFunc // of LockContext
+	work       context.Context // ends when the lock is lost or released
+	end        context.CancelFunc
 }
 
 func newHold(l *Locks, h *held) *Hold {
 	hold := &Hold{Key: h.key, Owner: h.owner, Token: h.token, held: h, locks: l}
-	hold.found = runtime.AddCleanup(hold, l.sessions.forget, h)
+	hold.work, hold.end = context.WithCancel(h.ended)
+	runtime.AddCleanup(hold, l.forget, h)
 	return hold
 }
 
-// Done returns a channel that is closed when the lock is lost. Giving it back is no loss.
+// forget reports the loss of a hold that the program has dropped. The server keeps the lock until its lease ends: the work may
+// be running, and needs that time to stop.
+func (l *Locks) forget(h *held) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !h.over {
+		id := h.session.number()
+		l.lose(h, "it was forgotten: the program no longer refers to its Hold, and has not released it")
+		l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))
+	}
+}
+
+// Done returns a channel that is closed when the lock is lost. A release is no loss.
 func (h *Hold) Done() <-chan struct{} { return h.held.ended.Done() }
 
 // Lost returns nil until the lock is lost, and then an ErrNotHeld with the reason.
@@ -167,9 +94,8 @@ func (h *Hold) Lost() error { return context.Cause(h.held.ended) }
 
 // Left returns how long the lock is certainly held if the server is silent from now on.
 func (h *Hold) Left() time.Duration {
-	s := h.locks.sessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	h.locks.mu.Lock()
+	defer h.locks.mu.Unlock()
 	if h.held.over {
 		return 0
 	}
@@ -178,12 +104,12 @@ func (h *Hold) Left() time.Duration {
 
 type holdKey struct{}
 
-// Context returns a context that ends with the parent and when the lock is lost; then its cause is ErrNotHeld. The context
-// refers to the Hold: while it, or a context made of it, is in use the Hold is not forgotten.
+// Context returns a context that ends with the parent, with a release, and when the lock is lost; then its cause is
+// ErrNotHeld. The context refers to the Hold: while it, or a context made of it, is in use the Hold is not forgotten.
 func (h *Hold) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
-	ended := h.held.ended
-	stop := context.AfterFunc(ended, func() { cancel(context.Cause(ended)) }) // it refers to no Hold
+	work := h.work
+	stop := context.AfterFunc(work, func() { cancel(context.Cause(work)) }) // it refers to no Hold
 	return context.WithValue(ctx, holdKey{}, h), func() {
 		stop()
 		cancel(context.Canceled)
@@ -201,61 +127,92 @@ func HoldOf(ctx context.Context) *Hold {
 // may take ReplyTimeout at most: after an ErrUnreachable it may have run. A null reply is nil, and replies are those of
 // RESP2: a map is a slice of names and values.
 func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
-	s := h.locks.sessions
+	l := h.locks
 	if len(command) == 0 {
 		return nil, badArgument("command", "must not be empty")
 	}
-	if err := s.check(); err != nil {
+	if err := l.usable(ctx); err != nil {
 		return nil, err
 	}
-	reply, err := s.library.client.once(ctx, h.Key, append([]any{"DLOCK.GUARD", h.Key, h.Token}, command...)...)
+	reply, err := l.commands.once(ctx, h.held.key, append([]any{"DLOCK.GUARD", h.held.key, h.held.token}, command...)...)
 	if errors.Is(err, ErrFenced) {
-		s.mu.Lock()
-		s.lose(h.held, "fenced")
-		s.mu.Unlock()
+		l.mu.Lock()
+		l.lose(h.held, "fenced")
+		l.mu.Unlock()
 	}
 	runtime.KeepAlive(h)
 	return reply, err
 }
 
-// Release gives back what was granted here, and nothing else; ErrNotHeld if it was lost. It takes ReplyTimeout at most, also
-// under a context that has ended. What no server has answered by then goes on in the background.
+// Release releases what was granted here, and nothing else; ErrNotHeld if it was lost. It ends the contexts of the Hold. It
+// takes ReplyTimeout at most, and ignores the end of the context. What no server has answered by then continues in the
+// background.
 func (h *Hold) Release(ctx context.Context) error {
-	e, err := h.locks.sessions.released(h.held)
-	return h.carry(ctx, e, err)
+	return h.finish(ctx, h.held.words("RELEASE"), h.held.words("RENEW", millis(h.held.lease)))
 }
 
-// ReleaseAfter gives the lock back at that time from now, by the server's clock: it stays taken until then, whether or not
-// this program lives, and nobody renews it. ErrNotHeld if it was lost.
+// ReleaseAfter releases the lock at that time from now, by the server's clock: it stays taken until then, whether or not
+// this program lives, and nobody renews it. ErrNotHeld if it was lost. If the server refuses the time, the lock is released, and
+// the error says why.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return badArgument("d", "must be at least a millisecond")
 	}
-	e, err := h.locks.sessions.releasedAfter(h.held, d)
-	return h.carry(ctx, e, err)
+	return h.finish(ctx, h.held.words("RENEW", millis(d)), h.held.words("RELEASE"))
 }
 
-func (h *Hold) isLeft() bool {
-	s := h.locks.sessions
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return h.held.isLeft
-}
-
-func (h *Hold) carry(ctx context.Context, e *errand, err error) error {
+// finish ends the hold by a command. If the server refuses that, the other one follows in the background.
+func (h *Hold) finish(ctx context.Context, words, instead []any) error {
+	id, err := h.stop()
 	if err != nil {
 		return err
 	}
-	s := h.locks.sessions
-	if err = s.carry(ctx, e); err == nil {
-		h.found.Stop()
+	l := h.locks
+	err, first := l.deliver(ctx, id, l.delivery(h.held, words, instead))
+	if errors.Is(err, ErrNotHeld) {
+		if !first && words[0] == "DLOCK.RELEASE" { // an earlier one, whose answer was lost, has released it
+			err = nil
+		} else {
+			l.mu.Lock()
+			h.held.over = false
+			l.lose(h.held, err.Error())
+			l.mu.Unlock()
+			return err
+		}
 	}
-	if h.end != nil {
-		h.end()
-	}
-	if released := s.settings.Observer.Released; released != nil {
+	h.end()
+	if released := l.settings.Observer.Released; released != nil {
 		released(h.Key, now()-h.held.since)
 	}
 	runtime.KeepAlive(h)
+	return err
+}
+
+// stop ends the belief in the hold. It returns the id of its session.
+func (h *Hold) stop() (id int64, err error) {
+	l, s := h.locks, h.held
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return 0, ErrClosed
+	case h.Lost() != nil:
+		return 0, h.Lost()
+	case s.over:
+		return 0, fmt.Errorf("%w: it was released before", ErrNotHeld)
+	}
+	id = s.session.number()
+	s.over = true
+	s.timer.Stop()
+	l.leave(s, never)
+	return id, nil
+}
+
+// releaseUnlessDone is Release for work that may have released the lock itself. A loss is still an error.
+func (h *Hold) releaseUnlessDone(ctx context.Context) error {
+	err := h.Release(ctx)
+	if errors.Is(err, ErrNotHeld) && h.Lost() == nil {
+		return nil
+	}
 	return err
 }

@@ -20,18 +20,22 @@ func (l *Locks) WithAll(
 	}
 	outer, inner, holds := ctx, ctx, map[string]*Hold{}
 	defer func() {
+		failed := make(chan error, len(holds))
 		for _, hold := range holds {
-			if failed := hold.Release(outer); err == nil && !hold.isLeft() {
-				err = failed
+			go func() { failed <- hold.releaseUnlessDone(outer) }()
+		}
+		for range holds {
+			if one := <-failed; err == nil {
+				err = one
 			}
 		}
 	}()
 	for _, group := range l.bySlot(keys) {
-		r, err := newRequest(l.sessions, group, options)
+		r, err := l.newRequest(group, options)
 		if err != nil {
 			return err
 		}
-		taken, err := l.take(inner, r, forever)
+		taken, err := l.take(inner, r, false)
 		if err != nil {
 			return err
 		}
@@ -48,7 +52,7 @@ func (l *Locks) WithAll(
 // bySlot returns the keys in groups that one command can name.
 func (l *Locks) bySlot(keys []string) (groups [][]string) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
-	if !l.sessions.library.isCluster() {
+	if l.commands.cluster == nil {
 		return [][]string{keys}
 	}
 	slices.SortStableFunc(keys, func(a, b string) int { return cmp.Compare(slotOf(a), slotOf(b)) })

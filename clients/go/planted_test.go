@@ -15,7 +15,8 @@ import (
 type edit struct{ file, old, new string }
 
 var (
-	cancels    = edit{"take.go", "s.send(&errand{\n\t\tkey: key, words: []any{\"DLOCK.CANCEL\"", "_ = one\n\t_ = (&errand{\n\t\tkey: key, words: []any{\"DLOCK.CANCEL\""}
+	cancels    = edit{"take.go", "l.enqueue(s.number(), &delivery{\n\t\tkey: key, words: []any{\"DLOCK.CANCEL\"", "_ = (&delivery{\n\t\tkey: key, words: []any{\"DLOCK.CANCEL\""}
+	releases   = edit{"delivery.go", `l.enqueue(s.number(), l.delivery(h, h.words("RELEASE"), nil))`, "_ = s"}
 	blocksLong = edit{"take.go", `words = append(words, "BLOCK", millis(left))`, `words = append(words, "BLOCK", "600000")`}
 	patient    = edit{"dlock.go", "s.HangTimeout = max(", "s.ReplyTimeout = 20 * time.Second\n\ts.HangTimeout = max("}
 )
@@ -24,71 +25,83 @@ var faults = []struct {
 	cases string
 	edits []edit
 }{
-	{"closed_try", []edit{{"take.go", "\treturn why\n}\n", "\treturn fmt.Errorf(\"%w: %q\", ErrTaken, key)\n}\n"}}},
-	{"closed_two_seconds", []edit{{"take.go", `"%w: %q within %v: %w", ErrTimeout, key, t.wait, why`, `"%w: %q within %v: %v", ErrTimeout, key, t.wait, why`}}},
-	{"closed_without_bound", []edit{{"take.go", `go t.s.log.Warn("still`, `go t.s.log.Debug("-`}}},
+	{"closed_try", []edit{{"take.go", "\treturn nil, err\n}\n\n// whyWaiting", "\treturn nil, fmt.Errorf(\"%w: %q\", ErrTaken, key)\n}\n\n// whyWaiting"}}},
+	{"closed_two_seconds", []edit{{"take.go", `"%w: %q: %w: %w", ErrTimeout`, `"%w: %q: %w: %v", ErrTimeout`}}},
+	{"closed_without_bound", []edit{{"take.go", `l.log.Warn("still`, `l.log.Debug("-`}}},
 	{"hung_try,hung_later,TestGuardEndsWithinTheBound", []edit{patient}},
-	{"silent_path", []edit{{"clock.go", "return end <= now() && c.grace <= now()", "return false"}}},
+	{"silent_path", []edit{{"session.go", "if l.endOf(h) <= now() {", "if false {"}}},
 	{"slow_path", []edit{{"dlock.go", "s.HangTimeout = max(", "s.ReplyTimeout = 150 * time.Millisecond\n\ts.HangTimeout = max("}}},
-	{"wrong_password,no_right_to_the_command,no_module,two_that_wait_for_each_other", []edit{{"errors.go", "return slices.Contains(passing, said.code())", "return true || slices.Contains(passing, said.code())"}}},
+	{"wrong_password,no_right_to_the_command,no_module,two_that_wait_for_each_other", []edit{{"errors.go", "return slices.Contains(transient, said.code())", "return true || slices.Contains(transient, said.code())"}}},
 	{"replaced", []edit{{"session.go", `"cancelled", "replaced",`, `"cancelled",`}}},
 	{"two_dead_links_of_five,one_hung_node_of_three", []edit{
-		{"session.go", "reply, err := by.call(ctx, wait, words...)", "if words[0] == \"DLOCK.SESSION\" {\n\t\t\t\tinTurn <- struct{}{}\n\t\t\t}\n\t\t\treply, err := by.call(ctx, wait, words...)\n\t\t\tif words[0] == \"DLOCK.SESSION\" {\n\t\t\t\tif err != nil {\n\t\t\t\t\ttime.Sleep(s.settings.Lease)\n\t\t\t\t}\n\t\t\t\t<-inTurn\n\t\t\t}"},
+		{"session.go", "reply, err := l.keeper.call(l.ctx, within, words...)", "inTurn <- struct{}{}\n\t\treply, err := l.keeper.call(l.ctx, within, words...)\n\t\tif err != nil {\n\t\t\ttime.Sleep(l.settings.Lease)\n\t\t}\n\t\t<-inTurn"},
 		{"session.go", "func number(", "var inTurn = make(chan struct{}, 1)\n\nfunc number("},
 	}},
-	{"two_thousand_holds_at_200_ms", []edit{{"session.go", "one.sent, one.until = sent, until", "one.sent, one.until = sent, until\n\t\tfor _, h := range one.holds {\n\t\t\ts.renew(h)\n\t\t}"}}},
-	{"forced,expired,deleted,cut_and_kept", []edit{{"session.go", "if one.loop == nil && !s.closed {", "if one.loop == nil && s.closed {"}}},
-	{"a_short_hold_beside_a_long_one", []edit{{"session.go", "if until-now() < one.longest/2 {", "if false {"}}},
-	{"cut_wait", []edit{{"session.go", "one.err, l.notBefore = err, now()+pause", "one.err, l.notBefore = err, now()+never/4"}}},
-	{"wait_over_a_failover,wait_over_a_switch,wait_over_a_crash,wait_over_a_slot_move", []edit{{"take.go", "\tt.word = word\n", "\tif word == \"again\" || word == \"gone\" {\n\t\treturn\n\t}\n\tt.word = word\n"}}},
-	{"hold_over_a_failover,hold_over_a_switch,hold_over_a_slot_move,a_hold_over_a_crash,an_overflow_of_rows", []edit{{"session.go", "if h.isRenewed || h.over {", "if true || h.isRenewed || h.over {"}}},
-	{"after_close", []edit{{"dlock.go", "{ l.sessions.close() }", "{}"}}},
+	{"two_thousand_holds_at_200_ms", []edit{{"session.go", "s.sent, s.until = sent, until\n", "s.sent, s.until = sent, until\n\tfor _, h := range s.holds {\n\t\tl.renew(h, s.id)\n\t}\n"}}},
+	{"forced,expired,deleted,cut_and_kept", []edit{{"session.go", "if !s.kept && !l.closed {", "if !s.kept && l.closed {"}}},
+	{"a_short_hold_beside_a_long_one", []edit{{"session.go", "if until-now() < h.lease/2 && ", "if false && "}}},
+	{"cut_wait", []edit{{"session.go", "sleep(l.ctx, pause)", "sleep(l.ctx, never)"}}},
+	{"wait_over_a_failover,wait_over_a_switch,wait_over_a_crash,wait_over_a_slot_move", []edit{{"take.go", "rejected(t *take, event string) {\n", "rejected(t *take, event string) {\n\tif event == \"again\" || event == \"gone\" {\n\t\treturn\n\t}\n"}}},
+	{"hold_over_a_failover,hold_over_a_switch,hold_over_a_slot_move,a_hold_over_a_crash,an_overflow_of_rows", []edit{{"session.go", "if h.renewing || h.over {", "if true || h.renewing || h.over {"}}},
+	{"after_close", []edit{{"dlock.go", "func (l *Locks) Close() {\n", "func (l *Locks) Close() {\n\tif true {\n\t\treturn\n\t}\n"}}},
 	{"a_thousand_cycles", []edit{{"library.go", "return p.current\n", "return p.connect()\n"}}},
 	{"dropped,sixty_forgotten_at_200_ms,TestAForgottenHoldIsLost", []edit{{"hold.go", "if !h.over {", "if false {"}}},
 	{"the_replica_frozen", []edit{{"errors.go", `"ASK", "NOACK",`, `"ASK",`}}},
-	{"a_time_out_leaves_no_place,a_time_out_in_the_queue", []edit{cancels, blocksLong, {"session.go", "linger = time.Second", "linger = 600 * time.Second"}, {"session.go", "s.send(&errand{key: h.key, words: h.words(\"RELEASE\")", "_ = (&errand{key: h.key, words: h.words(\"RELEASE\")"}}},
-	{"a_late_word", []edit{{"session.go", "one.heard = max(one.heard, sent)", ""}}},
-	{"a_hold_that_may_not_last", []edit{{"session.go", "case \"taken\":", "case \"taken\":\n\t\t\treturn"}}},
+	{"a_time_out_leaves_no_place,a_time_out_in_the_queue", []edit{cancels, releases, blocksLong, {"session.go", "linger = time.Second", "linger = 600 * time.Second"}}},
+	{"a_late_word", []edit{{"session.go", "s.heard = max(s.heard, sent)", ""}}},
+	{"a_hold_that_may_not_last", []edit{{"session.go", "case \"taken\":", "case \"taken\":\n\t\treturn"}}},
 	{"several_permits,a_large_request_is_not_overtaken,permits_outlast_a_cut", []edit{{"take.go", "if r.permits > 1 {", "if r.permits > 99 {"}}},
 	{"bad_arguments", []edit{{"take.go", `if slices.Contains(keys, "") {`, `if slices.Contains(keys, "-") {`}}},
-	{"first_come_first_served", []edit{{"dlock.go", "holds, err := l.take(ctx, r, wait)", "holds, err := l.take(ctx, r, 0)\n\tfor wait != 0 && err != nil {\n\t\ttime.Sleep(50 * time.Millisecond)\n\t\tholds, err = l.take(ctx, r, 0)\n\t}"}}},
-	{"a_try_takes_no_place", []edit{cancels, {"take.go", "t.request.words(s.name, t.owner, t.wait == 0, left)", "t.request.words(s.name, t.owner, false, 600*time.Second)"}}},
+	{"first_come_first_served", []edit{{"dlock.go", "holds, err := l.take(ctx, r, try)", "holds, err := l.take(ctx, r, true)\n\tfor !try && err != nil {\n\t\ttime.Sleep(50 * time.Millisecond)\n\t\tholds, err = l.take(ctx, r, true)\n\t}"}}},
+	{"a_try_takes_no_place", []edit{cancels, {"take.go", "t.request.words(l.name, t.owner, try, timeLeft(ctx))", "t.request.words(l.name, t.owner, false, 600*time.Second)"}}},
 	{"readers_and_a_writer,a_semaphore_of_three", []edit{{"take.go", "switch {\n\tcase r.limit == shared:", "switch {\n\tcase true:\n\tcase r.limit == shared:"}}},
-	{"no_write_after_the_loss", []edit{{"hold.go", `append([]any{"DLOCK.GUARD", h.Key, h.Token}, command...)...`, "command..."}}},
-	{"no_right_to_release", []edit{{"hold.go", "if err != nil && !errors.Is(err, ErrNotHeld) { // it may", "if false { // it may"}}},
-	{"a_turn_takes_three_commands", []edit{{"session.go", "s.clock.set(due)\n}", "s.clock.set(due)\n\ts.renew(h)\n}"}}},
-	{"a_try_at_a_closed_port,a_try_at_a_replica,a_try_without_replicas,a_try_at_a_busy_server,a_try_at_a_loading_server", []edit{{"take.go", "if t.wait == 0 || !passes(err) {", "if t.wait == 0 && now() > t.deadline || !passes(err) {"}}},
+	{"no_write_after_the_loss", []edit{{"hold.go", `append([]any{"DLOCK.GUARD", h.held.key, h.held.token}, command...)...`, "command..."}}},
+	{"no_right_to_release", []edit{{"delivery.go", "&& instead != nil {", "&& false {"}}},
+	{"a_turn_takes_three_commands", []edit{{"session.go", "\tl.watch(h)\n}\n\n// leave", "\tl.watch(h)\n\tl.renew(h, s.id)\n}\n\n// leave"}}},
+	{"a_try_at_a_closed_port,a_try_at_a_replica,a_try_without_replicas,a_try_at_a_busy_server,a_try_at_a_loading_server", []edit{{"take.go", "err == nil || try ||", "err == nil || try && t.asked > 9 ||"}}},
 	{"a_hold_over_a_busy_server", []edit{{"errors.go", `"LOADING", "BUSY",`, `"LOADING",`}}},
 	{"a_wait_at_a_loading_server", []edit{{"errors.go", `"LOADING", "BUSY",`, `"BUSY",`}}},
-	{"no_time_out_is_too_long", []edit{{"take.go", "t.deadline = after(t.began, wait)", "t.deadline = t.began + wait"}}},
-	{"asked_again_after_a_lost_reply", []edit{{"take.go", "number(tokens[0]) == 0 || t.asked > 1 {", "number(tokens[0]) == 0 {"}}},
+	{"no_time_out_is_too_long", []edit{{"dlock.go", "context.WithTimeout(ctx, timeout)", "context.WithDeadline(ctx, time.Unix(0, time.Now().UnixNano()+int64(timeout)))"}}},
+	{"asked_again_after_a_lost_reply", []edit{{"take.go", "number(tokens[0]) != 0 && t.asked == 1 {", "number(tokens[0]) != 0 {"}}},
 	{"late_commands_of_open_connections", []edit{
-		{"session.go", `return s.name + "/" + number`, `return s.name + "/me"`},
-		{"take.go", "s, key, one := t.s, t.request.keys[0], t.session\n", "s, key, one := t.s, t.request.keys[0], t.session\n\ts.send(&errand{key: key, words: []any{\"DLOCK.RELEASE\", key, t.owner, \"HOLDS\", 0}, until: never})\n"},
+		{"session.go", `return l.name + "/" + number`, `return l.name + "/me"`},
+		{"take.go", "key, s := t.request.keys[0], t.session\n", "key, s := t.request.keys[0], t.session\n\tl.enqueue(0, &delivery{\n\t\tkey: key, words: []any{\"DLOCK.RELEASE\", key, t.owner, \"HOLDS\", 0}, patience: never,\n\t\tthen: func(time.Duration, any, error) {},\n\t})\n"},
 	}},
-	{"a_late_request_is_given_back,a_loss_is_given_back,a_row_that_nobody_knows", []edit{{"session.go", "s.send(&errand{key: h.key, words: h.words(\"RELEASE\"), until: s.patience(h.lease)})", ""}}},
-	{"released_during_a_failover", []edit{{"session.go", "if e.done = err == nil || !passes(err); e.done", "if e.done = true; e.done"}}},
-	{"released_while_the_server_is_away", []edit{{"hold.go", "if s.send(e); ctx.Err() != nil {", "if ctx.Err() != nil {"}}},
-	{"the_last_word", []edit{{"session.go", "\t\tl.isLast = true\n", "\t\tone.loop = nil\n\t\tif true {\n\t\t\treturn nil, 0\n\t\t}\n"}}},
+	{"a_late_request_is_given_back,a_loss_is_given_back,a_row_that_nobody_knows", []edit{releases}},
+	{"released_during_a_failover", []edit{{"delivery.go", "isAnswer(err)", "true"}, {"delivery.go", "isAnswer(answers[i].err)", "true"}}},
+	{"released_while_the_server_is_away", []edit{{"delivery.go", "\t\t\tl.enqueue(id, d)\n", "\t\t\t_ = id\n"}}},
+	{"the_last_word", []edit{{"session.go", "\t\tms = \"1\"\n", ""}}},
 	{"a_free_lock_takes_two_commands", []edit{{"hold.go", "return now() >= h.since+h.lease/3", "return true"}}},
-	{"said_twice", []edit{{"take.go", "if t.wait == 0 || !passes(err) {", "if true {"}}},
-	{"two_actors_of_one_client,an_actor_that_waits_for_itself", []edit{{"session.go", `return s.name + "/" + actor + "#" + number`, `return s.name + "/" + number`}}},
-	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", "\t\ts.send(s.left(h, h.lease, nil))\n\t}\n}", "\t\ts.giveBack(h)\n\t}\n}"}}},
-	{"max_hold", []edit{{"take.go", "h.bound = after(h.since, r.maxHold)", "h.bound = never"}}},
-	{"release_after,TestReleaseAfter", []edit{{"hold.go", "releasedAfter(h.held, d)", "released(h.held)"}}},
+	{"said_twice", []edit{{"take.go", "ctx.Err() != nil || !isTransient(err) {", "true {"}}},
+	{"two_actors_of_one_client,an_actor_that_waits_for_itself", []edit{{"session.go", `return l.name + "/" + actor + "#" + number`, `return l.name + "/" + number`}}},
+	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", `l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))`, "_ = id\n\t\tl.giveBack(h, nil)"}}},
+	{"max_hold", []edit{{"take.go", "h.maxHoldEnd = after(h.since, r.maxHold)", "h.maxHoldEnd = never"}}},
+	{"release_after,TestReleaseAfter", []edit{{"hold.go", `return h.finish(ctx, h.held.words("RENEW", millis(d)), h.held.words("RELEASE"))`, "return h.Release(ctx)"}}},
 	{"many_of_one_slot", []edit{{"many.go", "return [][]string{keys}", "for _, key := range keys {\n\t\t\tgroups = append(groups, []string{key})\n\t\t}\n\t\treturn groups"}}},
-	{"a_refused_session_is_the_reason", []edit{{"session.go", "one.err, l.notBefore = err, now()+pause", "one.err, l.notBefore = nil, now()+pause"}}},
-	{"a_refused_session_is_the_reason", []edit{{"session.go", "if !passes(err) {\n\t\tfor t := range", "if false {\n\t\tfor t := range"}}},
+	{"a_refused_session_is_the_reason", []edit{{"session.go", "s.err, s.back = err, never", "s.err, s.back = nil, never"}}},
+	{"a_refused_session_is_the_reason", []edit{{"session.go", "if !isTransient(err) {\n\t\t\tl.end(t, err)", "if false {\n\t\t\tl.end(t, err)"}}},
 
 	{"TestWhatNoTimeCanMendEndsAWait", []edit{{"errors.go", "case errors.As(err, &plain), errors.As(err, &address), errors.As(err, &network):", "case errors.As(err, &plain) && false, errors.As(err, &address) && false, errors.As(err, &network) && false:"}}},
 	{"TestAContextCarriesItsHold", []edit{{"hold.go", "context.WithValue(ctx, holdKey{}, h)", "context.WithValue(ctx, holdKey{}, h.Key)"}}},
-	{"TestGuardRunsOnce", []edit{{"hold.go", "	if errors.Is(err, ErrFenced) {", "	if errors.Is(err, ErrUnreachable) {\n\t\treply, err = s.library.client.call(ctx, s.settings.ReplyTimeout, append([]any{\"DLOCK.GUARD\", h.Key, h.Token}, command...)...)\n\t}\n\tif errors.Is(err, ErrFenced) {"}}},
-	{"TestAFencedGuardIsALoss", []edit{{"hold.go", `s.lose(h.held, "fenced")`, ""}}},
-	{"TestADeadlineIsTaken", []edit{{"take.go", "t.isLeft, t.taken = true, t.taken || isTaken", "t.isLeft = isTaken || true"}, {"take.go", "20*time.Millisecond:\n\t\tt.taken = true", "20*time.Millisecond:\n\t\tt.isLate = true"}}},
-	{"TestAPauseLosesNothingThatTheServerHolds", []edit{{"clock.go", "c.grace = now() + within", "_ = within"}}},
+	{"TestGuardRunsOnce", []edit{{"hold.go", "	if errors.Is(err, ErrFenced) {", "	if errors.Is(err, ErrUnreachable) {\n\t\treply, err = l.commands.call(ctx, l.settings.ReplyTimeout, append([]any{\"DLOCK.GUARD\", h.Key, h.Token}, command...)...)\n\t}\n\tif errors.Is(err, ErrFenced) {"}}},
+	{"TestAFencedGuardIsALoss", []edit{{"hold.go", `l.lose(h.held, "fenced")`, ""}}},
+	{"TestADeadlineIsTaken", []edit{{"take.go", "return ErrTaken\n\t}\n\treturn unreachable", "return errTimeUp\n\t}\n\treturn unreachable"}, {"take.go", "\t\terr = ErrTaken\n", "\t\terr = errTimeUp\n"}}},
+	{"TestAPauseLosesNothingThatTheServerHolds", []edit{{"session.go", "l.grace = now() + l.settings.ReplyTimeout", ""}}},
 	{"TestAMapThatNobodyTellsStopsNoKeeper", []edit{{"library.go", "p.cluster.ReloadState(", "_, _ = p.cluster.Options().ClusterSlots("}}},
-	{"TestReleaseUnderAContextThatHasEnded", []edit{{"hold.go", "ctx = context.WithoutCancel(ctx)", "_ = ctx"}}},
-	{"TestNoGoroutineIsLeft", []edit{{"session.go", "case s.closed, l.isOver && !isNeeded:", "case l.isOver && !isNeeded:"}, {"session.go", "if l.needed+linger < now() {", "if l.needed+linger < 0 {"}, {"session.go", "s.end()\n", ""}}},
+	{"TestReleaseUnderAContextThatHasEnded", []edit{{"delivery.go", "ctx = context.WithoutCancel(ctx)", "_ = ctx"}}},
+	{"TestAReleaseOutlastsARefusedConnection", []edit{{"library.go", "cmd.Err() == nil && cmd.Val() == nil && failed != nil", "false"}}},
+	{"TestAReleaseOutlastsAWrongPassword", []edit{{"errors.go", ` && said.code() != "WRONGPASS" && said.code() != "NOAUTH"`, ""}}},
+	{"TestCampaignAfterAPauseDoesNotWaitForItself", []edit{{"election.go", "_ = e.Resign(ctx) // after", "// after"}}},
+	{"TestGuardOfAPlainClientWhileTheSlotMoves", []edit{{"library.go", `case code == "ASK" && p.cluster != nil:`, `case code == "ASK":`}}},
+	{"TestATryWithoutAReplyIsCancelled", []edit{{"take.go", " || mayHaveRun(err)", ""}}},
+	{"TestALossThatAReleaseFindsIsALoss", []edit{{"hold.go", "l.lose(h.held, err.Error())", ""}}},
+	{"TestARefusedReleaseAfterReleases", []edit{{"hold.go", `h.held.words("RENEW", millis(d)), h.held.words("RELEASE")`, `h.held.words("RENEW", millis(d)), nil`}}},
+	{"TestAReleaseThatNobodyAnswersIsForgotten", []edit{{"delivery.go", "d.then(0, nil, ErrNotHeld)", "_ = d"}}},
+	{"TestAPoolIsNotReplacedForEachFailure", []edit{{"library.go", "|| now()-p.made < pause", ""}}},
+	{"TestWithAllTellsOfALossDuringTheWait", []edit{{"errors.go", `return fmt.Errorf("%w: %w", err, cause)`, "return err"}}},
+	{"TestOneLostAnswerCostsNoHold", []edit{{"session.go", "min(max(3*slack, 500*time.Millisecond), l.settings.ReplyTimeout)", "l.settings.ReplyTimeout"}}},
+	{"TestTheReasonOfALossHasNumbers", []edit{{"session.go", "last, err = max(last, s.heard), cmp.Or(err, s.err)", "err = cmp.Or(err, s.err)"}}},
+	{"TestNoGoroutineIsLeft", []edit{{"session.go", "if l.closed || (last ||", "if (last ||"}, {"session.go", "last := now()-needed > linger", "last := false"}, {"dlock.go", "\tl.stop()\n", ""}}},
 }
 
 func TestEveryCaseHasItsFault(t *testing.T) {
@@ -99,6 +112,14 @@ func TestEveryCaseHasItsFault(t *testing.T) {
 	for _, one := range readCases(t) {
 		if !slices.Contains(planted, one.Name) {
 			t.Errorf("%s has none", one.Name)
+		}
+	}
+	for _, fault := range faults {
+		for _, one := range fault.edits {
+			source, err := os.ReadFile(one.file)
+			if err != nil || !strings.Contains(string(source), one.old) {
+				t.Errorf("%s: %q is not in %s: %v", fault.cases, one.old, one.file, err)
+			}
 		}
 	}
 }
@@ -134,7 +155,7 @@ func build(t *testing.T, edits []edit) (program string) {
 	if err := os.WriteFile(overlay, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	built := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", program, ".")
+	built := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", program, ".")
 	if said, err := built.CombinedOutput(); err != nil {
 		t.Fatalf("it does not build: %s", said)
 	}

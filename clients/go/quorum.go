@@ -155,7 +155,8 @@ func (h *QuorumHold) try(ctx context.Context, lease time.Duration, end time.Time
 	for n := range order {
 		order[n] = n
 	}
-	for _, h.first = range h.silentLast(order) {
+	for _, n := range h.silentLast(order) {
+		h.first = n
 		token, err := h.wait(ctx, lease, end)
 		switch {
 		case ctx.Err() != nil:
@@ -196,7 +197,8 @@ func (h *QuorumHold) connect(client *redis.Client, n int) (err error) {
 // ask gives the token, or what is left of the lease; 0 for null.
 func (h *QuorumHold) ask(client *redis.Client, n int, words ...any) (number int64, err error) {
 	reply, err := client.Do(context.Background(), words...).Result()
-	if delete(h.errs, n); err != nil && !errors.Is(err, redis.Nil) {
+	delete(h.errs, n)
+	if err != nil && !errors.Is(err, redis.Nil) {
 		h.errs[n] = fmt.Errorf("%s: %w", client.Options().Addr, err)
 		if slow := net.Error(nil); errors.As(err, &slow) && slow.Timeout() {
 			h.quorum.silent[n].Store(int64(time.Since(h.quorum.began)))

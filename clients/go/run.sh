@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests: all with the newest go-redis, the core with the oldest, too, and empty projects that use the package: a
-# program that looks from outside, and each program of README.md as it is printed.
+# Runs the tests: all with the newest go-redis, the core with the oldest and with the race detector, too, and empty projects that
+# use the package: a program that looks from outside, and each program of README.md as it is printed.
 # `run.sh --cases` runs the cases only. `run.sh --install` fetches go-redis, checks the module, and builds all of these.
 # `run.sh --package DIR` only makes its archive.
 set -euo pipefail
@@ -37,6 +37,8 @@ build_newest() {
         go list -m github.com/redis/go-redis/v9 | grep -q "$newest"
         go test -c -o "$built/$([ "$module" = "$new" ] && echo newest || echo gocron)" .
     done
+    cd "$new"
+    CGO_ENABLED=1 go test -race -c -o "$built/race" .
 }
 # The commands of README.md, in a project that has nothing else. Those of its second block are for gocron.
 project() { # NAME
@@ -98,7 +100,9 @@ fi
 # That each case fails on a client with a fault takes minutes more: DLOCK_PLANTED=1.
 "$built/newest" -test.timeout=20m -test.parallel=16
 "$built/oldest" -test.timeout=5m -test.parallel=16 -test.run \
-    'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|Example'
+    'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|released_.*|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|TestSentinel|TestAReleaseOutlasts|Example'
+"$built/race" -test.timeout=10m -test.parallel=8 -test.run \
+    'TestCases/(forced|closed_.*|cut_.*|released_.*|said_twice|max_hold|a_thousand_cycles)$|TestCounts|TestCancel|TestMany|TestFake|TestElection|TestCounting|TestOne'
 "$built/gocron" -test.timeout=3m
 "$built/project-outside"
 for page in "$projects"/page*; do

@@ -3,6 +3,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,22 +15,20 @@ import (
 )
 
 const (
-	forever   = time.Duration(-1)      // no time-out
-	grace     = 500 * time.Millisecond // so much longer whoever is out of time waits for the word about it
+	grace     = 500 * time.Millisecond // how long a request waits after its deadline for the server's answer
 	warnEvery = 10 * time.Second
 )
 
 // A request is a lock, or several of one slot, as the program asks for it.
 type request struct {
-	keys     []string
-	lease    time.Duration
-	maxHold  time.Duration
-	actor    string
-	limit    int // how many permits may be held together; shared is unlimited, 0 one
-	permits  int // how many of them its hold takes; 0 one
-	onLost   func(error)
-	err      error
-	warnings []string
+	keys    []string
+	lease   time.Duration
+	maxHold time.Duration
+	actor   string
+	limit   int // how many permits may be held together; shared is unlimited, 0 one
+	permits int // how many of them its hold takes; 0 one
+	onLost  func(error)
+	err     error
 }
 
 const shared = math.MaxInt
@@ -47,7 +46,7 @@ func Limit(n int) Option {
 	return func(r *request) { r.restrict("limit", n) }
 }
 
-// Permits takes n of the limit, all at once, and gives them back together. It goes with Limit. Without it a hold takes one.
+// Permits takes n of the limit, all at once, and releases them together. It goes with Limit. Without it a hold takes one.
 func Permits(n int) Option {
 	return func(r *request) {
 		r.permits = n
@@ -62,7 +61,7 @@ func Lease(d time.Duration) Option {
 	return func(r *request) { r.set("lease", &r.lease, d) }
 }
 
-// MaxHold is how long the lock may be held: then it is reported lost, and given back.
+// MaxHold is how long the lock may be held: then it is reported lost, and released.
 func MaxHold(d time.Duration) Option {
 	return func(r *request) { r.set("max_hold", &r.maxHold, d) }
 }
@@ -82,10 +81,7 @@ func Actor(name string) Option {
 //
 // Deprecated: call Actor.
 func Owner(name string) Option {
-	return func(r *request) {
-		Actor(name)(r)
-		r.warnings = append(r.warnings, "Owner is called Actor now, and locks are not re-entered")
-	}
+	return Actor(name)
 }
 
 // OnLost calls work in a goroutine of its own when the lock is lost.
@@ -109,28 +105,27 @@ func (r *request) set(name string, to *time.Duration, d time.Duration) {
 	}
 }
 
-func newRequest(s *sessions, keys []string, options []Option) (*request, error) {
-	r := &request{keys: keys, lease: s.settings.Lease, maxHold: never}
+func (l *Locks) newRequest(keys []string, options []Option) (*request, error) {
+	r := &request{keys: keys, lease: l.settings.Lease, maxHold: never}
 	if slices.Contains(keys, "") {
 		return nil, badArgument("key", "must not be empty")
 	}
 	for _, option := range options {
 		option(r)
 	}
-	switch limited := r.limit != 0 && r.limit != shared; {
-	case r.err != nil || r.permits == 0:
-	case !limited:
-		r.err = badArgument("permits", "must be given with limit")
-	case r.permits > r.limit:
-		r.err = badArgument("permits", fmt.Sprintf("must be at most limit, which is %d, not %d", r.limit, r.permits))
+	if r.err != nil || r.permits == 0 {
+		return r, r.err
 	}
-	for _, warning := range r.warnings {
-		s.log.Warn(warning)
+	if r.limit == 0 || r.limit == shared {
+		return nil, badArgument("permits", "must be given with limit")
 	}
-	return r, r.err
+	if r.permits > r.limit {
+		return nil, badArgument("permits", fmt.Sprintf("must be at most limit, which is %d, not %d", r.limit, r.permits))
+	}
+	return r, nil
 }
 
-// words are the command: a try, or a request that waits for so long.
+// words returns the command: a try, or a request that waits for so long.
 func (r *request) words(session, owner string, try bool, left time.Duration) []any {
 	words := make([]any, 0, 13+len(r.keys))
 	switch {
@@ -164,327 +159,254 @@ func (r *request) words(session, owner string, try bool, left time.Duration) []a
 	return words
 }
 
-// A take is one request, from its beginning to its end. Its owner is its own.
+// A take is one request of the program, until it is granted or given up.
 type take struct {
-	s                *sessions
-	request          *request
-	wait             time.Duration // 0: a try
-	owner            string
-	began, deadline  time.Duration
-	wake             chan struct{}
-	found            []*held // what was granted, by key
-	holds            []*held // the same, once it is all of them
-	err              error   // why not, or what went wrong last
-	done             bool
-	taken            bool // others have it
-	isLate, isLeft   bool // its time is up; the program has left it
-	byContext        bool // its time is that of the context
-	waiting          bool // the outcome is a row
-	waited, told     bool // it has waited; the observer knows
-	asked            int
-	notBefore, warns time.Duration
-	word             string // of a row that came before the answer
-	session          *session
-	waitsSince       time.Duration
+	request *request
+	owner   string        // of this take only. A take that has returned half of several locks draws another one
+	asked   int           // how often
+	session *session      // where it waits
+	since   time.Duration // when its place was confirmed
+	found   []*held       // what was granted, by key
+	outcome chan error    // of the latest request: nil is the grant
+	before  error         // of the request before that, unless it was queued
+	waited  bool
 }
 
-func newTake(ctx context.Context, s *sessions, r *request, wait time.Duration) *take {
-	t := &take{s: s, request: r, wait: wait, began: now(), deadline: never, warns: -never, wake: make(chan struct{}, 1)}
-	t.found = make([]*held, len(r.keys))
-	switch {
-	case wait == 0:
-		t.deadline = t.began + s.settings.ReplyTimeout
-	case wait > 0:
-		t.deadline = after(t.began, wait)
+var (
+	errTimeUp = unreachable(errors.New("the server has ended the wait"))
+	errLeft   = errors.New("the client has ended the wait")
+)
+
+func (t *take) isGranted() bool { return len(t.found) > 0 && !slices.Contains(t.found, nil) }
+
+func (t *take) waits() bool { return t.session != nil && t.session.waits[t] }
+
+// acquire asks until the locks are granted, the context ends, or an error comes that time cannot mend. A try asks once.
+func (l *Locks) acquire(ctx context.Context, r *request, try bool) ([]*held, error) {
+	t, warned := &take{request: r}, -never
+	for {
+		err := l.ask(ctx, t, try)
+		if errors.Is(err, errTimeUp) && timeLeft(ctx) < 20*time.Millisecond { // the server's clock is a little ahead
+			<-ctx.Done()
+		}
+		if err == nil || try || ctx.Err() != nil || !isTransient(err) {
+			if waited := l.settings.Observer.Waited; waited != nil && t.waited {
+				waited(r.keys[0])
+			}
+			return l.finish(ctx, t, try, err)
+		}
+		if now()-warned >= warnEvery && !errors.Is(err, errTimeUp) {
+			warned = now()
+			l.log.Warn("still waiting for lock", "key", r.keys[0], "error", err)
+		}
+		t.before = err
+		sleep(ctx, 20*time.Millisecond+mathrand.N(80*time.Millisecond))
 	}
-	if at, ok := ctx.Deadline(); ok && after(t.began, time.Until(at)) < t.deadline {
-		t.deadline, t.byContext = after(t.began, time.Until(at)), true
+}
+
+// ask sends the request, and waits for its outcome.
+func (l *Locks) ask(ctx context.Context, t *take, try bool) error {
+	l.mu.Lock()
+	if t.isGranted() { // by a row that came after an error
+		l.mu.Unlock()
+		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t.owner = s.owner(r.actor)
-	return t
-}
+	if l.closed {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	if t.owner == "" {
+		t.owner, t.found = l.owner(t.request.actor), make([]*held, len(t.request.keys))
+	}
+	t.asked++
+	t.outcome = make(chan error, 1) // a row about an earlier request says nothing about this one
+	l.takes[t.owner] = t            // before the request is sent: a row may arrive before the reply
+	words := t.request.words(l.name, t.owner, try, timeLeft(ctx))
+	l.mu.Unlock()
 
-func (t *take) woken() <-chan struct{} { return t.wake }
-
-func (t *take) over() bool {
-	t.s.mu.Lock()
-	defer t.s.mu.Unlock()
-	return t.done
-}
-
-func (t *take) rouse() {
+	sent := now()
+	reply, err := l.commands.call(ctx, l.settings.ReplyTimeout, words...)
+	begins := !t.waited
+	err = l.answered(t, sent, reply, err)
+	if waiting := l.settings.Observer.Waiting; waiting != nil && begins && t.waited {
+		waiting(t.request.keys[0])
+	}
+	if err != nil {
+		return err
+	}
+	var patience <-chan time.Time
+	if try { // with dlock.replicas it waits as well
+		patience = time.After(sent + l.settings.ReplyTimeout - now())
+	}
 	select {
-	case t.wake <- struct{}{}:
+	case err = <-t.outcome:
+		return err
+	case <-patience:
+		return errLeft
+	case <-ctx.Done():
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) { // the server says whether others have the lock
+		select {
+		case err = <-t.outcome:
+			return err
+		case <-time.After(grace):
+		}
+	}
+	return errLeft
+}
+
+// answered reads [token, id], [[token, …], id], [0, place, id] or null. It returns an error if there is nothing to wait for.
+func (l *Locks) answered(t *take, sent time.Duration, reply any, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	answer, _ := reply.([]any)
+	switch {
+	case len(t.outcome) > 0: // a row was faster
+		return nil
+	case err != nil:
+		return err
+	case len(answer) < 2:
+		return ErrTaken
+	}
+	s := l.session(number(answer[len(answer)-1]), t.request.keys[0])
+	tokens, several := answer[0].([]any)
+	if !several {
+		tokens = answer[:1]
+	}
+	if number(tokens[0]) != 0 && t.asked == 1 {
+		for i, token := range tokens {
+			l.granted(t, t.request.keys[i], number(token), s, l.believed(sent, t.request.lease))
+		}
+		return nil
+	}
+	t.session, t.since = s, now() // a repeated request waits, too: only the row says how long the hold lasts
+	s.waits[t] = true
+	t.waited = true
+	t.before = nil
+	l.keepAlive(s)
+	return nil
+}
+
+// granted notes that one of the locks was granted. With the last one the take holds them all.
+func (l *Locks) granted(t *take, key string, token int64, s *session, end time.Duration) {
+	r := t.request
+	h := &held{holdID: holdID{key, token}, owner: t.owner, lease: r.lease, end: end, since: now(), onLost: r.onLost}
+	h.maxHoldEnd = after(h.since, r.maxHold)
+	h.ended, h.lost = context.WithCancelCause(context.Background())
+	t.found[slices.Index(r.keys, key)] = h
+	if !t.isGranted() {
+		return
+	}
+	for _, h := range t.found {
+		h.timer = time.AfterFunc(never, func() { l.due(h) })
+		l.held[h.holdID] = h
+		l.join(h, s)
+	}
+	l.end(t, nil)
+}
+
+// end delivers the outcome of the latest request. Only the first one counts. What was granted of several locks is returned.
+func (l *Locks) end(t *take, err error) {
+	if t.waits() {
+		delete(t.session.waits, t)
+		l.tidy(t.session)
+	}
+	if err != nil && slices.ContainsFunc(t.found, func(h *held) bool { return h != nil }) {
+		delete(l.takes, t.owner)
+		for _, h := range t.found {
+			if h != nil {
+				l.giveBack(h, t.session)
+			}
+		}
+		t.owner, t.found = "", nil
+	}
+	select {
+	case t.outcome <- err:
 	default:
 	}
 }
 
-func (t *take) next() ([]any, time.Duration) {
-	s := t.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	left, late := t.deadline-now(), time.Duration(0)
-	if t.waiting {
-		late = grace
+// rejected handles a row other than a grant, or the loss of the session.
+func (l *Locks) rejected(t *take, event string) {
+	switch event {
+	case "replaced":
+		l.end(t, ServerError("REPLACED a newer request of the same owner has taken the place"))
+	case "wrongtype":
+		l.end(t, ServerError("WRONGTYPE the key holds something that is not a lock"))
+	case "again":
+		l.end(t, ServerError("NOACK the server did not confirm the grant, or serves the lock no more"))
+	case "timeout":
+		l.end(t, errTimeUp)
+	default:
+		l.end(t, unreachable(fmt.Errorf("the request has ended: %s", event)))
+	}
+}
+
+// finish forgets the take, cancels what the server may still have of it, and returns the error for the program.
+func (l *Locks) finish(ctx context.Context, t *take, try bool, err error) ([]*held, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.takes, t.owner)
+	if t.isGranted() { // perhaps at the last moment
+		return t.found, nil
+	}
+	if err == errLeft && len(t.outcome) > 0 { // a row has ended the wait at the same time
+		err = <-t.outcome
 	}
 	switch {
-	case t.done:
-		return nil, 0
-	case s.closed:
-		t.fail(ErrClosed)
-		return nil, 0
-	case t.asked > 0 && left+late <= 0:
-		t.outOfTime()
-		return nil, 0
-	case t.waiting:
-		return nil, min(left+late, slice)
-	case t.notBefore > now():
-		return nil, min(t.notBefore-now(), left)
+	case ctx.Err() == nil:
+	case errors.Is(err, errTimeUp):
+		err = ErrTaken
+	case errors.Is(err, ErrUnreachable): // the end of the context has cut the call short
+		err = cmp.Or(t.before, err)
 	}
-	t.asked++
-	t.word = ""
-	s.asked[t.owner] = t // a row may be read before the answer
-	return t.request.words(s.name, t.owner, t.wait == 0, left), min(left, never-grace) + grace
-}
-
-// answered reads [token, id], [[token, …], id], [0, place, id], null or an error.
-func (t *take) answered(sent time.Duration, reply any, err error) {
-	s := t.s
-	s.mu.Lock()
-	if !t.done { // else its rows were faster
-		t.answer(sent, reply, err)
-	}
-	begins := t.waited && !t.told
-	s.mu.Unlock()
-	if waiting := s.settings.Observer.Waiting; begins {
-		t.told = true
-		if waiting != nil {
-			waiting(t.request.keys[0])
-		}
-	}
-}
-
-func (t *take) answer(sent time.Duration, reply any, err error) {
-	s, r := t.s, t.request
-	grant, _ := reply.([]any)
 	switch {
-	case err != nil:
-		t.failed(err)
-		return
-	case len(grant) < 2:
-		t.taken = true
-		t.finish()
-		return
+	case t.waits():
+		err = l.whyWaiting(t, try)
+		l.cancel(t)
+	case errors.Is(err, ErrTaken), errors.Is(err, ErrReplaced): // nothing of it is there
+	case t.asked > 1 || t.session != nil || mayHaveRun(err):
+		l.cancel(t)
 	}
-	one, end := s.session(number(grant[len(grant)-1]), r.keys[0]), s.believed(sent, r.lease)
-	tokens, several := grant[0].([]any)
-	if !several {
-		tokens = grant[:1]
-	}
-	if number(tokens[0]) == 0 || t.asked > 1 { // asked again, only the row says how long it lasts
-		t.waitIn(one)
-		return
-	}
-	for i, token := range tokens {
-		t.granted(r.keys[i], number(token), one, end)
-	}
-}
-
-// granted notes that one of its locks was granted. With the last one it holds them all.
-func (t *take) granted(key string, token int64, one *session, end time.Duration) {
-	s, r := t.s, t.request
-	h := &held{key: key, owner: t.owner, token: token, lease: r.lease, end: end, since: now(), onLost: r.onLost}
-	h.bound = after(h.since, r.maxHold)
-	h.ended, h.lost = context.WithCancelCause(context.Background())
-	t.found[slices.Index(r.keys, key)] = h
-	if slices.Contains(t.found, nil) {
-		return
-	}
-	t.holds = t.found
-	t.finish()
-	for _, h := range t.holds {
-		s.held[h.place()] = h
-		s.join(h, one)
-	}
-}
-
-// ended: a row tells of an outcome that is no grant, or the session is gone. While there is time it asks again.
-func (t *take) ended(word string) {
-	t.word = word
-	if !t.waiting { // its answer is yet to come
-		return
-	}
-	t.stopWaiting()
-	t.giveBackFound()
+	l.end(t, err)
+	key, ended := t.request.keys[0], errorOf(ctx)
 	switch {
-	case word == "replaced":
-		t.fail(ServerError("REPLACED a newer request of the same owner has taken the place"))
-		return
-	case word == "wrongtype":
-		t.fail(ServerError("WRONGTYPE the key holds something that is not a lock"))
-		return
-	case word == "timeout" && t.deadline-now() < 20*time.Millisecond:
-		t.taken = true
-		t.finish()
-		return
-	case word == "again":
-		t.err = ServerError("NOACK the server did not confirm the grant, or serves the lock no more")
+	case errors.Is(ended, context.Canceled):
+		return nil, fmt.Errorf("dlock: waiting for %q: %w", key, ended)
+	case ended != nil && (isTransient(err) || errors.Is(err, ErrTaken)):
+		return nil, fmt.Errorf("%w: %q: %w: %w", ErrTimeout, key, ended, err)
+	case errors.Is(err, ErrTaken):
+		return nil, fmt.Errorf("%w: %q", err, key)
 	}
-	if t.wait == 0 {
-		if t.err == nil {
-			t.err = unreachable(fmt.Errorf("the request has ended: %s", word))
-		}
-		t.fail(t.err)
-		return
-	}
-	if t.notBefore = now(); t.asked > 1 {
-		t.notBefore += mathrand.N(50 * time.Millisecond)
-	}
-	t.rouse()
+	return nil, err
 }
 
-// fail ends it with this error. What may be left of it is taken back.
-func (t *take) fail(err error) {
-	queued := t.asked > 1 || t.session != nil
-	t.err, t.taken = err, false
-	t.finish()
-	if queued && !errors.Is(err, ErrReplaced) {
-		t.cancel()
+// whyWaiting returns why a take still waits. If the server has kept its place, others have the lock.
+func (l *Locks) whyWaiting(t *take, try bool) error {
+	s := t.session
+	if s.err != nil {
+		return s.err
 	}
-	t.giveBackFound()
+	if !try && s.heard > t.since {
+		return ErrTaken
+	}
+	return unreachable(errNoAnswer)
 }
 
-// leave ends it wherever it stands: the program does not want it any longer.
-func (t *take) leave() {
-	t.s.mu.Lock()
-	defer t.s.mu.Unlock()
-	isTaken := t.waiting && t.session.err == nil
-	t.finish()
-	if t.holds == nil {
-		if t.asked > 0 && !t.taken {
-			t.cancel()
-		}
-		t.giveBackFound()
-		t.isLeft, t.taken = true, t.taken || isTaken
-	}
-}
-
-// result returns why there is no hold, or nil.
-func (t *take) result(ctx context.Context) error {
-	t.s.mu.Lock()
-	defer t.s.mu.Unlock()
-	key, why, ended := t.request.keys[0], t.err, ctx.Err()
-	switch {
-	case t.taken:
-		why = ErrTaken
-	case why == nil:
-		why = unreachable(errNoAnswer)
-	}
-	if ended == nil && t.byContext && t.wait != 0 {
-		ended = context.DeadlineExceeded
-	}
-	switch isOver := t.isLeft || t.isLate || t.taken; {
-	case t.holds != nil:
-		return nil
-	case t.isLeft && errors.Is(ended, context.Canceled):
-		return fmt.Errorf("dlock: waiting for %q: %w", key, ended)
-	case isOver && ended != nil:
-		return fmt.Errorf("%w: %q: %w: %w", ErrTimeout, key, ended, why)
-	case t.taken && t.wait == 0:
-		return fmt.Errorf("%w: %q", ErrTaken, key)
-	case isOver && t.wait != 0:
-		return fmt.Errorf("%w: %q within %v: %w", ErrTimeout, key, t.wait, why)
-	}
-	return why
-}
-
-func (t *take) waitIn(one *session) {
-	t.session, t.waiting, t.waitsSince = one, true, now()
-	one.waits[t] = true
-	if t.word != "" { // the outcome came first
-		t.ended(t.word)
-		return
-	}
-	t.waited = true
-	t.s.keep(one)
-}
-
-func (t *take) stopWaiting() {
-	t.waiting = false
-	if t.session != nil {
-		delete(t.session.waits, t)
-		t.s.tidy(t.session)
-	}
-}
-
-func (t *take) finish() {
-	if t.done {
-		return
-	}
-	t.done = true
-	t.stopWaiting()
-	delete(t.s.asked, t.owner)
-	t.rouse()
-}
-
-func (t *take) failed(err error) {
-	if t.wait == 0 || !passes(err) {
-		t.fail(err)
-		return
-	}
-	if now()-t.warns >= warnEvery || t.warns < 0 {
-		t.warns = now()
-		go t.s.log.Warn("still waiting for lock", "key", t.request.keys[0], "error", err)
-	}
-	t.err, t.notBefore = err, now()+20*time.Millisecond+mathrand.N(80*time.Millisecond)
-}
-
-func (t *take) outOfTime() {
-	if t.isLate = true; t.err == nil && t.session != nil {
-		t.err = t.session.err
-	}
-	// The server has kept the place meanwhile: others have the lock, though the word about the end is late.
-	t.taken = t.err == nil && t.wait != 0 && t.waiting && t.session.heard > t.waitsSince
-	t.finish()
-	t.cancel()
-	t.giveBackFound()
-}
-
-// giveBackFound gives back half of several locks, which is none. The next request has another owner.
-func (t *take) giveBackFound() {
-	if t.holds != nil {
-		return
-	}
-	before := t.owner
-	for i, h := range t.found {
-		if h != nil {
-			t.s.giveBack(h)
-			t.found[i], t.owner = nil, ""
-		}
-	}
-	if t.owner == "" {
-		delete(t.s.asked, before)
-		t.owner = t.s.owner(t.request.actor)
-	}
-}
-
-// cancel leaves the queue. If the grant came first, its row belongs to no take any longer, and the client releases it by its token.
-func (t *take) cancel() {
-	s, key, one := t.s, t.request.keys[0], t.session
-	s.send(&errand{
-		key: key, words: []any{"DLOCK.CANCEL", key, t.owner}, until: s.patience(t.request.lease),
+// cancel leaves the queue. If the grant came first, its row belongs to no take any more, and the client releases the hold.
+func (l *Locks) cancel(t *take) {
+	key, s := t.request.keys[0], t.session
+	l.enqueue(s.number(), &delivery{
+		key: key, words: []any{"DLOCK.CANCEL", key, t.owner}, patience: l.patience(t.request.lease),
 		then: func(_ time.Duration, reply any, err error) {
-			if err != nil || number(reply) != 0 || one != nil && one.loop != nil {
+			if err != nil || number(reply) != 0 || s != nil && s.kept {
 				return
 			}
-			s.send(&errand{ // it may be held, and nobody hears of it
-				key: key, words: []any{"DLOCK.SESSION", key, s.name, 1}, until: never,
-				then: func(sent time.Duration, reply any, err error) {
-					if err == nil {
-						told, _ := s.told(sent, reply, key)
-						s.tidy(told)
+			l.enqueue(s.number(), &delivery{ // it may be held, and no SESSION reads its row
+				key: key, words: []any{"DLOCK.SESSION", key, l.name, 1}, patience: l.patience(t.request.lease),
+				then: func(sent time.Duration, reply any, _ error) {
+					if read, _ := l.read(sent, reply, key); read != nil {
+						l.tidy(read)
 					}
 				},
 			})
