@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! Errands: commands that are sent again until the server has answered them, or until they mean nothing any longer.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,9 +78,18 @@ impl Errand {
 
 impl Sessions {
     /// Sends an errand until it is done.
-    pub(crate) async fn carry(self: Arc<Self>, mut errand: Errand) {
-        while self.with(|state| state.wants(&errand)) && self.say(&mut errand).await.is_err() {
-            sleep(PAUSE).await;
+    pub(crate) fn carry(self: &Arc<Self>, errand: Errand) -> impl Future<Output = ()> {
+        // Made here: a future that was never polled puts the errand back as well.
+        let mut carried = Carried { sessions: self.clone(), errand: Some(errand), is_in_the_background: true };
+        async move {
+            let sessions = carried.sessions.clone();
+            while let Some(errand) = &mut carried.errand {
+                if !sessions.with(|state| state.wants(errand)) || sessions.say(errand).await.is_ok() {
+                    carried.errand = None;
+                    return;
+                }
+                sleep(PAUSE).await;
+            }
         }
     }
 
@@ -102,7 +112,7 @@ impl Sessions {
     /// Sends an errand in the caller's time. After the time for a reply, or when the caller is gone, it continues in the background.
     pub(crate) async fn hand_in(self: &Arc<Self>, errand: Errand) -> Result<()> {
         let end = now() + self.settings.reply_timeout;
-        let mut carried = Carried { sessions: self.clone(), errand: Some(errand) };
+        let mut carried = Carried { sessions: self.clone(), errand: Some(errand), is_in_the_background: false };
         while let Some(errand) = &mut carried.errand {
             match self.say(errand).await {
                 Ok(result) => {
@@ -118,16 +128,21 @@ impl Sessions {
     }
 }
 
-/// An errand that goes on in the background when this is dropped.
+/// An errand that is not lost when this is dropped: by its caller, or by a runtime that ends.
 struct Carried {
     sessions: Arc<Sessions>,
     errand: Option<Errand>,
+    is_in_the_background: bool,
 }
 
 impl Drop for Carried {
     fn drop(&mut self) {
-        let errand = self.errand.take();
-        self.sessions.with(|state| state.errands.extend(errand));
+        let Some(errand) = self.errand.take() else { return };
+        self.sessions.keep_errand(errand);
+        // A runtime that is shutting down drops at once what is begun on it: then the next call continues the errand.
+        if !self.is_in_the_background {
+            self.sessions.with(|_| ());
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! Sessions: what each server keeps for this client, by the id that it drew; the loop that keeps it; the rows.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
@@ -163,11 +163,15 @@ impl Sessions {
 
     /// Lets the rules work, and then does what they want.
     pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         let result = work(&mut state);
-        self.perform(&mut state);
+        let errands = self.perform(&mut state);
         let (losses, warnings) = (std::mem::take(&mut state.losses), std::mem::take(&mut state.warnings));
         drop(state);
+        // Without the guard: a runtime that has ended drops them at once, and they need it to be put back.
+        for (runtime, errand) in errands {
+            runtime.spawn(self.carry(errand));
+        }
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -179,15 +183,23 @@ impl Sessions {
         result
     }
 
-    /// Begins tasks. One whose runtime has ended is begun again.
-    fn perform(self: &Arc<Self>, state: &mut State) {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts back an errand whose task has ended.
+    pub(crate) fn keep_errand(&self, errand: Errand) {
+        self.lock().errands.push(errand);
+    }
+
+    /// Begins tasks. One whose runtime has ended is begun again. Returns the errands, and where to run them.
+    fn perform(self: &Arc<Self>, state: &mut State) -> Vec<(Handle, Errand)> {
         let is_over = |task: &Option<JoinHandle<()>>| task.as_ref().is_none_or(JoinHandle::is_finished);
         let runtime = || Handle::try_current().ok().or_else(|| state.runtime.clone());
-        for errand in state.errands.drain(..).filter(|_| !state.closed) {
-            if let Some(runtime) = runtime() {
-                runtime.spawn(self.clone().carry(errand));
-            }
-        }
+        let errands = match runtime() {
+            Some(runtime) if !state.closed => state.errands.drain(..).map(|errand| (runtime.clone(), errand)).collect(),
+            _ => Vec::new(),
+        };
         for (id, session) in &mut state.sessions {
             if session.is_kept && is_over(&session.keeper) {
                 session.keeper = runtime().map(|runtime| runtime.spawn(self.clone().keep(*id)));
@@ -199,6 +211,7 @@ impl Sessions {
         if std::mem::take(&mut state.rung) {
             self.ring.notify_one();
         }
+        errands
     }
 
     pub(crate) fn check(self: &Arc<Self>) -> Result<()> {
@@ -311,6 +324,7 @@ impl State {
             self.warnings.push(format!("closed with {} locks held: they are lost", held.len()));
         }
         self.closed = true;
+        self.errands.clear();
         held.iter().for_each(|place| self.lose(place, "closed"));
         self.held.clear();
         let takes: Vec<u64> = self.takes.keys().copied().collect();

@@ -32,6 +32,8 @@ tests! {
     a_hold_over_a_slow_slot_move in Cluster;
     a_wait_outlives_the_runtime_that_connected in Single;
     a_hold_that_is_dropped_outside_a_runtime_is_given_back in Single;
+    a_release_outlives_its_runtime in Single;
+    a_loss_is_told_after_the_runtime_that_took_it in Single;
     an_empty_command_is_an_argument in Single;
     an_observer_that_panics_stops_no_clock in Single;
     a_key_that_nobody_serves_stops_no_keeper in Single;
@@ -235,6 +237,52 @@ mod scenes {
         let hold = locks.on(&server.key).lock().await.expect("the lock");
         std::thread::spawn(move || drop(hold)).join().expect("no panic");
         server.await_gone().await;
+    }
+
+    /// Runs it on a runtime of its own, which ends then.
+    async fn elsewhere<T: Send + 'static>(
+        kind: fn() -> tokio::runtime::Builder,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        let ran = tokio::task::spawn_blocking(move || {
+            let runtime = kind().enable_all().build().expect("a runtime");
+            runtime.block_on(work)
+        });
+        ran.await.expect("no panic")
+    }
+
+    /// Static locks in two tests, or in a thread for each job: the release is begun on a runtime that ends at once.
+    pub async fn a_release_outlives_its_runtime(server: Server) {
+        use tokio::runtime::Builder;
+        let locks = server.locks_for(LONG * 4);
+        for kind in [Builder::new_current_thread, Builder::new_multi_thread] {
+            let request = locks.on(&server.key);
+            elsewhere(kind, async move { drop(request.lock().await.expect("the lock")) }).await;
+            let hold = tokio::time::timeout(LONG, locks.on(&server.key).lock()).await;
+            hold.expect("it was given back").expect("the lock").release().await.expect("it was held");
+            let request = locks.on(&server.key);
+            let given_up = async move {
+                let hold = request.lock().await.expect("the lock");
+                let mut release = Box::pin(hold.release());
+                poll_fn(|context| Poll::Ready(drop(release.as_mut().poll(context)))).await;
+            };
+            elsewhere(kind, given_up).await;
+            let hold = tokio::time::timeout(LONG, locks.on(&server.key).lock()).await;
+            hold.expect("it was given back").expect("the lock").release().await.expect("it was held");
+        }
+    }
+
+    /// The clock ran on the runtime that took the lock.
+    pub async fn a_loss_is_told_after_the_runtime_that_took_it(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let request = locks.on(&server.key);
+        let take = async move { request.lock().await.expect("the lock") };
+        let hold = elsewhere(tokio::runtime::Builder::new_multi_thread, take).await;
+        control(format!("silence {path}")).await;
+        tokio::time::timeout(LONG, hold.lost()).await.expect("it is told");
+        control(format!("close {path}")).await;
     }
 
     pub async fn locks_that_are_dropped_end_their_connections(server: Server) {
