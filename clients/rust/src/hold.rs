@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::errand::Errand;
 use crate::error::{Error, Result};
-use crate::session::{Loss, Sessions, State};
+use crate::session::{Loss, Sessions, State, SLICE};
 use crate::settings::{now, NEVER};
 
 /// Names a hold.
@@ -220,10 +221,14 @@ impl Hold {
     /// Returns when the lock is lost, with the reason, and never if it is not.
     pub async fn lost(&self) -> String {
         let mut lost = self.granted.lost.clone();
-        let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        match reason {
-            Some(reason) => reason,
-            None => std::future::pending().await, // it was given back
+        loop {
+            let told = timeout(SLICE, lost.wait_for(Option::is_some)).await;
+            match told.map(|told| told.ok().and_then(|reason| reason.clone())) {
+                Ok(Some(reason)) => return reason,
+                Ok(None) => std::future::pending().await, // it was given back
+                // The clock may have run on a runtime that has ended.
+                Err(_) => self.sessions.with(|_| ()),
+            }
         }
     }
 
