@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //! Errands: commands that are sent again until the server has answered them, or until they mean nothing any longer.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,22 +76,6 @@ impl Errand {
 }
 
 impl Sessions {
-    /// Sends an errand until it is done.
-    pub(crate) fn carry(self: &Arc<Self>, errand: Errand) -> impl Future<Output = ()> {
-        // Made here: a future that was never polled puts the errand back as well.
-        let mut carried = Carried { sessions: self.clone(), errand: Some(errand), is_in_the_background: true };
-        async move {
-            let sessions = carried.sessions.clone();
-            while let Some(errand) = &mut carried.errand {
-                if !sessions.with(|state| state.wants(errand)) || sessions.say(errand).await.is_ok() {
-                    carried.errand = None;
-                    return;
-                }
-                sleep(PAUSE).await;
-            }
-        }
-    }
-
     /// Sends it once. Returns the result, or the error after which it is to be sent again.
     async fn say(self: &Arc<Self>, errand: &mut Errand) -> Result<Result<()>> {
         let (sent, command) = (now(), errand.command(&self.with(|state| state.name.clone())));
@@ -129,10 +112,28 @@ impl Sessions {
 }
 
 /// An errand that is not lost when this is dropped: by its caller, or by a runtime that ends.
-struct Carried {
+pub(crate) struct Carried {
     sessions: Arc<Sessions>,
     errand: Option<Errand>,
     is_in_the_background: bool,
+}
+
+impl Carried {
+    /// Returns an errand for the background.
+    pub(crate) fn new(sessions: &Arc<Sessions>, errand: Errand) -> Carried {
+        Carried { sessions: sessions.clone(), errand: Some(errand), is_in_the_background: true }
+    }
+
+    /// Sends it until it is done.
+    pub(crate) async fn carry(mut self) {
+        while let Some(errand) = &mut self.errand {
+            if !self.sessions.with(|state| state.wants(errand)) || self.sessions.say(errand).await.is_ok() {
+                self.errand = None;
+                return;
+            }
+            sleep(PAUSE).await;
+        }
+    }
 }
 
 impl Drop for Carried {

@@ -130,6 +130,18 @@ impl Error {
         !matches!(self, Error::Redis(error) if is_broken(error))
     }
 
+    /// Returns the error of a connection that could not be made. What has worked before will work again: an unknown name, a
+    /// certificate or a password is final only until there was a connection.
+    pub(crate) fn of_connection(self, has_worked: bool) -> Error {
+        match &self {
+            _ if has_worked && !self.passes() => Error::io(std::io::ErrorKind::NotConnected, &self.to_string()),
+            Error::Redis(error) if !has_worked && is_final(error) => {
+                Error::Redis((ErrorKind::InvalidClientConfig, "cannot connect", error.to_string()).into())
+            }
+            _ => self,
+        }
+    }
+
     /// Whether another connection, another node or a little time can mend it.
     pub(crate) fn passes(&self) -> bool {
         let error = match self {
@@ -153,7 +165,7 @@ impl Error {
                     | "MISCONF"
                     | "BUSY"
             ),
-            None => is_broken(error) && !is_final(error),
+            None => is_broken(error),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Connections of the redis crate, made from what the program has, with our bounds: TLS, users, Unix sockets, Sentinels and
 //! clusters are that crate's matter.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -117,6 +117,8 @@ impl Connection {
 pub(crate) struct Library {
     servers: Servers,
     within: Duration,
+    /// There was a connection already.
+    has_worked: AtomicBool,
     /// Rises when the connections may all lead to a former primary.
     generation: AtomicU64,
     #[cfg(feature = "sentinel")]
@@ -128,6 +130,7 @@ impl Library {
         Arc::new(Library {
             servers,
             within,
+            has_worked: AtomicBool::default(),
             generation: AtomicU64::default(),
             #[cfg(feature = "sentinel")]
             primary: Mutex::default(),
@@ -147,8 +150,15 @@ impl Library {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
     async fn connect(&self, once: bool) -> Result<Connection> {
+        let has_worked = self.has_worked.load(Ordering::Relaxed);
+        let connection = self.connect_now(once).await.map_err(|error| error.of_connection(has_worked))?;
+        self.has_worked.store(true, Ordering::Relaxed);
+        Ok(connection)
+    }
+
+    #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
+    async fn connect_now(&self, once: bool) -> Result<Connection> {
         // Each call has a timer of ours: the crate's own would leave the connection in place.
         let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.within)).set_response_timeout(None);
         match &self.servers.0 {
@@ -270,14 +280,15 @@ impl Link {
         };
         match timeout(within.min(self.library.within), asked).await {
             Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) => {
-                if error.is_read_only() {
-                    self.library.leave();
-                } else if !error.is_said() {
-                    self.replace(number);
-                }
+            Ok(Err(error)) if error.is_read_only() => {
+                self.library.leave();
                 Err(error)
             }
+            Ok(Err(error)) if !error.is_said() => {
+                self.replace(number);
+                Err(error)
+            }
+            Ok(Err(error)) => Err(error),
             // A caller's own time says nothing of the server.
             Err(_) if within < self.library.within => Err(Error::silent()),
             Err(_) => {

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::errand::Errand;
+use crate::errand::{Carried, Errand};
 use crate::error::{Error, Result};
 use crate::hold::{Held, Place};
 use crate::library::{Library, Link, Servers};
@@ -170,7 +170,7 @@ impl Sessions {
         drop(state);
         // Without the guard: a runtime that has ended drops them at once, and they need it to be put back.
         for (runtime, errand) in errands {
-            runtime.spawn(self.carry(errand));
+            runtime.spawn(Carried::new(self, errand).carry());
         }
         for warning in warnings {
             tracing::warn!("{warning}");

@@ -6,7 +6,7 @@ mod stage;
 use std::collections::HashMap;
 use std::future::{poll_fn, Future};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -33,6 +33,7 @@ tests! {
     a_wait_outlives_the_runtime_that_connected in Single;
     a_hold_that_is_dropped_outside_a_runtime_is_given_back in Single;
     a_release_outlives_its_runtime in Single;
+    a_password_that_is_refused_later_ends_nothing in Single;
     a_loss_is_told_after_the_runtime_that_took_it in Single;
     an_empty_command_is_an_argument in Single;
     an_observer_that_panics_stops_no_clock in Single;
@@ -270,6 +271,36 @@ mod scenes {
             let hold = tokio::time::timeout(LONG, locks.on(&server.key).lock()).await;
             hold.expect("it was given back").expect("the lock").release().await.expect("it was held");
         }
+    }
+
+    /// As a name that is unknown for a moment: each new connection fails with what is final for a first one.
+    pub async fn a_password_that_is_refused_later_ends_nothing(server: Server) {
+        let is_refused = Arc::new(AtomicBool::new(false));
+        let refuses = is_refused.clone();
+        let answer = move |command: &str| match (command.contains("AUTH"), refuses.load(Ordering::SeqCst)) {
+            (true, true) => Some("-WRONGPASS invalid username-password pair\r\n".to_owned()),
+            (true, false) => Some("+OK\r\n".to_owned()),
+            (false, true) if command.contains("DLOCK") => Some(String::new()),
+            _ => None,
+        };
+        let (address, _) = answering(server.addresses(), answer).await;
+        let client = Client::open(format!("redis://:word@{address}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings().lease(LONG * 2).reply_timeout(Duration::from_secs(1)));
+        let (locks, other) = (locks.expect("good settings"), format!("{}:other", server.key));
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        server.hold_at(&other, "").await;
+        let wait = tokio::spawn(locks.on(&other).lock());
+        server.await_queued_at(&other, 1).await;
+        is_refused.store(true, Ordering::SeqCst);
+        let released = hold.release().await;
+        assert!(released.is_err(), "it goes on in the background");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!wait.is_finished(), "{:?}", wait.await);
+        is_refused.store(false, Ordering::SeqCst);
+        tokio::time::timeout(LONG, server.await_gone()).await.expect("it is given back");
+        server.hand_over_at(&other, "other").await;
+        let hold = tokio::time::timeout(LONG, wait).await.expect("it ends").expect("no panic").expect("the lock");
+        hold.release().await.expect("it was held");
     }
 
     /// The clock ran on the runtime that took the lock.
