@@ -12,9 +12,11 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig};
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
-#[cfg(feature = "sentinel")]
-use redis::RedisResult;
 use redis::{cmd, AsyncConnectionConfig, Client, Cmd, Value};
+#[cfg(feature = "sentinel")]
+use redis::{sentinel::SentinelClient, RedisResult};
+#[cfg(feature = "sentinel")]
+use std::collections::HashMap;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -35,7 +37,7 @@ pub(crate) enum Kind {
         once: Box<ClusterClient>,
     },
     #[cfg(feature = "sentinel")]
-    Sentinel(Arc<tokio::sync::Mutex<redis::sentinel::SentinelClient>>),
+    Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
     Fake(FakeServer),
 }
 
@@ -61,8 +63,8 @@ impl From<ClusterClient> for Servers {
 }
 
 #[cfg(feature = "sentinel")]
-impl From<redis::sentinel::SentinelClient> for Servers {
-    fn from(client: redis::sentinel::SentinelClient) -> Servers {
+impl From<SentinelClient> for Servers {
+    fn from(client: SentinelClient) -> Servers {
         Servers(Kind::Sentinel(Arc::new(tokio::sync::Mutex::new(client))))
     }
 }
@@ -121,8 +123,11 @@ pub(crate) struct Library {
     has_worked: AtomicBool,
     /// Rises when the connections may all lead to a former primary.
     generation: AtomicU64,
+    /// Who the Sentinels said the primary is.
     #[cfg(feature = "sentinel")]
-    primary: Mutex<Primary>,
+    primary: Mutex<Option<String>>,
+    #[cfg(feature = "sentinel")]
+    watch: Arc<tokio::sync::Mutex<Watch>>,
 }
 
 impl Library {
@@ -134,6 +139,8 @@ impl Library {
             generation: AtomicU64::default(),
             #[cfg(feature = "sentinel")]
             primary: Mutex::default(),
+            #[cfg(feature = "sentinel")]
+            watch: Arc::default(),
         })
     }
 
@@ -145,9 +152,9 @@ impl Library {
         }
     }
 
-    /// Makes every link connect again.
-    fn leave(&self) {
-        self.generation.fetch_add(1, Ordering::Relaxed);
+    /// Makes every link connect again, unless that has been done since that generation.
+    fn leave(&self, generation: u64) {
+        let _ = self.generation.compare_exchange(generation, generation + 1, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     async fn connect(&self, once: bool) -> Result<Connection> {
@@ -176,8 +183,8 @@ impl Library {
                 Ok(Connection::Cluster(client.get_async_connection_with_config(config).await?))
             }
             #[cfg(feature = "sentinel")]
-            Kind::Sentinel(_) => {
-                let client = self.find_primary().await?;
+            Kind::Sentinel(client) => {
+                let client = self.find_primary(client).await?;
                 Ok(Connection::Single(client.get_multiplexed_async_connection_with_config(&config).await?))
             }
             Kind::Fake(server) => Ok(Connection::Fake(server.clone())),
@@ -197,51 +204,71 @@ async fn connect(node: &Client, config: &AsyncConnectionConfig, is_only: bool) -
     Ok(connection)
 }
 
-/// Who the Sentinels say the primary is, and when they were asked.
+/// How the Sentinels are asked.
 #[cfg(feature = "sentinel")]
 #[derive(Default)]
-struct Primary {
-    address: Option<String>,
-    asked: Duration,
+struct Watch {
+    due: Duration,
+    /// To one of them.
+    connection: Option<MultiplexedConnection>,
+}
+
+#[cfg(feature = "sentinel")]
+impl Watch {
+    /// Returns the addresses of all primaries that the Sentinels know.
+    async fn primaries(&mut self, client: &tokio::sync::Mutex<SentinelClient>) -> RedisResult<Vec<String>> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let sentinel = client.lock().await.async_get_sentinel_client().await?;
+                sentinel.get_multiplexed_async_connection().await?
+            }
+        };
+        let rows: Vec<HashMap<String, String>> = cmd("SENTINEL").arg("MASTERS").query_async(&mut connection).await?;
+        self.connection = Some(connection);
+        let address = |row: &HashMap<String, String>| Some(format!("{}:{}", row.get("ip")?, row.get("port")?));
+        Ok(rows.iter().filter_map(address).collect())
+    }
 }
 
 #[cfg(feature = "sentinel")]
 impl Library {
-    /// Asks the Sentinels. After a planned failover the former primary grants locks for eleven seconds more, without an error.
-    async fn find_primary(&self) -> Result<Client> {
-        let Kind::Sentinel(sentinel) = &self.servers.0 else {
-            return Err(Error::invalid("servers", "must have Sentinels"));
-        };
+    /// Returns the client of the primary. Its parts have bounds of their own: a bound around them would never get past two Sentinels
+    /// that are silent.
+    async fn find_primary(&self, client: &tokio::sync::Mutex<SentinelClient>) -> Result<Client> {
+        let generation = self.generation.load(Ordering::Relaxed);
         // Boxed: its queries are so deep that a program's own futures would be too deep for the compiler.
         let asked: BoxFuture<'_, RedisResult<Client>> =
-            Box::pin(async { sentinel.lock().await.async_get_client().await });
-        let client = timeout(self.within, asked).await.map_err(|_| Error::silent())??;
+            Box::pin(async { client.lock().await.async_get_client().await });
+        let client = asked.await?;
         let address = client.get_connection_info().addr().to_string();
-        let before = self.primary().address.replace(address.clone());
+        let before = lock(&self.primary).replace(address.clone());
         if before.is_some_and(|before| before != address) {
-            self.leave();
+            self.leave(generation);
         }
         Ok(client)
     }
 
-    fn primary(&self) -> MutexGuard<'_, Primary> {
-        self.primary.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks them once a second, as long as the program calls.
-    async fn look(&self) {
+    /// Asks the Sentinels once a second, beside the program's calls, and leaves a primary that they name no more: after a planned
+    /// failover it grants locks for eleven seconds, without an error.
+    fn look(self: &Arc<Self>) {
+        let Kind::Sentinel(client) = &self.servers.0 else { return };
+        let Ok(mut watch) = self.watch.clone().try_lock_owned() else { return };
         let now = crate::settings::now();
-        let is_due = {
-            let mut primary = self.primary();
-            let is_due = primary.address.is_some() && primary.asked + Duration::from_secs(1) <= now;
-            if is_due {
-                primary.asked = now;
-            }
-            is_due
-        };
-        if is_due {
-            let _ = timeout(self.within / 6, self.find_primary()).await; // the next look asks again
+        if now < watch.due {
+            return;
         }
+        watch.due = now + Duration::from_secs(1);
+        let (library, client) = (self.clone(), client.clone());
+        tokio::spawn(async move {
+            let generation = library.generation.load(Ordering::Relaxed);
+            let asked: BoxFuture<'_, RedisResult<Vec<String>>> = Box::pin(watch.primaries(&client));
+            let Ok(named) = asked.await else { return }; // the next look asks again
+            let former = lock(&library.primary).take_if(|ours| !named.contains(ours));
+            if former.is_some() {
+                library.leave(generation);
+            }
+        });
     }
 }
 
@@ -272,7 +299,8 @@ impl Link {
     /// Returns the reply of whoever serves the key. It takes as long as a reply may, or less.
     pub(crate) async fn call(&self, key: &[u8], command: Cmd, within: Duration) -> Result<Value> {
         #[cfg(feature = "sentinel")]
-        self.library.look().await;
+        self.library.look();
+        let generation = self.library.generation.load(Ordering::Relaxed);
         let (number, opening) = self.opening();
         let asked = async {
             let connection = opening.await.inspect_err(|_| self.replace(number))?;
@@ -281,7 +309,7 @@ impl Link {
         match timeout(within.min(self.library.within), asked).await {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(error)) if error.is_read_only() => {
-                self.library.leave();
+                self.library.leave(generation);
                 Err(error)
             }
             Ok(Err(error)) if !error.is_said() => {
@@ -331,7 +359,8 @@ impl Link {
         if current.number != number {
             return;
         }
-        let is_there = current.opening.as_ref().and_then(Shared::peek).is_some_and(Result::is_ok);
+        // One in the making is bounded by its own parts, which may take longer together than a call.
+        let Some(is_there) = current.opening.as_ref().and_then(Shared::peek).map(Result::is_ok) else { return };
         if !(self.library.is_cluster() && is_there) {
             current.number += 1;
             current.opening = None;
@@ -358,8 +387,8 @@ impl Link {
     }
 }
 
-fn lock(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
-    current.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The cluster's slot of a key: CRC-16 of the first non-empty `{…}` in it, or of all of it.

@@ -34,6 +34,8 @@ tests! {
     a_hold_that_is_dropped_outside_a_runtime_is_given_back in Single;
     a_release_outlives_its_runtime in Single;
     a_password_that_is_refused_later_ends_nothing in Single;
+    late_refusals_end_no_new_connection in Single;
+    a_cluster_that_is_slow_to_connect_is_waited_for in Single;
     a_loss_is_told_after_the_runtime_that_took_it in Single;
     an_empty_command_is_an_argument in Single;
     an_observer_that_panics_stops_no_clock in Single;
@@ -88,11 +90,8 @@ async fn answering(
             let (to, answer) = (to.clone(), answer.clone());
             let map = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
             let answer = move |command: &str| {
-                if command.contains("SLOTS") {
-                    Some(map.clone())
-                } else {
-                    answer(command)
-                }
+                let map = command.contains("SLOTS").then(|| map.clone());
+                answer(command).or(map)
             };
             tokio::spawn(async move { answer_for(client, TcpStream::connect(to).await?, &answer).await });
         }
@@ -300,6 +299,45 @@ mod scenes {
         tokio::time::timeout(LONG, server.await_gone()).await.expect("it is given back");
         server.hand_over_at(&other, "other").await;
         let hold = tokio::time::timeout(LONG, wait).await.expect("it ends").expect("no panic").expect("the lock");
+        hold.release().await.expect("it was held");
+    }
+
+    /// READONLY to fifty calls that are in flight: the first one leads to a new connection, and the others come later.
+    pub async fn late_refusals_end_no_new_connection(server: Server) {
+        let asked = std::sync::Mutex::new(std::collections::HashSet::new());
+        let answer = move |command: &str| {
+            let key = command.split("\r\n").find(|word| word.contains(":late:"))?;
+            let is_new = command.contains("ACQUIRE") && asked.lock().expect("no panic").insert(key.to_owned());
+            is_new.then(|| {
+                std::thread::sleep(Duration::from_millis(10));
+                "-READONLY You can't write against a read only replica.\r\n".to_owned()
+            })
+        };
+        let (address, count) = answering(server.addresses(), answer).await;
+        let client = Client::open(format!("redis://{address}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings().lease(LONG)).expect("good settings");
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+        let take = |i: usize| tokio::spawn(locks.on(format!("{}:late:{i}", server.key)).lock());
+        for task in (0..50).map(take).collect::<Vec<_>>() {
+            task.await.expect("no panic").expect("the lock").release().await.expect("it was held");
+        }
+        // Those of the calls, and that of the session.
+        let count = count.load(Ordering::SeqCst);
+        assert!(count <= 3, "{count} connections");
+    }
+
+    /// Each part of the connect is within its bound, and all of them take longer than a call.
+    pub async fn a_cluster_that_is_slow_to_connect_is_waited_for(server: Server) {
+        let slow = |command: &str| {
+            let time = if command.contains("SLOTS") { 1800 } else { 400 * u64::from(command.contains("SETINFO")) };
+            std::thread::sleep(Duration::from_millis(time));
+            None
+        };
+        let (address, _) = answering(server.addresses(), slow).await;
+        let cluster = Servers::cluster(|| ClusterClient::builder([format!("redis://{address}/")])).expect("an address");
+        let settings = stage::settings().lease(LONG).reply_timeout(Duration::from_millis(2500));
+        let locks = Locks::with(cluster, settings).expect("good settings");
+        let hold = locks.on(&server.key).wait(LONG).lock().await.expect("the lock");
         hold.release().await.expect("it was held");
     }
 
