@@ -59,6 +59,15 @@ impl Errand {
         Errand { session, ..Errand::new(Kind::Cancel, Place { key, token: 0 }, owner, until) }
     }
 
+    /// Returns how long to wait after a failure: ever longer, since a service has thousands of errands in an outage.
+    fn pause(&self) -> Duration {
+        let pause = PAUSE * self.tries.clamp(1, 20);
+        match self.kind {
+            Kind::Renew(lease) => pause.min(lease / 10).max(PAUSE),
+            _ => pause,
+        }
+    }
+
     fn command(&self, session: &str) -> Cmd {
         let of_hold = |name: &str, lease: Option<Duration>| {
             let mut command = cmd(name);
@@ -77,9 +86,9 @@ impl Errand {
 
 impl Sessions {
     /// Sends it once. Returns the result, or the error after which it is to be sent again.
-    async fn say(self: &Arc<Self>, errand: &mut Errand) -> Result<Result<()>> {
+    async fn say(self: &Arc<Self>, errand: &mut Errand, within: Duration) -> Result<Result<()>> {
         let (sent, command) = (now(), errand.command(&self.with(|state| state.name.clone())));
-        let reply = self.client.call(&errand.place.key, command, self.settings.reply_timeout).await;
+        let reply = self.client.call(&errand.place.key, command, within).await;
         errand.tries += 1;
         let error = reply.as_ref().err().cloned();
         let is_done = self.with(|state| state.said(errand, sent, reply));
@@ -97,7 +106,7 @@ impl Sessions {
         let end = now() + self.settings.reply_timeout;
         let mut carried = Carried { sessions: self.clone(), errand: Some(errand), is_in_the_background: false };
         while let Some(errand) = &mut carried.errand {
-            match self.say(errand).await {
+            match self.say(errand, end.saturating_sub(now())).await {
                 Ok(result) => {
                     carried.errand = None;
                     return result;
@@ -126,12 +135,14 @@ impl Carried {
 
     /// Sends it until it is done.
     pub(crate) async fn carry(mut self) {
+        let within = self.sessions.settings.reply_timeout;
         while let Some(errand) = &mut self.errand {
-            if !self.sessions.with(|state| state.wants(errand)) || self.sessions.say(errand).await.is_ok() {
+            if !self.sessions.with(|state| state.wants(errand)) || self.sessions.say(errand, within).await.is_ok() {
                 self.errand = None;
                 return;
             }
-            sleep(PAUSE).await;
+            let pause = errand.pause();
+            sleep(pause).await;
         }
     }
 }
@@ -154,8 +165,9 @@ impl State {
             Kind::Renew(_) => self.held.get(&errand.place).is_some_and(|held| !held.over),
             _ => errand.until > now(),
         };
-        if !is_wanted && self.held.get(&errand.place).is_some_and(|held| held.over) {
-            self.held.remove(&errand.place);
+        let is_release = matches!(errand.kind, Kind::Release | Kind::Leave(_));
+        if !is_wanted && is_release && self.held.get(&errand.place).is_some_and(|held| held.over) {
+            self.released(&errand.place);
         }
         is_wanted && !self.closed
     }
@@ -172,8 +184,12 @@ impl State {
         match (errand.kind, reply) {
             (Kind::Renew(_), Ok(reply)) => self.renewed(&errand.place, sent, &reply),
             (Kind::Renew(_), Err(error)) => self.lose(&errand.place, &error.to_string()),
+            // The server had ended it before.
+            (Kind::Release | Kind::Leave(_), Err(Error::NotHeld(text))) if errand.tries == 1 => {
+                self.lost(&errand.place, &text);
+            }
             (Kind::Release | Kind::Leave(_), reply) => {
-                let held = self.held.remove(&errand.place);
+                let held = self.released(&errand.place);
                 if let (Err(_), false, false, Some(held)) = (reply, is_unheld, errand.is_other, held) {
                     // It may not be done so.
                     let kind = if errand.kind == Kind::Release { Kind::Leave(held.lease) } else { Kind::Release };

@@ -21,7 +21,7 @@ pub enum Error {
     Replaced(String),
     /// One of the server's caps on places and holders is reached.
     QueueFull(String),
-    /// The server grants nothing for now, and this request may not wait.
+    /// The server grants nothing for now, since it has just started or is drained. A wait asks again.
     Quarantine(String),
     /// Too few replicas have confirmed: as after a lost reply, what was asked may be in force.
     NoAck(String),
@@ -145,7 +145,7 @@ impl Error {
     /// Whether another connection, another node or a little time can mend it.
     pub(crate) fn passes(&self) -> bool {
         let error = match self {
-            Error::NoAck(_) => return true,
+            Error::NoAck(_) | Error::Quarantine(_) => return true,
             Error::Redis(error) => error,
             _ => return false,
         };

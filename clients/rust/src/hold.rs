@@ -12,8 +12,8 @@ use tokio::time::timeout;
 
 use crate::errand::Errand;
 use crate::error::{Error, Result};
-use crate::session::{Loss, Sessions, State, SLICE};
-use crate::settings::{now, NEVER};
+use crate::session::{Sessions, State, SLICE};
+use crate::settings::{now, Event, NEVER};
 
 /// Names a hold.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -141,9 +141,25 @@ impl State {
     /// Ends a hold, and reports it.
     pub(crate) fn lose(&mut self, place: &Place, reason: &str) {
         self.part(place);
-        let Some(held) = self.held.remove(place).filter(|held| !held.over) else { return };
+        if self.held.get(place).is_some_and(|held| !held.over) {
+            self.lost(place, reason);
+        }
+    }
+
+    /// Reports a loss, also of a hold whose release has found it gone.
+    pub(crate) fn lost(&mut self, place: &Place, reason: &str) {
+        let Some(held) = self.held.remove(place) else { return };
+        let (key, owner) = (String::from_utf8_lossy(&place.key), String::from_utf8_lossy(&held.owner));
+        tracing::warn!(key = &*key, owner = &*owner, token = place.token, reason, "a lock is lost");
         held.lost.send_replace(Some(reason.to_owned()));
-        self.losses.push(Loss { place: place.clone(), owner: held.owner, reason: reason.to_owned() });
+        self.events.push(Event::Lost { key: place.key.clone(), reason: reason.to_owned() });
+    }
+
+    /// Forgets a hold that was given back. Returns it if it was there still.
+    pub(crate) fn released(&mut self, place: &Place) -> Option<Held> {
+        let held = self.held.remove(place)?;
+        self.events.push(Event::Released { key: place.key.clone(), after: now() - held.since });
+        Some(held)
     }
 
     /// Reports a hold whose believed end has passed. The server may have it still, so it is given back.
@@ -188,7 +204,6 @@ impl State {
 pub struct Hold {
     sessions: Arc<Sessions>,
     granted: Granted,
-    since: Duration,
     over: AtomicBool,
 }
 
@@ -200,7 +215,7 @@ impl fmt::Debug for Hold {
 
 impl Hold {
     pub(crate) fn new(sessions: &Arc<Sessions>, granted: Granted) -> Hold {
-        Hold { sessions: sessions.clone(), granted, since: now(), over: AtomicBool::new(false) }
+        Hold { sessions: sessions.clone(), granted, over: AtomicBool::new(false) }
     }
 
     /// The lock's name.
@@ -251,9 +266,13 @@ impl Hold {
         let mut guarded = cmd("DLOCK.GUARD");
         guarded.arg(self.key()).arg(self.token());
         for argument in command.args_iter() {
-            if let redis::Arg::Simple(bytes) = argument {
-                guarded.arg(bytes);
-            }
+            match argument {
+                redis::Arg::Simple(bytes) => guarded.arg(bytes),
+                _ => return Err(Error::invalid("command", "must not have a cursor")),
+            };
+        }
+        if command.args_iter().next().is_none() {
+            return Err(Error::invalid("command", "must not be empty"));
         }
         let result = self.sessions.ask_once(self.key(), guarded).await;
         if let Err(Error::Fenced(text)) = &result {
@@ -290,9 +309,7 @@ impl Hold {
             let reason = self.granted.lost.borrow().clone();
             return Err(Error::NotHeld(reason.unwrap_or_else(|| "it was given back before".into())));
         };
-        let result = self.sessions.hand_in(errand).await;
-        self.sessions.settings.observer.released(self.key(), now() - self.since);
-        result
+        self.sessions.hand_in(errand).await
     }
 }
 

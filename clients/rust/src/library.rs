@@ -121,6 +121,7 @@ pub(crate) struct Library {
     within: Duration,
     /// There was a connection already.
     has_worked: AtomicBool,
+    is_closed: AtomicBool,
     /// Rises when the connections may all lead to a former primary.
     generation: AtomicU64,
     /// Who the Sentinels said the primary is.
@@ -136,6 +137,7 @@ impl Library {
             servers,
             within,
             has_worked: AtomicBool::default(),
+            is_closed: AtomicBool::default(),
             generation: AtomicU64::default(),
             #[cfg(feature = "sentinel")]
             primary: Mutex::default(),
@@ -157,7 +159,15 @@ impl Library {
         let _ = self.generation.compare_exchange(generation, generation + 1, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// From now on there is no connection.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+    }
+
     async fn connect(&self, once: bool) -> Result<Connection> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            return Err(Error::Closed);
+        }
         let has_worked = self.has_worked.load(Ordering::Relaxed);
         let connection = self.connect_now(once).await.map_err(|error| error.of_connection(has_worked))?;
         self.has_worked.store(true, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::library::{slot, Servers};
 use crate::session::Sessions;
-use crate::settings::{Settings, NEVER};
+use crate::settings::{Settings, FAR, NEVER};
 use crate::take::{Mode, Terms};
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
@@ -242,7 +242,7 @@ impl Request {
     }
 
     async fn take(self, wait: Duration) -> Result<Option<Vec<Hold>>> {
-        let terms = Terms { mode: self.mode()?, ..self.terms };
+        let terms = Terms { mode: self.mode()?, lease: self.terms.lease.min(FAR), ..self.terms };
         if terms.keys.iter().any(Vec::is_empty) {
             return Err(Error::invalid("key", "must not be empty"));
         }

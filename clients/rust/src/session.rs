@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Held, Place};
 use crate::library::{Library, Link, Servers};
 use crate::random::{process, unique};
-use crate::settings::{millis, now, Settings, NEVER};
+use crate::settings::{millis, now, Event, Settings, NEVER};
 use crate::take::Take;
 
 /// How long a loop without work stays: the next turn begins without a new one.
@@ -102,7 +102,7 @@ pub(crate) struct State {
     /// To be said.
     pub(crate) errands: Vec<Errand>,
     /// To be reported, and logged: by whoever holds no lock on this, since the program's own functions may block.
-    pub(crate) losses: Vec<Loss>,
+    pub(crate) events: Vec<Event>,
     pub(crate) warnings: Vec<String>,
     pub(crate) runtime: Option<Handle>,
     clock: Option<JoinHandle<()>>,
@@ -111,13 +111,6 @@ pub(crate) struct State {
     pub(crate) rung: bool,
     /// Until then nothing is over.
     grace: Duration,
-}
-
-/// A hold that has ended, and not at the program's wish.
-pub(crate) struct Loss {
-    pub(crate) place: Place,
-    pub(crate) owner: Vec<u8>,
-    pub(crate) reason: String,
 }
 
 /// What the clones of one [`Locks`](crate::Locks) and its holds share.
@@ -143,7 +136,7 @@ impl Sessions {
             asked: HashMap::new(),
             held: HashMap::new(),
             errands: Vec::new(),
-            losses: Vec::new(),
+            events: Vec::new(),
             warnings: Vec::new(),
             runtime: None,
             clock: None,
@@ -166,7 +159,7 @@ impl Sessions {
         let mut state = self.lock();
         let result = work(&mut state);
         let errands = self.perform(&mut state);
-        let (losses, warnings) = (std::mem::take(&mut state.losses), std::mem::take(&mut state.warnings));
+        let (events, warnings) = (std::mem::take(&mut state.events), std::mem::take(&mut state.warnings));
         drop(state);
         // Without the guard: a runtime that has ended drops them at once, and they need it to be put back.
         for (runtime, errand) in errands {
@@ -175,11 +168,7 @@ impl Sessions {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        for Loss { place, owner, reason } in losses {
-            let (key, owner) = (String::from_utf8_lossy(&place.key), String::from_utf8_lossy(&owner));
-            tracing::warn!(key = &*key, owner = &*owner, token = place.token, reason, "a lock is lost");
-            self.settings.observer.report(&place.key, &reason);
-        }
+        events.iter().for_each(|event| self.settings.observer.report(event));
         result
     }
 
@@ -241,9 +230,10 @@ impl Sessions {
 
     /// Everything ends: what is held is lost, and lives on until its lease.
     pub(crate) fn close(self: &Arc<Self>) {
+        self.with(State::close);
+        self.library.close();
         self.client.close();
         self.once.close();
-        self.with(State::close);
     }
 
     /// The clock. It waits for no server.
@@ -326,7 +316,8 @@ impl State {
         self.closed = true;
         self.errands.clear();
         held.iter().for_each(|place| self.lose(place, "closed"));
-        self.held.clear();
+        let over: Vec<Place> = self.held.keys().cloned().collect();
+        over.iter().for_each(|place| drop(self.released(place)));
         let takes: Vec<u64> = self.takes.keys().copied().collect();
         takes.into_iter().for_each(|id| self.fail(id, Error::Closed));
         let keepers = self.sessions.drain().filter_map(|(_, session)| session.keeper);
@@ -429,6 +420,7 @@ impl State {
                 let (answered, rows) = self.told(sent, &reply, &key);
                 turns.is_over = turns.is_last || answered != id;
                 if answered != id {
+                    self.tidy(answered);
                     self.gone(id);
                 } else if rows == 0 && now() + EARLY < sent + turns.block {
                     turns.not_before = sent + PAUSE;

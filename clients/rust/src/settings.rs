@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// What happens, for whoever counts it. Write what you need; it is called at once, so it must not block.
+/// What happens, for whoever counts it. Write what you need; it is called at once, so it must not block. Each hold is granted
+/// once, and released or lost once.
 #[allow(unused_variables)]
 pub trait Observer: Send + Sync {
     /// The lock is taken, and a wait for it begins.
@@ -33,11 +34,23 @@ pub(crate) const NEVER: Duration = Duration::MAX;
 struct Nobody;
 impl Observer for Nobody {}
 
+/// What has happened to a hold, to be reported by whoever has no guard: the program's own functions may block.
+pub(crate) enum Event {
+    Granted { key: Vec<u8>, after: Duration },
+    Released { key: Vec<u8>, after: Duration },
+    Lost { key: Vec<u8>, reason: String },
+}
+
 impl dyn Observer {
-    /// Tells of a loss. A fault of the program's own stops nothing here.
-    pub(crate) fn report(&self, key: &[u8], reason: &str) {
-        if std::panic::catch_unwind(AssertUnwindSafe(|| self.lost(key, reason))).is_err() {
-            tracing::error!("the observer of a loss has panicked");
+    /// Reports it. A fault of the program's own stops nothing here.
+    pub(crate) fn report(&self, event: &Event) {
+        let told = std::panic::catch_unwind(AssertUnwindSafe(|| match event {
+            Event::Granted { key, after } => self.granted(key, *after),
+            Event::Released { key, after } => self.released(key, *after),
+            Event::Lost { key, reason } => self.lost(key, reason),
+        }));
+        if told.is_err() {
+            tracing::error!("the observer has panicked");
         }
     }
 }
@@ -123,19 +136,23 @@ impl Settings {
     }
 }
 
-/// A clock that goes on while the machine is suspended.
-#[cfg(target_os = "linux")]
+/// Returns the time of a clock that goes on while the machine is suspended.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 pub(crate) fn now() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    use rustix::time::{clock_gettime, ClockId};
+    // Darwin's monotonic clock goes on, and Linux' stands still.
+    #[cfg(target_vendor = "apple")]
+    let time = clock_gettime(ClockId::Monotonic);
+    #[cfg(not(target_vendor = "apple"))]
+    let time = clock_gettime(ClockId::Boottime);
     let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or_default();
     Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), nanoseconds)
 }
 
-/// The time since the first look.
-#[cfg(not(target_os = "linux"))]
+/// Returns the time since the first look, and an hour: there are times before it.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 pub(crate) fn now() -> Duration {
     static FIRST: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    // Not zero: there are times before it.
     FIRST.get_or_init(std::time::Instant::now).elapsed() + Duration::from_secs(3600)
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Granted, Held, Hold, Place};
 use crate::random::random;
 use crate::session::{int, Sessions, State, PAUSE, SLICE};
-use crate::settings::{millis, now, FAR, NEVER};
+use crate::settings::{millis, now, Event, FAR, NEVER};
 
 /// How much longer a take whose time is up waits for the row that says so.
 const GRACE: Duration = Duration::from_millis(500);
@@ -78,6 +78,7 @@ pub(crate) struct Take {
     owner: Vec<u8>,
     is_try: bool,
     wait: Duration,
+    began: Duration,
     deadline: Duration,
     wake: Arc<Notify>,
     asked: u32,
@@ -114,7 +115,7 @@ impl Sessions {
         let taken = self.take_until(terms, wait).await;
         let observer = &self.settings.observer;
         match &taken {
-            Ok(Some(_)) => observer.granted(&key, now() - began),
+            Ok(Some(_)) => {} // the rules have reported each
             Ok(None) => observer.refused(&key, now() - began, None),
             Err(error) => observer.refused(&key, now() - began, Some(error)),
         }
@@ -194,6 +195,7 @@ impl State {
             owner: owner.clone(),
             is_try,
             wait,
+            began: now(),
             deadline: now().saturating_add(if is_try { self.settings.reply_timeout } else { wait }),
             wake,
             asked: 0,
@@ -296,10 +298,12 @@ impl State {
         if take.found.iter().any(Option::is_none) {
             return;
         }
+        let after = now() - take.began;
         let all: Vec<(Place, Held)> = std::mem::take(&mut take.found).into_iter().flatten().collect();
         let granted = all.iter().map(|(place, held)| held.granted(place.clone())).collect();
         self.conclude(id, Ok(Some(granted)));
         for (place, held) in all {
+            self.events.push(Event::Granted { key: place.key.clone(), after });
             self.held.insert(place.clone(), held);
             self.join(&place, session);
         }
@@ -413,6 +417,7 @@ impl State {
     fn wait_in(&mut self, id: u64, session: i64) {
         let (Some(take), Some(one)) = (self.takes.get_mut(&id), self.sessions.get_mut(&session)) else { return };
         (take.session, take.is_waiting, take.waits_since) = (Some(session), true, now());
+        take.trouble = None; // the server says now that it waits
         one.waits.insert(id);
         match take.word.take() {
             Some(word) => self.ended(id, &word), // the outcome came first

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock_redis::{Error, Hold, Locks, Observer, Request, Servers};
+use dlock_redis::{Error, Hold, Locks, Observer, Request, Servers, Settings};
 use redis::cluster::ClusterClient;
 use redis::{cmd, Client, FromRedisValue, Value};
 use stage::{connect, control, int, until, Cluster, Pair, Server, Single, LONG, PATIENCE};
@@ -36,6 +36,13 @@ tests! {
     a_password_that_is_refused_later_ends_nothing in Single;
     late_refusals_end_no_new_connection in Single;
     a_cluster_that_is_slow_to_connect_is_waited_for in Single;
+    errands_are_repeated_less_and_less_often in Single;
+    a_release_takes_no_longer_than_a_reply in Single;
+    a_wait_outlasts_a_drained_server in Single;
+    an_old_failure_is_not_the_cause in Single;
+    the_longest_lease_is_dropped_at_a_silent_server in Single;
+    what_cannot_be_guarded_is_an_argument in Single;
+    each_hold_is_observed_once in Single;
     a_loss_is_told_after_the_runtime_that_took_it in Single;
     an_empty_command_is_an_argument in Single;
     an_observer_that_panics_stops_no_clock in Single;
@@ -73,6 +80,8 @@ async fn await_lost(hold: &Hold) {
 
 /// The command is done, and its reply is lost with the connection.
 const EAT: &str = "eat";
+/// The command is dropped, and the connection stays.
+const HUSH: &str = "hush";
 
 /// A path to the server that gives some commands an answer of its own (an empty one ends the connection), and how many
 /// connections have come. It says that it is a cluster of one node.
@@ -118,6 +127,7 @@ async fn answer_for(
                     match answer(&command) {
                         None => server.write_all(command.as_bytes()).await?,
                         Some(answer) if answer.is_empty() => return Ok(()),
+                        Some(answer) if answer == HUSH => {}
                         Some(answer) if answer == EAT => {
                             server.write_all(command.as_bytes()).await?;
                             return server.read(&mut said).await.map(drop);
@@ -144,8 +154,149 @@ impl Observer for Panics {
     }
 }
 
+/// Counts what it is told of.
+#[derive(Clone, Default)]
+struct Counts(Arc<[AtomicUsize; 3]>);
+
+impl Counts {
+    fn seen(&self) -> [usize; 3] {
+        [0, 1, 2].map(|at| self.0[at].load(Ordering::SeqCst))
+    }
+}
+
+impl Observer for Counts {
+    fn granted(&self, _: &[u8], _: Duration) {
+        self.0[0].fetch_add(1, Ordering::SeqCst);
+    }
+    fn released(&self, _: &[u8], _: Duration) {
+        self.0[1].fetch_add(1, Ordering::SeqCst);
+    }
+    fn lost(&self, _: &[u8], _: &str) {
+        self.0[2].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 mod scenes {
     use super::*;
+
+    /// Locks by such a path, and how many connections have come.
+    async fn locks_by(
+        server: &Server,
+        settings: Settings,
+        answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> (Locks, Arc<AtomicUsize>) {
+        let (address, count) = answering(server.addresses(), answer).await;
+        let client = Client::open(format!("redis://{address}/")).expect("an address");
+        (Locks::with(client, settings).expect("good settings"), count)
+    }
+
+    pub async fn errands_are_repeated_less_and_less_often(server: Server) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let seen = count.clone();
+        let answer = move |command: &str| {
+            command.contains("DLOCK.RELEASE").then(|| {
+                seen.fetch_add(1, Ordering::SeqCst);
+                "-LOADING it begins\r\n".to_owned()
+            })
+        };
+        let (locks, _) = locks_by(&server, stage::settings().lease(LONG), answer).await;
+        drop(locks.on(&server.key).lock().await.expect("the lock"));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let count = count.load(Ordering::SeqCst);
+        assert!((3..=10).contains(&count), "{count} in four seconds");
+        locks.close();
+        let _: Value = server.ask("DEL KEY").await;
+    }
+
+    /// Refusals until the time is nearly up, and then silence.
+    pub async fn a_release_takes_no_longer_than_a_reply(server: Server) {
+        let first = std::sync::OnceLock::new();
+        let answer = move |command: &str| {
+            let began = || first.get_or_init(std::time::Instant::now).elapsed();
+            let refusal = || if began().as_millis() < 700 { "-LOADING it begins\r\n" } else { HUSH }.to_owned();
+            command.contains("DLOCK.RELEASE").then(refusal)
+        };
+        let settings = stage::settings().lease(LONG).reply_timeout(Duration::from_secs(1));
+        let (locks, _) = locks_by(&server, settings, answer).await;
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let began = std::time::Instant::now();
+        assert!(hold.release().await.is_err());
+        assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+        locks.close();
+        let _: Value = server.ask("DEL KEY").await;
+    }
+
+    /// A refusal, then a wait whose place is kept, and whose last word is late.
+    pub async fn an_old_failure_is_not_the_cause(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let is_new = AtomicBool::new(true);
+        let answer = move |command: &str| {
+            let is_refused = command.contains("ACQUIRE") && is_new.swap(false, Ordering::SeqCst);
+            is_refused.then(|| "-LOADING it begins\r\n".to_owned())
+        };
+        let (address, _) = answering(path.clone(), answer).await;
+        let locks =
+            Locks::new(Client::open(format!("redis://{address}/")).expect("an address")).expect("good settings");
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).wait(Duration::from_secs(6)).try_lock());
+        server.await_queued(1).await;
+        control(format!("delay {path} 1400")).await;
+        let taken = wait.await.expect("no panic");
+        assert!(matches!(taken, Ok(None)), "{taken:?}");
+        let _: Value = server.ask("DEL KEY").await;
+        control(format!("close {path}")).await;
+    }
+
+    /// A try is told at once; a wait goes on until the server grants again.
+    pub async fn a_wait_outlasts_a_drained_server(server: Server) {
+        let first = std::sync::OnceLock::new();
+        let answer = move |command: &str| {
+            let began = || first.get_or_init(std::time::Instant::now).elapsed();
+            (command.contains("ACQUIRE") && began() < Duration::from_secs(1))
+                .then(|| "-QUARANTINE no grants: dlock.grants is no\r\n".to_owned())
+        };
+        let (locks, _) = locks_by(&server, stage::settings(), answer).await;
+        let refused = locks.on(&server.key).try_lock().await;
+        assert!(matches!(refused, Err(Error::Quarantine(_))), "{refused:?}");
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+    }
+
+    pub async fn the_longest_lease_is_dropped_at_a_silent_server(server: Server) {
+        let hush = |command: &str| command.contains("DLOCK").then(|| HUSH.to_owned());
+        let (locks, _) = locks_by(&server, stage::settings(), hush).await;
+        let given_up =
+            tokio::time::timeout(Duration::from_millis(300), locks.on(&server.key).lease(Duration::MAX).lock()).await;
+        assert!(given_up.is_err());
+        locks.close();
+    }
+
+    pub async fn what_cannot_be_guarded_is_an_argument(server: Server) {
+        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
+        for command in [cmd("SCAN").cursor_arg(0), &redis::Cmd::new()] {
+            let guarded = hold.guard(command).await;
+            assert!(matches!(guarded, Err(Error::Invalid { argument: "command", .. })), "{guarded:?}");
+        }
+        hold.release().await.expect("it was held");
+    }
+
+    /// Grants, releases and losses add up.
+    pub async fn each_hold_is_observed_once(server: Server) {
+        let counts = Counts::default();
+        let settings = stage::settings().lease(LONG).observer(counts.clone());
+        let locks = Locks::with(server.servers(), settings).expect("good settings");
+        let keys = ["a", "b", "c"].map(|name| format!("{}:{name}", server.key));
+        let holds = locks.many(&keys, None).await.expect("the locks");
+        assert_eq!(counts.seen(), [3, 0, 0]);
+        dlock_redis::release_all(holds).await.expect("they were held");
+        assert_eq!(counts.seen(), [3, 3, 0]);
+        drop(locks.on(&server.key).lock().await.expect("the lock"));
+        server.await_gone().await;
+        until("the answer is read", || async { counts.seen() == [4, 4, 0] }).await;
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        assert!(matches!(hold.release().await, Err(Error::NotHeld(_))));
+        assert_eq!(counts.seen(), [5, 4, 1]);
+    }
 
     pub async fn an_observer_that_panics_stops_no_clock(server: Server) {
         let path = control(format!("path {}", server.addresses())).await;
