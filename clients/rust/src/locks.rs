@@ -10,13 +10,13 @@ use redis::{cmd, Cmd, Value};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::library::{slot, Servers};
-use crate::session::Sessions;
+use crate::session::Client;
 use crate::settings::{Settings, FAR, NEVER};
-use crate::take::{Mode, Terms};
+use crate::take::Terms;
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
 #[derive(Clone)]
-pub struct Locks(pub(crate) Arc<Sessions>);
+pub struct Locks(pub(crate) Arc<Client>);
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,7 +38,7 @@ impl Locks {
     /// # Errors
     /// [`Error::Invalid`] names the setting that cannot be.
     pub fn with(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
-        Ok(Locks(Sessions::new(servers.into().checked()?, settings.checked()?)))
+        Ok(Locks(Client::new(servers.into().checked()?, settings.checked()?)))
     }
 
     /// A lock to be asked for: exclusive, and without a time-out.
@@ -48,10 +48,12 @@ impl Locks {
             lease: self.0.settings.lease,
             max_hold: NEVER,
             actor: None,
-            mode: Mode::Exclusive,
+            shared: false,
+            limit: None,
+            permits: None,
             vote: false,
         };
-        Request { locks: self.clone(), terms, shared: false, limit: None, permits: None, wait: None }
+        Request { locks: self.clone(), terms, wait: None }
     }
 
     /// Takes several locks: all or none of a slot in one step, and slots in one order that is the same for all programs, so that
@@ -120,9 +122,6 @@ pub async fn release_all(holds: Vec<Hold>) -> Result<()> {
 pub struct Request {
     locks: Locks,
     terms: Terms,
-    shared: bool,
-    limit: Option<u64>,
-    permits: Option<u64>,
     wait: Option<Duration>,
 }
 
@@ -137,12 +136,6 @@ impl Request {
     /// The longest time to wait.
     pub fn wait(self, wait: Duration) -> Request {
         Request { wait: Some(wait), ..self }
-    }
-
-    /// The longest time to wait, under its former name.
-    #[deprecated(since = "0.5.0", note = "is called `wait` now")]
-    pub fn timeout(self, timeout: Duration) -> Request {
-        self.wait(timeout)
     }
 
     /// How long this lock lasts after the program dies or loses the server, instead of that of the [`Settings`].
@@ -164,31 +157,22 @@ impl Request {
         self
     }
 
-    /// The former name of [`actor`](Request::actor). Locks are not re-entered.
-    #[deprecated(since = "0.5.0", note = "is called `actor` now, and locks are not re-entered")]
-    pub fn owner(self, owner: impl AsRef<[u8]>) -> Request {
-        self.actor(owner)
-    }
-
-    /// Has no effect: the lock of a program that dies is free after its lease.
-    #[deprecated(since = "0.5.0", note = "has no effect: a dead program's lock is free after its `lease`")]
-    pub fn ephemeral(self) -> Request {
+    /// Together with all others that share: to read.
+    pub fn shared(mut self) -> Request {
+        self.terms.shared = true;
         self
     }
 
-    /// Together with all others that share: to read.
-    pub fn shared(self) -> Request {
-        Request { shared: true, ..self }
-    }
-
     /// Lets this many hold the lock at once: a semaphore.
-    pub fn limit(self, limit: u64) -> Request {
-        Request { limit: Some(limit), ..self }
+    pub fn limit(mut self, limit: u64) -> Request {
+        self.terms.limit = Some(limit);
+        self
     }
 
     /// Takes this many of the limit, all at once, and gives them back together. 1 unless set.
-    pub fn permits(self, permits: u64) -> Request {
-        Request { permits: Some(permits), ..self }
+    pub fn permits(mut self, permits: u64) -> Request {
+        self.terms.permits = Some(permits);
+        self
     }
 
     /// There are other masters: any failure is returned at once.
@@ -220,40 +204,32 @@ impl Request {
         self.take(after).await?.ok_or(Error::Timeout { after, cause: None })
     }
 
-    fn mode(&self) -> Result<Mode> {
-        let Some(limit) = self.limit else {
-            return match self.permits {
-                Some(_) => Err(Error::invalid("permits", "must be given with limit")),
-                None => Ok(if self.shared { Mode::Shared } else { Mode::Exclusive }),
-            };
-        };
-        if self.shared {
-            return Err(Error::invalid("limit", "cannot be beside shared"));
-        }
-        if limit == 0 {
-            return Err(Error::invalid("limit", "must be at least 1, not 0"));
-        }
-        let permits = self.permits.unwrap_or(1);
-        if !(1..=limit).contains(&permits) {
-            let problem = format!("must be at least 1, and at most limit, which is {limit}, not {permits}");
-            return Err(Error::invalid("permits", problem));
-        }
-        Ok(Mode::Limit { limit, permits })
-    }
-
     async fn take(self, wait: Duration) -> Result<Option<Vec<Hold>>> {
-        let terms = Terms { mode: self.mode()?, lease: self.terms.lease.min(FAR), ..self.terms };
+        let terms = Terms { lease: self.terms.lease.min(FAR), ..self.terms };
+        let bad = |argument, why: &str| Err(Error::invalid(argument, why));
+        match (terms.limit, terms.permits) {
+            (None, Some(_)) => return bad("permits", "must be given with limit"),
+            (Some(_), _) if terms.shared => return bad("limit", "cannot be beside shared"),
+            (Some(0), _) => return bad("limit", "must be at least 1, not 0"),
+            (Some(limit), Some(permits)) if !(1..=limit).contains(&permits) => {
+                return bad(
+                    "permits",
+                    &format!("must be at least 1, and at most limit, which is {limit}, not {permits}"),
+                );
+            }
+            _ => {}
+        }
         if terms.keys.iter().any(Vec::is_empty) {
-            return Err(Error::invalid("key", "must not be empty"));
+            return bad("key", "must not be empty");
         }
         if terms.actor.as_ref().is_some_and(Vec::is_empty) {
-            return Err(Error::invalid("actor", "must not be empty"));
+            return bad("actor", "must not be empty");
         }
         if terms.lease <= self.locks.0.settings.clock_margin {
-            return Err(Error::invalid("lease", "must be longer than the clock's margin"));
+            return bad("lease", "must be longer than the clock's margin");
         }
         if terms.max_hold < Duration::from_millis(1) {
-            return Err(Error::invalid("max_hold", "must be at least 1 ms"));
+            return bad("max_hold", "must be at least 1 ms");
         }
         self.locks.0.take(terms, wait).await
     }

@@ -63,7 +63,7 @@ impl Quorum {
     /// # Errors
     /// As [`Quorum::with`].
     pub fn new(masters: Vec<Client>) -> Result<Quorum> {
-        Quorum::with(masters, Settings::new().reply_timeout(Duration::from_millis(300)))
+        Quorum::with(masters, Settings::default().reply_timeout(Duration::from_millis(300)))
     }
 
     /// With settings of one's own.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::hold::HoldId;
 
 /// What happens, for whoever counts it. Write what you need; it is called at once, so it must not block. Each hold is granted
 /// once, and released or lost once.
@@ -38,16 +39,20 @@ impl Observer for Nobody {}
 pub(crate) enum Event {
     Granted { key: Vec<u8>, after: Duration },
     Released { key: Vec<u8>, after: Duration },
-    Lost { key: Vec<u8>, reason: String },
+    Lost { hold: HoldId, owner: Vec<u8>, reason: String },
 }
 
 impl dyn Observer {
     /// Reports it. A fault of the program's own stops nothing here.
     pub(crate) fn report(&self, event: &Event) {
+        if let Event::Lost { hold, owner, reason } = event {
+            let (key, owner) = (String::from_utf8_lossy(&hold.key), String::from_utf8_lossy(owner));
+            tracing::warn!(key = &*key, owner = &*owner, token = hold.token, reason, "a lock is lost");
+        }
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| match event {
             Event::Granted { key, after } => self.granted(key, *after),
             Event::Released { key, after } => self.released(key, *after),
-            Event::Lost { key, reason } => self.lost(key, reason),
+            Event::Lost { hold, reason, .. } => self.lost(&hold.key, reason),
         }));
         if told.is_err() {
             tracing::error!("the observer has panicked");
@@ -108,12 +113,6 @@ impl Settings {
     /// Sets the observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Settings {
         Settings { observer: Arc::new(observer), ..self }
-    }
-
-    /// Has no effect: set the server's `dlock.claim-window-ms`.
-    #[deprecated(since = "0.5.0", note = "is the server's `dlock.claim-window-ms` now")]
-    pub fn queue_grace(self, _: Duration) -> Settings {
-        self
     }
 
     pub(crate) fn checked(mut self) -> Result<Settings> {
