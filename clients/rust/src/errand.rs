@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{cmd, Cmd, Value};
+use redis::{cmd, from_redis_value, Cmd, Value};
 use tokio::time::sleep;
 
 use crate::error::{Error, Result};
 use crate::hold::HoldId;
-use crate::session::{int, milliseconds, Client, State, PAUSE};
+use crate::session::{Client, State, PAUSE};
 use crate::settings::{millis, now, NEVER};
 
 #[derive(Clone, PartialEq, Eq)]
@@ -150,7 +150,10 @@ impl State {
     /// Reads the answer. Reports whether the errand is done.
     fn read_errand(&mut self, errand: &Errand, sent: Duration, reply: Result<Value>) -> bool {
         match (&errand.kind, reply) {
-            (Kind::Renew(_), Ok(reply)) => self.renewed(&errand.hold, sent, &reply),
+            (Kind::Renew(_), Ok(reply)) => match from_redis_value(reply) {
+                Ok(reply) => self.renewed(&errand.hold, sent, reply),
+                Err(_) => return false,
+            },
             (Kind::Renew(_), Err(Error::NotHeld(text))) => self.lose(&errand.hold, &text),
             (Kind::Renew(_), Err(error)) => {
                 if let Some(held) = self.held.get_mut(&errand.hold) {
@@ -158,7 +161,7 @@ impl State {
                 }
                 return false;
             }
-            (_, Err(error)) if error.passes() => return false,
+            (_, Err(error)) if error.is_retryable() => return false,
             // The server had ended it before.
             (_, Err(Error::NotHeld(text))) if errand.tries == 1 => self.lost(&errand.hold, &text),
             (Kind::Release | Kind::Leave(_), reply) => {
@@ -171,7 +174,7 @@ impl State {
                 }
             }
             // It may be held, and nobody hears of it. Its owner has asked for nothing else.
-            (Kind::Cancel(keys), Ok(reply)) if int(&reply) == 0 => {
+            (Kind::Cancel(keys), Ok(Value::Int(0))) => {
                 for key in keys {
                     let hold = HoldId { key: key.clone(), token: 0 };
                     self.errands.push(Errand { kind: Kind::Release, hold, owner: errand.owner.clone(), ..*errand });
@@ -182,13 +185,12 @@ impl State {
         true
     }
 
-    fn renewed(&mut self, hold: &HoldId, sent: Duration, reply: &Value) {
-        let Value::Array(reply) = reply else { return };
-        let ([left, id], Some(held)) = (&reply[..], self.held.get_mut(hold)) else { return };
+    fn renewed(&mut self, hold: &HoldId, sent: Duration, (left, id): (u64, i64)) {
+        let Some(held) = self.held.get_mut(hold) else { return };
         (held.is_renewed, held.trouble) = (false, None);
         if !held.is_released {
-            self.extend(hold, self.believed(sent, milliseconds(left)));
-            self.enter_session(hold, int(id));
+            self.extend(hold, self.believed(sent, left));
+            self.enter_session(hold, id);
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::error::{Error, Result};
 use crate::hold::HoldId;
-use crate::library::{Kind, Servers};
+use crate::library::{Servers, Source};
 use crate::locks::Locks;
 use crate::session::Client;
 use crate::settings::{now, Settings, NEVER};
@@ -31,7 +31,7 @@ impl std::fmt::Debug for FakeLocks {
 impl Default for FakeLocks {
     fn default() -> FakeLocks {
         let server = FakeServer::default();
-        let locks = Locks(Client::new(Servers(Kind::Fake(server.clone())), Settings::default()));
+        let locks = Locks(Client::new(Servers(Source::Fake(server.clone())), Settings::default()));
         FakeLocks { locks, server }
     }
 }

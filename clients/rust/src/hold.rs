@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::errand::{Carried, Errand, Kind};
 use crate::error::{Error, Result};
-use crate::session::{int, Client, State, SLICE};
+use crate::session::{Client, State, SLICE};
 use crate::settings::{now, Event};
 
 /// Names a hold.
@@ -19,12 +19,6 @@ use crate::settings::{now, Event};
 pub(crate) struct HoldId {
     pub(crate) key: Vec<u8>,
     pub(crate) token: u64,
-}
-
-impl HoldId {
-    pub(crate) fn new(key: &[u8], token: &Value) -> HoldId {
-        HoldId { key: key.to_vec(), token: u64::try_from(int(token)).unwrap_or_default() }
-    }
 }
 
 /// What the client knows of one hold.
@@ -187,8 +181,8 @@ pub(crate) struct Granted {
     lost: watch::Receiver<Option<String>>,
 }
 
-/// A lock that is held. Give it back by [`release`](Hold::release); dropping it does so too, but tells no error.
-#[must_use = "the lock is given back when this is dropped"]
+/// A lock that is held. [`release`](Hold::release) it; dropping it does so too, but tells no error.
+#[must_use = "the lock is released when this is dropped"]
 pub struct Hold {
     client: Arc<Client>,
     granted: Granted,
@@ -205,7 +199,7 @@ impl Hold {
         Hold { client: client.clone(), granted }
     }
 
-    /// The lock's name.
+    /// Returns the lock's name.
     pub fn key(&self) -> &[u8] {
         &self.granted.hold.key
     }
@@ -215,7 +209,7 @@ impl Hold {
         &self.granted.owner
     }
 
-    /// The fencing token.
+    /// Returns the fencing token: higher than that of every earlier grant.
     pub fn token(&self) -> u64 {
         self.granted.hold.token
     }
@@ -227,14 +221,14 @@ impl Hold {
             let told = timeout(SLICE, lost.wait_for(Option::is_some)).await;
             match told.map(|told| told.ok().and_then(|reason| reason.clone())) {
                 Ok(Some(reason)) => return reason,
-                Ok(None) => std::future::pending().await, // it was given back
+                Ok(None) => std::future::pending().await, // it was released
                 // The clock may have run on a runtime that has ended.
                 Err(_) => self.client.with(|_| ()),
             }
         }
     }
 
-    /// Whether it is known to be lost.
+    /// Reports whether the client knows that the hold is lost.
     pub fn is_lost(&self) -> bool {
         self.granted.lost.borrow().is_some()
     }
@@ -246,8 +240,8 @@ impl Hold {
         self.client.with(until).map_or(Duration::ZERO, |until| until.saturating_sub(now()))
     }
 
-    /// Runs a command in one step with the look whether the lock is still held under this token. It is sent once; if its
-    /// reply is lost it may have run.
+    /// Runs a command only if the lock is still held under this token; the server checks and runs it in one step. The client sends
+    /// it once; if the reply is lost, it may have run.
     ///
     /// # Errors
     /// [`Error::Fenced`] if it is not held, and the command was not run: then the hold is lost. What the command says.
@@ -270,7 +264,7 @@ impl Hold {
         result
     }
 
-    /// Gives back what was granted here, and nothing else. What no server has answered within the time for a reply goes on in the
+    /// Releases this hold. If no server answers within `reply_timeout`, it returns the error, and the client keeps trying in the
     /// background.
     ///
     /// # Errors
@@ -279,11 +273,10 @@ impl Hold {
         self.give_back(None).await
     }
 
-    /// Gives the lock back at that time from now, by the server's clock: it stays taken until then, whether or not this program
-    /// lives, and nobody renews it.
+    /// Leaves the lock taken for that time from now, by the server's clock, whether or not this program lives. Nobody renews it.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if it was lost; [`Error::Invalid`] for less than a millisecond: then the lock is given back.
+    /// [`Error::NotHeld`] if it was lost; [`Error::Invalid`] for less than a millisecond: then the lock is released.
     pub async fn release_after(self, time: Duration) -> Result<()> {
         if time < Duration::from_millis(1) {
             return Err(Error::invalid("time", format!("must be at least 1 ms, not {time:?}")));

@@ -2,6 +2,7 @@
 //! Connections of the redis crate, made from what the program has, with our bounds: TLS, users, Unix sockets, Sentinels and
 //! clusters are that crate's matter.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,12 +25,12 @@ use crate::error::{Error, Result};
 use crate::fakes::FakeServer;
 
 /// Where the locks are. From a [`redis::Client`] (its URL says TLS, user, password, database), from several of them (a primary
-/// and its replicas), from a `redis::cluster::ClusterClient` or a `redis::sentinel::SentinelClient`.
+/// and its replicas), from a `redis::sentinel::SentinelClient`, or by `Servers::cluster`.
 #[derive(Clone)]
-pub struct Servers(pub(crate) Kind);
+pub struct Servers(pub(crate) Source);
 
 #[derive(Clone)]
-pub(crate) enum Kind {
+pub(crate) enum Source {
     Nodes(Vec<Client>),
     #[cfg(feature = "cluster")]
     Cluster {
@@ -41,31 +42,28 @@ pub(crate) enum Kind {
     Fake(FakeServer),
 }
 
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Servers")
+    }
+}
+
 impl From<Client> for Servers {
     fn from(client: Client) -> Servers {
-        Servers(Kind::Nodes(vec![client]))
+        Servers(Source::Nodes(vec![client]))
     }
 }
 
 impl From<Vec<Client>> for Servers {
     fn from(clients: Vec<Client>) -> Servers {
-        Servers(Kind::Nodes(clients))
-    }
-}
-
-/// The client sends a command again as often as it is built to, guarded ones too: `retries(1)` follows a slot that moves. By
-/// [`Servers::cluster`] guarded commands are sent once.
-#[cfg(feature = "cluster")]
-impl From<ClusterClient> for Servers {
-    fn from(client: ClusterClient) -> Servers {
-        Servers(Kind::Cluster { usual: client.clone().into(), once: client.into() })
+        Servers(Source::Nodes(clients))
     }
 }
 
 #[cfg(feature = "sentinel")]
 impl From<SentinelClient> for Servers {
     fn from(client: SentinelClient) -> Servers {
-        Servers(Kind::Sentinel(Arc::new(tokio::sync::Mutex::new(client))))
+        Servers(Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))))
     }
 }
 
@@ -79,12 +77,12 @@ impl Servers {
     pub fn cluster(builder: impl Fn() -> ClusterClientBuilder) -> Result<Servers> {
         // One retry follows ASK or MOVED. More would send again what has got no answer.
         let (usual, once) = (builder().retries(1).build()?, builder().retries(0).build()?);
-        Ok(Servers(Kind::Cluster { usual: usual.into(), once: once.into() }))
+        Ok(Servers(Source::Cluster { usual: usual.into(), once: once.into() }))
     }
 
     pub(crate) fn checked(self) -> Result<Servers> {
         match &self.0 {
-            Kind::Nodes(nodes) if nodes.is_empty() => Err(Error::invalid("servers", "must have at least one client")),
+            Source::Nodes(nodes) if nodes.is_empty() => Err(Error::invalid("servers", "must have at least one client")),
             _ => Ok(self),
         }
     }
@@ -118,7 +116,7 @@ impl Connection {
 /// What the program has, as a template of connections.
 pub(crate) struct Library {
     servers: Servers,
-    within: Duration,
+    reply_timeout: Duration,
     /// There was a connection already.
     has_worked: AtomicBool,
     is_closed: AtomicBool,
@@ -132,10 +130,10 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    pub(crate) fn new(servers: Servers, within: Duration) -> Arc<Library> {
+    pub(crate) fn new(servers: Servers, reply_timeout: Duration) -> Arc<Library> {
         Arc::new(Library {
             servers,
-            within,
+            reply_timeout,
             has_worked: AtomicBool::default(),
             is_closed: AtomicBool::default(),
             generation: AtomicU64::default(),
@@ -149,13 +147,13 @@ impl Library {
     pub(crate) fn is_cluster(&self) -> bool {
         match self.servers.0 {
             #[cfg(feature = "cluster")]
-            Kind::Cluster { .. } => true,
+            Source::Cluster { .. } => true,
             _ => false,
         }
     }
 
     /// Makes every link connect again, unless that has been done since that generation.
-    fn leave(&self, generation: u64) {
+    fn reconnect_all(&self, generation: u64) {
         let _ = self.generation.compare_exchange(generation, generation + 1, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -177,27 +175,29 @@ impl Library {
     #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
     async fn connect_now(&self, once: bool) -> Result<Connection> {
         // Each call has a timer of ours: the crate's own would leave the connection in place.
-        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.within)).set_response_timeout(None);
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(self.reply_timeout)).set_response_timeout(None);
         match &self.servers.0 {
-            Kind::Nodes(nodes) => {
+            Source::Nodes(nodes) => {
                 let one = nodes.len() == 1;
                 let nodes = nodes.iter().map(|node| connect(node, &config, one).boxed());
                 Ok(Connection::Single(select_ok(nodes).await?.0))
             }
             // The crate lets all calls wait while it connects to a node that hangs.
             #[cfg(feature = "cluster")]
-            Kind::Cluster { usual, once: at_most_once } => {
-                let config =
-                    ClusterConfig::new().set_connection_timeout(self.within / 3).set_response_timeout(self.within);
+            Source::Cluster { usual, once: at_most_once } => {
+                let config = ClusterConfig::new()
+                    .set_connection_timeout(self.reply_timeout / 3)
+                    .set_response_timeout(self.reply_timeout);
                 let client = if once { at_most_once } else { usual };
                 Ok(Connection::Cluster(client.get_async_connection_with_config(config).await?))
             }
             #[cfg(feature = "sentinel")]
-            Kind::Sentinel(client) => {
+            Source::Sentinel(client) => {
                 let client = self.find_primary(client).await?;
                 Ok(Connection::Single(client.get_multiplexed_async_connection_with_config(&config).await?))
             }
-            Kind::Fake(server) => Ok(Connection::Fake(server.clone())),
+            Source::Fake(server) => Ok(Connection::Fake(server.clone())),
         }
     }
 }
@@ -254,7 +254,7 @@ impl Library {
         let address = client.get_connection_info().addr().to_string();
         let before = lock(&self.primary).replace(address.clone());
         if before.is_some_and(|before| before != address) {
-            self.leave(generation);
+            self.reconnect_all(generation);
         }
         Ok(client)
     }
@@ -262,7 +262,7 @@ impl Library {
     /// Asks the Sentinels once a second, beside the program's calls, and leaves a primary that they name no more: after a planned
     /// failover it grants locks for eleven seconds, without an error.
     fn look(self: &Arc<Self>) {
-        let Kind::Sentinel(client) = &self.servers.0 else { return };
+        let Source::Sentinel(client) = &self.servers.0 else { return };
         let Ok(mut watch) = self.watch.clone().try_lock_owned() else { return };
         let now = crate::settings::now();
         if now < watch.due {
@@ -276,7 +276,7 @@ impl Library {
             let Ok(named) = asked.await else { return }; // the next look asks again
             let former = lock(&library.primary).take_if(|ours| !named.contains(ours));
             if former.is_some() {
-                library.leave(generation);
+                library.reconnect_all(generation);
             }
         });
     }
@@ -316,19 +316,19 @@ impl Link {
             let connection = opening.await.inspect_err(|_| self.replace(number))?;
             connection.ask(key, command).await
         };
-        match timeout(within.min(self.library.within), asked).await {
+        match timeout(within.min(self.library.reply_timeout), asked).await {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(error)) if error.is_read_only() => {
-                self.library.leave(generation);
+                self.library.reconnect_all(generation);
                 Err(error)
             }
-            Ok(Err(error)) if !error.is_said() => {
+            Ok(Err(error)) if !error.is_answer() => {
                 self.replace(number);
                 Err(error)
             }
             Ok(Err(error)) => Err(error),
             // A caller's own time says nothing of the server.
-            Err(_) if within < self.library.within => Err(Error::silent()),
+            Err(_) if within < self.library.reply_timeout => Err(Error::silent()),
             Err(_) => {
                 self.replace(number);
                 Err(Error::silent())

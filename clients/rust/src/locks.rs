@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{cmd, Cmd, Value};
+use redis::{cmd, Value};
 
 use crate::error::{Error, Result};
 use crate::hold::Hold;
@@ -25,23 +25,23 @@ impl fmt::Debug for Locks {
 }
 
 impl Locks {
-    /// Locks with the default [`Settings`]. Connects when it is used.
+    /// Returns locks with the default [`Settings`]. The first call connects.
     ///
     /// # Errors
     /// [`Error::Invalid`] if no server is named.
     pub fn new(servers: impl Into<Servers>) -> Result<Locks> {
-        Locks::with(servers, Settings::default())
+        Locks::with_settings(servers, Settings::default())
     }
 
-    /// Locks with settings of one's own.
+    /// Returns locks with these settings.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the setting that cannot be.
-    pub fn with(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
+    pub fn with_settings(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
         Ok(Locks(Client::new(servers.into().checked()?, settings.checked()?)))
     }
 
-    /// A lock to be asked for: exclusive, and without a time-out.
+    /// Describes a lock. Unless the request says otherwise, it is exclusive and waits without a limit.
     pub fn on(&self, key: impl AsRef<[u8]>) -> Request {
         let terms = Terms {
             keys: vec![key.as_ref().to_vec()],
@@ -57,7 +57,8 @@ impl Locks {
     }
 
     /// Takes several locks: all or none of a slot in one step, and slots in one order that is the same for all programs, so that
-    /// they never wait in a circle that no server sees. A single server is one slot. Give them back with [`release_all`].
+    /// they never wait in a circle that no server sees. A single server is one slot. Returns the holds in that order, each key once;
+    /// release them with [`release_all`].
     ///
     /// # Errors
     /// As [`Request::lock`]; nothing is held then.
@@ -83,31 +84,22 @@ impl Locks {
     /// What the server or the connection says.
     pub async fn is_held(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = key.as_ref();
-        Ok(self.ask(key, cmd("DLOCK.HELD").arg(key)).await? != Value::Nil)
+        let mut held = cmd("DLOCK.HELD");
+        held.arg(key);
+        Ok(self.0.ask(key, held).await? != Value::Nil)
     }
 
-    /// The reply to a plain command about a key, from whoever serves it.
-    ///
-    /// # Errors
-    /// What the server or the connection says; [`Error::Invalid`] for a command without words.
-    pub async fn ask(&self, key: impl AsRef<[u8]>, command: &Cmd) -> Result<Value> {
-        if command.args_iter().next().is_none() {
-            return Err(Error::invalid("command", "must not be empty"));
-        }
-        self.0.ask(key.as_ref(), command.clone()).await
-    }
-
-    /// Ends it, for all clones: every call from now on is an error. What is still held is reported lost, and lives on in the
-    /// server until its lease.
+    /// Closes these locks and all their clones: every later call returns [`Error::Closed`]. What is still held is reported lost, and
+    /// lives on in the server until its lease ends.
     pub fn close(&self) {
         self.0.close();
     }
 }
 
-/// Gives back all of them, the last one first.
+/// Releases all of them, the last one first.
 ///
 /// # Errors
-/// The first one, when all are given back.
+/// The first one, when all are released.
 pub async fn release_all(holds: Vec<Hold>) -> Result<()> {
     let mut result = Ok(());
     for hold in holds.into_iter().rev() {
@@ -133,18 +125,18 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// The longest time to wait.
+    /// Sets the longest time to wait.
     pub fn wait(self, wait: Duration) -> Request {
         Request { wait: Some(wait), ..self }
     }
 
-    /// How long this lock lasts after the program dies or loses the server, instead of that of the [`Settings`].
+    /// Sets how long this lock stays taken after the program dies or loses the server, in place of the [`Settings`]' lease.
     pub fn lease(mut self, lease: Duration) -> Request {
         self.terms.lease = lease;
         self
     }
 
-    /// How long the lock may be held: then it is reported lost, and given back.
+    /// Sets how long the lock may be held: then the client reports it lost, and releases it.
     pub fn max_hold(mut self, max_hold: Duration) -> Request {
         self.terms.max_hold = max_hold;
         self
@@ -157,7 +149,7 @@ impl Request {
         self
     }
 
-    /// Together with all others that share: to read.
+    /// Shares the lock with all others that do so: to read.
     pub fn shared(mut self) -> Request {
         self.terms.shared = true;
         self
@@ -181,7 +173,7 @@ impl Request {
         self
     }
 
-    /// Waits for it.
+    /// Waits for the lock.
     ///
     /// # Errors
     /// [`Error::Timeout`] if it is not granted in time; [`Error::Invalid`] for a bad argument; [`Error::Deadlock`],

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{cmd, Cmd, Value};
+use redis::{cmd, from_redis_value, Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -32,6 +32,7 @@ const EARLY: Duration = Duration::from_millis(10);
 
 /// What one server keeps for this client. There is one while something needs it: a wait, or a hold that is older than a third of its
 /// lease. Most holds are released before, and cost no SESSION.
+#[derive(Default)]
 pub(crate) struct Session {
     /// A key that this server serves.
     key: Vec<u8>,
@@ -44,7 +45,12 @@ pub(crate) struct Session {
     task: Option<JoinHandle<()>>,
 }
 
+/// An answer to SESSION: the id, the last row's number, the least that is left of a lease, and the rows of number, word, key, owner,
+/// token, and what is left of the lease.
+type Answer = (i64, i64, Option<u64>, Vec<(i64, String, Vec<u8>, Vec<u8>, u64, u64)>);
+
 /// All that this client holds and waits for. The rules change it and list what follows, which [`Client::with`] does.
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) settings: Settings,
     pub(crate) closed: bool,
@@ -81,21 +87,7 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(servers: Servers, settings: Settings) -> Arc<Client> {
         let (library, alarm) = (Library::new(servers, settings.reply_timeout), Arc::new(Notify::new()));
-        let state = State {
-            settings: settings.clone(),
-            closed: false,
-            number: 0,
-            sessions: HashMap::new(),
-            asked: HashMap::new(),
-            held: HashMap::new(),
-            errands: Vec::new(),
-            events: Vec::new(),
-            runtime: None,
-            clock: None,
-            alarm: alarm.clone(),
-            next_check: NEVER,
-            grace: Duration::ZERO,
-        };
+        let state = State { settings: settings.clone(), alarm: alarm.clone(), next_check: NEVER, ..State::default() };
         Arc::new(Client {
             settings,
             name: format!("{}{}", process(), unique()),
@@ -223,15 +215,17 @@ impl Client {
                 command.arg("BLOCK").arg(millis(block));
             }
             let reply = link.call(&needs.key, command, self.settings.reply_timeout).await;
-            may_block = reply.is_ok() && !is_last;
-            match reply {
-                Ok(reply) => {
+            let answer = reply.and_then(|reply| Ok(from_redis_value::<Answer>(reply)?));
+            may_block = answer.is_ok() && !is_last;
+            match answer {
+                Ok(answer) => {
                     is_warned = false;
-                    let (answered, rows) = self.with(|state| state.read_answer(sent, &reply, &needs.key));
+                    let (answered, is_quiet) = (answer.0, answer.3.is_empty());
+                    self.with(|state| state.read_answer(sent, answer, &needs.key));
                     if answered != id {
                         return self.with(|state| state.session_ended(id));
                     }
-                    if rows == 0 && now() + EARLY < sent + block {
+                    if is_quiet && now() + EARLY < sent + block {
                         sleep((sent + PAUSE).saturating_sub(now())).await;
                     }
                 }
@@ -266,13 +260,7 @@ struct Needs {
 impl State {
     /// Has the session kept.
     pub(crate) fn keep(&mut self, id: i64, key: &[u8]) -> &mut Session {
-        self.sessions.entry(id).or_insert_with(|| Session {
-            key: key.to_vec(),
-            seen: 0,
-            heard: Duration::ZERO,
-            trouble: None,
-            task: None,
-        })
+        self.sessions.entry(id).or_insert_with(|| Session { key: key.to_vec(), ..Session::default() })
     }
 
     fn needs(&self, id: i64) -> Option<Needs> {
@@ -300,8 +288,9 @@ impl State {
     }
 
     /// Returns the believed end of what the server counts from the arrival of a command.
-    pub(crate) fn believed(&self, sent: Duration, left: Duration) -> Duration {
-        sent.saturating_add(left).saturating_sub(Duration::from_millis(2) + self.settings.clock_margin)
+    pub(crate) fn believed(&self, sent: Duration, left_ms: u64) -> Duration {
+        sent.saturating_add(Duration::from_millis(left_ms))
+            .saturating_sub(Duration::from_millis(2) + self.settings.clock_margin)
     }
 
     /// Returns how many holds it has lost.
@@ -367,34 +356,26 @@ impl State {
             session.trouble = Some(error.clone());
         }
         for asked in self.asked.values().filter(|asked| asked.session == Some(id)) {
-            if asked.is_vote() || !error.passes() {
+            if asked.is_vote() || !error.is_retryable() {
                 asked.tell(Row::Failed(error.clone()));
             }
         }
         self.closed
     }
 
-    /// Reads an answer to SESSION. Returns the id that it is of, and how many rows it has.
-    fn read_answer(&mut self, sent: Duration, reply: &Value, key: &[u8]) -> (i64, usize) {
-        let Value::Array(reply) = reply else { return (0, 0) };
-        let [id, _, left, Value::Array(rows)] = &reply[..] else { return (0, 0) };
-        let id = int(id);
+    fn read_answer(&mut self, sent: Duration, (id, _, left, rows): Answer, key: &[u8]) {
         let session = self.keep(id, key);
         (session.heard, session.trouble) = (session.heard.max(sent), None);
-        for row in rows {
-            let Value::Array(row) = row else { continue };
-            let [number, word, key, owner, token, left] = &row[..] else { continue };
-            let session = self.keep(id, bytes(key));
-            if int(number) > session.seen {
-                session.seen = int(number);
-                let hold = HoldId::new(bytes(key), token);
-                self.read_row(id, bytes(word), hold, bytes(owner), self.believed(sent, milliseconds(left)));
+        for (number, word, key, owner, token, left) in rows {
+            let session = self.keep(id, &key);
+            if number > session.seen {
+                session.seen = number;
+                self.read_row(id, &word, HoldId { key, token }, &owner, self.believed(sent, left));
             }
         }
-        if let Value::Int(_) = left {
-            self.extend_all(id, sent, self.believed(sent, milliseconds(left)));
+        if let Some(left) = left {
+            self.extend_all(id, sent, self.believed(sent, left));
         }
-        (id, rows.len())
     }
 
     /// Every hold lasts as long as the first lease to end, if the answer that told of it came before this SESSION was sent. The first
@@ -412,24 +393,24 @@ impl State {
         low.iter().for_each(|hold| self.renew(hold));
     }
 
-    fn read_row(&mut self, id: i64, word: &[u8], hold: HoldId, owner: &[u8], end: Duration) {
+    fn read_row(&mut self, id: i64, word: &str, hold: HoldId, owner: &[u8], end: Duration) {
         let is_held = self.held.get(&hold).map(|held| !held.is_released);
         match (word, is_held) {
-            (b"granted", Some(false)) => {}
-            (b"granted", _) if self.granted(owner, hold.clone(), id, end) => {}
+            ("granted", Some(false)) => {}
+            ("granted", _) if self.granted(owner, hold.clone(), id, end) => {}
             // A place that was left, or a command that came late.
-            (b"granted", _) => self.errand(Kind::Release, hold, owner.to_vec(), Duration::ZERO),
-            (b"timeout" | b"cancelled" | b"replaced" | b"wrongtype" | b"again", _) => {
+            ("granted", _) => self.errand(Kind::Release, hold, owner.to_vec(), Duration::ZERO),
+            ("timeout" | "cancelled" | "replaced" | "wrongtype" | "again", _) => {
                 if let Some(asked) = self.asked.get(owner) {
-                    asked.tell(Row::Ended(String::from_utf8_lossy(word).into_owned()));
+                    asked.tell(Row::Ended(word.to_owned()));
                 }
             }
-            (b"taken", Some(true)) => self.taken(&hold, end),
-            (b"moved", Some(true)) => {
+            ("taken", Some(true)) => self.taken(&hold, end),
+            ("moved", Some(true)) => {
                 self.leave_session(&hold);
                 self.renew(&hold);
             }
-            (_, Some(true)) => self.lose(&hold, &String::from_utf8_lossy(word)),
+            (_, Some(true)) => self.lose(&hold, word),
             _ => {}
         }
     }
@@ -446,24 +427,5 @@ impl State {
         for asked in self.asked.values().filter(|asked| asked.session == Some(id)) {
             asked.tell(Row::Ended("gone".into()));
         }
-    }
-}
-
-pub(crate) fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(number) => *number,
-        _ => 0,
-    }
-}
-
-pub(crate) fn milliseconds(value: &Value) -> Duration {
-    Duration::from_millis(u64::try_from(int(value)).unwrap_or_default())
-}
-
-fn bytes(value: &Value) -> &[u8] {
-    match value {
-        Value::BulkString(bytes) => bytes,
-        Value::SimpleString(text) => text.as_bytes(),
-        _ => &[],
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! How long things last, and the observer of what happens.
 
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,16 +65,27 @@ impl dyn Observer {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Settings {
-    /// What a lock has left when this program dies or loses the server. 10 s.
+    /// How long a lock stays taken after this program dies or loses the server. Default: 10 s.
     pub lease: Duration,
-    /// How long a program that hangs, its connection open, keeps its locks. 30 s.
+    /// How long a program that hangs, its connection open, keeps its locks. Default: 30 s.
     pub hang_timeout: Duration,
-    /// How long a connect or a reply may take. 3 s.
+    /// How long a connect or a reply may take. Default: 3 s.
     pub reply_timeout: Duration,
-    /// How long before its end the client takes a lease for ended. 100 ms.
+    /// How long before the end of a lease the client stops believing in it. Default: 100 ms.
     pub clock_margin: Duration,
-    /// Is called with what happens.
+    /// Hears of each event.
     pub observer: Arc<dyn Observer>,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("lease", &self.lease)
+            .field("hang_timeout", &self.hang_timeout)
+            .field("reply_timeout", &self.reply_timeout)
+            .field("clock_margin", &self.clock_margin)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for Settings {
@@ -105,7 +117,7 @@ impl Settings {
         Settings { reply_timeout, ..self }
     }
 
-    /// Sets how much before its end a lease is believed to have ended.
+    /// Sets how long before the end of a lease the client stops believing in it.
     pub fn clock_margin(self, clock_margin: Duration) -> Settings {
         Settings { clock_margin, ..self }
     }

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{cmd, Cmd, RedisError, Value};
+use redis::{cmd, from_redis_value, Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 use tokio::time::sleep;
@@ -14,7 +14,7 @@ use crate::errand::Kind;
 use crate::error::{Error, Result};
 use crate::hold::{Granted, Held, Hold, HoldId};
 use crate::random::random;
-use crate::session::{int, Client, State, PAUSE, SLICE};
+use crate::session::{Client, State, PAUSE, SLICE};
 use crate::settings::{millis, now, Event, FAR};
 
 /// How much longer a request whose time is up waits for the row that says so.
@@ -128,20 +128,20 @@ impl State {
     }
 
     /// Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]` or null.
-    fn read_reply(&mut self, owner: &[u8], sent: Duration, reply: &Value, is_first: bool) -> Answer {
-        let Value::Array(reply) = reply else { return Answer::Taken };
-        let (Some(first), Some(session)) = (reply.first(), reply.last()) else { return Answer::Taken };
+    fn read_reply(&mut self, owner: &[u8], sent: Duration, reply: &[Value], is_first: bool) -> Answer {
+        let (Some(tokens), Some(Value::Int(session))) = (reply.first(), reply.last()) else { return Answer::Taken };
         let Some(asked) = self.asked.get_mut(owner) else { return Answer::Told }; // the locks are closed
-        let (keys, end) = (asked.terms.keys.clone(), asked.terms.lease);
-        let tokens = if let Value::Array(tokens) = first { tokens } else { std::slice::from_ref(first) };
+        let (keys, end) = (asked.terms.keys.clone(), sent.saturating_add(asked.terms.lease));
+        let tokens = if let Value::Array(tokens) = tokens { tokens } else { std::slice::from_ref(tokens) };
+        let tokens: Vec<u64> = tokens.iter().filter_map(|token| from_redis_value(token.clone()).ok()).collect();
         // Asked again, only the row says how long it lasts.
-        if !is_first || tokens.iter().any(|token| int(token) == 0) {
-            asked.session = Some(int(session));
-            self.keep(int(session), &keys[0]);
+        if !is_first || tokens.contains(&0) {
+            asked.session = Some(*session);
+            self.keep(*session, &keys[0]);
             return Answer::Waits;
         }
-        for (key, token) in keys.iter().zip(tokens) {
-            self.granted(owner, HoldId::new(key, token), int(session), self.believed(sent, end));
+        for (key, token) in keys.into_iter().zip(tokens) {
+            self.granted(owner, HoldId { key, token }, *session, self.believed(end, 0));
         }
         Answer::Told
     }
@@ -216,7 +216,7 @@ impl Take<'_> {
             let pause = match attempt {
                 Ok(Attempt::Taken) => return Ok(None),
                 Ok(Attempt::Granted) => return Ok(Some(std::mem::take(&mut self.holds))),
-                Err(error) if self.is_try() || self.terms.vote || !error.passes() => return Err(error),
+                Err(error) if self.is_try() || self.terms.vote || !error.is_retryable() => return Err(error),
                 Ok(Attempt::Again) => Duration::from_millis(if self.asked > 1 { random() % 50 } else { 0 }),
                 Err(error) => {
                     if warned.is_none_or(|warned| now() >= warned + WARN_EVERY) {
@@ -288,9 +288,10 @@ impl Take<'_> {
     }
 
     fn read_reply(&mut self, sent: Duration, reply: Result<Value>, is_first: bool) -> Result<Answer> {
-        let read = |reply| self.client.with(|state| state.read_reply(&self.owner, sent, &reply, is_first));
+        let reply = reply.and_then(|reply| Ok(from_redis_value::<Vec<Value>>(reply)?));
+        let read = |reply: Vec<Value>| self.client.with(|state| state.read_reply(&self.owner, sent, &reply, is_first));
         reply.map(read).inspect_err(|error| {
-            let is_new = is_first && (error.is_said() || error.is_refused());
+            let is_new = is_first && (error.is_answer() || error.is_refused());
             self.may_be_there = !is_new && !matches!(error, Error::Replaced(_));
         })
     }

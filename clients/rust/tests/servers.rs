@@ -114,8 +114,9 @@ async fn tls_with_a_user_and_a_database() {
     hold.release().await.expect("it was held");
     next.await.expect("no panic").expect("the lock").release().await.expect("it was held");
 
-    let stranger = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE))
-        .expect("good settings");
+    let stranger =
+        Locks::with_settings(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE))
+            .expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, stranger.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("certificate")), "{refused:?}");
     // Nor does time make a server speak TLS that does not.
@@ -126,7 +127,7 @@ async fn tls_with_a_user_and_a_database() {
             let _ = one.write_all(b"-ERR no TLS here\r\n");
         }
     });
-    let locks = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE));
+    let locks = Locks::with_settings(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE));
     let locks = locks.expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, locks.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.is_err(), "{refused:?}");
@@ -195,7 +196,7 @@ async fn promoting(name: &str, detection: u64) -> Promoting {
 async fn sentinels_promote_a_replica() {
     let Promoting { directory, primary, _others, _silent, one, two, client, .. } = promoting("sentinel", 1000).await;
     let settings = Settings::new().lease(2 * LONG).hang_timeout(4 * LONG);
-    let (locks, lock) = (Locks::with(client, settings).expect("good settings"), Server::new(Single).key);
+    let (locks, lock) = (Locks::with_settings(client, settings).expect("good settings"), Server::new(Single).key);
     let hold = locks.on(&lock).lock().await.expect("the lock");
     let next = tokio::spawn(locks.on(&lock).wait(2 * PATIENCE).lock());
     for port in [one, two] {
@@ -223,7 +224,7 @@ async fn sentinels_promote_a_replica() {
 #[tokio::test]
 async fn a_stalled_primary_loses_no_hold() {
     let Promoting { directory, primary, _others, _silent, one, two, client, .. } = promoting("stalled", 3000).await;
-    let locks = Locks::with(client, Settings::new().lease(Duration::from_secs(12))).expect("good settings");
+    let locks = Locks::with_settings(client, Settings::new().lease(Duration::from_secs(12))).expect("good settings");
     let key = Server::new(Single).key;
     let mut holds = Vec::new();
     for i in 0..20 {
