@@ -84,7 +84,11 @@ impl Carried {
                 break;
             }
             let (sent, command) = (now(), errand.command(&self.client.name));
-            let within = end.map_or(self.client.settings.reply_timeout, |end| end.saturating_sub(sent));
+            // The first call has all the time of a reply: a link without one is replaced.
+            let within = match end {
+                Some(end) if errand.tries > 0 => end.saturating_sub(sent),
+                _ => self.client.settings.reply_timeout,
+            };
             let reply = self.client.link.call(&errand.hold.key, command, within).await;
             errand.tries += 1;
             let result = reply.as_ref().map(drop).map_err(Clone::clone);

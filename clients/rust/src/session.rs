@@ -379,14 +379,15 @@ impl State {
     }
 
     /// Every hold lasts as long as the first lease to end, if the answer that told of it came before this SESSION was sent. The first
-    /// one says little of longer leases, so those are renewed when they are below half.
+    /// one says little of longer leases, so those are renewed when they were below half as it was sent: an answer that comes late says
+    /// little of all.
     fn extend_all(&mut self, id: i64, sent: Duration, end: Duration) {
         let mut low = Vec::new();
         for (hold, held) in self.held.iter_mut().filter(|(_, held)| held.session == Some(id)) {
             if held.known_since <= sent {
                 held.end = held.end.max(end);
             }
-            if held.end < now() + held.lease / 2 {
+            if held.end < sent + held.lease / 2 {
                 low.push(hold.clone());
             }
         }
