@@ -53,7 +53,7 @@ plant cases 'hold_over_a_failover hold_over_a_switch hold_over_a_slot_move a_hol
     '!held.is_renewed && !held.is_released' 'held.is_renewed'
 plant cases after_close locks.rs 'self.0.close\(\);' ''
 plant cases a_thousand_cycles library.rs 'let opening = opening.clone\(\);' 'let opening = opening.clone(); std::mem::forget(current.opening.take());' # a connection a command
-plant cases 'dropped sixty_forgotten_at_200_ms' hold.rs 'state.errands.extend\(errand\);' 'drop(errand);'
+plant cases 'dropped sixty_forgotten_at_200_ms' hold.rs 'let errand = state.release\(&self.granted.hold, None\);\s+state.errands.extend\(errand\);' 'let _ = state;'
 plant cases the_replica_frozen take.rs 'if word == "again" \{' 'if word == "never" {'
 plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'if self.may_be_there \{' 'if self.terms.keys.is_empty() {' \
     take.rs 'if left < FAR \{ millis\(left\) \} else \{ 0 \}' '600_000' \
