@@ -38,75 +38,74 @@ plant cases closed_without_bound take.rs 'tracing::warn!\("still waiting' 'traci
 plant cases silent_path session.rs 'if end <= now && self.grace <= now \{' 'if end.is_zero() {' # no clock
 plant cases slow_path settings.rs '\[10, 30, 3\].map\(Duration::from_secs\)' '[10000, 30000, 150].map(Duration::from_millis)'
 plant cases 'wrong_password no_right_to_the_command no_module two_that_wait_for_each_other' error.rs \
-    'pub\(crate\) fn passes\(&self\) -> bool \{' \
-    'pub(crate) fn passes(&self) -> bool { if matches!(self, Error::Redis(_) | Error::Deadlock(_)) { return true; }'
-plant cases replaced session.rs 'b"cancelled" \| b"replaced"' 'b"cancelled"'
-plant cases 'two_dead_links_of_five one_hung_node_of_three' session.rs 'let reply = link.call\(&key, command, self.settings.reply_timeout\).await;' \
-    'static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(()); let one = ONE.lock().await; let reply = link.call(&key, command, self.settings.reply_timeout).await; if reply.is_err() { sleep(self.settings.lease).await; } drop(one);'
-plant cases two_thousand_holds_at_200_ms session.rs 'session.told\(sent, until\);' \
-    'session.told(sent, until); for place in session.holds.clone() { self.renew(&place); } let session = self.session(id, key);'
-plant cases 'forced deleted expired cut_and_kept' session.rs 'if session.is_kept && is_over' 'if session.is_kept && self.settings.lease.is_zero() && is_over'
-plant cases a_short_hold_beside_a_long_one session.rs 'if until < now\(\) \+ session.longest \/ 2 \{' 'if until.is_zero() {'
-plant cases cut_wait session.rs 'turns.not_before = now\(\) \+ PAUSE;' 'turns.not_before = now() + 9999 * PAUSE;'
-plant cases 'wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move' take.rs \
-    'let is_late = ' 'if word == "again" || word == "gone" { return; } let is_late = '
+    'pub\(crate\) fn is_retryable\(&self\) -> bool \{' \
+    'pub(crate) fn is_retryable(&self) -> bool { if matches!(self, Error::Redis(_) | Error::Deadlock(_)) { return true; }'
+plant cases replaced session.rs '"cancelled" \| "replaced"' '"cancelled"'
+plant cases 'two_dead_links_of_five one_hung_node_of_three' session.rs 'let reply = link.call\(&needs.key, command, self.settings.reply_timeout\).await;' \
+    'static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(()); let one = ONE.lock().await; let reply = link.call(&needs.key, command, self.settings.reply_timeout).await; if reply.is_err() { sleep(self.settings.lease).await; } drop(one);'
+plant cases two_thousand_holds_at_200_ms session.rs 'if held.end < sent \+ held.lease / 2 \{' 'if !held.end.is_zero() {'
+plant cases 'forced deleted expired cut_and_kept' session.rs 'is_missing\(&session.task\)\)' 'is_missing(&session.task) && self.settings.lease.is_zero())'
+plant cases a_short_hold_beside_a_long_one session.rs 'if held.end < sent \+ held.lease / 2 \{' 'if held.end.is_zero() {'
+plant cases cut_wait session.rs 'sleep\(PAUSE\).await;' 'sleep(9999 * PAUSE).await;'
+plant cases 'wait_over_a_failover wait_over_a_switch wait_over_a_crash wait_over_a_slot_move' session.rs \
+    'asked.tell\(Row::Ended\("gone".into\(\)\)\);' 'let _ = asked;' session.rs '"wrongtype" \| "again"' '"wrongtype"'
 plant cases 'hold_over_a_failover hold_over_a_switch hold_over_a_slot_move a_hold_over_a_crash an_overflow_of_rows' hold.rs \
-    '!held.is_renewed && !held.over' 'held.is_renewed'
+    '!held.is_renewed && !held.is_released' 'held.is_renewed'
 plant cases after_close locks.rs 'self.0.close\(\);' ''
 plant cases a_thousand_cycles library.rs 'let opening = opening.clone\(\);' 'let opening = opening.clone(); std::mem::forget(current.opening.take());' # a connection a command
-plant cases 'dropped sixty_forgotten_at_200_ms' hold.rs 'self.sessions.with\(\|state\| state.forsake\(&self.granted.place\)\);' ''
+plant cases 'dropped sixty_forgotten_at_200_ms' hold.rs 'let errand = state.release\(&self.granted.hold, None\);\s+state.errands.extend\(errand\);' 'let _ = state;'
 plant cases the_replica_frozen take.rs 'if word == "again" \{' 'if word == "never" {'
-plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel' \
+plant cases 'a_time_out_leaves_no_place a_time_out_in_the_queue' take.rs 'if self.may_be_there \{' 'if self.terms.keys.is_empty() {' \
     take.rs 'if left < FAR \{ millis\(left\) \} else \{ 0 \}' '600_000' \
     session.rs 'LINGER: Duration = Duration::from_secs\(1\)' 'LINGER: Duration = Duration::from_secs(600)' \
-    session.rs 'None => self.errands.push\(Errand::give_back' 'None => drop(Errand::give_back'
-plant cases a_late_word session.rs 'session.heard = session.heard.max\(sent\);' 'let _ = session;'
-plant cases a_hold_that_may_not_last session.rs '\(b"taken", Some\(true\)\) => self.taken\(&place, end\)' '(b"taken", Some(true)) => {}'
-plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_cut' take.rs 'if permits > 1' 'if permits > 99'
+    session.rs '\("granted", _\) => self.errand\(.*?\),\n' '("granted", _) => {}'
+plant cases a_late_word session.rs 'session.heard.max\(sent\)' 'session.heard'
+plant cases a_hold_that_may_not_last session.rs '\("taken", Some\(true\)\) => self.taken\(&hold, end\)' '("taken", Some(true)) => {}'
+plant cases 'several_permits a_large_request_is_not_overtaken permits_outlast_a_cut' take.rs '\*permits > 1' '*permits > 99'
 plant cases bad_arguments locks.rs 'terms.keys.iter\(\).any\(Vec::is_empty\)' 'terms.keys.is_empty()'
 plant cases first_come_first_served locks.rs 'self.take\(after\).await\?.ok_or' \
     'loop { if let Some(holds) = self.clone().take(Duration::ZERO).await? { return Ok(holds); } if after.is_zero() { break; } tokio::time::sleep(Duration::from_millis(50)).await; } None.ok_or'
-plant cases a_try_takes_no_place take.rs 'take.is_try, left\);' 'false, Duration::from_secs(600));' take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel'
-plant cases 'readers_and_a_writer a_semaphore_of_three' take.rs 'match self.mode \{(\s+Mode::Exclusive => \{)' 'match Mode::Exclusive { Mode::Exclusive => {'
+plant cases a_try_takes_no_place take.rs '&owner, is_try, left\);' '&owner, false, Duration::from_secs(600));' take.rs 'if self.may_be_there \{' 'if self.terms.keys.is_empty() {'
+plant cases 'readers_and_a_writer a_semaphore_of_three' take.rs 'if self.shared \{' 'if self.vote {' take.rs '= self.limit \{' '= self.limit.filter(|_| self.vote) {' take.rs '= self.permits.filter' '= self.permits.filter(|_| self.vote).filter'
 plant cases no_write_after_the_loss hold.rs 'let mut guarded = cmd\("DLOCK.GUARD"\);\s+guarded.arg\(self.key\(\)\).arg\(self.token\(\)\);' \
     'let mut guarded = Cmd::new();'
-plant cases no_right_to_release errand.rs 'reply, is_unheld, errand.is_other, held\)' 'reply, is_unheld, true, held)'
-plant cases a_turn_takes_three_commands take.rs 'Step::Done\(outcome\) => \{' \
-    'Step::Done(outcome) => { let _ = self.ask(&key, cmd("DLOCK.HELD").arg(&key).clone()).await;'
+plant cases no_right_to_release errand.rs '\.filter\(\|_\| refused\)' '.filter(|_| refused && self.closed)'
+plant cases a_turn_takes_three_commands take.rs 'match &taken \{' \
+    'let _ = self.ask(&key, cmd("DLOCK.HELD").arg(&key).clone()).await; match &taken {'
 plant cases 'a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_try_at_a_busy_server a_try_at_a_loading_server' take.rs \
-    'if take.is_try \|\| take.terms.vote \|\| !error.passes\(\) \{' 'if !error.passes() {'
+    'self.is_try\(\) \|\| self.terms.vote \|\| !error.is_retryable' '!error.is_retryable'
 plant cases a_hold_over_a_busy_server error.rs '\| "BUSY"' ''
 plant cases a_wait_at_a_loading_server error.rs '\| "LOADING"' ''
-plant cases no_time_out_is_too_long take.rs 'now\(\).saturating_add\(if' 'now().add(if' take.rs 'use std::sync::Arc;' 'use std::ops::Add; use std::sync::Arc;'
-plant cases asked_again_after_a_lost_reply take.rs 'take.asked > 1\);' 'false);'
-plant cases late_commands_of_open_connections take.rs 'self.number \+= 1;' 'self.number = 1;' take.rs 'self.takes.insert\(id, take\);' 'self.takes.insert(id, take);' \
-    errand.rs 'cmd\("DLOCK.CANCEL"\).arg\(&self.place.key\).arg\(&self.owner\)' 'cmd("DLOCK.RELEASE").arg(&self.place.key).arg(&self.owner).arg("HOLDS").arg(0)'
-plant cases 'a_late_request_is_given_back a_row_that_nobody_knows' session.rs 'None => self.errands.push\(' 'None => drop('
+plant cases no_time_out_is_too_long take.rs 'began.saturating_add\(if' 'began.add(if' take.rs 'use std::sync::Arc;' 'use std::ops::Add; use std::sync::Arc;'
+plant cases asked_again_after_a_lost_reply take.rs 'if !is_first \|\| tokens' 'if tokens'
+plant cases late_commands_of_open_connections take.rs 'self.number \+= 1;' 'self.number = 1;' \
+    errand.rs 'cmd\("DLOCK.CANCEL"\).arg\(&self.hold.key\).arg\(&self.owner\)' 'cmd("DLOCK.RELEASE").arg(&self.hold.key).arg(&self.owner).arg("HOLDS").arg(0)'
+plant cases 'a_late_request_is_given_back a_row_that_nobody_knows' session.rs '\("granted", _\) => self.errand\(.*?\),\n' '("granted", _) => {}'
 plant cases a_loss_is_given_back hold.rs 'if !is_taken \{' 'if is_taken {'
-plant cases released_during_a_failover errand.rs 'error.passes\(\) \|\| matches' 'matches'
-plant cases released_while_the_server_is_away errand.rs 'state.errands.extend\(errand\)' 'drop((errand, state))'
-plant cases the_last_word session.rs 'turns.is_last = turns.needed \+ LINGER < now;' 'turns.is_last = turns.needed > now;'
+plant cases released_during_a_failover errand.rs 'if error.is_retryable\(\) => return false' 'if error.is_retryable() && self.closed => return false'
+plant cases released_while_the_server_is_away errand.rs 'self.client.put_back\(errand\)' 'drop(errand)'
+plant cases the_last_word session.rs 'let is_last = used \+ LINGER < sent;' 'let is_last = used > sent;'
 plant cases a_free_lock_takes_two_commands hold.rs 'now\(\) >= self.third\(\)' 'now() >= self.since'
-plant cases said_twice take.rs '\|\| !error.passes\(\) \{' '|| true {'
+plant cases said_twice take.rs '\|\| !error.is_retryable\(\) =>' '|| true =>'
 plant cases 'two_actors_of_one_client an_actor_that_waits_for_itself' take.rs 'match &terms.actor \{' 'match &terms.actor.as_ref().filter(|_| false) {'
-plant cases max_hold hold.rs 'now\(\).saturating_add\(max_hold\)' 'NEVER.max(max_hold)'
+plant cases max_hold hold.rs 'since.saturating_add\(max_hold\)' 'Duration::MAX.max(max_hold)'
 plant cases release_after hold.rs 'self.give_back\(Some\(time\)\)' 'self.give_back(None)'
 plant cases many_of_one_slot locks.rs 'slot_of\(one\) == slot_of\(next\)' 'slot_of(one) > slot_of(next)'
-plant cases a_refused_session_is_the_reason session.rs 'session.trouble = reply.as_ref\(\).err\(\).cloned\(\);' ''
-plant cases a_refused_session_is_the_reason session.rs 'if !error.passes\(\) \|\| self' 'if self'
+plant cases a_refused_session_is_the_reason session.rs 'session.trouble = Some\(error.clone\(\)\);' ''
+plant cases a_refused_session_is_the_reason session.rs 'if asked.is_vote\(\) \|\| !error.is_retryable\(\)' 'if asked.is_vote()'
 
-plant faults a_grant_that_is_read_late take.rs 'self.believed\(sent, take.terms.lease\), take.asked' 'self.believed(now(), take.terms.lease), take.asked'
+plant faults a_grant_that_is_read_late take.rs 'sent.saturating_add\(asked.terms.lease\)' 'now().max(sent).saturating_add(asked.terms.lease)'
 plant faults a_guarded_command_is_sent_once library.rs 'builder\(\).retries\(0\)' 'builder().retries(9)'
-plant faults a_wait_that_is_given_up take.rs 'self.errands.push\(Errand::cancel' 'drop(Errand::cancel'
+plant faults a_wait_that_is_given_up take.rs 'if self.may_be_there \{' 'if self.terms.keys.is_empty() {'
 plant faults what_is_still_held_after_a_pause session.rs 'self.grace = now \+ self.settings.reply_timeout;' ''
 plant faults a_hold_that_is_dropped_outside session.rs '.or_else\(\|\| state.runtime.clone\(\)\)' ''
-plant faults an_observer_that_panics settings.rs 'std::panic::catch_unwind\(AssertUnwindSafe\(\|\| self.lost\(key, reason\)\)\).is_err\(\)' \
-    '{ self.lost(key, reason); AssertUnwindSafe(()); false }'
-plant faults a_server_that_ends_each errand.rs 'sleep\(PAUSE\).await;' '' session.rs 'turns.not_before = now\(\) \+ PAUSE;' ''
+plant faults an_observer_that_panics settings.rs 'std::panic::catch_unwind\(AssertUnwindSafe\(\|\| match' \
+    'Ok::<(), ()>(std::convert::identity::<()>(match'
+plant faults a_server_that_ends_each errand.rs 'sleep\(pause\).await;' '' session.rs 'sleep\(PAUSE\).await;' ''
 plant faults a_try_finds_the_primary library.rs 'if !is_only \{' 'if false && !is_only {'
 plant locks no_two_lead election.rs 'hold.clone\(\).filter\(\|hold\| !hold.left\(\).is_zero\(\)\)' 'hold.clone()'
 plant documented work_ends_with_the_term election.rs 'why = hold.lost\(\) => return' 'why = std::future::pending::<String>() => return'
-plant fakes a_loss_is_told fakes.rs 'state.lose\(place, "forced"\)' 'drop((&state, place))'
+plant fakes a_loss_is_told fakes.rs 'state.lose\(hold, "forced"\)' 'drop((&state, hold))'
 plant quorum 'quorum_a_majority_is_enough' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' 'self.votes.len()'
 plant quorum 'quorum_a_minority_is_not quorum_is_kept' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' '1'
 

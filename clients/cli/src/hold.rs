@@ -190,7 +190,13 @@ impl Wish {
                     waiting.explain(&self.lock, link.as_mut());
                     continue;
                 }
-                Err(failure) if failure.is_final || is_try => return Err(failure),
+                Err(failure) if failure.is_final || is_try => {
+                    // It may be had: nothing but its lease would end it.
+                    if is_try && !self.ephemeral && failure.code.is_empty() {
+                        queueing.leave_asked();
+                    }
+                    return Err(failure);
+                }
                 Err(failure) => failure,
             };
             link = None;
@@ -415,6 +421,14 @@ impl Queueing {
             self.leave();
         }
         left();
+    }
+
+    /// Takes back a try whose answer was lost.
+    fn leave_asked(&self) {
+        if self.asked.load(SeqCst) {
+            self.rests.store(true, SeqCst);
+            self.leave();
+        }
     }
 
     /// Takes back what was asked, until no answer is awaited. The connection that waits for it hears nothing else meanwhile.

@@ -23,7 +23,7 @@ const SENTINEL_BOUND: Duration = Duration::from_secs(1);
 const MOST_MOVES: usize = 5;
 
 /// What the server says of requests that may pass when they are sent again.
-const PASSING: [&str; 14] = [
+const PASSING: [&str; 13] = [
     "LOADING",
     "READONLY",
     "CLUSTERDOWN",
@@ -37,11 +37,10 @@ const PASSING: [&str; 14] = [
     "UNBLOCKED",
     "NOACK",
     "QUARANTINE",
-    "DRAINED",
 ];
 
 /// Those of them that another connection would hear as well: the server keeps what is tied to this one.
-const OF_THE_MOMENT: [&str; 8] = [
+const OF_THE_MOMENT: [&str; 7] = [
     "LOADING",
     "TRYAGAIN",
     "NOREPLICAS",
@@ -49,7 +48,6 @@ const OF_THE_MOMENT: [&str; 8] = [
     "BUSY",
     "NOACK",
     "QUARANTINE",
-    "DRAINED",
 ];
 
 /// Why there is no answer, or what the answer refuses.
@@ -63,6 +61,8 @@ pub(crate) struct Failure {
     /// A server has answered so: it is there, and does not want to.
     pub is_refusal: bool,
     moved_to: Option<Address>,
+    /// It is to be asked there with ASKING: the slot is on its way.
+    is_on_its_way: bool,
 }
 
 impl Failure {
@@ -74,6 +74,7 @@ impl Failure {
             is_final: true,
             is_refusal: false,
             moved_to: None,
+            is_on_its_way: false,
         }
     }
 
@@ -118,14 +119,16 @@ impl From<RedisError> for Failure {
         let is_final = match error.kind() {
             ErrorKind::Io => is_unknown_host(&text) || is_distrust(&error),
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
+            _ if text.contains("max number of clients") => false,
             _ => !PASSING.contains(&code.as_str()),
         };
         let is_answer = !code.is_empty() || error.kind() == ErrorKind::AuthenticationFailed;
         let moved_to = match code.as_str() {
-            "MOVED" => error.redirect_node().and_then(|(at, _)| address(at)),
+            "MOVED" | "ASK" => error.redirect_node().and_then(|(at, _)| address(at)),
             _ => None,
         };
         Failure {
+            is_on_its_way: code == "ASK",
             code,
             text,
             is_final,
@@ -136,7 +139,8 @@ impl From<RedisError> for Failure {
 }
 
 fn is_unknown_host(text: &str) -> bool {
-    text.contains("lookup address")
+    // A resolver that cannot be reached knows more later.
+    text.contains("lookup address") && !text.contains("Temporary failure")
 }
 
 /// TLS was not agreed upon: a certificate that is not trusted, or one that is asked for.
@@ -367,7 +371,9 @@ impl Place {
             for sentinel in sentinels {
                 match self.ask_sentinel(sentinel, name) {
                     Ok(primary) => return self.connect_to(&primary),
-                    Err(failure) => why = failure,
+                    // One that passes decides: another Sentinel may know it then.
+                    Err(failure) if why.is_final => why = failure,
+                    Err(_) => {}
                 }
             }
             return Err(why);
@@ -439,6 +445,8 @@ pub(crate) struct Link {
     bound: Duration,
     /// When everything has to be answered, by [`now_ms`].
     pub until_ms: Option<u64>,
+    /// Each request has to say that it knows of the slot's way here.
+    says_asking: bool,
 }
 
 /// How long something may take that has to be done by then.
@@ -465,6 +473,7 @@ impl Link {
             watches: 0,
             bound,
             until_ms,
+            says_asking: false,
         })
     }
 
@@ -505,6 +514,14 @@ impl Link {
             self.connection.send_packed_command(&ping)?;
         }
         loop {
+            if self.says_asking {
+                let asking = redis::cmd("ASKING");
+                if let Err(error) =
+                    redis::ConnectionLike::req_command(&mut self.connection, &asking)
+                {
+                    return Err(Failure::at(&self.at, error, time));
+                }
+            }
             match redis::ConnectionLike::req_command(&mut self.connection, command) {
                 // This process was stopped and goes on: nothing is wrong with the connection, but the library will throw the
                 // reply away. So it is asked again; requests here may be said twice.
@@ -530,7 +547,10 @@ impl Link {
         for _ in 0..MOST_MOVES {
             match self.ask_for(command, bound) {
                 Err(failure) => match &failure.moved_to {
-                    Some(node) => *self = place.connect_to(node)?,
+                    Some(node) => {
+                        *self = place.connect_to(node)?;
+                        self.says_asking = failure.is_on_its_way;
+                    }
                     None => return Err(failure),
                 },
                 answer => return answer,

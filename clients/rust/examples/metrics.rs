@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     recorder.install()?;
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:6379".into());
     let client = redis::Client::open(format!("redis://{address}/"))?;
-    let locks = Locks::with(client, Settings::new().observer(Metrics))?;
+    let locks = Locks::with_settings(client, Settings::new().observer(Metrics))?;
     let key = format!("metrics:{}", std::process::id());
     let hold = locks.on(&key).lock().await?;
     assert!(locks.on(&key).try_lock().await?.is_none());

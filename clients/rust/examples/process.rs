@@ -21,7 +21,7 @@ async fn main() {
         urls.into_iter().map(|url| Client::open(url).expect("an address")).collect::<Vec<_>>().into()
     };
     let settings = Settings::new().lease(Duration::from_secs(3)).hang_timeout(Duration::from_secs(6));
-    let locks = Locks::with(servers, settings).expect("good settings");
+    let locks = Locks::with_settings(servers, settings).expect("good settings");
     if how != "hold" {
         return lead(&locks, key, how).await;
     }

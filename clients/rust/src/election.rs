@@ -31,7 +31,7 @@ impl fmt::Debug for Election {
 }
 
 impl Election {
-    /// A candidate of this name: what others see of the leader.
+    /// Returns a candidate of this name, which others see of the leader.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an empty name.
@@ -78,7 +78,8 @@ impl Election {
         Ok(Some(term))
     }
 
-    /// Waits until this one leads, does the work, and resigns. Work is dropped when the term is lost.
+    /// Waits until this one leads, does the work, and resigns. Work is dropped when the term is lost. A clone of the hold that outlives
+    /// the election keeps the lock.
     ///
     /// # Errors
     /// As [`campaign`](Election::campaign) and [`resign`](Election::resign); [`Error::NotHeld`] if the term is lost before the
@@ -95,12 +96,12 @@ impl Election {
         Ok(done)
     }
 
-    /// Whether this one leads. Asks nobody: it steps down before the lease ends, also after a pause of the process.
+    /// Reports whether this one leads. Asks nobody: it steps down before the lease ends, also after a pause of the process.
     pub fn is_leader(&self) -> bool {
         self.hold().is_some()
     }
 
-    /// The fencing token while it leads. It rises with each election.
+    /// Returns the fencing token while it leads. It rises with each election.
     pub fn term(&self) -> Option<u64> {
         self.hold().map(|hold| hold.token())
     }
@@ -118,7 +119,7 @@ impl Election {
         }
     }
 
-    /// A write that only this term can do.
+    /// Runs a write that only this term can do.
     ///
     /// # Errors
     /// [`Error::Fenced`] if another one leads, [`Error::NotHeld`] if this one never has.
@@ -130,12 +131,14 @@ impl Election {
         }
     }
 
-    /// Who leads, and its term.
+    /// Returns who leads, and its term.
     ///
     /// # Errors
     /// What the server or the connection says.
     pub async fn leader(&self) -> Result<Option<(String, u64)>> {
-        let held = self.locks.ask(&self.key, cmd("DLOCK.HELD").arg(&self.key)).await?;
+        let mut held = cmd("DLOCK.HELD");
+        held.arg(&self.key);
+        let held = self.locks.0.ask(&self.key, held).await?;
         let Value::Array(held) = held else { return Ok(None) };
         let (Some(Value::Int(token)), Some(Value::BulkString(owner))) = (held.first(), held.get(3)) else {
             return Ok(None);
@@ -144,7 +147,7 @@ impl Election {
         Ok(Some((name_of(&owner).to_owned(), u64::try_from(*token).unwrap_or_default())))
     }
 
-    /// Who leads, as soon as it is somebody else than before, or nobody: asks once in every `interval`.
+    /// Returns who leads as soon as it is somebody else than before, or nobody. Asks once in every `interval`.
     ///
     /// # Errors
     /// What the server says for good. What passes is asked again.
@@ -152,7 +155,7 @@ impl Election {
         loop {
             match self.leader().await {
                 Ok(now) if now != *before => return Ok(now),
-                Err(error) if !error.passes() => return Err(error),
+                Err(error) if !error.is_retryable() => return Err(error),
                 _ => tokio::time::sleep(interval).await,
             }
         }

@@ -4,191 +4,197 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{cmd, Cmd, Value};
+use redis::{cmd, from_redis_value, Cmd, Value};
 use tokio::time::sleep;
 
 use crate::error::{Error, Result};
-use crate::hold::Place;
-use crate::session::{int, milliseconds, Sessions, State, PAUSE};
+use crate::hold::HoldId;
+use crate::session::{Client, State, PAUSE};
 use crate::settings::{millis, now, NEVER};
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Gives the hold back.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Releases the hold by its token, or what the owner of a request holds.
     Release,
     /// Stops the server's renewals: the hold ends after this time.
     Leave(Duration),
     /// Brings the hold into the session of the server that serves it now.
     Renew(Duration),
-    /// Leaves the queue.
-    Cancel,
-    /// Reads the rows of a session that nobody keeps.
-    Look,
+    /// Leaves the queues of these keys.
+    Cancel(Vec<Vec<u8>>),
 }
 
+/// An errand about a hold, or about a request: then its token is 0.
 pub(crate) struct Errand {
     kind: Kind,
-    place: Place,
+    hold: HoldId,
     owner: Vec<u8>,
     until: Duration,
     tries: u32,
-    /// That of the request which is left, if it is known.
-    session: Option<i64>,
-    /// It takes the place of one that was refused.
-    is_other: bool,
 }
 
 impl Errand {
-    fn new(kind: Kind, place: Place, owner: Vec<u8>, until: Duration) -> Errand {
-        Errand { kind, place, owner, until, tries: 0, session: None, is_other: false }
-    }
-
-    pub(crate) fn give_back(place: Place, owner: Vec<u8>, until: Duration) -> Errand {
-        Errand::new(Kind::Release, place, owner, until)
-    }
-
-    pub(crate) fn leave(place: Place, owner: Vec<u8>, lease: Duration, until: Duration) -> Errand {
-        Errand::new(Kind::Leave(lease), place, owner, until)
-    }
-
-    pub(crate) fn renew(place: Place, owner: Vec<u8>, lease: Duration) -> Errand {
-        Errand::new(Kind::Renew(lease), place, owner, NEVER)
-    }
-
-    pub(crate) fn cancel(key: Vec<u8>, owner: Vec<u8>, session: Option<i64>, until: Duration) -> Errand {
-        Errand { session, ..Errand::new(Kind::Cancel, Place { key, token: 0 }, owner, until) }
+    /// Returns how long to wait after a failure: ever longer, since a service has thousands of errands in an outage.
+    fn pause(&self) -> Duration {
+        let pause = PAUSE * self.tries.clamp(1, 20);
+        match self.kind {
+            Kind::Renew(lease) => pause.min(lease / 10).max(PAUSE),
+            _ => pause,
+        }
     }
 
     fn command(&self, session: &str) -> Cmd {
-        let of_hold = |name: &str, lease: Option<Duration>| {
+        let of_hold = |name: &str, lease: Option<&Duration>| {
             let mut command = cmd(name);
-            command.arg(&self.place.key).arg(&self.owner).arg(lease.map(millis)).arg("TOKEN").arg(self.place.token);
+            command.arg(&self.hold.key).arg(&self.owner).arg(lease.copied().map(millis));
+            if self.hold.token > 0 {
+                command.arg("TOKEN").arg(self.hold.token);
+            }
             command
         };
-        match self.kind {
+        match &self.kind {
             Kind::Release => of_hold("DLOCK.RELEASE", None),
             Kind::Leave(lease) => of_hold("DLOCK.RENEW", Some(lease)),
             Kind::Renew(lease) => of_hold("DLOCK.RENEW", Some(lease)).arg("IN").arg(session).clone(),
-            Kind::Cancel => cmd("DLOCK.CANCEL").arg(&self.place.key).arg(&self.owner).clone(),
-            Kind::Look => cmd("DLOCK.SESSION").arg(&self.place.key).arg(session).arg(1).clone(),
+            Kind::Cancel(_) => cmd("DLOCK.CANCEL").arg(&self.hold.key).arg(&self.owner).clone(),
         }
     }
 }
 
-impl Sessions {
-    /// Sends an errand until it is done.
-    pub(crate) async fn carry(self: Arc<Self>, mut errand: Errand) {
-        while self.with(|state| state.wants(&errand)) && self.say(&mut errand).await.is_err() {
-            sleep(PAUSE).await;
-        }
-    }
-
-    /// Sends it once. Returns the result, or the error after which it is to be sent again.
-    async fn say(self: &Arc<Self>, errand: &mut Errand) -> Result<Result<()>> {
-        let (sent, command) = (now(), errand.command(&self.with(|state| state.name.clone())));
-        let reply = self.client.call(&errand.place.key, command, self.settings.reply_timeout).await;
-        errand.tries += 1;
-        let error = reply.as_ref().err().cloned();
-        let is_done = self.with(|state| state.said(errand, sent, reply));
-        match error {
-            Some(error) if !is_done => Err(error),
-            // An earlier one has given it back.
-            Some(Error::NotHeld(_)) if errand.kind == Kind::Release && errand.tries > 1 => Ok(Ok(())),
-            Some(error) => Ok(Err(error)),
-            None => Ok(Ok(())),
-        }
-    }
-
-    /// Sends an errand in the caller's time. After the time for a reply, or when the caller is gone, it continues in the background.
-    pub(crate) async fn hand_in(self: &Arc<Self>, errand: Errand) -> Result<()> {
-        let end = now() + self.settings.reply_timeout;
-        let mut carried = Carried { sessions: self.clone(), errand: Some(errand) };
-        while let Some(errand) = &mut carried.errand {
-            match self.say(errand).await {
-                Ok(result) => {
-                    carried.errand = None;
-                    return result;
-                }
-                Err(error) if now() >= end => return Err(error),
-                Err(_) => sleep(PAUSE / 5).await,
-            }
-            self.check()?;
-        }
-        Ok(())
-    }
-}
-
-/// An errand that goes on in the background when this is dropped.
-struct Carried {
-    sessions: Arc<Sessions>,
+/// An errand that is not lost when this is dropped: by its caller, or by a runtime that ends.
+pub(crate) struct Carried {
+    client: Arc<Client>,
     errand: Option<Errand>,
+    /// For how long its caller waits for it. None: it is in the background.
+    within: Option<Duration>,
+}
+
+impl Carried {
+    /// Returns an errand for the background, or one in the caller's time: after the time for a reply, or when the caller is gone, it
+    /// continues in the background.
+    pub(crate) fn new(client: &Arc<Client>, errand: Errand, within: Option<Duration>) -> Carried {
+        Carried { client: client.clone(), errand: Some(errand), within }
+    }
+
+    /// Sends it until it is done, or until its caller's time is up.
+    pub(crate) async fn carry(mut self) -> Result<()> {
+        let end = self.within.map(|within| now() + within);
+        while let Some(errand) = self.errand.as_mut() {
+            if !self.client.with(|state| state.wants(errand)) {
+                break;
+            }
+            let (sent, command) = (now(), errand.command(&self.client.name));
+            // The first call has all the time of a reply: a link without one is replaced.
+            let within = match end {
+                Some(end) if errand.tries > 0 => end.saturating_sub(sent),
+                _ => self.client.settings.reply_timeout,
+            };
+            let reply = self.client.link.call(&errand.hold.key, command, within).await;
+            errand.tries += 1;
+            let result = reply.as_ref().map(drop).map_err(Clone::clone);
+            if self.client.with(|state| state.read_errand(errand, sent, reply)) {
+                let is_again = errand.kind == Kind::Release && errand.tries > 1;
+                self.errand = None;
+                return match result {
+                    Err(Error::NotHeld(_)) if is_again => Ok(()), // an earlier one has released it
+                    result => result,
+                };
+            }
+            let pause = if end.is_some() { PAUSE / 5 } else { errand.pause() };
+            if end.is_some_and(|end| now() >= end) {
+                return result;
+            }
+            sleep(pause).await;
+        }
+        self.errand = None;
+        self.client.check()
+    }
 }
 
 impl Drop for Carried {
     fn drop(&mut self) {
-        let errand = self.errand.take();
-        self.sessions.with(|state| state.errands.extend(errand));
+        let Some(errand) = self.errand.take() else { return };
+        self.client.put_back(errand);
+        // One in the background is dropped by a runtime that ends, which would drop the next task at once as well.
+        if self.within.is_some() {
+            self.client.with(|_| ());
+        }
     }
 }
 
 impl State {
+    /// Returns when nothing of a client can be left at a server that does not hear of it.
+    fn patience(&self, lease: Duration) -> Duration {
+        now() + self.settings.hang_timeout + 2 * lease.max(self.settings.lease)
+    }
+
+    pub(crate) fn new_errand(&self, kind: Kind, hold: HoldId, owner: Vec<u8>, lease: Duration) -> Errand {
+        let until = if matches!(kind, Kind::Renew(_)) { NEVER } else { self.patience(lease) };
+        Errand { kind, hold, owner, until, tries: 0 }
+    }
+
+    /// Sends it in the background. A lease is that of the hold or the request.
+    pub(crate) fn errand(&mut self, kind: Kind, hold: HoldId, owner: Vec<u8>, lease: Duration) {
+        let errand = self.new_errand(kind, hold, owner, lease);
+        self.errands.push(errand);
+    }
+
     /// Reports whether it is still to be sent.
     fn wants(&mut self, errand: &Errand) -> bool {
-        let is_wanted = match errand.kind {
-            Kind::Renew(_) => self.held.get(&errand.place).is_some_and(|held| !held.over),
-            _ => errand.until > now(),
-        };
-        if !is_wanted && self.held.get(&errand.place).is_some_and(|held| held.over) {
-            self.held.remove(&errand.place);
+        if let Kind::Renew(_) = errand.kind {
+            return self.held.get(&errand.hold).is_some_and(|held| !held.is_released);
         }
-        is_wanted && !self.closed
+        let is_wanted = errand.until > now() && !self.closed;
+        if !is_wanted {
+            self.released(&errand.hold);
+        }
+        is_wanted
     }
 
     /// Reads the answer. Reports whether the errand is done.
-    fn said(&mut self, errand: &Errand, sent: Duration, reply: Result<Value>) -> bool {
-        let is_unheld = matches!(reply, Err(Error::NotHeld(_)));
-        if reply.as_ref().is_err_and(|error| error.passes() || matches!(errand.kind, Kind::Renew(_)) && !is_unheld) {
-            if let (Kind::Renew(_), Some(held), Err(error)) = (errand.kind, self.held.get_mut(&errand.place), reply) {
-                held.trouble = Some(error);
+    fn read_errand(&mut self, errand: &Errand, sent: Duration, reply: Result<Value>) -> bool {
+        match (&errand.kind, reply) {
+            (Kind::Renew(_), Ok(reply)) => match from_redis_value(reply) {
+                Ok(reply) => self.renewed(&errand.hold, sent, reply),
+                Err(_) => return false,
+            },
+            (Kind::Renew(_), Err(Error::NotHeld(text))) => self.lose(&errand.hold, &text),
+            (Kind::Renew(_), Err(error)) => {
+                if let Some(held) = self.held.get_mut(&errand.hold) {
+                    held.trouble = Some(error);
+                }
+                return false;
             }
-            return false;
-        }
-        match (errand.kind, reply) {
-            (Kind::Renew(_), Ok(reply)) => self.renewed(&errand.place, sent, &reply),
-            (Kind::Renew(_), Err(error)) => self.lose(&errand.place, &error.to_string()),
+            (_, Err(error)) if error.is_retryable() => return false,
+            // The server had ended it before.
+            (_, Err(Error::NotHeld(text))) if errand.tries == 1 => self.lost(&errand.hold, &text),
             (Kind::Release | Kind::Leave(_), reply) => {
-                let held = self.held.remove(&errand.place);
-                if let (Err(_), false, false, Some(held)) = (reply, is_unheld, errand.is_other, held) {
+                let refused = reply.is_err_and(|error| !matches!(error, Error::NotHeld(_)));
+                if let Some(held) = self.released(&errand.hold).filter(|_| refused) {
                     // It may not be done so.
-                    let kind = if errand.kind == Kind::Release { Kind::Leave(held.lease) } else { Kind::Release };
-                    let (place, owner, until) = (errand.place.clone(), errand.owner.clone(), errand.until);
-                    self.errands.push(Errand { is_other: true, ..Errand::new(kind, place, owner, until) });
+                    let is_release = errand.kind == Kind::Release;
+                    let kind = if is_release { Kind::Leave(held.lease) } else { Kind::Release };
+                    self.errand(kind, errand.hold.clone(), errand.owner.clone(), held.lease);
                 }
             }
-            (Kind::Cancel, Ok(reply)) => {
-                // It may be held, and nobody hears of it.
-                let session = errand.session.and_then(|id| self.sessions.get(&id));
-                if int(&reply) == 0 && !session.is_some_and(|session| session.is_kept) {
-                    self.errands.push(Errand::new(Kind::Look, errand.place.clone(), Vec::new(), errand.until));
+            // It may be held, and nobody hears of it. Its owner has asked for nothing else.
+            (Kind::Cancel(keys), Ok(Value::Int(0))) => {
+                for key in keys {
+                    let hold = HoldId { key: key.clone(), token: 0 };
+                    self.errands.push(Errand { kind: Kind::Release, hold, owner: errand.owner.clone(), ..*errand });
                 }
             }
-            (Kind::Look, Ok(reply)) => {
-                let (id, _) = self.told(sent, &reply, &errand.place.key);
-                self.tidy(id);
-            }
-            (Kind::Cancel | Kind::Look, Err(_)) => {}
+            (Kind::Cancel(_), _) => {}
         }
         true
     }
 
-    fn renewed(&mut self, place: &Place, sent: Duration, reply: &Value) {
-        let Value::Array(reply) = reply else { return };
-        let ([left, id], Some(held)) = (&reply[..], self.held.get_mut(place)) else { return };
+    fn renewed(&mut self, hold: &HoldId, sent: Duration, (left, id): (u64, i64)) {
+        let Some(held) = self.held.get_mut(hold) else { return };
         (held.is_renewed, held.trouble) = (false, None);
-        if !held.over {
-            self.extend(place, self.believed(sent, milliseconds(left)));
-            self.session(int(id), &place.key);
-            self.join(place, int(id));
+        if !held.is_released {
+            self.extend(hold, self.believed(sent, left));
+            self.enter_session(hold, id);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError};
+use redis::{ErrorKind, ParsingError, RedisError};
 
 /// Why there is no lock, or none any more.
 #[derive(Clone, Debug)]
@@ -17,19 +17,19 @@ pub enum Error {
     Fenced(String),
     /// The wait could never end; the server names the circle.
     Deadlock(String),
-    /// Somebody else asked under the same owner's name and has the place. Never asked again by itself.
+    /// Another request of the same owner has taken its place in the queue. The client does not ask again.
     Replaced(String),
     /// One of the server's caps on places and holders is reached.
     QueueFull(String),
-    /// The server grants nothing for now, and this request may not wait.
+    /// The server grants nothing for now, since it has just started or is drained. A wait asks again.
     Quarantine(String),
     /// Too few replicas have confirmed: as after a lost reply, what was asked may be in force.
     NoAck(String),
     /// The lock was not granted in time.
     Timeout {
-        /// How long it was waited.
+        /// How long the caller waited.
         after: Duration,
-        /// What the server failed to do; `None`: the lock is taken.
+        /// Why nobody could say whether the lock was free. `None`: others held it.
         cause: Option<Arc<Error>>,
     },
     /// No majority of the masters could vote; the text has the error of each that could not.
@@ -43,7 +43,7 @@ pub enum Error {
         /// What it may be.
         why: String,
     },
-    /// Whatever else the server or the connection says.
+    /// Any other error of the server or the connection.
     Redis(RedisError),
 }
 
@@ -96,7 +96,23 @@ impl From<RedisError> for Error {
     }
 }
 
+impl From<ParsingError> for Error {
+    fn from(error: ParsingError) -> Error {
+        RedisError::from(error).into()
+    }
+}
+
 impl Error {
+    /// Reports whether the wait ended because others held the lock: nothing is broken.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, Error::Timeout { cause: None, .. })
+    }
+
+    /// Reports whether the wait ended, whatever the reason.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Error::Timeout { .. })
+    }
+
     pub(crate) fn invalid(argument: &'static str, why: impl Into<String>) -> Error {
         Error::Invalid { argument, why: why.into() }
     }
@@ -120,20 +136,32 @@ impl Error {
         self.code() == Some("READONLY")
     }
 
-    /// Whether nobody listens, so that nothing was sent.
+    /// Reports whether nobody listens, so that nothing was sent.
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self, Error::Redis(error) if error.is_connection_refusal())
     }
 
-    /// Whether the server itself has said it.
-    pub(crate) fn is_said(&self) -> bool {
+    /// Reports whether the server has answered so.
+    pub(crate) fn is_answer(&self) -> bool {
         !matches!(self, Error::Redis(error) if is_broken(error))
     }
 
-    /// Whether another connection, another node or a little time can mend it.
-    pub(crate) fn passes(&self) -> bool {
+    /// Returns the error of a connection that could not be made. What has worked before will work again: an unknown name, a
+    /// certificate or a password is final only until there was a connection.
+    pub(crate) fn of_connection(self, has_worked: bool) -> Error {
+        match &self {
+            _ if has_worked && !self.is_retryable() => Error::io(std::io::ErrorKind::NotConnected, &self.to_string()),
+            Error::Redis(error) if !has_worked && is_final(error) => {
+                Error::Redis((ErrorKind::InvalidClientConfig, "cannot connect", error.to_string()).into())
+            }
+            _ => self,
+        }
+    }
+
+    /// Reports whether another connection, another node or a little time can mend it.
+    pub(crate) fn is_retryable(&self) -> bool {
         let error = match self {
-            Error::NoAck(_) => return true,
+            Error::NoAck(_) | Error::Quarantine(_) => return true,
             Error::Redis(error) => error,
             _ => return false,
         };
@@ -153,7 +181,7 @@ impl Error {
                     | "MISCONF"
                     | "BUSY"
             ),
-            None => is_broken(error) && !is_final(error),
+            None => is_broken(error),
         }
     }
 }

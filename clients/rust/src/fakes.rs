@@ -8,10 +8,10 @@ use redis::{Arg, Cmd, Value};
 use tokio::time::sleep;
 
 use crate::error::{Error, Result};
-use crate::hold::Place;
-use crate::library::{Kind, Servers};
+use crate::hold::HoldId;
+use crate::library::{Servers, Source};
 use crate::locks::Locks;
-use crate::session::Sessions;
+use crate::session::Client;
 use crate::settings::{now, Settings, NEVER};
 
 /// Locks without a server, for unit tests: give the program's code [`locks`](FakeLocks::locks). They are those of one process, and
@@ -31,7 +31,7 @@ impl std::fmt::Debug for FakeLocks {
 impl Default for FakeLocks {
     fn default() -> FakeLocks {
         let server = FakeServer::default();
-        let locks = Locks(Sessions::new(Servers(Kind::Fake(server.clone())), Settings::default()));
+        let locks = Locks(Client::new(Servers(Source::Fake(server.clone())), Settings::default()));
         FakeLocks { locks, server }
     }
 }
@@ -52,8 +52,8 @@ impl FakeLocks {
         let is_it = |of: &[u8]| of == key.as_ref();
         self.server.lock().holds.retain(|hold| !is_it(&hold.key));
         self.locks.0.with(|state| {
-            let lost: Vec<Place> = state.held.keys().filter(|place| is_it(&place.key)).cloned().collect();
-            lost.iter().for_each(|place| state.lose(place, "forced"));
+            let lost: Vec<HoldId> = state.held.keys().filter(|hold| is_it(&hold.key)).cloned().collect();
+            lost.iter().for_each(|hold| state.lose(hold, "forced"));
         });
     }
 

@@ -2,21 +2,21 @@
 //! Holds: until when one is believed, how it ends, and what the program has in its hands.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
-use crate::errand::Errand;
+use crate::errand::{Carried, Errand, Kind};
 use crate::error::{Error, Result};
-use crate::session::{Loss, Sessions, State};
-use crate::settings::{now, NEVER};
+use crate::session::{Client, State, SLICE};
+use crate::settings::{now, Event};
 
 /// Names a hold.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct HoldId {
     pub(crate) key: Vec<u8>,
     pub(crate) token: u64,
 }
@@ -25,15 +25,15 @@ pub(crate) struct Place {
 pub(crate) struct Held {
     owner: Vec<u8>,
     pub(crate) lease: Duration,
-    end: Duration,
-    since: Duration,
-    /// When an answer told that it is in its session.
-    told: Duration,
+    /// Until when it is believed, but for `bound`.
+    pub(crate) end: Duration,
     /// By `max_hold`.
     bound: Duration,
+    since: Duration,
     pub(crate) session: Option<i64>,
-    /// It is being given back.
-    pub(crate) over: bool,
+    /// When an answer told that it is in its session.
+    pub(crate) known_since: Duration,
+    pub(crate) is_released: bool,
     /// A RENEW is under way.
     pub(crate) is_renewed: bool,
     /// Another one renews it.
@@ -44,11 +44,27 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn new(owner: Vec<u8>, lease: Duration, max_hold: Duration, end: Duration) -> Held {
-        let (since, bound) = (now(), now().saturating_add(max_hold));
-        let (session, over, is_renewed, is_taken, trouble) = (None, false, false, false, None);
-        let lost = watch::Sender::new(None);
-        Held { owner, lease, end, since, told: since, bound, session, over, is_renewed, is_taken, trouble, lost }
+    pub(crate) fn new(owner: &[u8], lease: Duration, max_hold: Duration, end: Duration) -> Held {
+        let since = now();
+        Held {
+            owner: owner.to_vec(),
+            lease,
+            end,
+            bound: since.saturating_add(max_hold),
+            since,
+            session: None,
+            known_since: since,
+            is_released: false,
+            is_renewed: false,
+            is_taken: false,
+            trouble: None,
+            lost: watch::Sender::new(None),
+        }
+    }
+
+    /// Returns the end that is believed.
+    pub(crate) fn until(&self) -> Duration {
+        self.end.min(self.bound)
     }
 
     pub(crate) fn third(&self) -> Duration {
@@ -60,94 +76,80 @@ impl Held {
         now() >= self.third()
     }
 
-    pub(crate) fn granted(&self, place: Place) -> Granted {
-        Granted { place, owner: self.owner.clone(), lost: self.lost.subscribe() }
+    pub(crate) fn granted(&self, hold: HoldId) -> Granted {
+        Granted { hold, owner: self.owner.clone(), lost: self.lost.subscribe() }
     }
-}
-
-/// What a take has come to, for the program's [`Hold`].
-pub(crate) struct Granted {
-    pub(crate) place: Place,
-    owner: Vec<u8>,
-    lost: watch::Receiver<Option<String>>,
 }
 
 impl State {
-    /// Returns the end that is believed. The least lease that a SESSION told counts if it was sent after the answer that told of
-    /// this hold.
-    pub(crate) fn until(&self, held: &Held) -> Duration {
-        let session = held.session.and_then(|id| self.sessions.get(&id));
-        held.end.max(session.map_or(Duration::ZERO, |session| session.bound(held.told))).min(held.bound)
-    }
-
-    fn left(&self, place: &Place) -> Duration {
-        let held = self.held.get(place).filter(|held| !held.over);
-        held.map_or(Duration::ZERO, |held| self.until(held).saturating_sub(now()))
-    }
-
-    pub(crate) fn extend(&mut self, place: &Place, end: Duration) {
-        if let Some(held) = self.held.get_mut(place) {
+    pub(crate) fn extend(&mut self, hold: &HoldId, end: Duration) {
+        if let Some(held) = self.held.get_mut(hold) {
             held.end = held.end.max(end);
         }
     }
 
     /// Notes that the hold is in that session now.
-    pub(crate) fn join(&mut self, place: &Place, id: i64) {
-        if self.held.get(place).is_none_or(|held| held.session != Some(id)) {
-            self.part(place);
+    pub(crate) fn enter_session(&mut self, hold: &HoldId, id: i64) {
+        let Some(held) = self.held.get_mut(hold) else { return };
+        if held.session != Some(id) {
+            (held.known_since, held.session) = (now(), Some(id));
         }
-        let (Some(held), Some(session)) = (self.held.get_mut(place), self.sessions.get_mut(&id)) else { return };
-        if held.session.is_none() {
-            (held.told, held.session) = (now(), Some(id));
-            session.enter(place.clone(), held.lease);
+        let (is_old, mut due) = (held.is_old(), held.until());
+        if is_old {
+            self.keep(id, &hold.key);
+        } else if !self.sessions.contains_key(&id) {
+            due = due.min(held.third());
         }
-        session.is_kept |= held.is_old();
-        let third = if session.is_kept { NEVER } else { held.third() };
-        let due = self.held.get(place).map_or(NEVER, |held| self.until(held));
-        self.set_alarm(due.min(third));
+        self.set_alarm(due);
     }
 
     /// Takes the hold out of its session: from now on only its own end counts.
-    pub(crate) fn part(&mut self, place: &Place) {
-        let Some(end) = self.held.get(place).map(|held| self.until(held)) else { return };
-        let Some(held) = self.held.get_mut(place) else { return };
-        if let Some(id) = held.session.take() {
-            held.end = end;
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.exit(place);
-            }
-            self.tidy(id);
+    pub(crate) fn leave_session(&mut self, hold: &HoldId) {
+        if let Some(held) = self.held.get_mut(hold) {
+            held.session = None;
         }
     }
 
     /// Notes that another one renews it, and that it lasts no longer than that.
-    pub(crate) fn taken(&mut self, place: &Place, cut: Duration) {
-        self.part(place);
-        if let Some(held) = self.held.get_mut(place) {
-            (held.is_taken, held.end) = (true, held.end.min(cut));
-            let due = held.end;
-            self.set_alarm(due);
-        }
+    pub(crate) fn taken(&mut self, hold: &HoldId, cut: Duration) {
+        let Some(held) = self.held.get_mut(hold) else { return };
+        (held.session, held.is_taken, held.end) = (None, true, held.end.min(cut));
+        let due = held.end;
+        self.set_alarm(due);
     }
 
     /// Brings the hold into the session of the server that serves it now, and learns how long it lasts.
-    pub(crate) fn renew(&mut self, place: &Place) {
-        let Some(held) = self.held.get_mut(place).filter(|held| !held.is_renewed && !held.over) else { return };
+    pub(crate) fn renew(&mut self, hold: &HoldId) {
+        let Some(held) = self.held.get_mut(hold).filter(|held| !held.is_renewed && !held.is_released) else { return };
         held.is_renewed = true;
-        self.errands.push(Errand::renew(place.clone(), held.owner.clone(), held.lease));
+        let (owner, lease) = (held.owner.clone(), held.lease);
+        self.errand(Kind::Renew(lease), hold.clone(), owner, lease);
     }
 
-    /// Ends a hold, and reports it.
-    pub(crate) fn lose(&mut self, place: &Place, reason: &str) {
-        self.part(place);
-        let Some(held) = self.held.remove(place).filter(|held| !held.over) else { return };
+    /// Ends a hold that the program has not released, and reports it.
+    pub(crate) fn lose(&mut self, hold: &HoldId, reason: &str) {
+        if self.held.get(hold).is_some_and(|held| !held.is_released) {
+            self.lost(hold, reason);
+        }
+    }
+
+    /// Reports a loss, also of a hold whose release has found it gone.
+    pub(crate) fn lost(&mut self, hold: &HoldId, reason: &str) {
+        let Some(held) = self.held.remove(hold) else { return };
         held.lost.send_replace(Some(reason.to_owned()));
-        self.losses.push(Loss { place: place.clone(), owner: held.owner, reason: reason.to_owned() });
+        self.events.push(Event::Lost { hold: hold.clone(), owner: held.owner, reason: reason.to_owned() });
     }
 
-    /// Reports a hold whose believed end has passed. The server may have it still, so it is given back.
-    pub(crate) fn expire(&mut self, place: &Place) {
-        let Some(held) = self.held.get(place) else { return };
+    /// Forgets a hold that was released. Returns it if it was there still.
+    pub(crate) fn released(&mut self, hold: &HoldId) -> Option<Held> {
+        let held = self.held.remove(hold)?;
+        self.events.push(Event::Released { key: hold.key.clone(), after: now() - held.since });
+        Some(held)
+    }
+
+    /// Reports a hold whose believed end has passed. The server may have it still, so it is released.
+    pub(crate) fn expire(&mut self, hold: &HoldId) {
+        let Some(held) = self.held.get(hold) else { return };
         let session = held.session.and_then(|id| self.sessions.get(&id));
         let trouble = held.trouble.as_ref().or_else(|| session.and_then(|session| session.trouble.as_ref()));
         let reason = match trouble {
@@ -156,39 +158,34 @@ impl State {
             None => "nobody has confirmed it before its end".into(),
             Some(error) => format!("nobody has confirmed it before its end: {error}"),
         };
-        let (owner, is_taken, until) = (held.owner.clone(), held.is_taken, self.patience(held.lease));
-        self.lose(place, &reason);
+        let (owner, lease, is_taken) = (held.owner.clone(), held.lease, held.is_taken);
+        self.lose(hold, &reason);
         if !is_taken {
-            self.errands.push(Errand::give_back(place.clone(), owner, until));
+            self.errand(Kind::Release, hold.clone(), owner, lease);
         }
     }
 
-    /// Ends the hold at the program's wish: the errand that gives it back, at once or after so long. None: it was lost.
-    fn finish(&mut self, place: &Place, after: Option<Duration>) -> Option<Errand> {
-        self.part(place);
-        let until = self.held.get(place).map(|held| self.patience(held.lease))?;
-        let held = self.held.get_mut(place).filter(|held| !held.over)?;
-        held.over = true;
-        Some(match after {
-            None => Errand::give_back(place.clone(), held.owner.clone(), until),
-            Some(lease) => Errand::leave(place.clone(), held.owner.clone(), lease, until),
-        })
-    }
-
-    /// The same, in the background.
-    pub(crate) fn forsake(&mut self, place: &Place) {
-        let errand = self.finish(place, None);
-        self.errands.extend(errand);
+    /// Ends the hold at the program's wish. Returns the errand that releases it, at once or after that time; None: it is gone.
+    fn release(&mut self, hold: &HoldId, after: Option<Duration>) -> Option<Errand> {
+        let held = self.held.get_mut(hold).filter(|held| !held.is_released)?;
+        (held.is_released, held.session) = (true, None);
+        let (owner, lease) = (held.owner.clone(), held.lease);
+        Some(self.new_errand(after.map_or(Kind::Release, Kind::Leave), hold.clone(), owner, lease))
     }
 }
 
-/// A lock that is held. Give it back by [`release`](Hold::release); dropping it does so too, but tells no error.
-#[must_use = "the lock is given back when this is dropped"]
+/// What a request has come to, for the program's [`Hold`].
+pub(crate) struct Granted {
+    hold: HoldId,
+    owner: Vec<u8>,
+    lost: watch::Receiver<Option<String>>,
+}
+
+/// A lock that is held. [`release`](Hold::release) it; dropping it does so too, but tells no error.
+#[must_use = "the lock is released when this is dropped"]
 pub struct Hold {
-    sessions: Arc<Sessions>,
+    client: Arc<Client>,
     granted: Granted,
-    since: Duration,
-    over: AtomicBool,
 }
 
 impl fmt::Debug for Hold {
@@ -198,13 +195,13 @@ impl fmt::Debug for Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(sessions: &Arc<Sessions>, granted: Granted) -> Hold {
-        Hold { sessions: sessions.clone(), granted, since: now(), over: AtomicBool::new(false) }
+    pub(crate) fn new(client: &Arc<Client>, granted: Granted) -> Hold {
+        Hold { client: client.clone(), granted }
     }
 
-    /// The lock's name.
+    /// Returns the lock's name.
     pub fn key(&self) -> &[u8] {
-        &self.granted.place.key
+        &self.granted.hold.key
     }
 
     /// Returns the owner's name on the server: `host/pid/…`.
@@ -212,33 +209,39 @@ impl Hold {
         &self.granted.owner
     }
 
-    /// The fencing token.
+    /// Returns the fencing token: higher than that of every earlier grant.
     pub fn token(&self) -> u64 {
-        self.granted.place.token
+        self.granted.hold.token
     }
 
     /// Returns when the lock is lost, with the reason, and never if it is not.
     pub async fn lost(&self) -> String {
         let mut lost = self.granted.lost.clone();
-        let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        match reason {
-            Some(reason) => reason,
-            None => std::future::pending().await, // it was given back
+        loop {
+            let told = timeout(SLICE, lost.wait_for(Option::is_some)).await;
+            match told.map(|told| told.ok().and_then(|reason| reason.clone())) {
+                Ok(Some(reason)) => return reason,
+                Ok(None) => std::future::pending().await, // it was released
+                // The clock may have run on a runtime that has ended.
+                Err(_) => self.client.with(|_| ()),
+            }
         }
     }
 
-    /// Whether it is known to be lost.
+    /// Reports whether the client knows that the hold is lost.
     pub fn is_lost(&self) -> bool {
         self.granted.lost.borrow().is_some()
     }
 
     /// Returns how long the hold lasts even if the server is silent from now on.
     pub fn left(&self) -> Duration {
-        self.sessions.with(|state| state.left(&self.granted.place))
+        let until =
+            |state: &mut State| state.held.get(&self.granted.hold).filter(|held| !held.is_released).map(Held::until);
+        self.client.with(until).map_or(Duration::ZERO, |until| until.saturating_sub(now()))
     }
 
-    /// Runs a command in one step with the look whether the lock is still held under this token. It is sent once; if its
-    /// reply is lost it may have run.
+    /// Runs a command only if the lock is still held under this token; the server checks and runs it in one step. The client sends
+    /// it once; if the reply is lost, it may have run.
     ///
     /// # Errors
     /// [`Error::Fenced`] if it is not held, and the command was not run: then the hold is lost. What the command says.
@@ -246,18 +249,22 @@ impl Hold {
         let mut guarded = cmd("DLOCK.GUARD");
         guarded.arg(self.key()).arg(self.token());
         for argument in command.args_iter() {
-            if let redis::Arg::Simple(bytes) = argument {
-                guarded.arg(bytes);
-            }
+            match argument {
+                redis::Arg::Simple(bytes) => guarded.arg(bytes),
+                _ => return Err(Error::invalid("command", "must not have a cursor")),
+            };
         }
-        let result = self.sessions.ask_once(self.key(), guarded).await;
+        if command.args_iter().next().is_none() {
+            return Err(Error::invalid("command", "must not be empty"));
+        }
+        let result = self.client.ask_once(self.key(), guarded).await;
         if let Err(Error::Fenced(text)) = &result {
-            self.sessions.with(|state| state.lose(&self.granted.place, text));
+            self.client.with(|state| state.lose(&self.granted.hold, text));
         }
         result
     }
 
-    /// Gives back what was granted here, and nothing else. What no server has answered within the time for a reply goes on in the
+    /// Releases this hold. If no server answers within `reply_timeout`, it returns the error, and the client keeps trying in the
     /// background.
     ///
     /// # Errors
@@ -266,11 +273,10 @@ impl Hold {
         self.give_back(None).await
     }
 
-    /// Gives the lock back at that time from now, by the server's clock: it stays taken until then, whether or not this program
-    /// lives, and nobody renews it.
+    /// Leaves the lock taken for that time from now, by the server's clock, whether or not this program lives. Nobody renews it.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if it was lost; [`Error::Invalid`] for less than a millisecond: then the lock is given back.
+    /// [`Error::NotHeld`] if it was lost; [`Error::Invalid`] for less than a millisecond: then the lock is released.
     pub async fn release_after(self, time: Duration) -> Result<()> {
         if time < Duration::from_millis(1) {
             return Err(Error::invalid("time", format!("must be at least 1 ms, not {time:?}")));
@@ -279,22 +285,20 @@ impl Hold {
     }
 
     pub(crate) async fn give_back(&self, after: Option<Duration>) -> Result<()> {
-        self.sessions.check()?;
-        self.over.store(true, Ordering::SeqCst);
-        let Some(errand) = self.sessions.with(|state| state.finish(&self.granted.place, after)) else {
+        self.client.check()?;
+        let Some(errand) = self.client.with(|state| state.release(&self.granted.hold, after)) else {
             let reason = self.granted.lost.borrow().clone();
-            return Err(Error::NotHeld(reason.unwrap_or_else(|| "it was given back before".into())));
+            return Err(Error::NotHeld(reason.unwrap_or_else(|| "it was released before".into())));
         };
-        let result = self.sessions.hand_in(errand).await;
-        self.sessions.settings.observer.released(self.key(), now() - self.since);
-        result
+        Carried::new(&self.client, errand, Some(self.client.settings.reply_timeout)).carry().await
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if !self.over.swap(true, Ordering::SeqCst) {
-            self.sessions.with(|state| state.forsake(&self.granted.place));
-        }
+        self.client.with(|state| {
+            let errand = state.release(&self.granted.hold, None);
+            state.errands.extend(errand);
+        });
     }
 }

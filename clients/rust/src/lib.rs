@@ -19,17 +19,13 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What the program gives is a template: the redis crate makes the connections. All tasks share one to each node, and a second one
-//! for the session in which the server keeps what they hold and wait for. A future that is dropped leaves the queue; a [`Hold`]
-//! that is dropped is given back. Both are done in the background.
+//! You pass a client as a template, and the redis crate makes the connections: one per node, which all tasks share, and a second
+//! one per session. A session is what a server keeps for this client: its holds and its places in queues.
 //!
-//! A time-out is a [`Duration`](std::time::Duration) and nothing else:
-//!
-//! ```compile_fail
-//! # fn example(locks: dlock_redis::Locks) {
-//! locks.on("stock").wait("5s");
-//! # }
-//! ```
+//! A future that is dropped leaves the queue, and a [`Hold`] that is dropped is released. Both happen in the background: call
+//! [`release`](Hold::release) before the runtime ends, or the lock stays taken for its lease.
+
+#![warn(missing_debug_implementations)]
 
 mod election;
 mod errand;
@@ -51,4 +47,6 @@ pub use hold::Hold;
 pub use library::Servers;
 pub use locks::{release_all, Locks, Request};
 pub use quorum::{Quorum, QuorumHold};
+/// The version of the redis crate whose types these calls have.
+pub use redis;
 pub use settings::{Observer, Settings};

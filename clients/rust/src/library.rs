@@ -2,7 +2,8 @@
 //! Connections of the redis crate, made from what the program has, with our bounds: TLS, users, Unix sockets, Sentinels and
 //! clusters are that crate's matter.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,9 +13,11 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig};
 #[cfg(feature = "cluster")]
 use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
-#[cfg(feature = "sentinel")]
-use redis::RedisResult;
 use redis::{cmd, AsyncConnectionConfig, Client, Cmd, Value};
+#[cfg(feature = "sentinel")]
+use redis::{sentinel::SentinelClient, RedisResult};
+#[cfg(feature = "sentinel")]
+use std::collections::HashMap;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -22,12 +25,12 @@ use crate::error::{Error, Result};
 use crate::fakes::FakeServer;
 
 /// Where the locks are. From a [`redis::Client`] (its URL says TLS, user, password, database), from several of them (a primary
-/// and its replicas), from a `redis::cluster::ClusterClient` or a `redis::sentinel::SentinelClient`.
+/// and its replicas), from a `redis::sentinel::SentinelClient`, or by `Servers::cluster`.
 #[derive(Clone)]
-pub struct Servers(pub(crate) Kind);
+pub struct Servers(pub(crate) Source);
 
 #[derive(Clone)]
-pub(crate) enum Kind {
+pub(crate) enum Source {
     Nodes(Vec<Client>),
     #[cfg(feature = "cluster")]
     Cluster {
@@ -35,35 +38,32 @@ pub(crate) enum Kind {
         once: Box<ClusterClient>,
     },
     #[cfg(feature = "sentinel")]
-    Sentinel(Arc<tokio::sync::Mutex<redis::sentinel::SentinelClient>>),
+    Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
     Fake(FakeServer),
+}
+
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Servers")
+    }
 }
 
 impl From<Client> for Servers {
     fn from(client: Client) -> Servers {
-        Servers(Kind::Nodes(vec![client]))
+        Servers(Source::Nodes(vec![client]))
     }
 }
 
 impl From<Vec<Client>> for Servers {
     fn from(clients: Vec<Client>) -> Servers {
-        Servers(Kind::Nodes(clients))
-    }
-}
-
-/// The client sends a command again as often as it is built to, guarded ones too: `retries(1)` follows a slot that moves. By
-/// [`Servers::cluster`] guarded commands are sent once.
-#[cfg(feature = "cluster")]
-impl From<ClusterClient> for Servers {
-    fn from(client: ClusterClient) -> Servers {
-        Servers(Kind::Cluster { usual: client.clone().into(), once: client.into() })
+        Servers(Source::Nodes(clients))
     }
 }
 
 #[cfg(feature = "sentinel")]
-impl From<redis::sentinel::SentinelClient> for Servers {
-    fn from(client: redis::sentinel::SentinelClient) -> Servers {
-        Servers(Kind::Sentinel(Arc::new(tokio::sync::Mutex::new(client))))
+impl From<SentinelClient> for Servers {
+    fn from(client: SentinelClient) -> Servers {
+        Servers(Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))))
     }
 }
 
@@ -77,12 +77,12 @@ impl Servers {
     pub fn cluster(builder: impl Fn() -> ClusterClientBuilder) -> Result<Servers> {
         // One retry follows ASK or MOVED. More would send again what has got no answer.
         let (usual, once) = (builder().retries(1).build()?, builder().retries(0).build()?);
-        Ok(Servers(Kind::Cluster { usual: usual.into(), once: once.into() }))
+        Ok(Servers(Source::Cluster { usual: usual.into(), once: once.into() }))
     }
 
     pub(crate) fn checked(self) -> Result<Servers> {
         match &self.0 {
-            Kind::Nodes(nodes) if nodes.is_empty() => Err(Error::invalid("servers", "must have at least one client")),
+            Source::Nodes(nodes) if nodes.is_empty() => Err(Error::invalid("servers", "must have at least one client")),
             _ => Ok(self),
         }
     }
@@ -116,61 +116,88 @@ impl Connection {
 /// What the program has, as a template of connections.
 pub(crate) struct Library {
     servers: Servers,
-    within: Duration,
+    reply_timeout: Duration,
+    /// There was a connection already.
+    has_worked: AtomicBool,
+    is_closed: AtomicBool,
     /// Rises when the connections may all lead to a former primary.
     generation: AtomicU64,
+    /// Who the Sentinels said the primary is.
     #[cfg(feature = "sentinel")]
-    primary: Mutex<Primary>,
+    primary: Mutex<Option<String>>,
+    #[cfg(feature = "sentinel")]
+    watch: Arc<tokio::sync::Mutex<Watch>>,
 }
 
 impl Library {
-    pub(crate) fn new(servers: Servers, within: Duration) -> Arc<Library> {
+    pub(crate) fn new(servers: Servers, reply_timeout: Duration) -> Arc<Library> {
         Arc::new(Library {
             servers,
-            within,
+            reply_timeout,
+            has_worked: AtomicBool::default(),
+            is_closed: AtomicBool::default(),
             generation: AtomicU64::default(),
             #[cfg(feature = "sentinel")]
             primary: Mutex::default(),
+            #[cfg(feature = "sentinel")]
+            watch: Arc::default(),
         })
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
         match self.servers.0 {
             #[cfg(feature = "cluster")]
-            Kind::Cluster { .. } => true,
+            Source::Cluster { .. } => true,
             _ => false,
         }
     }
 
-    /// Makes every link connect again.
-    fn leave(&self) {
-        self.generation.fetch_add(1, Ordering::Relaxed);
+    /// Makes every link connect again, unless that has been done since that generation.
+    fn reconnect_all(&self, generation: u64) {
+        let _ = self.generation.compare_exchange(generation, generation + 1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// From now on there is no connection.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+    }
+
+    async fn connect(&self, once: bool) -> Result<Connection> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            return Err(Error::Closed);
+        }
+        let has_worked = self.has_worked.load(Ordering::Relaxed);
+        let connection = self.connect_now(once).await.map_err(|error| error.of_connection(has_worked))?;
+        self.has_worked.store(true, Ordering::Relaxed);
+        Ok(connection)
     }
 
     #[cfg_attr(not(feature = "cluster"), allow(unused_variables))]
-    async fn connect(&self, once: bool) -> Result<Connection> {
+    async fn connect_now(&self, once: bool) -> Result<Connection> {
         // Each call has a timer of ours: the crate's own would leave the connection in place.
-        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(self.within)).set_response_timeout(None);
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(self.reply_timeout)).set_response_timeout(None);
         match &self.servers.0 {
-            Kind::Nodes(nodes) => {
+            Source::Nodes(nodes) => {
                 let one = nodes.len() == 1;
                 let nodes = nodes.iter().map(|node| connect(node, &config, one).boxed());
                 Ok(Connection::Single(select_ok(nodes).await?.0))
             }
             // The crate lets all calls wait while it connects to a node that hangs.
             #[cfg(feature = "cluster")]
-            Kind::Cluster { usual, once: at_most_once } => {
-                let config =
-                    ClusterConfig::new().set_connection_timeout(self.within / 3).set_response_timeout(self.within);
+            Source::Cluster { usual, once: at_most_once } => {
+                let config = ClusterConfig::new()
+                    .set_connection_timeout(self.reply_timeout / 3)
+                    .set_response_timeout(self.reply_timeout);
                 let client = if once { at_most_once } else { usual };
                 Ok(Connection::Cluster(client.get_async_connection_with_config(config).await?))
             }
             #[cfg(feature = "sentinel")]
-            Kind::Sentinel(_) => {
-                let client = self.find_primary().await?;
+            Source::Sentinel(client) => {
+                let client = self.find_primary(client).await?;
                 Ok(Connection::Single(client.get_multiplexed_async_connection_with_config(&config).await?))
             }
-            Kind::Fake(server) => Ok(Connection::Fake(server.clone())),
+            Source::Fake(server) => Ok(Connection::Fake(server.clone())),
         }
     }
 }
@@ -187,51 +214,71 @@ async fn connect(node: &Client, config: &AsyncConnectionConfig, is_only: bool) -
     Ok(connection)
 }
 
-/// Who the Sentinels say the primary is, and when they were asked.
+/// How the Sentinels are asked.
 #[cfg(feature = "sentinel")]
 #[derive(Default)]
-struct Primary {
-    address: Option<String>,
-    asked: Duration,
+struct Watch {
+    due: Duration,
+    /// To one of them.
+    connection: Option<MultiplexedConnection>,
+}
+
+#[cfg(feature = "sentinel")]
+impl Watch {
+    /// Returns the addresses of all primaries that the Sentinels know.
+    async fn primaries(&mut self, client: &tokio::sync::Mutex<SentinelClient>) -> RedisResult<Vec<String>> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                let sentinel = client.lock().await.async_get_sentinel_client().await?;
+                sentinel.get_multiplexed_async_connection().await?
+            }
+        };
+        let rows: Vec<HashMap<String, String>> = cmd("SENTINEL").arg("MASTERS").query_async(&mut connection).await?;
+        self.connection = Some(connection);
+        let address = |row: &HashMap<String, String>| Some(format!("{}:{}", row.get("ip")?, row.get("port")?));
+        Ok(rows.iter().filter_map(address).collect())
+    }
 }
 
 #[cfg(feature = "sentinel")]
 impl Library {
-    /// Asks the Sentinels. After a planned failover the former primary grants locks for eleven seconds more, without an error.
-    async fn find_primary(&self) -> Result<Client> {
-        let Kind::Sentinel(sentinel) = &self.servers.0 else {
-            return Err(Error::invalid("servers", "must have Sentinels"));
-        };
+    /// Returns the client of the primary. Its parts have bounds of their own: a bound around them would never get past two Sentinels
+    /// that are silent.
+    async fn find_primary(&self, client: &tokio::sync::Mutex<SentinelClient>) -> Result<Client> {
+        let generation = self.generation.load(Ordering::Relaxed);
         // Boxed: its queries are so deep that a program's own futures would be too deep for the compiler.
         let asked: BoxFuture<'_, RedisResult<Client>> =
-            Box::pin(async { sentinel.lock().await.async_get_client().await });
-        let client = timeout(self.within, asked).await.map_err(|_| Error::silent())??;
+            Box::pin(async { client.lock().await.async_get_client().await });
+        let client = asked.await?;
         let address = client.get_connection_info().addr().to_string();
-        let before = self.primary().address.replace(address.clone());
+        let before = lock(&self.primary).replace(address.clone());
         if before.is_some_and(|before| before != address) {
-            self.leave();
+            self.reconnect_all(generation);
         }
         Ok(client)
     }
 
-    fn primary(&self) -> MutexGuard<'_, Primary> {
-        self.primary.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks them once a second, as long as the program calls.
-    async fn look(&self) {
+    /// Asks the Sentinels once a second, beside the program's calls, and leaves a primary that they name no more: after a planned
+    /// failover it grants locks for eleven seconds, without an error.
+    fn look(self: &Arc<Self>) {
+        let Source::Sentinel(client) = &self.servers.0 else { return };
+        let Ok(mut watch) = self.watch.clone().try_lock_owned() else { return };
         let now = crate::settings::now();
-        let is_due = {
-            let mut primary = self.primary();
-            let is_due = primary.address.is_some() && primary.asked + Duration::from_secs(1) <= now;
-            if is_due {
-                primary.asked = now;
-            }
-            is_due
-        };
-        if is_due {
-            let _ = timeout(self.within / 6, self.find_primary()).await; // the next look asks again
+        if now < watch.due {
+            return;
         }
+        watch.due = now + Duration::from_secs(1);
+        let (library, client) = (self.clone(), client.clone());
+        tokio::spawn(async move {
+            let generation = library.generation.load(Ordering::Relaxed);
+            let asked: BoxFuture<'_, RedisResult<Vec<String>>> = Box::pin(watch.primaries(&client));
+            let Ok(named) = asked.await else { return }; // the next look asks again
+            let former = lock(&library.primary).take_if(|ours| !named.contains(ours));
+            if former.is_some() {
+                library.reconnect_all(generation);
+            }
+        });
     }
 }
 
@@ -262,24 +309,26 @@ impl Link {
     /// Returns the reply of whoever serves the key. It takes as long as a reply may, or less.
     pub(crate) async fn call(&self, key: &[u8], command: Cmd, within: Duration) -> Result<Value> {
         #[cfg(feature = "sentinel")]
-        self.library.look().await;
+        self.library.look();
+        let generation = self.library.generation.load(Ordering::Relaxed);
         let (number, opening) = self.opening();
         let asked = async {
             let connection = opening.await.inspect_err(|_| self.replace(number))?;
             connection.ask(key, command).await
         };
-        match timeout(within.min(self.library.within), asked).await {
+        match timeout(within.min(self.library.reply_timeout), asked).await {
             Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) => {
-                if error.is_read_only() {
-                    self.library.leave();
-                } else if !error.is_said() {
-                    self.replace(number);
-                }
+            Ok(Err(error)) if error.is_read_only() => {
+                self.library.reconnect_all(generation);
                 Err(error)
             }
+            Ok(Err(error)) if !error.is_answer() => {
+                self.replace(number);
+                Err(error)
+            }
+            Ok(Err(error)) => Err(error),
             // A caller's own time says nothing of the server.
-            Err(_) if within < self.library.within => Err(Error::silent()),
+            Err(_) if within < self.library.reply_timeout => Err(Error::silent()),
             Err(_) => {
                 self.replace(number);
                 Err(Error::silent())
@@ -320,7 +369,8 @@ impl Link {
         if current.number != number {
             return;
         }
-        let is_there = current.opening.as_ref().and_then(Shared::peek).is_some_and(Result::is_ok);
+        // One in the making is bounded by its own parts, which may take longer together than a call.
+        let Some(is_there) = current.opening.as_ref().and_then(Shared::peek).map(Result::is_ok) else { return };
         if !(self.library.is_cluster() && is_there) {
             current.number += 1;
             current.opening = None;
@@ -347,8 +397,8 @@ impl Link {
     }
 }
 
-fn lock(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
-    current.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The cluster's slot of a key: CRC-16 of the first non-empty `{…}` in it, or of all of it.

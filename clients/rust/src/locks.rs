@@ -5,18 +5,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{cmd, Cmd, Value};
+use redis::{cmd, Value};
 
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::library::{slot, Servers};
-use crate::session::Sessions;
-use crate::settings::{Settings, NEVER};
-use crate::take::{Mode, Terms};
+use crate::session::Client;
+use crate::settings::{Settings, FAR, NEVER};
+use crate::take::Terms;
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
 #[derive(Clone)]
-pub struct Locks(pub(crate) Arc<Sessions>);
+pub struct Locks(pub(crate) Arc<Client>);
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -25,37 +25,49 @@ impl fmt::Debug for Locks {
 }
 
 impl Locks {
-    /// Locks with the default [`Settings`]. Connects when it is used.
+    /// Returns locks with the default [`Settings`]. The first call connects.
     ///
     /// # Errors
     /// [`Error::Invalid`] if no server is named.
     pub fn new(servers: impl Into<Servers>) -> Result<Locks> {
-        Locks::with(servers, Settings::default())
+        Locks::with_settings(servers, Settings::default())
     }
 
-    /// Locks with settings of one's own.
+    /// Returns locks with these settings.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the setting that cannot be.
-    pub fn with(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
-        Ok(Locks(Sessions::new(servers.into().checked()?, settings.checked()?)))
+    pub fn with_settings(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
+        Ok(Locks(Client::new(servers.into().checked()?, settings.checked()?)))
     }
 
-    /// A lock to be asked for: exclusive, and without a time-out.
+    /// Does what [`Locks::with_settings`] does.
+    ///
+    /// # Errors
+    /// As there.
+    #[deprecated(since = "0.5.0", note = "is called `with_settings` now")]
+    pub fn with(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
+        Locks::with_settings(servers, settings)
+    }
+
+    /// Describes a lock. Unless the request says otherwise, it is exclusive and waits without a limit.
     pub fn on(&self, key: impl AsRef<[u8]>) -> Request {
         let terms = Terms {
             keys: vec![key.as_ref().to_vec()],
             lease: self.0.settings.lease,
             max_hold: NEVER,
             actor: None,
-            mode: Mode::Exclusive,
+            shared: false,
+            limit: None,
+            permits: None,
             vote: false,
         };
-        Request { locks: self.clone(), terms, shared: false, limit: None, permits: None, wait: None }
+        Request { locks: self.clone(), terms, wait: None }
     }
 
     /// Takes several locks: all or none of a slot in one step, and slots in one order that is the same for all programs, so that
-    /// they never wait in a circle that no server sees. A single server is one slot. Give them back with [`release_all`].
+    /// they never wait in a circle that no server sees. A single server is one slot. Returns the holds in that order, each key once;
+    /// release them with [`release_all`].
     ///
     /// # Errors
     /// As [`Request::lock`]; nothing is held then.
@@ -81,31 +93,22 @@ impl Locks {
     /// What the server or the connection says.
     pub async fn is_held(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = key.as_ref();
-        Ok(self.ask(key, cmd("DLOCK.HELD").arg(key)).await? != Value::Nil)
+        let mut held = cmd("DLOCK.HELD");
+        held.arg(key);
+        Ok(self.0.ask(key, held).await? != Value::Nil)
     }
 
-    /// The reply to a plain command about a key, from whoever serves it.
-    ///
-    /// # Errors
-    /// What the server or the connection says; [`Error::Invalid`] for a command without words.
-    pub async fn ask(&self, key: impl AsRef<[u8]>, command: &Cmd) -> Result<Value> {
-        if command.args_iter().next().is_none() {
-            return Err(Error::invalid("command", "must not be empty"));
-        }
-        self.0.ask(key.as_ref(), command.clone()).await
-    }
-
-    /// Ends it, for all clones: every call from now on is an error. What is still held is reported lost, and lives on in the
-    /// server until its lease.
+    /// Closes these locks and all their clones: every later call returns [`Error::Closed`]. What is still held is reported lost, and
+    /// lives on in the server until its lease ends.
     pub fn close(&self) {
         self.0.close();
     }
 }
 
-/// Gives back all of them, the last one first.
+/// Releases all of them, the last one first.
 ///
 /// # Errors
-/// The first one, when all are given back.
+/// The first one, when all are released.
 pub async fn release_all(holds: Vec<Hold>) -> Result<()> {
     let mut result = Ok(());
     for hold in holds.into_iter().rev() {
@@ -120,9 +123,6 @@ pub async fn release_all(holds: Vec<Hold>) -> Result<()> {
 pub struct Request {
     locks: Locks,
     terms: Terms,
-    shared: bool,
-    limit: Option<u64>,
-    permits: Option<u64>,
     wait: Option<Duration>,
 }
 
@@ -134,24 +134,24 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// The longest time to wait.
+    /// Sets the longest time to wait.
     pub fn wait(self, wait: Duration) -> Request {
         Request { wait: Some(wait), ..self }
     }
 
-    /// The longest time to wait, under its former name.
+    /// Does what [`Request::wait`] does.
     #[deprecated(since = "0.5.0", note = "is called `wait` now")]
     pub fn timeout(self, timeout: Duration) -> Request {
         self.wait(timeout)
     }
 
-    /// How long this lock lasts after the program dies or loses the server, instead of that of the [`Settings`].
+    /// Sets how long this lock stays taken after the program dies or loses the server, in place of the [`Settings`]' lease.
     pub fn lease(mut self, lease: Duration) -> Request {
         self.terms.lease = lease;
         self
     }
 
-    /// How long the lock may be held: then it is reported lost, and given back.
+    /// Sets how long the lock may be held: then the client reports it lost, and releases it.
     pub fn max_hold(mut self, max_hold: Duration) -> Request {
         self.terms.max_hold = max_hold;
         self
@@ -164,31 +164,34 @@ impl Request {
         self
     }
 
-    /// The former name of [`actor`](Request::actor). Locks are not re-entered.
+    /// Does what [`Request::actor`] does.
     #[deprecated(since = "0.5.0", note = "is called `actor` now, and locks are not re-entered")]
     pub fn owner(self, owner: impl AsRef<[u8]>) -> Request {
         self.actor(owner)
     }
 
-    /// Has no effect: the lock of a program that dies is free after its lease.
+    /// Changes nothing.
     #[deprecated(since = "0.5.0", note = "has no effect: a dead program's lock is free after its `lease`")]
     pub fn ephemeral(self) -> Request {
         self
     }
 
-    /// Together with all others that share: to read.
-    pub fn shared(self) -> Request {
-        Request { shared: true, ..self }
+    /// Shares the lock with all others that do so: to read.
+    pub fn shared(mut self) -> Request {
+        self.terms.shared = true;
+        self
     }
 
     /// Lets this many hold the lock at once: a semaphore.
-    pub fn limit(self, limit: u64) -> Request {
-        Request { limit: Some(limit), ..self }
+    pub fn limit(mut self, limit: u64) -> Request {
+        self.terms.limit = Some(limit);
+        self
     }
 
     /// Takes this many of the limit, all at once, and gives them back together. 1 unless set.
-    pub fn permits(self, permits: u64) -> Request {
-        Request { permits: Some(permits), ..self }
+    pub fn permits(mut self, permits: u64) -> Request {
+        self.terms.permits = Some(permits);
+        self
     }
 
     /// There are other masters: any failure is returned at once.
@@ -197,7 +200,7 @@ impl Request {
         self
     }
 
-    /// Waits for it.
+    /// Waits for the lock.
     ///
     /// # Errors
     /// [`Error::Timeout`] if it is not granted in time; [`Error::Invalid`] for a bad argument; [`Error::Deadlock`],
@@ -220,40 +223,32 @@ impl Request {
         self.take(after).await?.ok_or(Error::Timeout { after, cause: None })
     }
 
-    fn mode(&self) -> Result<Mode> {
-        let Some(limit) = self.limit else {
-            return match self.permits {
-                Some(_) => Err(Error::invalid("permits", "must be given with limit")),
-                None => Ok(if self.shared { Mode::Shared } else { Mode::Exclusive }),
-            };
-        };
-        if self.shared {
-            return Err(Error::invalid("limit", "cannot be beside shared"));
-        }
-        if limit == 0 {
-            return Err(Error::invalid("limit", "must be at least 1, not 0"));
-        }
-        let permits = self.permits.unwrap_or(1);
-        if !(1..=limit).contains(&permits) {
-            let problem = format!("must be at least 1, and at most limit, which is {limit}, not {permits}");
-            return Err(Error::invalid("permits", problem));
-        }
-        Ok(Mode::Limit { limit, permits })
-    }
-
     async fn take(self, wait: Duration) -> Result<Option<Vec<Hold>>> {
-        let terms = Terms { mode: self.mode()?, ..self.terms };
+        let terms = Terms { lease: self.terms.lease.min(FAR), ..self.terms };
+        let bad = |argument, why: &str| Err(Error::invalid(argument, why));
+        match (terms.limit, terms.permits) {
+            (None, Some(_)) => return bad("permits", "must be given with limit"),
+            (Some(_), _) if terms.shared => return bad("limit", "cannot be beside shared"),
+            (Some(0), _) => return bad("limit", "must be at least 1, not 0"),
+            (Some(limit), Some(permits)) if !(1..=limit).contains(&permits) => {
+                return bad(
+                    "permits",
+                    &format!("must be at least 1, and at most limit, which is {limit}, not {permits}"),
+                );
+            }
+            _ => {}
+        }
         if terms.keys.iter().any(Vec::is_empty) {
-            return Err(Error::invalid("key", "must not be empty"));
+            return bad("key", "must not be empty");
         }
         if terms.actor.as_ref().is_some_and(Vec::is_empty) {
-            return Err(Error::invalid("actor", "must not be empty"));
+            return bad("actor", "must not be empty");
         }
         if terms.lease <= self.locks.0.settings.clock_margin {
-            return Err(Error::invalid("lease", "must be longer than the clock's margin"));
+            return bad("lease", "must be longer than the clock's margin");
         }
         if terms.max_hold < Duration::from_millis(1) {
-            return Err(Error::invalid("max_hold", "must be at least 1 ms"));
+            return bad("max_hold", "must be at least 1 ms");
         }
         self.locks.0.take(terms, wait).await
     }

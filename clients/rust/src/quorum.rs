@@ -44,7 +44,7 @@ impl Master {
     /// One try, or a wait in its queue. A failure returns at once: there are other masters.
     async fn vote(&self, key: &[u8], lease: Duration, wait: Duration) -> Result<Option<Hold>> {
         let vote = self.locks.on(key).lease(lease).wait(wait).vote().try_lock().await;
-        if vote.as_ref().is_err_and(|error| !error.is_said()) {
+        if vote.as_ref().is_err_and(|error| !error.is_answer()) {
             *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = now() + SILENCE;
         }
         vote
@@ -58,19 +58,28 @@ impl fmt::Debug for Quorum {
 }
 
 impl Quorum {
-    /// Over these masters, which every program names in the same order. A master may take 300 ms to answer.
+    /// Returns locks over these masters, which every program names in the same order. A master may take 300 ms to answer.
     ///
     /// # Errors
-    /// As [`Quorum::with`].
+    /// As [`Quorum::with_settings`].
     pub fn new(masters: Vec<Client>) -> Result<Quorum> {
-        Quorum::with(masters, Settings::new().reply_timeout(Duration::from_millis(300)))
+        Quorum::with_settings(masters, Settings::default().reply_timeout(Duration::from_millis(300)))
     }
 
-    /// With settings of one's own.
+    /// Does what [`Quorum::with_settings`] does.
+    ///
+    /// # Errors
+    /// As there.
+    #[deprecated(since = "0.5.0", note = "is called `with_settings` now")]
+    pub fn with(masters: Vec<Client>, settings: Settings) -> Result<Quorum> {
+        Quorum::with_settings(masters, settings)
+    }
+
+    /// Returns locks with these settings.
     ///
     /// # Errors
     /// [`Error::Invalid`] names what cannot be.
-    pub fn with(masters: Vec<Client>, settings: Settings) -> Result<Quorum> {
+    pub fn with_settings(masters: Vec<Client>, settings: Settings) -> Result<Quorum> {
         if masters.is_empty() {
             return Err(Error::invalid("masters", "must be at least one"));
         }
@@ -80,14 +89,14 @@ impl Quorum {
         let settings = settings.checked()?;
         let master = |client| {
             // Kept as often as the shorter leases ask for.
-            let locks = Locks::with(client, settings.clone().lease(settings.lease / 2))?;
+            let locks = Locks::with_settings(client, settings.clone().lease(settings.lease / 2))?;
             Ok(Master { locks, silent: Mutex::default() })
         };
         let masters = masters.into_iter().map(master).collect::<Result<_>>()?;
         Ok(Quorum { masters: Arc::new(masters), settings })
     }
 
-    /// The lock at a majority of the masters.
+    /// Waits for the lock at a majority of the masters.
     ///
     /// # Errors
     /// [`Error::Timeout`] if it is taken, or its votes were split, until the time is up. [`Error::Unreachable`] if no
@@ -97,7 +106,7 @@ impl Quorum {
         taken.ok_or(Error::Timeout { after: timeout, cause: None })
     }
 
-    /// The same, but `None` when the time is up.
+    /// Waits as [`lock`](Quorum::lock) does, but returns `None` when the time is up.
     ///
     /// # Errors
     /// [`Error::Unreachable`] if no majority could vote, [`Error::Invalid`] for a bad argument.
@@ -159,14 +168,14 @@ impl Quorum {
         None
     }
 
-    /// Ends it, as [`Locks::close`].
+    /// Closes the locks of all masters, as [`Locks::close`].
     pub fn close(&self) {
         self.masters.iter().for_each(|master| master.locks.close());
     }
 }
 
 /// A lock that is held at a majority of the masters, and kept there.
-#[must_use = "the lock is given back when this is dropped"]
+#[must_use = "the lock is released when this is dropped"]
 #[derive(Debug)]
 pub struct QuorumHold {
     votes: Vec<Option<Hold>>,
@@ -184,14 +193,14 @@ impl QuorumHold {
         self.votes.get(master)?.as_ref()
     }
 
-    /// For so long a majority is ours for sure, if nothing is heard any more.
+    /// Returns how long a majority is certainly held, even if no server answers again.
     pub fn left(&self) -> Duration {
         let mut left: Vec<Duration> = self.votes.iter().flatten().map(Hold::left).collect();
         left.sort_unstable();
         left.len().checked_sub(self.majority()).and_then(|at| left.get(at).copied()).unwrap_or_default()
     }
 
-    /// Whether it is held at no majority any more.
+    /// Reports whether no majority holds it any more.
     pub fn is_lost(&self) -> bool {
         self.left().is_zero()
     }
@@ -204,7 +213,7 @@ impl QuorumHold {
         }
     }
 
-    /// Gives it back at all masters.
+    /// Releases it at all masters.
     ///
     /// # Errors
     /// [`Error::NotHeld`] if no majority held it any more.

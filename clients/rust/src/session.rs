@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: MIT
-//! Sessions: what each server keeps for this client, by the id that it drew; the loop that keeps it; the rows.
+//! Sessions: what each server keeps for this client, by the id that it drew; the task that keeps it; the rows.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{cmd, Cmd, Value};
+use redis::{cmd, from_redis_value, Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::errand::Errand;
+use crate::errand::{Carried, Errand, Kind};
 use crate::error::{Error, Result};
-use crate::hold::{Held, Place};
+use crate::hold::{Held, HoldId};
 use crate::library::{Library, Link, Servers};
 use crate::random::{process, unique};
-use crate::settings::{millis, now, Settings, NEVER};
-use crate::take::Take;
+use crate::settings::{millis, now, Event, Settings, NEVER};
+use crate::take::{Asked, Row};
 
-/// How long a loop without work stays: the next turn begins without a new one.
+/// How long a session without work is kept: the next contended turn needs no new task.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long a loop pauses after an early answer without rows, and after a failure.
+/// The pause after an early answer without rows, and after a failure.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 /// The longest sleep: timers may stand still while the machine is suspended.
 pub(crate) const SLICE: Duration = Duration::from_secs(1);
@@ -30,174 +30,112 @@ const STALL: Duration = Duration::from_millis(500);
 /// An answer to SESSION that comes this much before its time is not early: it was on its way.
 const EARLY: Duration = Duration::from_millis(10);
 
-/// What one server keeps for this client.
+/// What one server keeps for this client. There is one while something needs it: a wait, or a hold that is older than a third of its
+/// lease. Most holds are released before, and cost no SESSION.
 #[derive(Default)]
 pub(crate) struct Session {
-    /// One that the server serves.
+    /// A key that this server serves.
     key: Vec<u8>,
     /// The number of the last row that was read.
     seen: i64,
-    pub(crate) holds: HashSet<Place>,
-    pub(crate) waits: HashSet<u64>,
-    /// When a SESSION was sent, and until when all holds last that its answer spoke of. One that a later one surpasses is gone.
-    bounds: VecDeque<(Duration, Duration)>,
-    /// When the last SESSION was sent that was answered, with holds or without.
+    /// When the last SESSION was sent that was answered.
     pub(crate) heard: Duration,
-    /// The shortest and the longest lease in it.
-    shortest: Option<Duration>,
-    longest: Duration,
-    /// Whether the session has something to keep.
-    pub(crate) is_kept: bool,
-    keeper: Option<JoinHandle<()>>,
-    /// What the last SESSION failed with.
+    /// The error of the last SESSION.
     pub(crate) trouble: Option<Error>,
+    task: Option<JoinHandle<()>>,
 }
 
-impl Session {
-    /// Returns until when a hold lasts that an answer told of at that time.
-    pub(crate) fn bound(&self, told: Duration) -> Duration {
-        let at = self.bounds.partition_point(|(sent, _)| *sent < told);
-        self.bounds.get(at).map_or(Duration::ZERO, |(_, until)| *until)
-    }
+/// An answer to SESSION: the id, the last row's number, the least that is left of a lease, and the rows of number, word, key, owner,
+/// token, and what is left of the lease.
+type Answer = (i64, i64, Option<u64>, Vec<(i64, String, Vec<u8>, Vec<u8>, u64, u64)>);
 
-    fn told(&mut self, sent: Duration, until: Duration) {
-        if self.bounds.back().is_some_and(|(last, _)| *last >= sent) {
-            return;
-        }
-        while self.bounds.back().is_some_and(|(_, before)| *before <= until) {
-            self.bounds.pop_back();
-        }
-        while self.bounds.front().is_some_and(|(_, before)| *before <= now()) {
-            self.bounds.pop_front();
-        }
-        self.bounds.push_back((sent, until));
-    }
-
-    pub(crate) fn enter(&mut self, place: Place, lease: Duration) {
-        self.holds.insert(place);
-        self.longest = self.longest.max(lease);
-        self.shortest = Some(self.shortest.map_or(lease, |shortest| shortest.min(lease)));
-    }
-
-    pub(crate) fn exit(&mut self, place: &Place) {
-        self.holds.remove(place);
-        if self.holds.is_empty() {
-            (self.shortest, self.longest) = (None, Duration::ZERO);
-        }
-    }
-}
-
-/// All that this client holds and waits for. The rules change it and list what follows, which [`Sessions::with`] does.
+/// All that this client holds and waits for. The rules change it and list what follows, which [`Client::with`] does.
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) settings: Settings,
-    /// The sessions' name.
-    pub(crate) name: String,
     pub(crate) closed: bool,
+    /// Of the last owner.
     pub(crate) number: u64,
     pub(crate) sessions: HashMap<i64, Session>,
-    pub(crate) takes: HashMap<u64, Take>,
-    /// Takes by their owner's name.
-    pub(crate) asked: HashMap<Vec<u8>, u64>,
-    pub(crate) held: HashMap<Place, Held>,
-    /// To be said.
+    /// The requests that are under way, by owner.
+    pub(crate) asked: HashMap<Vec<u8>, Asked>,
+    pub(crate) held: HashMap<HoldId, Held>,
     pub(crate) errands: Vec<Errand>,
-    /// To be reported, and logged: by whoever holds no lock on this, since the program's own functions may block.
-    pub(crate) losses: Vec<Loss>,
-    pub(crate) warnings: Vec<String>,
+    pub(crate) events: Vec<Event>,
+    /// The runtime of the last take, for a hold that is dropped outside of any.
     pub(crate) runtime: Option<Handle>,
     clock: Option<JoinHandle<()>>,
-    /// When the next hold is due.
-    pub(crate) alarm: Duration,
-    pub(crate) rung: bool,
-    /// Until then nothing is over.
+    alarm: Arc<Notify>,
+    /// When the clock looks at the holds again.
+    next_check: Duration,
+    /// Until then the clock reports no loss.
     grace: Duration,
 }
 
-/// A hold that has ended, and not at the program's wish.
-pub(crate) struct Loss {
-    pub(crate) place: Place,
-    pub(crate) owner: Vec<u8>,
-    pub(crate) reason: String,
-}
-
 /// What the clones of one [`Locks`](crate::Locks) and its holds share.
-pub(crate) struct Sessions {
+pub(crate) struct Client {
     pub(crate) settings: Settings,
+    /// The name of its sessions.
+    pub(crate) name: String,
     pub(crate) library: Arc<Library>,
-    pub(crate) client: Link,
+    pub(crate) link: Link,
     once: Link,
     state: Mutex<State>,
-    ring: Notify,
+    alarm: Arc<Notify>,
 }
 
-impl Sessions {
-    pub(crate) fn new(servers: Servers, settings: Settings) -> Arc<Sessions> {
-        let library = Library::new(servers, settings.reply_timeout);
-        let state = State {
-            settings: settings.clone(),
-            name: format!("{}{}", process(), unique()),
-            closed: false,
-            number: 0,
-            sessions: HashMap::new(),
-            takes: HashMap::new(),
-            asked: HashMap::new(),
-            held: HashMap::new(),
-            errands: Vec::new(),
-            losses: Vec::new(),
-            warnings: Vec::new(),
-            runtime: None,
-            clock: None,
-            alarm: NEVER,
-            rung: false,
-            grace: Duration::ZERO,
-        };
-        Arc::new(Sessions {
+impl Client {
+    pub(crate) fn new(servers: Servers, settings: Settings) -> Arc<Client> {
+        let (library, alarm) = (Library::new(servers, settings.reply_timeout), Arc::new(Notify::new()));
+        let state = State { settings: settings.clone(), alarm: alarm.clone(), next_check: NEVER, ..State::default() };
+        Arc::new(Client {
             settings,
-            client: Link::new(&library, false),
+            name: format!("{}{}", process(), unique()),
+            link: Link::new(&library, false),
             once: Link::new(&library, true),
             library,
             state: Mutex::new(state),
-            ring: Notify::new(),
+            alarm,
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the rules work, and then does what they want.
     pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         let result = work(&mut state);
-        self.perform(&mut state);
-        let (losses, warnings) = (std::mem::take(&mut state.losses), std::mem::take(&mut state.warnings));
+        let errands = self.begin_tasks(&mut state);
+        let events = std::mem::take(&mut state.events);
         drop(state);
-        for warning in warnings {
-            tracing::warn!("{warning}");
+        // Without the guard: a runtime that is shutting down drops these at once, and they need it to be put back.
+        for (runtime, errand) in errands {
+            runtime.spawn(Carried::new(self, errand, None).carry());
         }
-        for Loss { place, owner, reason } in losses {
-            let (key, owner) = (String::from_utf8_lossy(&place.key), String::from_utf8_lossy(&owner));
-            tracing::warn!(key = &*key, owner = &*owner, token = place.token, reason, "a lock is lost");
-            self.settings.observer.report(&place.key, &reason);
-        }
+        events.iter().for_each(|event| self.settings.observer.report(event));
         result
     }
 
-    /// Begins tasks. One whose runtime has ended is begun again.
-    fn perform(self: &Arc<Self>, state: &mut State) {
-        let is_over = |task: &Option<JoinHandle<()>>| task.as_ref().is_none_or(JoinHandle::is_finished);
-        let runtime = || Handle::try_current().ok().or_else(|| state.runtime.clone());
-        for errand in state.errands.drain(..).filter(|_| !state.closed) {
-            if let Some(runtime) = runtime() {
-                runtime.spawn(self.clone().carry(errand));
-            }
+    /// Begins the tasks that are missing, or whose runtime has ended. Returns the errands, and where to run them.
+    fn begin_tasks(self: &Arc<Self>, state: &mut State) -> Vec<(Handle, Errand)> {
+        let Some(runtime) = Handle::try_current().ok().or_else(|| state.runtime.clone()) else { return Vec::new() };
+        let is_missing = |task: &Option<JoinHandle<()>>| task.as_ref().is_none_or(JoinHandle::is_finished);
+        for (id, session) in state.sessions.iter_mut().filter(|(_, session)| is_missing(&session.task)) {
+            session.task = Some(runtime.spawn(self.clone().keep(*id)));
         }
-        for (id, session) in &mut state.sessions {
-            if session.is_kept && is_over(&session.keeper) {
-                session.keeper = runtime().map(|runtime| runtime.spawn(self.clone().keep(*id)));
-            }
+        if !state.held.is_empty() && is_missing(&state.clock) {
+            state.clock = Some(runtime.spawn(self.clone().tick()));
         }
-        if !state.held.is_empty() && is_over(&state.clock) {
-            state.clock = runtime().map(|runtime| runtime.spawn(self.clone().tick()));
-        }
-        if std::mem::take(&mut state.rung) {
-            self.ring.notify_one();
+        state.errands.drain(..).map(|errand| (runtime.clone(), errand)).collect()
+    }
+
+    /// Puts back an errand whose task was dropped: the next call continues it.
+    pub(crate) fn put_back(&self, errand: Errand) {
+        let mut state = self.lock();
+        if !state.closed {
+            state.errands.push(errand);
         }
     }
 
@@ -208,13 +146,13 @@ impl Sessions {
     /// Returns the reply to a command about a key.
     pub(crate) async fn ask(self: &Arc<Self>, key: &[u8], command: Cmd) -> Result<Value> {
         self.check()?;
-        self.client.call(key, command, self.settings.reply_timeout).await
+        self.link.call(key, command, self.settings.reply_timeout).await
     }
 
-    /// The same, for a command that is not sent again when its reply is lost. One that another server has refused was not run.
+    /// Returns the reply to a command that is not sent again when its reply is lost. One that another server has refused was not run.
     pub(crate) async fn ask_once(self: &Arc<Self>, key: &[u8], command: Cmd) -> Result<Value> {
         self.check()?;
-        let link = if self.library.is_cluster() { &self.once } else { &self.client };
+        let link = if self.library.is_cluster() { &self.once } else { &self.link };
         let end = now() + self.settings.reply_timeout;
         loop {
             let reply = link.call(key, command.clone(), self.settings.reply_timeout).await;
@@ -226,316 +164,269 @@ impl Sessions {
         }
     }
 
-    /// Everything ends: what is held is lost, and lives on until its lease.
+    /// Ends everything. What is held is lost, and lives on in the server until its lease.
     pub(crate) fn close(self: &Arc<Self>) {
-        self.client.close();
+        let lost = self.with(State::close);
+        if lost > 0 {
+            tracing::warn!("closed with {lost} locks held: they are lost");
+        }
+        self.library.close();
+        self.link.close();
         self.once.close();
-        self.with(State::close);
     }
 
     /// The clock. It waits for no server.
     async fn tick(self: Arc<Self>) {
         let mut due = now();
-        while let Some(alarm) = self.with(|state| state.ring(due)) {
-            let wait = alarm.saturating_sub(now()).min(SLICE);
-            due = now() + wait;
+        while let Some(next) = self.with(|state| state.look_at_holds(due)) {
+            let pause = next.saturating_sub(now()).min(SLICE);
+            due = now() + pause;
             tokio::select! {
-                () = sleep(wait) => {}
-                () = self.ring.notified() => {}
+                () = sleep(pause) => {}
+                () = self.alarm.notified() => {}
             }
         }
     }
 
-    /// The loop of a session, as long as there are waits or holds that have grown old. What BLOCKs has a connection of its own.
+    /// Keeps a session while something needs it, and a second longer. What BLOCKs has a connection of its own.
     async fn keep(self: Arc<Self>, id: i64) {
-        let (own, mut turns) = (Link::new(&self.library, false), Turns::default());
+        let (own, mut may_block, mut is_warned) = (Link::new(&self.library, false), false, false);
+        let (mut used, mut sent) = (now(), Duration::ZERO);
         loop {
-            let may_block = own.is_ready();
-            match self.with(|state| state.turn(id, &mut turns, may_block)) {
-                Turn::End => return,
-                Turn::Pause(time) => sleep(time).await,
-                Turn::Say { key, command, blocks } => {
-                    let (sent, link) = (now(), if blocks { &own } else { &self.client });
-                    let reply = link.call(&key, command, self.settings.reply_timeout).await;
-                    self.with(|state| state.kept(id, &mut turns, sent, reply));
+            let Some(needs) = self.with(|state| state.needs(id)) else { return };
+            let is_ready = own.is_ready();
+            // Its own connection is yet to be made, which takes long where a node of a cluster hangs.
+            if may_block && !is_ready && now() < sent + PAUSE {
+                sleep(PAUSE / 20).await;
+                continue;
+            }
+            sent = now();
+            if needs.is_used {
+                used = sent;
+            }
+            // The last one takes back what an answer that was lost has granted: the server would renew it for nobody.
+            let is_last = used + LINGER < sent;
+            let mut command = cmd("DLOCK.SESSION");
+            let ms = if is_last { 1 } else { millis(self.settings.hang_timeout) };
+            command.arg(&needs.key).arg(&self.name).arg(ms).arg("SEEN").arg(id).arg(needs.seen);
+            let (mut link, mut block) = (&self.link, Duration::ZERO);
+            if may_block && is_ready && !is_last {
+                (link, block) = (&own, SLICE.min(needs.shortest / 3).min(self.settings.reply_timeout / 2));
+                command.arg("BLOCK").arg(millis(block));
+            }
+            let reply = link.call(&needs.key, command, self.settings.reply_timeout).await;
+            let answer = reply.and_then(|reply| Ok(from_redis_value::<Answer>(reply)?));
+            may_block = answer.is_ok() && !is_last;
+            match answer {
+                Ok(answer) => {
+                    is_warned = false;
+                    let (answered, is_quiet) = (answer.0, answer.3.is_empty());
+                    self.with(|state| state.read_answer(sent, answer, &needs.key));
+                    if answered != id {
+                        return self.with(|state| state.session_ended(id));
+                    }
+                    if is_quiet && now() + EARLY < sent + block {
+                        sleep((sent + PAUSE).saturating_sub(now())).await;
+                    }
+                }
+                Err(error) => {
+                    let is_closed = self.with(|state| state.session_failed(id, &error));
+                    if !is_warned && !is_closed {
+                        tracing::warn!("what is held and waited for is not kept: {error}");
+                        is_warned = true;
+                    }
+                    if !is_last {
+                        sleep(PAUSE).await;
+                    }
                 }
             }
+            if is_last && self.with(|state| state.end_unused(id)) {
+                return;
+            }
         }
     }
 }
 
-/// How a session's loop stands.
-#[derive(Default)]
-struct Turns {
-    /// The last one was answered, so that this one may block.
-    is_going: bool,
-    is_last: bool,
-    is_over: bool,
-    /// When there was work last.
-    needed: Duration,
-    not_before: Duration,
-    sent: Duration,
-    block: Duration,
-    warned: bool,
-}
-
-enum Turn {
-    Say { key: Vec<u8>, command: Cmd, blocks: bool },
-    Pause(Duration),
-    End,
+/// What the next SESSION says, and whether it has to be said.
+struct Needs {
+    key: Vec<u8>,
+    seen: i64,
+    /// There is a wait, or a hold that has grown old.
+    is_used: bool,
+    /// The shortest lease in it.
+    shortest: Duration,
 }
 
 impl State {
-    pub(crate) fn session(&mut self, id: i64, key: &[u8]) -> &mut Session {
+    /// Has the session kept.
+    pub(crate) fn keep(&mut self, id: i64, key: &[u8]) -> &mut Session {
         self.sessions.entry(id).or_insert_with(|| Session { key: key.to_vec(), ..Session::default() })
     }
 
-    /// Forgets a session with nothing in it: the server does so as well, and draws another id for the next one.
-    pub(crate) fn tidy(&mut self, id: i64) {
-        let is_empty =
-            |one: &Session| one.keeper.is_none() && !one.is_kept && one.holds.is_empty() && one.waits.is_empty();
-        if self.sessions.get(&id).is_some_and(is_empty) {
-            self.sessions.remove(&id);
+    fn needs(&self, id: i64) -> Option<Needs> {
+        let session = self.sessions.get(&id)?;
+        let wait = self.asked.values().find(|asked| asked.session == Some(id));
+        let (mut key, mut shortest) = (wait.map(Asked::key), NEVER);
+        let mut is_used = wait.is_some();
+        for (place, held) in self.held.iter().filter(|(_, held)| held.session == Some(id)) {
+            key = key.or(Some(&place.key));
+            is_used |= held.is_old();
+            shortest = shortest.min(held.lease);
         }
+        let shortest = if shortest == NEVER { self.settings.lease } else { shortest };
+        Some(Needs { key: key.unwrap_or(&session.key).to_vec(), seen: session.seen, is_used, shortest })
+    }
+
+    /// Ends a session that nothing needs. Reports whether it has ended.
+    fn end_unused(&mut self, id: i64) -> bool {
+        let is_unused = self.needs(id).is_none_or(|needs| !needs.is_used);
+        if is_unused {
+            self.sessions.remove(&id);
+            self.set_alarm(now()); // its holds are still to grow old
+        }
+        is_unused
     }
 
     /// Returns the believed end of what the server counts from the arrival of a command.
-    pub(crate) fn believed(&self, sent: Duration, left: Duration) -> Duration {
-        sent.saturating_add(left).saturating_sub(Duration::from_millis(2) + self.settings.clock_margin)
+    pub(crate) fn believed(&self, sent: Duration, left_ms: u64) -> Duration {
+        sent.saturating_add(Duration::from_millis(left_ms))
+            .saturating_sub(Duration::from_millis(2) + self.settings.clock_margin)
     }
 
-    fn close(&mut self) {
-        let held: Vec<Place> =
-            self.held.iter().filter(|(_, held)| !held.over).map(|(place, _)| place.clone()).collect();
-        if !held.is_empty() && !self.closed {
-            self.warnings.push(format!("closed with {} locks held: they are lost", held.len()));
-        }
+    /// Returns how many holds it has lost.
+    fn close(&mut self) -> usize {
         self.closed = true;
-        held.iter().for_each(|place| self.lose(place, "closed"));
-        self.held.clear();
-        let takes: Vec<u64> = self.takes.keys().copied().collect();
-        takes.into_iter().for_each(|id| self.fail(id, Error::Closed));
-        let keepers = self.sessions.drain().filter_map(|(_, session)| session.keeper);
-        keepers.chain(self.clock.take()).for_each(|task| task.abort());
+        let (released, held): (Vec<HoldId>, Vec<HoldId>) =
+            self.held.keys().cloned().partition(|hold| self.held[hold].is_released);
+        held.iter().for_each(|hold| self.lose(hold, "closed"));
+        released.iter().for_each(|hold| drop(self.released(hold)));
+        self.asked.drain().for_each(|(_, asked)| asked.tell(Row::Failed(Error::Closed)));
+        self.errands.clear();
+        let tasks = self.sessions.drain().filter_map(|(_, session)| session.task);
+        tasks.chain(self.clock.take()).for_each(|task| task.abort());
+        held.len()
     }
 
-    /// Reports what has ended, and has old holds be kept. Returns when it is to look again; None: nothing is held.
-    fn ring(&mut self, due: Duration) -> Option<Duration> {
+    /// Reports the holds that have ended, and has the old ones kept. Returns when to look again; None: nothing is held.
+    fn look_at_holds(&mut self, due: Duration) -> Option<Duration> {
         let now = now();
         if now > due + STALL {
             // The server is asked before a loss is reported.
             self.grace = now + self.settings.reply_timeout;
         }
         if self.held.is_empty() {
-            (self.clock, self.alarm) = (None, NEVER);
+            (self.clock, self.next_check) = (None, NEVER);
             return None;
         }
-        if now < self.alarm {
-            return Some(self.alarm);
+        if now < self.next_check {
+            return Some(self.next_check);
         }
-        let (mut ended, mut old) = (Vec::new(), HashSet::new());
-        self.alarm = NEVER;
-        for (place, held) in self.held.iter().filter(|(_, held)| !held.over) {
-            let end = self.until(held);
+        let (mut ended, mut old, mut next) = (Vec::new(), Vec::new(), NEVER);
+        for (hold, held) in self.held.iter().filter(|(_, held)| !held.is_released) {
+            let end = held.until();
             if end <= now && self.grace <= now {
-                ended.push(place.clone());
+                ended.push(hold.clone());
                 continue;
             }
-            let mut due = end.max(now + PAUSE / 2);
-            if let Some(id) = held.session.filter(|id| self.sessions.get(id).is_some_and(|session| !session.is_kept)) {
-                if held.is_old() {
-                    old.insert(id);
-                } else {
-                    due = due.min(held.third());
-                }
+            next = next.min(end.max(now + PAUSE / 2));
+            match held.session.filter(|id| !self.sessions.contains_key(id)) {
+                Some(id) if held.is_old() => old.push((id, hold.key.clone())),
+                Some(_) => next = next.min(held.third()),
+                None => {}
             }
-            self.alarm = self.alarm.min(due);
         }
-        ended.iter().for_each(|place| self.expire(place));
-        for id in old {
-            self.session(id, &[]).is_kept = true;
+        self.next_check = next;
+        ended.iter().for_each(|hold| self.expire(hold));
+        for (id, key) in old {
+            self.keep(id, &key);
         }
-        Some(self.alarm)
+        Some(self.next_check)
     }
 
-    fn turn(&mut self, id: i64, turns: &mut Turns, may_block: bool) -> Turn {
-        let now = now();
-        let Some(session) = self.sessions.get(&id) else { return Turn::End };
-        let is_old = |place: &Place| self.held.get(place).is_some_and(Held::is_old);
-        let is_needed = !session.waits.is_empty() || session.holds.iter().any(is_old);
-        if turns.is_over && !is_needed {
-            let third = session.holds.iter().filter_map(|place| self.held.get(place)).map(Held::third).min();
-            if let Some(session) = self.sessions.get_mut(&id) {
-                (session.is_kept, session.keeper) = (false, None);
-            }
-            self.set_alarm(third.unwrap_or(NEVER));
-            self.tidy(id);
-            return Turn::End;
-        }
-        // Something has come in the last moment.
-        if turns.is_over {
-            *turns = Turns::default();
-        }
-        if turns.not_before > now {
-            return Turn::Pause(turns.not_before - now);
-        }
-        // Its own connection is yet to be made, which takes long where a node of a cluster hangs.
-        if turns.is_going && !may_block && turns.sent + PAUSE > now {
-            return Turn::Pause(PAUSE / 20);
-        }
-        turns.sent = now;
-        if is_needed || turns.needed.is_zero() {
-            turns.needed = now;
-        }
-        // Else what an answer that was lost has granted would be renewed for nobody.
-        turns.is_last = turns.needed + LINGER < now;
-        let wait = session.waits.iter().next().and_then(|wait| self.takes.get(wait)).map(|take| &take.terms.keys[0]);
-        let key = wait.or_else(|| session.holds.iter().next().map(|place| &place.key)).unwrap_or(&session.key).clone();
-        let mut command = cmd("DLOCK.SESSION");
-        let ms = if turns.is_last { 1 } else { millis(self.settings.hang_timeout) };
-        command.arg(&key).arg(&self.name).arg(ms).arg("SEEN").arg(id).arg(session.seen);
-        let blocks = turns.is_going && may_block && !turns.is_last;
-        turns.block = Duration::ZERO;
-        if blocks {
-            let lease = session.shortest.unwrap_or(self.settings.lease);
-            turns.block = SLICE.min(lease / 3).min(self.settings.reply_timeout / 2);
-            command.arg("BLOCK").arg(millis(turns.block));
-        }
-        Turn::Say { key, command, blocks }
-    }
-
-    fn kept(&mut self, id: i64, turns: &mut Turns, sent: Duration, reply: Result<Value>) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let key = session.key.clone();
-        turns.is_going = reply.is_ok();
-        session.trouble = reply.as_ref().err().cloned();
-        match reply {
-            Ok(reply) => {
-                turns.warned = false;
-                let (answered, rows) = self.told(sent, &reply, &key);
-                turns.is_over = turns.is_last || answered != id;
-                if answered != id {
-                    self.gone(id);
-                } else if rows == 0 && now() + EARLY < sent + turns.block {
-                    turns.not_before = sent + PAUSE;
-                }
-            }
-            Err(error) => {
-                turns.is_over = turns.is_last;
-                turns.not_before = now() + PAUSE;
-                if !turns.warned && !self.closed {
-                    self.warnings.push(format!("what is held and waited for is not kept: {error}"));
-                    turns.warned = true;
-                }
-                for wait in session.waits.clone() {
-                    if !error.passes() || self.takes.get(&wait).is_some_and(|take| take.terms.vote) {
-                        self.fail(wait, error.clone());
-                    }
-                }
-            }
+    pub(crate) fn set_alarm(&mut self, due: Duration) {
+        if due < self.next_check {
+            self.next_check = due;
+            self.alarm.notify_one();
         }
     }
 
-    /// Reads an answer to SESSION. Returns the id that it is of, and how many rows it has.
-    pub(crate) fn told(&mut self, sent: Duration, reply: &Value, key: &[u8]) -> (i64, usize) {
-        let Value::Array(reply) = reply else { return (0, 0) };
-        let [id, _, left, Value::Array(rows)] = &reply[..] else { return (0, 0) };
-        let id = int(id);
-        let session = self.session(id, key);
-        session.heard = session.heard.max(sent);
-        for row in rows {
-            let Value::Array(row) = row else { continue };
-            let [number, word, key, owner, token, left] = &row[..] else { continue };
-            let session = self.session(id, key_of(key));
-            if int(number) > session.seen {
-                session.seen = int(number);
-                let place = Place { key: key_of(key).to_vec(), token: u64::try_from(int(token)).unwrap_or_default() };
-                let end = self.believed(sent, milliseconds(left));
-                self.row(id, key_of(word), place, key_of(owner), end);
+    /// Notes that a session could not be kept. Reports whether these locks are closed.
+    fn session_failed(&mut self, id: i64, error: &Error) -> bool {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.trouble = Some(error.clone());
+        }
+        for asked in self.asked.values().filter(|asked| asked.session == Some(id)) {
+            if asked.is_vote() || !error.is_retryable() {
+                asked.tell(Row::Failed(error.clone()));
             }
         }
-        if let Value::Int(_) = left {
-            let until = self.believed(sent, milliseconds(left));
-            let session = self.session(id, key);
-            session.told(sent, until);
-            // The least lease says little of the others.
-            if until < now() + session.longest / 2 {
-                for place in session.holds.clone() {
-                    if self.held.get(&place).is_some_and(|held| self.until(held) < now() + held.lease / 2) {
-                        self.renew(&place);
-                    }
-                }
-            }
-        }
-        (id, rows.len())
+        self.closed
     }
 
-    fn row(&mut self, id: i64, word: &[u8], place: Place, owner: &[u8], end: Duration) {
-        let is_held = self.held.get(&place).map(|held| !held.over);
+    fn read_answer(&mut self, sent: Duration, (id, _, left, rows): Answer, key: &[u8]) {
+        let session = self.keep(id, key);
+        (session.heard, session.trouble) = (session.heard.max(sent), None);
+        for (number, word, key, owner, token, left) in rows {
+            let session = self.keep(id, &key);
+            if number > session.seen {
+                session.seen = number;
+                self.read_row(id, &word, HoldId { key, token }, &owner, self.believed(sent, left));
+            }
+        }
+        if let Some(left) = left {
+            self.extend_all(id, sent, self.believed(sent, left));
+        }
+    }
+
+    /// Every hold lasts as long as the first lease to end, if the answer that told of it came before this SESSION was sent. The first
+    /// one says little of longer leases, so those are renewed when they were below half as it was sent: an answer that comes late says
+    /// little of all.
+    fn extend_all(&mut self, id: i64, sent: Duration, end: Duration) {
+        let mut low = Vec::new();
+        for (hold, held) in self.held.iter_mut().filter(|(_, held)| held.session == Some(id)) {
+            if held.known_since <= sent {
+                held.end = held.end.max(end);
+            }
+            if held.end < sent + held.lease / 2 {
+                low.push(hold.clone());
+            }
+        }
+        low.iter().for_each(|hold| self.renew(hold));
+    }
+
+    fn read_row(&mut self, id: i64, word: &str, hold: HoldId, owner: &[u8], end: Duration) {
+        let is_held = self.held.get(&hold).map(|held| !held.is_released);
         match (word, is_held) {
-            (b"granted", Some(false)) => {}
-            (b"granted", Some(true)) => {
-                self.extend(&place, end);
-                self.join(&place, id);
-            }
-            (b"granted", None) => match self.asked.get(owner).copied() {
-                Some(take) => self.granted(take, place, id, end),
-                // A place that was left, or a command that came late.
-                None => self.errands.push(Errand::give_back(place, owner.to_vec(), self.patience(Duration::ZERO))),
-            },
-            (b"timeout" | b"cancelled" | b"replaced" | b"wrongtype" | b"again", _) => {
-                if let Some(take) = self.asked.get(owner).copied() {
-                    self.ended(take, &String::from_utf8_lossy(word));
+            ("granted", Some(false)) => {}
+            ("granted", _) if self.granted(owner, hold.clone(), id, end) => {}
+            // A place that was left, or a command that came late.
+            ("granted", _) => self.errand(Kind::Release, hold, owner.to_vec(), Duration::ZERO),
+            ("timeout" | "cancelled" | "replaced" | "wrongtype" | "again", _) => {
+                if let Some(asked) = self.asked.get(owner) {
+                    asked.tell(Row::Ended(word.to_owned()));
                 }
             }
-            (b"taken", Some(true)) => self.taken(&place, end),
-            (b"moved", Some(true)) => {
-                self.part(&place);
-                self.renew(&place);
+            ("taken", Some(true)) => self.taken(&hold, end),
+            ("moved", Some(true)) => {
+                self.leave_session(&hold);
+                self.renew(&hold);
             }
-            (_, Some(true)) => self.lose(&place, &String::from_utf8_lossy(word)),
+            (_, Some(true)) => self.lose(&hold, word),
             _ => {}
         }
     }
 
     /// Brings all that was in this session to where the servers say: a key's server has another one.
-    fn gone(&mut self, id: i64) {
-        let Some(session) = self.sessions.get(&id) else { return };
-        let (holds, waits) = (session.holds.clone(), session.waits.clone());
-        for place in holds {
-            self.part(&place);
-            self.renew(&place);
+    fn session_ended(&mut self, id: i64) {
+        self.sessions.remove(&id);
+        let holds: Vec<HoldId> =
+            self.held.iter().filter(|(_, held)| held.session == Some(id)).map(|(hold, _)| hold.clone()).collect();
+        for hold in holds {
+            self.leave_session(&hold);
+            self.renew(&hold);
         }
-        waits.into_iter().for_each(|take| self.ended(take, "gone"));
-    }
-
-    pub(crate) fn set_alarm(&mut self, due: Duration) {
-        if due < self.alarm {
-            (self.alarm, self.rung) = (due, true);
+        for asked in self.asked.values().filter(|asked| asked.session == Some(id)) {
+            asked.tell(Row::Ended("gone".into()));
         }
-    }
-
-    /// Returns when nothing of a client can be left at a server that does not hear of it.
-    pub(crate) fn patience(&self, lease: Duration) -> Duration {
-        now() + self.settings.hang_timeout + 2 * lease.max(self.settings.lease)
-    }
-}
-
-pub(crate) fn int(value: &Value) -> i64 {
-    match value {
-        Value::Int(number) => *number,
-        _ => 0,
-    }
-}
-
-pub(crate) fn milliseconds(value: &Value) -> Duration {
-    Duration::from_millis(u64::try_from(int(value)).unwrap_or_default())
-}
-
-fn key_of(value: &Value) -> &[u8] {
-    match value {
-        Value::BulkString(bytes) => bytes,
-        Value::SimpleString(text) => text.as_bytes(),
-        _ => &[],
     }
 }

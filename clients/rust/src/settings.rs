@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
 //! How long things last, and the observer of what happens.
 
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::hold::HoldId;
 
-/// What happens, for whoever counts it. Write what you need; it is called at once, so it must not block.
+/// What happens, for whoever counts it. Write what you need; it is called at once, so it must not block. Each hold is granted
+/// once, and released or lost once.
 #[allow(unused_variables)]
 pub trait Observer: Send + Sync {
     /// The lock is taken, and a wait for it begins.
@@ -33,11 +36,27 @@ pub(crate) const NEVER: Duration = Duration::MAX;
 struct Nobody;
 impl Observer for Nobody {}
 
+/// What has happened to a hold, to be reported by whoever has no guard: the program's own functions may block.
+pub(crate) enum Event {
+    Granted { key: Vec<u8>, after: Duration },
+    Released { key: Vec<u8>, after: Duration },
+    Lost { hold: HoldId, owner: Vec<u8>, reason: String },
+}
+
 impl dyn Observer {
-    /// Tells of a loss. A fault of the program's own stops nothing here.
-    pub(crate) fn report(&self, key: &[u8], reason: &str) {
-        if std::panic::catch_unwind(AssertUnwindSafe(|| self.lost(key, reason))).is_err() {
-            tracing::error!("the observer of a loss has panicked");
+    /// Reports it. A fault of the program's own stops nothing here.
+    pub(crate) fn report(&self, event: &Event) {
+        if let Event::Lost { hold, owner, reason } = event {
+            let (key, owner) = (String::from_utf8_lossy(&hold.key), String::from_utf8_lossy(owner));
+            tracing::warn!(key = &*key, owner = &*owner, token = hold.token, reason, "a lock is lost");
+        }
+        let told = std::panic::catch_unwind(AssertUnwindSafe(|| match event {
+            Event::Granted { key, after } => self.granted(key, *after),
+            Event::Released { key, after } => self.released(key, *after),
+            Event::Lost { hold, reason, .. } => self.lost(&hold.key, reason),
+        }));
+        if told.is_err() {
+            tracing::error!("the observer has panicked");
         }
     }
 }
@@ -46,16 +65,27 @@ impl dyn Observer {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Settings {
-    /// What a lock has left when this program dies or loses the server. 10 s.
+    /// How long a lock stays taken after this program dies or loses the server. Default: 10 s.
     pub lease: Duration,
-    /// How long a program that hangs, its connection open, keeps its locks. 30 s.
+    /// How long a program that hangs, its connection open, keeps its locks. Default: 30 s.
     pub hang_timeout: Duration,
-    /// How long a connect or a reply may take. 3 s.
+    /// How long a connect or a reply may take. Default: 3 s.
     pub reply_timeout: Duration,
-    /// How long before its end the client takes a lease for ended. 100 ms.
+    /// How long before the end of a lease the client stops believing in it. Default: 100 ms.
     pub clock_margin: Duration,
-    /// Is called with what happens.
+    /// Hears of each event.
     pub observer: Arc<dyn Observer>,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("lease", &self.lease)
+            .field("hang_timeout", &self.hang_timeout)
+            .field("reply_timeout", &self.reply_timeout)
+            .field("clock_margin", &self.clock_margin)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for Settings {
@@ -82,12 +112,18 @@ impl Settings {
         Settings { hang_timeout, ..self }
     }
 
+    /// Changes nothing.
+    #[deprecated(since = "0.5.0", note = "is the server's `dlock.claim-window-ms` now")]
+    pub fn queue_grace(self, _: Duration) -> Settings {
+        self
+    }
+
     /// Sets how long a connect or a reply may take.
     pub fn reply_timeout(self, reply_timeout: Duration) -> Settings {
         Settings { reply_timeout, ..self }
     }
 
-    /// Sets how much before its end a lease is believed to have ended.
+    /// Sets how long before the end of a lease the client stops believing in it.
     pub fn clock_margin(self, clock_margin: Duration) -> Settings {
         Settings { clock_margin, ..self }
     }
@@ -95,12 +131,6 @@ impl Settings {
     /// Sets the observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Settings {
         Settings { observer: Arc::new(observer), ..self }
-    }
-
-    /// Has no effect: set the server's `dlock.claim-window-ms`.
-    #[deprecated(since = "0.5.0", note = "is the server's `dlock.claim-window-ms` now")]
-    pub fn queue_grace(self, _: Duration) -> Settings {
-        self
     }
 
     pub(crate) fn checked(mut self) -> Result<Settings> {
@@ -123,19 +153,23 @@ impl Settings {
     }
 }
 
-/// A clock that goes on while the machine is suspended.
-#[cfg(target_os = "linux")]
+/// Returns the time of a clock that goes on while the machine is suspended.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 pub(crate) fn now() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    use rustix::time::{clock_gettime, ClockId};
+    // Darwin's monotonic clock goes on, and Linux' stands still.
+    #[cfg(target_vendor = "apple")]
+    let time = clock_gettime(ClockId::Monotonic);
+    #[cfg(not(target_vendor = "apple"))]
+    let time = clock_gettime(ClockId::Boottime);
     let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or_default();
     Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), nanoseconds)
 }
 
-/// The time since the first look.
-#[cfg(not(target_os = "linux"))]
+/// Returns the time since the first look, and an hour: there are times before it.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 pub(crate) fn now() -> Duration {
     static FIRST: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    // Not zero: there are times before it.
     FIRST.get_or_init(std::time::Instant::now).elapsed() + Duration::from_secs(3600)
 }
 

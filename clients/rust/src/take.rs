@@ -1,34 +1,27 @@
 // SPDX-License-Identifier: MIT
 //! Takes: a request, from its first command to the grant or the end of the wait.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{cmd, Cmd, RedisError, Value};
+use redis::{cmd, from_redis_value, Cmd, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 use tokio::time::sleep;
 
-use crate::errand::Errand;
+use crate::errand::Kind;
 use crate::error::{Error, Result};
-use crate::hold::{Granted, Held, Hold, Place};
+use crate::hold::{Granted, Held, Hold, HoldId};
 use crate::random::random;
-use crate::session::{int, Sessions, State, PAUSE, SLICE};
-use crate::settings::{millis, now, FAR, NEVER};
+use crate::session::{Client, State, PAUSE, SLICE};
+use crate::settings::{millis, now, Event, FAR};
 
-/// How much longer a take whose time is up waits for the row that says so.
+/// How much longer a request whose time is up waits for the row that says so.
 const GRACE: Duration = Duration::from_millis(500);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// A time-out that comes no earlier is that of the wait.
 const CLOSE: Duration = Duration::from_millis(20);
-
-/// Who may hold a lock together.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Exclusive,
-    Limit { limit: u64, permits: u64 },
-    Shared,
-}
 
 /// A lock, or several of one slot, as the program asks for it.
 #[derive(Clone)]
@@ -37,7 +30,9 @@ pub(crate) struct Terms {
     pub(crate) lease: Duration,
     pub(crate) max_hold: Duration,
     pub(crate) actor: Option<Vec<u8>>,
-    pub(crate) mode: Mode,
+    pub(crate) shared: bool,
+    pub(crate) limit: Option<u64>,
+    pub(crate) permits: Option<u64>,
     /// There are other masters: any failure is returned at once.
     pub(crate) vote: bool,
 }
@@ -54,405 +49,341 @@ impl Terms {
         if !is_try {
             command.arg("BLOCK").arg(if left < FAR { millis(left) } else { 0 });
         }
-        match self.mode {
-            Mode::Exclusive => {}
-            Mode::Shared => drop(command.arg("SHARED")),
-            Mode::Limit { limit, permits } => {
-                command.arg("LIMIT").arg(limit);
-                // Older servers do not know the word.
-                if permits > 1 {
-                    command.arg("PERMITS").arg(permits);
-                }
-            }
+        if self.shared {
+            command.arg("SHARED");
+        }
+        if let Some(limit) = self.limit {
+            command.arg("LIMIT").arg(limit);
+        }
+        if let Some(permits) = self.permits.filter(|permits| *permits > 1) {
+            command.arg("PERMITS").arg(permits);
         }
         command
     }
 }
 
-/// The holds, None if others have the lock, or why there are none.
-type Outcome = Result<Option<Vec<Granted>>>;
-
-/// A request as the rules see it. Its owner is its own.
-pub(crate) struct Take {
-    pub(crate) terms: Terms,
-    owner: Vec<u8>,
-    is_try: bool,
-    wait: Duration,
-    deadline: Duration,
-    wake: Arc<Notify>,
-    asked: u32,
-    /// What was granted, by key.
-    found: Vec<Option<(Place, Held)>>,
-    session: Option<i64>,
-    /// The outcome is a row.
-    is_waiting: bool,
-    /// It has waited.
-    has_waited: bool,
-    waits_since: Duration,
-    /// Of a row that came before the answer.
-    word: Option<String>,
-    not_before: Duration,
-    /// When it was to be looked at again.
-    due: Duration,
-    /// A wait is not out of time before.
-    grace: Duration,
-    warned: Option<Duration>,
-    trouble: Option<Error>,
-    outcome: Option<Outcome>,
+/// A request as the rules see it, from its first command to its end.
+pub(crate) struct Asked {
+    terms: Terms,
+    began: Duration,
+    /// The session that it waits in.
+    pub(crate) session: Option<i64>,
+    rows: UnboundedSender<Row>,
 }
 
-enum Step {
-    Say(Cmd, Duration),
-    Wait(Duration),
-    Done(Outcome),
+/// What a request hears beside the answer to its command.
+pub(crate) enum Row {
+    Granted(Granted),
+    /// An outcome that is no grant; `gone`: the session is.
+    Ended(String),
+    /// The session cannot be kept, or the locks are closed.
+    Failed(Error),
 }
 
-impl Sessions {
-    /// Returns the holds; None if the lock is taken. A wait of zero: one attempt.
-    pub(crate) async fn take(self: &Arc<Self>, terms: Terms, wait: Duration) -> Result<Option<Vec<Hold>>> {
-        let (began, key) = (now(), terms.keys[0].clone());
-        let taken = self.take_until(terms, wait).await;
-        let observer = &self.settings.observer;
-        match &taken {
-            Ok(Some(_)) => observer.granted(&key, now() - began),
-            Ok(None) => observer.refused(&key, now() - began, None),
-            Err(error) => observer.refused(&key, now() - began, Some(error)),
-        }
-        taken
+impl Asked {
+    pub(crate) fn key(&self) -> &Vec<u8> {
+        &self.terms.keys[0]
     }
 
-    async fn take_until(self: &Arc<Self>, terms: Terms, wait: Duration) -> Result<Option<Vec<Hold>>> {
-        let (key, wake) = (terms.keys[0].clone(), Arc::new(Notify::new()));
-        let id = self.with(|state| state.begin(terms, wait, wake.clone()))?;
-        let mut taking = Taking { sessions: self, id, key: key.clone(), is_told: false };
-        loop {
-            match self.with(|state| state.step(id)) {
-                Step::Done(outcome) => {
-                    let hold = |granted| Hold::new(self, granted);
-                    return Ok(outcome?.map(|all| all.into_iter().map(hold).collect()));
-                }
-                Step::Wait(time) => tokio::select! {
-                    () = sleep(time) => {}
-                    () = wake.notified() => {}
-                },
-                Step::Say(command, within) => {
-                    let sent = now();
-                    let mut call = std::pin::pin!(self.client.call(&key, command, within));
-                    loop {
-                        tokio::select! {
-                            reply = &mut call => {
-                                self.with(|state| state.answered(id, sent, reply));
-                                break;
-                            }
-                            // Its rows may be faster.
-                            () = wake.notified() => if self.with(|state| state.is_done(id)) { break },
-                        }
-                    }
-                    taking.tell();
-                }
-            }
-        }
+    pub(crate) fn is_vote(&self) -> bool {
+        self.terms.vote
     }
-}
 
-/// A request that is left when it is dropped.
-struct Taking<'a> {
-    sessions: &'a Arc<Sessions>,
-    id: u64,
-    key: Vec<u8>,
-    /// The observer knows that it waits.
-    is_told: bool,
-}
-
-impl Taking<'_> {
-    fn tell(&mut self) {
-        if !self.is_told && self.sessions.with(|state| state.takes.get(&self.id).is_some_and(|take| take.has_waited)) {
-            self.is_told = true;
-            self.sessions.settings.observer.waiting(&self.key);
-        }
-    }
-}
-
-impl Drop for Taking<'_> {
-    fn drop(&mut self) {
-        self.sessions.with(|state| state.leave(self.id));
-        if self.is_told {
-            self.sessions.settings.observer.waited(&self.key);
-        }
+    pub(crate) fn tell(&self, row: Row) {
+        let _ = self.rows.send(row); // the request may have ended
     }
 }
 
 impl State {
-    fn begin(&mut self, terms: Terms, wait: Duration, wake: Arc<Notify>) -> Result<u64> {
+    /// Notes a request under an owner that was never used. What stands before # is the actor, for the search for deadlocks.
+    fn begin(&mut self, name: &str, terms: &Terms, began: Duration) -> Result<(Vec<u8>, UnboundedReceiver<Row>)> {
         if self.closed {
             return Err(Error::Closed);
         }
         self.runtime = Some(Handle::current());
-        let (owner, is_try) = (self.owner(&terms), wait.is_zero());
-        let id = self.number;
-        let take = Take {
-            owner: owner.clone(),
-            is_try,
-            wait,
-            deadline: now().saturating_add(if is_try { self.settings.reply_timeout } else { wait }),
-            wake,
-            asked: 0,
-            found: terms.keys.iter().map(|_| None).collect(),
-            session: None,
-            is_waiting: false,
-            has_waited: false,
-            waits_since: NEVER,
-            word: None,
-            not_before: Duration::ZERO,
-            due: NEVER,
-            grace: Duration::ZERO,
-            warned: None,
-            trouble: None,
-            outcome: None,
-            terms,
-        };
-        self.takes.insert(id, take);
-        self.asked.insert(owner, id);
-        Ok(id)
-    }
-
-    /// Returns an owner that was never used. What stands before # is the actor, for the search for deadlocks.
-    fn owner(&mut self, terms: &Terms) -> Vec<u8> {
         self.number += 1;
-        let (name, number) = (&self.name, self.number);
-        match &terms.actor {
+        let number = self.number;
+        let owner = match &terms.actor {
             None => format!("{name}/{number}").into_bytes(),
             Some(actor) => [name.as_bytes(), b"/", actor.as_slice(), format!("#{number}").as_bytes()].concat(),
-        }
-    }
-
-    fn is_done(&self, id: u64) -> bool {
-        self.takes.get(&id).is_none_or(|take| take.outcome.is_some())
-    }
-
-    fn step(&mut self, id: u64) -> Step {
-        let Some(take) = self.takes.get_mut(&id) else { return Step::Done(Err(Error::Closed)) };
-        if let Some(outcome) = take.outcome.take() {
-            self.takes.remove(&id);
-            return Step::Done(outcome);
-        }
-        // If the process stood still, what the server has said is yet to be read.
-        if now() > take.due.saturating_add(PAUSE) {
-            take.grace = now() + GRACE;
-        }
-        let end = if take.is_waiting { take.deadline.saturating_add(GRACE).max(take.grace) } else { take.deadline };
-        let left = end.saturating_sub(now());
-        take.due = NEVER;
-        if take.asked > 0 && left.is_zero() {
-            self.out_of_time(id);
-            return self.step(id);
-        }
-        if take.is_waiting {
-            let time = left.min(SLICE);
-            take.due = now() + time;
-            return Step::Wait(time);
-        }
-        if take.not_before > now() {
-            return Step::Wait(left.min(take.not_before - now()));
-        }
-        take.asked += 1;
-        take.word = None;
-        let command = take.terms.command(&self.name, &take.owner, take.is_try, left);
-        Step::Say(command, left.saturating_add(GRACE))
-    }
-
-    /// Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]`, null or an error.
-    fn answered(&mut self, id: u64, sent: Duration, reply: Result<Value>) {
-        let Some(take) = self.takes.get(&id).filter(|take| take.outcome.is_none()) else { return };
-        let reply = match reply {
-            Err(error) => return self.failed(id, error),
-            Ok(Value::Array(reply)) if reply.len() > 1 => reply,
-            Ok(_) => return self.conclude(id, Ok(None)),
         };
-        let (keys, session) = (take.terms.keys.clone(), reply.last().map_or(0, int));
-        let (end, is_again) = (self.believed(sent, take.terms.lease), take.asked > 1);
-        let tokens = match &reply[0] {
-            Value::Array(tokens) => &tokens[..],
-            _ => &reply[..1],
-        };
-        self.session(session, &keys[0]);
+        let (rows, received) = unbounded_channel();
+        self.asked.insert(owner.clone(), Asked { terms: terms.clone(), began, session: None, rows });
+        Ok((owner, received))
+    }
+
+    /// Reads a grant: of a hold that is known, or of a request that is under way. Reports whether it is of either.
+    pub(crate) fn granted(&mut self, owner: &[u8], hold: HoldId, session: i64, end: Duration) -> bool {
+        if self.held.contains_key(&hold) {
+            self.extend(&hold, end);
+        } else {
+            let Some(asked) = self.asked.get(owner) else { return false };
+            let held = Held::new(owner, asked.terms.lease, asked.terms.max_hold, end);
+            asked.tell(Row::Granted(held.granted(hold.clone())));
+            self.events.push(Event::Granted { key: hold.key.clone(), after: now() - asked.began });
+            self.held.insert(hold.clone(), held);
+        }
+        self.enter_session(&hold, session);
+        true
+    }
+
+    /// Reads `[token, id]`, `[[token, …], id]`, `[0, place, id]` or null.
+    fn read_reply(&mut self, owner: &[u8], sent: Duration, reply: &[Value], is_first: bool) -> Answer {
+        let (Some(tokens), Some(Value::Int(session))) = (reply.first(), reply.last()) else { return Answer::Taken };
+        let Some(asked) = self.asked.get_mut(owner) else { return Answer::Told }; // the locks are closed
+        let (keys, end) = (asked.terms.keys.clone(), sent.saturating_add(asked.terms.lease));
+        let tokens = if let Value::Array(tokens) = tokens { tokens } else { std::slice::from_ref(tokens) };
+        let tokens: Vec<u64> = tokens.iter().filter_map(|token| from_redis_value(token.clone()).ok()).collect();
         // Asked again, only the row says how long it lasts.
-        if is_again || tokens.iter().any(|token| int(token) == 0) {
-            return self.wait_in(id, session);
+        if !is_first || tokens.contains(&0) {
+            asked.session = Some(*session);
+            self.keep(*session, &keys[0]);
+            return Answer::Waits;
         }
         for (key, token) in keys.into_iter().zip(tokens) {
-            let place = Place { key, token: u64::try_from(int(token)).unwrap_or_default() };
-            self.granted(id, place, session, end);
+            self.granted(owner, HoldId { key, token }, *session, self.believed(end, 0));
+        }
+        Answer::Told
+    }
+}
+
+enum Answer {
+    Taken,
+    /// What there is to know is in its rows already.
+    Told,
+    Waits,
+}
+
+/// What an attempt has come to.
+enum Attempt {
+    Taken,
+    Granted,
+    /// The wait has ended without an outcome: it asks again.
+    Again,
+}
+
+impl Client {
+    /// Returns the holds; None if the lock is taken. A wait of zero: one attempt.
+    pub(crate) async fn take(self: &Arc<Self>, terms: Terms, wait: Duration) -> Result<Option<Vec<Hold>>> {
+        let (began, key) = (now(), terms.keys[0].clone());
+        let taken = async { Take::begin(self, terms, wait)?.run().await }.await;
+        match &taken {
+            Ok(Some(_)) => {} // the rules have reported each
+            Ok(None) => self.settings.observer.refused(&key, now() - began, None),
+            Err(error) => self.settings.observer.refused(&key, now() - began, Some(error)),
+        }
+        taken
+    }
+}
+
+/// A request of one owner. Dropped early, it leaves the queue, and releases what it was granted.
+struct Take<'a> {
+    client: &'a Arc<Client>,
+    terms: Terms,
+    owner: Vec<u8>,
+    rows: UnboundedReceiver<Row>,
+    /// What was granted, of several locks until all are.
+    holds: Vec<Hold>,
+    wait: Duration,
+    began: Duration,
+    deadline: Duration,
+    asked: u32,
+    /// The server may have it still, in a queue or held.
+    may_be_there: bool,
+    /// The observer knows that it waits.
+    is_told: bool,
+    trouble: Option<Error>,
+}
+
+impl Take<'_> {
+    fn begin(client: &Arc<Client>, terms: Terms, wait: Duration) -> Result<Take<'_>> {
+        let began = now();
+        let (owner, rows) = client.with(|state| state.begin(&client.name, &terms, began))?;
+        let deadline = began.saturating_add(if wait.is_zero() { client.settings.reply_timeout } else { wait });
+        let (holds, trouble) = (Vec::new(), None);
+        let (asked, may_be_there, is_told) = (0, false, false);
+        Ok(Take { client, terms, owner, rows, holds, wait, began, deadline, asked, may_be_there, is_told, trouble })
+    }
+
+    fn is_try(&self) -> bool {
+        self.wait.is_zero()
+    }
+
+    async fn run(mut self) -> Result<Option<Vec<Hold>>> {
+        let mut warned: Option<Duration> = None;
+        loop {
+            let attempt = self.attempt().await;
+            let pause = match attempt {
+                Ok(Attempt::Taken) => return Ok(None),
+                Ok(Attempt::Granted) => return Ok(Some(std::mem::take(&mut self.holds))),
+                Err(error) if self.is_try() || self.terms.vote || !error.is_retryable() => return Err(error),
+                Ok(Attempt::Again) => Duration::from_millis(if self.asked > 1 { random() % 50 } else { 0 }),
+                Err(error) => {
+                    if warned.is_none_or(|warned| now() >= warned + WARN_EVERY) {
+                        let key = String::from_utf8_lossy(&self.terms.keys[0]);
+                        tracing::warn!("still waiting for lock {key:?}: {error}");
+                        warned = Some(now());
+                    }
+                    self.trouble = Some(error);
+                    Duration::from_millis(20 + random() % 80)
+                }
+            };
+            self.leave_session()?;
+            sleep(pause.min(self.deadline.saturating_sub(now()))).await;
+            if now() >= self.deadline {
+                return self.out_of_time(None);
+            }
         }
     }
 
-    /// Notes that one of its locks was granted. With the last one it holds them all.
-    pub(crate) fn granted(&mut self, id: u64, place: Place, session: i64, end: Duration) {
-        let Some(take) = self.takes.get_mut(&id).filter(|take| take.outcome.is_none()) else { return };
-        let held = Held::new(take.owner.clone(), take.terms.lease, take.terms.max_hold, end);
-        if let Some(at) = take.terms.keys.iter().position(|key| *key == place.key) {
-            take.found[at] = Some((place, held));
-        }
-        if take.found.iter().any(Option::is_none) {
-            return;
-        }
-        let all: Vec<(Place, Held)> = std::mem::take(&mut take.found).into_iter().flatten().collect();
-        let granted = all.iter().map(|(place, held)| held.granted(place.clone())).collect();
-        self.conclude(id, Ok(Some(granted)));
-        for (place, held) in all {
-            self.held.insert(place.clone(), held);
-            self.join(&place, session);
+    /// Asks once, and waits for the outcome.
+    async fn attempt(&mut self) -> Result<Attempt> {
+        let (client, owner, is_try) = (self.client, self.owner.clone(), self.is_try());
+        let left = self.deadline.saturating_sub(now());
+        let command = self.terms.command(&client.name, &owner, is_try, left);
+        (self.asked, self.may_be_there) = (self.asked + 1, true);
+        let (sent, is_first, key) = (now(), self.asked == 1, self.terms.keys[0].clone());
+        let mut call = pin!(client.link.call(&key, command, left.saturating_add(GRACE)));
+        let mut end = pin!(sleep_until(self.deadline.saturating_add(GRACE)));
+        // Since when it waits; and a word that came before the answer.
+        let (mut is_answered, mut waits, mut word) = (false, None, None);
+        loop {
+            tokio::select! {
+                reply = &mut call, if !is_answered => {
+                    is_answered = true;
+                    match self.read_reply(sent, reply, is_first)? {
+                        Answer::Taken => {
+                            self.may_be_there = false;
+                            return Ok(Attempt::Taken);
+                        }
+                        Answer::Told => {}
+                        Answer::Waits => {
+                            (waits, self.trouble) = (Some(now()), None);
+                            if word.is_none() && !self.is_told {
+                                self.is_told = true;
+                                client.settings.observer.waiting(&key);
+                            }
+                        }
+                    }
+                }
+                Some(row) = self.rows.recv() => match row {
+                    Row::Granted(granted) => {
+                        self.holds.push(Hold::new(client, granted));
+                        if self.holds.len() == self.terms.keys.len() {
+                            self.may_be_there = false;
+                            return Ok(Attempt::Granted);
+                        }
+                    }
+                    Row::Failed(error) => return Err(error),
+                    Row::Ended(ended) => word = Some(ended),
+                },
+                () = &mut end, if waits.is_some() => {
+                    return self.out_of_time(waits).map(|_| Attempt::Taken);
+                }
+            }
+            if let (Some(_), Some(word)) = (waits, &word) {
+                return self.ended(word);
+            }
         }
     }
 
-    /// A row tells of an outcome that is no grant, or the session is gone. While there is time it is asked again.
-    pub(crate) fn ended(&mut self, id: u64, word: &str) {
-        let Some(take) = self.takes.get_mut(&id).filter(|take| take.outcome.is_none()) else { return };
-        if !take.is_waiting {
-            take.word = Some(word.to_owned()); // its answer is yet to come
-            return;
-        }
-        let is_late = take.deadline.saturating_sub(now()) < CLOSE;
-        if word == "again" {
-            take.trouble =
-                Some(Error::NoAck("NOACK the server did not confirm the grant, or serves the lock no more".into()));
-        }
-        self.stop_waiting(id);
-        self.give_back_found(id);
-        let Some(take) = self.takes.get_mut(&id) else { return };
+    fn read_reply(&mut self, sent: Duration, reply: Result<Value>, is_first: bool) -> Result<Answer> {
+        let reply = reply.and_then(|reply| Ok(from_redis_value::<Vec<Value>>(reply)?));
+        let read = |reply: Vec<Value>| self.client.with(|state| state.read_reply(&self.owner, sent, &reply, is_first));
+        reply.map(read).inspect_err(|error| {
+            let is_new = is_first && (error.is_answer() || error.is_refused());
+            self.may_be_there = !is_new && !matches!(error, Error::Replaced(_));
+        })
+    }
+
+    /// Reads an outcome that is no grant.
+    fn ended(&mut self, word: &str) -> Result<Attempt> {
         match word {
             "replaced" => {
-                self.fail(id, Error::Replaced("REPLACED a newer request of the same owner has taken the place".into()));
+                self.may_be_there = false;
+                Err(Error::Replaced("REPLACED a newer request of the same owner has taken the place".into()))
             }
             "wrongtype" => {
                 let text = "WRONGTYPE the key holds something that is not a lock";
-                self.fail(id, Error::Redis(RedisError::from((redis::ErrorKind::UnexpectedReturnType, text))));
+                Err(RedisError::from((redis::ErrorKind::UnexpectedReturnType, text)).into())
             }
-            "timeout" if is_late => self.conclude(id, Ok(None)),
-            _ if take.is_try || take.terms.vote => {
-                let error = take.trouble.clone().unwrap_or_else(Error::silent);
-                self.fail(id, error);
+            "timeout" if self.deadline.saturating_sub(now()) < CLOSE => {
+                self.may_be_there = false;
+                Ok(Attempt::Taken)
             }
             _ => {
-                if take.asked > 1 {
-                    take.not_before = now() + Duration::from_millis(random() % 50);
+                if word == "again" {
+                    let text = "NOACK the server did not confirm the grant, or serves the lock no more";
+                    self.trouble = Some(Error::NoAck(text.into()));
                 }
-                take.wake.notify_one();
+                if self.is_try() || self.terms.vote {
+                    return Err(self.trouble.take().unwrap_or_else(Error::silent));
+                }
+                Ok(Attempt::Again)
             }
         }
     }
 
-    fn failed(&mut self, id: u64, error: Error) {
-        let Some(take) = self.takes.get_mut(&id) else { return };
-        if take.is_try || take.terms.vote || !error.passes() {
-            return self.fail(id, error);
-        }
-        if take.warned.is_none_or(|warned| now() >= warned + WARN_EVERY) {
-            let key = String::from_utf8_lossy(&take.terms.keys[0]);
-            self.warnings.push(format!("still waiting for lock {key:?}: {error}"));
-            take.warned = Some(now());
-        }
-        take.not_before = now() + Duration::from_millis(20 + random() % 80);
-        take.trouble = Some(error);
-    }
-
-    /// Ends it with this error. What may be left of it is taken back.
-    pub(crate) fn fail(&mut self, id: u64, error: Error) {
-        let Some(take) = self.takes.get(&id).filter(|take| take.outcome.is_none()) else { return };
-        let may_be_there = take.asked > 1 || take.session.is_some() || !error.is_said() && !error.is_refused();
-        if may_be_there && !matches!(error, Error::Replaced(_)) {
-            self.cancel(id);
-        }
-        self.give_back_found(id);
-        self.conclude(id, Err(error));
-    }
-
-    fn out_of_time(&mut self, id: u64) {
-        let Some(take) = self.takes.get(&id) else { return };
-        let session = take.session.and_then(|session| self.sessions.get(&session));
-        let trouble = take.trouble.clone().or_else(|| session.and_then(|session| session.trouble.clone()));
-        let is_kept = take.is_waiting && session.is_some_and(|session| session.heard > take.waits_since);
-        let outcome = match trouble {
-            // The server has kept the place meanwhile: others have the lock, though the word about the end is late.
-            None if is_kept && !take.is_try => Ok(None),
-            trouble => {
-                let cause = trouble.unwrap_or_else(Error::silent);
-                Err(if take.is_try { cause } else { Error::Timeout { after: take.wait, cause: Some(Arc::new(cause)) } })
-            }
+    /// Returns what a request has come to that has got no word in time, and since when it waits in its session.
+    fn out_of_time(&mut self, waits: Option<Duration>) -> Result<Option<Vec<Hold>>> {
+        let session = |state: &mut State| {
+            let session = state.sessions.get(&state.asked.get(&self.owner)?.session?)?;
+            Some((session.heard, session.trouble.clone()))
         };
-        self.cancel(id);
-        self.give_back_found(id);
-        self.conclude(id, outcome);
+        let (heard, failure) = self.client.with(session).unwrap_or_default();
+        let trouble = self.trouble.take().or(failure);
+        // The server has kept the place meanwhile: others have the lock, though the word about the end is late.
+        if trouble.is_none() && !self.is_try() && waits.is_some_and(|since| heard > since) {
+            return Ok(None);
+        }
+        let cause = trouble.unwrap_or_else(Error::silent);
+        Err(if self.is_try() { cause } else { Error::Timeout { after: self.wait, cause: Some(Arc::new(cause)) } })
     }
 
-    /// Ends it wherever it stands: the program does not want it any longer.
-    fn leave(&mut self, id: u64) {
-        match self.takes.get(&id).map(|take| &take.outcome) {
-            Some(None) => {
-                self.cancel(id);
-                self.give_back_found(id);
-                self.conclude(id, Ok(None));
+    /// Waits no longer. Half of several locks, which is none, is released; then the next request has another owner.
+    fn leave_session(&mut self) -> Result<()> {
+        if self.holds.is_empty() {
+            let leave = |state: &mut State| state.asked.get_mut(&self.owner).map(|asked| asked.session = None);
+            return self.client.with(leave).ok_or(Error::Closed);
+        }
+        self.forget();
+        (self.owner, self.rows) = self.client.with(|state| state.begin(&self.client.name, &self.terms, self.began))?;
+        Ok(())
+    }
+
+    /// Takes it out of those that are under way, and releases what it was granted.
+    fn forget(&mut self) {
+        self.client.with(|state| state.asked.remove(&self.owner));
+        while let Ok(row) = self.rows.try_recv() {
+            if let Row::Granted(granted) = row {
+                drop(Hold::new(self.client, granted));
             }
-            Some(Some(Ok(Some(granted)))) => {
-                let places: Vec<Place> = granted.iter().map(|granted| granted.place.clone()).collect();
-                places.iter().for_each(|place| self.forsake(place));
-            }
-            _ => {}
         }
-        self.takes.remove(&id);
+        self.holds.clear();
     }
+}
 
-    fn conclude(&mut self, id: u64, outcome: Outcome) {
-        self.stop_waiting(id);
-        let Some(take) = self.takes.get_mut(&id) else { return };
-        self.asked.remove(&take.owner);
-        take.outcome = Some(outcome);
-        take.wake.notify_one();
-    }
-
-    fn wait_in(&mut self, id: u64, session: i64) {
-        let (Some(take), Some(one)) = (self.takes.get_mut(&id), self.sessions.get_mut(&session)) else { return };
-        (take.session, take.is_waiting, take.waits_since) = (Some(session), true, now());
-        one.waits.insert(id);
-        match take.word.take() {
-            Some(word) => self.ended(id, &word), // the outcome came first
-            None => (take.has_waited, one.is_kept) = (true, true),
+impl Drop for Take<'_> {
+    fn drop(&mut self) {
+        self.forget();
+        if self.may_be_there {
+            let hold = HoldId { key: self.terms.keys[0].clone(), token: 0 };
+            let (kind, owner) = (Kind::Cancel(self.terms.keys.clone()), std::mem::take(&mut self.owner));
+            self.client.with(|state| state.errand(kind, hold, owner, self.terms.lease));
+        }
+        if self.is_told {
+            self.client.settings.observer.waited(&self.terms.keys[0]);
         }
     }
+}
 
-    fn stop_waiting(&mut self, id: u64) {
-        let Some(take) = self.takes.get_mut(&id) else { return };
-        take.is_waiting = false;
-        if let Some(session) = take.session {
-            if let Some(one) = self.sessions.get_mut(&session) {
-                one.waits.remove(&id);
-            }
-            self.tidy(session);
+/// Sleeps until then, and longer if the process stood still: what the server has said is yet to be read.
+async fn sleep_until(mut end: Duration) {
+    while now() < end {
+        let due = now() + SLICE.min(end - now());
+        sleep(due.saturating_sub(now())).await;
+        if now() > due + PAUSE {
+            end = end.max(now() + GRACE);
         }
-    }
-
-    /// Gives back half of several locks, which is none. The next request has another owner.
-    fn give_back_found(&mut self, id: u64) {
-        let Some(take) = self.takes.get_mut(&id) else { return };
-        let found: Vec<_> = take.found.iter_mut().filter_map(Option::take).collect();
-        if found.is_empty() {
-            return;
-        }
-        let (terms, owner) = (take.terms.clone(), take.owner.clone());
-        let until = self.patience(terms.lease);
-        self.errands.extend(found.into_iter().map(|(place, _)| Errand::give_back(place, owner.clone(), until)));
-        let next = self.owner(&terms);
-        self.asked.remove(&owner);
-        self.asked.insert(next.clone(), id);
-        if let Some(take) = self.takes.get_mut(&id) {
-            take.owner = next;
-        }
-    }
-
-    /// Leaves the queue. If the grant came first, its row belongs to no take any longer, and it is released by its token.
-    fn cancel(&mut self, id: u64) {
-        let Some(take) = self.takes.get(&id).filter(|take| take.asked > 0) else { return };
-        let (key, owner, until) = (take.terms.keys[0].clone(), take.owner.clone(), self.patience(take.terms.lease));
-        self.errands.push(Errand::cancel(key, owner, take.session, until));
     }
 }

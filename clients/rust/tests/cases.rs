@@ -126,7 +126,7 @@ impl Case {
         let is_cluster = self.server.place == Cluster && step.get("path").is_none();
         let servers = if is_cluster { self.server.servers() } else { clients.into() };
         let name = word(step, "as", "client").to_owned();
-        self.clients.insert(name, Locks::with(servers, settings).expect("good settings"));
+        self.clients.insert(name, Locks::with_settings(servers, settings).expect("good settings"));
     }
 
     /// Those of a step. Some stand for something of this case.
@@ -445,7 +445,7 @@ impl Case {
                 until("it is logged", || async { seen() >= least }).await;
                 assert!(step["at_most"].as_u64().is_none_or(|most| seen() <= most));
             }
-            // What is no time does not compile: lib.rs has a test of it.
+            // What is no time does not compile.
             "bad" if step.get("timeout").is_some() => {}
             "bad" => {
                 let key = if step["key"].as_str() == Some("") { String::new() } else { key };

@@ -6,12 +6,12 @@ mod stage;
 use std::collections::HashMap;
 use std::future::{poll_fn, Future};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock_redis::{Error, Hold, Locks, Observer, Request, Servers};
+use dlock_redis::{Error, Hold, Locks, Observer, Request, Servers, Settings};
 use redis::cluster::ClusterClient;
 use redis::{cmd, Client, FromRedisValue, Value};
 use stage::{connect, control, int, until, Cluster, Pair, Server, Single, LONG, PATIENCE};
@@ -32,7 +32,18 @@ tests! {
     a_hold_over_a_slow_slot_move in Cluster;
     a_wait_outlives_the_runtime_that_connected in Single;
     a_hold_that_is_dropped_outside_a_runtime_is_given_back in Single;
-    an_empty_command_is_an_argument in Single;
+    a_release_outlives_its_runtime in Single;
+    a_password_that_is_refused_later_ends_nothing in Single;
+    late_refusals_end_no_new_connection in Single;
+    a_cluster_that_is_slow_to_connect_is_waited_for in Single;
+    errands_are_repeated_less_and_less_often in Single;
+    a_release_takes_no_longer_than_a_reply in Single;
+    a_wait_outlasts_a_drained_server in Single;
+    an_old_failure_is_not_the_cause in Single;
+    the_longest_lease_is_dropped_at_a_silent_server in Single;
+    what_cannot_be_guarded_is_an_argument in Single;
+    each_hold_is_observed_once in Single;
+    a_loss_is_told_after_the_runtime_that_took_it in Single;
     an_observer_that_panics_stops_no_clock in Single;
     a_key_that_nobody_serves_stops_no_keeper in Single;
     a_server_that_ends_each_connection_is_left_in_peace in Single;
@@ -68,6 +79,8 @@ async fn await_lost(hold: &Hold) {
 
 /// The command is done, and its reply is lost with the connection.
 const EAT: &str = "eat";
+/// The command is dropped, and the connection stays.
+const HUSH: &str = "hush";
 
 /// A path to the server that gives some commands an answer of its own (an empty one ends the connection), and how many
 /// connections have come. It says that it is a cluster of one node.
@@ -85,11 +98,8 @@ async fn answering(
             let (to, answer) = (to.clone(), answer.clone());
             let map = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
             let answer = move |command: &str| {
-                if command.contains("SLOTS") {
-                    Some(map.clone())
-                } else {
-                    answer(command)
-                }
+                let map = command.contains("SLOTS").then(|| map.clone());
+                answer(command).or(map)
             };
             tokio::spawn(async move { answer_for(client, TcpStream::connect(to).await?, &answer).await });
         }
@@ -116,6 +126,7 @@ async fn answer_for(
                     match answer(&command) {
                         None => server.write_all(command.as_bytes()).await?,
                         Some(answer) if answer.is_empty() => return Ok(()),
+                        Some(answer) if answer == HUSH => {}
                         Some(answer) if answer == EAT => {
                             server.write_all(command.as_bytes()).await?;
                             return server.read(&mut said).await.map(drop);
@@ -142,14 +153,156 @@ impl Observer for Panics {
     }
 }
 
+/// Counts what it is told of.
+#[derive(Clone, Default)]
+struct Counts(Arc<[AtomicUsize; 3]>);
+
+impl Counts {
+    fn seen(&self) -> [usize; 3] {
+        [0, 1, 2].map(|at| self.0[at].load(Ordering::SeqCst))
+    }
+}
+
+impl Observer for Counts {
+    fn granted(&self, _: &[u8], _: Duration) {
+        self.0[0].fetch_add(1, Ordering::SeqCst);
+    }
+    fn released(&self, _: &[u8], _: Duration) {
+        self.0[1].fetch_add(1, Ordering::SeqCst);
+    }
+    fn lost(&self, _: &[u8], _: &str) {
+        self.0[2].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 mod scenes {
     use super::*;
+
+    /// Locks by such a path, and how many connections have come.
+    async fn locks_by(
+        server: &Server,
+        settings: Settings,
+        answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> (Locks, Arc<AtomicUsize>) {
+        let (address, count) = answering(server.addresses(), answer).await;
+        let client = Client::open(format!("redis://{address}/")).expect("an address");
+        (Locks::with_settings(client, settings).expect("good settings"), count)
+    }
+
+    pub async fn errands_are_repeated_less_and_less_often(server: Server) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let seen = count.clone();
+        let answer = move |command: &str| {
+            command.contains("DLOCK.RELEASE").then(|| {
+                seen.fetch_add(1, Ordering::SeqCst);
+                "-LOADING it begins\r\n".to_owned()
+            })
+        };
+        let (locks, _) = locks_by(&server, stage::settings().lease(LONG), answer).await;
+        drop(locks.on(&server.key).lock().await.expect("the lock"));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let count = count.load(Ordering::SeqCst);
+        assert!((3..=10).contains(&count), "{count} in four seconds");
+        locks.close();
+        let _: Value = server.ask("DEL KEY").await;
+    }
+
+    /// Refusals until the time is nearly up, and then silence.
+    pub async fn a_release_takes_no_longer_than_a_reply(server: Server) {
+        let first = std::sync::OnceLock::new();
+        let answer = move |command: &str| {
+            let began = || first.get_or_init(std::time::Instant::now).elapsed();
+            let refusal = || if began().as_millis() < 700 { "-LOADING it begins\r\n" } else { HUSH }.to_owned();
+            command.contains("DLOCK.RELEASE").then(refusal)
+        };
+        let settings = stage::settings().lease(LONG).reply_timeout(Duration::from_secs(1));
+        let (locks, _) = locks_by(&server, settings, answer).await;
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let began = std::time::Instant::now();
+        assert!(hold.release().await.is_err());
+        assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+        locks.close();
+        let _: Value = server.ask("DEL KEY").await;
+    }
+
+    /// A refusal, then a wait whose place is kept, and whose last word is late.
+    pub async fn an_old_failure_is_not_the_cause(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let is_new = AtomicBool::new(true);
+        let answer = move |command: &str| {
+            let is_refused = command.contains("ACQUIRE") && is_new.swap(false, Ordering::SeqCst);
+            is_refused.then(|| "-LOADING it begins\r\n".to_owned())
+        };
+        let (address, _) = answering(path.clone(), answer).await;
+        let locks =
+            Locks::new(Client::open(format!("redis://{address}/")).expect("an address")).expect("good settings");
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).wait(Duration::from_secs(6)).try_lock());
+        server.await_queued(1).await;
+        control(format!("delay {path} 1400")).await;
+        let taken = wait.await.expect("no panic");
+        assert!(matches!(taken, Ok(None)), "{taken:?}");
+        let _: Value = server.ask("DEL KEY").await;
+        control(format!("close {path}")).await;
+    }
+
+    /// A try is told at once; a wait goes on until the server grants again.
+    pub async fn a_wait_outlasts_a_drained_server(server: Server) {
+        let first = std::sync::OnceLock::new();
+        let answer = move |command: &str| {
+            let began = || first.get_or_init(std::time::Instant::now).elapsed();
+            (command.contains("ACQUIRE") && began() < Duration::from_secs(1))
+                .then(|| "-QUARANTINE no grants: dlock.grants is no\r\n".to_owned())
+        };
+        let (locks, _) = locks_by(&server, stage::settings(), answer).await;
+        let refused = locks.on(&server.key).try_lock().await;
+        assert!(matches!(refused, Err(Error::Quarantine(_))), "{refused:?}");
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+    }
+
+    pub async fn the_longest_lease_is_dropped_at_a_silent_server(server: Server) {
+        let hush = |command: &str| command.contains("DLOCK").then(|| HUSH.to_owned());
+        let (locks, _) = locks_by(&server, stage::settings(), hush).await;
+        let given_up =
+            tokio::time::timeout(Duration::from_millis(300), locks.on(&server.key).lease(Duration::MAX).lock()).await;
+        assert!(given_up.is_err());
+        locks.close();
+    }
+
+    pub async fn what_cannot_be_guarded_is_an_argument(server: Server) {
+        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
+        for command in [cmd("SCAN").cursor_arg(0), &redis::Cmd::new()] {
+            let guarded = hold.guard(command).await;
+            assert!(matches!(guarded, Err(Error::Invalid { argument: "command", .. })), "{guarded:?}");
+        }
+        hold.release().await.expect("it was held");
+    }
+
+    /// Grants, releases and losses add up.
+    pub async fn each_hold_is_observed_once(server: Server) {
+        let counts = Counts::default();
+        let settings = stage::settings().lease(LONG).observer(counts.clone());
+        let locks = Locks::with_settings(server.servers(), settings).expect("good settings");
+        let keys = ["a", "b", "c"].map(|name| format!("{}:{name}", server.key));
+        let holds = locks.many(&keys, None).await.expect("the locks");
+        assert_eq!(counts.seen(), [3, 0, 0]);
+        dlock_redis::release_all(holds).await.expect("they were held");
+        assert_eq!(counts.seen(), [3, 3, 0]);
+        drop(locks.on(&server.key).lock().await.expect("the lock"));
+        server.await_gone().await;
+        until("the answer is read", || async { counts.seen() == [4, 4, 0] }).await;
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        assert!(matches!(hold.release().await, Err(Error::NotHeld(_))));
+        assert_eq!(counts.seen(), [5, 4, 1]);
+    }
 
     pub async fn an_observer_that_panics_stops_no_clock(server: Server) {
         let path = control(format!("path {}", server.addresses())).await;
         let client = Client::open(format!("redis://{path}/")).expect("an address");
         let count = Arc::new(AtomicUsize::new(0));
-        let locks = Locks::with(client, stage::settings().observer(Panics(count.clone()))).expect("good settings");
+        let locks =
+            Locks::with_settings(client, stage::settings().observer(Panics(count.clone()))).expect("good settings");
         let first = locks.on(&server.key).lock().await.expect("the lock");
         let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
         await_lost(&first).await;
@@ -174,7 +327,7 @@ mod scenes {
         };
         let (address, _) = answering(server.addresses(), down).await;
         let client = Client::open(format!("redis://{address}/")).expect("an address");
-        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let locks = Locks::with_settings(client, stage::settings()).expect("good settings");
         let kept = locks.on(&server.key).lock().await.expect("the lock");
         drop(locks.on(&key).lock().await.expect("the lock"));
         await_held_for(&server, 3, stage::LEASE).await;
@@ -187,7 +340,7 @@ mod scenes {
             |command: &str| (command.contains("DLOCK.SESSION") || command.contains("DLOCK.RENEW")).then(String::new);
         let (address, count) = answering(server.addresses(), tied).await;
         let client = Client::open(format!("redis://{address}/")).expect("an address");
-        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let locks = Locks::with_settings(client, stage::settings()).expect("good settings");
         let hold = locks.on(&server.key).lock().await.expect("the lock");
         await_lost(&hold).await;
         let count = count.load(Ordering::SeqCst);
@@ -202,7 +355,7 @@ mod scenes {
         let single = Client::open(format!("redis://{address}/")).expect("an address").into();
         let cluster = Servers::cluster(|| ClusterClient::builder([format!("redis://{address}/")])).expect("an address");
         for (name, servers) in [("single", single), ("cluster", cluster)] {
-            let locks = Locks::with(servers, stage::settings().lease(LONG)).expect("good settings");
+            let locks = Locks::with_settings(servers, stage::settings().lease(LONG)).expect("good settings");
             let hold = locks.on(&server.key).lock().await.expect("the lock");
             let count = format!("{}:{name}", server.key);
             let guarded = hold.guard(cmd("INCR").arg(&count)).await;
@@ -217,7 +370,7 @@ mod scenes {
     pub async fn a_wait_that_is_given_up_at_a_silent_server_leaves_it(server: Server) {
         let path = control(format!("path {}", server.addresses())).await;
         let client = Client::open(format!("redis://{path}/")).expect("an address");
-        let locks = Locks::with(client, stage::settings().lease(2 * PATIENCE)).expect("good settings");
+        let locks = Locks::with_settings(client, stage::settings().lease(2 * PATIENCE)).expect("good settings");
         locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
         control(format!("silence {path}")).await;
         let given_up = tokio::time::timeout(Duration::from_millis(300), locks.on(&server.key).lock()).await;
@@ -235,6 +388,122 @@ mod scenes {
         let hold = locks.on(&server.key).lock().await.expect("the lock");
         std::thread::spawn(move || drop(hold)).join().expect("no panic");
         server.await_gone().await;
+    }
+
+    /// Runs it on a runtime of its own, which ends then.
+    async fn elsewhere<T: Send + 'static>(
+        kind: fn() -> tokio::runtime::Builder,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        let ran = tokio::task::spawn_blocking(move || {
+            let runtime = kind().enable_all().build().expect("a runtime");
+            runtime.block_on(work)
+        });
+        ran.await.expect("no panic")
+    }
+
+    /// Static locks in two tests, or in a thread for each job: the release is begun on a runtime that ends at once.
+    pub async fn a_release_outlives_its_runtime(server: Server) {
+        use tokio::runtime::Builder;
+        let locks = server.locks_for(LONG * 4);
+        for kind in [Builder::new_current_thread, Builder::new_multi_thread] {
+            let request = locks.on(&server.key);
+            elsewhere(kind, async move { drop(request.lock().await.expect("the lock")) }).await;
+            let hold = tokio::time::timeout(LONG, locks.on(&server.key).lock()).await;
+            hold.expect("it was given back").expect("the lock").release().await.expect("it was held");
+            let request = locks.on(&server.key);
+            let given_up = async move {
+                let hold = request.lock().await.expect("the lock");
+                let mut release = Box::pin(hold.release());
+                assert!(poll_fn(|context| Poll::Ready(release.as_mut().poll(context).is_pending())).await);
+            };
+            elsewhere(kind, given_up).await;
+            let hold = tokio::time::timeout(LONG, locks.on(&server.key).lock()).await;
+            hold.expect("it was given back").expect("the lock").release().await.expect("it was held");
+        }
+    }
+
+    /// As a name that is unknown for a moment: each new connection fails with what is final for a first one.
+    pub async fn a_password_that_is_refused_later_ends_nothing(server: Server) {
+        let is_refused = Arc::new(AtomicBool::new(false));
+        let refuses = is_refused.clone();
+        let answer = move |command: &str| match (command.contains("AUTH"), refuses.load(Ordering::SeqCst)) {
+            (true, true) => Some("-WRONGPASS invalid username-password pair\r\n".to_owned()),
+            (true, false) => Some("+OK\r\n".to_owned()),
+            (false, true) if command.contains("DLOCK") => Some(String::new()),
+            _ => None,
+        };
+        let (address, _) = answering(server.addresses(), answer).await;
+        let client = Client::open(format!("redis://:word@{address}/")).expect("an address");
+        let locks =
+            Locks::with_settings(client, stage::settings().lease(LONG * 2).reply_timeout(Duration::from_secs(1)));
+        let (locks, other) = (locks.expect("good settings"), format!("{}:other", server.key));
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        server.hold_at(&other, "").await;
+        let wait = tokio::spawn(locks.on(&other).lock());
+        server.await_queued_at(&other, 1).await;
+        is_refused.store(true, Ordering::SeqCst);
+        let released = hold.release().await;
+        assert!(released.is_err(), "it goes on in the background");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!wait.is_finished(), "{:?}", wait.await);
+        is_refused.store(false, Ordering::SeqCst);
+        tokio::time::timeout(LONG, server.await_gone()).await.expect("it is given back");
+        server.hand_over_at(&other, "other").await;
+        let hold = tokio::time::timeout(LONG, wait).await.expect("it ends").expect("no panic").expect("the lock");
+        hold.release().await.expect("it was held");
+    }
+
+    /// READONLY to fifty calls that are in flight: the first one leads to a new connection, and the others come later.
+    pub async fn late_refusals_end_no_new_connection(server: Server) {
+        let asked = std::sync::Mutex::new(std::collections::HashSet::new());
+        let answer = move |command: &str| {
+            let key = command.split("\r\n").find(|word| word.contains(":late:"))?;
+            let is_new = command.contains("ACQUIRE") && asked.lock().expect("no panic").insert(key.to_owned());
+            is_new.then(|| {
+                std::thread::sleep(Duration::from_millis(10));
+                "-READONLY You can't write against a read only replica.\r\n".to_owned()
+            })
+        };
+        let (address, count) = answering(server.addresses(), answer).await;
+        let client = Client::open(format!("redis://{address}/")).expect("an address");
+        let locks = Locks::with_settings(client, stage::settings().lease(LONG)).expect("good settings");
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+        let take = |i: usize| tokio::spawn(locks.on(format!("{}:late:{i}", server.key)).lock());
+        for task in (0..50).map(take).collect::<Vec<_>>() {
+            task.await.expect("no panic").expect("the lock").release().await.expect("it was held");
+        }
+        // Those of the calls, and that of the session.
+        let count = count.load(Ordering::SeqCst);
+        assert!(count <= 3, "{count} connections");
+    }
+
+    /// Each part of the connect is within its bound, and all of them take longer than a call.
+    pub async fn a_cluster_that_is_slow_to_connect_is_waited_for(server: Server) {
+        let slow = |command: &str| {
+            let time = if command.contains("SLOTS") { 1800 } else { 400 * u64::from(command.contains("SETINFO")) };
+            std::thread::sleep(Duration::from_millis(time));
+            None
+        };
+        let (address, _) = answering(server.addresses(), slow).await;
+        let cluster = Servers::cluster(|| ClusterClient::builder([format!("redis://{address}/")])).expect("an address");
+        let settings = stage::settings().lease(LONG).reply_timeout(Duration::from_millis(2500));
+        let locks = Locks::with_settings(cluster, settings).expect("good settings");
+        let hold = locks.on(&server.key).wait(LONG).lock().await.expect("the lock");
+        hold.release().await.expect("it was held");
+    }
+
+    /// The clock ran on the runtime that took the lock.
+    pub async fn a_loss_is_told_after_the_runtime_that_took_it(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with_settings(client, stage::settings()).expect("good settings");
+        let request = locks.on(&server.key);
+        let take = async move { request.lock().await.expect("the lock") };
+        let hold = elsewhere(tokio::runtime::Builder::new_multi_thread, take).await;
+        control(format!("silence {path}")).await;
+        tokio::time::timeout(LONG, hold.lost()).await.expect("it is told");
+        control(format!("close {path}")).await;
     }
 
     pub async fn locks_that_are_dropped_end_their_connections(server: Server) {
@@ -304,7 +573,7 @@ mod scenes {
     pub async fn a_try_at_a_busy_server_is_one_attempt(server: Server) {
         async fn refused(address: String, code: &str) {
             let client = Client::open(format!("redis://{address}/")).expect("an address");
-            let locks = Locks::with(client, stage::settings()).expect("good settings");
+            let locks = Locks::with_settings(client, stage::settings()).expect("good settings");
             let mut times = Vec::new();
             let bound = Duration::from_millis(250);
             // A busy machine is late by itself.
@@ -335,7 +604,7 @@ mod scenes {
         let (mut clients, rest): (Vec<_>, Vec<_>) =
             server.clients().into_iter().partition(|client| client.get_connection_info().addr().to_string() == replica);
         clients.extend(rest);
-        let locks = Locks::with(clients, stage::settings()).expect("good settings");
+        let locks = Locks::with_settings(clients, stage::settings()).expect("good settings");
         locks
             .on(&server.key)
             .try_lock()
@@ -354,11 +623,11 @@ mod scenes {
         let program = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                let locks = Locks::with(addresses, stage::settings().lease(lease)).expect("good settings");
+                let locks = Locks::with_settings(addresses, stage::settings().lease(lease)).expect("good settings");
                 let hold = locks.on(&key).lock().await.expect("the lock");
                 let gone = locks.on(format!("{key}:gone")).lock().await.expect("the lock");
                 tokio::time::sleep(lease / 2).await; // their session is kept
-                let _: Value = locks.ask(&key, cmd("DEL").arg(format!("{key}:gone"))).await.expect("an answer");
+                let _: Value = hold.guard(cmd("DEL").arg(format!("{key}:gone"))).await.expect("it is held");
                 std::thread::sleep(3 * lease);
                 assert!(hold.left().is_zero(), "it is not known yet");
                 await_lost(&gone).await;
@@ -471,10 +740,5 @@ mod scenes {
         assert!(!hold.is_lost());
         let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
         await_lost(&hold).await;
-    }
-
-    pub async fn an_empty_command_is_an_argument(server: Server) {
-        let nothing = server.locks().ask(&server.key, &redis::Cmd::new()).await;
-        assert!(matches!(nothing, Err(Error::Invalid { argument: "command", .. })), "{nothing:?}");
     }
 }

@@ -42,7 +42,7 @@ impl Masters {
     fn quorum_within(&self, bound: Duration) -> Quorum {
         let clients = self.paths.iter().map(|path| Client::open(format!("redis://{path}/")).expect("an address"));
         let settings = Settings::new().lease(2 * LEASE).hang_timeout(Duration::from_secs(30)).reply_timeout(bound);
-        Quorum::with(clients.collect(), settings).expect("good settings")
+        Quorum::with_settings(clients.collect(), settings).expect("good settings")
     }
 
     /// Takes the lock at all of them. On a busy machine one may answer too late.

@@ -114,8 +114,9 @@ async fn tls_with_a_user_and_a_database() {
     hold.release().await.expect("it was held");
     next.await.expect("no panic").expect("the lock").release().await.expect("it was held");
 
-    let stranger = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE))
-        .expect("good settings");
+    let stranger =
+        Locks::with_settings(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE))
+            .expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, stranger.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("certificate")), "{refused:?}");
     // Nor does time make a server speak TLS that does not.
@@ -126,7 +127,7 @@ async fn tls_with_a_user_and_a_database() {
             let _ = one.write_all(b"-ERR no TLS here\r\n");
         }
     });
-    let locks = Locks::with(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE));
+    let locks = Locks::with_settings(Client::open(url).expect("a good URL"), Settings::new().reply_timeout(PATIENCE));
     let locks = locks.expect("good settings");
     let refused = tokio::time::timeout(PATIENCE / 2, locks.on(&lock).lock()).await.expect("it ends at once");
     assert!(refused.is_err(), "{refused:?}");
@@ -138,6 +139,7 @@ struct Promoting {
     directory: PathBuf,
     primary: Program,
     _others: Vec<Program>,
+    _silent: TcpListener,
     one: u16,
     two: u16,
     client: SentinelClient,
@@ -180,18 +182,21 @@ async fn promoting(name: &str, detection: u64) -> Promoting {
         })
         .await;
     }
-    let urls: Vec<String> = sentinels.iter().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
+    // The first one that the program names is silent: its host hangs.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let ports = [silent.local_addr().expect("it is bound").port()].into_iter().chain(sentinels.iter().copied());
+    let urls: Vec<String> = ports.map(|port| format!("redis://127.0.0.1:{port}/")).collect();
     let client = SentinelClient::build(urls, "locks", None, SentinelServerType::Master).expect("good addresses");
     programs.push(replica);
-    Promoting { directory, primary, _others: programs, one, two, client, sentinel: sentinels[0] }
+    Promoting { directory, primary, _others: programs, _silent: silent, one, two, client, sentinel: sentinels[0] }
 }
 
 /// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
 #[tokio::test]
 async fn sentinels_promote_a_replica() {
-    let Promoting { directory, primary, _others, one, two, client, .. } = promoting("sentinel", 1000).await;
+    let Promoting { directory, primary, _others, _silent, one, two, client, .. } = promoting("sentinel", 1000).await;
     let settings = Settings::new().lease(2 * LONG).hang_timeout(4 * LONG);
-    let (locks, lock) = (Locks::with(client, settings).expect("good settings"), Server::new(Single).key);
+    let (locks, lock) = (Locks::with_settings(client, settings).expect("good settings"), Server::new(Single).key);
     let hold = locks.on(&lock).lock().await.expect("the lock");
     let next = tokio::spawn(locks.on(&lock).wait(2 * PATIENCE).lock());
     for port in [one, two] {
@@ -218,8 +223,8 @@ async fn sentinels_promote_a_replica() {
 /// The primary stands still: its connections hang, and so does each connect to it. No hold is lost until the replica is promoted.
 #[tokio::test]
 async fn a_stalled_primary_loses_no_hold() {
-    let Promoting { directory, primary, _others, one, two, client, .. } = promoting("stalled", 3000).await;
-    let locks = Locks::with(client, Settings::new().lease(Duration::from_secs(12))).expect("good settings");
+    let Promoting { directory, primary, _others, _silent, one, two, client, .. } = promoting("stalled", 3000).await;
+    let locks = Locks::with_settings(client, Settings::new().lease(Duration::from_secs(12))).expect("good settings");
     let key = Server::new(Single).key;
     let mut holds = Vec::new();
     for i in 0..20 {
@@ -247,12 +252,28 @@ async fn a_stalled_primary_loses_no_hold() {
     std::fs::remove_dir_all(directory).expect("it is there");
 }
 
+/// How many connections have come.
+async fn connections(port: u16) -> u64 {
+    let info: String = ask(&plain(port), "INFO stats").await;
+    let count = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    count.and_then(|count| count.trim().parse().ok()).expect("a number")
+}
+
 /// A planned failover: the former primary grants locks for eleven seconds more, to whoever does not ask the Sentinels.
 #[tokio::test]
 async fn a_planned_failover_is_followed_at_once() {
-    let Promoting { directory, primary, _others, one, two, client, sentinel } = promoting("planned", 1000).await;
+    let Promoting { directory, primary, _others, _silent, one, two, client, sentinel } =
+        promoting("planned", 1000).await;
     let (locks, key) = (Locks::new(client).expect("good settings"), Server::new(Single).key);
     locks.on(&key).lock().await.expect("the lock").release().await.expect("it was held");
+    let before = connections(one).await;
+    let until_asked_often = std::time::Instant::now() + Duration::from_secs(4);
+    while std::time::Instant::now() < until_asked_often {
+        let _ = locks.on(&key).try_lock().await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Theirs are of the Sentinels, and one is this test's.
+    assert!(connections(one).await < before + 4, "whoever asks the Sentinels does not connect to the primary");
     let _: Value = ask(&plain(sentinel), "SENTINEL FAILOVER locks").await;
     until("another one is named", || async {
         let named: Vec<String> = ask(&plain(sentinel), "SENTINEL GET-MASTER-ADDR-BY-NAME locks").await;

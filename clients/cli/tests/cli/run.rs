@@ -3,7 +3,7 @@
 use super::*;
 use dlock_integration::{is_held, stat, Grant, Sentinel, Watch, PRIMARY};
 use nix::sys::wait::{waitid, Id, WaitPidFlag, WaitStatus};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -726,7 +726,7 @@ fn a_label_is_no_owner() {
 #[test]
 fn a_bound_is_a_bound() {
     let server = Server::start();
-    let spare = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let spare = TcpListener::bind("127.0.0.1:0").expect("a port");
     let closed = format!(
         "redis://127.0.0.1:{}",
         spare.local_addr().expect("an address").port()
@@ -778,4 +778,148 @@ fn a_wait_says_why() {
     server.restart();
     let (code, _, said) = output(&server, &["run", "-l", "2s", "job", "--", "true"]);
     assert!(code == 0 && said.contains("(QUARANTINE)"), "{code} {said}");
+}
+
+/// A server in front of another one: a new connection, and each of its requests, gets an answer of its own, or that of the other.
+/// With an empty one the request is done, and the connection ends.
+fn stand_in(
+    server: &Server,
+    answer: impl Fn(usize, &str) -> Option<String> + Send + Sync + 'static,
+) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (port, to) = (
+        listener.local_addr().expect("an address").port(),
+        server.port(),
+    );
+    let answer = Arc::new(answer);
+    thread::spawn(move || {
+        for (number, client) in listener.incoming().flatten().enumerate() {
+            let answer = answer.clone();
+            thread::spawn(move || stand_between(client, to, |request| answer(number, request)));
+        }
+    });
+    port
+}
+
+fn stand_between(
+    mut client: TcpStream,
+    to: u16,
+    answer: impl Fn(&str) -> Option<String>,
+) -> io::Result<()> {
+    let mut server = TcpStream::connect(("127.0.0.1", to))?;
+    let mut replies = server.try_clone()?;
+    let mut sink = client.try_clone()?;
+    thread::spawn(move || io::copy(&mut replies, &mut sink));
+    if let Some(greeting) = answer("") {
+        return client.write_all(greeting.as_bytes());
+    }
+    let mut buffer = [0; 4096];
+    loop {
+        let count = client.read(&mut buffer)?;
+        let request = buffer.get(..count).unwrap_or_default();
+        match answer(&String::from_utf8_lossy(request)) {
+            _ if request.is_empty() => return Ok(()),
+            None => server.write_all(request)?,
+            Some(end) if end.is_empty() => {
+                client.shutdown(std::net::Shutdown::Both)?;
+                return server.write_all(request);
+            }
+            Some(text) => client.write_all(text.as_bytes())?,
+        }
+    }
+}
+
+/// A slot is on its way for longer than the lease: its lock is taken, kept and released where the key is.
+#[test]
+fn a_slot_that_is_on_its_way() {
+    let server = Server::start();
+    let is_asked = std::sync::atomic::AtomicBool::new(false);
+    let target = stand_in(&server, move |_, request| {
+        if request.contains("ASKING") {
+            is_asked.store(true, std::sync::atomic::Ordering::SeqCst);
+            return Some("+OK\r\n".to_owned());
+        }
+        let is_asked = is_asked.swap(false, std::sync::atomic::Ordering::SeqCst);
+        (request.contains("DLOCK.") && !is_asked).then(|| "-MOVED 1 127.0.0.1:1\r\n".to_owned())
+    });
+    let source = stand_in(&server, move |_, request| {
+        request
+            .contains("DLOCK.")
+            .then(|| format!("-ASK 1 127.0.0.1:{target}\r\n"))
+    });
+    let words = ["run", "-w", "20s", "-l", "1s", "job", "--", "sleep", "3"];
+    let ended = dlock_at(&format!("redis://127.0.0.1:{source}"), &words).output();
+    assert_eq!(
+        said(ended.expect("an end")),
+        (0, String::new(), String::new())
+    );
+    assert!(holder(&mut server.connection(), "job").is_none());
+}
+
+/// A server that has no room for another client for a moment is waited for. (The answer to a password loses its words.)
+#[test]
+fn a_full_server_is_waited_for() {
+    let server = Server::start();
+    for database in ["/1", ""] {
+        let port = stand_in(&server, |number, request| {
+            (number == 0 && request.is_empty())
+                .then(|| "-ERR max number of clients reached\r\n".to_owned())
+        });
+        let url = format!("redis://127.0.0.1:{port}{database}");
+        let ended = dlock_at(&url, &["run", "job", "--", "true"]).output();
+        let (code, _, error) = said(ended.expect("an end"));
+        assert_eq!(code, 0, "{error}");
+    }
+}
+
+/// One Sentinel is down, and another one is none: the first may come back.
+#[test]
+fn a_sentinel_that_is_down_may_come_back() {
+    let server = Server::start();
+    let spare = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let closed = spare.local_addr().expect("an address").to_string();
+    drop(spare);
+    let none = format!("127.0.0.1:{}", server.port());
+    let words = [
+        "--sentinel",
+        &closed,
+        "--sentinel",
+        &none,
+        "run",
+        "-w",
+        "1s",
+        "job",
+        "--",
+        "true",
+    ];
+    let (code, _, error) = output(&server, &words);
+    assert!(
+        code == 69 && error.contains("still waiting"),
+        "{code} {error}"
+    );
+}
+
+/// The answer to a try is lost, and the lock would stay taken for its lease.
+#[test]
+fn a_try_whose_answer_is_lost_is_taken_back() {
+    let server = Server::start();
+    let port = stand_in(&server, |number, request| {
+        let is_it = number == 0 && request.contains("DLOCK.ACQUIRE");
+        is_it.then(String::new)
+    });
+    let words = [
+        "run",
+        "-n",
+        "--no-ephemeral",
+        "-l",
+        "10min",
+        "job",
+        "--",
+        "true",
+    ];
+    let mut connection = server.connection();
+    let url = format!("redis://127.0.0.1:{port}");
+    let (code, _, error) = said(dlock_at(&url, &words).output().expect("an end"));
+    assert_eq!(code, 69, "{error}");
+    assert!(holder(&mut connection, "job").is_none());
 }

@@ -136,11 +136,11 @@ impl Server {
     }
 
     pub fn locks(&self) -> Locks {
-        Locks::with(self.servers(), settings()).expect("good settings")
+        Locks::with_settings(self.servers(), settings()).expect("good settings")
     }
 
     pub fn locks_for(&self, lease: Duration) -> Locks {
-        Locks::with(self.servers(), settings().lease(lease)).expect("good settings")
+        Locks::with_settings(self.servers(), settings().lease(lease)).expect("good settings")
     }
 
     /// Returns the client of the node that may write this key, and a connection to it. Asks all nodes at once, because one of
