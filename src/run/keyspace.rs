@@ -122,9 +122,10 @@ impl OpenKeys {
         (self.named, self.replicate) = match origin {
             Origin::Event => (NAMELESS, true),
             Origin::Command(strings, words) => (
+                // Used until the event is worked off, which they live longer than.
                 (
-                    strings as *const [Str] as *const [Str<'static>],
-                    words as *const [&[u8]] as *const [&'static [u8]],
+                    ptr::slice_from_raw_parts(strings.as_ptr().cast(), strings.len()),
+                    ptr::slice_from_raw_parts(words.as_ptr().cast(), words.len()),
                 ),
                 replicate::listening(),
             ),
