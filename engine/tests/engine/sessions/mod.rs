@@ -8,6 +8,7 @@
 //! | `comparison` | the engine against the `model`, with random commands, deaths and times |
 //! | `found` | what the comparison has found |
 //! | `overflow` | a session whose rows nobody reads |
+//! | `spares` | sessions that end and begin again within a second |
 //! | `young` | many holds that are taken within a second |
 //! | `program`, `programs` | a program that follows the rules; many of them, and what happens to them |
 
@@ -20,5 +21,6 @@ mod overflow;
 mod program;
 mod programs;
 mod replica;
+mod spares;
 mod words;
 mod young;
