@@ -61,7 +61,7 @@ export class Clock {
   #stop = () => {};
   #tick;
 
-  /** `tick` is told whether the clock rings late. */
+  /** Calls `tick` when the alarm is due, and passes whether that is late. */
   constructor(tick) { this.#tick = tick; }
 
   /** Sets the alarm, if nothing is due earlier. */

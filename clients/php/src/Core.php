@@ -206,8 +206,8 @@ final class Core
     // Releasing.
 
     /**
-     * Releases what was granted, or has it end after so many seconds. Throws NotHeld if it has ended before. What was not answered
-     * goes on in the next calls.
+     * Releases a hold, or leaves it to a lease of $after seconds. Throws NotHeld if the hold has ended before. The next calls repeat a
+     * command that no server answered.
      */
     public function release(Request $request, int $token, ?float $after = null, ?Hold $hold = null): void
     {

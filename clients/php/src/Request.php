@@ -103,7 +103,7 @@ final class Request
     /**
      * Renews the hold for a lease, and ties it to this connection.
      *
-     * @param float $most the server renews it by itself for so many seconds at most
+     * @param float $most the longest time, in seconds, for which the server renews the hold by itself
      *
      * @return list<int|string>
      */

@@ -9,7 +9,7 @@ use Dlock\Link;
 /** A connection to a server that says what a test wants. */
 final class Scripted implements Link
 {
-    /** @param \Closure(list<int|string>, float): mixed $says returns the reply to a command, within so many seconds; or its error */
+    /** @param \Closure(list<int|string>, float): mixed $says returns the reply to a command, or its error; the number is the bound in seconds */
     public function __construct(private readonly \Closure $says)
     {
     }

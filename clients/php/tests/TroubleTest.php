@@ -443,7 +443,7 @@ final class TroubleTest extends TestCase
         self::assertSame('OK', $hold->guard('SET', "$this->key:left", 'parent'));
     }
 
-    /** What is to be sent is noted before the program's logger and observer are told, which may throw. */
+    /** The client notes its pending commands before it calls the program's logger and observer, which may throw. */
     public function testNothingIsKeptForAForgottenHoldWhoseLogFails(): void
     {
         $logger = new class extends AbstractLogger {

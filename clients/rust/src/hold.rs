@@ -25,7 +25,7 @@ pub(crate) struct HoldId {
 pub(crate) struct Held {
     owner: Vec<u8>,
     pub(crate) lease: Duration,
-    /// Until when it is believed, but for `bound`.
+    /// The believed end, unless `bound` comes first.
     pub(crate) end: Duration,
     /// By `max_hold`.
     bound: Duration,

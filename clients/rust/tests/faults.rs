@@ -153,7 +153,7 @@ impl Observer for Panics {
     }
 }
 
-/// Counts what it is told of.
+/// Counts grants, releases and losses.
 #[derive(Clone, Default)]
 struct Counts(Arc<[AtomicUsize; 3]>);
 

@@ -31,7 +31,7 @@ class DlockServiceProvider extends ServiceProvider
     }
 
     /**
-     * Makes a client as Laravel does for its connection of this name, but one that nothing else uses, and within so many seconds.
+     * Connects within $within seconds with the settings of Laravel's connection of this name. Nothing else uses the client.
      *
      * @param \Illuminate\Contracts\Container\Container $app
      */

@@ -16,7 +16,7 @@ use Illuminate\Cache\RedisStore;
 class DlockStore extends RedisStore
 {
     private ?Locks $locks = null;
-    /** @var ?\Closure(string, float): object makes a client of the connection of this name, within so many seconds */
+    /** @var ?\Closure(string, float): object connects by the settings of that name, within that many seconds */
     private ?\Closure $connect = null;
     /** Where the locks are made as the application's connection is: its name, and the prefix of its keys. */
     private ?string $like = null;

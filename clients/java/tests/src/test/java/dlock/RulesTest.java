@@ -422,7 +422,7 @@ class RulesTest {
         assertEquals(false, seen.contains("close a:1"));
     }
 
-    /** Whatever a connector throws, whoever has called is told of it, and the next call is as any other. */
+    /** A caller gets the error that its connector throws, and the next call works. */
     @Test
     void whatAConnectorThrowsIsTold() throws Exception {
         Library library = library((node, words) -> CompletableFuture.completedFuture(1L));
