@@ -114,3 +114,29 @@ func TestAReplacedLeaseIsLeftOut(t *testing.T) {
 		t.Errorf("a hold is left, so its lease still ends: %d steps", found)
 	}
 }
+
+// A client may begin another session while the last one still has its time. Both end with the connection that keeps them.
+func TestAConnectionKeepsTwoSessions(t *testing.T) {
+	keep := func(id, conn, session int, sent int64) Call {
+		c := ask(id, "", sent, sent+1, 1, 0, -1)
+		c.Conn, c.Name, c.Owner, c.Session, c.KeptMs = conn, Session, "", session, 700
+		return c
+	}
+	for _, test := range []struct {
+		granted int64
+		allowed bool
+	}{{150, false}, {380, true}} {
+		h := New("", 1, 300, 0)
+		h.Add(keep(1, 1, 7, 0))
+		held := ask(2, "a", 10, 11, 11*Millisecond, 1)
+		held.Conn, held.Session = 1, 7
+		h.Add(held)
+		h.Add(keep(3, 1, 8, 20))
+		h.Ends[1] = Span{60 * Millisecond, 61 * Millisecond}
+		h.Add(keep(4, 2, 8, 70))
+		h.Add(ask(5, "b", test.granted, test.granted+1, test.granted*Millisecond, 1))
+		if allowed(h) != test.allowed {
+			t.Errorf("granted to another at %d", test.granted)
+		}
+	}
+}

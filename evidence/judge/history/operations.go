@@ -44,11 +44,13 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 		if autos[conn] {
 			b.autoEnd(conn, lock.Term{Why: lock.ByDisconnect, N: conn}, span)
 		}
-		term := lock.Term{Why: lock.ByDisconnect, N: conn}
-		if first, keeps := kept[conn]; keeps {
-			b.sessionEnd(conn, term, span, first)
-		} else {
-			b.window(conn, term, span, h.ClaimMs)
+		for _, its := range kept[conn] {
+			if !b.isOver(its, span.From) {
+				b.sessionEnd(conn, lock.Term{Why: lock.ByKeeper, N: its.first.ID}, span, its.first)
+			}
+		}
+		if len(kept[conn]) == 0 {
+			b.window(conn, lock.Term{Why: lock.ByDisconnect, N: conn}, span, h.ClaimMs)
 		}
 	}
 	for epoch, span := range h.Restarts {
@@ -59,9 +61,11 @@ func (h *History) Operations(pulse *Pulse) []porcupine.Operation {
 		}
 		if len(kept) > 0 {
 			alive := int64(0)
-			for _, first := range kept {
-				if first.Got < span.From {
-					alive = max(alive, first.Got)
+			for _, lives := range kept {
+				for _, its := range lives {
+					if its.first.Got < span.From {
+						alive = max(alive, its.first.Got)
+					}
 				}
 			}
 			b.sessionLeasesEnd(0, term, Span{span.From, span.Dead}, alive)
@@ -171,44 +175,58 @@ func (b *builder) leasesEnd(client int, term lock.Term, ends Span) {
 	b.add(client, lock.Timer{Term: term}, begins, until)
 }
 
+// life is a time in which a session is alive: the first command made it so, the last was the last that prolonged it.
+type life struct {
+	first, last *Call
+}
+
+// isOver tells if the session was no longer kept at this instant, or had been ended.
+func (b *builder) isOver(l *life, at int64) bool {
+	lapsed := l.last.Reply.Known && b.over(l.last.Got+l.last.KeptMs*Millisecond) < at
+	return lapsed || b.isEnded(l.first.Session, at)
+}
+
 // sessions adds what keeps sessions, and the ends of the times for which they are kept. A command that only prolongs that is no operation
-// of its own: each operation that is open for long doubles Porcupine's search. It returns for each connection that keeps a session the
-// command since which it is alive.
-func (b *builder) sessions() map[int]*Call {
-	alive := map[int]*Call{}
-	first, last := map[int]*Call{}, map[int]*Call{}
-	lapse := func(session int) {
-		if c := last[session]; c != nil && c.Reply.Known {
-			b.lapse(first[session], c)
-		}
-	}
+// of its own: each operation that is open for long doubles Porcupine's search. It returns the lives that each connection kept. It can
+// keep several: a client that begins another session leaves the last one to its time.
+func (b *builder) sessions() map[int][]*life {
+	kept := map[int][]*life{}
+	now := map[int]*life{}
 	for i := range b.history.Calls {
 		c := &b.history.Calls[i]
 		if c.Name != Session || c.KeptMs == 0 {
 			continue
 		}
-		before := last[c.Session]
-		prolongs := before != nil && before.Conn == c.Conn && before.Reply.Known && c.Reply.Known && c.Got < before.kept()
-		if !prolongs {
-			if before != nil && (!c.Reply.Known || c.Got >= before.kept()) {
-				lapse(c.Session)
-			}
-			first[c.Session], alive[c.Conn] = c, c
-			b.add(c.Conn, lock.Keep{ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Session: c.Session, Known: c.Reply.Known}, c.Sent, b.last(c))
+		its := now[c.Session]
+		if its != nil && its.last.Conn == c.Conn && its.last.Reply.Known && c.Reply.Known && c.Got < its.last.kept() {
+			its.last = c
+			continue
 		}
-		last[c.Session] = c
+		if its != nil && its.last.Reply.Known && (!c.Reply.Known || c.Got >= its.last.kept()) {
+			b.lapse(its)
+		}
+		if its != nil && c.Reply.Known && b.history.Ends[its.last.Conn].From > c.Got {
+			// Another connection keeps it before this one ends.
+			kept[its.last.Conn] = slices.DeleteFunc(kept[its.last.Conn], func(l *life) bool { return l == its })
+		}
+		its = &life{c, c}
+		now[c.Session], kept[c.Conn] = its, append(kept[c.Conn], its)
+		b.add(c.Conn, lock.Keep{ID: c.ID, Conn: c.Conn, Epoch: c.Epoch, Session: c.Session, Known: c.Reply.Known}, c.Sent, b.last(c))
 	}
-	for session := range last {
-		lapse(session)
+	for _, its := range now {
+		if its.last.Reply.Known {
+			b.lapse(its)
+		}
 	}
-	return alive
+	return kept
 }
 
 // kept returns until when a SESSION command keeps its session at least.
 func (c *Call) kept() int64 { return c.Sent + c.KeptMs*Millisecond - early }
 
-// lapse adds the end of the time for which a session was kept: first made it alive, last was the last command for it.
-func (b *builder) lapse(first, last *Call) {
+// lapse adds the end of the time for which a session was kept.
+func (b *builder) lapse(its *life) {
+	first, last := its.first, its.last
 	end := Span{last.kept(), b.over(last.Got + last.KeptMs*Millisecond)}
 	ended, isOver := b.history.Ends[last.Conn]
 	restart, isDead := b.history.Restarts[last.Epoch+1]

@@ -19,6 +19,7 @@ const (
 	ByCall       = 'r' // a grant, a re-entry, a renewal; for a window the last poll
 	ByTimeUp     = 't' // the wait of a call that keeps its ticket was over
 	ByDisconnect = 'c' // the connection ended: a ticket is absent, or AUTO renews no more
+	ByKeeper     = 'k' // the connection that kept a session, since this call, ended
 	ByRestart    = 's' // the server was started again
 	ByLapse      = 'l' // the time of the call that kept a session was over
 )

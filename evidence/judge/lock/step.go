@@ -479,8 +479,8 @@ func (s *state) disconnect(conn int) []*state {
 	slices.Sort(s.gone)
 	window := Term{ByDisconnect, conn}
 	for i := range s.sessions {
-		if s.sessions[i].keeper == conn {
-			s.stop(&s.sessions[i], window)
+		if of := &s.sessions[i]; of.keeper == conn {
+			s.stop(of, Term{ByKeeper, of.keep})
 		}
 	}
 	belongs := func(p *place) bool { return p.request != nil && p.request.Conn == conn && p.request.Session == 0 }
