@@ -10,9 +10,10 @@ use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::Keyspace;
 use crate::outbox::Outcome;
-use crate::queue::Request;
+use crate::queue::{LockId, Request};
 use crate::state::Engine;
 use crate::types::{Now, RequestId};
+use std::collections::BTreeSet;
 
 /// The most due entries that one tick handles.
 const DUES_A_STEP: usize = 1024;
@@ -80,9 +81,7 @@ impl Engine {
     ) -> bool {
         let mut room = PLACES_A_STEP;
         while let Some(id) = self.overdue.front().copied().filter(|_| room > 0) {
-            let parts = self.requests.get(id).map_or(0, |its| its.parts().len());
-            room = room.saturating_sub(parts.max(1));
-            if !self.settle_wanted(keys, now, id) {
+            if !self.settle_wanted(keys, now, id, &mut room) {
                 break;
             }
             self.overdue.pop_front();
@@ -91,29 +90,53 @@ impl Engine {
         !self.overdue.is_empty()
     }
 
-    /// Settles the locks of a waiting request that may have come free. Returns true if that is done; else there are too many to be
+    /// Settles the locks that may have come free for a waiting request. Returns true if that is done; else there are too many to be
     /// granted for one step, and the request may be among them.
-    fn settle_wanted(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
-        let mut nth = 0;
-        while let Some(part) = self.requests.get(id).and_then(|its| its.parts().get(nth)) {
-            nth += 1;
-            let lock = part.lock;
-            let queue = self.queues.at(lock);
-            // The head's time may have been up before this one's.
-            let left = queue.head().is_some_and(|(_, head)| self.has_left(head));
-            if !left && !queue.is_behind(|| now.wall()) {
-                continue;
+    fn settle_wanted(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        id: RequestId,
+        room: &mut usize,
+    ) -> bool {
+        let mut settled = BTreeSet::new();
+        loop {
+            let wanted = self.wanted_before(id);
+            *room = room.saturating_sub(wanted.len().max(1));
+            let behind = |lock: &LockId| {
+                let queue = self.queues.at(*lock);
+                // The head's time may have been up before this one's.
+                let left = queue.head().is_some_and(|(_, head)| self.has_left(head));
+                let behind = left || queue.is_behind(|| now.wall());
+                behind && keys.can_grant(queue.name.as_ref())
+            };
+            let behind: Vec<LockId> = wanted.into_iter().filter(behind).collect();
+            if behind.is_empty() {
+                return true;
             }
-            let name = queue.name.clone();
-            if keys.can_grant(name.as_ref()) {
+            for lock in behind {
+                if !settled.insert(lock) {
+                    return false;
+                }
                 self.settle(keys, now, lock);
             }
+            self.settle_next(keys, now);
         }
-        self.settle_next(keys, now);
-        let parts = self.requests.get(id).map(Request::parts);
-        let parts = parts.unwrap_or_default().iter();
-        let mut queues = parts.map(|part| self.queues.at(part.lock));
-        !queues.any(|queue| queue.dirty && keys.can_grant(queue.name.as_ref()))
+    }
+
+    /// Returns the locks that a waiting request depends on: its own; those that a request for many locks which heads one of these
+    /// queues also waits for; and so on.
+    fn wanted_before(&self, id: RequestId) -> BTreeSet<LockId> {
+        let (mut wanted, mut requests) = (BTreeSet::new(), vec![id]);
+        while let Some(request) = requests.pop().and_then(|id| self.requests.get(id)) {
+            for part in request.parts() {
+                if wanted.insert(part.lock) {
+                    let head = self.queues.at(part.lock).head();
+                    requests.extend(head.and_then(|(_, head)| head.request()));
+                }
+            }
+        }
+        wanted
     }
 
     fn time_out_one(&mut self, id: RequestId, now: Now) {
