@@ -24,12 +24,12 @@ const PAGES: [&str; 17] = [
     "docs/field.md",
     "docs/guarantees.md",
     "docs/install.md",
-    "docs/leaving.md",
     "docs/managed.md",
     "docs/moving.md",
     "docs/objections.md",
     "docs/quorum.md",
     "docs/trouble.md",
+    "docs/upgrade.md",
     "docs/waiting.md",
     "docs/which.md",
 ];
