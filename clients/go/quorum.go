@@ -27,7 +27,7 @@ var (
 )
 
 // A Quorum is one lock over three or five servers that know nothing of each other: whoever has it at most of them holds
-// it. The reasons for what it does are in dlock's docs/quorum.md.
+// it. The reasons for what it does are in dlock's docs/cluster.md.
 //
 //	quorum := dlock.NewQuorum(0, a.Options(), b.Options(), c.Options()) // in the same order for every client
 //	hold, err := quorum.Acquire(ctx, "stock", 10*time.Second, 5*time.Second)

@@ -103,7 +103,7 @@ fn run() -> Result<bool, String> {
     Ok(good)
 }
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results/model.md");
 /// The results of `make schedules`.
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results/schedules.md");
 

@@ -73,7 +73,7 @@ pub fn row(setting: &Setting, found: &[Found]) -> String {
             )
         }
         How::Schedule(name) => format!(
-            "r = {}: [{name}](../protocol/schedules/{name}.txt)",
+            "r = {}: [{name}](../../protocol/schedules/{name}.txt)",
             found.replicas
         ),
         How::Not(steps) => format!("r = {}: {}", found.replicas, rounded(*steps)),

@@ -6,7 +6,7 @@ use dlock_protocol::system::Setup;
 use dlock_protocol::walk::{breaks, walk};
 use dlock_protocol::{breadth, page, schedule};
 
-const PAGE: &str = include_str!("../../docs/protocol.md");
+const PAGE: &str = include_str!("../../docs/results/model.md");
 const RESULTS: &str = include_str!("../../docs/results/schedules.md");
 
 fn setup(name: &str, replicas: u8) -> Setup {
@@ -99,7 +99,7 @@ fn the_page_has_the_rows_of_the_table_and_the_schedules() {
     for setting in SETTINGS {
         assert!(
             PAGE.contains(&page::promise(setting)),
-            "docs/protocol.md lacks {}",
+            "docs/results/model.md lacks {}",
             page::promise(setting)
         );
     }
@@ -109,8 +109,8 @@ fn the_page_has_the_rows_of_the_table_and_the_schedules() {
     );
     for (name, _) in schedule::all().expect("schedules") {
         assert!(
-            PAGE.contains(&format!("(../protocol/schedules/{name}.txt)")),
-            "docs/protocol.md lacks {name}"
+            PAGE.contains(&format!("(../../protocol/schedules/{name}.txt)")),
+            "docs/results/model.md lacks {name}"
         );
     }
 }

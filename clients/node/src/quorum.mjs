@@ -10,7 +10,7 @@
  *       await hold.release();
  *     }
  *
- * Who holds the lock at a majority of the masters has it; docs/quorum.md of dlock has the recipe and its reasons. The
+ * Who holds the lock at a majority of the masters has it; docs/cluster.md of dlock has the recipe and its reasons. The
  * clients are patterns: every hold has an owner and connections of its own. Times are in milliseconds.
  */
 import { randomUUID } from 'node:crypto';

@@ -20,7 +20,7 @@ use Psr\Log\LoggerInterface;
  *     }
  *     $hold->release();
  *
- * Whoever holds it at a majority has it. The masters are named in the same order by every client; docs/quorum.md of dlock
+ * Whoever holds it at a majority has it. The masters are named in the same order by every client; docs/cluster.md of dlock
  * has the recipe and its reasons. Times are in seconds.
  */
 final class Quorum

@@ -92,7 +92,7 @@ fn the_reference_has_every_command() {
 
 #[test]
 fn the_reference_says_what_every_argument_may_be() {
-    let (errors, policy) = (document("errors.md"), Policy::default());
+    let (errors, policy) = (document("trouble.md"), Policy::default());
     let mut missing = BTreeSet::new();
     for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
         let parts = |arg: &'static Arg| match arg.kind {
@@ -109,7 +109,7 @@ fn the_reference_says_what_every_argument_may_be() {
     missing.retain(|text| !errors.contains(text));
     assert!(
         missing.is_empty(),
-        "docs/errors.md does not have {missing:#?}"
+        "docs/trouble.md does not have {missing:#?}"
     );
 }
 
@@ -125,7 +125,7 @@ macro_rules! examples {
 
 #[test]
 fn the_reference_has_every_error() {
-    let documented = document("errors.md");
+    let documented = document("trouble.md");
     let errors: Vec<Error> = examples! {
         Error::Refused(Refusal::NotHeld) => [Error::Refused(Refusal::NotHeld)];
         Error::Refused(Refusal::Holding) => [Error::Refused(Refusal::Holding)];
@@ -203,7 +203,7 @@ fn the_reference_has_every_error() {
     let missing: Vec<String> = texts.filter(|text| !documented.contains(text)).collect();
     assert!(
         missing.is_empty(),
-        "docs/errors.md does not have {missing:#?}"
+        "docs/trouble.md does not have {missing:#?}"
     );
 }
 

@@ -1,4 +1,4 @@
-//! The recipe of docs/quorum.md, as it is measured: a lock over independent masters that do not know each other survives the loss
+//! The recipe of docs/cluster.md, as it is measured: a lock over independent masters that do not know each other survives the loss
 //! of a minority of them.
 //!
 //! Every client names the masters in one order. It waits in the queue of the first and then asks the others without waiting; with

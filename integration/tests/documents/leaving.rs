@@ -1,4 +1,4 @@
-//! The steps of `docs/leaving.md`, typed literally, leave a server that starts without the module and has all other keys.
+//! The steps of `docs/upgrade.md`, typed literally, leave a server that starts without the module and has all other keys.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use dlock_integration::{
     await_until, module_path, planned, Ask, Sentinel, Server, Watch, PATIENCE,
 };
 
-const PAGE: &str = include_str!("../../../docs/leaving.md");
+const PAGE: &str = include_str!("../../../docs/upgrade.md");
 
 /// Returns the commands of a step.
 fn typed(step: usize) -> Vec<&'static str> {

@@ -14,6 +14,7 @@ mod prose;
 #[cfg(target_os = "linux")]
 mod server_file;
 mod settings_file;
+mod size;
 mod timing;
 mod transcripts;
 

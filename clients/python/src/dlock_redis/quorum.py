@@ -6,7 +6,7 @@
         while hold.left() > 1 and work():
             hold.renew(10)
 
-Who holds the lock at a majority of the masters has it; docs/quorum.md of dlock has the recipe and its reasons. The
+Who holds the lock at a majority of the masters has it; docs/cluster.md of dlock has the recipe and its reasons. The
 clients are patterns: every hold has an owner and connections of its own, so threads may share a Quorum. Times are in
 seconds.
 """
