@@ -1,4 +1,4 @@
-//! Every link in README.md and `docs/` leads to an existing file, and to a heading of it.
+//! Every link in the pages leads to an existing file, and to a heading of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -131,10 +131,21 @@ fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Returns the pages of the clients, and those of the project itself.
+fn other_pages() -> impl Iterator<Item = (PathBuf, String)> {
+    let languages = files("clients").map(|folder| folder.join("README.md"));
+    let others = ["clients/DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(PathBuf::from);
+    let pages = languages.chain(others);
+    pages.filter_map(|name| {
+        let text = fs::read_to_string(project().join(&name)).ok()?;
+        Some((name, text))
+    })
+}
+
 #[test]
 fn every_link_leads_somewhere() {
     let mut seen = 0;
-    for (page, text) in documents() {
+    for (page, text) in documents().into_iter().chain(other_pages()) {
         seen += links(&text).len();
         let broken = broken(&page, &text, read);
         assert!(broken.is_empty(), "{}: {broken:#?}", page.display());
