@@ -1,4 +1,4 @@
-"""One report in a period, whichever machine begins it. `python examples/report.py HOST:PORT NAME` says whether it made one."""
+"""One report in a period, on any machine. `python examples/report.py HOST:PORT NAME` says whether it made one."""
 
 import sys
 
