@@ -52,3 +52,9 @@ pub fn compared(page: &str) -> usize {
     }
     seen
 }
+
+/// The other languages' own tests read their pages.
+#[test]
+fn the_blocks_of_phps_page_are_those_of_its_tests() {
+    assert_eq!(compared("clients/php/README.md"), 5);
+}
