@@ -30,7 +30,7 @@ for folder in docs observability packaging/group; do
     find "$folder" -type f ! -name '*_test.yml' ! -name '*.sh' -exec install -D -m 644 {} "$root/usr/share/doc/dlock/{}" \;
 done
 install -m 755 packaging/group/start.sh "$root/usr/share/doc/dlock/packaging/group/start.sh"
-for page in CONTRIBUTING.md SECURITY.md clients/README.md clients/*/README.md; do
+for page in CONTRIBUTING.md SECURITY.md clients/DESIGN.md clients/*/README.md; do
     install -D -m 644 "$page" "$root/usr/share/doc/dlock/$page"
 done
 install -m 644 LICENSE "$root/usr/share/doc/dlock/LICENSE"

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The tests that every language has, by the same names: see ../README.md.
+// The tests that every language has, by the same names: see clients/DESIGN.md.
 
 type outcome struct {
 	hold *Hold

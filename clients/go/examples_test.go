@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What README.md says of go-redis.
+// What docs/clients.md says of go-redis.
 
 func tryPlainly(ctx context.Context, client redis.UniversalClient, key, owner string, work func(token int64)) (bool, error) {
 	granted, err := client.Do(ctx, "DLOCK.ACQUIRE", key, owner, 10_000, "HOLDS", 1).Int64Slice()

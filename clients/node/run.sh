@@ -61,7 +61,8 @@ case ${1:-} in
 --install)
     rm -rf "$target/packages"
     build "$target/packages"
-    project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
+    project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0 \
+        @nestjs/common@12.5.1 @nestjs/core@12.5.1 reflect-metadata@0.2.2 rxjs@7.8.2
     project oldest ioredis@5.0.0 redis@5.0.0
     project older ioredis@5.4.0 redis@6.0.0 typescript@5.4.5 @types/node@20.19.25
     look

@@ -1,4 +1,4 @@
-"""The tests that every language has, by the same names (see ../README.md), and what a program of Python relies on."""
+"""The tests that every language has, by the same names (clients/DESIGN.md), and what a program of Python relies on."""
 
 import concurrent.futures
 import gc

@@ -1,4 +1,4 @@
-"""A lock over several masters: the tests that every language has, by the same names. See ../README.md."""
+"""A lock over several masters: the tests that every language has, by the same names. See clients/DESIGN.md."""
 
 import concurrent.futures
 import contextlib

@@ -2,7 +2,7 @@
 //!
 //! `clients [SERVER…] [--only LANGUAGE,…]`: `clients/<language>/run.sh --install` builds and installs the package, once for each
 //! language. Then, for each server program (the environment's one, and those on the command line), a stage of servers starts, and
-//! `run.sh` runs with their addresses in its environment; `clients/README.md` documents it and the tests. Several languages run
+//! `run.sh` runs with their addresses in its environment; `clients/DESIGN.md` documents it and the tests. Several languages run
 //! at a time, since tests mostly wait; the output of each is shown when it has ended.
 //! With `--bench` it runs `<language>/bench.sh`, where there is one, one language after the other.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.

@@ -38,7 +38,7 @@ async function freePort() {
 }
 
 test('code_of_the_readme', async () => {
-  const files = ['README.md', 'examples/locks.mjs', 'examples/leader.mjs', 'test/redlock.test.mjs', 'test/connect.test.mjs'];
+  const files = ['README.md', 'examples/locks.mjs', 'examples/leader.mjs', 'examples/nest.mjs', 'test/redlock.test.mjs', 'test/connect.test.mjs'];
   const [readme, ...sources] = await Promise.all(files
     .map((name) => readFile(new URL(`../${name}`, import.meta.url), 'utf8')));
   const examples = sources.join('');
@@ -89,6 +89,8 @@ test('example_of_metrics', async () => {
     assert.ok(seen.includes(`${line}\n`), seen);
   }
 });
+
+test('example_of_nest', async () => assert.equal(await printed('nest'), 'OK\nClosed\n'));
 
 test('the_database_is_the_clients', async () => {
   const { key } = new Server('single');

@@ -1,4 +1,4 @@
-// The tests that every language has, by the same names: see ../README.md.
+// The tests that every language has, by the same names: see clients/DESIGN.md.
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';

@@ -1,4 +1,4 @@
-// A lock over several masters: the tests that every language has, by the same names. See ../README.md.
+// A lock over several masters: the tests that every language has, by the same names. See clients/DESIGN.md.
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';

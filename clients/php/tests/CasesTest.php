@@ -9,7 +9,7 @@ use PHPUnit\Framework\TestCase;
 /** Runs the cases that all languages have (../../cases), as far as a process with one connection has them. */
 final class CasesTest extends TestCase
 {
-    /** Steps, by name or number, that there is nothing for: see ../../README.md. */
+    /** Steps, by name or number, that there is nothing for: see clients/DESIGN.md. */
     private const WITHOUT = [
         'after_close' => ['other', 'start', 'queued', 'joined'],
         'a_refused_renewal_is_the_reason' => [4], // without the right to renew, a lock ends with its first lease

@@ -16,7 +16,7 @@ use Dlock\Locks;
 use Dlock\Observer;
 use PHPUnit\Framework\TestCase;
 
-/** The tests that every language has, by the same names: see ../../README.md. */
+/** The tests that every language has, by the same names: see clients/DESIGN.md. */
 final class LocksTest extends TestCase
 {
     private Server $server;

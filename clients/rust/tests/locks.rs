@@ -1,4 +1,4 @@
-//! The tests that every language has, by the same names: see ../../README.md.
+//! The tests that every language has, by the same names: see clients/DESIGN.md.
 
 #[macro_use]
 mod stage;

@@ -75,7 +75,7 @@ impl Stage {
         self.masters[0].version().to_string()
     }
 
-    /// Returns the environment of the tests; `clients/README.md` explains each variable.
+    /// Returns the environment of the tests; `clients/DESIGN.md` explains each variable.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("DLOCK_SERVER", self.version()),

@@ -1,4 +1,4 @@
-//! Every link in README.md and `docs/` leads to an existing file, and to a heading of it.
+//! Every link in the pages leads to an existing file, and to a heading of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -141,23 +141,28 @@ fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The pages outside of `docs/` whose links are followed as well.
-const OUTSIDE: [&str; 5] = [
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "clients/DESIGN.md",
-    "clients/cli/README.md",
-    "evidence/README.md",
-];
+/// Returns the pages of the clients, and those of the project itself.
+fn other_pages() -> impl Iterator<Item = (PathBuf, String)> {
+    let languages = files("clients").map(|folder| folder.join("README.md"));
+    let others = [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "clients/DESIGN.md",
+        "evidence/README.md",
+    ];
+    let others = others.map(PathBuf::from);
+    let pages = languages.chain(others);
+    pages.filter_map(|name| {
+        let text = fs::read_to_string(project().join(&name)).ok()?;
+        Some((name, text))
+    })
+}
 
 #[test]
 fn every_link_leads_somewhere() {
     let mut seen = 0;
-    let outside = OUTSIDE.map(PathBuf::from).map(|page| {
-        let text = read(&page).expect("a page");
-        (page, text)
-    });
-    for (page, text) in documents().into_iter().chain(outside) {
+    for (page, text) in documents().into_iter().chain(other_pages()) {
         seen += links(&text).len();
         let broken = broken(&page, &text, read);
         assert!(broken.is_empty(), "{}: {broken:#?}", page.display());

@@ -84,6 +84,17 @@ fn the_changes_begin_with_this_version() {
     assert!(releases.is_sorted_by(|later, earlier| later.1 >= earlier.1));
 }
 
+/// An operator reads all of it before an update.
+#[test]
+fn the_changes_of_a_release_are_short() {
+    let releases = CHANGES.split("\n## ").skip(1);
+    let lines: Vec<usize> = releases.map(|release| release.lines().count()).collect();
+    assert!(
+        lines.len() > 5 && lines.iter().all(|lines| *lines <= 60),
+        "{lines:?}"
+    );
+}
+
 #[test]
 fn every_package_has_this_version() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/version.sh");

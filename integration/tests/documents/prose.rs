@@ -15,7 +15,7 @@ const ALERTS: &str = include_str!("../../../observability/alerts.yml");
 const PAGES: [&str; 12] = [
     "CONTRIBUTING.md",
     "README.md",
-    "clients/README.md",
+    "clients/DESIGN.md",
     "clients/cli/README.md",
     "clients/go/README.md",
     "clients/java/README.md",

@@ -50,7 +50,7 @@ import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 
-/** The tests that every language has, by the same names: see ../README.md. */
+/** The tests that every language has, by the same names: see clients/DESIGN.md. */
 class DLocksTest {
     @ParameterizedTest
     @MethodSource("everywhere")
