@@ -114,9 +114,9 @@ fn update_replicas(ctx: Ctx) {
     apply_replica_counts(now);
     // Also while the server would refuse a write, for lack of replicas or because its disk fails.
     let may_tell = gate::primary() && !server::must_hold_back();
-    if may_tell && replicas::take_notice() {
+    if may_tell && replicas::with(|links, terms| links.standing.take_notice(terms)) {
         ctx.tell_replicas(c"DLOCK.HEED");
-    } else if replicas::has_notice() && gate::primary() {
+    } else if replicas::with(|links, terms| links.standing.has_notice(terms)) {
         timer::arm(now.after(RETRY_MS), now);
     }
 }

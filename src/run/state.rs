@@ -78,11 +78,12 @@ impl State {
     #[cold]
     fn read_settings(&mut self) {
         replicas::read_setting();
+        let now = clock::read().steady();
         let policy = self.settings.read(Situation {
             since: self.since,
             quarantine_until: self.engine.policy().quarantine_until,
-            confirm_blackout_until: replicas::confirm_blackout_until(),
-            replicas: replicas::status(clock::read().steady()),
+            gate: replicas::with(|links, terms| links.standing.gate(terms, now.0)),
+            replicas: replicas::status(now),
         });
         self.engine.set_policy(policy);
     }
