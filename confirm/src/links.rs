@@ -148,12 +148,14 @@ impl Links {
         let newcomers = self.newcomers();
         let by_less = joined.is_none_or(|joined| joined < newcomers);
         // One that has reconnected since the last reading is not among the newcomers.
-        let hidden = joined.is_none_or(|joined| joined > newcomers);
+        let hidden = joined.is_some_and(|joined| joined > newcomers);
+        let late = now < self.standing.late_until;
         for link in &mut self.links {
             let how = match link.joined {
                 None if by_less => Joined::Full,
                 None => Joined::Partial,
-                Some(Joined::Partial) if hidden => Joined::Partial,
+                Some(_) if hidden && late => Joined::Partial,
+                Some(Joined::Partial) if joined.is_none() => Joined::Partial,
                 Some(_) => continue,
             };
             let (how, from) = self.standing.joins(terms, how, now);

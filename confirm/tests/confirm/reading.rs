@@ -132,6 +132,14 @@ fn one_that_has_joined_again_unseen_within_the_time_counts_late() {
     node.partials += 1;
     node.read();
     assert_eq!(node.counting(), 0);
+    // Also the one that has joined by a full one: its time begins anew.
+    node.now += QUARANTINE - 1;
+    node.partials += 1;
+    node.read();
+    node.now += QUARANTINE - 1;
+    assert_eq!(node.counting(), 0);
+    node.now += 1;
+    assert_eq!(node.counting(), 2);
 }
 
 #[test]
