@@ -161,6 +161,12 @@ fn a_link_that_is_no_longer_online_is_another_one() {
     node.read();
     node.is_online(1);
     assert_eq!((node.counting(), node.status().full), (0, 1));
+    // Also after one that had joined by a full resynchronisation, before the counter shows it.
+    node.now += 10 * QUARANTINE;
+    node.links.standing.take_notice(&node.terms);
+    node.slaves[0].1 = "wait_bgsave";
+    node.read();
+    assert!(node.links.standing.has_notice(&node.terms));
 }
 
 #[test]
