@@ -61,8 +61,10 @@ pub(super) fn event(ctx: Ctx) {
         let beats = now.steady() >= state.next_check;
         if beats {
             state.next_check = now.steady().after(CHECK_MS);
-            if state.steps.observe(now) {
-                state.engine.count_clock_step();
+            if let Some(step) = state.engine.observe_clocks(now) {
+                log::warning(&format!(
+                    "the wall clock stepped by {step} ms; leases follow it"
+                ));
             }
             replicate::refresh(ctx);
             state.watch_clock_lead(now);
