@@ -25,7 +25,7 @@ BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release -
 # The version of a development build ends with the last commit that changed what is built. (Any later one builds the same.)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 ifneq ($(findstring -,$(VERSION)),)
-    COMMIT := $(shell git log -1 --abbrev=10 --format=%h -- src engine commands clients/cli Cargo.toml Cargo.lock 2>/dev/null)
+    COMMIT := $(shell git log -1 --abbrev=10 --format=%h -- src engine confirm commands clients/cli Cargo.toml Cargo.lock 2>/dev/null)
     export DLOCK_VERSION := $(VERSION)$(if $(COMMIT),+$(COMMIT))
 endif
 
@@ -61,8 +61,8 @@ run: build ## Start a server with the module in the foreground (PORT=6379)
 test: built ## Run all tests
 	cargo test
 
-test-engine: ## Run the tests that need no server: the engine, the commands, the conversations
-	cargo test --package dlock-engine --package dlock-commands --package dlock-conversations
+test-engine: ## Run the tests that need no server: the engine, the rule of confirmations, the commands, the conversations
+	cargo test --package dlock-engine --package dlock-confirm --package dlock-commands --package dlock-conversations
 
 demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
 	@cargo run --quiet --bin demo

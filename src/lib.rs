@@ -30,6 +30,7 @@
 //! | crate | what it is |
 //! |---|---|
 //! | `engine/` | [`dlock_engine`], the lock: holders, queues, deadlines, tokens; pure |
+//! | `confirm/` | [`dlock_confirm`], the rule of confirmations: whose acknowledgement counts, and from when; pure, and searched by the model |
 //! | `commands/` | [`dlock_commands`]: the command table, and from words to engine calls to replies; pure. A crate of its own since this one cannot be linked into tests: its allocator is the server's |
 //!
 //! This crate is the only part that knows of a server. A room uses those above it, a file in it none that uses it:
@@ -41,7 +42,7 @@
 //! | `servers` | what exists for one server version only, with the reason and the test that notices its end | every "this version does …" |
 //! | `node` | the server's state: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
 //! | `settings` | what the operator configures (`config`), and the engine's policy that follows from it | a new setting |
-//! | `replicas` | whose confirmation counts: the connected replicas (`links`), log lines about them (`report`) | why an answer waits |
+//! | `replicas` | the connected replicas, for the rule of confirmations ([`dlock_confirm`]) | why an answer waits |
 //! | `inbox` | notices of callbacks, until the module's next event reads them | what RENAME, MOVE, DEL and a flush leave |
 //! | `tell` | all output: replies, effects for replicas and the AOF (`replicate`), connections that wait (`blocking`), answers that wait for replicas (`confirm`), observers | how an answer reaches a waiter |
 //! | `callbacks` | callbacks of the server: `data_type`, `events`; each only notes, and returns | what the server reports |

@@ -63,32 +63,9 @@ pub struct Census {
     /// Whether this server is a primary: a replica has no quarantine.
     pub primary: bool,
     /// The replicas that confirm answers.
-    pub replicas: Replicas,
-}
-
-/// The state of the replicas that confirm answers (`dlock.replicas`).
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Replicas {
-    /// How many must confirm an answer; 0 where none needs to.
-    pub needed: u32,
-    /// How many are online whose confirmation counts.
-    pub counting: u32,
-    /// How many are connected, in whatever state.
-    pub connected: u32,
-    /// How many of the connected have joined by a partial resynchronisation.
-    pub partial: u32,
-    /// How many by a full one.
-    pub full: u32,
-    /// Whether they are more than are configured.
-    pub too_many: bool,
-    /// Whether this server is a primary and they are fewer.
-    pub too_few: bool,
-    /// For how many milliseconds this server confirms nothing yet, after a start or a full resynchronisation.
-    pub closed_ms: Millis,
-    /// For how many milliseconds a replica that joins counts late.
-    pub late_ms: Millis,
+    pub replicas: dlock_confirm::Status,
     /// How many answers wait for a confirmation.
-    pub waiting: u64,
+    pub confirmations_waiting: u64,
 }
 
 /// One call of a command.

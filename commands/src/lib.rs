@@ -12,7 +12,7 @@ mod number;
 pub mod table;
 pub mod words;
 
-pub use call::{Call, Caller, Census, MayWait, Replicas, Reply};
+pub use call::{Call, Caller, Census, MayWait, Reply};
 
 use change::{acquire, apply, hold, many, session};
 use dlock_engine::Keyspace;

@@ -11,6 +11,9 @@ use super::types::{Arrival, ClientId, Millis, Name, Now, Party, RequestId, Stead
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
+/// A wall clock that drifts from the steady one by less than this between two comparisons has only been slewed (1 s).
+const STEP_US: i64 = 1_000_000;
+
 /// The lock engine: all wait queues, ties and deadlines. The crate's documentation says how to use it.
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
@@ -18,6 +21,8 @@ pub struct Engine {
     pub(super) policy: Policy,
     /// The holds' side of all decisions: tokens, ties, counters, timers.
     pub(super) holds: HoldTable,
+    /// The clocks, when they were last compared.
+    clocks: Option<Now>,
     /// The answers that this event has put out, in the order in which they were decided.
     pub(super) outbox: Vec<Output>,
     pub(super) queues: WaitQueues,
@@ -133,10 +138,18 @@ impl Engine {
         self.holds.counters.refusals.count(refusal);
     }
 
-    /// Counts a step of the wall clock. What was known of its lead over the primary's is not true any more.
-    pub fn count_clock_step(&mut self) {
+    /// Compares the wall clock with the one that never steps. Returns by how many milliseconds it has stepped since the last call, if
+    /// it has, and counts the step. What was known of its lead over the primary's is not true any more then.
+    pub fn observe_clocks(&mut self, now: Now) -> Option<i64> {
+        let last = self.clocks.replace(now)?;
+        let passed = now.steady_us.wrapping_sub(last.steady_us) as i64;
+        let step = (now.us.wrapping_sub(last.us) as i64).wrapping_sub(passed);
+        if step.abs() < STEP_US {
+            return None;
+        }
         self.holds.counters.clock_steps += 1;
         self.holds.counters.clock_lead = ClockLead::default();
+        Some(step / 1_000)
     }
 
     /// Returns by how many milliseconds this server's clock is ahead of its primary's, if that is too much and was not at the last

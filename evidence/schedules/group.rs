@@ -12,7 +12,7 @@ use dlock_integration::{
     await_until, command, reply_of, stat, Clock, Door, Network, Party, Server, Wire, PATIENCE,
 };
 use dlock_protocol::action::Kept;
-use dlock_protocol::rule::{Rule, LEASE};
+use dlock_protocol::conduct::{Conduct, LEASE};
 
 /// No replica and no primary gives the other up by itself: only steps end links. In seconds.
 const FOR_EVER: u64 = 3_600;
@@ -26,7 +26,7 @@ pub struct Start<'a> {
     /// The module, and the clause that it lacks.
     pub module: &'a Path,
     pub without: Option<&'a str>,
-    pub rule: Rule,
+    pub conduct: Conduct,
     pub replicas: u8,
     pub tick: Duration,
     /// Whether each server has a clock of its own.
@@ -100,8 +100,8 @@ impl Group {
                 group.is_up(replica) && group.has_all(replica)
             });
         }
-        let rule = &start.rule;
-        let confirms = rule.closed_after_full;
+        let conduct = &start.conduct;
+        let confirms = conduct.replicas > 0;
         if confirms {
             await_until("all replicas count", PATIENCE, || {
                 stat(&group.nodes[0].server, "replicas_counting") == u64::from(start.replicas)
@@ -113,7 +113,7 @@ impl Group {
                 });
             }
         }
-        let quarantine = ms(start.tick, rule.quarantine);
+        let quarantine = ms(start.tick, conduct.quarantine);
         for number in 0..count {
             if !confirms && quarantine > 0 {
                 group.say(number, "CONFIG SET dlock.quarantine-ms 0");
@@ -124,7 +124,7 @@ impl Group {
             );
             group.say(number, "CONFIG REWRITE");
         }
-        if rule.min_replicas > 0 {
+        if conduct.min_replicas > 0 {
             // Once a second the primary counts the replicas that have acknowledged lately.
             sleep(Duration::from_millis(1_500));
         }
@@ -363,7 +363,7 @@ impl Node {
         let last = u8::try_from(number).expect("a few servers") + 1;
         let party = Party::new(127, 0, 3, last);
         let door = network.door(party);
-        let rule = &start.rule;
+        let conduct = &start.conduct;
         let mut builder = Server::builder()
             .program(start.program)
             .module(start.module)
@@ -373,22 +373,22 @@ impl Node {
             .config("repl-ping-replica-period", FOR_EVER)
             .config("repl-timeout", FOR_EVER);
         let mut arguments = Vec::new();
-        if rule.closed_after_full {
+        if conduct.replicas > 0 {
             arguments.extend(["replicas".to_owned(), start.replicas.to_string()]);
             arguments.extend(["ack-timeout-ms".to_owned(), ACK_TIMEOUT_MS.to_string()]);
         }
-        if rule.quarantine > 0 {
+        if conduct.quarantine > 0 {
             // Of moments until all are together: it cannot be shortened later.
             arguments.extend(["quarantine-ms".to_owned(), "1".to_owned()]);
         }
         for argument in arguments {
             builder = builder.module_argument(argument);
         }
-        if rule.min_replicas > 0 {
+        if conduct.min_replicas > 0 {
             // A lag is counted in whole seconds, and steps take time.
-            let lag = ms(start.tick, rule.lag) / 1_000 + 2;
+            let lag = ms(start.tick, conduct.lag) / 1_000 + 2;
             builder = builder
-                .config("min-replicas-to-write", rule.min_replicas)
+                .config("min-replicas-to-write", conduct.min_replicas)
                 .config("min-replicas-max-lag", lag);
         }
         if start.logs.contains(&number) {

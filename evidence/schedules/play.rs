@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::Value;
 use dlock_protocol::action::{Action, Full, Kept};
-use dlock_protocol::rule::{Rule, SHORT, SKEW};
+use dlock_protocol::conduct::{Conduct, SHORT, SKEW};
 use dlock_protocol::schedule::Schedule;
-use dlock_protocol::settings::{setting, FAULTS};
+use dlock_protocol::settings::{setting, with_fault, FAULTS};
 use dlock_protocol::system::{Setup, System};
 
 use crate::client::{Asked, Beliefs, Request, LOCK};
@@ -36,9 +36,6 @@ pub enum Variant {
 /// Settings that servers and clients can have without a module that lacks a clause.
 const SETTINGS: [&str; 4] = ["nothing", "wait", "wait-all", "older"];
 
-/// A setting of the model that the module has if it lacks a clause.
-const OF_MODULE: [&str; 1] = ["chains"];
-
 /// The module has one clause for this and `closed-renews`: the renewals that a closed server refuses.
 const SAME: [&str; 1] = ["closed-renews-all"];
 
@@ -47,9 +44,6 @@ const SAME: [&str; 1] = ["closed-renews-all"];
 /// A replica without the refusal ends the link as soon as it notices it: mostly in the iteration of the event loop in which it
 /// forks the child that makes the copy, and then nothing of the copy has left.
 const RACES: [(&str, &str); 1] = [("15-chained-later", "chains-ended-later")];
-
-/// The clauses that clients keep.
-const OF_CLIENTS: [&str; 3] = ["no-allowance", "counts-from-answer", "later-end"];
 
 impl Variant {
     /// Returns all variants of a schedule; the first is the rule, and each of the others gives two owners.
@@ -62,9 +56,6 @@ impl Variant {
             all.extend(faults.filter(named).filter(own).map(Variant::Without));
         }
         let named = |name: &&str| schedule.breaks.iter().any(|setting| setting == name);
-        if !Variant::Rule.breaks(schedule) {
-            all.extend(OF_MODULE.into_iter().filter(named).map(Variant::Without));
-        }
         all.extend(SETTINGS.into_iter().filter(named).map(Variant::Setting));
         all
     }
@@ -85,28 +76,27 @@ impl Variant {
 
     /// Returns the clause that the module lacks.
     pub fn of_module(self) -> Option<&'static str> {
+        let whole = Conduct::replicas(1);
         match self {
-            Variant::Without(name) if !OF_CLIENTS.contains(&name) => Some(name),
+            Variant::Without(name) => (with_fault(name, whole).rule != whole.rule).then_some(name),
             _ => None,
         }
     }
 
-    fn rule(self, replicas: u8) -> Rule {
-        let rule = Rule::mended(replicas);
+    fn conduct(self, replicas: u8) -> Conduct {
+        let whole = Conduct::replicas(replicas);
         match self {
-            Variant::Rule => rule,
-            Variant::Without(name) | Variant::Setting(name) => {
-                match FAULTS.iter().find(|fault| fault.0 == name) {
-                    Some((.., change)) => change(rule),
-                    None => (setting(name).expect("a row of the table").setup)(replicas).rule,
-                }
+            Variant::Rule => whole,
+            Variant::Without(name) => with_fault(name, whole),
+            Variant::Setting(name) => {
+                (setting(name).expect("a row of the table").setup)(replicas).conduct
             }
         }
     }
 
     /// Returns true if the model finds two owners.
     fn breaks(self, schedule: &Schedule) -> bool {
-        schedule.breaks(self.rule(schedule.replicas))
+        schedule.breaks(self.conduct(schedule.replicas))
     }
 
     /// Returns the expected result on servers.
@@ -165,7 +155,7 @@ pub struct Play<'a> {
 pub fn play(play: &Play) -> Seen {
     let setup = play
         .schedule
-        .setup(play.variant.rule(play.schedule.replicas));
+        .setup(play.variant.conduct(play.schedule.replicas));
     let steps = &play.schedule.steps;
     let restarts = |anew: bool| -> Vec<usize> {
         let who = steps.iter().filter_map(|step| match step {
@@ -179,7 +169,7 @@ pub fn play(play: &Play) -> Seen {
         program: play.program,
         module: play.module,
         without: play.variant.of_module(),
-        rule: setup.rule,
+        conduct: setup.conduct,
         replicas: play.schedule.replicas,
         tick: play.tick,
         has_clocks: steps.iter().any(|step| matches!(step, Action::Ahead(_))),
@@ -257,7 +247,7 @@ impl Stage {
             }
             Action::Acquire(c, s) => {
                 let line = format!("DLOCK.ACQUIRE {LOCK} {} {}", owner(c), lease_ms(self.tick));
-                self.ask(c, s, line, self.setup.rule.lease);
+                self.ask(c, s, line, self.setup.conduct.lease);
                 let granted = until(DECISION, || self.is_held(c, s));
                 let asked = self.model.clients[usize::from(c)].asked;
                 self.late[usize::from(c)] =
@@ -269,7 +259,11 @@ impl Stage {
                 token,
                 short,
             } => {
-                let ticks = if short { SHORT } else { self.setup.rule.lease };
+                let ticks = if short {
+                    SHORT
+                } else {
+                    self.setup.conduct.lease
+                };
                 let mut line = format!(
                     "DLOCK.RENEW {LOCK} {} {}",
                     owner(client),
@@ -278,8 +272,8 @@ impl Stage {
                 if token {
                     line += &format!(" TOKEN {}", self.beliefs.token(client.into()));
                 }
-                if short && self.setup.rule.believes_earlier {
-                    let length = ms(self.tick, ticks - self.setup.rule.allowance);
+                if short && self.setup.conduct.believes_earlier {
+                    let length = ms(self.tick, ticks - self.setup.conduct.allowance);
                     let end = Instant::now() + Duration::from_millis(length);
                     self.beliefs.end(client.into(), end);
                 }
@@ -297,7 +291,7 @@ impl Stage {
             }
             Action::Stream(x) => return group.catch_up(x.into(), bound),
             // Only min-replicas-to-write depends on a replica's heartbeats.
-            Action::Live(x) if self.setup.rule.min_replicas > 0 => group.live(x.into()),
+            Action::Live(x) if self.setup.conduct.min_replicas > 0 => group.live(x.into()),
             Action::Promote(x) => group.promote(x.into()),
             Action::Follow(x, s) => group.follow(x.into(), s.into()),
             Action::Partial { node, heard: true } => {
@@ -326,20 +320,15 @@ impl Stage {
     }
 
     fn ask(&mut self, client: u8, at: u8, line: String, ticks: i16) {
-        let length = ms(self.tick, ticks - self.setup.rule.allowance);
-        let waits = !self.setup.rule.closed_after_full;
+        let length = ms(self.tick, ticks - self.setup.conduct.allowance);
         self.asked[usize::from(client)] = Asked::begin(
             Request {
                 client: client.into(),
                 port: self.group.port(at.into()),
                 line,
-                wait: if waits {
-                    self.setup.rule.confirmations
-                } else {
-                    0
-                },
+                wait: self.setup.conduct.wait,
                 length: Duration::from_millis(length),
-                from_answer: !self.setup.rule.counts_from_sending,
+                from_answer: !self.setup.conduct.counts_from_sending,
             },
             &self.beliefs,
         );

@@ -5,7 +5,6 @@
 //! are numbered in the order in which servers meet them, and servers may change places.
 
 use crate::action::{Action, Full, Kept};
-use crate::rule::Word;
 use crate::system::{Link, Setup, System, CLIENTS, NODES};
 use std::collections::HashSet;
 
@@ -287,10 +286,7 @@ impl<'a> Numbered<'a> {
                     } else {
                         hash.put(u64::MAX);
                     }
-                    hash.put(left(entry.word));
-                    if setup.rule.word == Word::Stream {
-                        hash.put(left(entry.said));
-                    }
+                    hash.put(u64::from(entry.notice));
                 }
                 before = numbers[index];
             }
@@ -317,13 +313,13 @@ impl<'a> Numbered<'a> {
             }
             hash.put(
                 u64::from(server.remembers)
-                    | u64::from(server.promoted) << 1
+                    | u64::from(server.standing.promoted) << 1
                     | left(server.clock + now) << 2,
             );
             hash.put(
-                left(server.closed) << 32
-                    | left(server.closed_by_promotion) << 16
-                    | left(server.heard),
+                left(server.standing.closed_until) << 32
+                    | left(server.quarantine_until) << 16
+                    | left(server.standing.late_until),
             );
         }
         for s in order {
@@ -334,7 +330,7 @@ impl<'a> Numbered<'a> {
                 } else {
                     hash.put(1 + u64::from(follower.joined));
                     hash.put(
-                        left(follower.counts) << 8 | left(follower.lived + setup.rule.lag + 1),
+                        left(follower.counts) << 8 | left(follower.lived + setup.conduct.lag + 1),
                     );
                     if follower.joined {
                         meet(&mut hash, follower.got);

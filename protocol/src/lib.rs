@@ -1,7 +1,7 @@
 //! A model of locks on a replicated server: which settings can give one lock to two owners.
 //!
 //! ```text
-//!   rule ──────┐                        ┌── walk      random schedules with a seed, up to five replicas
+//!   conduct ───┐                        ┌── walk      random schedules with a seed, up to five replicas
 //!   world ─────┴─> System::apply(step) ─┼── breadth   every schedule, shortest first, one or two replicas
 //!                                       └── schedules/*.txt, replayed
 //! ```
@@ -9,7 +9,7 @@
 //! | part | contents |
 //! |---|---|
 //! | [`action`] | the steps, and their text |
-//! | [`rule`] | the behaviour of servers and clients, as switches |
+//! | [`conduct`] | the settings of servers, and the behaviour of clients; the rule itself is [`dlock_confirm`] |
 //! | [`system`] | servers, links, clients, and the effect of a step on them |
 //! | [`settings`] | the table: each setting and its worth; each clause taken out |
 //! | [`walk`], [`breadth`] | the two searches |
@@ -23,8 +23,8 @@
 
 pub mod action;
 pub mod breadth;
+pub mod conduct;
 pub mod page;
-pub mod rule;
 pub mod schedule;
 pub mod settings;
 pub mod system;

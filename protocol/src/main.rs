@@ -68,11 +68,11 @@ fn run() -> Result<bool, String> {
         table.push_str(&page::row(setting, &found));
     }
     for fault in FAULTS {
-        let (name, text, replicas, _) = fault;
+        let (name, text, replicas) = fault;
         let found = find(&without(fault), options.steps, &schedules);
         good &= !matches!(found.how, How::Not(_));
         println!(
-            "without a clause: {text} ({name}), r = {replicas}: {}",
+            "with a fault: {text} ({name}), r = {replicas}: {}",
             told(&found.how)
         );
     }

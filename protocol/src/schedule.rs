@@ -1,7 +1,7 @@
 //! Schedules as files: they break weaker rules, and not the right one.
 
 use crate::action::Action;
-use crate::rule::Rule;
+use crate::conduct::Conduct;
 use crate::system::{Orderly, Setup, World};
 use crate::walk;
 
@@ -13,7 +13,7 @@ pub struct Schedule {
     pub replicas: u8,
     /// The settings under which it gives two owners; under all others it does not.
     pub breaks: Vec<String>,
-    /// The clauses of the right rule without which it does.
+    /// The clauses without which it does.
     pub faults: Vec<String>,
     /// Whether the world has replicas that follow replicas, or that restart from an older RDB.
     pub chains: bool,
@@ -24,9 +24,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Returns this rule, in a world with all events that the schedule needs.
+    /// Returns these servers and clients, in a world with all events that the schedule needs.
     #[must_use]
-    pub fn setup(&self, rule: Rule) -> Setup {
+    pub fn setup(&self, conduct: Conduct) -> Setup {
         let mut world = World::any(self.replicas);
         if self.orderly {
             let orderly = World::orderly(self.replicas, true).orderly;
@@ -40,13 +40,13 @@ impl Schedule {
             older_replica: self.older_replica,
             ..world
         };
-        Setup { rule, world }
+        Setup { conduct, world }
     }
 
-    /// Returns true if it gives two owners under this rule.
+    /// Returns true if it gives two owners among these servers and clients.
     #[must_use]
-    pub fn breaks(&self, rule: Rule) -> bool {
-        walk::breaks(&self.setup(rule), &self.steps)
+    pub fn breaks(&self, conduct: Conduct) -> bool {
+        walk::breaks(&self.setup(conduct), &self.steps)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The table: each setting, in a world, and whether it can give two owners there.
 
-use crate::rule::{needed, Chains, Counting, Rule, Word};
+use crate::conduct::{needed, Conduct};
 use crate::system::{Orderly, Setup, World};
 
 /// A row of the table.
@@ -22,24 +22,24 @@ const ANY: &str = "any";
 const BESIDE: &str = "orderly";
 const APART: &str = "orderly, Sentinels apart";
 
-const fn any(rule: Rule, replicas: u8) -> Setup {
+const fn any(conduct: Conduct, replicas: u8) -> Setup {
     Setup {
-        rule,
+        conduct,
         world: World::any(replicas),
     }
 }
 
-const fn beside(rule: Rule, replicas: u8) -> Setup {
+const fn beside(conduct: Conduct, replicas: u8) -> Setup {
     Setup {
-        rule,
+        conduct,
         world: World::orderly(replicas, true),
     }
 }
 
 /// Returns the setup with replicas that may be told to follow replicas.
-const fn chained(rule: Rule, replicas: u8) -> Setup {
+const fn chained(conduct: Conduct, replicas: u8) -> Setup {
     Setup {
-        rule,
+        conduct,
         world: World {
             chains: true,
             ..World::any(replicas)
@@ -47,20 +47,24 @@ const fn chained(rule: Rule, replicas: u8) -> Setup {
     }
 }
 
-const fn apart(rule: Rule, replicas: u8) -> Setup {
+const fn apart(conduct: Conduct, replicas: u8) -> Setup {
     Setup {
-        rule,
+        conduct,
         world: World::orderly(replicas, false),
     }
 }
 
-/// Weaker rules: changes to the present one.
-const fn all_count(r: u8) -> Rule {
-    Rule {
-        counting: Counting::AtOnce,
-        word: Word::None,
-        alone_counts: true,
-        ..Rule::mended(r)
+/// Returns `dlock.replicas` without clauses of the rule, by the names of their absence.
+fn without_all(replicas: u8, faults: &[&str]) -> Conduct {
+    let whole = Conduct::replicas(replicas);
+    faults.iter().fold(whole, |some, fault| some.without(fault))
+}
+
+/// Returns `dlock.replicas` with a quarantine of half a lease.
+const fn short_quarantine(conduct: Conduct) -> Conduct {
+    Conduct {
+        quarantine: 2,
+        ..conduct
     }
 }
 
@@ -70,7 +74,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "nothing",
         text: "nothing",
         failovers: BESIDE,
-        setup: |r| beside(Rule::nothing(), r),
+        setup: |r| beside(Conduct::nothing(), r),
         breaks: ALL,
         holds: &[],
     },
@@ -78,7 +82,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "quarantine",
         text: "quarantine alone",
         failovers: BESIDE,
-        setup: |r| beside(Rule::quarantine(2), r),
+        setup: |r| beside(Conduct::quarantine(2), r),
         breaks: &[2, 3, 4, 5],
         holds: &[],
     },
@@ -86,7 +90,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "older",
         text: "the older setting: `min-replicas-to-write` (r + 1) / 2, small lag, quarantine",
         failovers: BESIDE,
-        setup: |r| beside(Rule::min_replicas(needed(r)), r),
+        setup: |r| beside(Conduct::min_replicas(needed(r)), r),
         breaks: &[],
         holds: ALL,
     },
@@ -95,7 +99,7 @@ pub const SETTINGS: &[Setting] = &[
         text: "the older setting, and a primary restarts in place without its last entries",
         failovers: BESIDE,
         setup: |r| {
-            let setup = beside(Rule::min_replicas(needed(r)), r);
+            let setup = beside(Conduct::min_replicas(needed(r)), r);
             Setup {
                 world: World {
                     lossy: true,
@@ -114,7 +118,7 @@ pub const SETTINGS: &[Setting] = &[
         text: "the older setting, and an operator ends a hold just before the failover",
         failovers: BESIDE,
         setup: |r| {
-            let setup = beside(Rule::min_replicas(needed(r)), r);
+            let setup = beside(Conduct::min_replicas(needed(r)), r);
             Setup {
                 world: World {
                     force: true,
@@ -131,7 +135,7 @@ pub const SETTINGS: &[Setting] = &[
         text: "the older setting, and the old primary comes back before all follow the new one",
         failovers: BESIDE,
         setup: |r| {
-            let setup = beside(Rule::min_replicas(needed(r)), r);
+            let setup = beside(Conduct::min_replicas(needed(r)), r);
             let orderly = setup.world.orderly.map(|orderly| Orderly {
                 heals_late: false,
                 ..orderly
@@ -151,7 +155,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "older-apart",
         text: "the older setting",
         failovers: APART,
-        setup: |r| apart(Rule::min_replicas(needed(r)), r),
+        setup: |r| apart(Conduct::min_replicas(needed(r)), r),
         breaks: &[2, 3, 4, 5],
         holds: &[1],
     },
@@ -159,7 +163,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "older-any",
         text: "the older setting",
         failovers: ANY,
-        setup: |r| any(Rule::min_replicas(needed(r)), r),
+        setup: |r| any(Conduct::min_replicas(needed(r)), r),
         breaks: &[1, 2, 3],
         holds: &[],
     },
@@ -167,7 +171,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "older-one",
         text: "the older setting with `min-replicas-to-write 1`",
         failovers: APART,
-        setup: |r| apart(Rule::min_replicas(1), r),
+        setup: |r| apart(Conduct::min_replicas(1), r),
         breaks: &[3, 4, 5],
         holds: &[],
     },
@@ -175,7 +179,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "older-all",
         text: "the older setting with all replicas",
         failovers: APART,
-        setup: |r| apart(Rule::min_replicas(r), r),
+        setup: |r| apart(Conduct::min_replicas(r), r),
         breaks: &[],
         holds: ALL,
     },
@@ -183,7 +187,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "wait",
         text: "`WAIT` for (r + 1) / 2 by the client",
         failovers: BESIDE,
-        setup: |r| beside(Rule::wait(needed(r)), r),
+        setup: |r| beside(Conduct::wait(needed(r)), r),
         breaks: ALL,
         holds: &[],
     },
@@ -193,9 +197,9 @@ pub const SETTINGS: &[Setting] = &[
         failovers: BESIDE,
         setup: |r| {
             beside(
-                Rule {
-                    confirmations: needed(r),
-                    ..Rule::quarantine(2)
+                Conduct {
+                    wait: needed(r),
+                    ..Conduct::quarantine(2)
                 },
                 r,
             )
@@ -207,7 +211,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "wait-all",
         text: "`WAIT` for all replicas by the client",
         failovers: ANY,
-        setup: |r| any(Rule::wait(r), r),
+        setup: |r| any(Conduct::wait(r), r),
         breaks: &[1, 2, 3],
         holds: &[],
     },
@@ -215,7 +219,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "all-count",
         text: "`replicas`, all confirmations count",
         failovers: ANY,
-        setup: |r| any(all_count(r), r),
+        setup: |r| any(without_all(r, &["at-once", "no-word"]), r),
         breaks: &[2, 3, 4, 5],
         holds: &[],
     },
@@ -223,16 +227,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "promotion-only",
         text: "`replicas`, joiners judged at a promotion only",
         failovers: ANY,
-        setup: |r| {
-            any(
-                Rule {
-                    counting: Counting::SincePromotion,
-                    word: Word::None,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| any(without_all(r, &["promotion-only", "no-word"]), r),
         breaks: &[2, 3, 4],
         holds: &[],
     },
@@ -240,15 +235,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "no-word",
         text: "`replicas`, without the word in the stream",
         failovers: ANY,
-        setup: |r| {
-            any(
-                Rule {
-                    word: Word::None,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| any(without_all(r, &["no-word"]), r),
         breaks: &[2, 3, 4],
         holds: &[],
     },
@@ -256,15 +243,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "one-less",
         text: "`replicas`, one confirmation less",
         failovers: ANY,
-        setup: |r| {
-            any(
-                Rule {
-                    confirmations: needed(r) - 1,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| any(without_all(r, &["one-less"]), r),
         breaks: &[1, 2, 3, 4],
         holds: &[],
     },
@@ -272,15 +251,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "short-quarantine",
         text: "`replicas`, a quarantine shorter than the leases",
         failovers: ANY,
-        setup: |r| {
-            any(
-                Rule {
-                    quarantine: 2,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| any(short_quarantine(without_all(r, &["short-quarantine"])), r),
         breaks: &[1, 2, 3],
         holds: &[],
     },
@@ -288,15 +259,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "closed-renews",
         text: "`replicas`, a server in its quarantine renews by token",
         failovers: ANY,
-        setup: |r| {
-            any(
-                Rule {
-                    closed_renews_never: false,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| any(without_all(r, &["closed-renews"]), r),
         breaks: &[1],
         holds: &[],
     },
@@ -304,15 +267,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "start-untold",
         text: "`replicas`, a primary's start is not announced",
         failovers: ANY,
-        setup: |r| {
-            any(
-                Rule {
-                    start_is_told: false,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| any(without_all(r, &["start-untold"]), r),
         breaks: &[2],
         holds: &[],
     },
@@ -320,15 +275,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "chains",
         text: "`replicas`, replicas follow replicas, briefly",
         failovers: ANY,
-        setup: |r| {
-            chained(
-                Rule {
-                    chains: Chains::Served,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| chained(without_all(r, &["chains"]), r),
         breaks: &[4],
         holds: &[],
     },
@@ -336,15 +283,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "chains-ended-later",
         text: "`replicas`, replicas are ordered to follow replicas, and a replica serves them, but ends the link a little later",
         failovers: ANY,
-        setup: |r| {
-            chained(
-                Rule {
-                    chains: Chains::EndedLater,
-                    ..Rule::mended(r)
-                },
-                r,
-            )
-        },
+        setup: |r| chained(without_all(r, &["chains-ended-later"]), r),
         breaks: &[4],
         holds: &[],
     },
@@ -352,7 +291,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "no-chains",
         text: "`replicas`, replicas are ordered to follow replicas, but a replica serves none",
         failovers: ANY,
-        setup: |r| chained(Rule::mended(r), r),
+        setup: |r| chained(Conduct::replicas(r), r),
         breaks: &[],
         holds: &[4],
     },
@@ -361,7 +300,7 @@ pub const SETTINGS: &[Setting] = &[
         text: "`replicas`, a replica restarts from an older RDB",
         failovers: ANY,
         setup: |r| Setup {
-            rule: Rule::mended(r),
+            conduct: Conduct::replicas(r),
             world: World {
                 older_replica: true,
                 ..World::any(r)
@@ -374,145 +313,99 @@ pub const SETTINGS: &[Setting] = &[
         name: "rule",
         text: "**`replicas`, as the rule says**",
         failovers: ANY,
-        setup: |r| any(Rule::mended(r), r),
+        setup: |r| any(Conduct::replicas(r), r),
         breaks: &[],
         holds: ALL,
     },
 ];
 
-/// A clause's name, its text, a number of replicas that needs it, and the rule without it.
-pub type Fault = (&'static str, &'static str, u8, fn(Rule) -> Rule);
+/// A planted fault: its name, its text, and a number of replicas at which it gives two owners. Most take a clause from the rule; the
+/// others are of clients, or of whoever calls the rule.
+pub type Fault = (&'static str, &'static str, u8);
 
-/// Each clause of the rule taken out, one at a time, with a number of replicas that needs it.
+/// One fault for each clause, and the others.
 pub const FAULTS: &[Fault] = &[
-    ("one-less", "confirmations are one less", 2, |r| Rule {
-        confirmations: r.confirmations - 1,
-        ..r
-    }),
-    ("at-once", "full joiners count at once", 2, |r| Rule {
-        counting: Counting::AtOnce,
-        ..r
-    }),
+    ("one-less", "confirmations are one less", 2),
+    ("at-once", "full joiners count at once", 2),
     (
         "promotion-only",
         "joiners are judged at a promotion only",
         2,
-        |r| Rule {
-            counting: Counting::SincePromotion,
-            ..r
-        },
     ),
-    ("no-word", "a full joining is not announced", 2, |r| Rule {
-        word: Word::None,
-        ..r
-    }),
-    ("start-untold", "a start is not announced", 2, |r| Rule {
-        start_is_told: false,
-        ..r
-    }),
+    ("no-word", "a full joining is not announced", 2),
+    ("start-untold", "a start is not announced", 2),
     (
         "short-quarantine",
         "the quarantine is shorter than the lease",
         2,
-        |r| Rule { quarantine: 2, ..r },
     ),
-    (
-        "open-after-start",
-        "a server is open after its start",
-        1,
-        |r| Rule {
-            closed_after_start: false,
-            ..r
-        },
-    ),
+    ("open-after-start", "a primary is open after its start", 1),
     (
         "open-after-full",
-        "it is open after its own full resynchronisation",
+        "a replica is open after its own full resynchronisation",
         1,
-        |r| Rule {
-            closed_after_full: false,
-            ..r
-        },
     ),
     (
         "open-after-failed-full",
-        "it is open after one that failed",
+        "it is open until it has loaded one",
         1,
-        |r| Rule {
-            closed_after_failed_full: false,
-            ..r
-        },
     ),
-    (
-        "closed-renews",
-        "it renews by token while it is closed",
-        1,
-        |r| Rule {
-            closed_renews_never: false,
-            ..r
-        },
-    ),
-    (
-        "closed-renews-all",
-        "it renews without a token while it is closed",
-        1,
-        |r| Rule {
-            closed_renews_never: false,
-            closed_renews_by_token: false,
-            ..r
-        },
-    ),
-    ("ended", "a hold that has ended is confirmed", 2, |r| Rule {
-        ended_is_not_confirmed: false,
-        ..r
-    }),
-    ("sent", "what was sent is taken as confirmed", 2, |r| Rule {
-        acknowledged_since: false,
-        ..r
-    }),
-    (
-        "counts-from-answer",
-        "a client counts from the answer",
-        2,
-        |r| Rule {
-            counts_from_sending: false,
-            ..r
-        },
-    ),
+    ("closed-renews", "a closed server renews by token", 1),
+    ("closed-renews-all", "it renews without a token", 1),
+    ("ended", "a hold that has ended is confirmed", 2),
+    ("sent", "what was sent is taken as confirmed", 2),
+    ("counts-from-answer", "a client counts from the answer", 2),
     (
         "later-end",
         "a client without an answer believes the later end",
         1,
-        |r| Rule {
-            believes_earlier: false,
-            ..r
-        },
     ),
     (
         "chains-ended-later",
         "a replica serves replicas, and ends their links a little later",
         4,
-        |r| Rule {
-            chains: Chains::EndedLater,
-            ..r
-        },
     ),
-    (
-        "no-allowance",
-        "a client makes no allowance for clocks",
-        1,
-        |r| Rule { allowance: 0, ..r },
-    ),
+    ("chains", "a replica serves replicas", 4),
+    ("no-allowance", "a client makes no allowance for clocks", 1),
 ];
 
-/// Returns the present rule without one of its clauses, in a world with the events of that clause.
+/// Returns servers and clients with this fault.
+#[must_use]
+pub fn with_fault(fault: &str, conduct: Conduct) -> Conduct {
+    match fault {
+        "short-quarantine" => short_quarantine(conduct.without(fault)),
+        "open-after-failed-full" => Conduct {
+            learns_when_loaded: true,
+            ..conduct
+        },
+        "closed-renews-all" => Conduct {
+            names_token: false,
+            ..conduct.without("closed-renews")
+        },
+        "counts-from-answer" => Conduct {
+            counts_from_sending: false,
+            ..conduct
+        },
+        "later-end" => Conduct {
+            believes_earlier: false,
+            ..conduct
+        },
+        "no-allowance" => Conduct {
+            allowance: 0,
+            ..conduct
+        },
+        clause => conduct.without(clause),
+    }
+}
+
+/// Returns the rule with this fault, in a world with the events that it needs.
 #[must_use]
 pub fn without(fault: &Fault) -> Setup {
-    let (_, _, replicas, change) = *fault;
-    let rule = change(Rule::mended(replicas));
-    match rule.chains {
-        Chains::Refused => any(rule, replicas),
-        _ => chained(rule, replicas),
+    let (name, _, replicas) = *fault;
+    let conduct = with_fault(name, Conduct::replicas(replicas));
+    match name {
+        "chains" | "chains-ended-later" => chained(conduct, replicas),
+        _ => any(conduct, replicas),
     }
 }
 

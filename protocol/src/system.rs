@@ -7,7 +7,8 @@
 //! An impossible step changes nothing and is reported: a search tries steps, and a shortened schedule is replayed.
 
 use crate::action::{Action, Client, Full, Kept, Node};
-use crate::rule::{Chains, Counting, Rule, Word, SHORT, SKEW};
+use crate::conduct::{Conduct, SHORT, SKEW};
+use dlock_confirm::{Joined, Standing, Terms};
 
 /// One primary and five replicas.
 pub const NODES: usize = 6;
@@ -103,15 +104,15 @@ impl World {
     }
 }
 
-/// A rule in a world.
+/// Servers and clients in a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    pub rule: Rule,
+    pub conduct: Conduct,
     pub world: World,
 }
 
 impl Setup {
-    /// Returns the rule in a world where clocks agree, no server restarts, and only owners end holds: fewer states, for the
+    /// Returns the same in a world where clocks agree, no server restarts, and only owners end holds: fewer states, for the
     /// breadth-first search.
     #[must_use]
     pub fn quiet(self) -> Self {
@@ -138,10 +139,8 @@ pub struct Entry {
     pub token: u8,
     /// The end of the lease, by the wall clock of the server that granted it.
     pub deadline: i16,
-    /// Until when joiners of this line's primaries count as full ones, by the wall clock of the server that wrote it.
-    pub word: i16,
-    /// The word that this very entry is; otherwise past.
-    pub said: i16,
+    /// Whether this very entry is the notice of a full resynchronisation, or of a primary's start.
+    pub notice: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,13 +165,10 @@ pub struct Server {
     /// The id before, which was its own up to the entry `shared`.
     pub id_before: u8,
     pub shared: u8,
-    /// It grants nothing before this time.
-    pub closed: i16,
-    /// It grants nothing before this time after a promotion, during which all renewals go on.
-    pub closed_by_promotion: i16,
-    /// The last word that it received in the stream, if a rule knows no other.
-    pub heard: i16,
-    pub promoted: bool,
+    /// Its part of the rule of confirmations.
+    pub standing: Standing<i16>,
+    /// Without `dlock.replicas` it grants nothing before this time, during which all renewals go on.
+    pub quarantine_until: i16,
     /// How much its clock is ahead.
     pub clock: i16,
 }
@@ -254,10 +250,8 @@ impl System {
             id: 1,
             id_before: 0,
             shared: 0,
-            closed: PAST,
-            closed_by_promotion: PAST,
-            heard: PAST,
-            promoted: false,
+            standing: Standing::default(),
+            quarantine_until: PAST,
             clock: 0,
         };
         let gone = Follower {
@@ -283,8 +277,7 @@ impl System {
                 holder: NOBODY,
                 token: 0,
                 deadline: PAST,
-                word: PAST,
-                said: PAST,
+                notice: false,
             }; ENTRIES],
             len: 1,
             servers: [server; NODES],
@@ -307,6 +300,7 @@ impl System {
             follow_by: i16::MAX,
         };
         for x in 1..usize::from(world.nodes()) {
+            system.servers[x].standing.on_role(false);
             system.followers[0][x] = Follower {
                 on: true,
                 joined: true,
@@ -391,8 +385,8 @@ impl System {
         (entry.holder != NOBODY && entry.deadline > self.clock(s)).then_some(entry)
     }
 
-    fn is_closed(&self, s: Node) -> bool {
-        self.server(s).closed > self.now
+    fn terms(&self, setup: &Setup, s: Node) -> Terms<i16> {
+        setup.conduct.terms(self.is_primary(s))
     }
 
     fn is_full(&self) -> bool {
@@ -419,7 +413,6 @@ impl System {
 
     /// Writes a new state of the lock at a primary.
     fn set(&mut self, s: Node, holder: u8, token: u8, deadline: i16) {
-        let word = self.entry(self.server(s).pos).word;
         self.write(
             s,
             Entry {
@@ -427,8 +420,7 @@ impl System {
                 holder,
                 token,
                 deadline,
-                word,
-                said: PAST,
+                notice: false,
             },
         );
     }
@@ -438,7 +430,7 @@ impl System {
         if !self.is_primary(s) {
             return false;
         }
-        let (min, lag) = (setup.rule.min_replicas, setup.rule.lag);
+        let (min, lag) = (setup.conduct.min_replicas, setup.conduct.lag);
         let good = |f: &&Follower| f.on && f.joined && f.lived + lag >= self.now;
         min == 0 || self.followers[usize::from(s)].iter().filter(good).count() >= usize::from(min)
     }
@@ -464,52 +456,11 @@ impl System {
         }
     }
 
-    /// Returns until when joiners count as full ones here, in time of the model.
-    fn word(&self, setup: &Setup, s: Node) -> i16 {
-        let told = match setup.rule.word {
-            Word::None => PAST,
-            Word::Stream => self.server(s).heard,
-            Word::Data => self.entry(self.server(s).pos).word - self.server(s).clock,
-        };
-        if setup.rule.closed_is_word {
-            told.max(self.server(s).closed)
-        } else {
-            told
-        }
-    }
-
-    /// Returns when the confirmations of a joiner begin to count.
-    fn counts_from(&self, setup: &Setup, s: Node, full: bool) -> i16 {
-        let rule = &setup.rule;
-        let later = self.now + rule.quarantine;
-        let distinguishes = match rule.counting {
-            Counting::AtOnce => false,
-            Counting::SincePromotion => self.server(s).promoted,
-            Counting::ByJoining => true,
-        };
-        if !distinguishes || rule.alone_counts {
-            return self.now;
-        }
-        let word = self.word(setup, s);
-        match (full, word > self.now) {
-            (true, _) => later,
-            (false, true) if rule.word_ends => word,
-            (false, true) => later,
-            (false, false) => self.now,
-        }
-    }
-
-    fn close(&mut self, setup: &Setup, x: Node) {
-        let until = self.now + setup.rule.quarantine;
-        let server = self.server_mut(x);
-        server.closed = server.closed.max(until);
-    }
-
     /// Answers a request; at once if it needs no confirmation.
     fn ask(&mut self, setup: &Setup, c: Client, s: Node, length: i16, grant: bool) {
         let pos = self.server(s).pos;
         let token = self.entry(pos).token;
-        let until = self.now + length - setup.rule.allowance;
+        let until = self.now + length - setup.conduct.allowance;
         self.client_mut(c).asked = Asked {
             on: true,
             at: s,
@@ -519,7 +470,7 @@ impl System {
             length,
             grant,
         };
-        if setup.rule.confirmations == 0 {
+        if setup.conduct.confirmations() == 0 {
             self.answer(setup, c);
         }
     }
@@ -529,15 +480,19 @@ impl System {
         if !asked.on {
             return false;
         }
-        let confirms = |f: &&Follower| {
-            let acknowledged = f.joined && self.knows(f.got, asked.entry);
-            f.on && f.counts <= self.now && (acknowledged || !setup.rule.acknowledged_since)
-        };
-        let confirmed = self.followers[usize::from(asked.at)]
-            .iter()
-            .filter(confirms)
-            .count();
-        if confirmed < usize::from(setup.rule.confirmations) {
+        let terms = self.terms(setup, asked.at);
+        let (standing, alone) = (&self.server(asked.at).standing, terms.replicas == 1);
+        // Offsets of two values: one that has the entry, and one that has not.
+        let (mut acknowledged, mut counting) = ([0; NODES], 0);
+        for f in &self.followers[usize::from(asked.at)] {
+            if f.on && standing.counts(&terms, alone, f.counts, self.now) {
+                let has = f.joined && self.knows(f.got, asked.entry);
+                acknowledged[counting] = u64::from(has);
+                counting += 1;
+            }
+        }
+        let needed = setup.conduct.confirmations();
+        if terms.rule.confirmed(&mut acknowledged[..counting], needed) == 0 {
             return false;
         }
         let at = self.server(asked.at).pos;
@@ -549,9 +504,9 @@ impl System {
         let now = self.now;
         let client = self.client_mut(c);
         client.asked.on = false;
-        if !void && (held || !setup.rule.ended_is_not_confirmed) {
-            let late = now + asked.length - setup.rule.allowance;
-            let until = if setup.rule.counts_from_sending {
+        if !void && terms.rule.sends(held) {
+            let late = now + asked.length - setup.conduct.allowance;
+            let until = if setup.conduct.counts_from_sending {
                 asked.until
             } else {
                 late
@@ -585,7 +540,7 @@ impl System {
             Action::Force(s) => self.force(setup, s),
             Action::Answer(c) => self.answer(setup, c),
             Action::TimeOut(c) => self.time_out(setup, c),
-            Action::Stream(x) => self.stream(x),
+            Action::Stream(x) => self.stream(setup, x),
             Action::Live(x) => self.live(setup, x),
             Action::Promote(x) => self.promote(setup, x),
             Action::Follow(x, s) => self.follow(setup, x, s),
@@ -610,18 +565,16 @@ impl System {
                 return false;
             }
         }
-        if setup.rule.chains == Chains::EndedLater {
-            self.end_chains();
-        }
+        self.end_chains(setup);
         self.now += 1;
         true
     }
 
     /// Ends the links of replicas that follow replicas.
-    fn end_chains(&mut self) {
-        for x in 0..NODES as Node {
+    fn end_chains(&mut self, setup: &Setup) {
+        for x in 0..setup.world.nodes() {
             let master = self.server(x).master;
-            if master != x && !self.is_primary(master) {
+            if master != x && self.terms(setup, master).ends_links() {
                 self.drop_follower(master, x);
             }
         }
@@ -636,14 +589,20 @@ impl System {
         possible
     }
 
+    /// Returns the lease that a server gives.
+    fn lease(&self, setup: &Setup, s: Node) -> i16 {
+        self.terms(setup, s).longest_lease(setup.conduct.lease)
+    }
+
     fn acquire(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
-        if !self.writable(setup, s)
-            || self.is_closed(s)
-            || self.server(s).closed_by_promotion > self.now
-        {
+        let server = self.server(s);
+        let gate = server.standing.gate(&self.terms(setup, s), self.now);
+        let closed = gate.closed_until.max(server.quarantine_until) > self.now || !gate.grants;
+        if closed || !self.writable(setup, s) {
             return false;
         }
-        let end = self.clock(s) + setup.rule.lease;
+        let lease = self.lease(setup, s);
+        let end = self.clock(s) + lease;
         if self.held(s).is_some_and(|hold| hold.holder != c) {
             return false;
         }
@@ -651,12 +610,12 @@ impl System {
         match self.held(s) {
             Some(hold) => {
                 self.set(s, c, hold.token, hold.deadline.max(end));
-                self.ask(setup, c, s, setup.rule.lease, false);
+                self.ask(setup, c, s, lease, false);
             }
             None => {
                 self.tokens += 1;
                 self.set(s, c, self.tokens, end);
-                self.ask(setup, c, s, setup.rule.lease, true);
+                self.ask(setup, c, s, lease, true);
             }
         }
         true
@@ -669,9 +628,11 @@ impl System {
             wants,
             ..
         } = self.clients[usize::from(c)];
-        let closed = self.is_closed(s);
-        let refused = closed
-            && (setup.rule.closed_renews_never || !token && setup.rule.closed_renews_by_token);
+        let terms = self.terms(setup, s);
+        let standing = &self.server(s).standing;
+        let closed = terms.on() && standing.closed_until > self.now;
+        let refused = standing.gate(&terms, self.now).closed_until > self.now
+            || closed && !token && setup.conduct.names_token;
         let hold = self
             .held(s)
             .filter(|hold| hold.holder == c && if token { hold.token == known } else { wants })?;
@@ -682,10 +643,11 @@ impl System {
         let Some(hold) = self.renewable(setup, c, s, token) else {
             return false;
         };
-        let length = if short { SHORT } else { setup.rule.lease };
+        let lease = self.lease(setup, s);
+        let length = if short { SHORT.min(lease) } else { lease };
         self.set(s, c, hold.token, self.clock(s) + length);
-        let end = self.now + length - setup.rule.allowance;
-        if short && setup.rule.believes_earlier {
+        let end = self.now + length - setup.conduct.allowance;
+        if short && setup.conduct.believes_earlier {
             let client = self.client_mut(c);
             client.until = client.until.min(end);
         }
@@ -727,7 +689,7 @@ impl System {
     }
 
     fn auto(&mut self, setup: &Setup, s: Node) -> bool {
-        let end = self.clock(s) + setup.rule.lease;
+        let end = self.clock(s) + self.lease(setup, s);
         match self.held(s) {
             Some(hold) if self.writable(setup, s) && hold.deadline < end => {
                 self.set(s, hold.holder, hold.token, end);
@@ -770,7 +732,7 @@ impl System {
         true
     }
 
-    fn stream(&mut self, x: Node) -> bool {
+    fn stream(&mut self, setup: &Setup, x: Node) -> bool {
         let Server {
             pos, master, link, ..
         } = *self.server(x);
@@ -782,12 +744,13 @@ impl System {
             return false;
         }
         let next = ahead.trailing_zeros() as u8;
-        let said = self.entry(next).said;
-        let clock = self.server(x).clock;
+        let (notice, now) = (self.entry(next).notice, self.now);
+        let terms = self.terms(setup, x);
         let server = self.server_mut(x);
         server.pos = next;
-        server.heard = server.heard.max(said - clock);
-        let now = self.now;
+        if notice {
+            server.standing.on_full_sync(&terms, now);
+        }
         let follower = self.follower_mut(master, x);
         if follower.on {
             follower.got = next;
@@ -800,7 +763,7 @@ impl System {
         let Server { master, link, .. } = *self.server(x);
         let now = self.now;
         let follower = self.followers[usize::from(master)][usize::from(x)];
-        let possible = setup.rule.min_replicas > 0
+        let possible = setup.conduct.min_replicas > 0
             && master != x
             && link == Link::Up
             && self.reach(x, master)
@@ -840,14 +803,11 @@ impl System {
         }
         self.lose_followers(x);
         self.renew_id(x);
-        let until = self.now + setup.rule.quarantine;
+        self.quarantine(setup, x);
         let server = self.server_mut(x);
         server.master = x;
         server.link = Link::Down;
-        server.promoted = true;
-        if setup.rule.closed_after_promotion {
-            server.closed_by_promotion = until;
-        }
+        server.standing.on_role(true);
         true
     }
 
@@ -862,6 +822,7 @@ impl System {
         let server = self.server_mut(x);
         server.master = s;
         server.link = Link::Down;
+        server.standing.on_role(false);
         true
     }
 
@@ -871,7 +832,7 @@ impl System {
         let server = self.server(master);
         let serves = master == server.master
             || setup.world.chains
-                && setup.rule.chains != Chains::Refused
+                && !self.terms(setup, master).refuses_requests()
                 && server.link == Link::Up;
         master != x && link == Link::Down && serves && self.reach(x, master)
     }
@@ -891,7 +852,8 @@ impl System {
         if !self.can_join(setup, x) || !remembers || !known || !self.knows(server.pos, pos) {
             return false;
         }
-        let counts = self.counts_from(setup, master, false);
+        let terms = self.terms(setup, master);
+        let (_, counts) = server.standing.joins(&terms, Joined::Partial, self.now);
         let lived = self.now;
         *self.follower_mut(master, x) = Follower {
             on: true,
@@ -917,12 +879,12 @@ impl System {
             return false;
         }
         let master = self.server(x).master;
-        let counts = self.counts_from(setup, master, true);
-        let snapshot = self.server(master).pos;
-        if self.is_primary(master) {
-            self.tell(setup, master);
-        }
-        let lived = self.now;
+        let terms = self.terms(setup, master);
+        let (lived, snapshot) = (self.now, self.server(master).pos);
+        let standing = &mut self.server_mut(master).standing;
+        let (_, counts) = standing.joins(&terms, Joined::Full, lived);
+        standing.on_full_sync(&terms, lived);
+        self.announce(setup, master);
         let got = self.server(x).pos;
         *self.follower_mut(master, x) = Follower {
             on: true,
@@ -931,43 +893,50 @@ impl System {
             got,
             lived,
         };
-        let begun = how != Full::Unheard;
-        if begun && setup.rule.closed_after_failed_full && setup.rule.closed_after_full {
-            self.close(setup, x);
-        }
         match how {
             Full::Unheard => {}
             Full::Fails => self.server_mut(x).remembers = false,
             Full::Begins => {
+                if !setup.conduct.learns_when_loaded {
+                    self.begin(setup, x);
+                }
                 let empty = self.blank();
                 let server = self.server_mut(x);
                 server.pos = empty;
                 server.remembers = false;
-                server.heard = PAST;
                 server.link = Link::Loading(snapshot);
             }
         }
         true
     }
 
-    /// Writes the word at a primary.
-    fn tell(&mut self, setup: &Setup, s: Node) {
-        if setup.rule.word == Word::None {
-            return;
+    /// Tells a server that it has new data.
+    fn begin(&mut self, setup: &Setup, x: Node) {
+        let (terms, now) = (self.terms(setup, x), self.now);
+        self.server_mut(x).standing.begin(&terms, now);
+        self.announce(setup, x);
+    }
+
+    /// Writes the notice that is due.
+    fn announce(&mut self, setup: &Setup, s: Node) {
+        let terms = self.terms(setup, s);
+        if self.server_mut(s).standing.take_notice(&terms) {
+            let entry = *self.entry(self.server(s).pos);
+            self.write(
+                s,
+                Entry {
+                    notice: true,
+                    ..entry
+                },
+            );
         }
-        let said = self.clock(s) + setup.rule.quarantine;
-        let entry = *self.entry(self.server(s).pos);
-        self.write(
-            s,
-            Entry {
-                word: entry.word.max(said),
-                said,
-                ..entry
-            },
-        );
-        let heard = self.now + setup.rule.quarantine;
-        let server = self.server_mut(s);
-        server.heard = server.heard.max(heard);
+    }
+
+    /// Begins the quarantine of a server without `dlock.replicas`.
+    fn quarantine(&mut self, setup: &Setup, x: Node) {
+        if setup.conduct.replicas == 0 {
+            self.server_mut(x).quarantine_until = self.now + setup.conduct.quarantine;
+        }
     }
 
     /// Returns a history of its own without entries.
@@ -979,8 +948,7 @@ impl System {
                 holder: NOBODY,
                 token: 0,
                 deadline: PAST,
-                word: PAST,
-                said: PAST,
+                notice: false,
             },
         )
     }
@@ -997,9 +965,8 @@ impl System {
         if !self.reach(x, master) {
             return false;
         }
-        // Otherwise it was closed when it began.
-        if setup.rule.closed_after_full && !setup.rule.closed_after_failed_full {
-            self.close(setup, x);
+        if setup.conduct.learns_when_loaded {
+            self.begin(setup, x);
         }
         let id = self.server(master).id;
         let server = self.server_mut(x);
@@ -1075,9 +1042,7 @@ impl System {
         let server = self.server_mut(x);
         server.pos = stands;
         server.link = Link::Down;
-        server.promoted = false;
-        server.heard = PAST;
-        server.closed_by_promotion = PAST;
+        server.standing = Standing::default();
         if anew || kept == Kept::Nothing {
             self.renew_id(x);
             self.server_mut(x).id_before = 0;
@@ -1087,14 +1052,8 @@ impl System {
         } else {
             server.id_before = 0;
         }
-        if setup.rule.closed_after_start {
-            self.close(setup, x);
-        } else {
-            self.server_mut(x).closed = PAST;
-        }
-        if primary && setup.rule.start_is_told {
-            self.tell(setup, x);
-        }
+        self.quarantine(setup, x);
+        self.begin(setup, x);
         true
     }
 

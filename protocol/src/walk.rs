@@ -247,9 +247,9 @@ fn turn_wheel(dice: &mut Dice, setup: &Setup, wheel: &mut Vec<Kind>) {
     wheel.clear();
     for (kind, weight) in KINDS {
         let useless = match kind {
-            Kind::Live => setup.rule.min_replicas == 0,
+            Kind::Live => setup.conduct.min_replicas == 0,
             Kind::Cut | Kind::Heal => setup.world.orderly.is_none(),
-            Kind::Answer | Kind::TimeOut => setup.rule.confirmations == 0,
+            Kind::Answer | Kind::TimeOut => setup.conduct.confirmations() == 0,
             Kind::Force => !setup.world.force,
             Kind::Held => !setup.world.held,
             Kind::Lose => !(setup.world.lossy || setup.world.losses || setup.world.older_primary),

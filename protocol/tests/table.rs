@@ -1,7 +1,7 @@
 //! The quick part of `make check-long`: seconds, and everything that needs no search.
 
 use dlock_protocol::action::Action;
-use dlock_protocol::settings::{setting, FAULTS, SETTINGS};
+use dlock_protocol::settings::{setting, with_fault, FAULTS, SETTINGS};
 use dlock_protocol::system::Setup;
 use dlock_protocol::walk::{breaks, walk};
 use dlock_protocol::{breadth, page, schedule};
@@ -19,14 +19,14 @@ fn each_schedule_breaks_the_rules_that_it_names_and_no_other() {
         let r = schedule.replicas;
         let settings: Vec<&str> = SETTINGS
             .iter()
-            .filter(|s| schedule.breaks((s.setup)(r).rule))
+            .filter(|s| schedule.breaks((s.setup)(r).conduct))
             .map(|s| s.name)
             .collect();
         assert_eq!(settings, schedule.breaks, "{name}: settings");
-        let right = setup("rule", r).rule;
+        let right = setup("rule", r).conduct;
         let faults: Vec<&str> = FAULTS
             .iter()
-            .filter(|f| schedule.breaks(f.3(right)))
+            .filter(|f| schedule.breaks(with_fault(f.0, right)))
             .map(|f| f.0)
             .collect();
         assert_eq!(faults, schedule.faults, "{name}: clauses taken out");

@@ -9,7 +9,6 @@ use crate::ffi::text::Str;
 use crate::inbox::{self, Notice};
 use crate::node::{census, clock, gate, timer};
 use crate::replicas;
-use crate::settings::clauses;
 use crate::tell::observers::{self, subscribers};
 use crate::tell::{blocking, confirm, in_flight_grants, latency, replicate};
 use dlock_engine::{ClientId, NameRef};
@@ -74,10 +73,8 @@ impl Listener for Notes {
 
     fn role_changed(primary: bool) {
         gate::set_primary(primary);
-        clauses::note_role(primary);
         replicate::somebody_may_listen();
-        replicas::refuse_requests();
-        replicas::changed();
+        replicas::on_role(primary);
         inbox::post(Notice::Role { primary });
     }
 

@@ -7,7 +7,6 @@
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
 
 use crate::ffi::ctx::Ctx;
-use crate::ffi::log;
 use crate::ffi::memory::MainThread;
 use crate::ffi::server;
 use dlock_engine::Now;
@@ -102,33 +101,5 @@ pub(crate) fn on_before_sleep() {
     }
     if let Some(mut frozen) = FROZEN.borrow() {
         frozen.iteration += 1;
-    }
-}
-
-/// Detects steps of the wall clock, by comparison with the clock that never steps.
-#[derive(Default)]
-pub(crate) struct StepDetector {
-    last: Option<Now>,
-}
-
-/// A wall clock that drifts from the steady one by less than this between two comparisons has only been slewed (1 s).
-const STEP_US: i64 = 1_000_000;
-
-impl StepDetector {
-    /// Compares the clocks once more, and logs a step. Returns true if there was one.
-    pub(crate) fn observe(&mut self, now: Now) -> bool {
-        let Some(last) = self.last.replace(now) else {
-            return false;
-        };
-        let passed = now.steady_us.wrapping_sub(last.steady_us) as i64;
-        let step = (now.us.wrapping_sub(last.us) as i64).wrapping_sub(passed);
-        let stepped = step.abs() >= STEP_US;
-        if stepped {
-            log::warning(&format!(
-                "the wall clock stepped by {} ms; leases follow it",
-                step / 1000
-            ));
-        }
-        stepped
     }
 }

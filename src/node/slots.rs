@@ -3,7 +3,8 @@
 use crate::ffi::ctx::Ctx;
 use crate::ffi::text::Text;
 use crate::node::gate::{self, Passage};
-use dlock_commands::words::hash_slot::{of, short_tag, tag, SLOTS};
+use dlock_commands::words::hash_slot::{of, short_tag, tag};
+use dlock_commands::words::slots::Own;
 use dlock_engine::NameRef;
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -14,94 +15,6 @@ use uuid::Uuid;
 pub(crate) struct SlotCache {
     accepted: HashMap<u16, bool>,
     own: Option<Own>,
-}
-
-/// A node's slots.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Own {
-    ranges: Vec<(u16, u16)>,
-    /// The highest epoch of any node. A node that takes a slot over raises it, unless its own is the highest already.
-    epoch: u64,
-    /// Those of them that are migrating to another node.
-    leaving: Vec<u16>,
-    /// Those that are migrating here, and are still another node's.
-    coming: Vec<u16>,
-}
-
-/// The slots in which somebody waits for a lock, or a hold is tied to a connection, and a few more: a slot stays until a check
-/// finds that it has left, or nobody waits and nothing is tied anywhere.
-#[derive(Debug)]
-pub(crate) struct Awaited {
-    slots: Vec<bool>,
-    // The highest epoch at the last check.
-    epoch: u64,
-}
-
-/// The awaited slots that have left the node.
-pub(crate) struct Left {
-    /// The awaited slots whose locks cannot be here any more.
-    slots: Vec<bool>,
-    /// Whether a slot may have left and come back since the last check.
-    pub returned: bool,
-}
-
-impl Awaited {
-    /// Begins with every slot.
-    pub(crate) fn new() -> Awaited {
-        Awaited {
-            slots: vec![true; usize::from(SLOTS)],
-            epoch: 0,
-        }
-    }
-
-    /// Notes the key's slot.
-    pub(crate) fn note(&mut self, key: &[u8]) {
-        if let Some(noted) = self.slots.get_mut(usize::from(of(key))) {
-            *noted = true;
-        }
-    }
-
-    /// Notes every slot: locks have arrived that no command here has named.
-    pub(crate) fn note_all(&mut self) {
-        self.slots.fill(true);
-    }
-
-    /// Forgets every slot: nobody waits, and nothing is tied.
-    pub(crate) fn clear(&mut self) {
-        self.slots.fill(false);
-    }
-
-    /// Takes out the slots that have left this node. Only where a slot is now counts, not an earlier check: a slot can arrive, be
-    /// waited for and leave between two checks.
-    pub(crate) fn take_left(&mut self, own: &Own) -> Left {
-        let mut left = self.slots.clone();
-        let coming = own.coming.iter().map(|slot| (*slot, *slot));
-        for (first, last) in own.ranges.iter().copied().chain(coming) {
-            if let Some(here) = left.get_mut(usize::from(first)..=usize::from(last)) {
-                here.fill(false);
-            }
-        }
-        for (noted, left) in self.slots.iter_mut().zip(&left) {
-            *noted &= !left;
-        }
-        let returned = std::mem::replace(&mut self.epoch, own.epoch) != own.epoch;
-        Left {
-            slots: left,
-            returned,
-        }
-    }
-}
-
-impl Left {
-    /// Returns true if no awaited slot has left.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.slots.contains(&true)
-    }
-
-    /// Returns true if the key's slot has left.
-    pub(crate) fn has(&self, key: &[u8]) -> bool {
-        self.slots.get(usize::from(of(key))) == Some(&true)
-    }
 }
 
 impl SlotCache {
@@ -126,7 +39,7 @@ impl SlotCache {
     pub(crate) fn can_write(&mut self, ctx: Ctx, name: NameRef) -> bool {
         match gate::write_of(ctx, name.key) {
             Passage::Open => true,
-            Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
+            Passage::Elsewhere => self.own(ctx).comes(name.key),
             Passage::Barred => false,
         }
     }
@@ -150,70 +63,19 @@ impl SlotCache {
             return false;
         }
         let own = self.own(ctx);
-        !own.serves(name.key) || (carried && own.leaving.contains(&of(name.key)))
+        !own.serves(name.key) || (carried && own.leaves(name.key))
     }
 
     /// Returns the node's slots.
     pub(crate) fn own(&mut self, ctx: Ctx) -> &Own {
-        self.own.get_or_insert_with(|| Own::ask(ctx))
+        self.own.get_or_insert_with(|| ask(ctx))
     }
 }
 
-impl Own {
-    /// Asks the server. Without an answer all slots count as this node's.
-    fn ask(ctx: Ctx) -> Own {
-        let nodes = ctx.ask(c"CLUSTER", b"NODES");
-        nodes.map_or_else(Own::all, |nodes| Own::read(&nodes))
-    }
-
-    fn all() -> Own {
-        Own {
-            ranges: vec![(0, SLOTS - 1)],
-            epoch: 0,
-            leaving: Vec::new(),
-            coming: Vec::new(),
-        }
-    }
-
-    /// Reads the slots of the node with the flag `myself`: from the ninth word of its line on, with migrating slots in brackets.
-    fn read(nodes: &str) -> Own {
-        let myself = |line: &&str| {
-            let flags = line.split(' ').nth(2).unwrap_or_default();
-            flags.split(',').any(|flag| flag == "myself")
-        };
-        let words = nodes
-            .lines()
-            .find(myself)
-            .into_iter()
-            .flat_map(|line| line.split(' ').skip(8));
-        let epochs = nodes
-            .lines()
-            .filter_map(|line| line.split(' ').nth(6)?.parse().ok());
-        let mut own = Own {
-            epoch: epochs.max().unwrap_or(0),
-            ..Own::default()
-        };
-        for word in words {
-            if let Some(moving) = word.strip_prefix('[') {
-                let slot = |arrow| moving.split_once(arrow)?.0.parse::<u16>().ok();
-                own.leaving.extend(slot("->-"));
-                own.coming.extend(slot("-<-"));
-                continue;
-            }
-            let (first, last) = word.split_once('-').unwrap_or((word, word));
-            if let (Ok(first), Ok(last)) = (first.parse(), last.parse()) {
-                own.ranges.push((first, last));
-            }
-        }
-        own
-    }
-
-    /// Returns true if this key's slot is one of them.
-    pub(crate) fn serves(&self, key: &[u8]) -> bool {
-        let slot = of(key);
-        let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
-        self.ranges.iter().any(has)
-    }
+/// Asks the server for the node's slots. Without an answer all slots count as this node's.
+fn ask(ctx: Ctx) -> Own {
+    let nodes = ctx.ask(c"CLUSTER", b"NODES");
+    nodes.map_or_else(Own::all, |nodes| Own::read(&nodes))
 }
 
 /// Returns true if the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.

@@ -8,7 +8,7 @@ use crate::ffi::user::User;
 use crate::node::{census, clock, gate};
 use crate::replicas;
 use crate::tell::{blocking, confirm};
-use dlock_commands::{Caller, Census, MayWait, Replicas};
+use dlock_commands::{Caller, Census, MayWait};
 use redis_module::raw;
 
 /// The caller of a command, by its context.
@@ -100,10 +100,8 @@ pub(super) fn census() -> Census {
         connections_waiting: blocking::waiting() as u64,
         eviction_possible: census::eviction_possible(),
         primary: gate::primary(),
-        replicas: Replicas {
-            waiting: confirm::waiting() as u64,
-            ..replicas::status(clock::read().steady())
-        },
+        replicas: replicas::status(clock::read().steady()),
+        confirmations_waiting: confirm::waiting() as u64,
     }
 }
 

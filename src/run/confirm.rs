@@ -10,9 +10,10 @@ use crate::ffi::panic::poisoned;
 use crate::ffi::server;
 use crate::node::{clock, gate, timer};
 use crate::replicas;
-use crate::settings::clauses::{self, Clause};
 use crate::settings::config;
+use crate::settings::rule::terms;
 use crate::tell::confirm::{self, PendingReply};
+use dlock_confirm::Links;
 use dlock_engine::{broken, NoAck, Now, Outcome, Receiver, Refusal, SteadyMs};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,15 +66,15 @@ pub(super) fn check_pending(ctx: Ctx) {
 
 /// Takes out the answers that replicas have confirmed, and asks them for what the others need.
 fn take_confirmed(ctx: Ctx, now: SteadyMs) -> Vec<PendingReply> {
-    confirm::stamp(replicas::offset());
-    let acknowledged = match replicas::status(now).needed {
-        0 => u64::MAX,
-        needed => replicas::acknowledged_by(needed, now),
-    };
-    let confirmed = confirm::take_confirmed(acknowledged);
+    let read = |links: &mut Links, terms: &_| (links.offset(), links.confirmed(terms, now.0));
+    let (offset, until) = replicas::with(read);
+    confirm::stamp(offset);
+    let confirmed = confirm::take_confirmed(until);
     let most = confirm::most_needed();
     // A write to replicas while the server is paused would crash it.
-    if most.is_some_and(|most| !server::must_hold_back() && replicas::ask(acknowledged, most)) {
+    let asks =
+        |most| !server::must_hold_back() && replicas::with(|links, _| links.ask(until, most));
+    if most.is_some_and(asks) {
         ctx.ask_replicas();
     }
     confirmed
@@ -90,8 +91,8 @@ pub(super) fn apply_replica_counts(now: SteadyMs) {
     if known != (replicas.needed, replicas.counting) {
         config::changed();
     }
-    if let Some(at) = replicas::next_to_count(now) {
-        timer::arm(at, now);
+    if let Some(at) = replicas::with(|links, _| links.next_to_count(now.0)) {
+        timer::arm(SteadyMs(at), now);
     }
 }
 
@@ -104,9 +105,8 @@ impl State {
             return engine.prolonged(promises);
         }
         let mut promised = promises.iter();
-        let stands = promised.all(|promise| engine.stands(keys, now, promise))
-            || !clauses::stands(Clause::EndedNotConfirmed);
-        if !stands {
+        let stands = promised.all(|promise| engine.stands(keys, now, promise));
+        if !terms().rule.sends(stands) {
             return self.not_confirmed(held, NoAck::Ended);
         }
         let took_us = now.steady_us.saturating_sub(held.since_us);

@@ -61,8 +61,10 @@ pub(super) fn event(ctx: Ctx) {
         let beats = now.steady() >= state.next_check;
         if beats {
             state.next_check = now.steady().after(CHECK_MS);
-            if state.steps.observe(now) {
-                state.engine.count_clock_step();
+            if let Some(step) = state.engine.observe_clocks(now) {
+                log::warning(&format!(
+                    "the wall clock stepped by {step} ms; leases follow it"
+                ));
             }
             replicate::refresh(ctx);
             state.watch_clock_lead(now);
@@ -114,9 +116,9 @@ fn update_replicas(ctx: Ctx) {
     apply_replica_counts(now);
     // Also while the server would refuse a write, for lack of replicas or because its disk fails.
     let may_tell = gate::primary() && !server::must_hold_back();
-    if may_tell && replicas::take_notice() {
+    if may_tell && replicas::with(|links, terms| links.standing.take_notice(terms)) {
         ctx.tell_replicas(c"DLOCK.HEED");
-    } else if replicas::has_notice() && gate::primary() {
+    } else if replicas::with(|links, terms| links.standing.has_notice(terms)) {
         timer::arm(now.after(RETRY_MS), now);
     }
 }

@@ -15,6 +15,7 @@ use crate::node::slots;
 use crate::servers;
 use crate::tell::observers::{self, Notifications};
 use crate::tell::replicate;
+use dlock_commands::words::slots::Own;
 use dlock_engine::{Entry, Keyspace, Lock, NameRef};
 use redis_module::raw::{self, RedisModuleKey};
 use std::collections::HashMap;
@@ -169,7 +170,7 @@ impl OpenKeys {
     }
 
     /// Returns the node's slots.
-    pub(super) fn own_slots(&mut self) -> &slots::Own {
+    pub(super) fn own_slots(&mut self) -> &Own {
         self.slots.own(self.ctx)
     }
 

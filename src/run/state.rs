@@ -4,10 +4,11 @@ use super::caller::Client;
 use super::keyspace::OpenKeys;
 use super::search::Search;
 use crate::ffi::memory::MainThread;
-use crate::node::{census, clock, gate, slots};
+use crate::node::{census, clock, gate};
 use crate::replicas;
 use crate::settings::{config, Settings, Situation};
 use crate::tell::observers::{self, Notifications};
+use dlock_commands::words::slots::Awaited;
 use dlock_commands::Call;
 use dlock_engine::{Engine, Lock, News, Now, RequestId, SteadyMs};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,8 +18,7 @@ use std::time::Instant;
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) keys: OpenKeys,
-    pub(super) steps: clock::StepDetector,
-    pub(super) awaited: slots::Awaited,
+    pub(super) awaited: Awaited,
     pub(super) slots_seen: Option<Instant>,
     pub(super) settings: Settings,
     /// Since when this server is a primary, for the quarantine.
@@ -37,8 +37,7 @@ lazy_static::lazy_static! {
     pub(super) static ref STATE: MainThread<State> = MainThread::new(State {
         engine: Engine::default(),
         keys: OpenKeys::new(),
-        steps: clock::StepDetector::default(),
-        awaited: slots::Awaited::new(),
+        awaited: Awaited::default(),
         slots_seen: None,
         settings: Settings::default(),
         since: clock::read().steady(),
@@ -78,11 +77,12 @@ impl State {
     #[cold]
     fn read_settings(&mut self) {
         replicas::read_setting();
+        let now = clock::read().steady();
         let policy = self.settings.read(Situation {
             since: self.since,
             quarantine_until: self.engine.policy().quarantine_until,
-            confirm_blackout_until: replicas::confirm_blackout_until(),
-            replicas: replicas::status(clock::read().steady()),
+            gate: replicas::with(|links, terms| links.standing.gate(terms, now.0)),
+            replicas: replicas::status(now),
         });
         self.engine.set_policy(policy);
     }

@@ -1,11 +1,10 @@
 //! The operator's settings (`config`), and the engine's policy and the observers' channel, which follow from them.
 
-pub(crate) mod clauses;
 pub(crate) mod config;
+pub(crate) mod rule;
 
-use clauses::{stands, Clause};
 use config::{Notify, Number};
-use dlock_commands::Replicas;
+use dlock_confirm::{Gate, Status};
 use dlock_engine::{Millis, Policy, SteadyMs};
 use std::sync::atomic::Ordering;
 
@@ -41,10 +40,10 @@ pub(crate) struct Situation {
     pub since: SteadyMs,
     /// When the quarantine ends by the present policy.
     pub quarantine_until: SteadyMs,
-    /// Until when this server confirms nothing.
-    pub confirm_blackout_until: SteadyMs,
+    /// What it does after its start or its own full resynchronisation, with `dlock.replicas`.
+    pub gate: Gate<u64>,
     /// The replicas that confirm answers.
-    pub replicas: Replicas,
+    pub replicas: Status,
 }
 
 impl Default for Settings {
@@ -82,26 +81,17 @@ impl Settings {
             (Notify::pubsub, true) => Channel::PlainInCluster,
             (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
         };
-        let quarantine = value(&config::QUARANTINE_MS);
+        let (terms, quarantine) = (rule::terms(), value(&config::QUARANTINE_MS));
         // A later setting shortens a quarantine, but begins none: the server has not just been started.
         let until = match quarantine {
-            _ if config::REPLICAS.amount() > 0 => now.confirm_blackout_until,
+            _ if terms.on() => SteadyMs(now.gate.closed_until),
             0 => SteadyMs(0),
             _ if begins => now.since.after(quarantine),
             _ => now.quarantine_until.min(now.since.after(quarantine)),
         };
-        let (until, grants) = match stands(Clause::ClosedRenewsNothing) {
-            true => (until, true),
-            // It grants nothing while it is closed, and renews.
-            false => (SteadyMs(0), now.replicas.closed_ms == 0),
-        };
         let max_lease = value(&config::MAX_LEASE_MS);
         Policy {
-            max_lease_ms: match quarantine {
-                0 => max_lease,
-                _ if !stands(Clause::LeaseWithinQuarantine) => max_lease,
-                _ => max_lease.min(quarantine),
-            },
+            max_lease_ms: terms.longest_lease(max_lease),
             max_restored_ms: max_lease,
             max_claim_ms: value(&config::MAX_CLAIM_MS),
             claim_window_ms: value(&config::CLAIM_WINDOW_MS),
@@ -113,7 +103,7 @@ impl Settings {
             max_hold_ms: value(&config::MAX_HOLD_MS),
             deadlock_detection: config::DEADLOCK_DETECTION.load(Ordering::Relaxed),
             deadlock_max_steps: config::DEADLOCK_MAX_STEPS.amount(),
-            grants: grants && config::GRANTS.load(Ordering::Relaxed),
+            grants: now.gate.grants && config::GRANTS.load(Ordering::Relaxed),
             quarantine_until: until,
             replicas_needed: now.replicas.needed,
             replicas_counting: now.replicas.counting,

@@ -167,7 +167,7 @@ pub(crate) fn too_late(needs: u64, now: SteadyMs) -> NoAck {
     NoAck::Late {
         confirmed: match needs {
             0 => 0,
-            needs => replicas::have_acknowledged(needs, now),
+            needs => replicas::with(|links, terms| links.have_acknowledged(terms, needs, now.0)),
         },
         needed: replicas::status(now).needed,
     }

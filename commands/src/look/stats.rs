@@ -110,7 +110,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("closed_too_few", too_few.into()),
         ("closed_left_ms", closed_ms),
         ("joins_count_late_ms", replicas.late_ms),
-        ("confirmations_waiting", replicas.waiting),
+        ("confirmations_waiting", census.confirmations_waiting),
         ("clock_lead_ms", clock_lead),
     ];
     let confirmed = times!("confirmation", "confirmed_total", counters.confirmations);

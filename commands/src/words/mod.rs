@@ -3,3 +3,4 @@
 pub mod args;
 pub mod glob;
 pub mod hash_slot;
+pub mod slots;

@@ -8,7 +8,7 @@ use dlock_commands::error::Error;
 use dlock_commands::look::stats::sections;
 use dlock_commands::{Census, Reply};
 use dlock_engine::counters::{Hot, Times, Top};
-use dlock_engine::{Name, NameRef, Now, Policy, SteadyMs};
+use dlock_engine::{Engine, Name, NameRef, Now, Policy, SteadyMs};
 use std::collections::{BTreeMap, HashMap};
 
 fn send(world: &mut World, client: u64, line: &str) -> Result<Reply, Error> {
@@ -820,6 +820,41 @@ fn follow_grants(server: &mut Server, now: &mut Now, lead_us: u64) {
     assert_eq!(shown_lead(server, false, *now), lead_us / 1_000);
 }
 
+/// Lets the wall clock step to this time.
+fn step_clock(server: &mut Server, now: Now) {
+    let before = Now {
+        us: now.us - 5_000_000,
+        ..now
+    };
+    server.engine.observe_clocks(before);
+    assert_eq!(server.engine.observe_clocks(now), Some(5_000));
+}
+
+/// A clock that is slewed, or read late, has not stepped.
+#[test]
+fn a_second_between_two_comparisons_is_a_step_either_way() {
+    let mut engine = Engine::default();
+    let mut now = Now {
+        us: 1_795_000_000_000_000,
+        steady_us: 5_000_000,
+    };
+    assert_eq!(engine.observe_clocks(now), None, "the first");
+    for (passed_us, more_us, step) in [
+        (1_000_000, 0, None),
+        (60_000_000, 999_999, None),
+        (1_000_000, -999_999, None),
+        (1_000_000, 1_000_000, Some(1_000)),
+        (1_000_000, 0, None),
+        (1_000_000, -1_000_000, Some(-1_000)),
+        (1_000_000, -3_600_000_000, Some(-3_600_000)),
+    ] {
+        now.steady_us += passed_us;
+        now.us = now.us.saturating_add_signed(passed_us as i64 + more_us);
+        assert_eq!(engine.observe_clocks(now), step, "{more_us} us");
+    }
+    assert_eq!(engine.counters().clock_steps, 3);
+}
+
 #[test]
 fn the_lead_of_a_clock_is_one_of_now_and_of_replicas() {
     let mut server = Server::new(false, Policy::default());
@@ -838,7 +873,7 @@ fn the_lead_of_a_clock_is_one_of_now_and_of_replicas() {
     follow_grants(&mut server, &mut now, 200_000);
     server.engine.reset_counters();
     assert_eq!(shown_lead(&server, false, now), 200);
-    server.engine.count_clock_step();
+    step_clock(&mut server, now);
     assert_eq!(shown_lead(&server, false, now), 0);
     // It is promoted, and demoted.
     follow_grants(&mut server, &mut now, 200_000);
@@ -873,7 +908,7 @@ fn a_lead_begins_to_matter_once() {
         assert_eq!(server.engine.begins_to_lead(now), warns, "{lead_ms} ms");
     }
     // This server's clock was put right by a step, and goes wrong again.
-    server.engine.count_clock_step();
+    step_clock(&mut server, now);
     follow_grants(&mut server, &mut now, 200_000);
     assert_eq!(server.engine.begins_to_lead(now), Some(200));
 }

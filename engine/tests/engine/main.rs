@@ -23,7 +23,7 @@
 //! | `sessions` | sessions: the engine against a model of them, and programs that rely on them |
 //! | `ties` | the ties in an engine, and that a command changes none at a key that it does not name |
 //! | `unheard` | answers that replicas do not confirm |
-//! | `hash_slots` | the hash slot of a key |
+//! | `hash_slots` | the hash slot of a key; a node's slots, and those that have left it |
 //! | `counting` | counters, percentiles, the most contended locks |
 //! | `masses` | events that concern all locks, settled in steps |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
