@@ -61,6 +61,7 @@ var faults = []struct {
 	{"a_try_at_a_closed_port,a_try_at_a_replica,a_try_without_replicas,a_try_at_a_busy_server,a_try_at_a_loading_server", []edit{{"take.go", "err == nil || try ||", "err == nil || try && t.asked > 9 ||"}}},
 	{"a_hold_over_a_busy_server", []edit{{"errors.go", `"LOADING", "BUSY",`, `"LOADING",`}}},
 	{"a_wait_at_a_loading_server", []edit{{"errors.go", `"LOADING", "BUSY",`, `"BUSY",`}}},
+	{"a_wait_at_a_drained_server", []edit{{"errors.go", `"NOACK", "QUARANTINE",`, `"NOACK",`}}},
 	{"no_time_out_is_too_long", []edit{{"dlock.go", "context.WithTimeout(ctx, timeout)", "context.WithDeadline(ctx, time.Unix(0, time.Now().UnixNano()+int64(timeout)))"}}},
 	{"asked_again_after_a_lost_reply", []edit{{"take.go", "number(tokens[0]) != 0 && t.asked == 1 {", "number(tokens[0]) != 0 {"}}},
 	{"late_commands_of_open_connections", []edit{
@@ -75,6 +76,7 @@ var faults = []struct {
 	{"said_twice", []edit{{"take.go", "ctx.Err() != nil || !isTransient(err) {", "true {"}}},
 	{"two_actors_of_one_client,an_actor_that_waits_for_itself", []edit{{"session.go", `return l.name + "/" + actor + "#" + number`, `return l.name + "/" + number`}}},
 	{"forgotten_and_left_to_its_lease", []edit{{"hold.go", `l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))`, "_ = id\n\t\tl.giveBack(h, nil)"}}},
+	{"released_by_the_work_itself", []edit{{"hold.go", "if errors.Is(err, ErrNotHeld) && h.Lost() == nil {", "if false {"}}},
 	{"max_hold", []edit{{"take.go", "h.maxHoldEnd = after(h.since, r.maxHold)", "h.maxHoldEnd = never"}}},
 	{"release_after,TestReleaseAfter", []edit{{"hold.go", `return h.finish(ctx, h.held.words("RENEW", millis(d)), h.held.words("RELEASE"))`, "return h.Release(ctx)"}}},
 	{"many_of_one_slot", []edit{{"many.go", "return [][]string{keys}", "for _, key := range keys {\n\t\t\tgroups = append(groups, []string{key})\n\t\t}\n\t\treturn groups"}}},

@@ -76,6 +76,7 @@ plant cases 'a_try_at_a_closed_port a_try_at_a_replica a_try_without_replicas a_
     'self.is_try\(\) \|\| self.terms.vote \|\| !error.is_retryable' '!error.is_retryable'
 plant cases a_hold_over_a_busy_server error.rs '\| "BUSY"' ''
 plant cases a_wait_at_a_loading_server error.rs '\| "LOADING"' ''
+plant cases a_wait_at_a_drained_server error.rs 'Error::NoAck\(_\) \| Error::Quarantine\(_\) =>' 'Error::NoAck(_) =>'
 plant cases no_time_out_is_too_long take.rs 'began.saturating_add\(if' 'began.add(if' take.rs 'use std::sync::Arc;' 'use std::ops::Add; use std::sync::Arc;'
 plant cases asked_again_after_a_lost_reply take.rs 'if !is_first \|\| tokens' 'if tokens'
 plant cases late_commands_of_open_connections take.rs 'self.number \+= 1;' 'self.number = 1;' \

@@ -36,6 +36,7 @@ final class Hold
     /** Why the server has not renewed it at the last attempt. */
     private string $failure = '';
     private bool $isOver = false;
+    private bool $isReleased = false;
     private string $reason = '';
 
     /** @internal */
@@ -147,12 +148,21 @@ final class Hold
         $this->giveBack(Settings::positive('seconds', $seconds));
     }
 
+    /** @internal releases it at the end of its block, unless the work has done so */
+    public function leave(): void
+    {
+        if (!$this->isReleased) {
+            $this->release();
+        }
+    }
+
     private function giveBack(?float $after): void
     {
         $this->core->servers->check();
         if ($this->isOver) {
             throw $this->notHeld();
         }
+        $this->isReleased = true;
         $this->core->release($this->request, $this->token, $after, $this);
         $this->core->tell(fn (Observer $one) => $one->released($this->key, Clock::now() - $this->since));
     }

@@ -396,19 +396,6 @@ final class TroubleTest extends TestCase
         }
     }
 
-    /** After a restart with dlock.quarantine-ms the server refuses who does not block, and lets wait who does. */
-    public function testAWaitOutlastsAQuarantine(): void
-    {
-        $locks = new Locks(Connect::fake(new Scripted(static fn (array $words): mixed => match (true) {
-            !str_ends_with($words[0], 'ACQUIRE') => 0,
-            in_array('BLOCK', $words, true) => [1, 1],
-            default => Refused::by('QUARANTINE the server has restarted'),
-        })));
-        self::assertSame(1, $locks->lock($this->key, 5)->token);
-        $this->expectExceptionMessage('QUARANTINE');
-        $locks->tryLock($this->key);
-    }
-
     /** The server renews a hold for no longer than the program wants it, from the first command on. */
     public function testMaxHoldBoundsTheServer(): void
     {

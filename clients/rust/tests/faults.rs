@@ -38,7 +38,6 @@ tests! {
     a_cluster_that_is_slow_to_connect_is_waited_for in Single;
     errands_are_repeated_less_and_less_often in Single;
     a_release_takes_no_longer_than_a_reply in Single;
-    a_wait_outlasts_a_drained_server in Single;
     an_old_failure_is_not_the_cause in Single;
     the_longest_lease_is_dropped_at_a_silent_server in Single;
     what_cannot_be_guarded_is_an_argument in Single;
@@ -244,20 +243,6 @@ mod scenes {
         assert!(matches!(taken, Ok(None)), "{taken:?}");
         let _: Value = server.ask("DEL KEY").await;
         control(format!("close {path}")).await;
-    }
-
-    /// A try is told at once; a wait goes on until the server grants again.
-    pub async fn a_wait_outlasts_a_drained_server(server: Server) {
-        let first = std::sync::OnceLock::new();
-        let answer = move |command: &str| {
-            let began = || first.get_or_init(std::time::Instant::now).elapsed();
-            (command.contains("ACQUIRE") && began() < Duration::from_secs(1))
-                .then(|| "-QUARANTINE no grants: dlock.grants is no\r\n".to_owned())
-        };
-        let (locks, _) = locks_by(&server, stage::settings(), answer).await;
-        let refused = locks.on(&server.key).try_lock().await;
-        assert!(matches!(refused, Err(Error::Quarantine(_))), "{refused:?}");
-        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
     }
 
     pub async fn the_longest_lease_is_dropped_at_a_silent_server(server: Server) {

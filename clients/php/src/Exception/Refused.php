@@ -19,7 +19,7 @@ class Refused extends DlockException
     /** What a little time, or another connection, can end. UNBLOCKED: it has become a replica while it let us wait. */
     private const PASSING = [
         'NOACK', 'UNBLOCKED', 'TRYAGAIN', 'CLUSTERDOWN', 'MASTERDOWN', 'LOADING', 'BUSY', 'NOREPLICAS', 'MISCONF', 'READONLY',
-        'MOVED', 'ASK',
+        'MOVED', 'ASK', 'QUARANTINE',
     ];
 
     final public function __construct(string $text, ?\Throwable $previous = null)

@@ -119,6 +119,10 @@ public sealed class DLock implements Lock permits DSemaphore {
     /** {@link NotHeld} if this thread does not hold it, or has lost it. */
     @Override
     public void unlock() {
+        unlock(Hold::release);
+    }
+
+    private void unlock(Consumer<Hold> release) {
         Held held = mine();
         if (held.counts.merge(limit, -1, Integer::sum) > 0) {
             return;
@@ -127,7 +131,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         held.counts.remove(limit);
         if (held.counts.isEmpty()) {
             locks.mine.get().pop(key);
-            held.hold.release();
+            release.accept(held.hold);
         } else if (isStrictest) { // a writer that goes on reading
             Hold hold = held.hold;
             List<Object> words = new ArrayList<>(List.of("DLOCK.DOWNGRADE", key, hold.owner()));
@@ -145,6 +149,9 @@ public sealed class DLock implements Lock permits DSemaphore {
 
     /** For {@code try (var locked = lock.hold())}: an error in the block is never hidden by one of the release. */
     public final class Locked implements AutoCloseable {
+        private final Thread thread = Thread.currentThread();
+        private final int depth = getHoldCount();
+
         private Locked() {}
 
         /** Returns the fencing token. */
@@ -157,10 +164,13 @@ public sealed class DLock implements Lock permits DSemaphore {
             return DLock.this.guard(words);
         }
 
-        /** Gives back what was granted here. {@link NotHeld} if it was lost. */
+        /** Gives back what was granted here, unless the thread has done so. {@link NotHeld} if it was lost. */
         @Override
         public void close() {
-            unlock();
+            boolean isDone = thread == Thread.currentThread() && getHoldCount() < depth;
+            if (!isDone) {
+                unlock(Hold::close);
+            }
         }
     }
 
