@@ -19,8 +19,6 @@ final class Hold
 {
     /** The longest time between two renewals, in seconds. */
     private const INTERVAL = 1.0;
-    /** @internal the server counts whole milliseconds */
-    public const ROUNDING = 0.002;
 
     /** The lock's name. */
     public readonly string $key;
@@ -196,7 +194,7 @@ final class Hold
 
     private function end(float $sent, float $lease): float
     {
-        return $sent + $lease - self::ROUNDING - $this->request->settings->clockMargin;
+        return $sent + $lease - Settings::ROUNDING - $this->request->settings->clockMargin;
     }
 
     /** @internal */

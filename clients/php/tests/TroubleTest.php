@@ -5,6 +5,7 @@ declare(strict_types=1);
 namespace Dlock\Tests;
 
 use Dlock\Connect;
+use Dlock\ErrorReply;
 use Dlock\Exception\Closed;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\Fenced;
@@ -315,7 +316,7 @@ final class TroubleTest extends TestCase
             $asked[] = [$host, $port];
             $says = [7000 => 'MOVED 5 :7001', 7001 => 'ASK 5 ::1:7002'];
 
-            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? Refused::by($says[$port]) : [1, 1]));
+            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? ErrorReply::of($says[$port]) : [1, 1]));
         };
         $locks = Locks::cluster(['host:7000'], $connect);
         self::assertSame(1, $locks->tryLock('a')?->token);
