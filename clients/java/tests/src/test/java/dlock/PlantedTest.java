@@ -121,7 +121,7 @@ class PlantedTest {
             new Fault("released_by_the_work_itself", "DLock", "if (!isDone) {", "if (depth > 0) {"),
             new Fault("max_hold", "Belief", "Clock.after(since, request.maxHold())", "Clock.NEVER * 2"),
             new Fault("release_after", "Hold", "end(time.toMillis() * MS,", "end(0,"),
-            new Fault("many_of_one_slot", "Many", "before == null || before.locks", "before != one || before.locks"),
+            new Fault("many_of_one_slot", "Many", "before == null || !before", "before != one || !before"),
             new Fault("a_refused_session_is_the_reason", "Session", "session.error = why;", ""),
             new Fault("a_refused_session_is_the_reason", "Session", "if (!DLockException.passes(why)) {", "if (isOver && isFirst && isLast) {"));
 
