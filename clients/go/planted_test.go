@@ -57,7 +57,7 @@ var faults = []struct {
 	{"readers_and_a_writer,a_semaphore_of_three", []edit{{"take.go", "switch {\n\tcase r.limit == shared:", "switch {\n\tcase true:\n\tcase r.limit == shared:"}}},
 	{"no_write_after_the_loss", []edit{{"hold.go", `append([]any{"DLOCK.GUARD", h.held.key, h.held.token}, command...)...`, "command..."}}},
 	{"no_right_to_release", []edit{{"delivery.go", "&& instead != nil {", "&& false {"}}},
-	{"a_turn_takes_three_commands", []edit{{"session.go", "\tl.watch(h)\n}\n\n// leave", "\tl.watch(h)\n\tl.renew(h, s.id)\n}\n\n// leave"}}},
+	{"a_turn_takes_three_commands", []edit{{"take.go", "\treply, err := l.commands.call(ctx", "\t_, _ = l.heldBy(ctx, t.request.keys[0])\n\treply, err := l.commands.call(ctx"}}},
 	{"a_try_at_a_closed_port,a_try_at_a_replica,a_try_without_replicas,a_try_at_a_busy_server,a_try_at_a_loading_server", []edit{{"take.go", "err == nil || try ||", "err == nil || try && t.asked > 9 ||"}}},
 	{"a_hold_over_a_busy_server", []edit{{"errors.go", `"LOADING", "BUSY",`, `"LOADING",`}}},
 	{"a_wait_at_a_loading_server", []edit{{"errors.go", `"LOADING", "BUSY",`, `"BUSY",`}}},
