@@ -2,11 +2,13 @@
 """Counts the clients' lines of code, without blank lines, comments and docstrings, counted alike in all languages.
 
 Prints a table: the lock itself, what builds on it (elections, quorums, adapters, test doubles, declarations of types), and the tests.
+Fails if files of a client import each other in a circle.
 """
 
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -36,8 +38,39 @@ def other_lines(text: str) -> int:
     return sum(1 for line in text.splitlines() if line.strip() and not line.lstrip().startswith("//"))
 
 
+# Where sources are, and what one says of another. Java's and Go's are one package each, whose files name each other freely.
+IMPORTS = {
+    "python/src/dlock_redis/*.py": r"^\s*from \.(\w+) import|^\s*from \. import (\w+)",
+    "node/src/*.mjs": r"from '\./(\w+)\.mjs'",
+    "rust/src/*.rs": r"crate::(\w+)::",
+    "cli/src/*.rs": r"\b(\w+)::",
+    "php/src/**/*.php": r"\b([A-Z]\w+)\b",
+}
+PAIRS = {("php", "Core", "Hold")}  # a hold asks the core, which keeps it
+
+
+def circles() -> set[tuple[str, ...]]:
+    """Returns the files that import each other in a circle, by client."""
+    found = set()
+    for where, pattern in IMPORTS.items():
+        texts = {path.stem: path.read_text() for path in HERE.glob(where)}
+        words = r"/\*.*?\*/|//[^\n]*|\"[^\"\n]*\"" + (r"|'[^'\n]*'" if where.startswith("php") else "")
+        reached = {}
+        for name, text in texts.items():
+            matches = re.findall(pattern, re.sub(words, "", text, flags=re.DOTALL), re.MULTILINE)
+            reached[name] = {"".join(match) for match in matches} & texts.keys() - {name}
+        for middle in texts:
+            for name in texts:
+                if middle in reached[name]:
+                    reached[name] |= reached[middle]
+        for name in texts:
+            if name in reached[name]:
+                found.add((where.split("/")[0], *sorted(one for one in reached[name] if name in reached[one])))
+    return found - PAIRS
+
+
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, and what imports each other."""
     listed = subprocess.run(["git", "ls-files", "."], cwd=HERE, check=True, capture_output=True, text=True).stdout.split()
     counts = {language: [0, 0, 0] for language in dict.fromkeys(ENDS.values())}
     for name in listed:
@@ -51,6 +84,8 @@ def main() -> None:
     print(f"{'':8} {'the lock':>10} {'above it':>10} {'tests':>10}")
     for language, row in [*counts.items(), ("all", total)]:
         print(f"{language:8} " + " ".join(f"{count:>10,}" for count in row))
+    if wrong := circles():
+        sys.exit("\n".join(f"{language}: these import each other: {', '.join(names)}" for language, *names in sorted(wrong)))
 
 
 if __name__ == "__main__":

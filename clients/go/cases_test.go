@@ -271,7 +271,7 @@ func (r *run) Do_freeze(s step) {
 func (r *run) Do_thaw(step) { r.control("thaw " + r.paths["frozen"]) }
 
 func (r *run) Do_settings(s step) {
-	names := []string{"min-replicas-to-write", "dlock.max-hold-ms", "dlock.quarantine-ms", "dlock.replicas", "dlock.ack-timeout-ms"}
+	names := []string{"min-replicas-to-write", "dlock.max-hold-ms", "dlock.quarantine-ms", "dlock.replicas", "dlock.ack-timeout-ms", "dlock.grants"}
 	server := connection(primary())
 	for _, name := range names {
 		if value, there := s[name]; there {
@@ -628,6 +628,15 @@ func (r *run) Do_release(s step) {
 			r.judge(s, func() (*Hold, error) { return nil, hold.Release(ctx) })
 		}
 	}
+}
+
+// Do_block: the work releases its lock. To do so again is an error, and to leave the block is none.
+func (r *run) Do_block(s step) {
+	r.must(r.client(s).With(ctx, r.keyOf(s), func(_ context.Context, hold *Hold) error {
+		r.must(hold.Release(ctx))
+		r.isError(hold.Release(ctx), ErrNotHeld)
+		return nil
+	}))
 }
 
 func (r *run) Do_guard(s step) {

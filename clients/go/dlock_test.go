@@ -260,31 +260,6 @@ func TestKilledHolder(t *testing.T) {
 	}, "single", "cluster")
 }
 
-func TestKeepsItForTenLeases(t *testing.T) {
-	in(t, func(s stage) {
-		s.must(s.locks.With(ctx, s.key, func(ctx context.Context, hold *Hold) error {
-			s.awaitKept(hold, 10)
-			_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
-			return err
-		}))
-		s.awaitGone()
-	}, "single")
-}
-
-func TestForcedRelease(t *testing.T) {
-	in(t, func(s stage) {
-		failed := errors.New("of the work")
-		err := s.locks.With(ctx, s.key, func(ctx context.Context, hold *Hold) error {
-			s.ask("DLOCK.FORCERELEASE", s.key)
-			<-ctx.Done()
-			s.isError(context.Cause(ctx), ErrNotHeld)
-			s.isLost(hold)
-			return failed
-		})
-		s.isError(err, failed)
-	}, "single", "cluster")
-}
-
 // The server shows the actor, and no hold has the owner of another one.
 func TestAnActorIsInTheOwner(t *testing.T) {
 	in(t, func(s stage) {

@@ -31,7 +31,7 @@ var (
 	ErrReplaced = errors.New("dlock: replaced")
 	// ErrQueueFull: one of the server's caps on places and holders is reached.
 	ErrQueueFull = errors.New("dlock: the queue is full")
-	// ErrQuarantine: the server grants nothing for now, and this request may not wait.
+	// ErrQuarantine: the server grants nothing for now, since it is drained or was promoted a moment ago. A wait asks again.
 	ErrQuarantine = errors.New("dlock: quarantine")
 	// ErrNoAck: too few replicas have confirmed. What was asked may be in force, as after a lost reply.
 	ErrNoAck = errors.New("dlock: not confirmed")
@@ -53,7 +53,7 @@ var codes = map[string]error{
 // The first words of errors that another node or time can mend. UNBLOCKED: the server has become a replica.
 var transient = []string{
 	"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "READONLY", "MOVED",
-	"ASK", "NOACK",
+	"ASK", "NOACK", "QUARANTINE",
 }
 
 // ServerError is an error of the server, in its words. errors.Is finds the Err… of its first word.

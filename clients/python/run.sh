@@ -51,6 +51,7 @@ case ${1:-} in
     "$tools/bin/ruff" check --quiet --no-cache .
     "$tools/bin/ruff" format --quiet --no-cache --check src
     "$tools/bin/mypy" --cache-dir "$DLOCK_CLIENT_TARGET/mypy"
+    python3 ../lines.py >/dev/null # which finds files of any client that import each other
     if [ ! -e "$DLOCK_REDIS_SOURCE/tests" ]; then
         rm -rf "$DLOCK_REDIS_SOURCE" && mkdir "$DLOCK_REDIS_SOURCE"
         "$tools/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary redis \

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 
+import pytest
 import redis
 import redis.asyncio
 
@@ -394,6 +395,12 @@ class Threads:
     def locked(self, key, work):
         self.locks.lock(key)(work)()
 
+    def releases_in_block(self, key):
+        with self.locks.lock(key) as hold:
+            hold.release()
+            with pytest.raises(dlock.NotHeld):
+                hold.release()
+
     def cancel_when(self, ready, key):
         """Ctrl-C while lock() waits. Gives the hold if it was granted all the same."""
         return interrupted_when(ready, lambda: self.locks.acquire(key, PATIENCE))
@@ -541,6 +548,15 @@ class Tasks:
 
     def locked(self, key, work):
         self.run(self.locks.lock(key)(work)())
+
+    def releases_in_block(self, key):
+        async def work():
+            async with self.locks.lock(key) as hold:
+                await hold.release()
+                with pytest.raises(dlock.NotHeld):
+                    await hold.release()
+
+        self.run(work())
 
     def end(self):
         self.run(self.locks.aclose())

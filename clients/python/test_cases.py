@@ -244,6 +244,7 @@ class Case:
                 redis.exceptions.AuthenticationError,
                 redis.exceptions.ResponseError,
                 redis.exceptions.BusyLoadingError,
+                dlock.Quarantine,
             )
             got = "refusal" if isinstance(error, final) else "failure"
             assert text in str(error)
@@ -288,6 +289,10 @@ class Case:
                 one.release()
             else:
                 self.judge(gives, one.release, text=text)
+
+    def do_block(self, key="lock", client="client"):
+        """The work releases its lock. To do so again is an error, and to leave the block is none."""
+        self.clients[client].releases_in_block(self.named(key))
 
     def do_fork(self, hold, key, client="client"):
         """In a child the parent's hold is lost, and cannot be released; the child can take locks of its own."""

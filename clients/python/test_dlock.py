@@ -17,7 +17,7 @@ import redis
 import redis.asyncio
 
 import dlock_redis as dlock
-from stage import KEPT, KINDS, LONG, PATIENCE, Tasks, client, runs_later, until
+from stage import KEPT, LONG, PATIENCE, Tasks, client, until
 
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
 alone = pytest.mark.parametrize("place", ["single"], indirect=True)
@@ -174,29 +174,11 @@ def test_killed_holder(server, locks):
     server.await_gone()
 
 
-@alone
-def test_keeps_it_for_ten_leases(server):
-    clients = [kind("single") for kind in KINDS.values()]  # both at once, since it takes its time
-    holds = [client.lock(f"{server.key}:{i}") for i, client in enumerate(clients)]
-    for hold in holds:
-        for end in range(1, 11):  # one by one: `until` has no patience for ten of them
-            until(lambda: server.info(hold.key)["holders"][0]["held-ms"] > end * KEPT * 1000, f"lease {end} has passed")
-        assert server.info(hold.key)["holders"][0]["auto"] == 1
-        assert server.info(hold.key)["holders"][0]["token"] == hold.token
-        assert not hold.lost.is_set()
-        assert hold.guard("SET", f"{server.key}:x", 1)
-        hold.release()
-        server.await_gone(hold.key)
-    for one in clients:
-        one.close()
-
-
 @everywhere
-@pytest.mark.parametrize("loss", [["DLOCK.FORCERELEASE"], ["DEL"]], ids=["forced_release", "deleted_key"])
-def test_told_of(server, locks, loss):
+def test_on_lost(server, locks):
     told = []
     hold = locks.lock(server.key, on_lost=told.append)
-    server.ask(*loss, server.key)
+    server.ask("DLOCK.FORCERELEASE", server.key)
     assert hold.lost.wait(PATIENCE)
     until(lambda: told, "the callback has come")
     with pytest.raises(dlock.NotHeld):
@@ -315,36 +297,3 @@ def test_a_hold_keeps_its_locks_alive(server, make):
     assert not hold.lost.is_set() and gone() is not None
     hold.release()
     server.await_gone()
-
-
-@alone
-def test_a_forgotten_hold_is_left_to_its_lease(server, make, caplog):
-    """What it protects may still run."""
-    locks = make(lease=KEPT)
-    hold = locks.lock(server.key)
-    token = hold.token
-    if isinstance(locks, Tasks):
-        hold.forget()
-    del hold
-    gc.collect()
-    until(lambda: "forgotten" in caplog.text, "it is told")
-
-    def left():
-        (holder,) = server.info()["holders"]
-        assert holder["token"] == token
-        return not holder["in"]
-
-    until(left, "the server renews it no more")
-    with locks.lock(server.key) as hold:
-        assert hold.token > token
-
-
-@alone
-def test_a_decorator_refuses_what_returns_before_its_work(server, locks):
-    lock, tasks = locks.locks.lock(server.key), isinstance(locks, Tasks)
-    for work in locks.works_that_return_early():
-        with pytest.raises(TypeError, match="before the work"):
-            locks.run(lock(work)()) if tasks else lock(work)()
-    server.await_gone()
-    if tasks:
-        assert locks.run(lock(runs_later)()) is None

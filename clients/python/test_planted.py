@@ -61,9 +61,9 @@ def passes_not(code):
     return lambda plant: plant(_errors, "_PASSING_CODES", _errors._PASSING_CODES - {code})
 
 
-def loading_is_final(plant):
+def is_final(kind):
     passes = _take.passes
-    plant(_take, "passes", lambda error: not isinstance(error, BusyLoadingError) and passes(error))
+    return lambda plant: plant(_take, "passes", lambda error: not isinstance(error, kind) and passes(error))
 
 
 def busy_is_final(plant):
@@ -376,6 +376,10 @@ def asks_once(plant):
     plant(_take, "passes", lambda error: False)
 
 
+def releases_twice(plant):
+    plant(_threads.Hold, "__exit__", lambda self, *_: self.release())
+
+
 FAULTS = [
     ("closed_try", says_taken),
     ("closed_two_seconds", no_cause),
@@ -434,7 +438,8 @@ FAULTS = [
     ("a_try_at_a_busy_server", tries_for_a_second),
     ("a_hold_over_a_busy_server", busy_is_final),
     ("a_try_at_a_loading_server", tries_for_a_second),
-    ("a_wait_at_a_loading_server", loading_is_final),
+    ("a_wait_at_a_loading_server", is_final(BusyLoadingError)),
+    ("a_wait_at_a_drained_server", is_final(_errors.Quarantine)),
     ("asked_again_after_a_lost_reply", asks_as_new),
     ("late_commands_of_open_connections", releases_without_token),
     ("a_late_request_is_given_back", wants_every_row),
@@ -451,6 +456,7 @@ FAULTS = [
     ("a_fork", forked_unseen),
     ("forgotten_and_left_to_its_lease", gives_back_the_forgotten),
     ("work_that_is_yet_to_be_done", runs_anything),
+    ("released_by_the_work_itself", releases_twice),
     ("max_hold", no_max_hold),
     ("release_after", releases_at_once),
     ("many_of_one_slot", one_by_one),

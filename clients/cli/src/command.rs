@@ -1,9 +1,8 @@
 //! The command that works under a lock: where it is, and the last steps of a new process before it becomes the command.
 
 use crate::out::tell;
-use crate::run::LOST;
 use crate::terminal::Terminal;
-use crate::USAGE;
+use crate::{LOST, USAGE};
 use nix::errno::Errno;
 use nix::unistd::{access, getpgrp, AccessFlags};
 use std::env;

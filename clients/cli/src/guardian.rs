@@ -5,10 +5,9 @@
 //! runner is gone (the pipe has no writer any more), it ends the command. So a runner that is killed, stopped, or that hangs, keeps
 //! no command working.
 
-use crate::hold::now_ms;
 use crate::out::tell;
-use crate::run::LOST;
-use crate::{command, processes};
+use crate::server::now_ms;
+use crate::{command, processes, LOST};
 use clap::Args;
 use nix::errno::Errno;
 use nix::fcntl::{fcntl, FcntlArg, FdFlag};

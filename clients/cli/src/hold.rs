@@ -5,7 +5,7 @@
 //! ends, the hold is looked for on a new one at once, under its token, until a server refuses it or its lease is over.
 
 use crate::out::tell;
-use crate::server::{field, items, number, text, texts, Failure, Link, Place, BOUND};
+use crate::server::{field, items, now_ms, number, text, texts, Failure, Link, Place, BOUND};
 use redis::{cmd, Cmd, Value};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError};
@@ -35,17 +35,6 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// How often a wait that cannot ask says so.
 const WARNING: Duration = Duration::from_secs(10);
-
-/// Returns the milliseconds that this machine has been up: a clock that does not stand still while it is suspended, where there is
-/// one.
-pub(crate) fn now_ms() -> u64 {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    const CLOCK: nix::time::ClockId = nix::time::ClockId::CLOCK_BOOTTIME;
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    const CLOCK: nix::time::ClockId = nix::time::ClockId::CLOCK_MONOTONIC;
-    let now = nix::time::clock_gettime(CLOCK).map(Duration::from);
-    now.map_or(0, |now| now.as_millis() as u64)
-}
 
 /// What is asked for.
 #[derive(Debug, Clone)]

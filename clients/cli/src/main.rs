@@ -47,6 +47,9 @@ const HERE: &str = "redis://127.0.0.1:6379";
 /// The words cannot be read, as in sysexits(3).
 const USAGE: u8 = 64;
 
+/// The lock was lost while the command ran: EX_TEMPFAIL of sysexits(3).
+const LOST: u8 = 75;
+
 /// The server cannot be reached, or refuses.
 const UNAVAILABLE: u8 = 69;
 

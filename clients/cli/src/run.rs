@@ -2,13 +2,13 @@
 
 use crate::command;
 use crate::guardian::{self, Guardian, Order, Told, LOOK};
-use crate::hold::{now_ms, News, Queueing, Taken, Wish};
+use crate::hold::{News, Queueing, Taken, Wish};
 use crate::nested;
 use crate::out::tell;
-use crate::server::{Failure, Place};
+use crate::server::{now_ms, Failure, Place};
 use crate::signals::{self, Heeded};
 use crate::terminal::{self, Terminal};
-use crate::{duration, USAGE};
+use crate::{duration, LOST, USAGE};
 use clap::Args;
 use nix::sys::signal::{kill, killpg, Signal};
 use nix::unistd::{getpgrp, getpid, Pid};
@@ -19,9 +19,6 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
-
-/// The lock was lost while the command ran: EX_TEMPFAIL of sysexits(3).
-pub(crate) const LOST: u8 = 75;
 
 /// The longest label: with a host's name and the rest an owner's name stays within what the server takes.
 const LONGEST_LABEL: usize = 512;
@@ -160,8 +157,10 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     let (happens, events) = mpsc::channel();
     let queueing = Arc::new(Queueing::new(&wish, place));
     let told = happens.clone();
-    let heeded = signals::heed(queueing.clone(), move |signal| {
-        drop(told.send(Event::Signal(signal)));
+    let waiting = queueing.clone();
+    let heeded = signals::heed(move |signal| {
+        let tell = || drop(told.send(Event::Signal(signal)));
+        waiting.leave_or(tell, || signals::end_by(signal));
     });
     let heeded = heeded.map_err(|error| Failure::new(format!("signals: {error}")))?;
     let taken = wish.take(place, &queueing, wait, options.quiet);

@@ -1,6 +1,5 @@
 //! The way to the server that decides: a primary, found by its address, by a replica's, by Sentinel, or by a cluster's word.
 
-use crate::hold::now_ms;
 use clap::Args;
 use redis::{
     Client, ClientTlsConfig, Cmd, Connection, ConnectionAddr, ConnectionInfo, ErrorKind,
@@ -21,6 +20,17 @@ const SENTINEL_BOUND: Duration = Duration::from_secs(1);
 
 /// How often one request is sent on to where a server says.
 const MOST_MOVES: usize = 5;
+
+/// Returns the milliseconds that this machine has been up: a clock that does not stand still while it is suspended, where there is
+/// one.
+pub(crate) fn now_ms() -> u64 {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: nix::time::ClockId = nix::time::ClockId::CLOCK_BOOTTIME;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: nix::time::ClockId = nix::time::ClockId::CLOCK_MONOTONIC;
+    let now = nix::time::clock_gettime(CLOCK).map(Duration::from);
+    now.map_or(0, |now| now.as_millis() as u64)
+}
 
 /// What the server says of requests that may pass when they are sent again.
 const PASSING: [&str; 13] = [

@@ -1,6 +1,5 @@
 //! Signals: those that this process was started with, and those that it gets.
 
-use crate::hold::Queueing;
 use crate::processes;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::getpid;
@@ -32,16 +31,12 @@ pub(crate) fn end_by(signal: Signal) -> ! {
     std::process::exit(128 + signal as i32);
 }
 
-/// Handles the signals that end a program. While this process waits for the lock, a signal makes it leave the queue and ends it.
-/// After that, `tell` gets each signal. A signal that this process was started to ignore (by `nohup`) stays ignored, here and in the
-/// command.
+/// Calls `tell` with each signal that ends a program. A signal that this process was started to ignore (by `nohup`) stays ignored, here
+/// and in the command.
 ///
 /// # Errors
 /// The system refuses.
-pub(crate) fn heed(
-    queueing: Arc<Queueing>,
-    tell: impl Fn(Signal) + Send + 'static,
-) -> io::Result<Heeded> {
+pub(crate) fn heed(tell: impl Fn(Signal) + Send + 'static) -> io::Result<Heeded> {
     let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
     let heeded = heeded
         .into_iter()
@@ -50,10 +45,9 @@ pub(crate) fn heed(
     let handle = signals.handle();
     thread::spawn(move || {
         for signal in signals.forever() {
-            let Ok(signal) = Signal::try_from(signal) else {
-                continue;
-            };
-            queueing.leave_or(|| tell(signal), || end_by(signal));
+            if let Ok(signal) = Signal::try_from(signal) {
+                tell(signal);
+            }
         }
     });
     Ok(Heeded(handle))

@@ -20,7 +20,7 @@ export class Deadlock extends DLockError {}
 export class Replaced extends DLockError {}
 /** One of the server's caps on places and holders is reached. */
 export class QueueFull extends DLockError {}
-/** The server grants nothing for now, and this request may not wait. */
+/** The server grants nothing for now, since it is drained or was promoted a moment ago. A wait asks again. */
 export class Quarantine extends DLockError {}
 /** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
 export class NoAck extends DLockError {}
@@ -44,7 +44,7 @@ const TYPES = {
 };
 // What another connection, another node or a little time can mend. UNBLOCKED: the server has become a replica.
 const PASSING = new Set(['MOVED', 'ASK', 'TRYAGAIN', 'CLUSTERDOWN', 'READONLY', 'MASTERDOWN', 'LOADING', 'UNBLOCKED',
-  'NOREPLICAS', 'MISCONF', 'BUSY', 'NOACK']);
+  'NOREPLICAS', 'MISCONF', 'BUSY', 'NOACK', 'QUARANTINE']);
 
 const codeOf = (message) => /^[A-Z]{2,}(?=[ :]|$)/.exec(message)?.[0];
 

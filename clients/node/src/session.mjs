@@ -113,7 +113,8 @@ export class Sessions {
     if (this.leases.size) this.settings.warn(`closed with ${this.leases.size} locks held: they are lost`);
     for (const lease of [...this.leases.values()]) this.lose(lease, 'closed');
     this.clock.reset(Infinity);
-    await inTime(CLOSING_MS, () => Promise.all(this.#background), noop).catch(noop);
+    const done = async () => { while (this.#background.size) await Promise.all(this.#background); };
+    await inTime(CLOSING_MS, done, noop).catch(noop);
     this.#commands.close();
     this.#loops.close();
   }
@@ -259,13 +260,15 @@ export class Sessions {
     this.#inBackground(this.#insist(key, ['DLOCK.RELEASE', key, owner, 'TOKEN', token], this.#patience(lease)));
   }
 
-  /** Leaves the queue. The owner belongs to this request alone, so whatever it has been granted goes back as well. */
-  cancel({ keys, lease }, owner) {
+  /** Leaves the queue. A grant that came first is a row of no take, and is released by its token. `session`: where the take waited. */
+  cancel({ keys: [key], lease }, owner, session) {
     const isNeeded = this.#patience(lease);
     const leave = async () => {
-      const { reply } = await this.#insist(keys[0], ['DLOCK.CANCEL', keys[0], owner], isNeeded);
-      if (reply) return;
-      for (const key of keys) await this.#insist(key, ['DLOCK.RELEASE', key, owner, 'HOLDS', 0], isNeeded).catch(noop);
+      const { reply: wasThere } = await this.#insist(key, ['DLOCK.CANCEL', key, owner], isNeeded);
+      if (wasThere || session?.isKept) return;
+      // It may be held, and no loop reads its row.
+      const { sentAt, reply } = await this.#insist(key, ['DLOCK.SESSION', key, this.name, 1], isNeeded);
+      this.#forget(this.readReply(sentAt, reply, key, false));
     };
     this.#inBackground(leave());
   }

@@ -90,7 +90,7 @@ export class Take {
   /** Fails the request, and cancels what the server may still have of it. `isRefused`: the server has said that it has nothing. */
   fail(error, isRefused = false) {
     if (this.#done) return;
-    if (this.#asked && !isRefused) this.sessions.cancel(this.request, this.owner);
+    if (this.#asked && !isRefused) this.sessions.cancel(this.request, this.owner, this.#session);
     this.#end(() => this.#finish.reject(error));
   }
 
@@ -201,7 +201,7 @@ export class Take {
     const why = this.#error ?? this.#session?.error;
     if (this.wait && !why && this.#session?.answeredAt > this.#waitsSince) {
       // The server has kept the place: others have the lock, though the row about the end is late.
-      this.sessions.cancel(this.request, this.owner);
+      this.sessions.cancel(this.request, this.owner, this.#session);
       this.#taken();
       return;
     }

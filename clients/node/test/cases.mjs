@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
-import { Closed, Deadlock, Fenced, LockTimeout, NoAck, NotHeld, Refused, Replaced, Unreachable } from 'dlock-redis';
+import { Closed, Deadlock, Fenced, LockTimeout, NoAck, NotHeld, Quarantine, Refused, Replaced, Unreachable } from 'dlock-redis';
 import { Server, addresses, control, limits, makeLocks, makeLocksAt, primary, until } from './stage.mjs';
 
 setFlagsFromString('--expose-gc');
@@ -197,7 +197,7 @@ export class Case {
       else if (error instanceof Fenced) got = 'fenced';
       else if (error instanceof Replaced) got = 'replaced';
       else if (error instanceof Deadlock) got = 'deadlock';
-      else if (error instanceof Refused) got = 'refusal';
+      else if (error instanceof Refused || error instanceof Quarantine) got = 'refusal';
       else if (error instanceof Unreachable || error instanceof Closed) got = 'failure';
       else throw error;
       assert.ok(error.message.includes(text), error.message);
@@ -254,6 +254,14 @@ export class Case {
       }
       await (gives ? this.judge(gives, () => one.release(), { text }) : one.release());
     }
+  }
+
+  /** The work releases its lock. To do so again is an error, and to leave the block is none. */
+  block({ key, client = 'client' }) {
+    return this.clients[client].using(this.key(key), async (hold) => {
+      await hold.release();
+      await assert.rejects(hold.release(), NotHeld);
+    });
   }
 
   async guard({ hold, words, gives }) {

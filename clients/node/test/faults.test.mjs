@@ -2,8 +2,6 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { createServer } from 'node:net';
-import { createInterface } from 'node:readline';
 import { after, describe, it } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -76,33 +74,6 @@ test('who_hangs_up_is_not_asked_all_the_time', async ({ server, make, open }) =>
   path.hangUp();
   await until(() => hold.lost, 'it is told by the clock');
   assert.ok(met < 200, `${met} connections`);
-});
-
-test('a_try_at_a_busy_server_is_one_attempt', async ({ server, make }) => {
-  const refused = async (locks, text) => {
-    const times = [];
-    // A busy machine is late by itself.
-    for (let i = 0; i < 20 && !(Math.min(...times) < 250); i++) {
-      const began = performance.now();
-      await assert.rejects(locks.tryLock(server.key), (error) => error.message.includes(text) || assert.fail(error));
-      times.push(performance.now() - began);
-    }
-    assert.ok(Math.min(...times) < 250, `${text}: ${times}`);
-  };
-  for (const words of ['BUSY a script runs', 'LOADING it begins', 'MASTERDOWN it is away']) {
-    const answers = createServer((socket) => {
-      socket.on('error', () => {});
-      let [left, lines] = [0, ''];
-      createInterface(socket).on('line', (line) => {
-        if (!left) [left, lines] = [2 * Number(line.slice(1)), '']; // each word has a line of its length before it
-        else lines += line;
-        if (lines && !--left) socket.write(lines.includes('DLOCK.') ? `-${words}\r\n` : '+OK\r\n');
-      });
-    }).listen(0, '127.0.0.1');
-    await once(answers, 'listening');
-    await refused(make(['127.0.0.1', answers.address().port]), words);
-    answers.close();
-  }
 });
 
 /** Where a Sentinel would send a client: to a path that falls silent, and then to the server itself. */
@@ -234,25 +205,6 @@ async function forget(make) {
   }
 }
 
-test('a_forgotten_hold_is_left_to_its_lease', async ({ server, make }) => { // what it protects may still run
-  const warned = [];
-  const lost = [];
-  const locks = make(addresses('DLOCK_SINGLE')[0], {}, {
-    lease: LONG, logger: { warn: (message) => warned.push(message) }, observer: { lost: (key) => lost.push(key) },
-  });
-  let token;
-  await forget(async () => { ({ token } = await locks.lock(server.key)); });
-  await until(() => lost.length, 'it is told');
-  assert.deepEqual(lost, [server.key]);
-  assert.match(warned.join(), /lost: forgotten/);
-  await until(async () => {
-    const holder = await server.holder();
-    assert.equal(holder?.token, token);
-    return !holder.in;
-  }, 'the server renews it no more');
-  await (await locks.lock(server.key, { wait: 2 * PATIENCE })).release();
-});
-
 test('two_holds_of_locks_that_nothing_refers_to', async ({ server, make }) => {
   const all = async () => [await make().lock(server.key), await make().lock(`${server.key}:2`)];
   const holds = await all();
@@ -281,8 +233,6 @@ test('no_generator_is_work', async ({ server, make }) => {
   function* generator() { yield 1; }
   async function* later() { yield 1; }
   for (const work of [generator, later, () => generator(), async () => later()]) {
-    await assert.rejects(locks.using(server.key, {}, work), wrong);
-    await assert.rejects(locks.usingAll([server.key], {}, work), wrong);
     await assert.rejects(election.lead(work), wrong);
     await assert.rejects(redlock.using([server.key], 5_000, work), wrong);
   }

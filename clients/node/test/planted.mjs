@@ -170,6 +170,8 @@ const takesAnything = () => ({
   at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
 });
 
+const releasesTwice = () => plant(Hold, Symbol.asyncDispose ?? Symbol.for('Symbol.asyncDispose'), () => function dispose() { return this.release(); });
+
 const FAULTS = {
   closed_try: saysTaken, closed_two_seconds: isTaken(LockTimeout), closed_without_bound: saysNothing, hung_try: noBound,
   hung_later: noBound, silent_path: noClock, slow_path: shortBound, wrong_password: allPasses,
@@ -191,6 +193,7 @@ const FAULTS = {
   a_try_at_a_closed_port: triesForASecond, a_try_at_a_replica: triesForASecond, a_try_without_replicas: triesForASecond,
   a_try_at_a_busy_server: triesForASecond, a_hold_over_a_busy_server: isFinal('BUSY'),
   a_try_at_a_loading_server: triesForASecond, a_wait_at_a_loading_server: isFinal('LOADING'),
+  a_wait_at_a_drained_server: isFinal('QUARANTINE'),
   asked_again_after_a_lost_reply: asksAsNew,
   late_commands_of_open_connections: oneName, a_late_request_is_given_back: givesNothingBack, a_loss_is_given_back: givesNothingBack,
   released_while_the_server_is_away: releasesNothing, released_during_a_failover: releasesNothing, a_hold_over_a_crash: renewsNothingAnew,
@@ -198,7 +201,7 @@ const FAULTS = {
   a_free_lock_takes_two_commands: asksTwice, said_twice: asksUnderAnotherName, two_actors_of_one_client: noActor,
   an_actor_that_waits_for_itself: noActor, forgotten_and_left_to_its_lease: forgets, work_that_is_yet_to_be_done: takesAnyWork,
   max_hold: noMaxHold, release_after: releasesAtOnce, many_of_one_slot: oneAfterTheOther, a_refused_session_is_the_reason: hidesWhy,
-  a_short_hold_beside_a_long_one: renewsNothingAnew,
+  a_short_hold_beside_a_long_one: renewsNothingAnew, released_by_the_work_itself: releasesTwice,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept',
   'a_time_out_in_the_queue', 'a_turn_takes_three_commands', 'sixty_forgotten_at_200_ms', 'asked_again_after_a_lost_reply',

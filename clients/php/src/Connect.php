@@ -226,6 +226,6 @@ final class Connect
         $text = (string) preg_replace('/^`\w+` failed: /', '', $text); // Predis
         $final = '/^(NOAUTH|WRONGPASS|NOPERM|ERR) |getaddrinfo.*(not known|does not resolve)|certificate|SSL operation failed/i';
 
-        return preg_match($final, $text) ? Refused::by($text, $previous) : new Unanswered("$name: $text", 0, $previous);
+        return preg_match($final, $text) ? ErrorReply::of($text, $previous) : new Unanswered("$name: $text", 0, $previous);
     }
 }

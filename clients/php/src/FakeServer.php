@@ -6,7 +6,6 @@ declare(strict_types=1);
 
 namespace Dlock;
 
-use Dlock\Exception\Refused;
 
 /**
  * Answers the commands of this package, for FakeLocks.
@@ -30,7 +29,7 @@ final class FakeServer implements Link
         $isIts = $hold !== null && $this->number($words, 'TOKEN', $hold['token']) === $hold['token'];
 
         if (!$isIts && in_array($name, ['DLOCK.RENEW', 'DLOCK.RELEASE', 'DLOCK.DOWNGRADE'], true)) {
-            throw Refused::by("NOTHELD $key is not held by $owner");
+            throw ErrorReply::of("NOTHELD $key is not held by $owner");
         }
         switch ($name) {
             case 'DLOCK.ACQUIRE':
@@ -64,13 +63,13 @@ final class FakeServer implements Link
                 return 0;
             case 'DLOCK.GUARD':
                 if (!in_array($words[2], array_column($this->holds[$key], 'token'), true)) {
-                    throw Refused::by("FENCED $key");
+                    throw ErrorReply::of("FENCED $key");
                 }
                 $this->commands[] = array_map(strval(...), array_slice($words, 3));
 
                 return null;
         }
-        throw Refused::by("ERR unknown command '$name'");
+        throw ErrorReply::of("ERR unknown command '$name'");
     }
 
     /**

@@ -19,8 +19,6 @@ final class Hold
 {
     /** The longest time between two renewals, in seconds. */
     private const INTERVAL = 1.0;
-    /** @internal the server counts whole milliseconds */
-    public const ROUNDING = 0.002;
 
     /** The lock's name. */
     public readonly string $key;
@@ -36,6 +34,7 @@ final class Hold
     /** Why the server has not renewed it at the last attempt. */
     private string $failure = '';
     private bool $isOver = false;
+    private bool $isReleased = false;
     private string $reason = '';
 
     /** @internal */
@@ -147,12 +146,21 @@ final class Hold
         $this->giveBack(Settings::positive('seconds', $seconds));
     }
 
+    /** @internal releases it at the end of its block, unless the work has done so */
+    public function leave(): void
+    {
+        if (!$this->isReleased) {
+            $this->release();
+        }
+    }
+
     private function giveBack(?float $after): void
     {
         $this->core->servers->check();
         if ($this->isOver) {
             throw $this->notHeld();
         }
+        $this->isReleased = true;
         $this->core->release($this->request, $this->token, $after, $this);
         $this->core->tell(fn (Observer $one) => $one->released($this->key, Clock::now() - $this->since));
     }
@@ -186,7 +194,7 @@ final class Hold
 
     private function end(float $sent, float $lease): float
     {
-        return $sent + $lease - self::ROUNDING - $this->request->settings->clockMargin;
+        return $sent + $lease - Settings::ROUNDING - $this->request->settings->clockMargin;
     }
 
     /** @internal */

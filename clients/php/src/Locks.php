@@ -156,13 +156,13 @@ class Locks
             }
         } catch (\Throwable $error) {
             try {
-                $hold->release();
+                $hold->leave();
             } catch (DlockException) {
                 // The first error is the one to tell.
             }
             throw $error;
         }
-        $hold->release();
+        $hold->leave();
 
         return $result;
     }

@@ -6,7 +6,6 @@ declare(strict_types=1);
 
 namespace Dlock;
 
-use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 
 /**
@@ -53,7 +52,7 @@ final class PhpRedisLink implements Link
         }
         $refusal = $this->redis->getLastError();
         if ($refusal !== null) {
-            throw Refused::by($refusal);
+            throw ErrorReply::of($refusal);
         }
         if ($error !== null) {
             throw new Unanswered($error->getMessage(), 0, $error);

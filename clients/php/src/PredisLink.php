@@ -6,7 +6,6 @@ declare(strict_types=1);
 
 namespace Dlock;
 
-use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Predis\Client;
 use Predis\Connection\NodeConnectionInterface;
@@ -71,7 +70,7 @@ final class PredisLink implements Link
             throw $error;
         }
 
-        return $isRefused ? throw Refused::by($reply) : $reply;
+        return $isRefused ? throw ErrorReply::of($reply) : $reply;
     }
 
     public function isOpen(): bool

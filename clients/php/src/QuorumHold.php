@@ -15,7 +15,6 @@ use Psr\Log\LoggerInterface;
 final class QuorumHold
 {
     private const EARLIER = 0.005; // the leases at the others end so much before the first one's
-    private const ROUNDING = 0.002;
     private const DRIFT = 100; // no clock is faster than another by a hundredth
 
     /** The name under which it is held: of this try, so that what is told a master late is nobody else's. */
@@ -157,7 +156,7 @@ final class QuorumHold
             $left = $master->renew($this->request, $token, $length);
             // Without an answer it may be as short as was asked for.
             $length = min($length, $left ?? $length); // dlock.max-hold-ms may have cut it
-            $deadline = min($deadline, $sent + $length - self::ROUNDING - $length / self::DRIFT);
+            $deadline = min($deadline, $sent + $length - Settings::ROUNDING - $length / self::DRIFT);
             if ($left !== null) {
                 $votes[$number] = $token;
                 $lease = $number === $this->first ? $length : $lease;

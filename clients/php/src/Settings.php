@@ -13,6 +13,9 @@ namespace Dlock;
  */
 final class Settings
 {
+    /** The server counts whole milliseconds. */
+    public const ROUNDING = 0.002;
+
     public readonly float $hangTimeout;
 
     public function __construct(
@@ -34,7 +37,7 @@ final class Settings
     /** Returns the lease if a part of it is left for belief. */
     public function believable(float $lease): float
     {
-        if ($lease <= $this->clockMargin + Hold::ROUNDING) {
+        if ($lease <= $this->clockMargin + self::ROUNDING) {
             throw new \InvalidArgumentException("lease must be longer than clockMargin, which is $this->clockMargin, not $lease");
         }
 

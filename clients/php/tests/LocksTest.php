@@ -183,29 +183,6 @@ final class LocksTest extends TestCase
         self::assertSame('hold', $second->answer($number)['got']);
     }
 
-    /** With each library at once, since it takes its time. */
-    public function testKeepsItForTenLeases(): void
-    {
-        $holds = [];
-        foreach (self::libraries() as [$place, $library]) {
-            $this->on($place);
-            $holds["$place, $library"] = [$this->server, Kinds::locks($place, $library)->lock($this->key())];
-        }
-        $end = microtime(true) + 10 * Kinds::SETTINGS['lease'];
-        while (microtime(true) < $end) {
-            foreach ($holds as $which => [, $hold]) {
-                self::assertFalse($hold->lost(), "$which: {$hold->reason()}");
-                self::assertGreaterThan(0.0, $hold->left(), $which);
-            }
-            usleep(20_000);
-        }
-        foreach ($holds as $which => [$server, $hold]) {
-            self::assertSame($hold->token, $server->info()['holders'][0]['token'], $which);
-            $hold->release();
-            $server->awaitGone();
-        }
-    }
-
     /** A program that does one long thing gives no sign of life, and the server keeps its lock all the same: for so long. */
     public function testIsKeptWithoutASignForAuto(): void
     {
@@ -224,25 +201,6 @@ final class LocksTest extends TestCase
         $this->server->awaitGone($this->key(':hung'));
         self::assertTrue($hung->lost());
         self::assertSame('not held any more', $hung->reason());
-    }
-
-    public function testForcedRelease(): void
-    {
-        $told = [];
-        $locks = Kinds::locks();
-        $hold = $locks->lock($this->key(), onLost: function (Hold $hold) use (&$told): void {
-            $told[] = $hold->reason();
-        });
-        $this->server->ask('DLOCK.FORCERELEASE', $this->key());
-        Stage::until(fn () => $hold->lost(), 'the loss is told');
-        self::assertSame(['not held any more'], $told);
-        try {
-            $hold->keep();
-            self::fail('it is lost');
-        } catch (NotHeld) {
-            $this->expectException(NotHeld::class);
-            $hold->release();
-        }
     }
 
     public function testAnOwnerBeginsWithHostAndProcess(): void
@@ -547,32 +505,6 @@ final class LocksTest extends TestCase
         }
         self::assertFalse($hold->lost());
         $hold->release();
-    }
-
-    /** The lock is given back when the work returns: what runs after that is refused, before it can run. */
-    public function testWorkThatRunsLaterIsRefused(): void
-    {
-        $locks = Kinds::locks();
-        $ran = 0;
-        $later = static function () use (&$ran): \Generator {
-            yield ++$ran;
-        };
-        $promise = new class () {
-            public function then(): void
-            {
-            }
-        };
-        foreach ([$later, static fn () => $later(), static fn () => $promise] as $work) {
-            try {
-                $locks->with($this->key(), $work, timeout: 10);
-                self::fail('it would run without the lock');
-            } catch (\InvalidArgumentException $error) {
-                self::assertStringContainsString('work must not', $error->getMessage());
-            }
-            self::assertSame(null, $this->server->ask('DLOCK.HELD', $this->key()) ?: null);
-        }
-        self::assertSame(0, $ran);
-        self::assertSame([1, 2], $locks->with($this->key(), static fn () => [1, 2], timeout: 10));
     }
 
     public function testAfterClose(): void

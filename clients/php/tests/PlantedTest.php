@@ -109,6 +109,8 @@ final class PlantedTest extends TestCase
             'a_try_at_a_busy_server' => self::TRIES_FOR_LONG,
             'a_try_at_a_loading_server' => self::TRIES_FOR_LONG,
             'a_wait_at_a_loading_server' => ['Exception/Refused.php', "'LOADING', ", ''],
+            'released_by_the_work_itself' => ['Hold.php', "if (!\$this->isReleased) {", 'if (true) {'],
+            'a_wait_at_a_drained_server' => ['Exception/Refused.php', ", 'QUARANTINE'", ''],
             'a_hold_over_a_busy_server' => ['Exception/Refused.php', "'BUSY', ", ''],
             'asked_again_after_a_lost_reply' => ['Core.php', "return \$failure === null\n", "return true\n"],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],

@@ -357,6 +357,13 @@ final class Runner
         }
     }
 
+    /** The work releases its lock. To do so again is an error, and to leave the block is none. */
+    private function do_block(string $key = 'lock', string $client = 'client'): void
+    {
+        $answer = $this->clients[$client]->do('block', key: $this->named($key));
+        Assert::assertSame(['none', 'not held'], [$answer['got'], $answer['again']], $answer['text'] ?? '');
+    }
+
     /** In a child the parent's hold is lost, and cannot be released; the child can take locks of its own. */
     private function do_fork(string $hold, string $key): void
     {

@@ -5,6 +5,7 @@ declare(strict_types=1);
 namespace Dlock\Tests;
 
 use Dlock\Connect;
+use Dlock\ErrorReply;
 use Dlock\Exception\Closed;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\Fenced;
@@ -315,7 +316,7 @@ final class TroubleTest extends TestCase
             $asked[] = [$host, $port];
             $says = [7000 => 'MOVED 5 :7001', 7001 => 'ASK 5 ::1:7002'];
 
-            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? Refused::by($says[$port]) : [1, 1]));
+            return Connect::fake(new Scripted(static fn () => isset($says[$port]) ? ErrorReply::of($says[$port]) : [1, 1]));
         };
         $locks = Locks::cluster(['host:7000'], $connect);
         self::assertSame(1, $locks->tryLock('a')?->token);
@@ -394,19 +395,6 @@ final class TroubleTest extends TestCase
                 self::assertStringContainsString($why, $error->getMessage());
             }
         }
-    }
-
-    /** After a restart with dlock.quarantine-ms the server refuses who does not block, and lets wait who does. */
-    public function testAWaitOutlastsAQuarantine(): void
-    {
-        $locks = new Locks(Connect::fake(new Scripted(static fn (array $words): mixed => match (true) {
-            !str_ends_with($words[0], 'ACQUIRE') => 0,
-            in_array('BLOCK', $words, true) => [1, 1],
-            default => Refused::by('QUARANTINE the server has restarted'),
-        })));
-        self::assertSame(1, $locks->lock($this->key, 5)->token);
-        $this->expectExceptionMessage('QUARANTINE');
-        $locks->tryLock($this->key);
     }
 
     /** The server renews a hold for no longer than the program wants it, from the first command on. */

@@ -83,6 +83,16 @@ $does = [
     'release' => static fn (array $how) => $judge(static function () use ($how, $my) {
         isset($how['after']) ? $my->holds[$how['id']]->releaseAfter($how['after']) : $my->holds[$how['id']]->release();
     }),
+    'block' => static function (array $how) use ($my, $judge): array {
+        $left = $judge(static function () use ($how, $my, $judge, &$again): void {
+            $my->locks->with($how['key'], static function (Hold $hold) use ($judge, &$again): void {
+                $hold->release();
+                $again = $judge($hold->release(...))['got'];
+            });
+        });
+
+        return [...$left, 'again' => $again];
+    },
     'fork' => static function (array $how) use ($my, $judge): array {
         [$ours, $childs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
         if (pcntl_fork() === 0) {

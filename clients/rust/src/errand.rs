@@ -5,33 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{cmd, from_redis_value, Cmd, Value};
+use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use crate::error::{Error, Result};
-use crate::hold::HoldId;
-use crate::session::{Client, State, PAUSE};
 use crate::settings::{millis, now, NEVER};
-
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Releases the hold by its token, or what the owner of a request holds.
-    Release,
-    /// Stops the server's renewals: the hold ends after this time.
-    Leave(Duration),
-    /// Brings the hold into the session of the server that serves it now.
-    Renew(Duration),
-    /// Leaves the queues of these keys.
-    Cancel(Vec<Vec<u8>>),
-}
-
-/// An errand about a hold, or about a request: then its token is 0.
-pub(crate) struct Errand {
-    kind: Kind,
-    hold: HoldId,
-    owner: Vec<u8>,
-    until: Duration,
-    tries: u32,
-}
+use crate::state::{Client, Errand, HoldId, Kind, State, PAUSE};
 
 impl Errand {
     /// Returns how long to wait after a failure: ever longer, since a service has thousands of errands in an outage.
@@ -47,16 +26,14 @@ impl Errand {
         let of_hold = |name: &str, lease: Option<&Duration>| {
             let mut command = cmd(name);
             command.arg(&self.hold.key).arg(&self.owner).arg(lease.copied().map(millis));
-            if self.hold.token > 0 {
-                command.arg("TOKEN").arg(self.hold.token);
-            }
-            command
+            command.arg("TOKEN").arg(self.hold.token).clone()
         };
         match &self.kind {
             Kind::Release => of_hold("DLOCK.RELEASE", None),
             Kind::Leave(lease) => of_hold("DLOCK.RENEW", Some(lease)),
             Kind::Renew(lease) => of_hold("DLOCK.RENEW", Some(lease)).arg("IN").arg(session).clone(),
             Kind::Cancel(_) => cmd("DLOCK.CANCEL").arg(&self.hold.key).arg(&self.owner).clone(),
+            Kind::LastWord => cmd("DLOCK.SESSION").arg(&self.hold.key).arg(session).arg(1).clone(),
         }
     }
 }
@@ -108,6 +85,15 @@ impl Carried {
         }
         self.errand = None;
         self.client.check()
+    }
+}
+
+impl Client {
+    /// Runs errands in the background.
+    pub(crate) fn carry_all(self: &Arc<Self>, errands: Vec<(Handle, Errand)>) {
+        for (runtime, errand) in errands {
+            runtime.spawn(Carried::new(self, errand, None).carry());
+        }
     }
 }
 
@@ -177,14 +163,18 @@ impl State {
                     self.errand(kind, errand.hold.clone(), errand.owner.clone(), held.lease);
                 }
             }
-            // It may be held, and nobody hears of it. Its owner has asked for nothing else.
-            (Kind::Cancel(keys), Ok(Value::Int(0))) => {
-                for key in keys {
-                    let hold = HoldId { key: key.clone(), token: 0 };
-                    self.errands.push(Errand { kind: Kind::Release, hold, owner: errand.owner.clone(), ..*errand });
-                }
+            // It may be held, and no task reads its row.
+            (Kind::Cancel(session), Ok(Value::Int(0)))
+                if !session.is_some_and(|id| self.sessions.contains_key(&id)) =>
+            {
+                let (hold, owner) = (errand.hold.clone(), errand.owner.clone());
+                self.errands.push(Errand { kind: Kind::LastWord, hold, owner, until: errand.until, tries: 0 });
             }
-            (Kind::Cancel(_), _) => {}
+            (Kind::LastWord, Ok(reply)) => match from_redis_value(reply) {
+                Ok(answer) => self.read_last(sent, answer, &errand.hold.key),
+                Err(_) => return false,
+            },
+            (Kind::Cancel(_) | Kind::LastWord, _) => {}
         }
         true
     }

@@ -4,15 +4,15 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, FutureExt};
 use redis::{Arg, Cmd, Value};
 use tokio::time::sleep;
 
 use crate::error::{Error, Result};
-use crate::hold::HoldId;
-use crate::library::{Servers, Source};
+use crate::library::{Double, Servers, Source};
 use crate::locks::Locks;
-use crate::session::Client;
 use crate::settings::{now, Settings, NEVER};
+use crate::state::{Client, HoldId};
 
 /// Locks without a server, for unit tests: give the program's code [`locks`](FakeLocks::locks). They are those of one process, and
 /// have a fair queue. Guarded commands are noted, and not run.
@@ -31,7 +31,7 @@ impl std::fmt::Debug for FakeLocks {
 impl Default for FakeLocks {
     fn default() -> FakeLocks {
         let server = FakeServer::default();
-        let locks = Locks(Client::new(Servers(Source::Fake(server.clone())), Settings::default()));
+        let locks = Locks(Client::new(Servers(Source::Fake(Arc::new(server.clone()))), Settings::default()));
         FakeLocks { locks, server }
     }
 }
@@ -65,7 +65,7 @@ impl FakeLocks {
 
 /// Answers the commands of this crate, with one session whose id is 1.
 #[derive(Clone, Default)]
-pub(crate) struct FakeServer(Arc<Mutex<Fake>>);
+struct FakeServer(Arc<Mutex<Fake>>);
 
 #[derive(Default)]
 struct Fake {
@@ -130,8 +130,8 @@ impl FakeServer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) async fn answer(&self, command: &Cmd) -> Result<Value> {
-        let words = Words::of(command);
+    async fn reply(self, command: Cmd) -> Result<Value> {
+        let words = Words::of(&command);
         let blocks = words.0[0] == b"DLOCK.SESSION";
         let end = now() + Duration::from_millis(words.number("BLOCK").filter(|_| blocks).unwrap_or(0));
         loop {
@@ -143,6 +143,12 @@ impl FakeServer {
                 _ => return Ok(reply),
             }
         }
+    }
+}
+
+impl Double for FakeServer {
+    fn answer(&self, command: Cmd) -> BoxFuture<'static, Result<Value>> {
+        self.clone().reply(command).boxed()
     }
 }
 

@@ -6,80 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
-use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::errand::{Carried, Errand, Kind};
+use crate::errand::Carried;
 use crate::error::{Error, Result};
-use crate::session::{Client, State, SLICE};
 use crate::settings::{now, Event};
-
-/// Names a hold.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct HoldId {
-    pub(crate) key: Vec<u8>,
-    pub(crate) token: u64,
-}
-
-/// What the client knows of one hold.
-pub(crate) struct Held {
-    owner: Vec<u8>,
-    pub(crate) lease: Duration,
-    /// The believed end, unless `bound` comes first.
-    pub(crate) end: Duration,
-    /// By `max_hold`.
-    bound: Duration,
-    since: Duration,
-    pub(crate) session: Option<i64>,
-    /// When an answer told that it is in its session.
-    pub(crate) known_since: Duration,
-    pub(crate) is_released: bool,
-    /// A RENEW is under way.
-    pub(crate) is_renewed: bool,
-    /// Another one renews it.
-    is_taken: bool,
-    /// The error of the last RENEW.
-    pub(crate) trouble: Option<Error>,
-    lost: watch::Sender<Option<String>>,
-}
-
-impl Held {
-    pub(crate) fn new(owner: &[u8], lease: Duration, max_hold: Duration, end: Duration) -> Held {
-        let since = now();
-        Held {
-            owner: owner.to_vec(),
-            lease,
-            end,
-            bound: since.saturating_add(max_hold),
-            since,
-            session: None,
-            known_since: since,
-            is_released: false,
-            is_renewed: false,
-            is_taken: false,
-            trouble: None,
-            lost: watch::Sender::new(None),
-        }
-    }
-
-    /// Returns the end that is believed.
-    pub(crate) fn until(&self) -> Duration {
-        self.end.min(self.bound)
-    }
-
-    pub(crate) fn third(&self) -> Duration {
-        self.since + self.lease / 3
-    }
-
-    /// Reports whether a third of its lease has passed: then its session is kept.
-    pub(crate) fn is_old(&self) -> bool {
-        now() >= self.third()
-    }
-
-    pub(crate) fn granted(&self, hold: HoldId) -> Granted {
-        Granted { hold, owner: self.owner.clone(), lost: self.lost.subscribe() }
-    }
-}
+use crate::state::{Client, Errand, Granted, Held, HoldId, Kind, State, SLICE};
 
 impl State {
     pub(crate) fn extend(&mut self, hold: &HoldId, end: Duration) {
@@ -137,7 +69,12 @@ impl State {
     pub(crate) fn lost(&mut self, hold: &HoldId, reason: &str) {
         let Some(held) = self.held.remove(hold) else { return };
         held.lost.send_replace(Some(reason.to_owned()));
-        self.events.push(Event::Lost { hold: hold.clone(), owner: held.owner, reason: reason.to_owned() });
+        self.events.push(Event::Lost {
+            key: hold.key.clone(),
+            token: hold.token,
+            owner: held.owner,
+            reason: reason.to_owned(),
+        });
     }
 
     /// Forgets a hold that was released. Returns it if it was there still.
@@ -172,13 +109,6 @@ impl State {
         let (owner, lease) = (held.owner.clone(), held.lease);
         Some(self.new_errand(after.map_or(Kind::Release, Kind::Leave), hold.clone(), owner, lease))
     }
-}
-
-/// What a request has come to, for the program's [`Hold`].
-pub(crate) struct Granted {
-    hold: HoldId,
-    owner: Vec<u8>,
-    lost: watch::Receiver<Option<String>>,
 }
 
 /// A lock that is held. [`release`](Hold::release) it; dropping it does so too, but tells no error.

@@ -38,6 +38,7 @@ mod quorum;
 mod random;
 mod session;
 mod settings;
+mod state;
 mod take;
 
 pub use election::Election;

@@ -22,7 +22,6 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::error::{Error, Result};
-use crate::fakes::FakeServer;
 
 /// Where the locks are. From a [`redis::Client`] (its URL says TLS, user, password, database), from several of them (a primary
 /// and its replicas), from a `redis::sentinel::SentinelClient`, or by `Servers::cluster`.
@@ -39,7 +38,7 @@ pub(crate) enum Source {
     },
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
-    Fake(FakeServer),
+    Fake(Arc<dyn Double>),
 }
 
 impl fmt::Debug for Servers {
@@ -88,13 +87,18 @@ impl Servers {
     }
 }
 
+/// Answers in place of a server.
+pub(crate) trait Double: Send + Sync {
+    fn answer(&self, command: Cmd) -> BoxFuture<'static, Result<Value>>;
+}
+
 /// A connection that all tasks share: the redis crate sends what comes at once in one go.
 #[derive(Clone)]
 pub(crate) enum Connection {
     Single(MultiplexedConnection),
     #[cfg(feature = "cluster")]
     Cluster(redis::cluster_async::ClusterConnection),
-    Fake(FakeServer),
+    Fake(Arc<dyn Double>),
 }
 
 impl Connection {
@@ -108,7 +112,7 @@ impl Connection {
                 let route = SingleNodeRoutingInfo::SpecificNode(Route::new(slot(key), SlotAddr::Master));
                 Ok(connection.route_command(command, RoutingInfo::SingleNode(route)).await?.extract_error()?)
             }
-            Connection::Fake(server) => server.answer(&command).await,
+            Connection::Fake(server) => server.answer(command).await,
         }
     }
 }

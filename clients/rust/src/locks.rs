@@ -10,9 +10,8 @@ use redis::{cmd, Value};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::library::{slot, Servers};
-use crate::session::Client;
 use crate::settings::{Settings, FAR, NEVER};
-use crate::take::Terms;
+use crate::state::{Client, Terms};
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
 #[derive(Clone)]

@@ -1,125 +1,29 @@
 // SPDX-License-Identifier: MIT
-//! Sessions: what each server keeps for this client, by the id that it drew; the task that keeps it; the rows.
+//! Sessions: the task that keeps each, by the id that its server drew; the clock; the rows.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{cmd, from_redis_value, Cmd, Value};
+use redis::{cmd, from_redis_value};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::errand::{Carried, Errand, Kind};
-use crate::error::{Error, Result};
-use crate::hold::{Held, HoldId};
-use crate::library::{Library, Link, Servers};
-use crate::random::{process, unique};
-use crate::settings::{millis, now, Event, Settings, NEVER};
-use crate::take::{Asked, Row};
+use crate::error::Error;
+use crate::library::Link;
+use crate::settings::{millis, now, NEVER};
+use crate::state::{Answer, Asked, Client, Errand, HoldId, Kind, Row, Session, State, PAUSE, SLICE};
 
 /// How long a session without work is kept: the next contended turn needs no new task.
 const LINGER: Duration = Duration::from_secs(1);
-/// The pause after an early answer without rows, and after a failure.
-pub(crate) const PAUSE: Duration = Duration::from_millis(100);
-/// The longest sleep: timers may stand still while the machine is suspended.
-pub(crate) const SLICE: Duration = Duration::from_secs(1);
 /// A timer that is this late shows that the process stood still.
 const STALL: Duration = Duration::from_millis(500);
 /// An answer to SESSION that comes this much before its time is not early: it was on its way.
 const EARLY: Duration = Duration::from_millis(10);
 
-/// What one server keeps for this client. There is one while something needs it: a wait, or a hold that is older than a third of its
-/// lease. Most holds are released before, and cost no SESSION.
-#[derive(Default)]
-pub(crate) struct Session {
-    /// A key that this server serves.
-    key: Vec<u8>,
-    /// The number of the last row that was read.
-    seen: i64,
-    /// When the last SESSION was sent that was answered.
-    pub(crate) heard: Duration,
-    /// The error of the last SESSION.
-    pub(crate) trouble: Option<Error>,
-    task: Option<JoinHandle<()>>,
-}
-
-/// An answer to SESSION: the id, the last row's number, the least that is left of a lease, and the rows of number, word, key, owner,
-/// token, and what is left of the lease.
-type Answer = (i64, i64, Option<u64>, Vec<(i64, String, Vec<u8>, Vec<u8>, u64, u64)>);
-
-/// All that this client holds and waits for. The rules change it and list what follows, which [`Client::with`] does.
-#[derive(Default)]
-pub(crate) struct State {
-    pub(crate) settings: Settings,
-    pub(crate) closed: bool,
-    /// Of the last owner.
-    pub(crate) number: u64,
-    pub(crate) sessions: HashMap<i64, Session>,
-    /// The requests that are under way, by owner.
-    pub(crate) asked: HashMap<Vec<u8>, Asked>,
-    pub(crate) held: HashMap<HoldId, Held>,
-    pub(crate) errands: Vec<Errand>,
-    pub(crate) events: Vec<Event>,
-    /// The runtime of the last take, for a hold that is dropped outside of any.
-    pub(crate) runtime: Option<Handle>,
-    clock: Option<JoinHandle<()>>,
-    alarm: Arc<Notify>,
-    /// When the clock looks at the holds again.
-    next_check: Duration,
-    /// Until then the clock reports no loss.
-    grace: Duration,
-}
-
-/// What the clones of one [`Locks`](crate::Locks) and its holds share.
-pub(crate) struct Client {
-    pub(crate) settings: Settings,
-    /// The name of its sessions.
-    pub(crate) name: String,
-    pub(crate) library: Arc<Library>,
-    pub(crate) link: Link,
-    once: Link,
-    state: Mutex<State>,
-    alarm: Arc<Notify>,
-}
-
 impl Client {
-    pub(crate) fn new(servers: Servers, settings: Settings) -> Arc<Client> {
-        let (library, alarm) = (Library::new(servers, settings.reply_timeout), Arc::new(Notify::new()));
-        let state = State { settings: settings.clone(), alarm: alarm.clone(), next_check: NEVER, ..State::default() };
-        Arc::new(Client {
-            settings,
-            name: format!("{}{}", process(), unique()),
-            link: Link::new(&library, false),
-            once: Link::new(&library, true),
-            library,
-            state: Mutex::new(state),
-            alarm,
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lets the rules work, and then does what they want.
-    pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.lock();
-        let result = work(&mut state);
-        let errands = self.begin_tasks(&mut state);
-        let events = std::mem::take(&mut state.events);
-        drop(state);
-        // Without the guard: a runtime that is shutting down drops these at once, and they need it to be put back.
-        for (runtime, errand) in errands {
-            runtime.spawn(Carried::new(self, errand, None).carry());
-        }
-        events.iter().for_each(|event| self.settings.observer.report(event));
-        result
-    }
-
     /// Begins the tasks that are missing, or whose runtime has ended. Returns the errands, and where to run them.
-    fn begin_tasks(self: &Arc<Self>, state: &mut State) -> Vec<(Handle, Errand)> {
+    pub(crate) fn begin_tasks(self: &Arc<Self>, state: &mut State) -> Vec<(Handle, Errand)> {
         let Some(runtime) = Handle::try_current().ok().or_else(|| state.runtime.clone()) else { return Vec::new() };
         let is_missing = |task: &Option<JoinHandle<()>>| task.as_ref().is_none_or(JoinHandle::is_finished);
         for (id, session) in state.sessions.iter_mut().filter(|(_, session)| is_missing(&session.task)) {
@@ -129,50 +33,6 @@ impl Client {
             state.clock = Some(runtime.spawn(self.clone().tick()));
         }
         state.errands.drain(..).map(|errand| (runtime.clone(), errand)).collect()
-    }
-
-    /// Puts back an errand whose task was dropped: the next call continues it.
-    pub(crate) fn put_back(&self, errand: Errand) {
-        let mut state = self.lock();
-        if !state.closed {
-            state.errands.push(errand);
-        }
-    }
-
-    pub(crate) fn check(self: &Arc<Self>) -> Result<()> {
-        self.with(|state| if state.closed { Err(Error::Closed) } else { Ok(()) })
-    }
-
-    /// Returns the reply to a command about a key.
-    pub(crate) async fn ask(self: &Arc<Self>, key: &[u8], command: Cmd) -> Result<Value> {
-        self.check()?;
-        self.link.call(key, command, self.settings.reply_timeout).await
-    }
-
-    /// Returns the reply to a command that is not sent again when its reply is lost. One that another server has refused was not run.
-    pub(crate) async fn ask_once(self: &Arc<Self>, key: &[u8], command: Cmd) -> Result<Value> {
-        self.check()?;
-        let link = if self.library.is_cluster() { &self.once } else { &self.link };
-        let end = now() + self.settings.reply_timeout;
-        loop {
-            let reply = link.call(key, command.clone(), self.settings.reply_timeout).await;
-            match reply.as_ref().err().and_then(Error::code) {
-                Some("ASK") => return self.ask(key, command).await, // the crate's one retry follows it
-                Some("MOVED" | "READONLY") if now() + PAUSE < end => sleep(PAUSE / 5).await,
-                _ => return reply,
-            }
-        }
-    }
-
-    /// Ends everything. What is held is lost, and lives on in the server until its lease.
-    pub(crate) fn close(self: &Arc<Self>) {
-        let lost = self.with(State::close);
-        if lost > 0 {
-            tracing::warn!("closed with {lost} locks held: they are lost");
-        }
-        self.library.close();
-        self.link.close();
-        self.once.close();
     }
 
     /// The clock. It waits for no server.
@@ -294,7 +154,7 @@ impl State {
     }
 
     /// Returns how many holds it has lost.
-    fn close(&mut self) -> usize {
+    pub(crate) fn close(&mut self) -> usize {
         self.closed = true;
         let (released, held): (Vec<HoldId>, Vec<HoldId>) =
             self.held.keys().cloned().partition(|hold| self.held[hold].is_released);
@@ -375,6 +235,16 @@ impl State {
         }
         if let Some(left) = left {
             self.extend_all(id, sent, self.believed(sent, left));
+        }
+    }
+
+    /// Reads the rows of a session that may have no task.
+    pub(crate) fn read_last(&mut self, sent: Duration, answer: Answer, key: &[u8]) {
+        let id = answer.0;
+        let is_kept = self.sessions.contains_key(&id);
+        self.read_answer(sent, answer, key);
+        if !is_kept {
+            self.end_unused(id);
         }
     }
 

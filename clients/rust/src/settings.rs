@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::hold::HoldId;
 
 /// What happens, for whoever counts it. Write what you need; it is called at once, so it must not block. Each hold is granted
 /// once, and released or lost once.
@@ -40,20 +39,20 @@ impl Observer for Nobody {}
 pub(crate) enum Event {
     Granted { key: Vec<u8>, after: Duration },
     Released { key: Vec<u8>, after: Duration },
-    Lost { hold: HoldId, owner: Vec<u8>, reason: String },
+    Lost { key: Vec<u8>, token: u64, owner: Vec<u8>, reason: String },
 }
 
 impl dyn Observer {
     /// Reports it. A fault of the program's own stops nothing here.
     pub(crate) fn report(&self, event: &Event) {
-        if let Event::Lost { hold, owner, reason } = event {
-            let (key, owner) = (String::from_utf8_lossy(&hold.key), String::from_utf8_lossy(owner));
-            tracing::warn!(key = &*key, owner = &*owner, token = hold.token, reason, "a lock is lost");
+        if let Event::Lost { key, token, owner, reason } = event {
+            let (key, owner) = (String::from_utf8_lossy(key), String::from_utf8_lossy(owner));
+            tracing::warn!(key = &*key, owner = &*owner, token, reason, "a lock is lost");
         }
         let told = std::panic::catch_unwind(AssertUnwindSafe(|| match event {
             Event::Granted { key, after } => self.granted(key, *after),
             Event::Released { key, after } => self.released(key, *after),
-            Event::Lost { hold, reason, .. } => self.lost(&hold.key, reason),
+            Event::Lost { key, reason, .. } => self.lost(key, reason),
         }));
         if told.is_err() {
             tracing::error!("the observer has panicked");

@@ -7,35 +7,20 @@ use std::time::Duration;
 
 use redis::{cmd, from_redis_value, Cmd, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver};
 use tokio::time::sleep;
 
-use crate::errand::Kind;
 use crate::error::{Error, Result};
-use crate::hold::{Granted, Held, Hold, HoldId};
+use crate::hold::Hold;
 use crate::random::random;
-use crate::session::{Client, State, PAUSE, SLICE};
 use crate::settings::{millis, now, Event, FAR};
+use crate::state::{Asked, Client, Held, HoldId, Kind, Row, State, Terms, PAUSE, SLICE};
 
 /// How much longer a request whose time is up waits for the row that says so.
 const GRACE: Duration = Duration::from_millis(500);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// A time-out that comes no earlier is that of the wait.
 const CLOSE: Duration = Duration::from_millis(20);
-
-/// A lock, or several of one slot, as the program asks for it.
-#[derive(Clone)]
-pub(crate) struct Terms {
-    pub(crate) keys: Vec<Vec<u8>>,
-    pub(crate) lease: Duration,
-    pub(crate) max_hold: Duration,
-    pub(crate) actor: Option<Vec<u8>>,
-    pub(crate) shared: bool,
-    pub(crate) limit: Option<u64>,
-    pub(crate) permits: Option<u64>,
-    /// There are other masters: any failure is returned at once.
-    pub(crate) vote: bool,
-}
 
 impl Terms {
     /// Returns the command: a try, or a request that waits for so long.
@@ -59,38 +44,6 @@ impl Terms {
             command.arg("PERMITS").arg(permits);
         }
         command
-    }
-}
-
-/// A request as the rules see it, from its first command to its end.
-pub(crate) struct Asked {
-    terms: Terms,
-    began: Duration,
-    /// The session that it waits in.
-    pub(crate) session: Option<i64>,
-    rows: UnboundedSender<Row>,
-}
-
-/// What a request hears beside the answer to its command.
-pub(crate) enum Row {
-    Granted(Granted),
-    /// An outcome that is no grant; `gone`: the session is.
-    Ended(String),
-    /// The session cannot be kept, or the locks are closed.
-    Failed(Error),
-}
-
-impl Asked {
-    pub(crate) fn key(&self) -> &Vec<u8> {
-        &self.terms.keys[0]
-    }
-
-    pub(crate) fn is_vote(&self) -> bool {
-        self.terms.vote
-    }
-
-    pub(crate) fn tell(&self, row: Row) {
-        let _ = self.rows.send(row); // the request may have ended
     }
 }
 
@@ -365,11 +318,12 @@ impl Take<'_> {
 
 impl Drop for Take<'_> {
     fn drop(&mut self) {
+        let session = self.client.with(|state| state.asked.get(&self.owner)?.session);
         self.forget();
         if self.may_be_there {
             let hold = HoldId { key: self.terms.keys[0].clone(), token: 0 };
-            let (kind, owner) = (Kind::Cancel(self.terms.keys.clone()), std::mem::take(&mut self.owner));
-            self.client.with(|state| state.errand(kind, hold, owner, self.terms.lease));
+            let owner = std::mem::take(&mut self.owner);
+            self.client.with(|state| state.errand(Kind::Cancel(session), hold, owner, self.terms.lease));
         }
         if self.is_told {
             self.client.settings.observer.waited(&self.terms.keys[0]);

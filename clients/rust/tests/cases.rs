@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 type Took = Result<Option<Vec<Hold>>, Error>;
 
 /// What is gone, or what Rust does not have.
-const GONE: [(&str, &str); 8] = [
+const GONE: [(&str, &str); 9] = [
     ("no_right_to_ping", "nothing is pinged; and a session has no EPHEMERAL holds"),
     ("a_refused_renewal_is_the_reason", "the session renews; sessions.json has a refused SESSION"),
     ("no_right_to_renew", "a grant after a wait is told by its row, and is not confirmed by RENEW"),
@@ -22,6 +22,7 @@ const GONE: [(&str, &str); 8] = [
     ("an_ephemeral_hold_ends_with_its_connection", "a session has no EPHEMERAL holds"),
     ("a_fork", "a runtime of tokio does not outlive a fork"),
     ("forgotten_and_left_to_its_lease", "a hold that is dropped is given back: cases.json has that"),
+    ("released_by_the_work_itself", "a release takes the hold: nothing is left to be released again"),
     ("work_that_is_yet_to_be_done", "the only function that takes work awaits it, and drops it when the lock is lost"),
 ];
 
@@ -242,7 +243,12 @@ impl Case {
                         get.arg("GET").arg(name).query_async(&mut node).await.expect("it is known");
                     let before = old[name].clone();
                     let mut set = redis::cmd("CONFIG");
-                    set.arg("SET").arg(name).arg(value.to_string()).exec_async(&mut node).await.expect("it is set");
+                    set.arg("SET")
+                        .arg(name)
+                        .arg(value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned))
+                        .exec_async(&mut node)
+                        .await
+                        .expect("it is set");
                     self.settings.push((name.clone(), before));
                 }
             }

@@ -21,7 +21,6 @@ tests! {
     killed_waiter in Single, Cluster;
     killed_at_the_grant in Single, Cluster;
     killed_holder in Single, Cluster;
-    keeps_it_for_ten_leases in Single;
     an_owner_begins_with_host_and_process in Single;
     a_dropped_hold_is_taken_again in Single;
     many_over_several_slots in Single, Cluster;
@@ -224,14 +223,6 @@ mod scenes {
         })
         .await;
         assert!(!hold.is_lost());
-    }
-
-    pub async fn keeps_it_for_ten_leases(server: Server) {
-        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
-        await_kept(&server, &hold, 10).await;
-        hold.guard(cmd("SET").arg(format!("{}:x", server.key)).arg(1)).await.expect("it is held");
-        hold.release().await.expect("it was held");
-        server.await_gone().await;
     }
 
     /// The server shows host and process.

@@ -37,7 +37,7 @@ class QueueFull(DLockError):
 
 
 class Quarantine(DLockError):
-    """The server grants nothing for now, and this request may not wait."""
+    """The server grants nothing for now: it is drained, or was promoted a moment ago. A wait asks again."""
 
 
 class NoAck(DLockError):
@@ -97,7 +97,7 @@ def is_unanswered(error: Exception) -> bool:
 
 def passes(error: BaseException) -> bool:
     """Returns true if another connection, another node or a little time can mend it."""
-    if isinstance(error, (NoAck, *_PASSING_TYPES)):
+    if isinstance(error, (NoAck, Quarantine, *_PASSING_TYPES)):
         return True
     if isinstance(error, (library.AuthenticationError, library.AuthorizationError, library.DataError, DLockError)):
         return False

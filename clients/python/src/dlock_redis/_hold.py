@@ -8,15 +8,21 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ._clock import now
 from ._settings import Argument, Name
 
-if TYPE_CHECKING:
-    from ._session import Session
-
 T = TypeVar("T")
+
+
+class Place(Protocol):
+    """The session that a hold is in."""
+
+    sent: float
+    until: float
+    error: Exception | None
+    holds: dict[tuple[bytes, int], Held]
 
 
 @dataclass(eq=False)
@@ -35,7 +41,7 @@ class Held:
     on_lost: Callable[[Any], object] | None = None
     since: float = field(default_factory=now)  # when it was granted
     heard: float = field(default_factory=now)  # when an answer told that it is in its session
-    session: Session | None = None
+    session: Place | None = None
     over: bool = False  # lost, or ended by the program
     is_released: bool = False  # ended by the program
     is_renewed: bool = False  # a RENEW is to be said

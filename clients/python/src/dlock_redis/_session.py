@@ -22,21 +22,30 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ._clock import PAUSE, Clock, log, ms, now
+from ._clock import PAUSE, SLICE, STALL, log, ms, now
 from ._errors import DLockError, NotHeld, passes
 from ._hold import Held
 from ._settings import Name, Settings
-
-if TYPE_CHECKING:
-    from ._take import Take
 
 Words = tuple[Any, ...]
 LINGER = 1.0  # a loop goes on for so long without work: the next turn begins without a new one
 QUIET = 0.1  # after an answer without rows that came early
 RESTART = 0.5  # after a job in the background could not be started, or has failed
 BATCH = 100  # commands at once
+
+
+class Asked(Protocol):
+    """A take under way, to which rows tell what it has come to."""
+
+    request: Any
+
+    def granted(self, name: bytes, token: int, session: Session, end: float) -> None: ...
+
+    def refused(self, word: str) -> None: ...
+
+    def end(self, error: Exception | None = None) -> None: ...
 
 
 @dataclass(eq=False)
@@ -47,7 +56,7 @@ class Session:
     key: bytes  # one that its server serves
     seen: int = 0  # the last row
     holds: dict[tuple[bytes, int], Held] = field(default_factory=dict)  # by key and token
-    waits: set[Take[Any]] = field(default_factory=set)
+    waits: set[Asked] = field(default_factory=set)
     sent: float = -math.inf  # when the last SESSION was sent that was answered
     until: float = -math.inf  # the end of the least lease that it told
     loop: Loop | None = None
@@ -55,11 +64,9 @@ class Session:
 
     def any_key(self) -> bytes:
         """Returns a key that is served where this session is."""
-        for take in self.waits:
-            return take.request.names[0]
-        for name, _ in self.holds:
-            return name
-        return self.key
+        waiting = (take.request.names[0] for take in self.waits)
+        holding = (name for name, _ in self.holds)
+        return next(waiting, None) or next(holding, self.key)
 
     def is_needed(self) -> bool:
         return bool(self.waits) or any(held.is_old() for held in self.holds.values())
@@ -134,6 +141,60 @@ class Errands:
                 self.sessions.clock.set(now() + RESTART)
 
 
+class Clock:
+    """A job that sleeps until something of its sessions is due, and then calls `tick`. It waits for no server.
+
+    `woken` ends its sleep."""
+
+    def __init__(self, sessions: Sessions, woken: Any):
+        self.sessions = sessions
+        self.woken = woken
+        self.running = False
+        self.alarm = math.inf
+        self._slept_from = self._slept_for = 0.0
+        self._stalls_since = self._no_loss_before = -math.inf
+
+    def set(self, due: float) -> None:
+        """Has it wake up then, if nothing is due before."""
+        if due < self.alarm:
+            self.alarm = due
+            self.sessions.wake()
+
+    def next(self) -> float | None:
+        sessions = self.sessions
+        if self._slept_from:
+            self.slept(self._slept_from, self._slept_for)
+        if not sessions.closed and (sessions.forgotten or self.alarm <= now()):
+            try:
+                sessions.tick()
+            except Exception:
+                log.exception("the lock clock failed")
+        if sessions.closed:
+            return None
+        self._slept_from = now()
+        self._slept_for = 0.0 if sessions.forgotten else max(0.0, min(self.alarm - self._slept_from, SLICE))
+        return self._slept_for
+
+    def answered(self, sent: float, reply: Any) -> None:
+        """It asks nothing."""
+
+    def ended(self) -> None:
+        self.running = False
+
+    def slept(self, began: float, within: float) -> None:
+        """Notes that the process stood still, if it did: nothing is over before the server could be asked.
+
+        Stalls that follow each other put that off, but not for ever: a program may block its event loop often."""
+        grace = self.sessions.settings.reply_timeout
+        if now() - began - within > STALL:
+            if self._no_loss_before < began:
+                self._stalls_since = now()
+            self._no_loss_before = min(now(), self._stalls_since + 2 * grace) + grace
+
+    def is_over(self, end: float) -> bool:
+        return end <= now() and self._no_loss_before <= now()
+
+
 class Sessions(abc.ABC):
     """All that this client holds and waits for."""
 
@@ -145,7 +206,7 @@ class Sessions(abc.ABC):
         self._numbers = itertools.count(1)
         # Those with a hold, a wait or a loop. The server forgets the others as well.
         self.by_id: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
-        self.asked: dict[tuple[bytes, bytes], Take[Any]] = {}  # by key and owner
+        self.asked: dict[tuple[bytes, bytes], Asked] = {}  # by key and owner
         # By key and token: those that are in a session, that the program has, or whose end is yet to be said.
         self.held: weakref.WeakValueDictionary[tuple[bytes, int], Held] = weakref.WeakValueDictionary()
         self.errands: dict[str, Errands] = {}  # by the server

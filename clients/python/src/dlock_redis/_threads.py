@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import redis
 
 from . import _library
-from ._clock import Clock, duration, log, now
+from ._clock import duration, log, now
 from ._errors import FAILURES, Fenced
 from ._hold import Held, HoldBase, done
 from ._locks import LockBase, LocksBase
-from ._session import Errand, Errands, Loop, Sessions
+from ._session import Clock, Errand, Errands, Loop, Sessions
 from ._settings import Argument, Common, Name, Settings
 from ._take import Request, Take, by_slot, encoded, must
 

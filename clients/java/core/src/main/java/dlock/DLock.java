@@ -35,12 +35,15 @@ public sealed class DLock implements Lock permits DSemaphore {
     private final String key;
     private final boolean isReentrant;
     private volatile Consumer<Hold> onLost;
+    private volatile long lease;
+    private volatile long maxHold = NEVER;
 
     DLock(DLocks locks, String key, int limit, boolean isReentrant) {
         this.locks = locks;
         this.key = key;
         this.limit = limit;
         this.isReentrant = isReentrant;
+        lease = locks.sessions.settings.lease().toNanos();
         request(List.of(key == null ? "" : key), NEVER, 1); // a mistake fails where it is made
     }
 
@@ -50,6 +53,18 @@ public sealed class DLock implements Lock permits DSemaphore {
             throw new IllegalArgumentException("onLost must not be null");
         }
         this.onLost = onLost;
+        return this;
+    }
+
+    /** Sets how long what this object takes lasts after the program dies or loses the server, instead of that of the {@link Settings}. */
+    public DLock lease(Duration lease) {
+        this.lease = Asking.atLeastOneMs("lease", lease);
+        return this;
+    }
+
+    /** Sets how long what this object takes may be held: then it is reported lost, and given back. */
+    public DLock maxHold(Duration maxHold) {
+        this.maxHold = Asking.atLeastOneMs("maxHold", maxHold);
         return this;
     }
 
@@ -119,6 +134,10 @@ public sealed class DLock implements Lock permits DSemaphore {
     /** {@link NotHeld} if this thread does not hold it, or has lost it. */
     @Override
     public void unlock() {
+        unlock(Hold::release);
+    }
+
+    private void unlock(Consumer<Hold> release) {
         Held held = mine();
         if (held.counts.merge(limit, -1, Integer::sum) > 0) {
             return;
@@ -127,14 +146,13 @@ public sealed class DLock implements Lock permits DSemaphore {
         held.counts.remove(limit);
         if (held.counts.isEmpty()) {
             locks.mine.get().pop(key);
-            held.hold.release();
+            release.accept(held.hold);
         } else if (isStrictest) { // a writer that goes on reading
             Hold hold = held.hold;
             List<Object> words = new ArrayList<>(List.of("DLOCK.DOWNGRADE", key, hold.owner()));
             words.addAll(held.counts.firstKey() == Request.SHARED ? List.of("SHARED") : List.of("LIMIT", held.counts.firstKey()));
             words.addAll(List.of("TOKEN", hold.token()));
-            Sessions s = locks.sessions;
-            Hold.await(s.library.call(key, Request.bytes(words), s.settings.replyNanos(), false));
+            Hold.await(locks.sessions.ask(key, words.toArray()));
         }
     }
 
@@ -145,6 +163,9 @@ public sealed class DLock implements Lock permits DSemaphore {
 
     /** For {@code try (var locked = lock.hold())}: an error in the block is never hidden by one of the release. */
     public final class Locked implements AutoCloseable {
+        private final Thread thread = Thread.currentThread();
+        private final int depth = getHoldCount();
+
         private Locked() {}
 
         /** Returns the fencing token. */
@@ -157,10 +178,13 @@ public sealed class DLock implements Lock permits DSemaphore {
             return DLock.this.guard(words);
         }
 
-        /** Gives back what was granted here. {@link NotHeld} if it was lost. */
+        /** Gives back what was granted here, unless the thread has done so. {@link NotHeld} if it was lost. */
         @Override
         public void close() {
-            unlock();
+            boolean isDone = thread == Thread.currentThread() && getHoldCount() < depth;
+            if (!isDone) {
+                unlock(Hold::close);
+            }
         }
     }
 
@@ -206,9 +230,29 @@ public sealed class DLock implements Lock permits DSemaphore {
         return holds == null ? 0 : holds.stream().mapToInt(held -> held.counts.getOrDefault(limit, 0)).sum();
     }
 
+    /** Returns whether the thread of that {@link Thread#getId id} has locked it in this program, as far as is known. */
+    public boolean isHeldByThread(long threadId) {
+        String actor = DLocks.Mine.actor(threadId);
+        return locks.sessions.under(() -> locks.sessions.held.values().stream().anyMatch(
+                hold -> !hold.isOver && hold.key.equals(key) && hold.owner.startsWith(locks.sessions.name + "/" + actor + "#")));
+    }
+
     /** Returns whether anybody holds it. */
     public boolean isLocked() {
         return Hold.await(locks.heldBy(key)) != null;
+    }
+
+    /** Returns how many milliseconds the lease has left that ends last; -2 if nobody holds it. */
+    public long remainTimeToLive() {
+        return Hold.await(locks.heldBy(key)) instanceof List<?> held ? Sessions.number(held.get(2)) : -2;
+    }
+
+    /**
+     * Takes the lock away from whoever holds it, for an operator: their holds are lost, and the queue moves on. Returns whether anybody
+     * held it. The program's user needs the right to {@code DLOCK.FORCERELEASE}.
+     */
+    public boolean forceUnlock() {
+        return Sessions.number(Hold.await(locks.sessions.ask(key, "DLOCK.FORCERELEASE", key))) > 0;
     }
 
     private Held mine() {
@@ -219,8 +263,13 @@ public sealed class DLock implements Lock permits DSemaphore {
         return held;
     }
 
-    Request request(List<String> keys, long maxHold, int permits) {
-        return new Request(keys, locks.sessions.settings.lease().toNanos(), maxHold, locks.mine.get().actor, limit, permits, onLost);
+    private Request request(List<String> keys, long maxHold, int permits) {
+        return new Request(keys, lease, Math.min(maxHold, this.maxHold), locks.mine.get().actor, limit, permits, onLost);
+    }
+
+    /** Returns whether one command can take both. */
+    boolean isAskedLike(DLock other) {
+        return locks == other.locks && limit == other.limit && lease == other.lease && maxHold == other.maxHold;
     }
 
     final boolean uninterrupted(long wait, long maxHold, int permits) {

@@ -9,7 +9,7 @@ import javax.net.ssl.SSLException;
 /** Whatever goes wrong with a lock, but {@link NotHeld}. */
 public class DLockException extends RuntimeException {
     private static final Set<String> PASSING = Set.of("UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY",
-            "NOREPLICAS", "MISCONF", "READONLY", "MOVED", "ASK", "NOACK");
+            "NOREPLICAS", "MISCONF", "READONLY", "MOVED", "ASK", "NOACK", "QUARANTINE");
 
     DLockException(String message) {
         super(message);

@@ -10,7 +10,6 @@ import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
 
@@ -26,12 +25,14 @@ import java.util.concurrent.locks.ReadWriteLock;
  * }</pre>
  */
 public final class DLocks implements AutoCloseable {
-    private static final AtomicLong THREADS = new AtomicLong();
-
     /** What one thread holds, by key, and its name in the search for deadlocks. */
     static final class Mine {
-        final String actor = "thread-" + THREADS.incrementAndGet();
+        final String actor = actor(Thread.currentThread().getId());
         final Map<String, Deque<DLock.Held>> held = new HashMap<>();
+
+        static String actor(long threadId) {
+            return "thread-" + threadId;
+        }
 
         /** Returns the thread's last hold of this lock, or null. */
         DLock.Held last(String key) {
@@ -148,7 +149,6 @@ public final class DLocks implements AutoCloseable {
 
     /** Returns the reply to HELD. */
     CompletableFuture<Object> heldBy(String key) {
-        sessions.check();
-        return sessions.library.call(key, Request.bytes(List.of("DLOCK.HELD", key)), sessions.settings.replyNanos(), false);
+        return sessions.ask(key, "DLOCK.HELD", key);
     }
 }

@@ -24,6 +24,18 @@ public final class DSemaphore extends DLock {
         return this;
     }
 
+    @Override
+    public DSemaphore lease(Duration lease) {
+        super.lease(lease);
+        return this;
+    }
+
+    @Override
+    public DSemaphore maxHold(Duration maxHold) {
+        super.maxHold(maxHold);
+        return this;
+    }
+
     /** Waits for one permit. */
     public void acquire() throws InterruptedException {
         acquire(1);

@@ -120,10 +120,12 @@ public final class Hold implements AutoCloseable {
         await(end(0, "it was given back before"));
     }
 
-    /** Does what {@link #release} does. */
+    /** Does what {@link #release} does, and nothing if the program has given it back already. {@link NotHeld} if it was lost. */
     @Override
     public void close() {
-        release();
+        if (!belief.isReleased) {
+            release();
+        }
     }
 
     /**

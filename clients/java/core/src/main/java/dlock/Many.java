@@ -21,7 +21,7 @@ final class Many implements Lock {
         DLock before = null;
         for (DLock one : locks.stream().sorted(Comparator.<DLock, String>comparing(lock -> lock.locks.servers)
                 .thenComparing(Many::slot).thenComparing(DLock::key)).toList()) {
-            if (before == null || before.locks != one.locks || slot(before) != slot(one) || before.limit != one.limit) {
+            if (before == null || !before.isAskedLike(one) || slot(before) != slot(one)) {
                 groups.add(new ArrayList<>());
             }
             groups.get(groups.size() - 1).add(one);

@@ -17,6 +17,7 @@ import java.net.UnknownHostException;
 import java.security.SecureRandom;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
@@ -139,6 +140,12 @@ final class Sessions {
         if (isClosed) {
             throw closedError();
         }
+    }
+
+    /** Returns the reply to a command about a key. */
+    CompletableFuture<Object> ask(String key, Object... words) {
+        check();
+        return library.call(key, Request.bytes(Arrays.asList(words)), settings.replyNanos(), false);
     }
 
     /** Ends everything: what is held is reported lost, and lives on until its lease. A release under way is waited for. */

@@ -2,6 +2,7 @@
 package dlock;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -338,6 +339,20 @@ class CasesTest {
                         } else {
                             hold.release();
                         }
+                    }
+                }
+                case "block" -> { // the work releases its lock: to do so again is an error, and to leave the block is none
+                    try (Hold hold = client(step).ask(key).hold()) {
+                        hold.release();
+                        assertThrows(NotHeld.class, hold::release);
+                    }
+                    DLock lock = client(step).lock(key);
+                    for (Runnable release : List.<Runnable>of(lock::unlock, () -> lock.current().release())) {
+                        try (var locked = lock.hold()) {
+                            release.run();
+                            assertThrows(NotHeld.class, release::run);
+                        }
+                        assertFalse(lock.isHeldByCurrentThread());
                     }
                 }
                 case "holds" -> {

@@ -355,23 +355,6 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @Alone
-    void keepsItForTenLeases(Stage s) throws Exception {
-        DLock lock = s.locks().lock(s.key);
-        try (var hold = lock.hold()) {
-            var lost = lock.current().lost().toCompletableFuture();
-            until("ten leases have passed", () -> {
-                assertNull(lost.getNow(null));
-                return s.heldMs(s.key) > 10 * LEASE.toMillis();
-            });
-            assertEquals(hold.token(), s.holder().number("token"));
-            assertTrue(s.isRenewed(s.key));
-            assertFalse(lock.isLost());
-            assertEquals("OK", text(hold.guard("SET", s.key + ":x", 1)));
-        }
-        s.awaitGone();
-    }
-
     /** Nobody can unlock what a thread held that has ended. */
     @ParameterizedTest
     @MethodSource("alone")

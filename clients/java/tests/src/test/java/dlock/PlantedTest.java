@@ -99,6 +99,7 @@ class PlantedTest {
                     "if (!DLockException.passes(why)) {"),
             new Fault("a_hold_over_a_busy_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"LOADING\","),
             new Fault("a_wait_at_a_loading_server", "DLockException", "\"LOADING\", \"BUSY\",", "\"BUSY\","),
+            new Fault("a_wait_at_a_drained_server", "DLockException", "\"NOACK\", \"QUARANTINE\"", "\"NOACK\""),
             new Fault("no_time_out_is_too_long", "Asking", "? timeout.toNanos() : NEVER", "? timeout.toNanos() : 1"),
             new Fault("asked_again_after_a_lost_reply", "Take", "|| asked > 1) {", ") {"),
             new Fault("late_commands_of_open_connections", new Edit("Sessions", "+ numbers;", "+ \"me\";"),
@@ -116,9 +117,11 @@ class PlantedTest {
             new Fault("two_actors_of_one_client an_actor_that_waits_for_itself", "Sessions", "(actor == null ? \"\" : actor + \"#\")", "\"\""),
             new Fault("forgotten_and_left_to_its_lease", "Sessions", "has not released it\", true, hold.lease)",
                     "has not released it\", true, 0)"),
+            new Fault("released_by_the_work_itself", "Hold", "if (!belief.isReleased) {", "if (belief != null) {"),
+            new Fault("released_by_the_work_itself", "DLock", "if (!isDone) {", "if (depth > 0) {"),
             new Fault("max_hold", "Belief", "Clock.after(since, request.maxHold())", "Clock.NEVER * 2"),
             new Fault("release_after", "Hold", "end(time.toMillis() * MS,", "end(0,"),
-            new Fault("many_of_one_slot", "Many", "before == null || before.locks", "before != one || before.locks"),
+            new Fault("many_of_one_slot", "Many", "before == null || !before", "before != one || !before"),
             new Fault("a_refused_session_is_the_reason", "Session", "session.error = why;", ""),
             new Fault("a_refused_session_is_the_reason", "Session", "if (!DLockException.passes(why)) {", "if (isOver && isFirst && isLast) {"));
 

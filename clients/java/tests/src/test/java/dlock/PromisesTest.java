@@ -21,56 +21,12 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
-import java.util.logging.Handler;
-import java.util.logging.LogRecord;
-import java.util.logging.Logger;
 import org.junit.jupiter.api.Test;
 
 /** What a program relies on: a lock is never lost without a word, and no call outlasts its bound. */
 class PromisesTest {
     private static final List<String> LIBRARIES = List.of("lettuce", "jedis");
 
-    private static CompletionStage<String> lostOf(DLocks locks, String key) {
-        return locks.ask(key).hold().lost();
-    }
-
-    /** What is forgotten is a bug of the program: it is told, while the lock is still taken. */
-    @Test
-    void aForgottenHoldIsLost() throws Exception {
-        AtomicBoolean warned = new AtomicBoolean();
-        Handler handler = new Handler() {
-            @Override
-            public void publish(LogRecord record) {
-                if (record.getLevel().intValue() >= java.util.logging.Level.WARNING.intValue()
-                        && List.of(record.getParameters() == null ? new Object[0] : record.getParameters()).toString().contains("forgotten")) {
-                    warned.set(true);
-                }
-            }
-
-            @Override
-            public void flush() {}
-
-            @Override
-            public void close() {}
-        };
-        Logger logger = Logger.getLogger("dlock");
-        logger.addHandler(handler);
-        try (Stage s = new Stage("lettuce", "single")) {
-            CompletableFuture<String> lost = lostOf(s.locks(Stage.LONG), s.key).thenApply(why -> why).toCompletableFuture(); // not the Hold
-            Stage.until("it is told", () -> {
-                System.gc();
-                return lost.isDone();
-            });
-            assertTrue(lost.join().startsWith("forgotten"), lost.join());
-            assertEquals(1, s.owners().size(), "the work had no time to stop");
-            Stage.until("it is logged", warned::get);
-            s.awaitGone();
-        } finally {
-            logger.removeHandler(handler);
-        }
-    }
-
-    /** Any completion from outside leaves the queue. */
     @Test
     void aFutureThatIsCompletedLeavesTheQueue() throws Exception {
         for (String library : LIBRARIES) {
@@ -109,6 +65,23 @@ class PromisesTest {
                     }
                 }
             }
+        }
+    }
+
+    /** As Redisson has it: who holds it, for how long, and an operator who takes it away. */
+    @Test
+    void aThreadsLockCanBeSeenAndForced() throws Exception {
+        try (Stage s = new Stage("lettuce", "single")) {
+            DLock lock = s.locks(Duration.ofMinutes(5)).lock(s.key).lease(Duration.ofMinutes(9));
+            long me = Thread.currentThread().getId();
+            assertEquals(-2, lock.remainTimeToLive());
+            assertFalse(lock.isHeldByThread(me) || lock.forceUnlock());
+            lock.lock();
+            assertTrue(lock.isHeldByThread(me) && !lock.isHeldByThread(me + 1));
+            assertTrue(lock.remainTimeToLive() > Duration.ofMinutes(8).toMillis());
+            assertTrue(lock.forceUnlock());
+            assertThrows(NotHeld.class, lock::unlock);
+            assertFalse(lock.isHeldByThread(me) || lock.isLocked());
         }
     }
 

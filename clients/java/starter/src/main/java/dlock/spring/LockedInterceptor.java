@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: MIT
 package dlock.spring;
 
+import dlock.DLock;
 import dlock.DLocks;
+import dlock.DSemaphore;
 import java.lang.reflect.Method;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Lock;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.stream.Collectors;
 import org.aopalliance.intercept.MethodInterceptor;
 import org.aopalliance.intercept.MethodInvocation;
 import org.springframework.aop.support.AopUtils;
@@ -29,24 +38,76 @@ class LockedInterceptor implements MethodInterceptor {
         this.locks = locks;
     }
 
+    /** Returns why no lock is like this, or null. */
+    static String mistake(Locked locked) {
+        if (locked.value().length == 0) {
+            return "value must name a lock";
+        }
+        if (locked.limit() < 1 || locked.limit() > 1 && locked.shared()) {
+            return "limit must be at least 1, and not beside shared";
+        }
+        if (locked.permits() < 1 || locked.permits() > locked.limit() || locked.permits() > 1 && locked.value().length > 1) {
+            return "permits must be at least 1, at most limit, and more than 1 for one lock only";
+        }
+        for (String time : List.of(locked.timeout(), locked.lease(), locked.maxHold())) {
+            try {
+                within(time, DurationStyle::detectAndParse);
+            } catch (IllegalArgumentException wrong) {
+                return wrong.getMessage();
+            }
+        }
+        return null;
+    }
+
+    private static void within(String time, Consumer<String> set) {
+        if (!time.isEmpty()) {
+            set.accept(time);
+        }
+    }
+
+    private DLock lock(String key, Locked locked) {
+        DLocks from = locks.get();
+        DLock lock = locked.shared() ? from.readWrite(key).readLock()
+                : locked.limit() > 1 ? from.semaphore(key, locked.limit()) : from.lock(key);
+        within(locked.lease(), time -> lock.lease(DurationStyle.detectAndParse(time)));
+        within(locked.maxHold(), time -> lock.maxHold(DurationStyle.detectAndParse(time)));
+        return lock;
+    }
+
+    private static boolean take(Lock lock, Locked locked) throws InterruptedException {
+        if (locked.timeout().isEmpty()) {
+            if (locked.permits() > 1) {
+                ((DSemaphore) lock).acquire(locked.permits());
+            } else {
+                lock.lock();
+            }
+            return true;
+        }
+        Duration timeout = DurationStyle.detectAndParse(locked.timeout());
+        return locked.permits() > 1 ? ((DSemaphore) lock).tryAcquire(locked.permits(), timeout)
+                : lock.tryLock(timeout.toMillis(), TimeUnit.MILLISECONDS);
+    }
+
     @Override
     public Object invoke(MethodInvocation call) throws Throwable {
         Object target = call.getThis();
         Method method = AopUtils.getMostSpecificMethod(call.getMethod(), target.getClass());
         Locked locked = AnnotatedElementUtils.findMergedAnnotation(method, Locked.class);
         var arguments = new MethodBasedEvaluationContext(target, method, call.getArguments(), names);
-        String key = expressions.computeIfAbsent(locked.value(), parser::parseExpression).getValue(arguments, String.class);
-        if (key == null || key.isEmpty()) {
-            throw new IllegalArgumentException("the key of @Locked on " + method + " must not be empty");
+        List<DLock> all = new ArrayList<>();
+        for (String expression : locked.value()) {
+            String key = expressions.computeIfAbsent(expression, parser::parseExpression).getValue(arguments, String.class);
+            if (key == null || key.isEmpty()) {
+                throw new IllegalArgumentException("the key of @Locked on " + method + " must not be empty");
+            }
+            all.add(lock(key, locked));
         }
-        var lock = locks.get().lock(key);
-        if (TransactionSynchronizationManager.isActualTransactionActive() && !lock.isHeldByCurrentThread()) {
+        if (TransactionSynchronizationManager.isActualTransactionActive() && !all.stream().allMatch(DLock::isHeldByCurrentThread)) {
             throw new IllegalTransactionStateException("the lock would be given back before the commit");
         }
-        if (locked.timeout().isEmpty()) {
-            lock.lock();
-        } else if (!lock.tryLock(DurationStyle.detectAndParse(locked.timeout()))) {
-            throw new LockTakenException(lock.key());
+        Lock lock = all.size() == 1 ? all.get(0) : DLocks.all(all.toArray(DLock[]::new));
+        if (!take(lock, locked)) {
+            throw new LockTakenException(all.stream().map(DLock::key).collect(Collectors.joining(", ")));
         }
         try (AutoCloseable release = lock::unlock) { // its error hides none of the method's
             Object result = call.proceed();

@@ -65,9 +65,10 @@ class LockedProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor impl
         int is = method.getModifiers();
         String why = Modifier.isPrivate(is) || Modifier.isStatic(is) || Modifier.isFinal(is)
                 ? "no proxy can be called instead of a method that is private, static or final"
-                : Later.declared(method) ? RETURNS_EARLY : null;
+                : Later.declared(method) ? RETURNS_EARLY : LockedInterceptor.mistake(AnnotatedElementUtils
+                        .findMergedAnnotation(method, Locked.class));
         if (why != null) {
-            throw new BeanCreationException(beanName, "@Locked does nothing on " + method + ": " + why);
+            throw new BeanCreationException(beanName, "@Locked cannot lock " + method + ": " + why);
         }
     }
 

@@ -10,14 +10,17 @@ import dlock.DLocks;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.Flow;
 import java.util.concurrent.Future;
+import java.util.function.BooleanSupplier;
 import java.util.function.IntSupplier;
 import java.util.function.Supplier;
 import java.util.stream.Stream;
@@ -160,10 +163,92 @@ class RefusalTest {
 
     static class Inherited extends IsPrivate {}
 
+    static class SharesAndCounts {
+        @Locked(value = "'x'", shared = true, limit = 2)
+        public void work() {}
+    }
+
+    static class TakesMoreThanThereAre {
+        @Locked(value = "'x'", limit = 2, permits = 3)
+        public void work() {}
+    }
+
+    static class WaitsForNoTime {
+        @Locked(value = "'x'", timeout = "soon")
+        public void work() {}
+    }
+
+    /** Each way to lock. */
+    static class Ways {
+        @Locked({"'ways:' + #work.class.name.length()", "'ways:b'"})
+        public void several(Runnable work) {
+            work.run();
+        }
+
+        @Locked(value = "'ways:c'", shared = true, lease = "60s", maxHold = "40s", timeout = "1s")
+        public void shared(Runnable work) {
+            work.run();
+        }
+
+        @Locked(value = "'ways:d'", limit = 3, permits = 2)
+        public void counted(Runnable work) {
+            work.run();
+        }
+    }
+
+    private static boolean elsewhere(BooleanSupplier work) {
+        return CompletableFuture.supplyAsync(work::getAsBoolean).join();
+    }
+
+    @Test
+    void aMethodIsLockedInEachWay() {
+        program.withBean("ways", Ways.class).run(context -> {
+            DLocks locks = context.getBean(DLocks.class);
+            Ways ways = context.getBean(Ways.class);
+            Runnable both = new Runnable() {
+                @Override
+                public void run() {
+                    assertTrue(locks.lock("ways:" + getClass().getName().length()).isHeldByCurrentThread());
+                    assertTrue(locks.lock("ways:b").isHeldByCurrentThread());
+                }
+            };
+            ways.several(both);
+            var readWrite = locks.readWrite("ways:c");
+            ways.shared(() -> {
+                Duration left = readWrite.readLock().current().left();
+                assertTrue(left.toSeconds() > 20 && left.toSeconds() < 40, "maxHold: " + left);
+                assertTrue(readWrite.readLock().remainTimeToLive() > 40_000, "lease");
+                assertTrue(elsewhere(() -> {
+                    boolean isShared = readWrite.readLock().tryLock() && !readWrite.writeLock().tryLock();
+                    readWrite.readLock().unlock();
+                    return isShared;
+                }));
+            });
+            var lock = readWrite.writeLock();
+            lock.lock();
+            assertThrows(LockTakenException.class, () -> {
+                try {
+                    CompletableFuture.runAsync(() -> ways.shared(() -> {})).join();
+                } catch (CompletionException taken) {
+                    throw taken.getCause();
+                }
+            });
+            lock.unlock();
+            ways.counted(() -> assertTrue(elsewhere(() -> {
+                var permits = locks.semaphore("ways:d", 3);
+                boolean isCounted = !permits.tryAcquire(2) && permits.tryAcquire();
+                permits.release();
+                return isCounted;
+            })));
+            assertFalse(locks.lock("ways:d").isLocked());
+        });
+    }
+
     static Stream<Class<?>> mistakes() {
         return Stream.of(ReturnsAFuture.class, ReturnsAStage.class, ReturnsAPublisher.class, ReturnsACallable.class,
                 ReturnsASupplier.class, ReturnsANumberLater.class, ReturnsAStream.class, ReturnsAnIterator.class,
-                ReturnsAnIterable.class, IsPrivate.class, IsFinal.class, IsStatic.class, Inherited.class);
+                ReturnsAnIterable.class, IsPrivate.class, IsFinal.class, IsStatic.class, Inherited.class,
+                SharesAndCounts.class, TakesMoreThanThereAre.class, WaitsForNoTime.class);
     }
 
     @ParameterizedTest
