@@ -103,7 +103,7 @@ var faults = []struct {
 	{"TestWithAllTellsOfALossDuringTheWait", []edit{{"errors.go", `return fmt.Errorf("%w: %w", err, cause)`, "return err"}}},
 	{"TestOneLostAnswerCostsNoHold", []edit{{"session.go", "min(max(3*slack, 500*time.Millisecond), l.settings.ReplyTimeout)", "l.settings.ReplyTimeout"}}},
 	{"TestTheReasonOfALossHasNumbers", []edit{{"session.go", "last, err = max(last, s.heard), cmp.Or(err, s.err)", "err = cmp.Or(err, s.err)"}}},
-	{"TestNoGoroutineIsLeft", []edit{{"session.go", "if l.closed || (last ||", "if (last ||"}, {"session.go", "last := now()-needed > linger", "last := false"}, {"dlock.go", "\tl.stop()\n", ""}}},
+	{"TestNoGoroutineIsLeft", []edit{{"session.go", "if l.closed || (last ||", "if (last ||"}, {"session.go", "last := now()-needed > linger", "last := now()-needed > never"}, {"dlock.go", "\tl.stop()\n", ""}}},
 }
 
 func TestEveryCaseHasItsFault(t *testing.T) {
