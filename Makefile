@@ -79,7 +79,7 @@ bench: build peers ## Measure dlock side by side with what it replaces, in up to
 bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
 	@$(BENCH) --quick --check
 
-bench-servers: build ## Measure the pair, the hand-over and memory on five server versions, in up to nine minutes (QUICK=1: three)
+bench-servers: build ## Measure pairs, hand-overs and memory on five server versions, in up to twelve minutes (QUICK=1: four)
 	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 

@@ -14,8 +14,8 @@
 //! | module | contents |
 //! |---|---|
 //! | `tools/` | parts of ways: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and release it, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server stores its data, its expenses, and when it does not answer; `percentile.rs`: the distribution of many durations |
-//! | `waiting/` | locks with waiters: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `session.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `ephemeral.rs` |
-//! | `holding/` | locks without waiters: `pair.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `kept.rs`, `renewal.rs`, `confirmed.rs`; and the cost of both: `memory.rs`, `growth.rs` |
+//! | `waiting/` | locks with waiters: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `session.rs`, `programs.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `ephemeral.rs` |
+//! | `holding/` | locks without waiters: `pair.rs`, `beside.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `kept.rs`, `renewal.rs`, `confirmed.rs`; and the cost of both: `memory.rs`, `growth.rs` |
 //! | `contending/` | locks that many clients want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |
 //! | `results/` | samples and their statistics: `series.rs`, `spread.rs`; rows, their outcome, and the machine: `row.rs`, `outcome.rs`, `machine.rs`; the output: `report.rs`, `plot.rs`, `check.rs` |
 //! | `peers/` | the Python libraries for comparison |
@@ -71,7 +71,7 @@ struct Options {
     /// Where runs are kept
     #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
     results: PathBuf,
-    /// The pair, the hand-over and memory on other servers too: those that `make servers` keeps in this directory
+    /// Pairs, hand-overs and memory on other servers too: those that `make servers` keeps in this directory
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "check")]
     servers: Option<PathBuf>,
 }

@@ -5,17 +5,21 @@ use std::time::Duration;
 use crate::contending::contest::Contest;
 use crate::contending::{crossing, hot};
 use crate::holding::{
-    again, confirmed, crowd, growth, guard, holders, kept, memory, pair, renewal,
+    again, beside, confirmed, crowd, growth, guard, holders, kept, memory, pair, renewal,
 };
 use crate::tools::locking::{COUNTING, LOCKINGS, MANY, READING, RENEWED, TIED};
 use crate::tools::setting::Setting::{AofAlways, AofEverysec, Memory, Replica};
-use crate::waiting::{deadlock, ephemeral, expiry, fair, handover, lapse, mass, session, ticket};
+use crate::waiting::{
+    deadlock, ephemeral, expiry, fair, handover, lapse, mass, programs, session, ticket,
+};
 use crate::way::{Effort, Group, Opened};
 
 /// The group of the uncontended pair.
 pub const PAIR: &str = "pair";
 /// The uncontended pair with an append-only file.
 pub const PAIR_EVERYSEC: &str = "pair, AOF everysec";
+/// From a release to the next program, which waits as our clients do.
+pub const PROGRAMS: &str = "hand-over, programs";
 /// From a release to the waiter's reply.
 pub const HANDOVER: &str = "hand-over";
 /// The memory of a held lock.
@@ -32,19 +36,15 @@ const PAIRS_AOF: usize = 40_000;
 /// trip takes a third of a millisecond.
 const SINGLES: usize = 1_000;
 
-/// Pairs in a sample when each command waits for the disk.
-const SINGLES_ALWAYS: usize = 300;
-
 /// Returns all groups.
 pub fn groups() -> Vec<Group> {
     let full = Effort::full;
-    let of_kind = full(3, 12, 16).quick(1, 8, 3);
-    let single = full(2, 15, 20);
+    let of_kind = full(3, 12, 16).quick(1, 8, 2);
     let mut groups = vec![
-        group(PAIR, full(5, 36, 50).quick(2, 18, 11), || {
+        group(PAIR, full(5, 36, 64).quick(2, 18, 12), || {
             pair::pipelined(Memory, &LOCKINGS, PAIRS)
         }),
-        group(PAIR_EVERYSEC, full(3, 8, 45).quick(1, 5, 10), || {
+        group(PAIR_EVERYSEC, full(3, 8, 45).quick(1, 5, 8), || {
             pair::pipelined(AofEverysec, &LOCKINGS, PAIRS_AOF)
         }),
         group("pair, AOF always", full(2, 12, 35), || {
@@ -65,33 +65,26 @@ pub fn groups() -> Vec<Group> {
         group("pair, tied", of_kind, || {
             pair::pipelined(Memory, &TIED, PAIRS)
         }),
+        group("pair, a subscriber", of_kind, || {
+            beside::open_subscriber(PAIRS)
+        }),
+        group("pair of others", full(4, 12, 16).quick(2, 8, 2), || {
+            beside::open_others(PAIRS)
+        }),
         group("guarded write", full(3, 12, 10).quick(1, 8, 3), || {
             guard::open(PAIRS)
         }),
-        group("single pair", single, || {
+        group("single pair", full(2, 15, 24), || {
             pair::single(Memory, &LOCKINGS, SINGLES)
-        }),
-        group("single pair, AOF everysec", single, || {
-            pair::single(AofEverysec, &LOCKINGS, SINGLES)
-        }),
-        group("single pair, AOF always", single, || {
-            pair::single(AofAlways, &LOCKINGS, SINGLES_ALWAYS)
-        }),
-        group("single pair, a replica", single, || {
-            pair::single(Replica, &LOCKINGS, SINGLES)
         }),
         group("single pair, AUTO", full(2, 12, 10).quick(1, 8, 2), || {
             pair::single(Memory, &RENEWED, SINGLES)
         }),
-        group(HANDOVER, full(3, 10, 40).quick(1, 5, 8), handover::open),
-        group("expiry", full(2, 6, 25).quick(1, 3, 5), expiry::open),
-        group("tickets", full(3, 7, 22).quick(1, 5, 7), ticket::open),
-        group(MEMORY, full(1, 3, 10).quick(1, 1, 3).cold(), || {
-            memory::open(100_000)
-        }),
-        group("memory, 1,000,000 locks", full(1, 2, 32).cold(), || {
-            memory::open(1_000_000)
-        }),
+        group(PROGRAMS, full(3, 10, 16).quick(1, 8, 3), programs::open),
+        group(HANDOVER, full(3, 10, 40).quick(1, 5, 7), handover::open),
+        group("expiry", full(2, 6, 25).quick(1, 3, 4), expiry::open),
+        group("tickets", full(3, 7, 22).quick(1, 5, 5), ticket::open),
+        group(MEMORY, full(1, 3, 24).quick(1, 1, 8).cold(), memory::open),
         group("pair among held locks", full(2, 7, 25), crowd::open),
         group(
             "hand-over, very long queue",
@@ -99,10 +92,10 @@ pub fn groups() -> Vec<Group> {
             handover::open_crowded,
         ),
         group("masses", full(1, 3, 25).cold(), mass::open),
-        group("shared holds", full(3, 7, 18).quick(1, 5, 5), holders::open),
+        group("shared holds", full(3, 7, 18).quick(1, 5, 4), holders::open),
         group(
             "hand-over, session",
-            full(3, 7, 22).quick(1, 3, 5),
+            full(3, 7, 22).quick(1, 3, 4),
             session::open,
         ),
         group(
@@ -122,17 +115,17 @@ pub fn groups() -> Vec<Group> {
         ),
         group(
             "deadlock, detection",
-            full(3, 5, 20).quick(1, 4, 5),
+            full(3, 5, 20).quick(1, 4, 3),
             deadlock::open_wait,
         ),
         group(
             "mass of leases, session",
-            full(1, 5, 28).quick(1, 1, 5).cold(),
+            full(1, 5, 28).quick(1, 1, 4).cold(),
             lapse::open,
         ),
         group(
             "mass of ephemeral holds",
-            full(1, 5, 25).quick(1, 1, 4).cold(),
+            full(1, 5, 25).quick(1, 1, 3).cold(),
             ephemeral::open,
         ),
         group(

@@ -1,4 +1,5 @@
-//! `make bench-servers`: the pair, the hand-over and the memory of a held lock on one server version after the other.
+//! `make bench-servers`: a client's pair and the plain one, hand-overs, and the memory of a held lock, on one server version after
+//! the other.
 //!
 //! The versions take turns, a sitting each, so that a disturbance affects all of them.
 
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use dlock_integration::server_program;
 
 use crate::failure::Failure;
-use crate::plan::{self, HANDOVER, MEMORY, PAIR};
+use crate::plan::{self, HANDOVER, MEMORY, PAIR, PROGRAMS};
 use crate::results::machine::Machine;
 use crate::results::outcome::Outcome;
 use crate::results::report::{number, range};
@@ -26,17 +27,41 @@ const PROGRAM: &str = "DLOCK_REDIS_SERVER";
 const FETCHED: [&str; 4] = ["redis-7.2", "redis-8.6", "valkey-8.1", "valkey-9.1"];
 
 /// The groups that are measured on each.
-const GROUPS: [&str; 3] = [PAIR, HANDOVER, MEMORY];
+const GROUPS: [&str; 4] = [PAIR, PROGRAMS, HANDOVER, MEMORY];
 
 /// Ratios of the table, by their rows' names, and their headings.
-const RATIOS: [(&str, &str); 5] = [
+const RATIOS: [(&str, &str); 14] = [
+    ("client/set-del", "a client's pair ∕ `SET` + `DEL`"),
+    ("client/set-script", "a client's pair ∕ compare-and-delete"),
+    (
+        "client/set-compared",
+        "a client's pair ∕ `SET` + `DELEX` or `DELIFEQ`",
+    ),
+    (
+        "client-60/set-del",
+        "the same, owner of 60 bytes ∕ `SET` + `DEL`",
+    ),
+    (
+        "client-60/set-script",
+        "the same, owner of 60 bytes ∕ compare-and-delete",
+    ),
     ("pair/set-del", "pair ∕ `SET` + `DEL`"),
     ("pair/set-script", "pair ∕ compare-and-delete"),
     ("pair/counted-hash", "pair ∕ counted hash"),
     (
+        "programs/cpu",
+        "release → a session's row ∕ `RPUSH` → `BLPOP`, server CPU",
+    ),
+    ("programs/p50", "the same, p50"),
+    (
         "hand-over/100",
         "release → waiter ∕ publish → subscriber, 100",
     ),
+    (
+        "memory/client",
+        "a client's held lock ∕ `SET key owner PX`, owner of 27 bytes",
+    ),
+    ("memory/client-60", "the same, owner of 60 bytes"),
     ("memory", "a held lock ∕ `SET key owner PX`"),
 ];
 

@@ -1,7 +1,7 @@
 //! Clients that each want three of six locks, in any order: all at once by MACQUIRE, or one after the other.
 //!
-//! One after the other they wait crosswise. dlock refuses the request that would close the circle. With plain keys no one notices
-//! it, so a client that has waited for too long releases its locks, and both start again.
+//! One after the other, with plain keys, they wait crosswise, and no one notices it: a client that has waited for too long releases
+//! its locks, and both start again.
 
 use std::rc::Rc;
 use std::thread;
@@ -49,8 +49,6 @@ pub fn open() -> Opened {
     };
     Ok(vec![
         crossing("MACQUIRE", AtOnce::make),
-        // The circle is refused, or ended by a time-out.
-        crossing("ACQUIRE one by one, DEADLOCK: again", Refused::make),
         crossing("SET one by one, 1 ms sleep, 50 ms: again", TimedOut::make),
     ])
 }
@@ -114,71 +112,6 @@ impl Client for AtOnce {
         let give = format!("DLOCK.MRELEASE {WANTED} {wanted} {owner}");
         let given = Pattern::new("*3\r\n:0\r\n:0\r\n:0\r\n");
         self.line.exchange(&packed(&give), &given)
-    }
-}
-
-struct Refused {
-    line: Line,
-    owner: String,
-    wishes: Wishes,
-    held: Vec<String>,
-    random: Rng,
-}
-
-impl Refused {
-    /// After a refusal it asks again within this time: a few turns of the others.
-    const REST: Duration = Duration::from_millis(5);
-
-    fn make(server: &Server, client: usize) -> Result<Box<dyn Client>, Failure> {
-        Ok(Box::new(Refused {
-            // An error that names a circle is long.
-            line: Line::wide(server.port())?,
-            owner: owner(client),
-            wishes: Wishes::of(client),
-            held: Vec::new(),
-            random: Rng::with_seed(client as u64),
-        }))
-    }
-
-    /// Takes all locks. Returns whether all were granted; otherwise releases those that were.
-    fn try_all(&mut self, wanted: &[String]) -> Result<bool, Failure> {
-        for key in wanted {
-            let take = format!("DLOCK.ACQUIRE {key} {} 30000 BLOCK 0", self.owner);
-            self.line.send(&packed(&take))?;
-            let mut reply = self.line.reply()?;
-            if reply.starts_with("-DEADLOCK") {
-                self.release()?;
-                // Otherwise these would meet again.
-                thread::sleep(Self::REST.mul_f64(self.random.f64()));
-                return Ok(false);
-            }
-            // A grant has three lines, and may come in pieces.
-            while reply.starts_with("*2") && reply.lines().count() < 3 {
-                reply = format!("{reply}\r\n{}", self.line.reply()?);
-            }
-            if !reply.starts_with("*2") || !reply.ends_with("\r\n:1") {
-                return Err(format!("ACQUIRE was answered {reply:?}").into());
-            }
-            self.held.push(key.clone());
-        }
-        Ok(true)
-    }
-}
-
-impl Client for Refused {
-    fn acquire(&mut self) -> Result<(), Failure> {
-        let wanted = self.wishes.next();
-        while !self.try_all(&wanted)? {}
-        Ok(())
-    }
-
-    fn release(&mut self) -> Result<(), Failure> {
-        for key in std::mem::take(&mut self.held) {
-            let give = format!("DLOCK.RELEASE {key} {}", self.owner);
-            self.line
-                .exchange(&packed(&give), &Pattern::new(":0\r\n"))?;
-        }
-        Ok(())
     }
 }
 

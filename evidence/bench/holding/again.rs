@@ -82,9 +82,10 @@ pub fn open() -> Opened {
             times: names.len(),
         })?;
         let of_lock = |name: &String| commands.iter().flat_map(|line| bytes(line, name)).collect();
+        let commands: Vec<Vec<u8>> = names.iter().map(of_lock).collect();
         ways.push(Box::new(Pipelined::of(
             again.name,
-            names.iter().map(of_lock).collect(),
+            &commands,
             &Pattern::new(again.replies),
             Rc::clone(&stage),
             TIMES,

@@ -1,14 +1,12 @@
 //! A cluster that grows: the cost of a lock to its master, however many others there are.
 //!
 //! The locks are at one kind of master, which is alone, or one of several. The others have locks and waiters of their own
-//! meanwhile. The figures are that master's CPU time, and its instructions, which do not depend on other load of the machine.
+//! meanwhile. The figure is that master's CPU time.
 
 use std::rc::Rc;
 
 use dlock_integration::cluster::join;
 use dlock_integration::{Ask, Server};
-use perf_event::events::Hardware;
-use perf_event::{Builder, Counter};
 
 use crate::failure::Failure;
 use crate::holding::pair::{self, Pipelined};
@@ -16,12 +14,9 @@ use crate::tools::errand;
 use crate::tools::line::{Batch, Line};
 use crate::tools::locking::{exclusive, DLOCK};
 use crate::tools::setting::Stage;
-use crate::waiting::handover::{self, Queue, HANDOVERS};
+use crate::waiting::handover::{self, Queue};
 use crate::waiting::session::{self, Listener};
 use crate::way::{Figure, Opened, Way};
-
-/// Instructions of the server's main thread in user mode, per pair or hand-over. Some machines do not count them.
-const INSTRUCTIONS: &str = "instructions";
 
 /// Pairs in a sample.
 const PAIRS: usize = 10_000;
@@ -82,12 +77,10 @@ pub fn open() -> Opened {
         let pair = pair_of(size.pair, &cluster.measured)?;
         let key = format!("{TAG}queue");
         let handover = Queue::of(size.handover, &key, QUEUED, &cluster.measured)?;
-        ways.push(Box::new(Growth::new(Box::new(pair), PAIRS, &cluster)));
-        ways.push(Box::new(Growth::new(
-            Box::new(handover),
-            HANDOVERS,
-            &cluster,
-        )));
+        for way in [Box::new(pair) as Box<dyn Way>, Box::new(handover)] {
+            let _cluster = Rc::clone(&cluster);
+            ways.push(Box::new(Growth { way, _cluster }));
+        }
     }
     Ok(ways)
 }
@@ -95,39 +88,15 @@ pub fn open() -> Opened {
 fn pair_of(name: &'static str, server: &Rc<Server>) -> Result<Pipelined, Failure> {
     let loaded = exclusive(DLOCK)?.load(server);
     let names = pair::names();
-    let names = names.iter().map(|name| format!("{TAG}{name}"));
-    let commands = names.map(|name| [loaded.take(&name), loaded.give(&name)].concat());
+    let locks: Vec<String> = names.iter().map(|name| format!("{TAG}{name}")).collect();
     let stage = Rc::new(Stage::of(server));
-    Pipelined::of(name, commands.collect(), &loaded.pair(), stage, PAIRS)
+    Pipelined::with_locks(name, &loaded, &locks, stage, PAIRS)
 }
 
-/// A way, and the instructions that its server takes for it.
+/// A way, of which only the CPU time is of interest.
 struct Growth {
     way: Box<dyn Way>,
-    /// How often one sample repeats the counted commands.
-    times: usize,
-    counter: Option<Counter>,
     _cluster: Rc<Cluster>,
-}
-
-impl Growth {
-    fn new(way: Box<dyn Way>, times: usize, cluster: &Rc<Cluster>) -> Growth {
-        Growth {
-            way,
-            times,
-            counter: counter(&cluster.measured),
-            _cluster: Rc::clone(cluster),
-        }
-    }
-}
-
-/// Opens a counter; none where the processor, the machine under it, or the kernel does not allow it.
-fn counter(server: &Server) -> Option<Counter> {
-    let mut builder = Builder::new(Hardware::INSTRUCTIONS);
-    builder.observe_pid(i32::try_from(server.pid()).ok()?);
-    let mut counter = builder.build().ok()?;
-    counter.enable().ok()?;
-    Some(counter)
 }
 
 impl Way for Growth {
@@ -136,23 +105,8 @@ impl Way for Growth {
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let before = self
-            .counter
-            .as_mut()
-            .and_then(|counter| counter.read().ok());
         let mut figures = self.way.sample()?;
         figures.retain(|(name, _)| [pair::CPU, handover::CPU].contains(name));
-        let after = self
-            .counter
-            .as_mut()
-            .and_then(|counter| counter.read().ok());
-        if let (Some(before), Some(after)) = (before, after) {
-            // A virtual machine may have a counter that never counts.
-            if after > before {
-                let each = (after - before) as f64 / self.times as f64;
-                figures.push((INSTRUCTIONS, each));
-            }
-        }
         Ok(figures)
     }
 

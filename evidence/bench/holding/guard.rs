@@ -52,11 +52,9 @@ fn way(
     stage: &Rc<Stage>,
     writes: usize,
 ) -> Result<Box<dyn Way>, Failure> {
-    let commands = lines
-        .iter()
-        .map(|line| command(line).get_packed_command())
-        .collect();
+    let commands = lines.iter().map(|line| command(line).get_packed_command());
+    let commands: Vec<Vec<u8>> = commands.collect();
     let done = Pattern::new("+OK\r\n");
-    let way = Pipelined::of(name, commands, &done, Rc::clone(stage), writes)?;
+    let way = Pipelined::of(name, &commands, &done, Rc::clone(stage), writes)?;
     Ok(Box::new(way))
 }

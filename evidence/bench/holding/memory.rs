@@ -8,45 +8,68 @@ use dlock_integration::{command, Ask, Grant, Server};
 use crate::failure::Failure;
 use crate::tools::errand::owners;
 use crate::tools::line::{Batch, Line};
-use crate::tools::locking::{DLOCK, LOCKINGS, SET_DEL};
-use crate::tools::replies::Pattern;
-use crate::waiting::session;
+use crate::tools::locking::{
+    exclusive, CLIENT_27, CLIENT_60, DLOCK, OWNER, OWNER_27, OWNER_60, SET_DEL,
+};
+use crate::waiting::session::{self, Listener};
 use crate::way::{way, Opened};
 
 /// The number of commands that are sent at once.
 const BATCH: usize = 1_000;
 
+/// Longer than a sample: no lease is renewed meanwhile.
+const LEASE_MS: u64 = 3_600_000;
+
 /// The figure.
 const BYTES: &str = "bytes";
 
-/// Opens a way with `locks` held locks. Each sample has a server of its own, because freed memory of an earlier sample would be
-/// reused.
-pub fn open(locks: usize) -> Opened {
-    let lockings = LOCKINGS.iter();
-    let lockings = lockings.filter(|locking| [DLOCK, SET_DEL].contains(&locking.name));
-    let ways = lockings.map(|locking| {
-        way(locking.name, move || {
-            let server = Server::start();
-            let loaded = locking.load(&server);
-            let take = |number| loaded.take(&format!("stock:item:{number:07}"));
+/// The number of locks that are held.
+const LOCKS: usize = 100_000;
+
+/// The ways to hold a lock, their names in the tables, and the owner.
+const HELD: [(&str, &str, &str); 6] = [
+    (CLIENT_27, CLIENT_27, OWNER_27),
+    ("SET NX PX, 27 bytes", SET_DEL, OWNER_27),
+    (CLIENT_60, CLIENT_60, OWNER_60),
+    ("SET NX PX, 60 bytes", SET_DEL, OWNER_60),
+    (DLOCK, DLOCK, OWNER),
+    (SET_DEL, SET_DEL, OWNER),
+];
+
+/// Opens all ways. Each sample has a server of its own, because freed memory of an earlier sample would be reused.
+pub fn open() -> Opened {
+    let ways = HELD.map(|(name, locking, owner)| {
+        way(name, move || {
+            let (server, locking) = (Server::start(), exclusive(locking)?);
+            let loaded = locking.load_with_lease(&server, LEASE_MS);
+            let lock = |number| format!("stock:item:{number:07}");
             let before = used_memory(&server);
             let mut line = Line::wide(server.port())?;
-            for start in (0..locks).step_by(BATCH) {
-                let numbers = start..locks.min(start + BATCH);
+            for start in (0..LOCKS).step_by(BATCH) {
+                let numbers = start..LOCKS.min(start + BATCH);
                 line.run(&Batch {
                     reply: loaded.taken.clone(),
                     times: numbers.len(),
-                    bytes: numbers.flat_map(take).collect(),
+                    bytes: numbers
+                        .flat_map(|number| loaded.take_as(&lock(number), owner))
+                        .collect(),
                 })?;
             }
             drop(line);
-            Ok(vec![(
-                BYTES,
-                (used_memory(&server) - before) / locks as f64,
-            )])
+            // The program keeps its session, and has seen the rows about its locks: the first command reads them, the second one
+            // says so.
+            let keeper = loaded.session.map(|session| {
+                let mut keeper = Listener::of(&server, &lock(0), session);
+                keeper.keep()?;
+                Ok::<_, Failure>(keeper)
+            });
+            let keeper = keeper.transpose()?;
+            let bytes = (used_memory(&server) - before) / LOCKS as f64;
+            drop(keeper);
+            Ok(vec![(BYTES, bytes)])
         })
     });
-    Ok(ways.collect())
+    Ok(ways.into())
 }
 
 /// Opens waits for one lock in a session.
@@ -66,29 +89,30 @@ fn waits(
     name: &'static str,
     count: usize,
     idle: Duration,
-    queue_up: fn(&Server, &[String]) -> Result<Vec<Line>, Failure>,
+    queue_up: fn(&Server, &[String]) -> Result<Waiting, Failure>,
 ) -> Opened {
     Ok(vec![way(name, move || {
         let server = Server::start();
         let before = used_memory(&server);
-        let lines = queue_up(&server, &owners(count + 1))?;
+        let waiting = queue_up(&server, &owners(count + 1))?;
         thread::sleep(idle);
         let bytes = used_memory(&server) - before;
-        drop(lines);
+        drop(waiting);
         Ok(vec![(BYTES, bytes / count as f64)])
     })])
 }
 
-fn in_session(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
+/// The connections of those who wait, and the one that keeps their session.
+type Waiting = (Vec<Line>, Option<Listener>);
+
+fn in_session(server: &Server, owners: &[String]) -> Result<Waiting, Failure> {
+    let keeper = Listener::new(server, "stock");
     let mut line = Line::wide(server.port())?;
-    // The session lives as long as this connection.
-    let keep = command("DLOCK.SESSION stock bench 600000").get_packed_command();
-    line.exchange(&keep, &Pattern::new("*4\r\n:#\r\n:0\r\n$-1\r\n*0\r\n"))?;
     session::queue_up(server, &mut line, "stock", owners)?;
-    Ok(vec![line])
+    Ok((vec![line], Some(keeper)))
 }
 
-fn blocked(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
+fn blocked(server: &Server, owners: &[String]) -> Result<Waiting, Failure> {
     let (first, others) = owners.split_first().ok_or("there are no owners")?;
     let take = format!("DLOCK.ACQUIRE stock {first} 86400000");
     let _: Grant = server.connection().ask(&take);
@@ -100,7 +124,7 @@ fn blocked(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
     };
     let lines: Result<Vec<Line>, Failure> = others.iter().map(wait).collect();
     server.await_blocked_clients(others.len());
-    lines
+    Ok((lines?, None))
 }
 
 /// Returns the used memory after the server has cleaned up after its clients and moved its keys to a larger table.

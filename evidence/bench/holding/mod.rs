@@ -2,6 +2,7 @@
 //! measured with waiters.
 
 pub(crate) mod again;
+pub(crate) mod beside;
 pub(crate) mod confirmed;
 pub(crate) mod crowd;
 pub(crate) mod growth;

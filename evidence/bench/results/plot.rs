@@ -14,7 +14,7 @@ use crate::holding::pair;
 use crate::plan::{HOT_LOCKS, PAIR, PAIR_EVERYSEC};
 use crate::results::outcome::{Line, Outcome};
 use crate::results::report::number;
-use crate::tools::locking::{COUNTED_HASH, DLOCK, PING, SET_DEL, SET_SCRIPT};
+use crate::tools::locking::{CLIENT_27, COUNTED_HASH, DLOCK, PING, SET_DEL, SET_SCRIPT};
 use crate::tools::percentile::P99;
 
 const FONT: &str = "sans-serif";
@@ -113,8 +113,9 @@ fn ratios(outcome: &Outcome, path: &Path) -> Result<(), Failure> {
 }
 
 /// The users' names of the ways to take and release a lock.
-const PAIRS: [(&str, &str); 5] = [
-    (DLOCK, "dlock"),
+const PAIRS: [(&str, &str); 6] = [
+    (CLIENT_27, "dlock, as its clients take it"),
+    (DLOCK, "dlock, `ACQUIRE` + `RELEASE` alone"),
     (SET_DEL, "`SET NX PX` + `DEL` (checks no owner)"),
     (SET_SCRIPT, "`SET NX PX` + compare-and-delete"),
     (COUNTED_HASH, "re-entrant lock by scripts"),

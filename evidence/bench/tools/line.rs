@@ -31,6 +31,7 @@ pub struct Batch {
 pub struct Line {
     stream: TcpStream,
     buffer: Vec<u8>,
+    numbers: Vec<u64>,
 }
 
 impl Line {
@@ -48,6 +49,7 @@ impl Line {
         Ok(Line {
             stream: connect(Ipv4Addr::LOCALHOST, port, PATIENCE)?,
             buffer: vec![0; buffer],
+            numbers: Vec::new(),
         })
     }
 
@@ -66,7 +68,13 @@ impl Line {
             }
             check.feed(&self.buffer[..count])?;
         }
+        self.numbers = check.numbers;
         Ok(())
+    }
+
+    /// Returns the numbers that `@` stood for in what came last.
+    pub fn numbers(&self) -> &[u64] {
+        &self.numbers
     }
 
     /// Sends, and waits for the one reply.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// An expected reply, byte for byte, except for unpredictable numbers: `#` stands for any number of digits, as in
-/// `*2\r\n:#\r\n:1\r\n`.
+/// `*2\r\n:#\r\n:1\r\n`, and so does `@`, whose number is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(Vec<u8>);
 
@@ -16,12 +16,6 @@ impl Pattern {
         );
         Pattern(text.as_bytes().to_vec())
     }
-
-    /// Appends another pattern.
-    pub fn then(mut self, next: &Pattern) -> Pattern {
-        self.0.extend_from_slice(&next.0);
-        self
-    }
 }
 
 /// Compares received bytes with expected ones, in pieces of any size.
@@ -30,6 +24,8 @@ pub struct Check<'p> {
     at: usize,
     in_digits: bool,
     times_left: usize,
+    /// The numbers that `@` stands for, so far.
+    pub numbers: Vec<u64>,
 }
 
 /// The server answered something else.
@@ -59,6 +55,7 @@ impl<'p> Check<'p> {
             at: 0,
             in_digits: false,
             times_left: times,
+            numbers: Vec::new(),
         }
     }
 
@@ -85,8 +82,11 @@ impl<'p> Check<'p> {
             return false;
         }
         let mut wanted = self.pattern[self.at];
-        if wanted == b'#' {
+        if wanted == b'#' || wanted == b'@' {
             if byte.is_ascii_digit() {
+                if wanted == b'@' {
+                    self.keep(byte - b'0');
+                }
                 self.in_digits = true;
                 return true;
             }
@@ -106,6 +106,15 @@ impl<'p> Check<'p> {
             self.times_left -= 1;
         }
         true
+    }
+
+    /// Appends a digit to the number at the end, or begins another number.
+    fn keep(&mut self, digit: u8) {
+        let digit = u64::from(digit);
+        match self.numbers.last_mut().filter(|_| self.in_digits) {
+            Some(number) => *number = number.wrapping_mul(10).wrapping_add(digit),
+            None => self.numbers.push(digit),
+        }
     }
 
     /// Shows the line of the mismatch, as far as it is in this piece.
@@ -160,6 +169,19 @@ mod tests {
             Ok(true)
         );
         assert_eq!(check(GRANT, 2, "*2\r\n:1\r\n:1\r\n*2\r\n:2"), Ok(false));
+    }
+
+    #[test]
+    fn numbers_are_kept_in_pieces_and_at_once() {
+        let pattern = Pattern::new("*2\r\n:@\r\n:#\r\n");
+        let bytes = b"*2\r\n:1732\r\n:9\r\n*2\r\n:0\r\n:8\r\n*2\r\n:45\r\n:7\r\n";
+        for size in [1, 2, 7, bytes.len()] {
+            let mut check = Check::new(&pattern, 3);
+            for piece in bytes.chunks(size) {
+                check.feed(piece).expect("as expected");
+            }
+            assert_eq!(check.numbers, [1732, 0, 45]);
+        }
     }
 
     #[test]

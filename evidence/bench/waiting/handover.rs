@@ -161,7 +161,8 @@ impl Way for Queue {
     }
 }
 
-fn figures(durations: &Durations, before: &Meter, server: &Server) -> Vec<Figure> {
+/// Returns the figures of a sample.
+pub fn figures(durations: &Durations, before: &Meter, server: &Server) -> Vec<Figure> {
     let cpu_us = Meter::read(server).cpu_us_since(before);
     let mut figures = durations.figures();
     figures.push((CPU, cpu_us / HANDOVERS as f64));
@@ -241,14 +242,15 @@ impl Way for Channels {
 }
 
 /// A connection whose PING is answered only after all earlier commands have been processed.
-struct Bystander {
+pub struct Bystander {
     line: Line,
     ping: Vec<u8>,
     pong: Pattern,
 }
 
 impl Bystander {
-    fn new(server: &Server) -> Result<Bystander, Failure> {
+    /// Connects it.
+    pub fn new(server: &Server) -> Result<Bystander, Failure> {
         Ok(Bystander {
             line: Line::narrow(server.port())?,
             ping: command("PING").get_packed_command(),
@@ -258,7 +260,7 @@ impl Bystander {
 
     /// Sends two PINGs: the server may have polled its connections between our last command and the first PING, and then answers
     /// the PING first.
-    fn wait_for_quiet(&mut self) -> Result<(), Failure> {
+    pub fn wait_for_quiet(&mut self) -> Result<(), Failure> {
         self.line.exchange(&self.ping, &self.pong)?;
         self.line.exchange(&self.ping, &self.pong)
     }

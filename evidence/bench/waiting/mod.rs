@@ -7,5 +7,6 @@ pub(crate) mod fair;
 pub(crate) mod handover;
 pub(crate) mod lapse;
 pub(crate) mod mass;
+pub(crate) mod programs;
 pub(crate) mod session;
 pub(crate) mod ticket;

@@ -13,6 +13,9 @@ use crate::way::{Figure, Opened, Way};
 /// Hand-overs in a sample.
 const HANDOVERS: usize = 20_000;
 
+/// The session of the waits.
+const SESSION: &str = "bench";
+
 const WAIT: Errand = Errand {
     commands: &["DLOCK.ACQUIRE {key} {owner} 86400000 BLOCK 0 IN bench"],
     reply: QUEUED,
@@ -117,9 +120,10 @@ impl Way for Rows {
 /// A row of a session: number, word, key, owner, token, milliseconds left.
 type Row = (u64, String, String, String, u64, u64);
 
-/// The reader of all grants in the session.
+/// The connection that keeps a session and reads its rows.
 pub struct Listener {
     connection: Wire,
+    session: &'static str,
     /// A key, for the routing of the command.
     key: String,
     /// The id of the session, and the last row that was read.
@@ -129,8 +133,14 @@ pub struct Listener {
 impl Listener {
     /// Begins the session. It is alive as long as the listener lives, for ten minutes after it was last heard at most.
     pub fn new(server: &Server, key: &str) -> Listener {
+        Listener::of(server, key, SESSION)
+    }
+
+    /// Begins a session of another name.
+    pub fn of(server: &Server, key: &str, session: &'static str) -> Listener {
         let mut listener = Listener {
             connection: server.connection(),
+            session,
             key: key.to_owned(),
             seen: (0, 0),
         };
@@ -140,11 +150,19 @@ impl Listener {
 
     /// Keeps the session, and returns the rows that were not read before: at once if there are any, or after this time.
     fn read(&mut self, wait_ms: u64) -> Vec<Row> {
-        let ((id, last), key) = (self.seen, &self.key);
-        let line = format!("DLOCK.SESSION {key} bench 600000 SEEN {id} {last} BLOCK {wait_ms}");
+        let ((id, last), key, session) = (self.seen, &self.key, self.session);
+        let line = format!("DLOCK.SESSION {key} {session} 600000 SEEN {id} {last} BLOCK {wait_ms}");
         let (id, last, _, rows): (u64, u64, Option<u64>, Vec<Row>) = self.connection.ask(&line);
         self.seen = (id, last);
         rows
+    }
+
+    /// Keeps the session, in which there must be no news: every lock was released by its token.
+    pub fn keep(&mut self) -> Result<(), Failure> {
+        match &self.read(1)[..] {
+            [] => Ok(()),
+            [row, ..] => Err(format!("the session has the row {row:?}").into()),
+        }
     }
 
     /// Waits for `count` grants, and passes the lock of each on.

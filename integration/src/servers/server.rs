@@ -231,6 +231,11 @@ impl Server {
             Value::Int(number) => Some(*number),
             _ => None,
         })?;
+        // A development build has the digits of its commit; src/version.rs says where.
+        if number >> 30 == 1 {
+            let (major, minor) = (number >> 26 & 0xf, number >> 20 & 0x3f);
+            return Some(format!("{major}.{minor}.0-dev+{:05x}", number & 0xf_ffff));
+        }
         // Three parts, of which the last two have two digits: 1.2.3 is 10203.
         let (major, minor, patch) = (number / 10_000, number / 100 % 100, number % 100);
         Some(format!("{major}.{minor}.{patch}"))

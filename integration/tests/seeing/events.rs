@@ -1,6 +1,7 @@
 //! Notifications: unlock messages, keyspace events, the configuration, and a node of a cluster.
 
 use std::collections::HashMap;
+use std::thread;
 use std::time::Duration;
 
 use dlock_integration::redis::{cmd, Value};
@@ -76,6 +77,44 @@ fn a_replica_tells_its_own_subscribers() {
     assert_eq!(subscriber.payload(), format!("expired {token}"));
     replica.wait_in_sync(&primary);
     assert_eq!(heard(&subscriber, &mut replica.connection()), []);
+}
+
+/// Where nobody subscribes, most messages of a burst are not published. Who subscribes then, beside a subscriber of something else,
+/// hears its lock in the next burst.
+#[test]
+fn a_subscriber_hears_the_next_burst() {
+    const LOCKS: usize = 20;
+    let server = Server::start();
+    let _other = Subscriber::channels(&server, &["news"]);
+    let mut c = server.connection();
+    let mut burst = || {
+        let locks = (0..LOCKS).map(|lock| format!("k{lock}"));
+        let tokens: Vec<u64> = locks
+            .clone()
+            .map(|lock| take(&mut c, &lock, "alice", 600_000))
+            .collect();
+        let released = c.pipeline(locks.map(|lock| format!("DLOCK.RELEASE {lock} alice")));
+        assert_eq!(released, [const { Value::Int(0) }; LOCKS]);
+        tokens[LOCKS - 1]
+    };
+    let last = format!("__dlock@0__:k{}", LOCKS - 1);
+    for (pattern, kind) in [(&*last, "channel"), ("__dlock@*", "pattern")] {
+        // Within a second the module forgets a subscriber.
+        thread::sleep(Duration::from_millis(1_200));
+        burst();
+        let subscriber = match kind {
+            "channel" => Subscriber::channels(&server, &[pattern]),
+            _ => Subscriber::patterns(&server, &[pattern]),
+        };
+        let token = burst();
+        let heard = loop {
+            let message = subscriber.message();
+            if message.channel == last {
+                break message.payload;
+            }
+        };
+        assert_eq!(heard, format!("released {token}"), "{kind}");
+    }
 }
 
 #[test]

@@ -3,8 +3,11 @@
 //!
 //! The server reports no subscriptions to modules, and asking for them costs as much as a few messages. So the first messages of an
 //! iteration of the event loop are published without asking. Only a burst asks first, once an iteration: a client that subscribes
-//! within that same iteration has not been answered yet. After a burst, the next iteration asks before its first message. Once a
-//! subscriber was seen, nothing is asked until the next check of the module's event, once a second.
+//! within that same iteration has not been answered yet. After a burst, the next iteration with messages asks before its first one.
+//! Once a subscriber was seen, nothing is asked until the next check of the module's event, once a second.
+//!
+//! A pattern may match any channel, so one is a subscriber. A channel of somebody else's is none, but the server compares all channels
+//! to find that out: where there are many, every message is published.
 
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
@@ -14,6 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How many messages one iteration publishes before it asks whether anybody subscribes.
 const UNASKED: u32 = 4;
+
+/// The most channels that the server is asked to compare.
+const FEW_CHANNELS: u64 = 16;
+
+/// The channels of the module's messages.
+const OURS: &[u8] = b"__dlock@*";
 
 /// Whether a subscriber was seen since the last check.
 static SEEN: AtomicBool = AtomicBool::new(true);
@@ -34,21 +43,23 @@ static ITERATION: MainThread<Iteration> = MainThread::new(Iteration {
 /// Ends an iteration of the event loop.
 pub(crate) fn on_before_sleep() {
     if let Some(mut iteration) = ITERATION.borrow() {
-        iteration.unasked = if iteration.messages > UNASKED {
-            0
-        } else {
-            UNASKED
+        // Clients that send many requests at once, and then their releases, have every second iteration without messages.
+        iteration.unasked = match iteration.messages {
+            0 => iteration.unasked,
+            1..=UNASKED => UNASKED,
+            _ => 0,
         };
         iteration.messages = 0;
         iteration.nobody = false;
     }
 }
 
-/// Forgets the subscriber that was seen, unless the server counts subscriptions.
+/// Forgets the subscriber that was seen, unless the server counts patterns or many channels.
 pub(crate) fn refresh(ctx: Ctx) {
     let seen = ctx.server_fields(c"stats", |field| {
-        let some = |name: &CStr| field(name).is_some_and(|count| count != "0");
-        some(c"pubsub_channels") || some(c"pubsub_patterns")
+        let count = |name: &CStr| field(name).and_then(|count| count.parse().ok());
+        let more_than = |name, few| count(name).is_some_and(|count: u64| count > few);
+        more_than(c"pubsub_channels", FEW_CHANNELS) || more_than(c"pubsub_patterns", 0)
     });
     SEEN.store(seen, Ordering::Relaxed);
 }
@@ -78,10 +89,12 @@ pub(crate) fn may_exist(ctx: Ctx) -> bool {
     !iteration.nobody
 }
 
-/// Asks the server for its subscriptions.
+/// Asks the server for the subscriptions that a message may have.
 fn subscribed(ctx: Ctx) -> bool {
-    let ask = |what: &[u8]| ctx.call(c"PUBSUB", Rules::NONE, [what]);
-    let none = |what: &[u8]| ask(what).is_some_and(|answer| answer.value().len() == 0);
-    let no_pattern = ask(b"NUMPAT").is_some_and(|answer| answer.value().integer() == 0);
-    !(no_pattern && none(b"CHANNELS"))
+    let patterns = ctx.call(c"PUBSUB", Rules::NONE, [b"NUMPAT"]);
+    if patterns.is_none_or(|answer| answer.value().integer() != 0) {
+        return true;
+    }
+    let channels = ctx.call(c"PUBSUB", Rules::NONE, [b"CHANNELS", OURS]);
+    channels.is_none_or(|answer| answer.value().len() != 0)
 }
