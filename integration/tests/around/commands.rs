@@ -80,6 +80,8 @@ DLOCK.GRAPH [DOT] [COUNT count=integer]
     -1; nothing; readonly; @read; DLOCK.GRAPH
 DLOCK.TOP [COUNT count=integer]
     -1; nothing; readonly; @read; DLOCK.TOP
+DLOCK.LOG [COUNT count=integer] [KEY key=string] [RESET]
+    -1; nothing; readonly; @read; DLOCK.LOG
 DLOCK.STATS [RESET]
     -1; nothing; readonly loading stale; @read; DLOCK.STATS
 DLOCK.HELP [command=string]

@@ -295,6 +295,7 @@ fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
         "LIST",
         "GRAPH",
         "TOP",
+        "LOG",
         "STATS",
         "HELP",
         "APPLY",
