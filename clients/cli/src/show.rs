@@ -143,7 +143,7 @@ fn lifeless(holder: &Value) -> Option<String> {
         });
     }
     (of(holder, "gone") == "1").then(|| {
-        "its connection is closed: it will not release it, unless its program goes on with another"
+        "its connection is closed: it will not release it, unless its program uses another, or a script"
             .to_owned()
     })
 }

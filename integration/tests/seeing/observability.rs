@@ -232,7 +232,7 @@ fn the_alerts_ask_for_what_the_script_offers() {
     let mut seen = 0;
     for name in names {
         let tests = ALERTS_TEST.matches(&format!("alertname: {name}\n")).count();
-        assert_eq!(tests, 2, "{name}");
+        assert!(tests >= 2, "{name}");
         seen += 1;
     }
     assert!(seen > 15, "{seen} alerts");

@@ -227,14 +227,14 @@ fn sessions_are_shown() {
             "{listed}"
         );
     }
-    let counted = line(&top, "sessions");
+    let counted = line(&top, "session: ");
     assert_eq!(counted, "1 session: 1 not kept; 1 row not seen");
     connection.run("DLOCK.SESSION job app 600000");
     for words in [&top[..], &["ls"]] {
         let listed = line(words, "held by app/1");
         assert!(listed.contains(", in session app; 1 queued"), "{listed}");
     }
-    let counted = line(&top, "sessions");
+    let counted = line(&top, "session: ");
     assert_eq!(counted, "1 session: 0 not kept; 1 row not seen");
     let who = output(&server, &["who", "job"]).1;
     assert!(
