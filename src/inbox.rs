@@ -3,6 +3,8 @@
 
 use crate::ffi::memory::MainThread;
 use crate::node::timer;
+use crate::settings::config;
+use dlock_engine::lock::Hold;
 use dlock_engine::{ClientId, HoldRef, Lock, Lost, Name, NameRef, Promise, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -54,7 +56,7 @@ pub(crate) struct Unlinked {
 /// A hold of a key that is gone from its name.
 #[derive(Debug)]
 pub(crate) struct Gone {
-    /// The owner.
+    /// The owner; empty if it is not logged.
     pub owner: Box<[u8]>,
     /// What the engine learns of it.
     pub lost: Lost,
@@ -165,15 +167,24 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
         && WRITTEN
             .borrow()
             .is_some_and(|mut written| written.remove(&address(lock)));
-    let holds = lock.holds().map(|hold| Gone {
-        owner: hold.owner.into(),
-        lost: Lost {
-            token: hold.token,
-            client: hold.client,
-        },
-        deadline: hold.deadline,
-    });
-    let holds = holds.collect();
+    let beyond = lock.holders().saturating_sub(config::LOG_MAX_LEN.amount());
+    let gone = |(at, hold): (usize, Hold)| {
+        let logged = at >= beyond;
+        Gone {
+            owner: if logged {
+                hold.owner.into()
+            } else {
+                Box::default()
+            },
+            lost: Lost {
+                token: hold.token,
+                client: hold.client,
+                logged,
+            },
+            deadline: hold.deadline,
+        }
+    };
+    let holds = lock.holds().enumerate().map(gone).collect();
     post(Notice::Unlinked(Unlinked {
         name,
         holds,

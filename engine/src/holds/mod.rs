@@ -204,7 +204,13 @@ impl HoldTable {
         now: Now,
     ) -> Lock {
         let lock = entry.value();
-        let ending = || lock.named().filter(|(_, _, deadline)| *deadline <= until);
+        // Many stand in the order of their deadlines: those that stay are not looked at.
+        let in_order = lock.is_indexed();
+        let ends = |deadline: WallMs| deadline <= until;
+        let ending = || {
+            let first = lock.named().take_while(|its| !in_order || ends(its.2));
+            first.filter(|its| ends(its.2))
+        };
         // Of a mass, those that would push each other out are only counted.
         let beyond = ending().count().saturating_sub(self.log.most());
         self.log.skip(beyond);

@@ -348,5 +348,10 @@ fn gone<'a>(name: &'a Name, hold: &Hold<'a>) -> (HoldRef<'a>, Lost) {
     let (token, client) = (hold.token, hold.client);
     let owner = hold.owner;
     let name = name.as_ref();
-    (HoldRef { name, owner }, Lost { token, client })
+    let lost = Lost {
+        token,
+        client,
+        logged: true,
+    };
+    (HoldRef { name, owner }, lost)
 }

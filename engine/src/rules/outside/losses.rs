@@ -16,25 +16,30 @@ pub struct Lost {
     pub token: Token,
     /// The connection that last took or entered it.
     pub client: ClientId,
+    /// Whether it is logged: of a mass, only as many as the log keeps.
+    pub logged: bool,
 }
 
 impl Engine {
     /// Counts a hold that has ended with its key, logs it, and tells its session.
     pub fn on_hold_removed(&mut self, whose: HoldRef, end: End, lost: Lost, now: Now) {
-        let Lost { token, client } = lost;
-        let how = How::Ended(end);
-        self.holds
-            .log_hold(&self.queues, whose, token, client, how, now);
+        let token = lost.token;
+        if lost.logged {
+            let how = How::Ended(end);
+            self.holds
+                .log_hold(&self.queues, whose, token, lost.client, how, now);
+        }
         self.holds.lose_by(whose.name, token, end);
         self.holds.counters.gone(end, token, now);
     }
 
     /// Unties a hold that has left with its key, to another name or with its slot. The hold goes on there.
     pub fn on_hold_left(&mut self, whose: HoldRef, lost: Lost, why: Loss, now: Now) {
-        let Lost { token, client } = lost;
-        if why == Loss::Renamed {
+        let token = lost.token;
+        if why == Loss::Renamed && lost.logged {
+            let how = How::Renamed;
             self.holds
-                .log_hold(&self.queues, whose, token, client, How::Renamed, now);
+                .log_hold(&self.queues, whose, token, lost.client, how, now);
         }
         if let Some(id) = self.holds.ties.find(whose.name, token) {
             self.holds.lose(id, why, now.wall());
