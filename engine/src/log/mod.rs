@@ -1,7 +1,7 @@
 //! The flight recorder: what was not ordinary, in memory that does not grow.
 //!
-//! It has no rule of its own about locks. Where holds end and where waits end, each in one place, it is told how
-//! (`holds::HoldTable::end` and its kin; `Engine::log_wait`), and keeps what an operator would ask about afterwards.
+//! It has no rule of its own about locks. The places that count the ends of holds and of waits report to it
+//! (`holds::HoldTable::end` and `end_until`, `Engine::log_wait`), and it keeps what an operator would ask about afterwards.
 
 mod entry;
 

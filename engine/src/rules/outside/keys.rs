@@ -95,7 +95,7 @@ impl Engine {
             return Err(Refusal::WrongType);
         }
         let (before, last) = (entry.holders() as i64, self.holds.tokens.last());
-        // Told apart: the log is in the same table as the token clock.
+        // Collected first: the log is in the same table as the token clock, which is borrowed here.
         let mut ended = Vec::new();
         let log = &self.holds.log;
         entry.follow(effect, &mut self.holds.tokens, |owner, token, end| {
