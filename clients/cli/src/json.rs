@@ -21,6 +21,11 @@ fn scalar(reply: &Reply) -> Value {
 
 /// A map of a reply, which is a list of names and values in RESP2. What is a list itself has maps as its elements.
 pub(crate) fn object(reply: &Reply) -> Value {
+    Value::Object(fields(reply))
+}
+
+/// The fields of such a map.
+pub(crate) fn fields(reply: &Reply) -> Map<String, Value> {
     let field = |name: &Reply, value: &Reply| {
         let value = match value {
             Reply::Array(rows) => rows.iter().map(object).collect(),
@@ -28,7 +33,7 @@ pub(crate) fn object(reply: &Reply) -> Value {
         };
         (text(name), value)
     };
-    let fields: Map<String, Value> = match reply {
+    match reply {
         Reply::Map(pairs) => pairs
             .iter()
             .map(|(name, value)| field(name, value))
@@ -42,6 +47,5 @@ pub(crate) fn object(reply: &Reply) -> Value {
                 })
                 .collect()
         }
-    };
-    Value::Object(fields)
+    }
 }

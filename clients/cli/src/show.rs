@@ -74,12 +74,12 @@ pub(crate) fn who(place: &Place, lock: &str, as_json: bool) -> Result<u8, Failur
     let (holders, queue) = (all("holders"), all("queue"));
     let is_free = holders.is_empty() && queue.is_empty();
     if as_json {
-        let mut document = json::object(&info);
-        document["lock"] = lock.into();
+        let mut document = json::fields(&info);
+        document.insert("lock".to_owned(), lock.into());
         if is_free {
-            document["state"] = "free".into();
+            document.insert("state".to_owned(), "free".into());
         }
-        json::print(&document);
+        json::print(&document.into());
         return Ok(if is_free { NOBODY } else { 0 });
     }
     if is_free {
