@@ -9,6 +9,8 @@
 --     maxclients                      how many connections the server takes
 --     dlock_top_waits:<db>:<lock>     of the ten locks that were waited for most: how often,
 --     dlock_top_wait_ms:<db>:<lock>   and how long altogether
+--     dlock_top_queued:<db>:<lock>    how many wait now,
+--     dlock_top_first_waited_ms:<db>:<lock>  and the first of them for how long
 --     dlock_top_permits:<db>:<lock>   of the same locks, if they are held: how many permits the holders have,
 --     dlock_top_limit:<db>:<lock>     of how many. 0: there is no bound
 --
@@ -34,6 +36,15 @@ local function shown(key)
     return (string.gsub(string.sub(key, 1, LONGEST_NAME), '[^!-$&-~]', escape))
 end
 
+-- Gives the fields of a reply of names and values.
+local function named(reply)
+    local fields = {}
+    for i = 1, #reply, 2 do
+        fields[reply[i]] = reply[i + 1]
+    end
+    return fields
+end
+
 -- Gives the fields of DLOCK.INFO, or nothing if nobody holds the lock, or the user may not see it.
 local function fields_of(key, database)
     local selected = redis.pcall('SELECT', database)
@@ -41,11 +52,7 @@ local function fields_of(key, database)
     if not reply or reply.err then
         return {}
     end
-    local fields = {}
-    for i = 1, #reply, 2 do
-        fields[reply[i]] = reply[i + 1]
-    end
-    return fields
+    return named(reply)
 end
 
 for name, value in string.gmatch(redis.call('INFO', 'dlock'), '(dlock_[%w_]+):(%d+)\r\n') do
@@ -61,12 +68,15 @@ end
 -- Without the module, or without the permission, there is no such command.
 local top = #result > 0 and redis.pcall('DLOCK.TOP', 'COUNT', MOST_LOCKS)
 if top and not top.err then
-    for _, row in ipairs(top) do
-        local key, waits, wait_ms, database = row[1], row[2], row[3], row[6]
-        local lock = string.format('%d:%s', database, shown(key))
-        add('dlock_top_waits:' .. lock, waits)
-        add('dlock_top_wait_ms:' .. lock, wait_ms)
-        local fields = fields_of(key, database)
+    for _, reply in ipairs(top) do
+        local row = named(reply)
+        local lock = string.format('%d:%s', row.db, shown(row.key))
+        add('dlock_top_waits:' .. lock, row.waits)
+        add('dlock_top_wait_ms:' .. lock, row['wait-ms'])
+        add('dlock_top_queued:' .. lock, row.queued)
+        -- A null is false here.
+        add('dlock_top_first_waited_ms:' .. lock, row['first-waited-ms'] or 0)
+        local fields = fields_of(row.key, row.db)
         if fields.held and fields.held > 0 then
             add('dlock_top_permits:' .. lock, fields.permits)
             add('dlock_top_limit:' .. lock, fields.limit)

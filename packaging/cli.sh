@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# cli.sh DIRECTORY: builds the command line as DIRECTORY/dlock, with its manual page beside it (dlock.1). On Linux it is static: it
-# runs on any distribution. Where rustup is not at hand, and elsewhere, it needs the system's libc.
+# cli.sh DIRECTORY: builds the command line as DIRECTORY/dlock, with its manual page beside it (dlock.1) and what completes its words in
+# shells (completion/). On Linux it is static: it runs on any distribution. Where rustup is not at hand, and elsewhere, it needs the
+# system's libc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,3 +23,7 @@ fi
 cargo build "${options[@]}"
 install -m 755 "$built" "$directory/dlock"
 "$directory/dlock" man >"$directory/dlock.1"
+mkdir -p "$directory/completion"
+"$directory/dlock" complete bash >"$directory/completion/dlock"
+"$directory/dlock" complete zsh >"$directory/completion/_dlock"
+"$directory/dlock" complete fish >"$directory/completion/dlock.fish"

@@ -12,6 +12,8 @@ servers=$2
 files=(/usr/lib/redis/modules/libdlock.so /usr/sbin/dlock-module
     /usr/share/doc/dlock/{README.md,CHANGELOG.md,copyright,docs/ladder.md,packaging/dlock.conf}
     /usr/share/man/man1/dlock.1.gz /usr/share/man/man8/dlock-module.8.gz
+    /usr/share/bash-completion/completions/dlock /usr/share/zsh/vendor-completions/_dlock
+    /usr/share/fish/vendor_completions.d/dlock.fish
     /usr/share/doc/dlock/{observability/dashboard.json,observability/alerts.yml,packaging/group/start.sh})
 
 fail() {

@@ -3,7 +3,9 @@
 
 use crate::ffi::memory::MainThread;
 use crate::node::timer;
-use dlock_engine::{ClientId, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
+use crate::settings::config;
+use dlock_engine::lock::Hold;
+use dlock_engine::{ClientId, HoldRef, Lock, Lost, Name, NameRef, Promise, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -41,14 +43,35 @@ pub(crate) enum Notice {
 pub(crate) struct Unlinked {
     /// The key.
     pub name: Name,
-    /// Its holds: token and deadline.
-    pub holds: Vec<(Token, WallMs)>,
+    /// Its holds.
+    pub holds: Vec<Gone>,
     /// Whether the lock lives on under another name.
     pub moved: bool,
     /// Whether the module must watch the lock: no TTL ends it.
     pub watched: bool,
     /// Whether its value was serialized right before, as MIGRATE does.
     pub carried: bool,
+}
+
+/// A hold of a key that is gone from its name.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    /// The owner; empty if it is not logged.
+    pub owner: Box<[u8]>,
+    /// What the engine learns of it.
+    pub lost: Lost,
+    /// When its lease ends.
+    pub deadline: WallMs,
+}
+
+impl Gone {
+    /// Returns whose hold it was.
+    pub(crate) fn whose<'a>(&'a self, name: &'a Name) -> HoldRef<'a> {
+        HoldRef {
+            name: name.as_ref(),
+            owner: &self.owner,
+        }
+    }
 }
 
 /// The notices, in order.
@@ -144,7 +167,24 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
         && WRITTEN
             .borrow()
             .is_some_and(|mut written| written.remove(&address(lock)));
-    let holds: Vec<(Token, WallMs)> = lock.leases().collect();
+    let beyond = lock.holders().saturating_sub(config::LOG_MAX_LEN.amount());
+    let gone = |(at, hold): (usize, Hold)| {
+        let logged = at >= beyond;
+        Gone {
+            owner: if logged {
+                hold.owner.into()
+            } else {
+                Box::default()
+            },
+            lost: Lost {
+                token: hold.token,
+                client: hold.client,
+                logged,
+            },
+            deadline: hold.deadline,
+        }
+    };
+    let holds = lock.holds().enumerate().map(gone).collect();
     post(Notice::Unlinked(Unlinked {
         name,
         holds,

@@ -43,6 +43,7 @@
 //! | `node` | the server's state: role and whether it would accept a write (`gate`), clock, timer, slots, the number of locks (`census`) | why nothing is decided |
 //! | `settings` | what the operator configures (`config`), and the engine's policy that follows from it | a new setting |
 //! | `replicas` | the connected replicas, for the rule of confirmations ([`dlock_confirm`]) | why an answer waits |
+//! | `departed` | where connections came from that have ended | whom the log names |
 //! | `inbox` | notices of callbacks, until the module's next event reads them | what RENAME, MOVE, DEL and a flush leave |
 //! | `tell` | all output: replies, effects for replicas and the AOF (`replicate`), connections that wait (`blocking`), answers that wait for replicas (`confirm`), observers | how an answer reaches a waiter |
 //! | `callbacks` | callbacks of the server: `data_type`, `events`; each only notes, and returns | what the server reports |
@@ -56,6 +57,7 @@
 #![allow(missing_docs)]
 
 mod callbacks;
+mod departed;
 #[allow(unsafe_code)]
 mod ffi;
 mod inbox;

@@ -28,6 +28,10 @@ pub trait Caller {
     fn connected(&self, client: u64) -> bool;
     /// Returns address and name of a connection, if it exists and the caller may list connections.
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
+    /// Returns true if the caller may list connections.
+    fn may_list_clients(&self) -> bool;
+    /// Returns true if the caller is a file that is read at a start.
+    fn is_loading(&self) -> bool;
     /// Returns which of these keys the calling user may read.
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool>;
     /// Returns true if the calling user may ask the server for a copy of its data (PSYNC).

@@ -17,7 +17,7 @@ pub use call::{Call, Caller, Census, MayWait, Reply};
 use change::{acquire, apply, hold, many, session};
 use dlock_engine::Keyspace;
 use error::Error;
-use look::{graph, inspect, list, stats};
+use look::{graph, inspect, list, log, stats};
 use table::{Access, Spec, Verb};
 use words::args;
 
@@ -32,6 +32,7 @@ pub fn execute<K: Keyspace>(
     let answer = decide(spec, call, words);
     if let Err(Error::Refused(refusal)) = &answer {
         call.engine.count_refusal(refusal);
+        log::refused(call, spec, words, refusal);
     }
     answer
 }
@@ -90,6 +91,7 @@ fn execute_any<K: Keyspace>(
         Verb::List => list::run(given),
         Verb::Stats => stats::stats(call, given),
         Verb::Top => stats::top(call, given),
+        Verb::Log => log::run(call, given),
         Verb::Graph => graph::run(call, given),
         Verb::Help => inspect::help(given),
         Verb::Apply => apply::run(call, given),

@@ -47,6 +47,8 @@ pub enum Verb {
     List,
     /// `DLOCK.STATS`
     Stats,
+    /// `DLOCK.LOG`
+    Log,
     /// `DLOCK.GRAPH`
     Graph,
     /// `DLOCK.TOP`
@@ -127,8 +129,10 @@ pub struct Args<'a> {
     pub contended: bool,
     /// Whether the reply is a drawing.
     pub dot: bool,
-    /// Whether counts are reset.
+    /// Whether counts, or what was logged, are reset.
     pub reset: bool,
+    /// The key that is asked about, of a command that has no key of its own.
+    pub of_key: Option<&'a [u8]>,
     /// The name of a command.
     pub command: Option<&'a [u8]>,
     /// A primary's effect.
@@ -397,6 +401,11 @@ const MATCH: Arg = option(
     text(Some("a pattern"), 0, usize::MAX, |given| &mut given.pattern),
 );
 const OF_OWNER: Arg = option("OWNER", "owner", OWNER.kind);
+const OF_KEY: Arg = option(
+    "KEY",
+    "key",
+    text(Some("a key"), 0, usize::MAX, |given| &mut given.of_key),
+);
 const CONTENDED: Arg = flag!("CONTENDED" => contended);
 const DOT: Arg = flag!("DOT" => dot);
 const RESET: Arg = flag!("RESET" => reset);
@@ -654,6 +663,15 @@ pub static COMMANDS: &[Spec] = &[
         args: &[count(1, |_| MAX_INTEGER)],
     },
     Spec {
+        verb: Verb::Log,
+        name: "dlock.log",
+        summary: "Shows what was not ordinary: holds that others ended, waits without the lock, long ones, refusals",
+        complexity: "O(N) with N entries in the log",
+        access: Access::None,
+        flags: "readonly",
+        args: &[count(1, |_| MAX_INTEGER), OF_KEY, RESET],
+    },
+    Spec {
         verb: Verb::Stats,
         name: "dlock.stats",
         summary: "Shows counters and times since the start or the last reset",
@@ -707,7 +725,7 @@ impl Spec {
         match self.verb {
             Verb::FullSyncNotice => "0.3.0",
             Verb::Sync => "0.3.1",
-            Verb::Session => "0.5.0",
+            Verb::Session | Verb::Log => "0.5.0",
             _ => "0.1.0",
         }
     }
@@ -720,7 +738,7 @@ impl Spec {
                 Some("nondeterministic_output request_policy:special response_policy:special")
             }
             // Without a policy for the answers they are put together, node after node.
-            Verb::Graph => Some("nondeterministic_output request_policy:all_shards"),
+            Verb::Graph | Verb::Log => Some("nondeterministic_output request_policy:all_shards"),
             Verb::Top | Verb::Stats => {
                 Some("nondeterministic_output request_policy:all_shards response_policy:special")
             }

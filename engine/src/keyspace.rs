@@ -216,7 +216,11 @@ impl<V: Value> Entry<V> {
 
     /// Applies the first of these changes as one piece if they end the first of many holders, in order. The primary ended them
     /// together, too; to look up each would take longer. Returns how many it has applied.
-    fn end_together(&mut self, changes: &[Change]) -> usize {
+    fn end_together(
+        &mut self,
+        changes: &[Change],
+        mut ends: impl FnMut(&[u8], Token, End),
+    ) -> usize {
         let lock = self.lock.as_deref_mut();
         let Some(lock) = lock.filter(|lock| lock.is_indexed()) else {
             return 0;
@@ -238,18 +242,29 @@ impl<V: Value> Entry<V> {
                 _ => break,
             }
         }
+        let ended = events.len();
+        for ((owner, token, _), change) in lock.named().zip(changes).take(ended) {
+            if let Change::Unhold { end, .. } = change {
+                ends(owner, token, *end);
+            }
+        }
         if let Some(until) = until {
             drop(lock.split_off(until));
         }
-        let ended = events.len();
         self.events.append(&mut events);
         ended
     }
 
-    /// Applies the primary's decision on a replica, or on a server that reads its AOF.
+    /// Applies the primary's decision on a replica, or on a server that reads its AOF. Hands each hold that ends to `ends`: owner, token,
+    /// and how.
     ///
     /// Errors with nothing changed when the effect is not well formed.
-    pub fn follow(&mut self, effect: &[u8], clock: &mut TokenClock) -> Result<(), Refusal> {
+    pub fn follow(
+        &mut self,
+        effect: &[u8],
+        clock: &mut TokenClock,
+        mut ends: impl FnMut(&[u8], Token, End),
+    ) -> Result<(), Refusal> {
         let Some(changes) = change::read(effect) else {
             let later = change::later(effect);
             return Err(later.map_or(Refusal::Malformed, |format| {
@@ -257,7 +272,7 @@ impl<V: Value> Entry<V> {
                 Refusal::NewerFormat { format, known }
             }));
         };
-        let ended = self.end_together(&changes);
+        let ended = self.end_together(&changes, &mut ends);
         for change in changes.iter().skip(ended) {
             match change {
                 Change::Hold(hold) => {
@@ -267,7 +282,14 @@ impl<V: Value> Entry<V> {
                         self.events.push(Event::Acquired(hold.token));
                     }
                 }
-                Change::Unhold { token, end, .. } => self.events.push(Event::Ended(*end, *token)),
+                Change::Unhold { owner, token, end } => {
+                    let only = || self.value().last().map(|hold| hold.owner);
+                    match owner.is_empty() {
+                        true => ends(only().unwrap_or_default(), *token, *end),
+                        false => ends(owner, *token, *end),
+                    }
+                    self.events.push(Event::Ended(*end, *token));
+                }
                 Change::Ticket { number, .. } => {
                     clock.follow(number.0);
                     if self.value().ticket(*number).is_none() {

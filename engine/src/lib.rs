@@ -21,6 +21,7 @@
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; counts and times; access to locks; why a request is refused |
 //! | `queue` | wait queues: places, requests, deadlines; the watch over locks that have one |
 //! | `outbox` | answers, in order |
+//! | `log` | the flight recorder: what was not ordinary |
 //! | `holds` | the begin and end of holds; their ties to connections and sessions; what the sessions' programs have not seen |
 //! | `state` | [`Engine`]: its fields and getters |
 //! | `deadlock` | the search for a circle of waiting owners |
@@ -36,6 +37,7 @@ mod holds;
 pub mod invariants;
 mod keyspace;
 pub mod lock;
+pub mod log;
 mod outbox;
 mod policy;
 mod queue;
@@ -53,6 +55,7 @@ pub use lock::{codec, Lock};
 pub use outbox::{News, Outcome, Output, Pending, Promise, Receiver};
 pub use policy::Policy;
 pub use refusal::{NoAck, Refusal};
+pub use rules::outside::losses::Lost;
 pub use rules::requests::acquire::{Answer, Ask, Wait};
 pub use rules::requests::session::{Keep, Kept};
 pub use state::Engine;

@@ -35,6 +35,10 @@ pub struct Policy {
     /// Until when nothing is granted after a start or promotion; 0: no quarantine. It is a duration, which a step of the wall
     /// clock neither ends nor prolongs.
     pub quarantine_until: SteadyMs,
+    /// How many entries the log keeps.
+    pub log_max_len: usize,
+    /// From how long on a hold or a wait is logged for that; none: never.
+    pub log_slower_than_ms: Option<Millis>,
     /// How many replicas must have confirmed an answer that gives or prolongs a hold, before the server sends it; 0: none.
     pub replicas_needed: u32,
     /// How many replicas there are whose confirmation counts.
@@ -59,6 +63,8 @@ impl Default for Policy {
             deadlock_max_steps: 1_000,
             grants: true,
             quarantine_until: SteadyMs(0),
+            log_max_len: 1_024,
+            log_slower_than_ms: Some(10_000),
             replicas_needed: 0,
             replicas_counting: 0,
         }

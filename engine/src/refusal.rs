@@ -185,6 +185,24 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 impl Refusal {
+    /// Returns the code that clients dispatch on: the first word of its text.
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Refusal::At(refusal, _) => refusal.code(),
+            Refusal::NotHeld => "NOTHELD",
+            Refusal::Holding => "HOLDING",
+            Refusal::TryAgain => "TRYAGAIN",
+            Refusal::Fenced => "FENCED",
+            Refusal::Deadlock(_) => "DEADLOCK",
+            Refusal::Full(_) => "QUEUEFULL",
+            Refusal::Quarantine(_) | Refusal::Draining => "QUARANTINE",
+            Refusal::NoAck(_) => "NOACK",
+            Refusal::WrongType => "WRONGTYPE",
+            Refusal::OtherUser => "NOPERM",
+            _ => "ERR",
+        }
+    }
+
     /// Returns true if the key holds something that is not a lock.
     pub(crate) fn is_wrong_type(&self) -> bool {
         match self {

@@ -3,6 +3,7 @@
 use super::counters::{ClockLead, Counters};
 use super::holds::{HoldTable, TieId};
 use super::lock::Lock;
+use super::log::{How, Log, Origin, Subject};
 use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Part, Requests, WaitQueues};
@@ -10,6 +11,7 @@ use super::refusal::Refusal;
 use super::types::{Arrival, ClientId, Millis, Name, Now, Party, RequestId, SteadyMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
+use std::rc::Rc;
 
 /// A wall clock that drifts from the steady one by less than this between two comparisons has only been slewed (1 s).
 const STEP_US: i64 = 1_000_000;
@@ -138,6 +140,42 @@ impl Engine {
         self.holds.counters.refusals.count(refusal);
     }
 
+    /// Logs a request that was refused at once, if that is not ordinary.
+    #[cold]
+    pub fn log_refusal(&mut self, refusal: &Refusal, subject: impl FnOnce() -> Subject, now: Now) {
+        let Some(how) = How::of_refusal(refusal) else {
+            return;
+        };
+        let mut subject = subject();
+        if let Refusal::At(_, key) = refusal {
+            subject.name.key = Rc::from(&**key);
+        }
+        let queue = self.queues.at(self.queues.id(subject.name.as_ref()));
+        let waiting = queue.others(&subject.owner);
+        self.holds.log.add(now, subject, how, waiting);
+    }
+
+    /// Returns what was not ordinary.
+    pub fn log(&self) -> &Log {
+        &self.holds.log
+    }
+
+    /// Forgets what was not ordinary.
+    pub fn reset_log(&mut self) {
+        self.holds.log.clear();
+    }
+
+    /// Returns true if the log has entries whose connections [`Engine::note_origins`] has not asked for.
+    #[inline(always)]
+    pub fn has_unseen_entries(&self) -> bool {
+        self.holds.log.has_unseen()
+    }
+
+    /// Asks where the connections of the log's new entries come from, and notes it there.
+    pub fn note_origins(&mut self, origin: impl FnMut(ClientId) -> Option<Origin>) {
+        self.holds.log.note_origins(origin);
+    }
+
     /// Compares the wall clock with the one that never steps. Returns by how many milliseconds it has stepped since the last call, if
     /// it has, and counts the step. What was known of its lead over the primary's is not true any more then.
     pub fn observe_clocks(&mut self, now: Now) -> Option<i64> {
@@ -250,6 +288,13 @@ impl Engine {
     /// Returns how many places are queued over all locks.
     pub fn places(&self) -> usize {
         self.queues.places()
+    }
+
+    /// Returns for how many milliseconds the oldest place has been queued, over all locks; 0 if nobody is queued. It may be too high by
+    /// less than a second.
+    pub fn oldest_wait_ms(&self, now: Now) -> Millis {
+        let oldest = self.queues.oldest_us();
+        oldest.map_or(0, |since_us| now.steady_us.saturating_sub(since_us) / 1000)
     }
 
     /// Returns true if settlements are pending.

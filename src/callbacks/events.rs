@@ -2,6 +2,7 @@
 //! event itself: it sends the answers that replicas have confirmed.
 
 use super::HOOKS;
+use crate::departed;
 use crate::ffi::callbacks::server_events::{self, Listener};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
@@ -133,6 +134,7 @@ impl Listener for Notes {
     }
 
     fn disconnected(ctx: Ctx, client: u64) {
+        departed::note(ctx, client);
         let client = ClientId(client);
         inbox::post(Notice::Ended(client));
         in_flight_grants::on_disconnect(ctx, client);

@@ -1,6 +1,7 @@
 //! The caller of a command.
 
 use crate::callbacks::events;
+use crate::departed;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
@@ -9,6 +10,8 @@ use crate::node::{census, clock, gate};
 use crate::replicas;
 use crate::tell::{blocking, confirm};
 use dlock_commands::{Caller, Census, MayWait};
+use dlock_engine::log::Origin;
+use dlock_engine::ClientId;
 use redis_module::raw;
 
 /// The caller of a command, by its context.
@@ -60,17 +63,18 @@ impl Caller for Client<'_> {
     }
 
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)> {
-        if !may_run(self.0, &[b"client", b"list"]) {
+        if !self.may_list_clients() {
             return None;
         }
-        let (host, port) = server::address(client)?;
-        // As CLIENT LIST writes it.
-        let at = match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        };
-        let name = self.0.client_name(client).unwrap_or_default();
-        Some((at.into_bytes(), name))
+        departed::look(self.0, client)
+    }
+
+    fn may_list_clients(&self) -> bool {
+        may_run(self.0, &[b"client", b"list"])
+    }
+
+    fn is_loading(&self) -> bool {
+        self.0.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0
     }
 
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
@@ -90,6 +94,16 @@ impl Caller for Client<'_> {
     fn census(&self) -> Census {
         census()
     }
+}
+
+/// Returns where a connection comes from, if it is there, or was a while ago.
+#[cold]
+pub(super) fn origin(ctx: Ctx, client: ClientId) -> Option<Origin> {
+    let found = departed::look(ctx, client.0).or_else(|| departed::find(client.0));
+    found.map(|(addr, name)| Origin {
+        addr: addr.into(),
+        name: name.into(),
+    })
 }
 
 /// Returns the numbers that the engine does not have.

@@ -10,6 +10,7 @@
 //! The engine's outputs are in two places: the entries of the opened keys (1 and 4), and its outbox (3).
 //! `engine/src/outbox.rs` has the reason.
 
+use super::caller;
 use super::keyspace::{Mode, Origin};
 use super::state::{State, STATE};
 use crate::ffi::ctx::Ctx;
@@ -43,6 +44,11 @@ pub(super) fn run<T>(
         state.read_inbox(now);
     }
     state.engine.tell_sessions(now);
+    if state.engine.has_unseen_entries() {
+        state
+            .engine
+            .note_origins(|client| caller::origin(ctx, client));
+    }
     perform(ctx, guard, now);
     Some(result)
 }

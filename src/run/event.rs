@@ -4,16 +4,18 @@ use super::confirm::apply_replica_counts;
 use super::enter::{self, RETRY_MS};
 use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
-use super::state::{State, RESTORED};
+use super::state::{State, RESTORED, STATE};
 use crate::callbacks::data_type;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
+use crate::inbox;
 use crate::node::{clock, gate, timer};
 use crate::replicas;
 use crate::tell::observers::subscribers;
 use crate::tell::{confirm, latency, replicate};
 use dlock_engine::Now;
+use std::cell::RefMut;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,9 @@ pub(super) fn event(ctx: Ctx) {
         return;
     }
     gate::after_stall(ctx, clock::read().steady());
-    let open = gate::open(ctx);
+    // Whether changes are possible is asked only where there may be any: the question is a command of the server's, which MONITOR
+    // and its statistics show.
+    let open = has_work() && gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     if replicas::on() {
         update_replicas(ctx);
@@ -108,6 +112,12 @@ pub(super) fn event(ctx: Ctx) {
     }
     // The server samples commands; only the module can sample its own event.
     latency::sample_since(c"dlock-event", used);
+}
+
+/// Returns true if a lock is watched, somebody waits, a hold is tied, or something is to be settled or read.
+fn has_work() -> bool {
+    let works = |state: RefMut<State>| !state.engine.is_idle() || state.engine.unsettled();
+    inbox::has_something() || STATE.try_borrow_mut().is_none_or(works)
 }
 
 /// Announces a full resynchronisation to the replicas, and follows the number of those that count.

@@ -1,7 +1,7 @@
 //! The inbox, passed to the engine: notices of callbacks, and slots that have left the node.
 
 use super::state::State;
-use crate::inbox::{self, Notice, Unlinked};
+use crate::inbox::{self, Gone, Notice, Unlinked};
 use crate::node::gate;
 use crate::tell::confirm;
 use dlock_engine::{End, Event, Loss, Now};
@@ -100,7 +100,7 @@ impl State {
     fn lost(&mut self, lost: &Unlinked, now: Now) {
         let Unlinked { name, holds, .. } = lost;
         // A hold whose lease has run out has ended, wherever the lock is.
-        let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
+        let lives = holds.iter().any(|hold| hold.deadline > now.wall());
         // A replica gets only a DEL, and cannot tell whether a lock has left with its slot; in a cluster it notifies nobody.
         let left = lost.moved
             || lives && gate::primary() && self.keys.left_with_slot(name.as_ref(), lost.carried);
@@ -109,22 +109,23 @@ impl State {
                 true => Loss::Renamed,
                 false => Loss::Moved,
             };
-            for (token, _) in holds {
-                self.engine.on_hold_left(name.as_ref(), *token, why, now);
+            for hold in holds {
+                self.engine
+                    .on_hold_left(hold.whose(name), hold.lost, why, now);
             }
             return;
         }
-        let ends = holds.iter().map(|(token, deadline)| {
-            let end = match *deadline <= now.wall() {
-                true => End::Expired,
-                false => End::Removed,
-            };
-            (end, *token)
-        });
-        for (end, token) in ends.clone() {
-            self.engine.on_hold_removed(name.as_ref(), end, token, now);
+        let end = |hold: &Gone| match hold.deadline <= now.wall() {
+            true => End::Expired,
+            false => End::Removed,
+        };
+        for hold in holds {
+            self.engine
+                .on_hold_removed(hold.whose(name), end(hold), hold.lost, now);
         }
-        let events = ends.map(|(end, token)| Event::Ended(end, token));
+        let events = holds
+            .iter()
+            .map(|hold| Event::Ended(end(hold), hold.lost.token));
         self.notifications.add_named(name, events);
     }
 

@@ -106,6 +106,10 @@ numbers! {
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
     /// Holders and places that one search for a circle of waiting owners passes at most.
     DEADLOCK_MAX_STEPS "deadlock-max-steps" = 1_000 in 1 ..= MANY;
+    /// How many entries the log keeps; 0: none.
+    LOG_MAX_LEN "log-max-len" = 1_024 in 0 ..= 100_000;
+    /// From how long on a hold or a wait is logged for that, in ms; -1: never.
+    LOG_SLOWER_THAN_MS "log-slower-than-ms" = 10_000 in -1 ..= CENTURY_MS;
     /// How many replicas this primary should have; an answer waits until half of them have confirmed it; 0: no answer waits.
     REPLICAS "replicas" = 0 in 0 ..= 100;
     /// How long an answer waits for its confirmation at least, in ms.

@@ -104,6 +104,11 @@ impl Settings {
             deadlock_detection: config::DEADLOCK_DETECTION.load(Ordering::Relaxed),
             deadlock_max_steps: config::DEADLOCK_MAX_STEPS.amount(),
             grants: now.gate.grants && config::GRANTS.load(Ordering::Relaxed),
+            log_max_len: config::LOG_MAX_LEN.amount(),
+            log_slower_than_ms: u64::try_from(
+                config::LOG_SLOWER_THAN_MS.value.load(Ordering::Relaxed),
+            )
+            .ok(),
             quarantine_until: until,
             replicas_needed: now.replicas.needed,
             replicas_counting: now.replicas.counting,

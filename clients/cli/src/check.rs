@@ -1,10 +1,12 @@
 //! `dlock check`: reads a running group of servers, and reports what it lacks of the recommended setting.
 
 use crate::config_file;
+use crate::json;
 use crate::out::{say, tell};
 use crate::patches::{self, Level, FAULT};
 use crate::server::{address, field, items, number, text, texts, Address, Failure, Link, Place};
 use redis::{cmd, Value};
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -21,6 +23,10 @@ const MOST_LEAD_MS: u64 = 50;
 /// A shorter `timeout`, in seconds, can end connections between two heartbeats of the clients, which come each second and may be late.
 const LEAST_TIMEOUT: u64 = 3;
 
+/// For how long the replication is looked at, and how many seconds of it the backlog should hold: a server restarts in that time.
+const SAMPLE: Duration = Duration::from_millis(500);
+const LEAST_BACKLOG: u64 = 60;
+
 /// The result of one check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
@@ -32,25 +38,30 @@ enum Verdict {
     Unchecked,
 }
 
-/// Prints results, and counts them.
+/// Prints results, or keeps them for a document, and counts them.
 #[derive(Default)]
 struct Report {
+    /// The nodes and what was found there, if they are not printed one by one.
+    nodes: Option<Vec<serde_json::Value>>,
     bad: usize,
     unchecked: usize,
     notes: usize,
 }
 
 impl Report {
-    fn node(&self, title: &str) {
-        say!("{title}");
+    fn node(&mut self, title: &str) {
+        match &mut self.nodes {
+            Some(nodes) => nodes.push(json!({ "node": title, "results": [] })),
+            None => say!("{title}"),
+        }
     }
 
     fn say(&mut self, verdict: Verdict, words: &str) {
-        let mark = match verdict {
-            Verdict::Good => "ok  ",
-            Verdict::Note => "note",
-            Verdict::Bad => "BAD ",
-            Verdict::Unchecked => "?   ",
+        let (mark, name) = match verdict {
+            Verdict::Good => ("ok  ", "ok"),
+            Verdict::Note => ("note", "note"),
+            Verdict::Bad => ("BAD ", "bad"),
+            Verdict::Unchecked => ("?   ", "unchecked"),
         };
         match verdict {
             Verdict::Good => {}
@@ -58,7 +69,14 @@ impl Report {
             Verdict::Bad => self.bad += 1,
             Verdict::Unchecked => self.unchecked += 1,
         }
-        say!("  {mark}  {words}");
+        let Some(nodes) = &mut self.nodes else {
+            say!("  {mark}  {words}");
+            return;
+        };
+        let results = nodes.last_mut().map(|node| &mut node["results"]);
+        if let Some(results) = results.and_then(serde_json::Value::as_array_mut) {
+            results.push(json!({ "verdict": name, "text": words }));
+        }
     }
 
     fn good(&mut self, words: &str) {
@@ -96,16 +114,24 @@ impl Report {
             .filter(|(count, _)| *count > 0)
             .map(|(count, name)| format!("{count} {name}"))
             .collect();
-        match counts.is_empty() {
-            true => say!("Nothing is missing."),
-            false => say!("{}.", counts.join(", ")),
-        }
-        match (self.bad, self.unchecked, self.notes) {
+        let code = match (self.bad, self.unchecked, self.notes) {
             (0, 0, 0) => 0,
             (0, 0, _) => NOTES,
             (0, _, _) => UNCHECKED,
             _ => BAD,
+        };
+        match (&self.nodes, counts.is_empty()) {
+            (Some(nodes), _) => json::print(&json!({
+                "nodes": nodes,
+                "bad": self.bad,
+                "unchecked": self.unchecked,
+                "notes": self.notes,
+                "code": code,
+            })),
+            (None, true) => say!("Nothing is missing."),
+            (None, false) => say!("{}.", counts.join(", ")),
         }
+        code
     }
 }
 
@@ -228,6 +254,27 @@ struct Alike {
 }
 
 impl Alike {
+    /// What is not as the primary has it: the setting, or the version, to the commit.
+    fn differs_from(self, primary: Alike) -> Option<String> {
+        let setting = |name, here: Option<u64>, there: Option<u64>| {
+            let [here, there] = [here, there].map(Option::unwrap_or_default);
+            (here != there).then(|| format!("{name} is {here} here and {there} there"))
+        };
+        let [here, there] = [self.version, primary.version].map(Option::unwrap_or_default);
+        let differences = [
+            setting("dlock.replicas", self.replicas, primary.replicas),
+            setting(
+                "dlock.quarantine-ms",
+                self.quarantine_ms,
+                primary.quarantine_ms,
+            ),
+            (here != there)
+                .then(|| format!("dlock is {} here and {} there", shown(here), shown(there))),
+        ];
+        let differences: Vec<String> = differences.into_iter().flatten().collect();
+        (!differences.is_empty()).then(|| differences.join(", "))
+    }
+
     fn is_complete(self) -> bool {
         self.replicas.is_some() && self.quarantine_ms.is_some() && self.version.is_some()
     }
@@ -237,8 +284,11 @@ impl Alike {
 ///
 /// # Errors
 /// No server can be reached, or it refuses.
-pub(crate) fn check(place: &Place) -> Result<u8, Failure> {
-    let mut report = Report::default();
+pub(crate) fn check(place: &Place, as_json: bool) -> Result<u8, Failure> {
+    let mut report = Report {
+        nodes: as_json.then(Vec::new),
+        ..Report::default()
+    };
     let (link, passed) = place.connect_by_way()?;
     if let [first, middle, ..] = passed.as_slice() {
         report.node(&format!("{first} (replica)"));
@@ -370,6 +420,9 @@ fn group(
     if primary.has_module() {
         confirmations(&mut primary, first, report);
     }
+    if !primary.replicas.is_empty() {
+        backlog(&mut primary, report);
+    }
     for at in &primary.replicas {
         if let Some(behind) = replica(place, at, Some(first), seen, report) {
             for at in behind {
@@ -386,6 +439,37 @@ fn group(
         }
     }
     Ok(())
+}
+
+/// Whether a replica that was away for a while goes on where it was. Else it needs a full copy, and its confirmations count late.
+fn backlog(primary: &mut Node, report: &mut Report) {
+    let Some(size) = primary.amount("repl-backlog-size") else {
+        report.unchecked("how long the backlog lasts (CONFIG GET is refused)");
+        return;
+    };
+    let mut written = || {
+        let fields = primary.link.info("replication").ok()?;
+        let mut fields = fields.into_iter();
+        let offset = fields.find(|(name, _)| name == "master_repl_offset")?.1;
+        offset.parse::<u64>().ok()
+    };
+    let before = written();
+    sleep(SAMPLE);
+    let Some(written) = written().zip(before) else {
+        report.unchecked("how much is written: the server does not report it");
+        return;
+    };
+    let rate = written.0.saturating_sub(written.1) as f64 / SAMPLE.as_secs_f64();
+    let lasts = (size as f64 / rate.max(1.0)) as u64;
+    let megabytes = size >> 20;
+    match lasts >= LEAST_BACKLOG {
+        true => report.good(&format!(
+            "repl-backlog-size, {megabytes} MB, lasts for a minute or more of what is written"
+        )),
+        false => report.note(&format!(
+            "repl-backlog-size, {megabytes} MB, lasts for {lasts} s of what is written now: a replica that is away for longer needs a full copy, and counts late"
+        )),
+    }
 }
 
 /// Whether enough replicas are there for what the primary's settings promise.
@@ -417,7 +501,13 @@ fn confirmations(primary: &mut Node, first: Alike, report: &mut Report) {
             "{} {count_or_counts}, and {needed} must confirm",
             replicas(counting)
         );
+        let seconds = |name| primary.gauge(name).div_ceil(1_000);
+        let left = seconds("closed_left_ms").max(seconds("joins_count_late_ms"));
         match (counting >= needed, counting > needed || count == 1) {
+            // It is what a start or a full copy is to bring, and passes by itself.
+            (false, _) if count >= needed && left > 0 => report.note(&format!(
+                "{words}: after a start or a full copy they count late; wait {left} s, or dlock check --wait"
+            )),
             (false, _) => report.bad(&format!("{words}: nothing is granted")),
             (true, false) => report.note(&format!("{words}: the loss of one stops grants")),
             (true, true) => report.good(&words),
@@ -448,11 +538,10 @@ fn replica(
     let of = node(&mut replica, report);
     match first {
         _ if !replica.has_module() => {}
-        Some(first) if first.is_complete() && of.is_complete() => report.want(
-            of == first,
-            "settings and version are the primary's",
-            "settings or version differ from the primary's",
-        ),
+        Some(first) if first.is_complete() && of.is_complete() => match of.differs_from(first) {
+            None => report.good("settings and version are the primary's"),
+            Some(how) => report.bad(&format!("it differs from the primary: {how}")),
+        },
         _ => report.unchecked(
             "whether settings and version are the primary's (CONFIG GET or MODULE LIST is refused)",
         ),
@@ -629,11 +718,13 @@ fn gauges(node: &mut Node, report: &mut Report) {
     let left = |name| node.gauge(name).div_ceil(1_000);
     if node.gauge("closed_left_ms") > 0 {
         let left = left("closed_left_ms");
-        report.note(&format!("closed after its start or a full resynchronisation: nothing is granted for another {left} s"));
+        report.note(&format!(
+            "closed after its start or a full resynchronisation, and grants nothing: wait {left} s"
+        ));
     } else if node.gauge("quarantined") > 0 {
         let left = left("quarantine_left_ms");
         report.note(&format!(
-            "in quarantine: nothing is granted for another {left} s"
+            "in quarantine after its start or promotion, and grants nothing: wait {left} s"
         ));
     }
     if node.gauge("drained") > 0 {

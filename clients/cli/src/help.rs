@@ -15,6 +15,8 @@ Exit codes:
 Examples:
   dlock who migrations
       Show who holds this lock, and who waits for it
+  dlock log migrations
+      Show what happened to it that was not ordinary
   dlock release migrations
       End all its holds
   dlock --sentinel one:26379 --sentinel two:26379 --primary dlock top
@@ -44,6 +46,18 @@ Examples:
       Waits for its turn, at most five minutes
   dlock run stock -- sh -c 'redis-cli DLOCK.GUARD $DLOCK_LOCK $DLOCK_TOKEN SET stock 41'
       A write that the server refuses when the lock is lost";
+
+/// Of `dlock log`.
+pub(crate) const LOG: &str = "\
+The server remembers the last dlock.log-max-len of these (1024), until it is restarted. After a
+failover the new primary has what it saw as a replica: holds that ended, but no waits and no
+refusals.
+
+Examples:
+  dlock log
+      The last 20
+  dlock log --count 100 migrations
+      What happened to this lock";
 
 /// Of `dlock check`.
 pub(crate) const CHECK: &str = "\

@@ -12,6 +12,8 @@
 //! | `help.rs` | exit codes and examples, for --help and the manual page |
 //! | `out.rs` | what is printed |
 //! | `show.rs`, `top.rs` | who holds and who waits, once and live |
+//! | `log.rs` | what was not ordinary |
+//! | `json.rs` | replies of the server for `--json` |
 //! | `check.rs` | what a group of servers lacks of the recommended setting: `patches.rs` which releases have a fix, `config_file.rs` which lines load the module |
 
 #![forbid(unsafe_code)]
@@ -23,6 +25,8 @@ mod config_file;
 mod guardian;
 mod help;
 mod hold;
+mod json;
+mod log;
 mod nested;
 mod out;
 mod patches;
@@ -101,6 +105,14 @@ struct Options {
     what: What,
 }
 
+/// The shape of what is printed.
+#[derive(clap::Args)]
+struct Shape {
+    /// Print JSON, with the names of the server's replies
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Subcommand)]
 enum What {
     /// Run a command while a lock is held
@@ -109,6 +121,19 @@ enum What {
     Who {
         /// The lock
         lock: String,
+        #[command(flatten)]
+        shape: Shape,
+    },
+    /// Show what was not ordinary: holds that others ended, waits without the lock, long ones, refusals
+    #[command(after_help = help::LOG)]
+    Log {
+        /// Only of this lock
+        lock: Option<String>,
+        /// The number of entries, of which the newest comes first
+        #[arg(short = 'n', long, default_value = "20")]
+        count: u64,
+        #[command(flatten)]
+        shape: Shape,
     },
     /// List locks
     Ls {
@@ -118,6 +143,8 @@ enum What {
         /// Only locks with a queue
         #[arg(short, long)]
         contended: bool,
+        #[command(flatten)]
+        shape: Shape,
     },
     /// End the holds of others: for operators
     Release {
@@ -134,14 +161,18 @@ enum What {
         /// The number of updates, after which it ends
         #[arg(short = 'n', long)]
         times: Option<u64>,
+        #[command(flatten)]
+        shape: Shape,
     },
     /// Read a running group of servers, and report what it lacks of the recommended setting
     #[command(after_help = help::CHECK)]
     Check {
         /// Only wait until all replicas count (dlock.replicas): before the next server is restarted, or a replica
         /// is promoted. At most 5 minutes, or TIME
-        #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "5min", value_parser = duration)]
+        #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "5min", value_parser = duration, conflicts_with = "json")]
         wait: Option<Duration>,
+        #[command(flatten)]
+        shape: Shape,
     },
     /// The process above the command of `run`
     #[command(hide = true)]
@@ -155,6 +186,9 @@ enum What {
         #[arg(last = true)]
         command: Vec<String>,
     },
+    /// Print what completes these words in a shell
+    #[command(hide = true)]
+    Complete { shell: clap_complete::Shell },
     /// Print the manual page, for man(1)
     #[command(hide = true)]
     Man,
@@ -212,18 +246,38 @@ fn perform(options: Options) -> Result<u8, Failure> {
     };
     match options.what {
         What::Run(options) => run::run(&place, &options),
-        What::Who { lock } => show::who(&place, &lock),
-        What::Ls { pattern, contended } => show::ls(&place, &pattern, contended),
+        What::Who { lock, shape } => show::who(&place, &lock, shape.json),
+        What::Log { lock, count, shape } => log::log(&place, lock.as_deref(), count, shape.json),
+        What::Ls {
+            pattern,
+            contended,
+            shape,
+        } => show::ls(&place, &pattern, contended, shape.json),
         What::Release { lock, owner } => show::release(&place, &lock, owner.as_deref()),
-        What::Top { delay, times } => top::top(&place, delay, times),
-        What::Check { wait: None } => check::check(&place),
-        What::Check { wait: Some(time) } => check::wait(&place, time),
+        What::Top {
+            delay,
+            times,
+            shape,
+        } => top::top(&place, delay, times, shape.json),
+        What::Check {
+            wait: Some(time), ..
+        } => check::wait(&place, time),
+        What::Check { wait: None, shape } => check::check(&place, shape.json),
         What::Under(options) => Ok(guardian::run(&options)),
         What::Become {
             parent,
             foreground,
             command,
         } => Ok(command::replace(parent, foreground, &command)),
+        What::Complete { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Options::command(),
+                "dlock",
+                &mut std::io::stdout(),
+            );
+            Ok(0)
+        }
         What::Man => man(),
     }
 }

@@ -88,6 +88,13 @@ impl Failure {
         }
     }
 
+    /// The server there has no module.
+    pub(crate) fn without_module(at: &str) -> Failure {
+        Failure::new(format!(
+            "{at}: the module dlock is not loaded there (MODULE LIST shows what is)"
+        ))
+    }
+
     /// What went wrong with a connection to there, for which there was so much time.
     fn at(at: &str, error: RedisError, time: Duration) -> Failure {
         let text =
@@ -537,10 +544,23 @@ impl Link {
                 // reply away. So it is asked again; requests here may be said twice.
                 Err(error) if is_interrupted(&error) => self.has_repeated = true,
                 Err(error) if is_silence(&error) => return Err(Failure::at(&self.at, error, time)),
-                Err(error) => return Err(error.into()),
-                Ok(Value::ServerError(error)) => return Err(RedisError::from(error).into()),
+                Err(error) => return Err(self.refused(error)),
+                Ok(Value::ServerError(error)) => return Err(self.refused(RedisError::from(error))),
                 Ok(value) => return Ok(value),
             }
+        }
+    }
+
+    /// Why the server refuses. Without the module it knows none of its commands.
+    fn refused(&self, error: RedisError) -> Failure {
+        let failure = Failure::from(error);
+        let is_unknown = failure.text.to_ascii_lowercase();
+        match is_unknown.contains("unknown command") && is_unknown.contains("dlock.") {
+            true => Failure {
+                is_refusal: failure.is_refusal,
+                ..Failure::without_module(&self.at)
+            },
+            false => failure,
         }
     }
 

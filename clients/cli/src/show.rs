@@ -1,7 +1,8 @@
 //! Who holds, who waits, which locks there are; and the end of a hold by an operator.
 
+use crate::json;
 use crate::out::say;
-use crate::server::{field, items, number, text, Failure, Place, BOUND};
+use crate::server::{field, items, number, text, Failure, Link, Place, BOUND};
 use redis::{cmd, Value};
 use std::time::Duration;
 
@@ -16,25 +17,72 @@ pub(crate) fn time(ms: u64) -> String {
     humantime::format_duration(Duration::from_secs(ms / 1_000)).to_string()
 }
 
-fn of(value: &Value, name: &str) -> String {
+/// A field as text; nothing if it is not there.
+pub(crate) fn of(value: &Value, name: &str) -> String {
     field(value, name).map(text).unwrap_or_default()
 }
 
+/// A field as a number.
+pub(crate) fn number_of(value: &Value, name: &str) -> Option<u64> {
+    field(value, name).and_then(number)
+}
+
 fn time_of(value: &Value, name: &str) -> Option<String> {
-    field(value, name).and_then(number).map(time)
+    number_of(value, name).map(time)
+}
+
+/// A number with its noun: `1 lock`, `2 locks`.
+pub(crate) fn count(number: u64, one: &str) -> String {
+    match number {
+        1 => format!("1 {one}"),
+        number => format!("{number} {one}s"),
+    }
+}
+
+/// The rows of a reply, each of names and values.
+///
+/// # Errors
+/// They have no field of this name: the module is older than this program.
+pub(crate) fn rows<'v>(reply: &'v Value, name: &str) -> Result<&'v [Value], Failure> {
+    let rows = items(reply);
+    match rows.iter().all(|row| field(row, name).is_some()) {
+        true => Ok(rows),
+        false => Err(Failure::new(
+            "the answer is not known: the module of this server is older than 0.5.0",
+        )),
+    }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:@%+=,".contains(letter);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
 }
 
 /// Prints who holds a lock, and who waits for it. Returns the exit code.
 ///
 /// # Errors
 /// No server can be reached, or it refuses.
-pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
+pub(crate) fn who(place: &Place, lock: &str, as_json: bool) -> Result<u8, Failure> {
     let info = place
         .connect()?
         .ask_routed(place, cmd("DLOCK.INFO").arg(lock), BOUND)?;
     let all = |name| field(&info, name).map(items).unwrap_or_default();
     let (holders, queue) = (all("holders"), all("queue"));
-    if holders.is_empty() && queue.is_empty() {
+    let is_free = holders.is_empty() && queue.is_empty();
+    if as_json {
+        let mut document = json::fields(&info);
+        document.insert("lock".to_owned(), lock.into());
+        if is_free {
+            document.insert("state".to_owned(), "free".into());
+        }
+        json::print(&document.into());
+        return Ok(if is_free { NOBODY } else { 0 });
+    }
+    if is_free {
         say!("{lock} is free");
         return Ok(NOBODY);
     }
@@ -65,6 +113,14 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
         if let Some(connection) = connection(holder) {
             say!("    connection {connection}");
         }
+        if let Some(why) = lifeless(holder) {
+            say!("    {why}");
+            say!(
+                "    to end it: dlock release {} {}",
+                quoted(lock),
+                quoted(&owner)
+            );
+        }
     }
     for (at, place) in queue.iter().enumerate() {
         say!("  {}. {}", at + 1, queued(place));
@@ -75,6 +131,21 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
         _ => {}
     }
     Ok(0)
+}
+
+/// Why a hold will not be released, as far as the server can tell.
+fn lifeless(holder: &Value) -> Option<String> {
+    let session = of(holder, "in");
+    if !session.is_empty() {
+        let is_alive = of(holder, "alive") == "1";
+        return (!is_alive).then(|| {
+            format!("its program does not keep session {session}: it has ended or hangs, and will not release it")
+        });
+    }
+    (of(holder, "gone") == "1").then(|| {
+        "its connection is closed: it will not release it, unless its program uses another, or a script"
+            .to_owned()
+    })
 }
 
 /// A place in a queue.
@@ -125,64 +196,83 @@ fn in_session(name: &str, not_alive: Option<u64>) -> String {
 }
 
 /// The address and name of a connection, if this user may see them and it is there.
-fn connection(of_it: &Value) -> Option<String> {
+pub(crate) fn connection(of_it: &Value) -> Option<String> {
     let at = Some(of(of_it, "addr")).filter(|at| !at.is_empty())?;
     Some(format!("{at} {}", of(of_it, "name")).trim_end().to_owned())
 }
 
 /// A line of `DLOCK.LIST`.
-pub(crate) fn listed(lock: &Value) -> Option<String> {
-    let [key, owner, holders, queued, left, rest @ ..] = items(lock) else {
-        return None;
-    };
-    let by = match (number(holders).unwrap_or(0), text(owner)) {
+pub(crate) fn listed(lock: &Value) -> String {
+    let by = match (number_of(lock, "held").unwrap_or(0), of(lock, "owner")) {
         (0, _) => "kept for the first in its queue".to_owned(),
         (1, owner) => format!("held by {owner}"),
         (more, owner) => format!("held by {owner} and {} more", more - 1),
     };
-    let left = number(left).map_or(String::new(), |ms| format!(", {} left", time(ms)));
-    let queued = match number(queued).unwrap_or(0) {
+    let left = time_of(lock, "lease-ms").map_or(String::new(), |left| format!(", {left} left"));
+    let session = in_session(&of(lock, "in"), number_of(lock, "not-alive-ms"));
+    let queued = match number_of(lock, "queued").unwrap_or(0) {
         0 => String::new(),
-        queued => format!(", {queued} queued"),
+        queued => {
+            let first = time_of(lock, "first-waited-ms").unwrap_or_default();
+            format!("; {queued} queued, the first for {first}")
+        }
     };
-    // Servers before 0.5.0 have no sessions.
-    let session = match rest {
-        [name, not_alive, ..] => in_session(&text(name), number(not_alive)),
-        _ => String::new(),
-    };
-    Some(format!("{:<32} {by}{left}{queued}{session}", text(key)))
+    format!("{:<32} {by}{left}{session}{queued}", of(lock, "key"))
+}
+
+/// The next page of the list of locks: about so many from this cursor on, and the cursor of the page after it.
+///
+/// # Errors
+/// The same.
+pub(crate) fn page(
+    link: &mut Link,
+    cursor: &str,
+    pattern: &str,
+    contended: bool,
+) -> Result<(String, Vec<Value>), Failure> {
+    let mut list = cmd("DLOCK.LIST");
+    list.arg(cursor)
+        .arg("MATCH")
+        .arg(pattern)
+        .arg("COUNT")
+        .arg(1_000);
+    if contended {
+        list.arg("CONTENDED");
+    }
+    let page = link.ask(&list)?;
+    match items(&page) {
+        [next, locks] => Ok((text(next), rows(locks, "key")?.to_vec())),
+        _ => Err(Failure::new("DLOCK.LIST has an answer that is not known")),
+    }
 }
 
 /// Prints the locks of the database; in a cluster those of the node that is asked. Returns the exit code.
 ///
 /// # Errors
 /// The same.
-pub(crate) fn ls(place: &Place, pattern: &str, contended: bool) -> Result<u8, Failure> {
+pub(crate) fn ls(
+    place: &Place,
+    pattern: &str,
+    contended: bool,
+    as_json: bool,
+) -> Result<u8, Failure> {
     let mut link = place.connect()?;
-    let mut cursor = "0".to_owned();
+    let (mut cursor, mut all) = ("0".to_owned(), Vec::new());
     loop {
-        let mut list = cmd("DLOCK.LIST");
-        list.arg(&cursor)
-            .arg("MATCH")
-            .arg(pattern)
-            .arg("COUNT")
-            .arg(1_000);
-        if contended {
-            list.arg("CONTENDED");
+        let (next, locks) = page(&mut link, &cursor, pattern, contended)?;
+        match as_json {
+            true => all.extend(locks.iter().map(json::object)),
+            false => locks.iter().for_each(|lock| say!("{}", listed(lock))),
         }
-        let page = link.ask(&list)?;
-        let [next, locks] = items(&page) else {
-            return Err(Failure::new("DLOCK.LIST has an answer that is not known"));
-        };
-        items(locks)
-            .iter()
-            .filter_map(listed)
-            .for_each(|line| say!("{line}"));
-        cursor = text(next);
+        cursor = next;
         if cursor == "0" {
-            return Ok(0);
+            break;
         }
     }
+    if as_json {
+        json::print(&all.into());
+    }
+    Ok(0)
 }
 
 /// Ends the holds of a lock. Returns the exit code.
@@ -202,7 +292,7 @@ pub(crate) fn release(place: &Place, lock: &str, owner: Option<&str>) -> Result<
             Ok(NOBODY)
         }
         ended => {
-            say!("{ended} ended");
+            say!("{} ended", count(ended, "hold"));
             Ok(0)
         }
     }

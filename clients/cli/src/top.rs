@@ -1,12 +1,15 @@
 //! `dlock top`: what is held, who waits, what is hot, live.
 
+use crate::json;
 use crate::out::plain;
-use crate::server::{items, number, text, Failure, Link, Place};
-use crate::show::{listed, time};
+use crate::server::{Failure, Link, Place};
+use crate::show::{count, listed, number_of, of, page, rows, time};
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, execute, queue};
-use redis::cmd;
+use redis::{cmd, Value};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,15 +31,20 @@ struct Counted {
 ///
 /// # Errors
 /// No server can be reached, or it refuses.
-pub(crate) fn top(place: &Place, delay: Duration, times: Option<u64>) -> Result<u8, Failure> {
-    let screen = io::stdout().is_terminal();
+pub(crate) fn top(
+    place: &Place,
+    delay: Duration,
+    times: Option<u64>,
+    as_json: bool,
+) -> Result<u8, Failure> {
+    let screen = io::stdout().is_terminal() && !as_json;
     let mut out = io::stdout();
     let shown = (|| -> io::Result<Result<(), Failure>> {
         if screen {
             terminal::enable_raw_mode()?;
             execute!(out, EnterAlternateScreen, cursor::Hide)?;
         }
-        show(place, delay, times, screen)
+        show(place, delay, times, screen, as_json)
     })();
     if screen {
         let _ = execute!(out, cursor::Show, LeaveAlternateScreen);
@@ -55,6 +63,7 @@ fn show(
     delay: Duration,
     times: Option<u64>,
     screen: bool,
+    as_json: bool,
 ) -> io::Result<Result<(), Failure>> {
     let mut out = io::stdout();
     let (mut link, mut before, mut last) = (None, None, Instant::now());
@@ -66,7 +75,13 @@ fn show(
             Some(open) => Ok(open),
             None => place.connect().map(|open| link.insert(open)),
         };
-        let lines = open.and_then(|open| frame(open, &mut before, last.elapsed()));
+        let lines = open.and_then(|open| {
+            let seen = Seen::read(open)?;
+            Ok(match as_json {
+                true => vec![seen.document().to_string()],
+                false => seen.frame(open, &mut before, last.elapsed()),
+            })
+        });
         last = Instant::now();
         let lines = match lines {
             Ok(lines) => lines,
@@ -89,7 +104,9 @@ fn show(
             for line in &lines {
                 writeln!(out, "{line}")?;
             }
-            writeln!(out)?;
+            if !as_json {
+                writeln!(out)?;
+            }
         }
         out.flush()?;
         if screen && is_quit(delay)? {
@@ -129,103 +146,127 @@ fn is_quit(delay: Duration) -> io::Result<bool> {
     }
 }
 
-fn frame(
-    link: &mut Link,
-    before: &mut Option<Counted>,
-    elapsed: Duration,
-) -> Result<Vec<String>, Failure> {
-    let fields = link.info("dlock")?;
-    let of = |name: &str| {
-        let field = fields
-            .iter()
-            .find(|(field, _)| field.strip_prefix("dlock_") == Some(name));
-        field
-            .and_then(|(_, value)| value.parse::<u64>().ok())
-            .unwrap_or(0)
-    };
-    let counted = Counted {
-        grants: of("grants_immediate_total") + of("grants_waited_total"),
-        waits: of("waits_total"),
-        wait_us: of("wait_us_total"),
-        timeouts: of("timeouts_total"),
-        expired: of("expired_total"),
-    };
-    let mut lines = vec![
-        format!(
-            "{}: {} locks, {} holders, {} queued; {} connections wait",
-            link.at,
-            of("locks"),
-            of("holders"),
-            of("places_queued"),
-            of("connections_waiting")
-        ),
-        rates(before.as_ref(), &counted, elapsed),
-    ];
-    if of("sessions") > 0 {
-        lines.push(format!(
-            "{} sessions: {} not kept; {} rows not seen",
-            of("sessions"),
-            of("sessions_not_alive"),
-            of("session_rows")
-        ));
+/// What is asked for each update.
+struct Seen {
+    /// The fields of INFO, without `dlock_`.
+    fields: Vec<(String, u64)>,
+    /// Locks with a queue, the longest wait first.
+    queued: Vec<Value>,
+    /// The most contended locks.
+    hot: Vec<Value>,
+}
+
+impl Seen {
+    fn read(link: &mut Link) -> Result<Seen, Failure> {
+        let fields = link.info("dlock")?;
+        if fields.is_empty() {
+            return Err(Failure::without_module(&link.at));
+        }
+        let fields = fields.into_iter().filter_map(|(name, value)| {
+            let name = name.strip_prefix("dlock_")?.to_owned();
+            Some((name, value.parse().ok()?))
+        });
+        // Of very many, those of the first page.
+        let (_, mut queued) = page(link, "0", "*", true)?;
+        let waited = |lock: &Value| number_of(lock, "first-waited-ms").unwrap_or(0);
+        queued.sort_by_key(|lock| Reverse(waited(lock)));
+        queued.truncate(ROWS);
+        let hot = link.ask(cmd("DLOCK.TOP").arg("COUNT").arg(ROWS))?;
+        Ok(Seen {
+            fields: fields.collect(),
+            queued,
+            hot: rows(&hot, "key")?.to_vec(),
+        })
     }
-    let gauges = [
-        ("quarantined", "in quarantine"),
-        ("drained", "drained"),
-        (
-            "closed",
-            "too few replicas confirm, or not yet: nothing is granted",
-        ),
-        (
-            "eviction_possible",
-            "locks can be evicted (maxmemory-policy)",
-        ),
-    ];
-    lines.extend(
-        gauges
-            .iter()
-            .filter(|(name, _)| of(name) > 0)
-            .map(|(_, words)| format!("! {words}")),
-    );
-    *before = Some(counted);
-    lines.push(String::new());
-    lines.push("Locks with a queue:".to_owned());
-    let list = link.ask(
-        cmd("DLOCK.LIST")
-            .arg(0)
-            .arg("CONTENDED")
-            .arg("COUNT")
-            .arg(ROWS),
-    )?;
-    lines.extend(
-        items(&list)
-            .get(1)
-            .map(items)
-            .unwrap_or_default()
-            .iter()
-            .take(ROWS)
-            .filter_map(listed),
-    );
-    lines.push(String::new());
-    lines.push(format!(
-        "{:<32} {:>10} {:>12} {:>12}",
-        "Hot since the start", "waits", "mean wait", "longest"
-    ));
-    for lock in items(&link.ask(cmd("DLOCK.TOP").arg("COUNT").arg(ROWS))?) {
-        let [key, waits, sum, longest, ..] = items(lock) else {
-            continue;
+
+    fn number(&self, name: &str) -> u64 {
+        let mut fields = self.fields.iter();
+        fields
+            .find(|(field, _)| field == name)
+            .map_or(0, |(_, value)| *value)
+    }
+
+    fn document(&self) -> serde_json::Value {
+        let rows = |rows: &[Value]| rows.iter().map(json::object).collect::<Vec<_>>();
+        let fields = self.fields.iter().cloned();
+        serde_json::json!({
+            "numbers": fields.collect::<BTreeMap<String, u64>>(),
+            "queued": rows(&self.queued),
+            "hot": rows(&self.hot),
+        })
+    }
+
+    fn frame(&self, link: &Link, before: &mut Option<Counted>, elapsed: Duration) -> Vec<String> {
+        let of_it = |name| self.number(name);
+        let counted = Counted {
+            grants: of_it("grants_immediate_total") + of_it("grants_waited_total"),
+            waits: of_it("waits_total"),
+            wait_us: of_it("wait_us_total"),
+            timeouts: of_it("timeouts_total"),
+            expired: of_it("expired_total"),
         };
-        let numbers = [waits, sum, longest].map(|value| number(value).unwrap_or(0));
-        let [waits, sum, longest] = numbers;
-        let mean = sum.checked_div(waits).unwrap_or(0);
+        let oldest = match of_it("oldest_wait_ms") {
+            0 => String::new(),
+            oldest => format!("; the oldest wait: {}", time(oldest)),
+        };
+        let connections = of_it("connections_waiting");
+        let wait = if connections == 1 { "waits" } else { "wait" };
+        let mut lines = vec![
+            format!(
+                "{}: {}, {}, {} queued; {} {wait}{oldest}",
+                link.at,
+                count(of_it("locks"), "lock"),
+                count(of_it("holders"), "holder"),
+                of_it("places_queued"),
+                count(connections, "connection"),
+            ),
+            rates(before.as_ref(), &counted, elapsed),
+        ];
+        if of_it("sessions") > 0 {
+            lines.push(format!(
+                "{}: {} not kept; {} not seen",
+                count(of_it("sessions"), "session"),
+                of_it("sessions_not_alive"),
+                count(of_it("session_rows"), "row")
+            ));
+        }
+        let gauges = [
+            ("quarantined", "in quarantine"),
+            ("drained", "drained"),
+            (
+                "closed",
+                "too few replicas confirm, or not yet: nothing is granted",
+            ),
+            (
+                "eviction_possible",
+                "locks can be evicted (maxmemory-policy)",
+            ),
+        ];
+        let set = gauges.iter().filter(|(name, _)| of_it(name) > 0);
+        lines.extend(set.map(|(_, words)| format!("! {words}")));
+        *before = Some(counted);
+        lines.push(String::new());
+        lines.push("Locks with a queue, the longest wait first:".to_owned());
+        lines.extend(self.queued.iter().map(listed));
+        lines.push(String::new());
         lines.push(format!(
-            "{:<32} {waits:>10} {:>12} {:>12}",
-            text(key),
-            time(mean),
-            time(longest)
+            "{:<32} {:>10} {:>12} {:>12} {:>10}",
+            "Hot since the start", "waits", "mean wait", "longest", "queued"
         ));
+        for lock in &self.hot {
+            let [waits, sum, longest, queued] = ["waits", "wait-ms", "longest-ms", "queued"]
+                .map(|name| number_of(lock, name).unwrap_or(0));
+            // Those that go on have no time in the sum yet.
+            let mean = sum.checked_div(waits.saturating_sub(queued)).unwrap_or(0);
+            lines.push(format!(
+                "{:<32} {waits:>10} {:>12} {:>12} {queued:>10}",
+                of(lock, "key"),
+                time(mean),
+                time(longest)
+            ));
+        }
+        lines
     }
-    Ok(lines)
 }
 
 fn rates(before: Option<&Counted>, now: &Counted, elapsed: Duration) -> String {

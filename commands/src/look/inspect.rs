@@ -136,7 +136,8 @@ fn in_session(
     fields
 }
 
-/// Adds the fields of a connection that the caller may know: its id, 0 if it is gone, and its address and name.
+/// Adds the fields of a connection that the caller may know: its id, 0 if it is not there, and its address and name; and `gone` if it
+/// was there on this server, and has ended.
 fn with_connection(
     mut fields: Vec<(&'static str, Reply)>,
     client: ClientId,
@@ -145,6 +146,11 @@ fn with_connection(
     let there = client != ClientId::NONE && caller.connected(client.0);
     let id = if there { client.0 } else { 0 };
     fields.push(("client", Reply::Integer(id)));
+    // What a script took has no connection, but a number like one.
+    let had_one = ![ClientId::NONE, ClientId::RESTORED].contains(&client);
+    if had_one && !there {
+        fields.push(("gone", Reply::Integer(1)));
+    }
     if let Some((addr, name)) = there.then(|| caller.describe(client.0)).flatten() {
         fields.extend([("addr", Reply::Bulk(addr)), ("name", Reply::Bulk(name))]);
     }

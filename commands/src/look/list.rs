@@ -114,14 +114,18 @@ fn shape(key: &[u8], row: Row) -> Reply {
         Some(session) => (session.name, Reply::Integer(session.since_ms)),
         None => (Vec::new(), Reply::Null),
     };
-    Reply::Array(vec![
-        Reply::Bulk(key.to_vec()),
-        owner,
-        Reply::Integer(row.holders as u64),
-        Reply::Integer(row.queued as u64),
-        lease_ms,
-        Reply::Bulk(session),
-        not_alive_ms,
+    Reply::Map(vec![
+        ("key", Reply::Bulk(key.to_vec())),
+        ("owner", owner),
+        ("held", Reply::Integer(row.holders as u64)),
+        ("queued", Reply::Integer(row.queued as u64)),
+        ("lease-ms", lease_ms),
+        ("in", Reply::Bulk(session)),
+        ("not-alive-ms", not_alive_ms),
+        (
+            "first-waited-ms",
+            row.first_waited_ms.map_or(Reply::Null, Reply::Integer),
+        ),
     ])
 }
 

@@ -4,7 +4,7 @@ use crate::call::{Call, Census, Reply};
 use crate::error::Error;
 use crate::table::Args;
 use dlock_engine::counters::Hot;
-use dlock_engine::{invariants, Engine, Keyspace, Now};
+use dlock_engine::{invariants, Engine, Keyspace, Millis, Now};
 
 /// The locks that TOP shows without `COUNT`.
 const SHOWN: u64 = 10;
@@ -43,11 +43,13 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let clock_lead = counters.clock_lead.ms(now);
     let clock_lead = if census.primary { 0 } else { clock_lead };
     let ((sessions, not_alive), (rows, begun_anew)) = (engine.sessions(), engine.session_rows());
+    let oldest_wait_ms = engine.oldest_wait_ms(now);
     let now = [
         ("locks", census.locks),
         ("holders", u64::try_from(held).unwrap_or(0)),
         ("places_queued", engine.places() as u64),
         ("connections_waiting", census.connections_waiting),
+        ("oldest_wait_ms", oldest_wait_ms),
         ("ephemeral", engine.ephemeral() as u64),
         ("sessions", sessions as u64),
         ("sessions_not_alive", not_alive as u64),
@@ -151,16 +153,30 @@ pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);
     let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);
-    Ok(Reply::array(shown.take(most).map(|(hot, _)| row(hot))))
+    let rows = shown.take(most).map(|(hot, _)| {
+        let going_on = call.engine.waiting(hot.name.as_ref(), call.now);
+        row(hot, going_on)
+    });
+    Ok(Reply::array(rows))
 }
 
-fn row(hot: &Hot) -> Reply {
-    Reply::Array(vec![
-        Reply::Bulk(hot.name.key.to_vec()),
-        Reply::Integer(hot.waits),
-        Reply::Integer(hot.total_us / 1000),
-        Reply::Integer(hot.longest_us / 1000),
-        Reply::Integer(hot.error),
-        Reply::number(hot.name.db),
+/// Makes a row; `going_on`: how many places the queue has now, and for how long the first of them has been there.
+fn row(hot: &Hot, (queued, first_waited_ms): (usize, Option<Millis>)) -> Reply {
+    let longest_ms = hot.longest_us / 1000;
+    Reply::Map(vec![
+        ("key", Reply::Bulk(hot.name.key.to_vec())),
+        ("db", Reply::number(hot.name.db)),
+        ("waits", Reply::Integer(hot.waits)),
+        ("error", Reply::Integer(hot.error)),
+        ("wait-ms", Reply::Integer(hot.total_us / 1000)),
+        (
+            "longest-ms",
+            Reply::Integer(longest_ms.max(first_waited_ms.unwrap_or(0))),
+        ),
+        ("queued", Reply::Integer(queued as u64)),
+        (
+            "first-waited-ms",
+            first_waited_ms.map_or(Reply::Null, Reply::Integer),
+        ),
     ])
 }

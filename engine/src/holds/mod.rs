@@ -10,11 +10,14 @@ use super::counters::Counters;
 use super::keyspace::{Entry, Event, Value};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold, Lock};
+use super::log::{How, Log, Subject};
 use super::policy::Policy;
-use super::queue::{Deadlines, LockId};
+use super::queue::{Deadlines, LockId, WaitQueues};
 use super::types::{
-    Arrival, Grant, HoldRef, NameRef, Now, RequestId, SessionNo, SteadyMs, Terms, Token, WallMs,
+    Arrival, ClientId, Grant, HoldRef, NameRef, Now, Party, RequestId, SessionNo, SteadyMs, Terms,
+    Token, WallMs,
 };
+use crate::invariants::broken;
 use crate::refusal::Refusal;
 use sessions::Sessions;
 use std::collections::BTreeMap;
@@ -46,6 +49,8 @@ pub struct HoldTable {
     pub tokens: TokenClock,
     /// Counts and times.
     pub counters: Counters,
+    /// What was not ordinary.
+    pub log: Log,
     /// Holds that are tied to connections and sessions.
     pub ties: Ties,
     /// The sessions.
@@ -160,17 +165,25 @@ impl HoldTable {
         Ok(Grant { token, holds })
     }
 
-    /// Ends a hold, counts it, and tells observers.
+    /// Ends a hold, counts it, logs it if that is not ordinary, and tells observers. The queues say who waits for the lock.
     #[inline(always)]
-    pub fn end(
+    pub(crate) fn end(
         &mut self,
+        queues: &WaitQueues,
         entry: &mut Entry<impl Value>,
         whose: HoldRef,
         token: Token,
-        end: End,
+        how: How,
         now: Now,
     ) {
         let HoldRef { name, owner } = whose;
+        let Some(end) = how.end() else {
+            return broken!("a hold ends by something that ends it");
+        };
+        if how != How::Ended(End::Released) || self.log.is_long_hold(token, now) {
+            let client = entry.hold(owner).map_or(ClientId::NONE, |hold| hold.client);
+            self.log_hold(queues, whose, token, client, how, now);
+        }
         if !self.ties.is_empty() {
             self.lose_by(name, token, end);
         }
@@ -181,14 +194,31 @@ impl HoldTable {
     }
 
     /// Ends the holds whose leases end until then, which may be very many. Returns what is left of them, to be freed.
-    pub fn end_until(
+    pub(crate) fn end_until(
         &mut self,
+        queues: &WaitQueues,
         entry: &mut Entry<impl Value>,
         name: NameRef,
         until: WallMs,
         end: End,
         now: Now,
     ) -> Lock {
+        let lock = entry.value();
+        // Many stand in the order of their deadlines: those that stay are not looked at.
+        let in_order = lock.is_indexed();
+        let ends = |deadline: WallMs| deadline <= until;
+        let ending = || {
+            let first = lock.named().take_while(|its| !in_order || ends(its.2));
+            first.filter(|its| ends(its.2))
+        };
+        // Of a mass, those that would push each other out are only counted.
+        let beyond = ending().count().saturating_sub(self.log.most());
+        self.log.skip(beyond);
+        for (owner, token, _) in ending().skip(beyond) {
+            let client = lock.hold(owner).map_or(ClientId::NONE, |hold| hold.client);
+            let whose = HoldRef { name, owner };
+            self.log_hold(queues, whose, token, client, How::Ended(end), now);
+        }
         entry.end_until(until, end, |token| {
             if !self.ties.is_empty() {
                 self.lose_by(name, token, end);
@@ -197,10 +227,37 @@ impl HoldTable {
         })
     }
 
+    /// Logs the end of a hold that is not ordinary.
+    #[cold]
+    pub(crate) fn log_hold(
+        &mut self,
+        queues: &WaitQueues,
+        whose: HoldRef,
+        token: Token,
+        client: ClientId,
+        how: How,
+        now: Now,
+    ) {
+        let mut subject = Subject::of_hold(whose, token, client, now);
+        let tie = self.ties.of_hold(whose, token);
+        if let Some(Party::Connection(client)) = tie.map(|tie| tie.party) {
+            subject.client = client;
+        }
+        if subject.client == ClientId::RESTORED {
+            subject.client = ClientId::NONE;
+        }
+        let session = self.session_of(whose, token);
+        let session = session.and_then(|no| self.sessions.get(no));
+        subject.session = session.map(|session| session.name.clone());
+        let waiting = queues.at(queues.id(whose.name)).others(whose.owner);
+        self.log.add(now, subject, how, waiting);
+    }
+
     /// Brings the owner's hold count down to `holds`; at 0 the hold is given up. The deadline stays.
     #[inline(always)]
-    pub fn lower(
+    pub(crate) fn lower(
         &mut self,
+        queues: &WaitQueues,
         entry: &mut Entry<impl Value>,
         whose: HoldRef,
         hold: Hold,
@@ -209,7 +266,14 @@ impl HoldTable {
     ) {
         let owner = whose.owner;
         if holds == 0 {
-            return self.end(entry, whose, hold.token, End::Released, now);
+            return self.end(
+                queues,
+                entry,
+                whose,
+                hold.token,
+                How::Ended(End::Released),
+                now,
+            );
         }
         let hold = Hold { owner, ..hold };
         let lowered = Hold {

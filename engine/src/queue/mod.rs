@@ -1,6 +1,7 @@
 //! Wait queues: places, the requests that wait at them, and deadlines. Only tickets are durable, and the lock's value keeps that
 //! half of them.
 
+mod ages;
 mod deadlines;
 mod place;
 mod queues;
@@ -11,6 +12,7 @@ pub(crate) use deadlines::{Deadlines, DueKey};
 pub(crate) use place::Place;
 pub(crate) use queues::WaitQueues;
 pub(crate) use requests::{actor, Part, Request, Requests, WaitsAt};
+pub use wait_queue::Waiting;
 pub(crate) use wait_queue::{Departed, WaitQueue};
 
 use std::num::NonZeroU64;

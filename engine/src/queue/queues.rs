@@ -1,5 +1,6 @@
 //! All wait queues, by number, by name, and in the order of a scan; and the watch over their locks.
 
+use super::ages::Ages;
 use super::deadlines::Deadlines;
 use super::place::Place;
 use super::wait_queue::{Departed, WaitQueue};
@@ -16,8 +17,9 @@ use std::rc::Rc;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WaitQueues {
     by_id: ByNumber<LockId, Box<WaitQueue>>,
-    // How many places there are in all of them.
+    // How many places there are in all of them, and since when.
     places: usize,
+    ages: Ages,
     // The earliest lease of each watched lock.
     leases: Deadlines<WallMs, LockId>,
     // Locks that are waited for and have no value.
@@ -106,11 +108,21 @@ impl WaitQueues {
         self.places
     }
 
+    /// Returns since when the oldest of all places has existed, in microseconds of the steady clock, or up to a second more; none if
+    /// there is no place.
+    pub(crate) fn oldest_us(&self) -> Option<u64> {
+        self.ages.oldest()
+    }
+
     /// Puts a place into a queue, as [`WaitQueue::insert`] does.
     pub(crate) fn insert(&mut self, id: LockId, number: Arrival, place: Place) -> bool {
+        let since_us = place.since_us;
         let queue = self.get_mut(id);
         let inserted = queue.is_some_and(|queue| queue.insert(number, place));
-        self.places += usize::from(inserted);
+        if inserted {
+            self.places += 1;
+            self.ages.add(since_us);
+        }
         inserted
     }
 
@@ -118,6 +130,9 @@ impl WaitQueues {
     pub(crate) fn merge(&mut self, id: LockId, arriving: Vec<(Arrival, Box<Place>)>) {
         if let Some(queue) = self.by_id.get_mut(&id) {
             self.places += arriving.len();
+            for (_, place) in &arriving {
+                self.ages.add(place.since_us);
+            }
             queue.merge(arriving);
         }
     }
@@ -126,6 +141,7 @@ impl WaitQueues {
     pub(crate) fn remove_place(&mut self, id: LockId, number: Arrival) -> Option<Box<Place>> {
         let place = self.get_mut(id)?.remove(number)?;
         self.places -= 1;
+        self.ages.remove(place.since_us);
         Some(place)
     }
 
@@ -137,6 +153,9 @@ impl WaitQueues {
     ) -> Option<Departed> {
         let places = self.get_mut(id)?.split_off(leaves);
         self.places -= places.len();
+        for place in places.iter() {
+            self.ages.remove(place.since_us);
+        }
         (places.len() > 0).then_some(places)
     }
 

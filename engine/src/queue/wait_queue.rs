@@ -47,6 +47,15 @@ pub(crate) struct WaitQueue {
     pub dirty: bool,
 }
 
+/// Who else waited for the lock at some moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// The first of them.
+    pub next: Option<Rc<[u8]>>,
+    /// How many.
+    pub count: usize,
+}
+
 /// Places in the order of their numbers. Most leave at the front and come at the end, so a sorted list that is open at both ends
 /// moves nothing for them, gives the rank, and takes 16 bytes a place. A place that leaves from the middle moves the shorter side:
 /// at most 0.8 MB of a queue of 100,000.
@@ -63,6 +72,11 @@ impl Departed {
     /// Returns how many are left.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
+    }
+
+    /// Returns them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter().map(|(_, place)| &**place)
     }
 
     /// Takes one out.
@@ -277,6 +291,17 @@ impl WaitQueue {
         self.places
             .iter()
             .map(|(number, place)| (*number, &**place))
+    }
+
+    /// Returns who waits here, but for this owner.
+    pub(crate) fn others(&self, owner: &[u8]) -> Waiting {
+        let its = self.number_of(owner);
+        let mut places = self.in_order();
+        let next = places.find(|(number, _)| Some(*number) != its);
+        Waiting {
+            next: next.map(|(_, place)| place.owner.clone()),
+            count: self.len() - usize::from(its.is_some()),
+        }
     }
 
     /// Returns the places behind this number, in order.

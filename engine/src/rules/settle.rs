@@ -308,7 +308,7 @@ impl Engine {
         }
         let ended = self
             .holds
-            .end_until(entry, name, now.wall(), End::Expired, now);
+            .end_until(&self.queues, entry, name, now.wall(), End::Expired, now);
         self.free_later(ended);
     }
 

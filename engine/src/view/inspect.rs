@@ -122,9 +122,18 @@ pub struct Row {
     pub holders: usize,
     /// How many places its queue has.
     pub queued: usize,
+    /// For how many milliseconds the first of them has been there; none if there is none.
+    pub first_waited_ms: Option<Millis>,
 }
 
 impl Engine {
+    /// Returns how many places the queue of a lock has, and for how many milliseconds the first of them has been there.
+    pub fn waiting(&self, name: NameRef, now: Now) -> (usize, Option<Millis>) {
+        let queue = self.queue(name);
+        let first = queue.head().map(|(_, place)| place.waited_us(now) / 1000);
+        (queue.len(), first)
+    }
+
     /// Returns the locks of a database that have a queue or a watch: about `most` of them from this hash on, and the hash to go on
     /// from; none if these were the last.
     pub fn queue_keys(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
@@ -156,6 +165,13 @@ impl Engine {
             holders: lock.live(now.wall()),
             // On a replica, and right after a load, only the value knows the tickets.
             queued: queue.len().max(lock.queued()),
+            first_waited_ms: match queue.head() {
+                Some((_, place)) => Some(place.waited_us(now) / 1000),
+                None => {
+                    let first = lock.tickets().next();
+                    first.map(|(number, _)| now.us.saturating_sub(number.0) / 1000)
+                }
+            },
         };
         (row.holders > 0 || row.queued > 0).then_some(row)
     }

@@ -100,6 +100,14 @@ impl Caller for Client {
         None
     }
 
+    fn may_list_clients(&self) -> bool {
+        self.may_wait
+    }
+
+    fn is_loading(&self) -> bool {
+        false
+    }
+
     /// Nobody may read keys that begin with `secret`.
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
         keys.iter().map(|key| !key.starts_with(b"secret")).collect()

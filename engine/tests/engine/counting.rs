@@ -304,6 +304,38 @@ fn waits_and_holds_are_timed() {
     }
 }
 
+/// The oldest wait is one that goes on, of whatever kind: it begins with the place and ends with it, whoever asks again meanwhile.
+#[test]
+fn the_oldest_wait_is_one_that_goes_on() {
+    let mut world = World::new(Policy::default());
+    let oldest = |world: &mut World| stats(world, "STATS")["oldest_wait_ms"];
+    drop(send(&mut world, 1, "ACQUIRE k a 100000"));
+    drop(send(&mut world, 1, "ACQUIRE l a 100000"));
+    assert_eq!(oldest(&mut world), 0);
+    drop(send(&mut world, 2, "FAIRACQUIRE k b CLAIM 20000"));
+    world.pass(3_000);
+    drop(send(&mut world, 3, "ACQUIRE l c BLOCK 30000"));
+    world.pass(4_000);
+    assert_eq!(oldest(&mut world), 7_000);
+    // An absent ticket that is asked for again is as old as before.
+    drop(send(&mut world, 2, "FAIRACQUIRE k b CLAIM 2000"));
+    assert_eq!(oldest(&mut world), 7_000);
+    // Its window ends: the other is the oldest now.
+    world.pass(2_500);
+    assert_eq!(oldest(&mut world), 6_500);
+    // Two of one second: when the first has gone, the answer is too high by what lies between them.
+    drop(send(&mut world, 4, "ACQUIRE l d BLOCK 0"));
+    world.pass(400);
+    drop(send(&mut world, 5, "ACQUIRE k e BLOCK 0"));
+    drop(send(&mut world, 9, "CANCEL l c"));
+    world.pass(100);
+    assert_eq!(oldest(&mut world), 500);
+    drop(send(&mut world, 9, "CANCEL l d"));
+    assert_eq!(oldest(&mut world), 500);
+    drop(send(&mut world, 9, "CANCEL k e"));
+    assert_eq!(oldest(&mut world), 0);
+}
+
 /// A session that has 10,000 rows which nobody has seen begins anew. Its places stay, and what it held belongs to nothing.
 #[test]
 fn a_session_that_owes_too_much_begins_anew() {
@@ -613,24 +645,35 @@ fn the_checker_of_the_sketch_finds_faults() {
     assert!(keeps_its_word(&top, &counts, KEPT).is_err());
 }
 
-/// Returns the rows of TOP: key, waits, milliseconds in all, the longest, error, database.
+/// Returns the rows of TOP: key, waits, milliseconds in all, the longest, how many wait now and the first for how long.
 fn top(world: &mut World, line: &str) -> Vec<(String, [u64; 5])> {
     let Ok(Reply::Array(rows)) = send(world, 99, line) else {
         panic!("{line}")
     };
     let row = |row: Reply| match row {
-        Reply::Array(cells) => match &cells[..] {
-            [Reply::Bulk(key), numbers @ ..] => {
-                let number = |cell: &Reply| match cell {
-                    Reply::Integer(number) => *number,
-                    other => panic!("{other:?}"),
-                };
-                let numbers: Vec<u64> = numbers.iter().map(number).collect();
-                let key = String::from_utf8_lossy(key).into_owned();
-                (key, numbers.try_into().expect("five numbers"))
-            }
-            other => panic!("{other:?}"),
-        },
+        Reply::Map(fields) => {
+            let fields: BTreeMap<&str, Reply> = fields.into_iter().collect();
+            let number = |name| match &fields[name] {
+                Reply::Integer(number) => *number,
+                Reply::Null => 0,
+                other => panic!("{name}: {other:?}"),
+            };
+            let Reply::Bulk(key) = &fields["key"] else {
+                panic!("{fields:?}")
+            };
+            assert_eq!((number("error"), number("db")), (0, 0));
+            let numbers = [
+                "waits",
+                "wait-ms",
+                "longest-ms",
+                "queued",
+                "first-waited-ms",
+            ];
+            (
+                String::from_utf8_lossy(key).into_owned(),
+                numbers.map(number),
+            )
+        }
         other => panic!("{other:?}"),
     };
     rows.into_iter().map(row).collect()
@@ -654,7 +697,8 @@ fn top_shows_waits_and_their_times() {
     go(&mut world, 4, "ACQUIRE secret c BLOCK 0");
     let k = |numbers| ("k".to_owned(), numbers);
     // A wait counts when it begins, its time when it ends.
-    assert_eq!(top(&mut world, "TOP"), [k([1, 0, 0, 0, 0])]);
+    // One that goes on counts with the longest.
+    assert_eq!(top(&mut world, "TOP"), [k([1, 0, 3, 1, 3])]);
     world.pass(997);
     go(&mut world, 1, "RELEASE k a");
     assert_eq!(top(&mut world, "TOP"), [k([1, 1000, 1000, 0, 0])]);

@@ -27,7 +27,7 @@ pub enum Rule {
     Ghost,
     /// An owner has one place at a lock, and a holder none in the queue.
     OnePlace,
-    /// The engine counts its places correctly.
+    /// The engine counts its places correctly, and knows how old the oldest is.
     Places,
     /// The engine asks to be woken no later than the next deadline.
     Wakeup,
@@ -410,6 +410,17 @@ fn places(after: &Picture) -> Result<(), Broken> {
         );
         return broken(Rule::Places, what);
     }
+    let oldest = after.rows.values().filter_map(|row| row.oldest_ms).max();
+    // By microseconds, of which each of the two drops a part.
+    let exact = match oldest {
+        Some(oldest) => (oldest..=oldest + 1000).contains(&after.oldest_ms),
+        None => after.oldest_ms == 0,
+    };
+    if !exact {
+        let told = after.oldest_ms;
+        let what = format!("the oldest place is {oldest:?} ms old, and the engine says {told}");
+        return broken(Rule::Places, what);
+    }
     Ok(())
 }
 
@@ -756,7 +767,7 @@ const EMPTY: [&str; 9] = [
     "timers: Deadlines { index: {}",
     "windows: Deadlines { index: {}",
     "outbox: []",
-    "by_id: {}, places: 0, leases: Deadlines { index: {}",
+    "by_id: {}, places: 0, ages: Ages { groups: {} }, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}, owners: 0",
     "dirty: [], arrived: [], next: {}, garbage: [], left: [], undelivered: [], ended: {}, read: None, overdue: [], scan: Over",

@@ -121,7 +121,10 @@ fn rows(world: &mut World, line: &str, source: Source, keys: &[&str]) -> Vec<Str
         other => panic!("{other:?}"),
     };
     let row = |row: Reply| match row {
-        Reply::Array(cells) => cells.iter().map(cell).collect::<Vec<_>>().join(" "),
+        Reply::Map(fields) => {
+            let cells = fields.iter().map(|(_, value)| cell(value));
+            cells.collect::<Vec<_>>().join(" ")
+        }
         other => panic!("{other:?}"),
     };
     rows.into_iter().map(row).collect()
@@ -162,23 +165,23 @@ fn a_row_says_who_and_how_many() {
         "none",
     ];
     let keys = Source::Keys(0);
-    let contended = ["contended ann 1 2 2000 '' -", "reserved - 0 1 - '' -"];
+    let contended = ["contended ann 1 2 2000 '' - 0", "reserved - 0 1 - '' - 0"];
     // The lease of cid ran out one millisecond ago, and no command has looked at the lock since.
     world.now.us += 1000;
     let seen = rows(&mut world, "LIST", keys, &all);
     assert_eq!(
         seen,
         [
-            "one ann 1 0 999 '' -",
-            "contended ann 1 2 1999 '' -",
-            "readers ben 2 0 8999 '' -",
-            "reserved - 0 1 - '' -",
-            "mine s/1 1 0 3999 s 0"
+            "one ann 1 0 999 '' - -",
+            "contended ann 1 2 1999 '' - 0",
+            "readers ben 2 0 8999 '' - -",
+            "reserved - 0 1 - '' - 0",
+            "mine s/1 1 0 3999 s 0 -"
         ]
     );
     world.now.us -= 1000;
     let seen = rows(&mut world, "LIST", keys, &all);
-    assert_eq!(seen[2], "readers ben 3 0 9000 '' -");
+    assert_eq!(seen[2], "readers ben 3 0 9000 '' - -");
     assert_eq!(
         rows(&mut world, "LIST CONTENDED", Source::Queues(0), &all),
         contended
@@ -186,14 +189,14 @@ fn a_row_says_who_and_how_many() {
     assert_eq!(
         rows(&mut world, "LIST OWNER ann", keys, &all),
         [
-            "one ann 1 0 1000 '' -",
-            "contended ann 1 2 2000 '' -",
-            "readers ann 3 0 3000 '' -"
+            "one ann 1 0 1000 '' - -",
+            "contended ann 1 2 2000 '' - 0",
+            "readers ann 3 0 3000 '' - -"
         ]
     );
     assert_eq!(
         rows(&mut world, "LIST OWNER ben", keys, &all),
-        ["readers ben 3 0 9000 '' -"]
+        ["readers ben 3 0 9000 '' - -"]
     );
     // The server has matched the pattern on keys of its own.
     let matched = |world: &mut World, line| rows(world, line, Source::Queues(0), &all);
@@ -221,7 +224,7 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
     send(&mut world, "ACQUIRE k ann BLOCK 0").expect("it waits");
     assert_eq!(
         rows(&mut world, "LIST", Source::Queues(0), &["k"]),
-        ["k - 0 1 - '' -"]
+        ["k - 0 1 - '' - 0"]
     );
     let found = world.engine().queue_keys(0, 0, 10);
     assert_eq!(found, (vec![Rc::from(*b"k")], None));
@@ -230,7 +233,7 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
     assert_eq!(rows(&mut world, "LIST", Source::Queues(0), &["k"]), [""; 0]);
     assert_eq!(
         rows(&mut world, "LIST", Source::Keys(0), &["k"]),
-        ["k ann 1 0 5000 '' -"]
+        ["k ann 1 0 5000 '' - -"]
     );
     assert_eq!(world.engine().queue_keys(0, 0, 10), (vec![], None));
 }

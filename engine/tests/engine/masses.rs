@@ -203,7 +203,9 @@ impl Followed {
             told.extend(closed.events);
             if !closed.effect.is_empty() {
                 let mut clock = TokenClock::default();
-                let followed = self.follower.follow(&closed.effect, &mut clock);
+                let followed = self
+                    .follower
+                    .follow(&closed.effect, &mut clock, |_, _, _| {});
                 assert_eq!(followed, Ok(()));
             }
         }

@@ -7,8 +7,10 @@ use crate::world::Op;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Spec, COMMANDS};
 use dlock_commands::{execute, Call, Reply};
+use dlock_engine::lock::Hold;
 use dlock_engine::{
-    change, codec, End, Engine, Keyspace, Loss, Name, NameRef, Now, Output, Policy, WallMs,
+    change, codec, End, Engine, HoldRef, Keyspace, Loss, Lost, Name, NameRef, Now, Output, Policy,
+    WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -218,12 +220,12 @@ impl Server {
             return;
         };
         for hold in lock.holds() {
-            let name = name.as_ref();
             let end = match hold.deadline <= now.wall() {
                 true => End::Expired,
                 false => End::Removed,
             };
-            self.engine.on_hold_removed(name, end, hold.token, now);
+            let (whose, lost) = gone(name, &hold);
+            self.engine.on_hold_removed(whose, end, lost, now);
         }
     }
 
@@ -231,8 +233,8 @@ impl Server {
     fn leaves(&mut self, name: &Name, value: &Value, now: Now) {
         if let Value::Lock(lock, _) = value {
             for hold in lock.holds().filter(|_| !self.stays) {
-                self.engine
-                    .on_hold_left(name.as_ref(), hold.token, Loss::Renamed, now);
+                let (whose, lost) = gone(name, &hold);
+                self.engine.on_hold_left(whose, lost, Loss::Renamed, now);
             }
         }
         match self.primary && !self.fresh_windows {
@@ -339,4 +341,17 @@ pub fn swapped(name: Name, one: u32, other: u32) -> Name {
         db => db,
     };
     Name { db, ..name }
+}
+
+/// Returns whose hold this is, and what the engine learns of it when it goes with its key.
+fn gone<'a>(name: &'a Name, hold: &Hold<'a>) -> (HoldRef<'a>, Lost) {
+    let (token, client) = (hold.token, hold.client);
+    let owner = hold.owner;
+    let name = name.as_ref();
+    let lost = Lost {
+        token,
+        client,
+        logged: true,
+    };
+    (HoldRef { name, owner }, lost)
 }

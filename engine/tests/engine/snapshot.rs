@@ -16,8 +16,9 @@ pub struct Picture {
     pub now: WallMs,
     pub steady: SteadyMs,
     pub rows: BTreeMap<Name, Row>,
-    /// The engine's count of places, and in how many milliseconds it asks to be woken.
+    /// The engine's count of places, the age of the oldest as it tells it, and in how many milliseconds it asks to be woken.
     pub places: usize,
+    pub oldest_ms: Millis,
     pub next_wakeup: Option<Millis>,
     /// The waiting requests.
     pub waits: BTreeMap<RequestId, Waiting>,
@@ -81,6 +82,8 @@ pub struct Row {
     /// The holder that waits for a stricter limit.
     pub upgrade: Option<Place>,
     pub queue: Vec<Place>,
+    /// For how long the oldest of these places has been there.
+    pub oldest_ms: Option<Millis>,
     /// The owners of the tickets in the value, with their limits; none if there is no value.
     pub tickets: Option<Vec<(Vec<u8>, Limit, Permits)>>,
     /// Whether the value is marked as having a queue; none if there is no value.
@@ -155,6 +158,7 @@ impl Picture {
                 .map(|name| (name.clone(), row(world, name)))
                 .collect(),
             places: engine.places(),
+            oldest_ms: engine.oldest_wait_ms(now),
             next_wakeup: engine.next_wakeup(now),
             waits: world.waits.clone(),
             granting: engine.policy().granting(now),
@@ -358,6 +362,11 @@ fn row(world: &World, name: &Name) -> Row {
         holders,
         upgrade,
         queue,
+        oldest_ms: view
+            .iter()
+            .flat_map(|view| &view.queue)
+            .map(|place| place.waited_ms)
+            .max(),
         tickets: lock.map(|lock| lock.tickets().map(|(_, one)| ticket(one)).collect()),
         watched: lock.map(|lock| lock.watched()),
         ttl: match (lock, world.primary.keys.values.get(name)) {

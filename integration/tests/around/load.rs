@@ -26,6 +26,8 @@ const SETTINGS: &[(&str, &[&str])] = &[
     ("ack-timeout-ms", &["0", "3155760000001"]),
     ("deadlock-detection", &["maybe", "1"]),
     ("grants", &["maybe", "1"]),
+    ("log-max-len", &["-1", "100001"]),
+    ("log-slower-than-ms", &["-2", "3155760000001"]),
     ("notify", &["zz", "all", "0"]),
     ("on-panic", &["zz", "no", "1"]),
 ];

@@ -141,7 +141,7 @@ fn expected(all: &BTreeMap<String, String>) -> String {
 fn it_has_every_setting_with_its_default() {
     let server = Server::start();
     let all: BTreeMap<String, String> = server.connection().ask("CONFIG GET dlock.*");
-    assert_eq!(all.len(), 18);
+    assert_eq!(all.len(), 20);
     let expected = expected(&all);
     if std::env::var_os("DLOCK_WRITE").is_some() {
         fs::write(project().join(FILE), &expected).expect("the file can be written");

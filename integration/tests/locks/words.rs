@@ -276,7 +276,7 @@ fn random_word(rng: &mut Rng) -> Vec<u8> {
 }
 
 fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
-    const VERBS: [&str; 21] = [
+    const VERBS: [&str; 22] = [
         "ACQUIRE",
         "FAIRACQUIRE",
         "DOWNGRADE",
@@ -295,6 +295,7 @@ fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
         "LIST",
         "GRAPH",
         "TOP",
+        "LOG",
         "STATS",
         "HELP",
         "APPLY",

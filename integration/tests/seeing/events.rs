@@ -200,7 +200,9 @@ fn keyspace_events_are_gated() {
 }
 
 /// Each setting with a value that is not its default, and an invalid one.
-const SETTINGS: [(&str, &str, &str); 18] = [
+const SETTINGS: [(&str, &str, &str); 20] = [
+    ("log-max-len", "22", "-1"),
+    ("log-slower-than-ms", "-1", "-2"),
     ("default-lease-ms", "1234000", "0"),
     ("max-lease-ms", "1234567", "-1"),
     ("claim-window-ms", "4321", "x"),

@@ -1,8 +1,8 @@
 //! A server's views of its locks as a whole: STATS, TOP, LIST and the fields of INFO.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use dlock_integration::redis::{from_redis_value, Value};
+use dlock_integration::redis::{from_redis_value, FromRedisValue, Value};
 use dlock_integration::{at_once, await_until, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
 /// Returns the gauges of the number of locks and of holds.
@@ -32,14 +32,19 @@ fn stats_are_the_fields_of_info() {
     let server = Server::start();
     let _waiters = crowd(&server, "k", 2);
     let plain = stats(&mut server.connection(), "DLOCK.STATS");
-    assert_eq!(plain, stats(&mut server.connection_resp3(), "DLOCK.STATS"));
+    let named = stats(&mut server.connection_resp3(), "DLOCK.STATS");
+    assert_eq!(
+        plain.keys().collect::<Vec<_>>(),
+        named.keys().collect::<Vec<_>>()
+    );
     let info = server.info("dlock");
     for (name, value) in &plain {
-        assert_eq!(
-            info.number::<u64>(&format!("dlock_{name}")),
-            *value,
-            "{name}"
-        );
+        let of_info = info.number::<u64>(&format!("dlock_{name}"));
+        match &**name {
+            // It rises from one question to the next.
+            "oldest_wait_ms" => assert!(of_info >= *value, "{name}"),
+            _ => assert_eq!(of_info, *value, "{name}"),
+        }
     }
     for (name, value) in [
         ("locks", 1),
@@ -109,16 +114,13 @@ fn what_a_flush_frees_later_is_not_what_came_since() {
     });
 }
 
-/// A row of LIST: key, owner, holders, queued, lease, session, for how long that is not alive.
-type Row = (
-    String,
-    Option<String>,
-    u64,
-    u64,
-    Option<u64>,
-    String,
-    Option<u64>,
-);
+/// A row of LIST.
+type Row = HashMap<String, Value>;
+
+/// Returns a field of a row.
+fn field<T: FromRedisValue>(row: &Row, name: &str) -> T {
+    from_redis_value(&row[name]).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
 
 /// Returns all pages of a list, and their number. `options` follow the command.
 fn pages(c: &mut Wire, options: &str) -> (Vec<Row>, usize) {
@@ -137,7 +139,7 @@ fn pages(c: &mut Wire, options: &str) -> (Vec<Row>, usize) {
 /// Returns the listed keys, in order.
 fn listed(c: &mut Wire, options: &str) -> Vec<String> {
     let (rows, _) = pages(c, options);
-    let mut keys: Vec<String> = rows.into_iter().map(|row| row.0).collect();
+    let mut keys: Vec<String> = rows.iter().map(|row| field(row, "key")).collect();
     keys.sort();
     keys
 }
@@ -158,7 +160,10 @@ fn a_list_has_every_lock_and_nothing_else() {
     let (rows, few) = pages(&mut c, "COUNT 1000");
     let (_, many) = pages(&mut c, "COUNT 10");
     assert!(few < 10 && many > 20, "{few} pages, {many} pages");
-    for (key, owner, holders, queued, lease, session, _) in rows {
+    for row in &rows {
+        let (key, owner): (String, Option<String>) = (field(row, "key"), field(row, "owner"));
+        let (holders, queued): (u64, u64) = (field(row, "held"), field(row, "queued"));
+        let (lease, session): (Option<u64>, String) = (field(row, "lease-ms"), field(row, "in"));
         let at: usize = key["lock-".len()..].parse().expect("a number");
         assert_eq!(owner, Some(format!("owner-{}", at % 5)));
         assert_eq!((holders, queued, &*session), (1, 0, ""));
@@ -192,7 +197,7 @@ fn a_list_has_the_nulls_of_the_protocol() {
         wire.send(hello);
         wire.read().expect("a hello");
         wire.send("DLOCK.LIST 0 MATCH reserved COUNT 1000");
-        let lines: Vec<String> = (0..14).map(|_| wire.read_line()).collect();
+        let lines: Vec<String> = (0..31).map(|_| wire.read_line()).collect();
         assert_eq!(
             lines.iter().filter(|line| *line == null).count(),
             3,
@@ -286,4 +291,106 @@ fn the_latency_monitor_shows_a_late_hand_over() {
         let took: u64 = from_redis_value(&late[2]).expect("milliseconds");
         assert!(took >= 290, "{latest:?}");
     }
+}
+
+/// The newest entry of the log, once there is one.
+fn logged(server: &Server, key: &str) -> Row {
+    let mut newest = None;
+    await_until("it is logged", PATIENCE, || {
+        let entries: Vec<Row> = server.connection().ask(&format!("DLOCK.LOG KEY {key}"));
+        newest = entries.into_iter().next();
+        newest.is_some()
+    });
+    newest.expect("an entry")
+}
+
+/// Address and name are those of the connection, though it has ended by the time the lease runs out.
+#[test]
+fn the_log_names_connections_that_have_ended() {
+    let server = Server::start();
+    // The module hears of connections that end from the first wait on.
+    let _waiters = crowd(&server, "busy", 1);
+    let mut gone = server.connection();
+    gone.run("CLIENT SETNAME stock-keeper");
+    let (id, addr) = (gone.client_id(), gone.ask::<String>("CLIENT INFO"));
+    let addr = addr.split(' ').find_map(|word| word.strip_prefix("addr="));
+    let addr = addr.expect("an address").to_owned();
+    gone.run("DLOCK.ACQUIRE stock alice 300");
+    drop(gone);
+    let _next = Blocked::start(&server, "DLOCK.ACQUIRE stock bob 600000 BLOCK 0");
+    let entry = logged(&server, "stock");
+    assert_eq!(field::<String>(&entry, "how"), "expired");
+    assert_eq!(field::<u64>(&entry, "client"), id);
+    assert_eq!(field::<String>(&entry, "addr"), addr);
+    assert_eq!(field::<String>(&entry, "name"), "stock-keeper");
+    assert_eq!(field::<String>(&entry, "next"), "bob");
+}
+
+/// INFO of a lock tells a hold whose connection has ended from one whose connection is not known.
+#[test]
+fn a_hold_without_its_connection_is_told() {
+    let server = Server::start();
+    let mut gone = server.connection();
+    let id = gone.client_id();
+    gone.run("DLOCK.ACQUIRE stock alice 600000");
+    let mut c = server.connection();
+    let holder = |c: &mut Wire| -> Row {
+        let info: HashMap<String, Value> = c.ask("DLOCK.INFO stock");
+        from_redis_value::<Vec<Row>>(&info["holders"])
+            .expect("holders")
+            .remove(0)
+    };
+    assert_eq!(field::<u64>(&holder(&mut c), "client"), id);
+    assert!(!holder(&mut c).contains_key("gone"));
+    drop(gone);
+    await_until("the connection has ended", PATIENCE, || {
+        holder(&mut c).contains_key("gone")
+    });
+    assert_eq!(field::<u64>(&holder(&mut c), "client"), 0);
+}
+
+/// A promoted replica's log has the ends of holds that it saw as a replica, with its own clock's time; a restarted one has nothing of
+/// what its AOF says.
+#[test]
+fn a_replica_logs_what_it_sees() {
+    let primary = Server::start();
+    let replica = Server::builder().config("appendonly", "yes").start();
+    replica.replica_of(&primary);
+    let mut p = primary.connection();
+    await_until("the replica follows", PATIENCE, || {
+        p.run("DLOCK.ACQUIRE seen alice 600000");
+        p.run("DLOCK.RELEASE seen alice");
+        p.run("DLOCK.ACQUIRE seen alice 600000");
+        p.run("DLOCK.FORCERELEASE seen");
+        let entries: Vec<Row> = replica.connection().ask("DLOCK.LOG KEY seen");
+        !entries.is_empty()
+    });
+    replica.connection().run("REPLICAOF NO ONE");
+    let entries: Vec<Row> = replica.connection().ask("DLOCK.LOG KEY seen COUNT 1000");
+    let how = |row| field::<String>(row, "how");
+    assert!(
+        entries.iter().all(|row| how(row) == "forced"),
+        "{entries:?}"
+    );
+    assert_eq!(field::<String>(&entries[0], "owner"), "alice");
+    assert!(field::<u64>(&entries[0], "token") > 0);
+}
+
+/// On a server that waits for nothing and watches nothing, the module asks nothing.
+#[test]
+fn an_idle_server_is_silent() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE stock alice 600000");
+    let calls = |c: &mut Wire| -> String {
+        let stats: String = c.ask("INFO commandstats");
+        let line = stats.lines().find(|line| line.contains("dlock.apply"));
+        line.unwrap_or_default().to_owned()
+    };
+    let before = calls(&mut c);
+    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    assert_eq!(calls(&mut c), before);
+    // While somebody waits, it asks.
+    let _waiter = Blocked::start(&server, "DLOCK.ACQUIRE stock bob 600000 BLOCK 0");
+    await_until("it asks", PATIENCE, || calls(&mut c) != before);
 }

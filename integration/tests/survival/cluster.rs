@@ -842,13 +842,13 @@ fn a_slot_that_goes_and_comes_between_two_looks_is_looked_at() {
     nodes.assert_sound();
 }
 
-/// Returns the keys that LIST shows, however many pages that takes.
+/// Returns the keys that LIST shows, however many pages that takes. In a row of names and values the key is the first value.
 fn listed(connection: &mut Wire) -> Vec<String> {
     let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
     loop {
         let line = format!("DLOCK.LIST {cursor} COUNT 10");
         let (next, rows): (String, Vec<Vec<Value>>) = connection.ask(&line);
-        keys.extend(rows.iter().map(|row| text(&row[0])));
+        keys.extend(rows.iter().map(|row| text(&row[1])));
         cursor = next;
         if cursor == "0" {
             keys.sort();
@@ -860,7 +860,7 @@ fn listed(connection: &mut Wire) -> Vec<String> {
 /// Returns the keys that TOP shows.
 fn hot(connection: &mut Wire) -> Vec<String> {
     let rows: Vec<Vec<Value>> = connection.ask("DLOCK.TOP COUNT 1000");
-    let mut keys: Vec<String> = rows.iter().map(|row| text(&row[0])).collect();
+    let mut keys: Vec<String> = rows.iter().map(|row| text(&row[1])).collect();
     keys.sort();
     keys
 }

@@ -101,7 +101,7 @@ fn callback<H: Handler>(
             }
         }};
     }
-    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
+    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24)
 }
 
 /// Runs the command at this position of the table.

@@ -3,6 +3,9 @@
 use super::*;
 use dlock_integration::redis::cmd;
 use dlock_integration::{Sentinel, ServerBuilder, Version, Watch, PRIMARY};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A server of a group with two replicas, in the recommended setting.
 fn member() -> ServerBuilder {
@@ -63,7 +66,7 @@ fn check_reads_a_group() {
             &two,
             "CONFIG SET dlock.quarantine-ms 700",
             "CONFIG SET dlock.quarantine-ms 500",
-            "settings or version differ",
+            "it differs from the primary: dlock.quarantine-ms is 700 here and 500 there",
         ),
         (
             &one,
@@ -148,16 +151,72 @@ fn check_says_how_long_nothing_is_granted() {
     let notes = complaints("note", &said);
     let closed: Vec<&String> = notes
         .iter()
-        .filter(|note| note.contains("nothing is granted"))
+        .filter(|note| note.contains("grants nothing"))
         .collect();
     let [closed] = closed.as_slice() else {
         panic!("{said}")
     };
     let left = closed
-        .rsplit_once("for another ")
+        .rsplit_once("wait ")
         .and_then(|(_, left)| left.strip_suffix(" s"));
     let left: u64 = left.expect("how long").parse().expect("seconds");
     assert!((1..=600).contains(&left), "{said}");
+}
+
+/// Replicas that have just been started count late: that is no fault, and passes.
+#[test]
+fn check_says_when_replicas_count() {
+    let one = |builder: ServerBuilder| {
+        let words = ["replicas", "2", "quarantine-ms", "600000"];
+        let with = |builder: ServerBuilder, word: &&str| builder.module_argument(word);
+        let builder = builder.config("appendonly", "yes");
+        words.iter().fold(builder, with).start()
+    };
+    let [primary, first, second] = [(); 3].map(|()| one(Server::builder()));
+    for replica in [&first, &second] {
+        replica.replica_of(&primary);
+        replica.wait_in_sync(&primary);
+    }
+    let (code, said, _) = output(&primary, &["check"]);
+    let bad = complaints("BAD", &said).into_iter();
+    let bad: Vec<String> = bad.filter(|words| !is_of_release(words)).collect();
+    assert_eq!(bad, [""; 0], "{said}");
+    assert_eq!(code, if said.contains("BAD") { 1 } else { 3 }, "{said}");
+    let late =
+        "0 replicas count, and 1 must confirm: after a start or a full copy they count late; wait ";
+    let notes = complaints("note", &said);
+    assert!(notes.iter().any(|note| note.starts_with(late)), "{said}");
+}
+
+/// A backlog that a replica outlives only for seconds, at the present rate of writes.
+#[test]
+fn check_compares_the_backlog_with_the_writes() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    replica.wait_in_sync(&primary);
+    let mut connection = primary.connection();
+    connection.run("CONFIG SET repl-backlog-size 16384");
+    let of = |mark: &str| {
+        let (_, said, _) = output(&primary, &["check"]);
+        let found = complaints(mark, &said).into_iter();
+        let found = found.filter(|line| line.starts_with("repl-backlog-size"));
+        found.collect::<Vec<_>>().join("\n")
+    };
+    assert!(of("ok").ends_with("lasts for a minute or more of what is written"));
+    let ends = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (ends, value) = (ends.clone(), "x".repeat(1_000));
+        thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                connection.run(&format!("SET written {value}"));
+                thread::sleep(Duration::from_millis(1));
+            }
+        })
+    };
+    let note = of("note");
+    ends.store(true, Ordering::Relaxed);
+    writer.join().expect("it has written");
+    assert!(note.contains(" s of what is written now"), "{note}");
 }
 
 /// Without an AOF a file that a full copy, or somebody, has left is what a server begins from. Then it has forgotten what it confirmed.

@@ -165,7 +165,7 @@ fn a_lost_lock_ends_the_command() {
         let (run, _) = running(&server, &words_of, script);
         assert_eq!(
             output(&server, &["release", "job"]),
-            (0, "1 ended\n".to_owned(), String::new())
+            (0, "1 hold ended\n".to_owned(), String::new())
         );
         let _: Grant = connection.ask("DLOCK.ACQUIRE job bob 600000");
         let (code, _, error) = run.end();
@@ -681,7 +681,7 @@ fn what_is_wrong_with_the_server_is_said() {
     let bare = Server::builder().without_module().start();
     let (code, _, said) = output(&bare, &["run", "job", "--", "true"]);
     assert!(
-        code == 69 && said.contains("unknown command"),
+        code == 69 && said.contains("the module dlock is not loaded there"),
         "{code} {said}"
     );
     server.kill9();

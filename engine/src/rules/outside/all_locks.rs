@@ -84,6 +84,10 @@ impl Engine {
     /// Takes the settings, and marks every watched lock: more may be granted now than before.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
+        let longer_than = self.policy.log_slower_than_ms;
+        self.holds
+            .log
+            .configure(self.policy.log_max_len, longer_than);
         let confirms = self.policy.confirms();
         if confirms && !self.holds.sessions.confirms {
             self.holds.ties.begin_to_confirm();

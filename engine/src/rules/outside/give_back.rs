@@ -8,7 +8,8 @@
 //! such a hold ends whatever came after it.
 
 use crate::keyspace::{exists, Entry, Keyspace, Value};
-use crate::lock::{End, Hold};
+use crate::lock::Hold;
+use crate::log::How;
 use crate::outbox::{Outcome, Promise};
 use crate::queue::Place;
 use crate::rules::requests::hold::held;
@@ -74,12 +75,12 @@ impl Engine {
             .ok()
             .filter(untouched)?;
         // No client knows of it, so nobody loses it.
-        let whose = HoldRef { name, owner };
+        let (whose, how) = (HoldRef { name, owner }, How::Undelivered);
         if let Some(id) = self.holds.ties.find_hold(whose, promise.token) {
             self.holds.untie_silently(id);
         }
         self.holds
-            .end(entry, whose, promise.token, End::Released, now);
+            .end(&self.queues, entry, whose, promise.token, how, now);
         if let Some((number, place)) = promise.ticket {
             self.put_back(entry, now, name, number, *place);
         }

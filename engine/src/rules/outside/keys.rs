@@ -2,11 +2,13 @@
 //! changed, so it only marks the lock; a settlement makes the changes.
 
 use crate::keyspace::{Entry, Keyspace, Value};
+use crate::lock::End;
+use crate::log::How;
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Garbage};
-use crate::types::{Arrival, Millis, NameRef, Now, RequestId, SteadyMs};
+use crate::types::{Arrival, ClientId, HoldRef, Millis, NameRef, Now, RequestId, SteadyMs};
 
 /// How long a window that has ended is remembered: a value that has moved is found within a second, and its ticket goes then.
 const WINDOW_KEPT_MS: Millis = 2_000;
@@ -76,7 +78,7 @@ impl Engine {
 
     /// Applies what another server has decided on a lock: the primary of this replica, by its stream or the AOF, or, on a primary,
     /// the node that a slot comes from (`primary`). The effect is passed on as it came: this server's own AOF and replicas get the
-    /// same bytes.
+    /// same bytes. Ends of holds that are not ordinary are logged if they happen now (`live`), and not in an AOF that is read.
     ///
     /// Errors: `WrongType`; `Malformed` and `NewerFormat` for an effect that cannot be read. Nothing has changed then.
     pub fn follow(
@@ -86,13 +88,30 @@ impl Engine {
         name: NameRef,
         effect: &[u8],
         primary: bool,
+        live: bool,
     ) -> Result<(), Refusal> {
         let entry = keys.entry(name);
         if entry.foreign {
             return Err(Refusal::WrongType);
         }
         let (before, last) = (entry.holders() as i64, self.holds.tokens.last());
-        entry.follow(effect, &mut self.holds.tokens)?;
+        // Collected first: the log is in the same table as the token clock, which is borrowed here.
+        let mut ended = Vec::new();
+        let log = &self.holds.log;
+        entry.follow(effect, &mut self.holds.tokens, |owner, token, end| {
+            if live && (end != End::Released || log.is_long_hold(token, now)) {
+                ended.push((Box::<[u8]>::from(owner), token, end));
+            }
+        })?;
+        for (owner, token, end) in ended {
+            let whose = HoldRef {
+                name,
+                owner: &owner,
+            };
+            let how = How::Ended(end);
+            self.holds
+                .log_hold(&self.queues, whose, token, ClientId::NONE, how, now);
+        }
         let number = self.holds.tokens.last();
         if number > last && !primary {
             self.holds.counters.clock_lead.observe(number, now);

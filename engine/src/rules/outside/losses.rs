@@ -2,22 +2,46 @@
 
 use crate::holds::Loss;
 use crate::lock::End;
+use crate::log::How;
 use crate::state::Engine;
-use crate::types::{NameRef, Now, Party, Token};
+use crate::types::{ClientId, HoldRef, NameRef, Now, Party, Token};
 
 /// The most ended ties that one command records.
 const ENDED_A_STEP: usize = 4096;
 
+/// A hold that has gone with its key.
+#[derive(Debug, Clone, Copy)]
+pub struct Lost {
+    /// Its token.
+    pub token: Token,
+    /// The connection that last took or entered it.
+    pub client: ClientId,
+    /// Whether it is logged: of a mass, only as many as the log keeps.
+    pub logged: bool,
+}
+
 impl Engine {
-    /// Counts a hold that has ended with its key, and tells its session.
-    pub fn on_hold_removed(&mut self, name: NameRef, end: End, token: Token, now: Now) {
-        self.holds.lose_by(name, token, end);
+    /// Counts a hold that has ended with its key, logs it, and tells its session.
+    pub fn on_hold_removed(&mut self, whose: HoldRef, end: End, lost: Lost, now: Now) {
+        let token = lost.token;
+        if lost.logged {
+            let how = How::Ended(end);
+            self.holds
+                .log_hold(&self.queues, whose, token, lost.client, how, now);
+        }
+        self.holds.lose_by(whose.name, token, end);
         self.holds.counters.gone(end, token, now);
     }
 
     /// Unties a hold that has left with its key, to another name or with its slot. The hold goes on there.
-    pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss, now: Now) {
-        if let Some(id) = self.holds.ties.find(name, token) {
+    pub fn on_hold_left(&mut self, whose: HoldRef, lost: Lost, why: Loss, now: Now) {
+        let token = lost.token;
+        if why == Loss::Renamed && lost.logged {
+            let how = How::Renamed;
+            self.holds
+                .log_hold(&self.queues, whose, token, lost.client, how, now);
+        }
+        if let Some(id) = self.holds.ties.find(whose.name, token) {
             self.holds.lose(id, why, now.wall());
         }
     }

@@ -3,6 +3,7 @@
 use crate::holds::{Tie, TieId};
 use crate::keyspace::{exists, Keyspace};
 use crate::lock::{End, Hold};
+use crate::log::How;
 use crate::outbox::Outcome;
 use crate::rules::requests::hold::held;
 use crate::state::{Ending, Engine, Fate};
@@ -114,7 +115,12 @@ impl Engine {
         let entry = keys.entry(name);
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
-            self.holds.end(entry, tie.whose(), token, end, now);
+            let how = match end {
+                End::Released => How::Session,
+                end => How::Ended(end),
+            };
+            self.holds
+                .end(&self.queues, entry, tie.whose(), token, how, now);
             // Its queue is served when all holds of the party have ended: a request for several of them gets them together.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);

@@ -9,6 +9,7 @@ use super::renewals::RENEWED_A_STEP;
 use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::Keyspace;
+use crate::log::How;
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Request};
 use crate::state::Engine;
@@ -151,7 +152,7 @@ impl Engine {
     /// Removes a request, or a SESSION command, whose connection has ended or no longer waits.
     pub fn leave(&mut self, id: RequestId, now: Now) {
         if !self.leave_session(id, now) {
-            self.leave_queues(id, now, false);
+            self.leave_queues(id, now, Some(How::Gone));
         }
     }
 
@@ -160,7 +161,7 @@ impl Engine {
         if self.leave_session(id, now) {
             return;
         }
-        let left = self.leave_queues(id, now, false);
+        let left = self.leave_queues(id, now, None);
         for part in left.iter().flat_map(Request::parts) {
             self.settle(keys, now, part.lock);
         }

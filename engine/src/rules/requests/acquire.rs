@@ -4,12 +4,15 @@ use crate::deadlock::{two_upgrades, Asked, Wanted};
 use crate::holds::{Due, HoldId};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
+use crate::log::{How, Subject};
 use crate::outbox::{Outcome, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{refuse_permits, Grantable, RequestKind};
 use crate::state::Engine;
-use crate::types::{Arrival, Grant, HoldRef, Millis, NameRef, Now, RequestId, Terms, WallMs};
+use crate::types::{
+    Arrival, Grant, HoldRef, Millis, NameRef, Now, RequestId, Terms, Token, WallMs,
+};
 use std::rc::Rc;
 
 /// A request for a lock.
@@ -195,6 +198,9 @@ impl Engine {
         });
         let is_new = entry.hold(whose.owner).is_none();
         let grant = self.holds.grant(&self.policy, entry, now, whose, terms)?;
+        if let Some((_, place)) = &used {
+            self.log_long_wait(whose, grant.token, terms, place, now);
+        }
         if is_new {
             let waited = used.is_some();
             self.holds.counters.grants_immediate += u64::from(!waited);
@@ -228,6 +234,36 @@ impl Engine {
             ticket: used.filter(|(_, place)| place.claim() > Some(0)),
         });
         Ok((grant, promise))
+    }
+
+    /// Logs a wait that has ended with a grant, if it was long.
+    fn log_long_wait(
+        &mut self,
+        whose: HoldRef,
+        token: Token,
+        terms: &Terms,
+        place: &Place,
+        now: Now,
+    ) {
+        let waited_us = place.waited_us(now);
+        if !self.holds.log.is_long(waited_us) {
+            return;
+        }
+        let session = terms.session.and_then(|no| self.holds.sessions.get(no));
+        let subject = Subject {
+            name: whose.name.to_owned(),
+            owner: place.owner.clone(),
+            token: Some(token),
+            held_ms: None,
+            waited_ms: Some(waited_us / 1000),
+            client: terms.client,
+            session: session.map(|session| session.name.clone()),
+        };
+        let waiting = self
+            .queues
+            .at(self.queues.id(whose.name))
+            .others(whose.owner);
+        self.holds.log.add(now, subject, How::Granted, waiting);
     }
 
     /// Answers a request that does not wait and cannot be granted. A ticket keeps its place as long as its owner asks again in

@@ -4,12 +4,13 @@ use crate::holds::Due;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{Change, Ticket};
+use crate::log::{How, Subject};
 use crate::outbox::{Outcome, Output, Pending, Receiver};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::requests::acquire::{Ask, Wait};
 use crate::state::{Engine, FollowUp, Left};
-use crate::types::{Arrival, HoldRef, Millis, Name, NameRef, Now, RequestId, SteadyMs};
+use crate::types::{Arrival, ClientId, HoldRef, Millis, Name, NameRef, Now, RequestId, SteadyMs};
 
 /// The most tickets that one settlement drops. After a pause of the server very many may have lapsed.
 const DROPPED_A_STEP: usize = 1024;
@@ -150,6 +151,7 @@ impl Engine {
         let Some(left) = self.unregister_everywhere(id, now) else {
             return;
         };
+        self.log_wait(&left, How::of_wait(&outcome), now);
         for part in left.parts().iter().filter(|part| part.lock != stays) {
             self.free_place(part, now);
             self.next.insert(FollowUp::Lock(part.lock));
@@ -157,16 +159,18 @@ impl Engine {
         self.tell(id, left, outcome);
     }
 
-    /// Removes a request from its queues in an event: its time is up, or its connection waits no longer. The locks are settled as
-    /// soon as changes are possible. The places of a request for many locks go in steps: until then they count as gone.
+    /// Removes a request from its queues in an event, and logs how its wait ended: its time is up, or its connection waits no longer.
+    /// The locks are settled as soon as changes are possible. The places of a request for many locks go in steps: until then they count as gone.
     pub(in crate::rules) fn leave_queues(
         &mut self,
         id: RequestId,
         now: Now,
-        timed_out: bool,
+        how: Option<How>,
     ) -> Option<Request> {
         let mut request = self.unregister(id, now)?;
         self.holds.timers.clear(&mut request.until);
+        self.log_wait(&request, how, now);
+        let timed_out = how == Some(How::TimedOut);
         let parts = match &request.at {
             WaitsAt::Many(parts) => parts.to_vec(),
             WaitsAt::One(part) => {
@@ -180,6 +184,34 @@ impl Engine {
             parts: parts.into_iter(),
         });
         Some(*request)
+    }
+
+    /// Logs the end of a wait without a grant, if it is not ordinary. Its places are still there. A wait for many locks has one entry:
+    /// of the first lock where somebody stood before it, or else of its first.
+    fn log_wait(&mut self, request: &Request, how: Option<How>, now: Now) {
+        let Some(how) = how else {
+            return;
+        };
+        let before = |part: &&Part| self.queues.at(part.lock).rank(part.place) > Some(0);
+        let parts = request.parts();
+        let Some(part) = parts.iter().find(before).or(parts.first()) else {
+            return;
+        };
+        let queue = self.queues.at(part.lock);
+        let waited_us = queue.place(part.place).map(|place| place.waited_us(now));
+        let session = request.terms.session;
+        let session = session.and_then(|no| self.holds.sessions.get(no));
+        let subject = Subject {
+            name: queue.name.clone(),
+            owner: request.owner.clone(),
+            token: None,
+            held_ms: None,
+            waited_ms: waited_us.map(|us| us / 1000),
+            client: request.terms.client,
+            session: session.map(|session| session.name.clone()),
+        };
+        let waiting = queue.others(&request.owner);
+        self.holds.log.add(now, subject, how, waiting);
     }
 
     /// Removes the places of the next requests for many locks that have left. Returns true if something is left.
@@ -250,8 +282,7 @@ impl Engine {
 
     /// Ends a wait in an event, with an outcome.
     pub(in crate::rules) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
-        let timed_out = matches!(outcome, Outcome::TimedOut);
-        if let Some(left) = self.leave_queues(id, now, timed_out) {
+        if let Some(left) = self.leave_queues(id, now, How::of_wait(&outcome)) {
             self.tell(id, left, outcome);
         }
     }
@@ -340,9 +371,30 @@ impl Engine {
                 let due = Due::Window(lock, number);
                 window.due = Some(self.holds.windows.add(window.until, due));
             } else {
-                drop(self.remove_from_queue(entry, lock, number));
+                // The end of a wait on a ticket without a window is logged already.
+                let lapsed = window.until > SteadyMs(0);
+                let place = self.remove_from_queue(entry, lock, number);
+                if let Some(place) = place.filter(|_| lapsed) {
+                    self.log_lapse(lock, &place, now);
+                }
             }
         }
+    }
+
+    /// Logs that an absent ticket has lapsed.
+    fn log_lapse(&mut self, lock: LockId, place: &Place, now: Now) {
+        let queue = self.queues.at(lock);
+        let subject = Subject {
+            name: queue.name.clone(),
+            owner: place.owner.clone(),
+            token: None,
+            held_ms: None,
+            waited_ms: Some(place.waited_us(now) / 1000),
+            client: ClientId::NONE,
+            session: None,
+        };
+        let waiting = queue.others(&place.owner);
+        self.holds.log.add(now, subject, How::Lapsed, waiting);
     }
 
     /// Takes a place out of its queue, its ticket out of the value, and its window out of the windows.

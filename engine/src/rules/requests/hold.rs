@@ -3,6 +3,7 @@
 use crate::holds::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{End, Hold};
+use crate::log::How;
 use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{Grant, HoldRef, Limit, Millis, NameRef, Now, Token, WallMs};
@@ -143,7 +144,8 @@ impl Engine {
             Some(_) => return Err(Refusal::LeavesMore(hold.holds)),
         };
         self.holds.sessions.named = token;
-        self.holds.lower(entry, whose, hold, left, now);
+        self.holds
+            .lower(&self.queues, entry, whose, hold, left, now);
         self.holds.sessions.named = None;
         if left == 0 {
             self.settle_changed(entry, now, name, lock);
@@ -173,8 +175,9 @@ impl Engine {
             left.push(held(entry, owner, None).ok().map(|hold| {
                 let holds = hold.holds - 1;
                 let name = *name;
+                let whose = HoldRef { name, owner };
                 self.holds
-                    .lower(entry, HoldRef { name, owner }, hold, holds, now);
+                    .lower(&self.queues, entry, whose, hold, holds, now);
                 holds
             }));
         }
@@ -199,7 +202,9 @@ impl Engine {
         let ended = match owner {
             None => {
                 let all = WallMs(Millis::MAX);
-                let ended = self.holds.end_until(entry, name, all, End::Forced, now);
+                let ended = self
+                    .holds
+                    .end_until(&self.queues, entry, name, all, End::Forced, now);
                 let count = ended.holders();
                 self.free_later(ended);
                 count
@@ -207,7 +212,9 @@ impl Engine {
             Some(owner) => match held(entry, owner, None) {
                 Ok(hold) => {
                     let whose = HoldRef { name, owner };
-                    self.holds.end(entry, whose, hold.token, End::Forced, now);
+                    let how = How::Ended(End::Forced);
+                    self.holds
+                        .end(&self.queues, entry, whose, hold.token, how, now);
                     1
                 }
                 Err(_) => 0,

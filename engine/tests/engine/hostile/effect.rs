@@ -14,7 +14,7 @@ use dlock_engine::{codec, Entry, Lock, Policy};
 /// Applies an effect: the cost of reading it. Returns whether it was accepted.
 pub fn read(effect: &[u8]) -> bool {
     let (mut entry, mut clock) = (Entry::<Box<Lock>>::default(), Default::default());
-    entry.follow(effect, &mut clock).is_ok()
+    entry.follow(effect, &mut clock, |_, _, _| {}).is_ok()
 }
 
 /// Checks the property.
