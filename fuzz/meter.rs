@@ -6,7 +6,7 @@ use std::cell::Cell;
 /// Bytes of memory for each byte read. The smallest holder takes 6 bytes, and stands in three ordered maps.
 const FACTOR: usize = 128;
 
-/// And so many whatever is read.
+/// Bytes of memory in addition, whatever is read.
 const BASE: usize = 4_096;
 
 thread_local! {
@@ -30,7 +30,7 @@ unsafe impl GlobalAlloc for Metered {
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // What was taken before the meter was set may be given back after it.
+        // Memory that was allocated before the meter was set may be freed after it.
         LIVE.set(LIVE.get().saturating_sub(layout.size()));
         System.dealloc(start, layout);
     }

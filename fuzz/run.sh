@@ -38,8 +38,8 @@ for target in "$@"; do
     [ ! -e "fuzz/$target.dict" ] || dictionary=(-dict="fuzz/$target.dict")
     echo "dlock: $target for $seconds s"
     log=$directory/$target.log
-    # The code under test has no `unsafe`: there is nothing for a sanitizer to find. Anything that takes 10 s is a
-    # fault, too; so is 2 GB of memory, by the fuzzer's own default.
+    # The code under test has no `unsafe`: there is nothing for a sanitizer to find. Anything that takes 10 s is also
+    # a fault; so is 2 GB of memory, by the fuzzer's own default.
     if cargo +nightly fuzz run --sanitizer none "$target" "$corpus" "fuzz/seeds/$target" -- \
         -max_total_time="$seconds" -max_len="$longest" -timeout=10 -artifact_prefix="$directory/found/$target-" ${dictionary[@]+"${dictionary[@]}"} >"$log" 2>&1; then
         grep '^Done' "$log"

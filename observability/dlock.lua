@@ -3,7 +3,7 @@
 --
 --     redis_script_values{key="dlock_locks"} 3
 --
--- (later versions with a label `filename` beside `key`). The pairs are
+-- (later versions with a label `filename` next to `key`). The pairs are
 --
 --     dlock_…                         each field of INFO dlock, under its own name
 --     maxclients                      how many connections the server takes

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# cli.sh DIRECTORY: builds the command line as DIRECTORY/dlock, with its manual page beside it (dlock.1) and what completes its words in
-# shells (completion/). On Linux it is static: it runs on any distribution. Where rustup is not at hand, and elsewhere, it needs the
-# system's libc.
+# cli.sh DIRECTORY: builds the command line as DIRECTORY/dlock, with its manual page next to it (dlock.1) and what completes its
+# words in shells (completion/). On Linux it is static: it runs on any distribution. Where rustup is not at hand, and elsewhere, it
+# needs the system's libc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -112,7 +112,7 @@ fi
 root dlock-module disable "$own"
 root cmp "$own" "$elsewhere/own" || fail "$own is not as it was"
 
-# Who has not taken the line out is told so.
+# The removal warns a user who has not taken the line out.
 said=$(root dpkg --remove dlock 2>&1)
 echo "$said"
 [[ $said == *"$config loads the module"* ]] || fail "nothing was said of $config"

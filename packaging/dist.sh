@@ -27,7 +27,7 @@ else
     tar -c --exclude=./target --exclude=./fuzz/target --exclude="./${directory#"$(pwd -P)/"}" . | tar -x -C "$directory/source/$name"
 fi
 
-# Names in the order of bytes, one time, nobody's user, and nothing of this machine's umask.
+# Names in the order of bytes, one time, the same owner everywhere, and nothing of this machine's umask.
 LC_ALL=C tar --sort=name --format=gnu --mtime="@$time" --owner=0 --group=0 --numeric-owner --mode='u=rwX,go=rX' \
     -c -C "$directory/source" "$name" | gzip -9 -n >"$directory/$name.tar.gz"
 

@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 # takes_a_lock SERVER CONFIG [RUNNER…]: starts the server's program, by RUNNER, with the lines of the file CONFIG and a port of its
-# own. Takes a lock there, is refused it for another, gives it back. Has the server write its configuration anew, as Sentinel does with
+# own. Takes a lock there, is refused it for another, releases it. Has the server rewrite its configuration, as Sentinel does with
 # each change of role, starts it again, and does the same. Then it ends the server.
 takes_a_lock() {
     local server=$1 config=$2 scratch socket pid reply run lines

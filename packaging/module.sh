@@ -7,7 +7,7 @@ mkdir -p "$2"
 source=$(cd "$1" && pwd -P)
 target=$(cd "$2" && pwd -P)
 
-# Whoever has set these has done so for faster builds.
+# A user who has set these has done so for faster builds.
 unset "${!CARGO_PROFILE_RELEASE_@}" RUSTFLAGS
 export CARGO_INCREMENTAL=0 CARGO_TARGET_DIR=$target
 
@@ -22,7 +22,7 @@ exec "$compiler" "$@" --remap-path-prefix "$DLOCK_CARGO=/cargo" --remap-path-pre
     --remap-path-prefix "$DLOCK_SOURCE=/dlock" --remap-path-prefix "$DLOCK_TARGET=/target"
 END
 chmod +x "$wrapper.new"
-# With another one, cargo would build all anew.
+# With another one, cargo would rebuild everything.
 cmp -s "$wrapper.new" "$wrapper" || cp "$wrapper.new" "$wrapper"
 export RUSTC_WRAPPER=$wrapper DLOCK_SOURCE=$source DLOCK_TARGET=$target
 DLOCK_CARGO=$(cd "${CARGO_HOME:-$HOME/.cargo}" && pwd -P)

@@ -121,7 +121,7 @@ pub(crate) fn report(now: SteadyMs) {
 const CANNOT_FOLLOW: &str =
     "dlock ends the server: it cannot apply what its primary says, and with dlock.replicas it must not confirm what it does not keep";
 
-/// Ends the process of a replica that cannot apply the stream, if its confirmation may count: the server would go on to confirm it.
+/// Ends the process of a replica that cannot apply the stream, if its confirmation may count: the server would still confirm it.
 pub(crate) fn abort_diverged_replica() {
     if on() && !gate::primary() {
         log::warning(CANNOT_FOLLOW);

@@ -18,8 +18,8 @@
 //! | `run::caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `ephemeral`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::callbacks::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
-//! | `ffi::callbacks::command`: the category `@dlock` | all but Redis 7.0 and 7.2 have it | these lack the function for it | `commands`: `one_category_has_all_commands` |
-//! | `node::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
+//! | `ffi::callbacks::command`: the category `@dlock` is left out | Redis 7.0 and 7.2 | these lack the function for it | `commands`: `one_category_has_all_commands` |
+//! | `node::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which does not advance there | `basics`: `check_guards_a_transaction` |
 
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
@@ -86,8 +86,8 @@ pub(crate) fn before_sleep_precedes_unblocking() -> bool {
 /// Returns true if this server lets a module block no connection that has subscriptions, which in RESP3 can send commands: Valkey
 /// since 8.1 (`moduleBlockClient` takes normal clients only).
 ///
-/// Test: `blocked`: `a_subscriber_waits_where_it_may` fails on another server that bars them. A Valkey that no longer does is
-/// noticed by nothing: the request would go on being refused.
+/// Test: `blocked`: `a_subscriber_waits_where_it_may` fails on another server that bars them. No test notices
+/// a Valkey that no longer does: the request would still be refused.
 pub(crate) fn bars_subscribers() -> bool {
     BARS_SUBSCRIBERS.load(Ordering::Relaxed)
 }

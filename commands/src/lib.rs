@@ -48,7 +48,7 @@ fn decide<K: Keyspace>(
         return Err(Error::ReadOnly);
     }
     // Most requests have only these words. Reading them by the table would be 900 of the 24,400 instructions that the server takes for
-    // an uncontended pair in a session; no other request is worth a second path.
+    // an uncontended pair in a session; no other request justifies a second path.
     let plain = match spec.verb {
         Verb::Acquire | Verb::FairAcquire | Verb::Release => {
             args::plain(spec.verb, words, call.engine.policy())

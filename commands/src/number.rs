@@ -1,7 +1,7 @@
 //! Numbers among words.
 
 /// Reads a decimal integer as the server does: no plus, no leading zero, no blanks. No command takes a negative number, so a
-/// minus is refused, too.
+/// minus is also refused.
 pub(crate) fn integer(word: &[u8]) -> Option<u64> {
     // Nineteen digits cannot overflow 64 bits, and no argument needs more.
     if word.is_empty() || word.len() > 19 || (word.len() > 1 && word.first() == Some(&b'0')) {

@@ -222,7 +222,7 @@ pub struct Spec {
     pub complexity: &'static str,
     /// Its access to its key.
     pub access: Access,
-    /// The server's flags for it, beside `write` or `readonly`.
+    /// The server's flags for it, in addition to `write` or `readonly`.
     pub flags: &'static str,
     /// Its arguments: the positional ones first, then the options.
     pub args: &'static [Arg],
@@ -713,7 +713,7 @@ pub static COMMANDS: &[Spec] = &[
         summary: "Internal: answers PSYNC and SYNC on a replica with dlock.replicas",
         complexity: "O(1)",
         access: Access::None,
-        // Whoever may ask for PSYNC gets this answer: by another error the asker would forget that it may join partially.
+        // A server that may ask for PSYNC gets this answer: by another error it would forget that it may join partially.
         flags: "no-auth fast allow-loading allow-stale",
         args: &[maybe(arg("arg", Kind::Words))],
     },

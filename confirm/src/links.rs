@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString};
 /// The terms of a server, in milliseconds.
 pub(crate) type Terms = crate::Terms<u64>;
 
-/// The fields of a section of INFO: the text of each, none if the server does not have it.
+/// The fields of a section of INFO: the text of each, none if the server has no such field.
 pub type Fields<'f> = &'f dyn Fn(&CStr) -> Option<&'f str>;
 
 /// The state of the replicas, for the policy and for INFO.

@@ -83,7 +83,7 @@ impl Report {
 }
 
 /// Limits log lines about a repeated event: one at once, one a second later, and then after twice as long each time, up to a
-/// minute. After a minute of silence it begins anew.
+/// minute. After a minute of silence it begins again.
 #[derive(Debug, Default)]
 struct Backoff {
     next: u64,

@@ -9,7 +9,7 @@ pub trait Time: Copy + Ord + Default + Add<Output = Self> {}
 
 impl<T: Copy + Ord + Default + Add<Output = T>> Time for T {}
 
-/// What a server goes by, besides what it has seen.
+/// What a server uses to decide, besides what it has seen.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms<T> {
     /// The rule.
@@ -29,7 +29,7 @@ impl<T: Time> Terms<T> {
         self.replicas > 0
     }
 
-    /// Returns how many of so many replicas must confirm an answer. A promoted server needs as many.
+    /// Returns how many of this number of replicas must confirm an answer. A promoted server needs as many.
     #[must_use]
     pub fn needed(&self, replicas: u32) -> u32 {
         match self.on() {

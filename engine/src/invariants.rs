@@ -7,7 +7,7 @@ static BROKEN: AtomicU64 = AtomicU64::new(0);
 static HOOK: OnceLock<fn(&str)> = OnceLock::new();
 
 /// Reports a broken invariant. A build with debug assertions panics, which stops a test. In production it is counted and passed to
-/// the hook, and the code goes on as if there were nothing to do.
+/// the hook, and the code continues as if there were nothing to do.
 ///
 /// The text states the invariant.
 #[macro_export]

@@ -7,7 +7,7 @@ use super::types::{ClientId, NameRef, Token, WallMs};
 use crate::refusal::Refusal;
 use std::ops::DerefMut;
 
-/// A handle to a lock while an event works on it: a box, or a pointer to where the keyspace stores it. `Default` makes the lock of
+/// A handle to a lock while an event changes it: a box, or a pointer to where the keyspace stores it. `Default` makes the lock of
 /// a key that does not exist yet.
 pub trait Value: DerefMut<Target = Lock> + Default {}
 
@@ -129,7 +129,7 @@ impl<V: Value> Entry<V> {
         self.commit(&Change::Hold(hold));
     }
 
-    /// Changes a hold. If only what this server notes beside it differs, which is not saved, nothing is replicated.
+    /// Changes a hold. If only this server's notes about it differ, which are not saved, nothing is replicated.
     pub fn revise(&mut self, before: Hold, after: Hold) {
         let unmarked = Hold {
             client: before.client,
@@ -214,8 +214,8 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Applies the first of these changes as one piece if they end the first of many holders, in order. The primary ended them
-    /// together, too; to look up each would take longer. Returns how many it has applied.
+    /// Applies the first of these changes as one piece if they end the first of many holders, in order. The primary also ended them
+    /// together; to look up each would take longer. Returns how many it has applied.
     fn end_together(
         &mut self,
         changes: &[Change],

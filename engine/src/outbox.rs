@@ -35,7 +35,7 @@ pub enum Outcome {
     Gone,
     /// In a session: the lock's slot has moved, or replicas have not confirmed the grant. Its program asks again.
     Moved,
-    /// It cannot be granted any more.
+    /// It can no longer be granted.
     Refused(Refusal),
     /// A hold is renewed, for this many milliseconds from then on; in a session, it has this id.
     Renewed(Millis, Option<u64>),
@@ -75,7 +75,7 @@ pub struct Promise {
     pub is_new: bool,
     /// The session that learns of it by a row.
     pub session: Option<SessionNo>,
-    /// The ticket with a `CLAIM` that a new hold has used, and its number: the ticket stands again if the hold is given back.
+    /// The ticket with a `CLAIM` that a new hold has used, and its number: the ticket stands again if the server revokes the hold.
     pub ticket: Option<(Arrival, Box<Place>)>,
 }
 
@@ -129,7 +129,7 @@ pub struct Output {
     pub id: RequestId,
     /// The outcome.
     pub outcome: Outcome,
-    /// The holds that are given back if the connection does not get the answer, and what its confirmation needs.
+    /// The holds that the server revokes if the connection does not get the answer, and what its confirmation needs.
     pub pending: Pending,
     /// Who gets it.
     pub to: Receiver,

@@ -3,7 +3,7 @@
 use super::refusal::{NoAck, Refusal};
 use super::types::{Millis, Now, SteadyMs, Token, WallMs};
 
-/// The settings that the engine goes by, in the units of the configuration table. The caller keeps them up to date.
+/// The settings that the engine uses, in the units of the configuration table. The caller keeps them up to date.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// The longest lease that may be asked for: in a server with a quarantine, one that ends within it.

@@ -30,7 +30,7 @@ pub enum Refusal {
     WrongType,
     /// A request for many locks is refused because of the lock at this key.
     At(Box<Refusal>, Box<[u8]>),
-    /// The hold count cannot be raised any more.
+    /// The hold count cannot rise any further.
     Overflow,
     /// A release is to leave more holds than there are; the field says how many there are.
     LeavesMore(u32),

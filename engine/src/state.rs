@@ -70,18 +70,18 @@ pub(crate) enum FollowUp {
 pub(crate) struct Ending {
     /// The last hold that had to be left, since its slot is migrating away.
     pub after: Option<TieId>,
-    /// What becomes of the holds.
+    /// What happens to the holds.
     pub fate: Fate,
 }
 
-/// What becomes of the holds of a party that has ended.
+/// What happens to the holds of a party that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Those that are tied to the connection for life end; the leases of the others run on.
     Closes,
     /// All are released: the program has ended its session.
     Releases,
-    /// All leases run on: the session has begun anew.
+    /// All leases run on: the session has begun again.
     Unties,
 }
 
@@ -118,7 +118,7 @@ pub(crate) enum ScanCursor {
 }
 
 impl Engine {
-    /// Returns the settings that the engine goes by.
+    /// Returns the settings that the engine uses.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -128,7 +128,7 @@ impl Engine {
         &self.holds.counters
     }
 
-    /// Begins all counts anew.
+    /// Begins all counts again.
     pub fn reset_counters(&mut self) {
         self.holds.counters.reset();
         self.holds.sessions.reset_count();
@@ -177,7 +177,7 @@ impl Engine {
     }
 
     /// Compares the wall clock with the one that never steps. Returns by how many milliseconds it has stepped since the last call, if
-    /// it has, and counts the step. What was known of its lead over the primary's is not true any more then.
+    /// it has, and counts the step. What was known of its lead over the primary's is then no longer true.
     pub fn observe_clocks(&mut self, now: Now) -> Option<i64> {
         let last = self.clocks.replace(now)?;
         let passed = now.steady_us.wrapping_sub(last.steady_us) as i64;
@@ -246,7 +246,7 @@ impl Engine {
     }
 
     /// Notes that the server has read what had arrived by then. Claim windows and sessions end no later than that: what would prolong
-    /// them may have arrived while the server stood still.
+    /// them may have arrived while the server stalled.
     pub fn note_read(&mut self, until: SteadyMs) {
         self.read = Some(until);
     }
@@ -269,7 +269,7 @@ impl Engine {
         (sessions.len(), sessions.not_alive())
     }
 
-    /// Returns how many rows programs have not seen, and how many sessions have begun anew.
+    /// Returns how many rows programs have not seen, and how many sessions have begun again.
     pub fn session_rows(&self) -> (usize, u64) {
         let sessions = &self.holds.sessions;
         (sessions.rows(), sessions.begun_anew())

@@ -40,7 +40,7 @@ number! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionNo(pub NonZeroU32);
 
-/// Whom holds are tied to.
+/// The party to which a hold is tied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Party {
     /// A connection.
@@ -154,7 +154,7 @@ impl Limit {
         }
     }
 
-    /// Returns the limit as values, effects and replies have it, where 0 is "no bound".
+    /// Returns the limit as values, effects and replies contain it, where 0 is "no bound".
     pub fn to_wire(self) -> u32 {
         if self == Limit::SHARED {
             0

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-/// How often a pump checks whether held-back data may go on.
+/// How often a pump checks whether held-back data may pass.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The most connections that wait to be accepted.
@@ -271,7 +271,7 @@ mod tests {
         while TcpStream::connect(path.address()).is_ok() {
             thread::sleep(INTERVAL);
         }
-        thread::sleep(Duration::from_millis(100)); // whoever has just connected is gone by now
+        thread::sleep(Duration::from_millis(100)); // a client that has just connected is gone by now
         let taken = TcpListener::bind(path.address()).expect_err("the port stays ours");
         assert_eq!(taken.kind(), ErrorKind::AddrInUse);
     }

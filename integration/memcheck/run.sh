@@ -13,7 +13,7 @@ shift 3
 # The tests that open, block, kill, restore, replicate and reload.
 topics=(basics waiting blocked undelivered confirmed many tickets ephemeral sessions notify removal persistence replication keys payloads scripts words
     conversations)
-# The conversations that do so, too.
+# The conversations that also do so.
 export DLOCK_SCENARIO=${DLOCK_SCENARIO:-removal,ephemeral,sessions,waiting}
 [ $# -gt 0 ] || set -- "${topics[@]}"
 # Masses would take hours, and the server's stalls mean nothing here. A server that ends itself reads all memory for its report.

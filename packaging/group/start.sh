@@ -1,6 +1,6 @@
 #!/bin/sh
 # start.sh server|sentinel: one node of a group: a primary and two replicas that grant only what replicas have confirmed, and a
-# Sentinel beside each. All nodes are started alike, at first and again; who is primary is what most Sentinels say.
+# Sentinel next to each. All nodes are started alike, at first and again; who is primary is what most Sentinels say.
 #
 # start.sh leave: before this node's server is ended. It waits, for a minute at most, until the group can do without the node. If it is
 # the primary, another one takes over, and no hold is lost.
@@ -52,7 +52,7 @@ run_server() {
         echo 'dlock: no majority of the Sentinels says who is primary; asking again'
         sleep 1
     done
-    # Written anew at each start: what Sentinel has changed in it is of the last time.
+    # Rewritten at each start: what Sentinel has changed in it is of the last time.
     {
         cat "${DLOCK_CONF:-/etc/dlock/group.conf}"
         echo "dir $data"
@@ -101,8 +101,8 @@ ask() {
 
 is_primary() { ask "$DLOCK_SELF" ROLE | head -n 1 | grep -q '^master$'; }
 
-# is_ready LEAST: succeeds if the server is the primary, or follows it, and all replicas that the primary has count, and so many at
-# least. One that was started again joins by a full copy, and counts dlock.quarantine-ms later.
+# is_ready LEAST: succeeds if the server is the primary, or follows it, and all replicas that the primary has count, at least LEAST
+# of them. One that was started again joins by a full copy, and counts dlock.quarantine-ms later.
 is_ready() {
     primary=$DLOCK_SELF
     if ! is_primary; then
@@ -149,7 +149,7 @@ leave() {
     is_primary || return 0
     # Sentinel refuses for some seconds after the start of a replica.
     for by in $(others) $(others) $(others); do
-        # Valkey 9 knows a way of its own. Elsewhere nothing may be written meanwhile, not even a sign of life to the replicas.
+        # Valkey 9 knows a way of its own. Elsewhere nothing may be written meanwhile, not even a heartbeat to the replicas.
         if ! sentinel "$by" FAILOVER dlock COORDINATED; then
             every=$(ask "$DLOCK_SELF" CONFIG GET repl-ping-replica-period | tail -n 1)
             ask "$DLOCK_SELF" CONFIG SET repl-ping-replica-period 3600 >/dev/null

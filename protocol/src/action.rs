@@ -64,7 +64,7 @@ pub enum Action {
     /// A replica acknowledges that it lives.
     Live(Node),
     Promote(Node),
-    /// A server is told to follow another.
+    /// A server gets the order to follow another.
     Follow(Node, Node),
     /// It joins by a partial resynchronisation; `heard`: whether it knows.
     Partial {

@@ -110,7 +110,7 @@ impl Conduct {
         }
     }
 
-    /// Returns what the rule goes by at a server.
+    /// Returns the terms of the rule at a server.
     #[must_use]
     pub fn terms(&self, primary: bool) -> Terms<i16> {
         Terms {

@@ -11,7 +11,7 @@
 //! | [`action`] | the steps, and their text |
 //! | [`conduct`] | the settings of servers, and the behaviour of clients; the rule itself is [`dlock_confirm`] |
 //! | [`system`] | servers, links, clients, and the effect of a step on them |
-//! | [`settings`] | the table: each setting and its worth; each clause taken out |
+//! | [`settings`] | the table: what each setting guarantees; each clause taken out |
 //! | [`walk`], [`breadth`] | the two searches |
 //! | [`schedule`] | schedules as files |
 //! | [`page`] | the part of the documentation that the program writes |

@@ -36,7 +36,7 @@ const fn beside(conduct: Conduct, replicas: u8) -> Setup {
     }
 }
 
-/// Returns the setup with replicas that may be told to follow replicas.
+/// Returns the setup with replicas that may be ordered to follow replicas.
 const fn chained(conduct: Conduct, replicas: u8) -> Setup {
     Setup {
         conduct,

@@ -1,7 +1,7 @@
 //! The servers, links and clients, and the effect of one step on them.
 //!
 //! The replicated data is a tree: each entry knows the line of entries before it, and the state of the one lock after it. A
-//! server knows its entry and that entry's line, and nothing else. A history branches when a primary goes on while another one
+//! server knows its entry and that entry's line, and nothing else. A history branches when a primary continues while another one
 //! exists. A server gives a partial resynchronisation to a joiner whose entry is in the server's line.
 //!
 //! An impossible step changes nothing and is reported: a search tries steps, and a shortened schedule is replayed.
@@ -167,7 +167,7 @@ pub struct Server {
     pub shared: u8,
     /// Its part of the rule of confirmations.
     pub standing: Standing<i16>,
-    /// Without `dlock.replicas` it grants nothing before this time, during which all renewals go on.
+    /// Without `dlock.replicas` it grants nothing before this time, during which all renewals continue.
     pub quarantine_until: i16,
     /// How much its clock is ahead.
     pub clock: i16,
@@ -206,8 +206,8 @@ pub struct Believer {
     pub until: i16,
     /// The last entry whose answer it believed.
     pub entry: u8,
-    /// The entries that an operator knew who took its hold away, and the entry of that: a server without that entry gives back no
-    /// hold for which it was.
+    /// The entries that the operator's server knew when the operator ended its hold, and the entry of that end. On a server without
+    /// the latter, an answer for one of the former is void.
     pub void: u64,
     pub forced: u8,
     /// Whether it has asked for the lock since it last released it, and so renews the holds in its name.
@@ -560,7 +560,7 @@ impl System {
             let waits = |x: Node| {
                 x != self.lead && self.cut >> x & 1 == 0 && self.server(x).master != self.lead
             };
-            // An old primary may live on for any time; a replica may not go on following it.
+            // An old primary may live on for any time; a replica may not keep following it.
             if (0..setup.world.nodes()).any(|x| waits(x) && !self.is_primary(x)) {
                 return false;
             }
@@ -718,7 +718,7 @@ impl System {
         true
     }
 
-    /// Gives back a new grant that no later command has touched.
+    /// Revokes a new grant that no later command has touched.
     fn time_out(&mut self, setup: &Setup, c: Client) -> bool {
         let asked = self.clients[usize::from(c)].asked;
         if !asked.on {

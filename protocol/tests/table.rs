@@ -145,7 +145,7 @@ fn a_row_says_what_was_found_and_not_what_should_have_been() {
     }
 }
 
-/// Data that a replica has sent before it ends the link suffices, and refusing at once is enough, too: the schedule that showed
+/// Data that a replica has sent before it ends the link suffices, and refusing at once is also enough: the schedule that showed
 /// this on real servers.
 #[test]
 fn a_copy_that_a_replica_has_sent_gives_two_owners() {

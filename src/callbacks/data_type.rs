@@ -14,7 +14,7 @@ use redis_module::raw;
 use std::ffi::{c_int, c_void, CStr};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
+/// The version of the encoding that the server keeps with a value. The bytes carry their own (see `codec`).
 const ENCODING: i32 = 1;
 
 /// The reply of TYPE for a lock.

@@ -62,7 +62,7 @@ impl<'event> Ctx<'event> {
         self.call(command, Rules::NONE, [word])?.value().text()
     }
 
-    /// Returns the value of a server setting; none if the server does not have it.
+    /// Returns the value of a server setting; none if the server has no such setting.
     pub(crate) fn setting(self, setting: &CStr) -> Option<String> {
         let words = [b"GET", setting.to_bytes()];
         let answer = self.call(c"CONFIG", Rules::NONE, words)?;

@@ -101,12 +101,12 @@ impl<'event> Ctx<'event> {
         unsafe { api!(RedisModule_DbSize(self.0)) }
     }
 
-    /// Returns one field of a section of INFO, as text; none if the server does not have it.
+    /// Returns one field of a section of INFO, as text; none if the server has no such field.
     pub(crate) fn server_info(self, section: &CStr, field: &CStr) -> Option<String> {
         self.server_fields(section, |text| text(field).map(str::to_string))
     }
 
-    /// Reads fields of a section of INFO: `read` gets a function that returns a field's text, none if the server does not have it.
+    /// Reads fields of a section of INFO: `read` gets a function that returns a field's text, none if the server has no such field.
     pub(crate) fn server_fields<T>(
         self,
         section: &CStr,

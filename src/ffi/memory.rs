@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 /// A value that only the server's main thread touches.
 pub(crate) struct MainThread<T>(RefCell<T>);
 
-// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`callbacks::data_type`), which
-// touches no `MainThread`.
+// SAFETY: the server calls its modules from its main thread only. Other threads may only free values (`callbacks::data_type`),
+// which touches no `MainThread`.
 unsafe impl<T> Sync for MainThread<T> {}
 // SAFETY: as above; nothing moves it between threads.
 unsafe impl<T> Send for MainThread<T> {}
@@ -37,9 +37,9 @@ impl<T> MainThread<T> {
     }
 }
 
-/// A value that somebody else owns, behind a pointer, or a value of one's own.
+/// A value with another owner, behind a pointer, or a value of one's own.
 ///
-/// The engine works on locks that the keyspace owns, and makes new ones. It takes the keyspace's own type for both
+/// The engine changes locks that the keyspace owns, and makes new ones. It takes the keyspace's own type for both
 /// (`Keyspace::Value`), and so contains no `unsafe` itself.
 ///
 /// A reference to the owner's value lives only as long as a borrow of this, and this never frees it.
@@ -53,7 +53,7 @@ enum Storage<T> {
 }
 
 impl<T> MaybeOwned<T> {
-    /// Wraps a value that somebody else owns.
+    /// Wraps a value that has another owner.
     ///
     /// # Safety
     /// Until this is dropped the value stays where it is, and nobody else touches it.

@@ -15,8 +15,8 @@ pub(crate) fn set_aborts(aborts: bool) {
     ABORTS.store(aborts, Ordering::Relaxed);
 }
 
-/// Does the work of a callback of the server. A panic ends here. Its half-done work may have been replicated, so nothing is
-/// decided any more; the log and every command say so.
+/// Does the work of a callback of the server. A panic ends here. Its half-done work may have been replicated, so the module
+/// decides nothing from then on; the log and every command say so.
 ///
 /// Returns what the work returns, or the default after a panic.
 pub(crate) fn catch_panic<T: Default>(work: impl FnOnce() -> T) -> T {

@@ -71,7 +71,7 @@ pub(crate) fn tells_time() -> bool {
     unsafe { raw::RedisModule_CachedMicroseconds }.is_some()
 }
 
-/// Returns the server's own time, which stands still within MULTI and scripts: microseconds of the wall clock.
+/// Returns the server's own time, which does not advance within MULTI and scripts: microseconds of the wall clock.
 pub(crate) fn cached_time_us() -> Option<u64> {
     // SAFETY: as above; the function takes nothing.
     unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }

@@ -15,7 +15,7 @@ impl User {
     /// another module calls.
     pub(crate) fn calling(ctx: Ctx) -> Option<User> {
         // SAFETY: a live context; names are the server's and freed here. Only a script's client is asked for its user
-        // without a look-up: a module's may have none, which the server does not check.
+        // without a lookup: a module's may have none, which the server does not check.
         unsafe {
             let name = if ctx.in_script() {
                 api!(RedisModule_GetCurrentUserName(ctx.raw()))

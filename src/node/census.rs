@@ -44,7 +44,7 @@ thread_local! {
     static MAIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes that this is the server's main thread: other threads only free values, for flushes and the like.
+/// Notes that this is the server's main thread: other threads only free values, for example after a flush.
 pub(crate) fn init() {
     MAIN.set(true);
 }

@@ -1,7 +1,7 @@
 //! The clocks: the wall clock, which leases follow, and one that never steps, by which waits and claim windows last. They are
-//! read once an event; within MULTI and scripts they stand still.
+//! read once an event; within MULTI and scripts they do not advance.
 //!
-//! Where the server does not give modules its own time, a reading costs as much as a look-up in the keyspace. So one
+//! Where the server does not give modules its own time, a reading costs as much as a lookup in the keyspace. So one
 //! reading serves the commands of one iteration of the event loop for as long as the processor's counter, which costs a
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
@@ -76,8 +76,9 @@ pub(crate) fn of_command() -> Now {
     }
 }
 
-/// Returns the time of a read-only command. It stands still within MULTI and scripts, so that the result of a check there holds for
-/// the commands that follow. Where the server does not give its own time, the first read in such a unit reads the clock for all.
+/// Returns the time of a read-only command. It does not advance within MULTI and scripts, so that the result of a check there
+/// holds for the commands that follow. Where the server does not give its own time, the first read in such a unit reads the clock
+/// for all.
 pub(crate) fn of_read(ctx: Ctx) -> Now {
     let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
     if server::cached_time_us().is_some() || ctx.flags() & within == 0 {

@@ -124,7 +124,7 @@ pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
             _ => Passage::Barred,
         },
     };
-    // The reply is freed first: callbacks from there belong to the probe, too.
+    // The reply is freed first: callbacks from there also belong to the probe.
     drop(answer);
     PROBING.store(false, Ordering::Relaxed);
     passage

@@ -56,7 +56,7 @@ impl SlotCache {
     /// * a slot that another node has taken, everywhere: its keys are deleted when it is the other's;
     /// * the atomic moves of Valkey 9: the same;
     /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
-    ///   to be told of each); else all go at once, without a callback.
+    ///   for a notice of each); else all go at once, without a callback.
     pub(crate) fn left_with_slot(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
         // The usual key is in a slot that stays, and that is the cheaper question.
         if self.can_grant(ctx, name) {

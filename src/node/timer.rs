@@ -22,12 +22,13 @@ pub(crate) fn set_asleep(asleep: bool) {
     ASLEEP.store(asleep, Ordering::Relaxed);
 }
 
-/// Until when the server has read what had arrived, in milliseconds of the steady clock; and whether somebody waits for that. After a
-/// stall, or a pause, what had arrived is read before anything ends for want of it. With `io-threads` the server's timers come first.
+/// Until when the server has read what had arrived, in milliseconds of the steady clock; and whether the engine waits for that.
+/// After a stall, or a pause, what had arrived is read before anything ends for want of it. With `io-threads` the server's timers
+/// come first.
 static READ_UNTIL: AtomicU64 = AtomicU64::new(0);
 static AWAITS_READ: AtomicBool = AtomicBool::new(false);
 
-/// Since when somebody waits for that, and how long the server may take: where other threads read, the main thread gets what they
+/// Since when the engine waits for that, and how long the server may take: where other threads read, the main thread gets what they
 /// have read in a later iteration (Redis 8).
 static AWAITED_SINCE: AtomicU64 = AtomicU64::new(0);
 static READ_TAKES_MS: AtomicU64 = AtomicU64::new(0);
@@ -123,7 +124,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
 /// How late the timer may fire before that counts as a step of the wall clock.
 const LATE_MS: Millis = 20;
 
-/// Arms a timer anew that should have fired: the server's timers follow the wall clock, and a step back has delayed them by as
+/// Arms a timer again that should have fired: the server's timers follow the wall clock, and a step back has delayed them by as
 /// much. Call it now and then, not from the timer's own callback.
 pub(crate) fn catch_up() {
     let now = clock::read().steady();

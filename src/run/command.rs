@@ -171,7 +171,7 @@ enum Next {
 }
 
 impl State {
-    /// Notes the slots of a command's keys that somebody waits for now, or whose holds the command may have tied.
+    /// Notes the slots of a command's keys that have waiters now, or whose holds the command may have tied.
     #[cold]
     fn note_slots(&mut self, spec: &Spec, words: &[&[u8]]) {
         if self.engine.is_idle() {

@@ -80,7 +80,7 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
             continue;
         }
         match output.to {
-            // Its rows have it.
+            // The rows of the session report it.
             Receiver::Session(_) | Receiver::Nobody => {}
             Receiver::Connection => {
                 blocking::answer(output.id, output.outcome, output.pending.promises);

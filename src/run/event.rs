@@ -30,7 +30,7 @@ const SCANNED_AT_ONCE: usize = 16;
 /// How often the module checks what no callback reports: a step of the clock, the end of the last replica.
 const CHECK_MS: u64 = 1000;
 
-/// How often a node of a cluster asks which slots are its own, while somebody waits or a hold is tied: a slot can leave without a
+/// How often a node of a cluster asks which slots are its own, while a client waits or a hold is tied: a slot can leave without a
 /// change of the awaited keys, and the program of a session learns of it within a second.
 const SLOTS: Duration = Duration::from_millis(500);
 
@@ -114,7 +114,7 @@ pub(super) fn event(ctx: Ctx) {
     latency::sample_since(c"dlock-event", used);
 }
 
-/// Returns true if a lock is watched, somebody waits, a hold is tied, or something is to be settled or read.
+/// Returns true if a lock is watched, a client waits, a hold is tied, or something is to be settled or read.
 fn has_work() -> bool {
     let works = |state: RefMut<State>| !state.engine.is_idle() || state.engine.unsettled();
     inbox::has_something() || STATE.try_borrow_mut().is_none_or(works)

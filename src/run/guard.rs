@@ -1,8 +1,8 @@
 //! The inner command of `DLOCK.GUARD`, which runs while the hold is alive.
 //!
 //! The server itself checks what concerns keys, since the command hands out the inner command's keys as its own
-//! (`give_keys`): the caller's key permissions, and that all of them are in the lock's slot. What concerns the inner
-//! command is checked here, before it runs by the rules that scripts are held to.
+//! (`give_keys`): the caller's key permissions, and that all of them are in the lock's slot. The module checks the
+//! inner command itself here, before it runs by the rules that scripts are held to.
 
 use crate::ffi::call::{Answer, Rules};
 use crate::ffi::ctx::Ctx;

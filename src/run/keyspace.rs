@@ -1,6 +1,6 @@
 //! The server's keyspace for the engine: locks, opened on first use, written back at the end of the event.
 
-// The places of open keys are given by `open` and `find` alone. A look-up that could fail would cost every command.
+// The places of open keys are given by `open` and `find` alone. A lookup that could fail would cost every command.
 #![allow(clippy::indexing_slicing)]
 
 use crate::callbacks::data_type;
@@ -282,8 +282,8 @@ impl OpenKeys {
 
     /// Writes the event's changes, in one fixed order for each lock: the value before the effect, since the key's deletion or TTL
     /// must be this server's own when replicas get it; the key is closed last, since a handle must not outlive a change of its
-    /// value by somebody else. Adds the events for observers to `notifications`; they are sent later, when no borrow is held any
-    /// more, since an observer may call the module.
+    /// value from elsewhere. Adds the events for observers to `notifications`; they are sent later, when no borrow is left,
+    /// since an observer may call the module.
     #[inline(always)]
     pub(super) fn write(&mut self, notifications: &mut Notifications) {
         for open in self.open.get_mut(..self.used).unwrap_or_default() {
@@ -368,7 +368,8 @@ impl Open {
             }
             if !self.key.is_null() {
                 if changed {
-                    // So it reports the change to those who watch the key. To ask for the report alone takes a look-up more on Redis 8.6.
+                    // So it reports the change to those who watch the key. To ask for the report alone takes one more lookup on
+                    // Redis 8.6.
                     hot!(RedisModule_SetModuleOptions(ctx.raw(), OPTIONS));
                 }
                 hot!(RedisModule_CloseKey(self.key));

@@ -19,7 +19,7 @@ use std::ops::Deref;
 /// The locks that one event reads: as many as are searched one by one.
 const A_TIME: usize = 16;
 
-/// Makes a page. The last one of the keys goes on with the first of the queues.
+/// Makes a page. The last page of the keys continues with the first of the queues.
 pub(super) fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
     let cursor = match listing.source {
         Source::Keys(cursor) => cursor,

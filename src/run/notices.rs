@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// Ends the holds of a lock that has left its name, unless they go on elsewhere.
+    /// Ends the holds of a lock that has left its name, unless they continue elsewhere.
     fn lost(&mut self, lost: &Unlinked, now: Now) {
         let Unlinked { name, holds, .. } = lost;
         // A hold whose lease has run out has ended, wherever the lock is.

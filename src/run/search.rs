@@ -42,7 +42,7 @@ impl Search {
         self.again = self.running.is_some();
     }
 
-    /// Goes on with the next database, or from the start, or ends.
+    /// Continues with the next database, or from the start, or ends.
     fn next(&mut self, databases: u32) {
         let next = self.running.as_ref().map_or(0, |(db, _)| db + 1);
         if next < databases {

@@ -1,4 +1,4 @@
-//! What the rule of confirmations goes by at this server. In a release all its clauses are in force.
+//! The terms of the rule of confirmations at this server. In a release all its clauses are in force.
 //!
 //! A build with the feature `planted` lacks the clause that the environment names in `DLOCK_WITHOUT`. `make schedules` plays with
 //! such builds what happens then: two owners.
@@ -28,7 +28,7 @@ fn rule() -> Rule {
     })
 }
 
-/// Returns what the rule goes by now: the settings, and the server's role.
+/// Returns the terms of the rule now: the settings, and the server's role.
 pub(crate) fn terms() -> Terms<u64> {
     Terms {
         rule: rule(),

@@ -197,7 +197,7 @@ fn unblock_answered() {
 }
 
 impl Waiters {
-    /// Takes the handle of a connection that is unblocked or has ended: no call may use it any more.
+    /// Takes the handle of a connection that is unblocked or has ended: no call may use it any longer.
     fn take_handle(&mut self, id: RequestId) -> Option<Handle<Connections>> {
         let handle = self.by_request.get_mut(&id)?.handle.take()?;
         self.blocked -= 1;

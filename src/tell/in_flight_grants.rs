@@ -1,9 +1,9 @@
 //! Grants that are written to their connections and, for all that is known, not sent.
 //!
 //! The server sends replies at the end of an iteration of its event loop. A connection may end before that, by a command behind
-//! another wait or because its output buffer overflows; or the server finds it broken when it sends. Then its grant is given
-//! back, unless the connection may have got it: two owners are worse than a lock that nobody has until a lease ends. CLIENT LIST
-//! shows what a connection was sent, as long as it exists.
+//! another wait or because its output buffer overflows; or the server finds it broken when it sends. Then the engine revokes
+//! its grant, unless the connection may have got it: two owners are worse than a lock that nobody has until a lease ends. CLIENT
+//! LIST shows what a connection was sent, as long as it exists.
 //!
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later iteration. By then a
 //! pending reply may be that of a later command, and the grant stands.

@@ -1,6 +1,6 @@
 //! Replication: the one place where anything is propagated to replicas and the AOF.
 //!
-//! An effect costs the server a look-up of the command's name and several allocations, about as much as the rest of an
+//! An effect costs the server a lookup of the command's name and several allocations, about as much as the rest of an
 //! uncontended command. A server with no AOF and no replica would throw it away, so no effect is made while it is certain that
 //! nobody reads it. Certain means: INFO has shown it, and nothing has happened since that every new reader needs: a full
 //! synchronisation and the start of an AOF fork a child, a partial synchronisation needs a backlog (that INFO has shown not to be
@@ -13,7 +13,7 @@ use redis_module::raw;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether somebody may read effects. Set at the first sign, cleared only when INFO shows that nobody does.
+/// Whether effects may have a reader. Set at the first sign, cleared only when INFO shows that nobody does.
 static LISTENING: AtomicBool = AtomicBool::new(true);
 
 /// Returns true if effects must be made.
@@ -21,7 +21,7 @@ pub(crate) fn listening() -> bool {
     LISTENING.load(Ordering::Relaxed)
 }
 
-/// Notes that somebody may read effects from now on.
+/// Notes that effects may have a reader from now on.
 pub(crate) fn somebody_may_listen() {
     LISTENING.store(true, Ordering::Relaxed);
 }

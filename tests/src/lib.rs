@@ -1,7 +1,7 @@
 //! Conversations in text files (`../scenarios`, and `../servers` for what only a server has): commands, replies, time passing.
 //!
 //! All tests share one reader: the engine's tests hold the conversations with the engine and the model, the integration tests
-//! with a server whose clock stands still.
+//! with a server whose clock the tests advance.
 #![forbid(unsafe_code)]
 // Tests may panic; `script` documents the lines.
 #![allow(missing_docs, clippy::indexing_slicing, clippy::unwrap_used)]
@@ -95,7 +95,7 @@ fn files(folder: &str) -> Vec<(String, String)> {
 /// Begins the line after which only the engine holds a conversation, and says why.
 pub const ENGINE_ONLY: &str = "# Engine only: ";
 
-/// Returns the part of a conversation that a server can hold, too.
+/// Returns the part of a conversation that a server can also hold.
 pub fn for_servers(text: &str) -> &str {
     text.split(ENGINE_ONLY).next().unwrap_or_default()
 }

@@ -23,7 +23,7 @@
 //! `dump` (by DUMP and DEL, kept for) `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that
 //! lags catches up), `crash` (the replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
-//! A line `# Engine only: why` ends the part that a server holds, too. Lines that only a server understands (`../servers`):
+//! A line `# Engine only: why` ends the part that a server also holds. Lines that only a server understands (`../servers`):
 //! ```text
 //! ann$ SET shop x                   any command; a reply that is no error may be left out. `@bob` is the number of bob's
 //!                                   connection

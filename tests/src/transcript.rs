@@ -79,7 +79,7 @@ struct Transcript<S> {
     speaker: S,
     names: Reader,
     labels: Labels,
-    /// The words for `~a` and the like.
+    /// The words for names such as `~a`.
     words: BTreeMap<String, String>,
     /// Lines that were caused and are not written down yet.
     said: VecDeque<String>,
@@ -112,7 +112,7 @@ impl<S: Speaker> Transcript<S> {
         Ok(())
     }
 
-    /// Returns a line with the words that are known for `~a` and the like.
+    /// Returns a line with the words that are known for names such as `~a`.
     fn filled(&self, line: &str) -> String {
         let word = |word: &str| {
             let known = word.strip_prefix('~').and_then(|name| self.words.get(name));

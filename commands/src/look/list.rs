@@ -20,7 +20,7 @@ const DEFAULT_COUNT: u64 = 100;
 /// in the server's SCAN, its look-ups and the reply: a call delays others by some milliseconds.
 const MOST: u64 = 1_000;
 
-/// The bit that marks cursors of the queues. The server's own cursors count the places of its tables, and never have it.
+/// The bit that marks cursors of the queues. The server's own cursors count the places of its tables, and never set it.
 const OF_QUEUES: u64 = 1 << scan_order::BITS;
 
 impl Source {
@@ -55,7 +55,8 @@ pub fn run(given: &Args) -> Result<Reply, Error> {
 }
 
 impl Listing {
-    /// Returns where in the queues the list goes on after the last of the keys: with the locks that have no key, if they can match.
+    /// Returns where in the queues the list continues after the last of the keys: with the locks that have no key, if they can
+    /// match.
     pub fn after_keys(&self) -> Option<u64> {
         self.owner.is_none().then_some(0)
     }

@@ -14,7 +14,7 @@ pub struct Own {
     coming: Vec<u16>,
 }
 
-/// The slots in which somebody waits for a lock, or a hold is tied to a connection, and a few more: a slot stays until a check
+/// The slots in which a client waits for a lock, or a hold is tied to a connection, and a few more: a slot stays until a check
 /// finds that it has left, or nobody waits and nothing is tied anywhere.
 #[derive(Debug)]
 pub struct Awaited {
@@ -26,7 +26,7 @@ pub struct Awaited {
 /// The awaited slots that have left the node.
 #[derive(Debug)]
 pub struct Left {
-    /// The awaited slots whose locks cannot be here any more.
+    /// The awaited slots whose locks can no longer be here.
     slots: Vec<bool>,
     /// Whether a slot may have left and come back since the last check.
     pub returned: bool,

@@ -132,7 +132,7 @@ fn one_that_has_joined_again_unseen_within_the_time_counts_late() {
     node.partials += 1;
     node.read();
     assert_eq!(node.counting(), 0);
-    // Also the one that has joined by a full one: its time begins anew.
+    // Also the one that has joined by a full one: its time begins again.
     node.now += QUARANTINE - 1;
     node.partials += 1;
     node.read();

@@ -1,4 +1,4 @@
-//! Keys in an order that never changes, so that a scan can go on where it stopped and keep no state in between. A standard set,
+//! Keys in an order that never changes, so that a scan can continue where it stopped and keep no state in between. A standard set,
 //! ordered by a hash that is the same in every process: a cursor is good on any of them.
 
 use std::collections::BTreeSet;

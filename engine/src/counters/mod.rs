@@ -32,7 +32,7 @@ pub struct Counters {
     pub renewals: u64,
     /// Those of them that the server made by itself.
     pub auto_renewals: u64,
-    /// Holds given back.
+    /// Holds released by their owners.
     pub released: u64,
     /// Holds whose lease ran out.
     pub expired: u64,

@@ -20,7 +20,7 @@ enum Stop {
     Circle(Refusal),
 }
 
-/// What a search finds where it goes on.
+/// What a search finds unless it stops.
 type Bounded<T> = Result<T, Stop>;
 
 /// A place in a queue that a request waits at, or would.
@@ -68,7 +68,7 @@ struct Search<'w> {
     asker: OwnerHash,
     // The place that the request has before others: the one that it takes over, or ahead of the queue.
     standing: Option<&'w Wanted<'w>>,
-    // What somebody waits for, in the order in which it was found.
+    // The blockers, in the order in which the search found them.
     found: Vec<Found<'w>>,
     seen: HashSet<Blocker, FxBuildHasher>,
 }
@@ -84,7 +84,7 @@ enum Blocker {
     Owner(OwnerHash),
 }
 
-/// A blocker, and the wait by which the search has come to it.
+/// A blocker, and the wait by which the search has reached it.
 struct Found<'w> {
     blocker: Blocker,
     /// The position of the waiter among what was found; none for the request that is asked for.
@@ -218,7 +218,7 @@ impl<'w> Search<'w> {
         Ok(())
     }
 
-    /// Notes a blocker, and how the search has come to it.
+    /// Notes a blocker, and how the search has reached it.
     fn find(&mut self, keys: &mut impl Keyspace, found: Found<'w>) -> Bounded<()> {
         if found.blocker == Blocker::Asked {
             return Err(Stop::Circle(self.deadlock(keys, &found)));

@@ -14,8 +14,8 @@ pub(crate) fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
     ))
 }
 
-/// Returns the text for one step of a circle: somebody waits for a lock that somebody holds, or is queued for before it. A key
-/// or an owner that the caller may not know is none.
+/// Returns the text for one step of a circle: an owner waits for a lock that another owner holds, or is queued for before it. A
+/// key or an owner that the caller may not know is none.
 pub(super) fn step(
     waiter: Option<&[u8]>,
     key: Option<&[u8]>,

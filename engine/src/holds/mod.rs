@@ -1,5 +1,5 @@
-//! Holds: how they begin, are tied to parties, and end; and what decisions change beside them: the token clock, the counters,
-//! the timers.
+//! Holds: how they begin, are tied to parties, and end; and what decisions change along with them: the token clock, the
+//! counters, the timers.
 
 mod identity;
 pub(crate) mod sessions;

@@ -61,7 +61,7 @@ pub struct Auto {
 pub struct Bound {
     /// When the command ran.
     pub since: SteadyMs,
-    /// How long from then on. The time stands still while the connection waits, and begins anew when that ends.
+    /// How long from then on. The time stops while the connection waits, and begins again when that ends.
     pub ms: Millis,
 }
 
@@ -108,7 +108,7 @@ pub enum Loss {
     Moved,
     /// The lock has another name, or is in another database.
     Renamed,
-    /// Another party has the hold now, or nobody renews it any more.
+    /// Another party has the hold now, or nobody renews it any longer.
     Taken,
     /// It was released, by a command that did not name its token.
     Released,
@@ -323,7 +323,7 @@ impl Ties {
         self.by_id.get(&id).map(|tie| &**tie)
     }
 
-    /// Finds the tie of a lock's hold. No lock has two holds under one token, so they need not be told apart by their owners.
+    /// Finds the tie of a lock's hold. No lock has two holds under one token, so the token identifies the hold without its owner.
     #[inline(always)]
     pub fn find(&self, name: NameRef, token: Token) -> Option<TieId> {
         let first = TieId { token, twin: 0 };
@@ -407,7 +407,7 @@ impl Ties {
         id
     }
 
-    /// Unties a hold.
+    /// Removes the tie of a hold.
     pub fn untie(&mut self, id: TieId) -> Option<Box<Tie>> {
         let tie = self.by_id.remove(&id)?;
         if id.twin > 0 {
@@ -442,7 +442,7 @@ impl Ties {
         young
     }
 
-    /// Unties the hold of this owner.
+    /// Removes the tie of this owner's hold.
     pub fn untie_hold(&mut self, whose: HoldRef, token: Token) -> Option<Box<Tie>> {
         self.untie(self.find_hold(whose, token)?)
     }
@@ -516,7 +516,7 @@ impl Ties {
         }
     }
 
-    /// Returns true if a hold's bound has passed. Its time stands still while the connection waits, and begins anew when that ends.
+    /// Returns true if a hold's bound has passed. Its time stops while the connection waits, and begins again when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
         let bound = tie.auto.and_then(|auto| auto.bound);
         let its = self.by_party.get(&tie.party).filter(|its| !its.waits);

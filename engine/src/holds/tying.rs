@@ -168,7 +168,7 @@ impl HoldTable {
         self.replace_tie(token, before, tie, now);
     }
 
-    /// Unties a hold whose lease ends at `end` now.
+    /// Removes the tie of a hold whose lease ends at `end` now.
     fn untie_at(&mut self, whose: HoldRef, token: Token, end: WallMs) -> Option<Box<Tie>> {
         let mut tie = self.ties.untie_hold(whose, token)?;
         tie.end = end;
@@ -240,15 +240,15 @@ impl HoldTable {
         self.sessions.of_party(tie.party)
     }
 
-    /// Unties a hold without a word to anybody.
+    /// Removes the tie of a hold, and reports that to nobody.
     pub fn untie_silently(&mut self, id: TieId) {
         if let Some(tie) = self.ties.untie(id) {
             self.sessions.forget_hold(&tie);
         }
     }
 
-    /// Unties a hold, which has ended or has left its name, and tells its session. If the lease is over, that is the reason,
-    /// whatever has happened to the hold since.
+    /// Removes the tie of a hold, which has ended or has left its name, and tells its session. If the lease is over, that is the
+    /// reason, whatever has happened to the hold since.
     pub fn lose(&mut self, id: TieId, why: Loss, now: WallMs) {
         let why = self.ties.get(id).map(|tie| tie.loss(why, now));
         if let Some(why) = why {
@@ -256,7 +256,8 @@ impl HoldTable {
         }
     }
 
-    /// Unties a hold for a reason that is certain. No client knows of a new hold that replicas have not confirmed: nobody loses it.
+    /// Removes the tie of a hold for a reason that is certain. No client knows of a new hold that replicas have not confirmed:
+    /// nobody loses it.
     pub fn lose_as(&mut self, id: TieId, why: Loss) {
         let Some(tie) = self.ties.untie(id) else {
             return;
@@ -267,7 +268,7 @@ impl HoldTable {
         }
     }
 
-    /// Unties everything after a demotion, and forgets the sessions.
+    /// Removes all ties after a demotion, and forgets the sessions.
     pub fn untie_all(&mut self) {
         self.unconfirmed.clear();
         self.ties = Ties::default();
@@ -282,8 +283,8 @@ impl HoldTable {
         self.unconfirmed.get(&HoldId::new(whose, token)).copied()
     }
 
-    /// Unties a hold that is upgraded, unless its party keeps it: the connection that asks, if it ties, or any connection, if it does
-    /// not. A session loses it, under the token that it knows.
+    /// Removes the tie of a hold that is upgraded, unless its party keeps it: the connection that asks, if it ties, or any
+    /// connection, if it does not. A session loses it, under the token that it knows.
     pub fn lose_upgraded(&mut self, whose: HoldRef, token: Token, terms: &Terms) {
         let Some(id) = self.ties.find_hold(whose, token) else {
             return;
@@ -298,7 +299,7 @@ impl HoldTable {
         }
     }
 
-    /// Unties the hold of this lock, which ends for this reason.
+    /// Removes the tie of this lock's hold, which ends for this reason.
     #[inline(never)]
     pub fn lose_by(&mut self, name: NameRef, token: Token, end: End) {
         let Some(id) = self.ties.find(name, token) else {

@@ -13,11 +13,11 @@
 //! └ version of the format
 //! ```
 //! A hold of several permits is `H`, and says how many between its limit and its owner; a ticket that asks for several is `T`.
-//! Format 2 has these two letters beside those of format 1, and only an effect that needs them is written in it.
+//! Format 2 adds these two letters to those of format 1, and only an effect that needs them is written in it.
 //!
 //! The others: `r|x|f|s|d<token> [<owner>]` the hold is gone (released, expired, forced, closed, removed; the only
-//! holder is left unnamed), `t<number> <claim> <limit> <owner>` a ticket, `u<number>` no such ticket any more, `w1`/`w0`
-//! somebody is (nobody is) queued. A line with no change puts the key's TTL right.
+//! holder is left unnamed), `t<number> <claim> <limit> <owner>` a ticket, `u<number>` that ticket is gone, `w1`/`w0` the
+//! queue is not empty (is empty). A line with no change puts the key's TTL right.
 //!
 //! The usual release, of the only hold and nothing else, goes without saying: no line at all means it. The token is that
 //! of the hold, and an argument less saves the server a tenth of its work on the command.
@@ -30,7 +30,7 @@ use crate::types::{
 /// Why a hold is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Given back by its owner.
+    /// Released by its owner.
     Released,
     /// Its lease ran out.
     Expired,
@@ -102,7 +102,7 @@ pub enum Change<'a> {
         /// Its place in the order of arrival.
         number: Arrival,
     },
-    /// Whether somebody is queued: then the key has no TTL, and the module watches the leases.
+    /// Whether anybody is queued: then the key has no TTL, and the module watches the leases.
     Watch(bool),
 }
 

@@ -1,6 +1,6 @@
 //! A lock as bytes: what RDB files, DUMP and the digest see.
 //!
-//! Version 1: the version, the flags (bit 0: somebody was queued), the number of holders, each holder (token,
+//! Version 1: the version, the flags (bit 0: the queue was not empty), the number of holders, each holder (token,
 //! deadline, hold count, limit, owner), the number of tickets, each ticket (number, claim, limit, owner). Numbers are
 //! LEB128, an owner is its length and its bytes. Holders stand in the order of their owners, tickets in the order of
 //! their numbers.

@@ -58,7 +58,7 @@ pub struct Ticket {
 /// | otherwise | yes | `Full`, `watched` | none |
 ///
 /// A queue is the tickets here and the waiters of this server (see `queue`); `watched` tells a server that loads the
-/// value that somebody waited, so that it watches the leases itself although the waiters are gone.
+/// value that there were waiters, so that it watches the leases itself although they are gone.
 #[derive(Debug, Clone)]
 pub enum Lock {
     /// The usual lock, in one allocation of 64 bytes (a size class of every malloc), and one for an owner with a long name.
@@ -101,10 +101,10 @@ enum Owner {
 
 const _: () = assert!(std::mem::size_of::<Lock>() == 64);
 
-/// The bit beside the hold count that says that the lock is watched.
+/// The bit next to the hold count that says that the lock is watched.
 const WATCHED: u8 = 0x80;
 
-/// The bit beside it that says that the hold is fresh.
+/// The bit next to that one that says that the hold is fresh.
 const FRESH: u8 = 0x40;
 
 /// The bits of the hold count.
@@ -297,8 +297,8 @@ impl Lock {
         }
     }
 
-    /// Returns true if the module itself must watch this lock: somebody is (or was, when it was saved) queued, there are several
-    /// leases and the key's TTL is only the latest of them, or its leases came by RESTORE and are not bounded yet.
+    /// Returns true if the module itself must watch this lock: it has (or had, when it was saved) a queue, there are several leases
+    /// and the key's TTL is only the latest of them, or its leases came by RESTORE and are not bounded yet.
     pub fn needs_watch(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.client == RESTORED || sole.watched(),
@@ -306,7 +306,7 @@ impl Lock {
         }
     }
 
-    /// Returns true if somebody was queued at the last change.
+    /// Returns true if anybody was queued at the last change.
     pub fn watched(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.watched(),
@@ -447,7 +447,7 @@ impl Lock {
         }
     }
 
-    /// **The granting rule.** Returns true if `owner` may hold `permits` with `limit` beside the other holders: the sum of all
+    /// **The granting rule.** Returns true if `owner` may hold `permits` with `limit` along with the other holders: the sum of all
     /// permits exceeds neither its limit nor that of any other holder. Mutex, read-write lock and semaphore are this one
     /// rule with limits 1, unbounded and n.
     pub fn admits(&self, owner: &[u8], Share { limit, permits }: Share) -> bool {
@@ -606,7 +606,7 @@ impl Lock {
         std::mem::size_of::<Lock>() + apart
     }
 
-    /// Returns the large form, if the lock has it.
+    /// Returns the large form; none if the lock is in the small one.
     fn full(&self) -> Option<&Full> {
         match self {
             Lock::Sole(_) => None,

@@ -14,7 +14,7 @@ pub enum How {
     Ended(End),
     /// A hold was released with all others of its session, which its program has ended.
     Session,
-    /// A hold was given back: its client had gone before it got the answer, or replicas have not confirmed it.
+    /// The server revoked a hold: its client had gone before it got the answer, or replicas have not confirmed it.
     Undelivered,
     /// A hold has another name now, with its lock.
     Renamed,
@@ -52,7 +52,7 @@ impl How {
         }
     }
 
-    /// Returns how a hold ended, for its unlock message and its effect; none if it goes on, or if this is no hold.
+    /// Returns how a hold ended, for its unlock message and its effect; none if it continues, or if this is no hold.
     pub(crate) fn end(self) -> Option<End> {
         match self {
             How::Ended(end) => Some(end),

@@ -59,7 +59,7 @@ impl Log {
         self.is_long(now.us.saturating_sub(token.0))
     }
 
-    /// Returns true if so many microseconds are long.
+    /// Returns true if this number of microseconds is long.
     #[inline(always)]
     pub(crate) fn is_long(&self, us: u64) -> bool {
         us >= self.long_us

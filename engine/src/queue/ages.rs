@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const GROUP_US: u64 = 1_000_000;
 
 /// The beginnings of all places, in groups of a second. A place is counted in its group and knows nothing of it, so that the
-/// oldest is found without a look at any queue, and a mass of places that came together costs one entry.
+/// oldest is found without searching any queue, and a mass of places that came together costs one entry.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ages {
     groups: BTreeMap<u64, Group>,

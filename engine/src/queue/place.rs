@@ -35,7 +35,7 @@ pub struct Window {
     pub claim: Millis,
     /// When the ticket is dropped if nobody waits on it by then.
     pub until: SteadyMs,
-    /// The due entry that looks after that. It may come earlier than `until`, and is set anew then: a ticket that is
+    /// The due entry that looks after that. It may come earlier than `until`, and is set again then: a ticket that is
     /// polled again and again moves no entry.
     pub due: Option<DueKey<SteadyMs>>,
 }
@@ -74,7 +74,7 @@ impl Place {
         self.request = NonZeroU64::new(request.0);
     }
 
-    /// Notes that nobody waits at it any more.
+    /// Notes that nobody waits at it any longer.
     pub fn vacate(&mut self) {
         self.request = None;
     }

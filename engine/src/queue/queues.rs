@@ -221,7 +221,7 @@ impl WaitQueues {
         ids
     }
 
-    /// Returns about `most` keys of a database from this hash on, and the hash to go on from.
+    /// Returns about `most` keys of a database from this hash on, and the hash to continue from.
     pub(crate) fn keys_from(
         &self,
         db: u32,

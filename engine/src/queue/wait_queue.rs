@@ -13,7 +13,7 @@ use std::rc::Rc;
 /// queue of a lock with one waiter.
 const LONGEST_SEARCH: usize = 8;
 
-/// The wait queue of one lock. It exists for a lock that somebody is queued for, or that has to be watched (see
+/// The wait queue of one lock. It exists for a lock with places in its queue, or that has to be watched (see
 /// `Lock::needs_watch`). It holds every place, tickets and waiters alike; of a ticket the lock's value holds the durable
 /// half.
 ///
@@ -293,7 +293,7 @@ impl WaitQueue {
             .map(|(number, place)| (*number, &**place))
     }
 
-    /// Returns who waits here, but for this owner.
+    /// Returns who waits here, except for this owner.
     pub(crate) fn others(&self, owner: &[u8]) -> Waiting {
         let its = self.number_of(owner);
         let mut places = self.in_order();

@@ -57,7 +57,7 @@ impl RequestKind {
 pub(crate) enum Grantable {
     /// It may be granted.
     Now,
-    /// Somebody is before it, or it is not compatible with the holders.
+    /// Another waiter is before it, or it is not compatible with the holders.
     Blocked,
     /// The lock has as many holders as it may have.
     Full,

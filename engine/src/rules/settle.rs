@@ -84,7 +84,7 @@ impl Engine {
     }
 
     /// Settles the locks that have been marked, in order, `most` locks at most. To be called only when this server would accept a
-    /// write now. Returns true if something is left that could go on at once; what the keyspace does not accept now stays marked
+    /// write now. Returns true if something is left that could continue at once; what the keyspace does not accept now stays marked
     /// (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_garbage();
@@ -102,7 +102,7 @@ impl Engine {
         self.leave_next(now);
         let mut refused = Vec::new();
         let mut settled = 0;
-        // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
+        // A lock that is marked again meanwhile is left for the next step: a lock with many to grant comes up once in each.
         let mut left = self.dirty.len();
         while settled < most && left > 0 && self.outbox.len() < OUTPUTS_A_STEP {
             left -= 1;
@@ -337,7 +337,7 @@ impl Engine {
         }
     }
 
-    /// Updates the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the queue itself.
+    /// Updates the lock's watch: the mark that it has a queue, the due entry of the earliest lease, the queue itself.
     fn update_watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that is settled has a queue");

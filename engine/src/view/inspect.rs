@@ -33,7 +33,7 @@ pub struct View {
 /// The state of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockState {
-    /// Somebody holds it.
+    /// It has a holder.
     Held,
     /// Nobody holds it; it is kept for the head of the queue.
     Reserved,
@@ -134,8 +134,8 @@ impl Engine {
         (queue.len(), first)
     }
 
-    /// Returns the locks of a database that have a queue or a watch: about `most` of them from this hash on, and the hash to go on
-    /// from; none if these were the last.
+    /// Returns the locks of a database that have a queue or a watch: about `most` of them from this hash on, and the hash to
+    /// continue from; none if these were the last.
     pub fn queue_keys(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
         self.queues.keys_from(db, from, most)
     }

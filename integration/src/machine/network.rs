@@ -98,7 +98,7 @@ impl Network {
         }
     }
 
-    /// Connects one party with another again: the data held back between them goes on.
+    /// Connects one party with another again: the data held back between them passes.
     pub fn mend(&self, one: Party, other: Party) {
         let mut cuts = self
             .state

@@ -75,7 +75,7 @@ pub fn kept(connection: &mut Wire, key: &str) -> (String, i64) {
     (digest.concat(), end)
 }
 
-/// Returns one of the module's numbers: `INFO dlock` has it with `dlock_` before its name.
+/// Returns one of the module's numbers: `INFO dlock` shows it with `dlock_` before its name.
 #[track_caller]
 pub fn stat(server: &Server, name: &str) -> u64 {
     server.info("dlock").number(&format!("dlock_{name}"))

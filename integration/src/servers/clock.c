@@ -1,5 +1,5 @@
 /* A server's clocks, preloaded into it. The file that DLOCK_CLOCK names has three numbers, which may change at any time:
-   microseconds that are added to the wall clock; if it is not 0, the time at which all clocks stand still; and by how much the wall
+   microseconds that are added to the wall clock; if it is not 0, the time at which all clocks are stopped; and by how much the wall
    clock is ahead of that then.
 
    libfaketime does not get along with the allocator of most servers: both ask for the other while they begin. */

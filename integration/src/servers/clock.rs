@@ -25,7 +25,7 @@ pub struct Clock {
     _directory: TempDir,
 }
 
-/// Offsets in the file: the time added to the wall clock, and the instant at which the clocks stand still.
+/// Offsets in the file: the time added to the wall clock, and the instant at which the clocks are stopped.
 const AHEAD: u64 = 0;
 const STILL: u64 = 8;
 

@@ -10,8 +10,8 @@ struct Socket {
     unread: bool,
 }
 
-/// Returns the end at `port` of the connection from `peer`, both on the loopback interface; none if there is no such end (any
-/// more).
+/// Returns the end at `port` of the connection from `peer`, both on the loopback interface; none if there is no such end, or
+/// no longer.
 fn find(port: u16, peer: u16) -> Option<Socket> {
     let table = fs::read_to_string("/proc/net/tcp").expect("a table of connections");
     let ends = (

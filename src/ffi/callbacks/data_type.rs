@@ -100,7 +100,7 @@ impl LoadContext<'_> {
     }
 }
 
-/// Works on a value of this type, in a callback of the server's.
+/// Passes a value of this type to `work`, in a callback of the server's.
 ///
 /// # Safety
 /// `value` is null, or one of this type that nobody changes or frees for the length of the call.
@@ -173,7 +173,7 @@ unsafe extern "C" fn free<T: ModuleValue>(value: *mut c_void) {
     if value.is_null() {
         return;
     }
-    // SAFETY: made by `into_raw` or `load`; the server frees it once, and has it no more.
+    // SAFETY: made by `into_raw` or `load`; the server frees it once, and does not use it afterwards.
     catch_panic(|| T::freed(unsafe { Box::from_raw(value.cast::<T>()) }));
 }
 

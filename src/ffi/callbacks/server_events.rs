@@ -143,7 +143,7 @@ unsafe fn report<L: Listener>(ctx: Ctx, id: u64, sub: u64, data: *mut c_void) {
             | raw::REDISMODULE_SUBEVENT_LOADING_REPL_START => L::loading(),
             _ => {}
         },
-        // During such a load the server goes on with the data that it has.
+        // During such a load the server continues with its present data.
         raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD
             if sub == raw::REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_STARTED =>
         {

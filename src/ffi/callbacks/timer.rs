@@ -18,7 +18,7 @@ pub(crate) struct Timer(u64);
 impl Timer {
     /// Calls `work` after `ms` milliseconds.
     pub(crate) fn start(own: Ctx<'static>, wait_ms: u64, work: Work) -> Timer {
-        // SAFETY: the context lives as long as the module; the data is a function, which does, too.
+        // SAFETY: the context lives as long as the module; so does the data, which is a function.
         Timer(unsafe {
             api!(RedisModule_CreateTimer(
                 own.raw(),

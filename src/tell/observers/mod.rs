@@ -124,7 +124,7 @@ impl Notifications {
     }
 }
 
-/// Returns true if somebody may listen to an event. Only the end of a hold has a message as well.
+/// Returns true if an event may have a listener. Only the end of a hold has a message as well.
 fn is_wanted(event: &Event) -> bool {
     let ended = matches!(event, Event::Ended(..));
     keyspace_events() || (ended && !subscribers::skip())

@@ -6,8 +6,8 @@
 //! within that same iteration has not been answered yet. After a burst, the next iteration with messages asks before its first one.
 //! Once a subscriber was seen, nothing is asked until the next check of the module's event, once a second.
 //!
-//! A pattern may match any channel, so one is a subscriber. A channel of somebody else's is none, but the server compares all channels
-//! to find that out: where there are many, every message is published.
+//! A pattern may match any channel, so it counts as a subscriber. An unrelated channel does not, but the server compares all
+//! channels to find that out: where there are many, every message is published.
 
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;

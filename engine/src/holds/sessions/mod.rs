@@ -34,8 +34,9 @@ pub struct SessionRef<'a> {
     pub user: &'a [u8],
 }
 
-/// The most sessions that are kept after their end, for up to a second. A program that takes one lock at a time begins and ends a session
-/// with each, and finds here what it would otherwise make anew each time. It sees no difference: the session has another id, and no rows.
+/// The most sessions that are kept after their end, for up to a second. A program that takes one lock at a time begins and ends a
+/// session with each. Such a session is reused here instead of being made again each time. The program sees no difference: the
+/// session has another id, and no rows.
 const MOST_SPARES: usize = 1_024;
 
 /// One session.
@@ -46,7 +47,7 @@ pub(crate) struct Session {
     user: Rc<[u8]>,
     /// Random: a session of the same name that begins later has another.
     pub(crate) id: u64,
-    /// Whom its holds are tied to: itself, until it begins anew.
+    /// The number that its holds are tied to: its own, until it begins again.
     pub(crate) holds: SessionNo,
     /// The connection that sent its last SESSION command, and for how long that keeps it.
     pub(crate) keeper: ClientId,
@@ -134,7 +135,7 @@ impl Sessions {
         self.by_no.values().map(|session| session.rows.len()).sum()
     }
 
-    /// Returns how many sessions have begun anew.
+    /// Returns how many sessions have begun again.
     pub(crate) fn begun_anew(&self) -> u64 {
         self.begun_anew
     }
@@ -415,7 +416,7 @@ impl Sessions {
         self.tell(no);
     }
 
-    /// Drops the row of a hold that nobody has heard of.
+    /// Drops the row of a hold that no program has learned of.
     pub(crate) fn forget_hold(&mut self, tie: &Tie) {
         let Some(no) = self.of_party(tie.party) else {
             return;
@@ -474,7 +475,7 @@ impl Sessions {
         }
     }
 
-    /// Begins a session anew under another id. Its places stay. Returns the party that its holds are still tied to.
+    /// Begins a session again, under another id. Its places stay. Returns the party that its holds are still tied to.
     pub(crate) fn begin_anew(&mut self, no: SessionNo) -> Option<Party> {
         let (fresh, id) = (self.next_no(), self.draw());
         let session = self.by_no.get_mut(&no)?;
@@ -500,8 +501,8 @@ impl Sessions {
         Some(session)
     }
 
-    /// Ends a session, in which nothing is left. It is kept as a spare, if its name is its own. Returns the party that is not needed
-    /// any more, if there is one.
+    /// Ends a session, in which nothing is left. It is kept as a spare, if its name is its own. Returns the party that is no longer
+    /// needed, if there is one.
     pub(crate) fn end(&mut self, no: SessionNo) -> Option<Party> {
         self.unblock(no);
         self.set_keeper(no, ClientId::NONE);

@@ -51,7 +51,7 @@ struct Row {
     word: Word,
     token: Token,
     whose: Whose,
-    // The end of the lease, of a hold that goes on.
+    // The end of the lease, of a hold that continues.
     end: Option<WallMs>,
 }
 
@@ -72,7 +72,7 @@ enum Whose {
     Nobody,
 }
 
-/// A row, as a reply has it.
+/// A row, as a reply contains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewsRow {
     /// Its number.
@@ -85,7 +85,7 @@ pub struct NewsRow {
     pub owner: Vec<u8>,
     /// The token of the hold; 0 of a wait.
     pub token: Token,
-    /// When the lease ends, of a hold that goes on.
+    /// When the lease ends, of a hold that continues.
     pub end: Option<WallMs>,
 }
 
@@ -195,7 +195,7 @@ impl Rows {
         self.add(word, Token(0), whose, None, false);
     }
 
-    /// Adds the row of a hold that has left the session. The row that told of it goes on without the hold.
+    /// Adds the row of a hold that has left the session. The row that reported the hold stays without it.
     pub(crate) fn add_lost(&mut self, token: Token, tie: &Tie, loss: Loss, confirms: bool) {
         let whose = || Whose::Named(Box::new(tie.whose.clone()));
         if let Some(granted) = self.get_mut(tie.row) {
@@ -207,7 +207,7 @@ impl Rows {
         self.add(Word::Lost(loss), token, whose(), end, false);
     }
 
-    /// Drops the row of a hold, which its program has given back itself.
+    /// Drops the row of a hold, which its program has released itself.
     pub(crate) fn drop_granted(&mut self, row: u64) {
         self.remove(row);
     }

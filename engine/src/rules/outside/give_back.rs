@@ -1,5 +1,5 @@
-//! Undelivered answers: their connection has ended before it got them, or replicas have not confirmed them. New holds are given
-//! back.
+//! Undelivered answers: their connection has ended before it got them, or replicas have not confirmed them. The engine revokes
+//! their new holds.
 //!
 //! One rule for both. A *new* hold that no later command of its owner has touched (re-entered, renewed, downgraded, partly
 //! released) ends, and the ticket that its owner had by `CLAIM` stands again. In a request for many locks this holds for each lock
@@ -17,7 +17,7 @@ use crate::state::Engine;
 use crate::types::{Arrival, HoldRef, Name, NameRef, Now};
 
 impl Engine {
-    /// Notes that the answer which promises these holds was not delivered: the new ones are given back as soon as changes are
+    /// Notes that the answer which promises these holds was not delivered: the engine revokes the new ones as soon as changes are
     /// possible.
     pub fn on_undelivered(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
@@ -31,12 +31,12 @@ impl Engine {
         }
     }
 
-    /// Returns true if there may be holds to give back.
+    /// Returns true if there may be holds to revoke.
     pub fn has_undelivered(&self) -> bool {
         !self.undelivered.is_empty()
     }
 
-    /// Gives back the new holds of undelivered answers, and serves the queues as if they had not been granted. Call it before
+    /// Revokes the new holds of undelivered answers, and serves the queues as if they had not been granted. Call it before
     /// anything else is decided, and only when this server would accept a write.
     pub fn give_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         if self.undelivered.is_empty() {

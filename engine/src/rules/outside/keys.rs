@@ -38,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// Notes until when the absent tickets of a value that moves are kept. A ticket that somebody waits on becomes absent there.
+    /// Notes until when the absent tickets of a value that moves are kept. A ticket that a request waits on becomes absent there.
     pub(in crate::rules) fn note_windows(&mut self, lock: LockId) {
         for (number, place) in self.queues.at(lock).in_order() {
             match place.ticket.as_deref() {
@@ -71,7 +71,7 @@ impl Engine {
         self.mark(lock);
     }
 
-    /// Returns true if somebody is queued for this lock, or it is watched.
+    /// Returns true if anybody is queued for this lock, or it is watched.
     pub fn watches(&self, name: NameRef) -> bool {
         self.queues.id(name).is_some()
     }

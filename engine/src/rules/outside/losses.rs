@@ -33,7 +33,7 @@ impl Engine {
         self.holds.counters.gone(end, token, now);
     }
 
-    /// Unties a hold that has left with its key, to another name or with its slot. The hold goes on there.
+    /// Removes the tie of a hold that has left with its key, to another name or with its slot. The hold continues there.
     pub fn on_hold_left(&mut self, whose: HoldRef, lost: Lost, why: Loss, now: Now) {
         let token = lost.token;
         if why == Loss::Renamed && lost.logged {
@@ -46,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// Unties all holds of the locks that have left.
+    /// Removes the ties of all holds of the locks that have left.
     pub fn on_locks_left(&mut self, left: impl Fn(NameRef) -> bool, why: Loss, now: Now) {
         for id in self.holds.ties.of(left) {
             self.holds.lose(id, why, now.wall());

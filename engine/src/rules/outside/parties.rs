@@ -15,7 +15,7 @@ const CLEARED_A_STEP: usize = 1024;
 
 impl Engine {
     /// Notes that a connection has ended: its ties are cleared away as soon as changes are possible. The request that blocked it ends
-    /// by [`Engine::leave`]. The sessions that it kept are not alive any more.
+    /// by [`Engine::leave`]. The sessions that it kept are no longer alive.
     pub fn on_disconnect(&mut self, client: ClientId, now: Now) {
         let party = Party::Connection(client);
         match self.holds.ties.next_of(party, None) {
@@ -33,8 +33,8 @@ impl Engine {
         self.ended.insert(party, Ending { after: None, fate });
     }
 
-    /// Clears away one step of the holds and places of parties that have ended. Returns true if something is left that could go on
-    /// at once.
+    /// Clears away one step of the holds and places of parties that have ended. Returns true if something is left that could
+    /// continue at once.
     pub(in crate::rules) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = BTreeMap::new();
         let mut room = CLEARED_A_STEP;

@@ -20,7 +20,7 @@ use std::rc::Rc;
 const RECONCILED_A_STEP: usize = 1024;
 
 impl Engine {
-    /// Begins to reconcile the queue with its value; [`Engine::reconcile_next`] goes on.
+    /// Begins to reconcile the queue with its value; [`Engine::reconcile_next`] continues.
     ///
     /// An owner that waits and now holds the lock is answered. An owner that is present keeps its place, and its ticket is
     /// written again; an absent ticket lives and dies with the value. Tickets that came with the value begin as absent: with the

@@ -13,7 +13,7 @@ use std::rc::Rc;
 pub(super) const RENEWED_A_STEP: usize = 256;
 
 impl Engine {
-    /// Renews one step of the holds whose renewal is due. Returns true if something is left that could go on at once.
+    /// Renews one step of the holds whose renewal is due. Returns true if something is left that could continue at once.
     pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let (mut refused, mut prolonged) = (Vec::new(), Vec::new());
         for _ in 0..RENEWED_A_STEP {

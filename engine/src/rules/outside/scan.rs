@@ -1,4 +1,4 @@
-//! The scan, once a second, over all names that somebody waits for and all tied holds. It finds what the server does not report.
+//! The scan, once a second, over all names with waiters and all tied holds. It finds what the server does not report.
 //!
 //! Every server reports when a value leaves its name. The module subscribes to no event of a value that arrives at a name (RENAME,
 //! MOVE, SET). So the scan opens the awaited names that have no value: the others are as their last settlement left them. Of a tied

@@ -45,7 +45,7 @@ impl Engine {
         }
     }
 
-    /// Notes that a session is not alive any more: nobody renews its holds, and its places are absent.
+    /// Notes that a session is no longer alive: nobody renews its holds, and its places are absent.
     pub(in crate::rules) fn no_longer_alive(&mut self, no: SessionNo, now: Now) {
         if let Some(blocked) = self.holds.sessions.unblock(no) {
             self.holds.timers.clear(&mut Some(blocked.until));
@@ -109,8 +109,8 @@ impl Engine {
         self.set_session_due(no, ms.map(|ms| now.steady().after(ms)));
     }
 
-    /// Ends an event for the sessions: answers the blocked SESSION commands that have something to tell, begins sessions anew that
-    /// owe too much, and forgets those that are over.
+    /// Ends an event for the sessions: answers the blocked SESSION commands that have something to tell, begins the sessions
+    /// again that owe too much, and forgets those that are over.
     pub fn tell_sessions(&mut self, now: Now) {
         if !self.holds.sessions.is_behind() {
             return;

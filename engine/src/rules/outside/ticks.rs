@@ -74,7 +74,7 @@ impl Engine {
     }
 
     /// Answers one step of the waits whose time is up, in order, unless what they wait for has come free. Returns true if something
-    /// is left that could go on at once.
+    /// is left that could continue at once.
     pub(in crate::rules) fn time_out_in_turn(
         &mut self,
         keys: &mut impl Keyspace,

@@ -313,7 +313,7 @@ impl Engine {
         }
     }
 
-    /// Checks that the caps allow one more place (unless the owner has it already) and one more waiting request (unless it
+    /// Checks that the caps allow one more place (unless the owner already has one) and one more waiting request (unless it
     /// takes the place of an older one of its kind). A cap refuses only what makes its own number grow.
     fn room(
         &self,

@@ -97,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Counts an answer that replicas have not confirmed. Its new holds are given back.
+    /// Counts an answer that replicas have not confirmed. The engine revokes its new holds.
     pub fn not_confirmed(&mut self, promises: Vec<Promise>) {
         self.holds.counters.unconfirmed += 1;
         self.on_undelivered(promises);

@@ -46,7 +46,7 @@ impl Engine {
         }
     }
 
-    /// Sets a waiting request's time-out and lease anew. If its session is not alive, the window of its places begins anew.
+    /// Updates a waiting request's time-out and lease. If its session is not alive, the window of its places begins again.
     pub(in crate::rules) fn prolong_wait(&mut self, id: RequestId, now: Now, ask: &Ask) {
         let Some(request) = self.requests.get_mut(id) else {
             return;
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// Logs the end of a wait without a grant, if it is not ordinary. Its places are still there. A wait for many locks has one entry:
-    /// of the first lock where somebody stood before it, or else of its first.
+    /// of the first lock where another place was before it, or else of its first.
     fn log_wait(&mut self, request: &Request, how: Option<How>, now: Now) {
         let Some(how) = how else {
             return;
@@ -233,7 +233,7 @@ impl Engine {
         !self.left.is_empty()
     }
 
-    /// Removes the place of a request that has left, if it still has it, and marks the lock.
+    /// Removes the place of a request that has left, if the place is still that request's, and marks the lock.
     fn leave_queue(&mut self, part: Part, id: RequestId, timed_out: bool, now: Now) {
         let Some(queue) = self.queues.get_mut(part.lock) else {
             return broken!("a lock that somebody waits for has a queue");

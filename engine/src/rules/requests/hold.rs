@@ -9,7 +9,7 @@ use crate::state::Engine;
 use crate::types::{Grant, HoldRef, Limit, Millis, NameRef, Now, Token, WallMs};
 
 impl Engine {
-    /// Weakens the limit of the owner's hold, so that others may hold the lock, too; token, count and deadline stay. Returns the
+    /// Weakens the limit of the owner's hold, so that others may also hold the lock; token, count and deadline stay. Returns the
     /// token and the count.
     ///
     /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `TokenNeeded` if the hold is in a session and

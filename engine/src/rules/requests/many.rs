@@ -103,7 +103,7 @@ impl Engine {
         answer
     }
 
-    /// Goes on with the wait of a request that asks again in its session for the same locks. Returns the answer; none if it does not
+    /// Continues the wait of a request that asks again in its session for the same locks. Returns the answer; none if it does not
     /// wait for them.
     ///
     /// Errors: `OtherShare`.
