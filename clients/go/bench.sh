@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the module beside the popular locks of Go, in one run.
+# Measures the module and the popular locks of Go, in one run.
 set -euo pipefail
 cd "$(dirname "$0")/bench"
 export GOMODCACHE=$DLOCK_CLIENT_TARGET/modules GOCACHE=$DLOCK_CLIENT_TARGET/cache

@@ -60,7 +60,7 @@ func (s step) timeout() time.Duration {
 	return s.seconds("timeout", patience.Seconds())
 }
 
-// lateness: a busy machine is late by itself. What the cases look for is later than this, too.
+// lateness is the delay that a busy machine causes by itself. The delays that the cases look for are longer.
 func lateness() time.Duration {
 	if seconds, err := strconv.ParseFloat(os.Getenv("DLOCK_LATE"), 64); err == nil {
 		return time.Duration(seconds * float64(time.Second))
@@ -68,7 +68,7 @@ func lateness() time.Duration {
 	return 4 * time.Second
 }
 
-// atOnce is the bound of a try. Whoever asks more than once takes longer, however busy the machine.
+// atOnce is the bound of a try. A client that asks more than once takes longer, however busy the machine.
 const atOnce = 250 * time.Millisecond
 
 // logged is what the client has logged.
@@ -729,7 +729,7 @@ func (r *run) Do_logged(s step) {
 	r.check(seen() <= int(s.number("at_most", 1e9)), "%d times", seen())
 }
 
-// What is no time at all is none in Go, either: it does not compile, so a negative one stands for it.
+// A timeout that is not a duration does not compile in Go, so a negative one stands for it.
 func (r *run) Do_bad(s step) {
 	key, timeout := r.named("lock"), time.Duration(0)
 	if s["key"] == "" {

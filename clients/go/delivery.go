@@ -11,12 +11,12 @@ import (
 
 const batch = 100 // commands in one pipeline
 
-// A delivery is a command that is repeated until a server has answered it, or until it means nothing any more.
+// A delivery is a command that is repeated until a server has answered it, or until it no longer matters.
 type delivery struct {
 	key      string
 	words    []any
 	then     func(sent time.Duration, reply any, err error) // under the mutex
-	patience time.Duration                                  // how long after a sign of life of its session
+	patience time.Duration                                  // how long after a heartbeat of its session
 	since    time.Duration
 	needed   func() bool // or nil
 }
@@ -93,7 +93,7 @@ func (l *Locks) giveUp(id int64) {
 	}
 }
 
-// deliver sends a command until it is answered. After ReplyTimeout, and after an error that time cannot mend, it continues in
+// deliver sends a command until it is answered. After ReplyTimeout, and after an error that is not transient, it continues in
 // the background. It ignores the end of the context.
 func (l *Locks) deliver(ctx context.Context, id int64, d *delivery) (err error, first bool) {
 	ctx = context.WithoutCancel(ctx)

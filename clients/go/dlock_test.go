@@ -52,7 +52,7 @@ func (s stage) isError(err, expected error) {
 	s.check(errors.Is(err, expected), "%v, not %v", err, expected)
 }
 
-// handOverTo: the next in the queue has it in the step of the release, and then nobody has.
+// handOverTo checks that the next in the queue holds the lock in the step of the release, and that then nobody holds it.
 func (s stage) handOverTo(wait <-chan outcome) {
 	s.Helper()
 	next := s.queue()[0]
@@ -64,7 +64,7 @@ func (s stage) handOverTo(wait <-chan outcome) {
 	s.awaitGone()
 }
 
-// awaitKept waits until it has been held for so many leases, under its token, and is kept by the server.
+// awaitKept waits until the lock has been held for that many leases, under its token, and the server keeps it.
 func (s stage) awaitKept(hold *Hold, leases int64) {
 	s.Helper()
 	s.until("it is kept", func() bool {
@@ -316,7 +316,7 @@ func TestManyOverSeveralSlots(t *testing.T) {
 }
 
 func TestAThousandWaitsInOneSession(t *testing.T) {
-	alone(t, func(s stage) { // or they stand still for longer than a claim or a first lease
+	alone(t, func(s stage) { // or they stall for longer than a claim or a first lease
 		s.hold()
 		locks := s.make(long)
 		var all group

@@ -14,7 +14,7 @@ import (
 
 // What seldom happens, and must go well all the same.
 
-// What no time can mend ends a wait: without a bound it would last for ever.
+// A permanent error ends a wait: without a bound the wait would last for ever.
 func TestWhatNoTimeCanMendEndsAWait(t *testing.T) {
 	in(t, func(s stage) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -40,7 +40,7 @@ func TestWhatNoTimeCanMendEndsAWait(t *testing.T) {
 	}, "single")
 }
 
-// Whoever reads late gets who leads now, and not who led before.
+// A reader that is late gets the current leader, and not an earlier one.
 func TestWhoReadsLateGetsTheLastLeader(t *testing.T) {
 	in(t, func(s stage) {
 		path := s.path(addresses("single")[0])

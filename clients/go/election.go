@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// An Election has one leader at a time: whoever holds its lock. The fencing token is the term.
+// An Election has one leader at a time: the candidate that holds its lock. The fencing token is the term.
 //
 //	election, err := locks.Election("reports", "worker-1")
 //	…
@@ -24,7 +24,7 @@ import (
 //		work(hold)                      // hold.Guard refuses what comes too late; hold.Done ends the term
 //	}
 //
-// A leader that hears nothing of the server steps down before its lease ends there, by its own clock.
+// A leader that receives no answer from the server steps down before its lease ends there, by its own clock.
 type Election struct {
 	locks     *Locks
 	key, name string
@@ -54,7 +54,7 @@ func (l *Locks) Election(key, name string, options ...Option) (*Election, error)
 	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
 }
 
-// Campaign waits until this candidate leads or the context ends. Who leads already goes on.
+// Campaign waits until this candidate leads or the context ends. A candidate that already leads gets its present hold.
 func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
 	select {
 	case e.turn <- struct{}{}:
@@ -85,7 +85,7 @@ func (e *Election) leading() *Hold {
 	return e.hold
 }
 
-// IsLeader asks nobody: it is true while the lease lasts for sure.
+// IsLeader returns true while the lease lasts for sure. It sends nothing.
 func (e *Election) IsLeader() bool { return e.leading() != nil }
 
 // Resign releases the lead. It is no error not to lead.
@@ -184,7 +184,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 				select {
 				case news <- leader:
 					first, last, news = false, leader, nil
-				case <-tick.C: // whoever has not read it yet gets what is then
+				case <-tick.C: // a slow reader gets the leader of the next check
 					asks = true
 				case <-ctx.Done():
 					return

@@ -72,7 +72,7 @@ func TestNoTwoLeaders(t *testing.T) {
 			"stopped": func() { _ = children["stopped"].Process.Signal(syscall.SIGSTOP) },
 			"silent":  func() { s.control("silence " + silent) },
 			"cut": func() {
-				s.control("cut " + cut) // its hold goes on over a new connection
+				s.control("cut " + cut) // its hold continues over a new connection
 				s.until("it has written again", s.writes("cut"))
 				_ = children["cut"].Process.Kill()
 			},

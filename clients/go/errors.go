@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Why there is no lock, or none any more. The text of an error has more; ask by errors.Is.
+// Why a lock is not granted, or no longer held. The text of an error has more; ask by errors.Is.
 var (
 	// ErrTaken: others hold it. Nothing is broken.
 	ErrTaken = errors.New("dlock: the lock is taken")
@@ -50,7 +50,8 @@ var codes = map[string]error{
 	"QUEUEFULL": ErrQueueFull, "QUARANTINE": ErrQuarantine, "NOACK": ErrNoAck,
 }
 
-// The first words of errors that another node or time can mend. UNBLOCKED: the server has become a replica.
+// The first words of transient errors: another node, or the same one later, may succeed. UNBLOCKED: the server has become a
+// replica.
 var transient = []string{
 	"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "READONLY", "MOVED",
 	"ASK", "NOACK", "QUARANTINE",

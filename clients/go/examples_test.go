@@ -16,7 +16,7 @@ import (
 func tryPlainly(ctx context.Context, client redis.UniversalClient, key, owner string, work func(token int64)) (bool, error) {
 	granted, err := client.Do(ctx, "DLOCK.ACQUIRE", key, owner, 10_000, "HOLDS", 1).Int64Slice()
 	if errors.Is(err, redis.Nil) {
-		return false, nil // somebody else has it
+		return false, nil // another owner holds it
 	}
 	if err != nil {
 		return false, err

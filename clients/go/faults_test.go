@@ -46,7 +46,7 @@ func (s stage) with(client redis.UniversalClient, settings Settings) *Locks {
 	return locks
 }
 
-// awaitOutlasts: the server says that it is held for so long, and the client has not heard of a loss.
+// awaitOutlasts waits until the server says that the lock has been held for that long. The client must not report a loss.
 func (s stage) awaitOutlasts(hold *Hold, d time.Duration) {
 	s.Helper()
 	s.until("it is held for so long", func() bool {

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// A path leads to a server. While it is frozen nothing comes through, and nobody is told.
+// A path leads to a server. While it is frozen nothing comes through, and neither end gets an error.
 type path struct {
 	listener net.Listener
 	mu       sync.Mutex

@@ -395,7 +395,7 @@ func (s stage) away() (options *redis.Options, leave, back func()) {
 	return options, func() { gone.Store(true); s.control("cut " + path) }, func() { gone.Store(false) }
 }
 
-// A release that meets a refused connection was not answered, so it goes on. The lease would last for minutes.
+// A release that meets a refused connection was not answered, so it continues. The lease would last for minutes.
 func TestAReleaseOutlastsARefusedConnection(t *testing.T) {
 	in(t, func(s stage) {
 		options, leave, back := s.away()
@@ -492,7 +492,7 @@ func TestWithAllReleasesAllAtOnce(t *testing.T) {
 	}, "single")
 }
 
-// The release finds the loss: whoever listens for losses hears of it, too.
+// A release that finds a loss also reports it to OnLost.
 func TestALossThatAReleaseFindsIsALoss(t *testing.T) {
 	in(t, func(s stage) {
 		lost := make(chan error, 1)

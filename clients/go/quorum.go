@@ -22,12 +22,12 @@ import (
 var (
 	// ErrQuorumTimeout: others had it, or the votes were split, until the time was up.
 	ErrQuorumTimeout = errors.New("dlock: no majority in time")
-	// ErrQuorumUnreachable: so many masters did not say yes or no. The text has each one's error.
+	// ErrQuorumUnreachable: too many masters said neither yes nor no. The text has each one's error.
 	ErrQuorumUnreachable = errors.New("dlock: no majority of the masters answers")
 )
 
-// A Quorum is one lock over three or five servers that know nothing of each other: whoever has it at most of them holds
-// it. The reasons for what it does are in dlock's docs/cluster.md.
+// A Quorum is one lock over three or five servers that know nothing of each other: an owner that holds it at a majority of
+// them holds the lock. The reasons for what a Quorum does are in dlock's docs/cluster.md.
 //
 //	quorum := dlock.NewQuorum(0, a.Options(), b.Options(), c.Options()) // in the same order for every client
 //	hold, err := quorum.Acquire(ctx, "stock", 10*time.Second, 5*time.Second)
@@ -76,12 +76,12 @@ func (q *Quorum) Close() {
 	}
 }
 
-// Acquire waits at the first master that can be reached, and then asks the others. Without a majority it gives back
-// everything, and tries again while wait lasts (0: once). When the context ends it gives back everything, too.
+// Acquire waits at the first master that can be reached, and then asks the others. Without a majority it releases
+// everything, and tries again while wait lasts (0: once). It also releases everything when the context ends.
 func (q *Quorum) Acquire(ctx context.Context, lock string, lease, wait time.Duration) (*QuorumHold, error) {
 	end := time.Now().Add(wait)
 	for ctx.Err() == nil {
-		// Of each try its own owner: what one leaves behind may come late, and is not to give back what the next is granted.
+		// Each try has its own owner: what a try leaves behind may come late, and must not release what the next is granted.
 		h := &QuorumHold{Lock: lock, Owner: rand.Text(), quorum: q, asked: make([]bool, len(q.masters)), errs: map[int]error{}}
 		h.votes.Store(&votes{})
 		if h.try(ctx, lease, end) && ctx.Err() == nil {
@@ -223,7 +223,7 @@ func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) 
 		}
 		err := h.connect(master, n) // else its lease would end so much later
 		sent, length := time.Now(), lease
-		if n != h.first { // it ends earlier: whoever is the next at the first finds the others free
+		if n != h.first { // it ends earlier, so that the next owner at the first finds the others free
 			length -= sent.Sub(begun) + 5*time.Millisecond
 		}
 		words := []any{"DLOCK.RENEW", h.Lock, h.Owner, max(1, length.Milliseconds()), "TOKEN", token}

@@ -150,7 +150,7 @@ func TestQuorumAMinorityIsNot(t *testing.T) {
 		s.isError(err, ErrQuorumUnreachable)
 		s.check(strings.Count(err.Error(), "refused") == 2, "not each one's error: %v", err)
 		s.isFree("A")
-		// Somebody else has the others.
+		// Another owner holds the others.
 		other := map[string]any{}
 		for _, name := range []string{"B", "C"} {
 			other[name] = s.at(name, "DLOCK.ACQUIRE", s.key, "other", ages.Milliseconds())
@@ -159,7 +159,7 @@ func TestQuorumAMinorityIsNot(t *testing.T) {
 		_, err = s.acquire(s.quorum("A B C"), 300*time.Millisecond)
 		s.isError(err, ErrQuorumTimeout)
 		s.isFree("A")
-		// Who waits asks again.
+		// A client that waits asks again.
 		wait := s.compete(ctx, s.quorum("A B C"))
 		s.until("it has asked", func() bool { return s.at("A", "DLOCK.INFO", s.key) != nil })
 		s.until("it has given that back", func() bool { return s.at("A", "DLOCK.INFO", s.key) == nil })
@@ -226,7 +226,7 @@ func TestQuorumRenewsAndNoticesTheLoss(t *testing.T) {
 		before := hold.Deadline()
 		s.check(!hold.Renew(2*ages), "one of three has it")
 		s.check(hold.Deadline().Equal(before), "%v, not %v", hold.Deadline(), before)
-		// One has heard of a shorter lease.
+		// One master has received a shorter lease.
 		s.check(!hold.Renew(ages/10), "one of three has it")
 		s.check(hold.Left() < ages/10, "%v left", hold.Left())
 		// The next holder there is not overwritten.
@@ -308,13 +308,13 @@ func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
 		}
 		quorum := NewQuorum(3*time.Second, options(path.address(), s.master("B"), s.master("C"))...)
 		s.Cleanup(quorum.Close)
-		// The request is on its way, and comes when nobody waits for it any more.
+		// The request is on its way, and arrives when nobody waits for it any longer.
 		path.freezeAt("DLOCK.ACQUIRE")
 		s.at("B", "DLOCK.ACQUIRE", s.key, "other", ages.Milliseconds())
 		_, err := s.acquire(quorum, 0)
 		s.isError(err, ErrQuorumTimeout)
 		s.at("B", "DLOCK.RELEASE", s.key, "other")
-		messages := s.messages() // before it has come, A is free, too
+		messages := s.messages() // before it has arrived, A is also free
 		path.thaw()
 		select {
 		case <-messages:
@@ -343,7 +343,7 @@ func TestQuorumAsksTheSilentOneLast(t *testing.T) {
 			s.check(<-heldAtB == last, "last: %v", last)
 			s.isHeldAt("B", hold.Owner)
 			hold.Release()
-			for len(heldAtB) > 0 { // it was asked for its vote, too
+			for len(heldAtB) > 0 { // A was also asked for its vote
 				<-heldAtB
 			}
 		}

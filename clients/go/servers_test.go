@@ -23,7 +23,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Servers of a test's own: by TLS, and with Sentinels. What the stage's server is, and its module, these are, too.
+// Servers of a test's own: by TLS, and with Sentinels. They run the program and the module of the stage's server.
 
 func freePort(s stage) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -137,7 +137,7 @@ func (s stage) up(client *redis.Client) (err error) {
 	return err
 }
 
-// The primary is killed, or stands still: the Sentinels promote the replica, where the holds go on under their tokens, and
+// The primary is killed, or stalls: the Sentinels promote the replica, where the holds continue under their tokens, and
 // the wait is granted. A lease of 1.5 x (3 s + 5 s) outlasts a detection of 3 s.
 func TestSentinel(t *testing.T) {
 	byClient := func(options *redis.FailoverOptions, settings Settings) (*Locks, error) {
@@ -236,7 +236,7 @@ func (s stage) sentinels(
 	for _, one := range append(others, hold) {
 		s.check(one.Lost() == nil, "%v", one.Lost())
 	}
-	_ = hold.Release(ctx) // its connection may lead to the former primary: then it goes on in the background
+	_ = hold.Release(ctx) // its connection may lead to the former primary: then the release continues in the background
 	next := s.had(wait)
 	s.check(next.Token > hold.Token, "%d after %d", next.Token, hold.Token)
 	s.must(next.Release(ctx))

@@ -204,7 +204,7 @@ func (l *Locks) sessionFailed(s *session, err error) {
 			l.end(t, err)
 		}
 	}
-	for _, h := range s.holds { // the timers stand still while the machine is suspended
+	for _, h := range s.holds { // the timers do not run while the machine is suspended
 		if h.until() <= now() {
 			l.check(h)
 		}
@@ -361,7 +361,7 @@ func (l *Locks) check(h *held) {
 	l.watch(h)
 }
 
-// expire reports a hold lost when its validity ends. The server may still have it, so expire also releases it.
+// expire reports a hold lost when its validity ends. The server may still count it as held, so expire also releases it.
 func (l *Locks) expire(h *held) {
 	last, err, s := h.since, h.err, h.session
 	if s != nil {
@@ -375,7 +375,7 @@ func (l *Locks) expire(h *held) {
 		}
 	}
 	l.lose(h, reason)
-	if !h.taken { // else somebody else renews it
+	if !h.taken { // else another client renews it
 		l.giveBack(h, s)
 	}
 }

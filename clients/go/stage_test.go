@@ -26,7 +26,7 @@ var patience = func() time.Duration {
 }()
 
 const (
-	// No stall of this process takes two thirds of it: a lease that ends is told.
+	// No stall of this process takes two thirds of it, so the client reports a lease that ends.
 	lease = 3 * time.Second
 	long  = 15 * time.Second // no fault takes so long, however busy the machine
 )
@@ -46,7 +46,7 @@ func client(place, address, user, password string) redis.UniversalClient {
 	if address == "" {
 		options.Addr = addresses(place)[0]
 	}
-	if place == "pair" { // whoever is the primary, as by Sentinel
+	if place == "pair" { // connects to the present primary, as by Sentinel
 		options.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: 3 * time.Second}).DialContext(ctx, network, primary())
 		}
@@ -335,7 +335,7 @@ func (s stage) awaitGone() {
 	s.until("nobody holds it and nobody waits", func() bool { return s.ask("DLOCK.INFO", s.key) == nil })
 }
 
-// hold: somebody else takes it, for longer than any test lasts.
+// hold makes another owner take the lock, for longer than any test lasts.
 func (s stage) hold(options ...any) {
 	s.Helper()
 	words := append([]any{"DLOCK.ACQUIRE", s.key, "other", 600_000}, options...)
@@ -377,7 +377,7 @@ func (s stage) whileTheSlotMoves(work func(askThere func(words ...any) any)) {
 	})
 }
 
-// handOver gives it back for that owner, and says who has it in the same step.
+// handOver releases the lock for that owner, and returns the next holder, which it reads in the same step.
 func (s stage) handOver(owner string) (next string) {
 	s.Helper()
 	step := s.node(s.key).TxPipeline()

@@ -181,7 +181,7 @@ func (t *take) isGranted() bool { return len(t.found) > 0 && !slices.Contains(t.
 
 func (t *take) waits() bool { return t.session != nil && t.session.waits[t] }
 
-// acquire asks until the locks are granted, the context ends, or an error comes that time cannot mend. A try asks once.
+// acquire asks until the locks are granted, the context ends, or an error comes that is not transient. A try asks once.
 func (l *Locks) acquire(ctx context.Context, r *request, try bool) ([]*held, error) {
 	t, warned := &take{request: r}, -never
 	for {
@@ -279,7 +279,7 @@ func (l *Locks) answered(t *take, sent time.Duration, reply any, err error) erro
 		}
 		return nil
 	}
-	t.session, t.since = s, now() // a repeated request waits, too: only the row says how long the hold lasts
+	t.session, t.since = s, now() // a repeated request also waits: only the row says how long the hold lasts
 	s.waits[t] = true
 	t.waited = true
 	t.before = nil
@@ -393,7 +393,7 @@ func (l *Locks) whyWaiting(t *take, try bool) error {
 	return unreachable(errNoAnswer)
 }
 
-// cancel leaves the queue. If the grant came first, its row belongs to no take any more, and the client releases the hold.
+// cancel leaves the queue. If the grant came first, its row no longer belongs to a take, and the client releases the hold.
 func (l *Locks) cancel(t *take) {
 	key, s := t.request.keys[0], t.session
 	l.enqueue(s.number(), &delivery{

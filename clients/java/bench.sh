@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the packages beside Redisson, in one run.
+# Measures the packages and Redisson, in one run.
 set -euo pipefail
 cd "$(dirname "$0")"
 maven() {

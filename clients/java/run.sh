@@ -81,7 +81,7 @@ esac
 chosen=()
 # What differs between the libraries does not depend on the server.
 [ "${1:-}" != --cases ] || chosen=(--projects tests '-Dtest=CasesTest*' -Dlibraries=lettuce)
-# Without the phases before it: nothing is built beside another server's tests.
+# Without the phases before it, so that nothing is built while another server's tests run.
 maven --fail-at-end surefire:test "-DargLine=${short[*]}" -Ddlock.reports="$DLOCK_CLIENT_SEEN" "${chosen[@]}" || {
     # Maven ends with hints on itself. The line after a test's name says what failed, the next ones where.
     grep -rhE -A 3 '<<< (FAILURE|ERROR)!' --include='dlock.*.txt' "$DLOCK_CLIENT_SEEN"

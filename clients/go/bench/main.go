@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Measures dlock beside redsync and bsm/redislock, on one server in one run. Prints Markdown.
+// Measures dlock, redsync and bsm/redislock on one server in one run. Prints Markdown.
 package main
 
 import (
@@ -141,7 +141,7 @@ func command(line string) string {
 	return strings.TrimSpace(strings.TrimPrefix(string(answer[:n]), "ok "))
 }
 
-// held gives commands a second on the wire while so many locks are held, connections, and how many were lost.
+// held returns the commands a second on the wire while count locks are held, the connections, and how many locks were lost.
 func held(count int) (rate float64, connections, lost int) {
 	path, watch := command("path "+os.Getenv("DLOCK_SINGLE")), client(os.Getenv("DLOCK_SINGLE"))
 	server := redis.NewClient(&redis.Options{Addr: path, ClientName: "held-" + rand.Text()})

@@ -15,7 +15,7 @@ import (
 )
 
 // NewLocker returns a locker by which one process runs each tick of a job. The jobs need the same name everywhere
-// (gocron.WithName), and ticks at the same time everywhere (CronJob, DailyJob and the like), no closer together than every.
+// (gocron.WithName), and ticks at the same time everywhere (CronJob, DailyJob and similar), no closer together than every.
 // The lock is of one tick, and lasts until the next one, by the server's clock and whether or not its process lives: a
 // process that is late finds that the tick was run. Clocks may differ by a quarter of every. A tick whose process dies in the
 // middle is not begun again.

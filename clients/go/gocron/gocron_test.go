@@ -120,7 +120,7 @@ func TestOneProcessRunsEachTick(t *testing.T) {
 	}
 }
 
-// The process that ran the tick has ended, and its leases, too: a process that is late does not run it again.
+// The process that ran the tick has ended, and so have its leases: a process that is late does not run it again.
 func TestATickIsRememberedWithoutItsProcess(t *testing.T) {
 	const every = time.Hour
 	if left := time.Until(time.Now().Add(every / 4).Truncate(every).Add(every * 3 / 4)); left < 20*time.Second {

@@ -29,7 +29,7 @@ import org.redisson.config.Config;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 
-/** The packages beside Redisson, on one server in one run. Prints Markdown. */
+/** Measures the packages and Redisson on one server in one run. Prints Markdown. */
 public final class Bench {
     private static final int PAIRS = 4000;
     private static final int ROUNDS = 5;
@@ -170,7 +170,7 @@ public final class Bench {
         return asked.stream().map(CompletableFuture::join).toList();
     }
 
-    /** Round trips that 32 tasks need together for 32 free locks, taken and given back. */
+    /** Returns the round trips that 32 tasks need together to take and release 32 free locks. */
     private static double thirtyTwoAt50Ms(String library) throws Exception {
         String path = control("path " + ADDRESS);
         control("delay " + path + " 50");
@@ -247,6 +247,6 @@ public final class Bench {
                 held(library, count);
             }
         }
-        System.exit(0); // the libraries' threads go on
+        System.exit(0); // the libraries' threads keep running
     }
 }

@@ -48,7 +48,7 @@ public final class Asking {
         return this;
     }
 
-    /** Takes so many of the {@link #limit}, all at once, and gives them back together. One unless set. */
+    /** Takes that many of the {@link #limit}, all at once, and releases them together. One unless set. */
     public Asking permits(int permits) {
         this.permits = permits;
         return this;
@@ -60,7 +60,7 @@ public final class Asking {
         return this;
     }
 
-    /** Sets how long the lock may be held: then it is reported lost, and given back. */
+    /** Sets how long the lock may be held: then the client reports it lost, and releases it. */
     public Asking maxHold(Duration maxHold) {
         this.maxHold = atLeastOneMs("maxHold", maxHold);
         return this;
@@ -157,7 +157,7 @@ public final class Asking {
                 s.unwanted(holds.get(0)); // it was completed otherwise as the grant came
             }
         }, s.callbacks);
-        // Whoever completes it (cancel, orTimeout, complete) waits no more. If it is the grant, the request is over before.
+        // A caller that completes it (cancel, orTimeout, complete) no longer waits. If it is the grant, the request is over before.
         done.whenComplete((hold, why) -> take.leave(new DLockException.Unavailable("cancelled", null)));
         take.start();
         return done;

@@ -29,13 +29,13 @@ final class Belief {
     /** When an answer told that it is in its session. */
     long told;
     Session session;
-    /** Lost, or given back: for this reason. */
+    /** Lost, or released: for this reason. */
     volatile boolean isOver;
     volatile boolean isReleased;
     volatile String reason = "";
     /** The last RENEW. */
     Errand renewal;
-    /** It has left this session for another one, or for none: that of somebody else is not given back. */
+    /** It has left this session for another one, or for none: the client does not release a hold that another renews. */
     boolean isTaken;
     /** What the last RENEW has come to. */
     RuntimeException why;

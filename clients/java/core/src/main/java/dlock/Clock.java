@@ -12,14 +12,14 @@ import java.util.concurrent.atomic.AtomicLong;
 /**
  * The time, and an alarm for the earliest of all ends. It waits for no server.
  *
- * <p>Times are nanoseconds of a clock that goes on while the machine is suspended, as leases do. {@link System#nanoTime} may stand
- * still then, so what it has missed is added: seen by Linux' uptime, elsewhere by the time of day.
+ * <p>Times are nanoseconds of a clock that continues while the machine is suspended, as leases do. {@link System#nanoTime} may stop
+ * then, so this clock adds what that one has missed, by Linux' uptime, elsewhere by the time of day.
  */
 final class Clock {
     static final long MS = 1_000_000;
     static final long SECOND = 1_000 * MS;
     static final long NEVER = Long.MAX_VALUE / 4;
-    /** While there is an alarm the clock wakes so often. If it wakes so late, the process stood still; a busy machine is less late. */
+    /** While there is an alarm the clock wakes so often. If it wakes so late, the process stalled; a busy machine is less late. */
     private static final long SLICE = 250 * MS;
     private static final long LATE = 200 * MS;
     private static final long MISSED = 500 * MS; // less is the imprecision of the clocks
@@ -34,7 +34,7 @@ final class Clock {
     private long alarm = NEVER;
     private long wound;
     private long due;
-    /** Until when what has ended after that time is not over yet: the process stood still then. */
+    /** Until then, what has ended after {@link #covers} is not over yet: the process stalled. */
     private long grace = Long.MIN_VALUE;
     private long covers;
     private Future<?> winding;
@@ -67,7 +67,7 @@ final class Clock {
         long before = System.nanoTime();
         long outside = outside();
         long after = System.nanoTime();
-        if (after - before > LATE) { // this thread stood still between the two clocks: the next look says it
+        if (after - before > LATE) { // this thread stalled between the two clocks: the next call finds what was missed
             return;
         }
         long missed = outside - after - ahead;
@@ -106,13 +106,13 @@ final class Clock {
         winding = alarm < NEVER ? timer.schedule(ring, wait, TimeUnit.NANOSECONDS) : null;
     }
 
-    /** Returns whether something is due. If the process stood still, nothing is over until the server had time to answer. */
+    /** Returns whether something is due. If the process stalled, nothing is over until the server had time to answer. */
     boolean hasRung(long replyNanos) {
         long late = now() - due;
         if (late > LATE && grace <= due) {
             grace = now() + Math.min(replyNanos, 10 * late);
             covers = wound;
-        } else if (late > SECOND) { // it stood still once more, and for long: a busy machine is not to put off a loss for ever
+        } else if (late > SECOND) { // it stalled again, and for long: a busy machine must not put off a loss for ever
             grace += late;
         }
         if (alarm > now()) {

@@ -12,7 +12,7 @@ public interface Connector extends AutoCloseable {
         return 0;
     }
 
-    /** Returns whether the server may change while the former one goes on granting: then it is looked up once a second. */
+    /** Returns whether the server may change while the former one still grants locks: then it is looked up once a second. */
     default boolean isWatched() {
         return false;
     }

@@ -62,7 +62,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         return this;
     }
 
-    /** Sets how long what this object takes may be held: then it is reported lost, and given back. */
+    /** Sets how long what this object takes may be held: then the client reports it lost, and releases it. */
     public DLock maxHold(Duration maxHold) {
         this.maxHold = Asking.atLeastOneMs("maxHold", maxHold);
         return this;
@@ -102,8 +102,8 @@ public sealed class DLock implements Lock permits DSemaphore {
     }
 
     /**
-     * Waits for the lock, and holds it for that time at most: then it is reported lost, and given back, even if the thread works on. A
-     * lock that this thread holds already is entered as it is.
+     * Waits for the lock, and holds it for that time at most: then the client reports it lost, and releases it, even if the thread keeps
+     * working. A lock that this thread holds already is entered as it is.
      */
     public void lock(Duration maxHold) {
         uninterrupted(NEVER, Asking.atLeastOneMs("lease", maxHold), 1);
@@ -147,7 +147,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         if (held.counts.isEmpty()) {
             locks.mine.get().pop(key);
             release.accept(held.hold);
-        } else if (isStrictest) { // a writer that goes on reading
+        } else if (isStrictest) { // a writer that continues as a reader
             Hold hold = held.hold;
             List<Object> words = new ArrayList<>(List.of("DLOCK.DOWNGRADE", key, hold.owner()));
             words.addAll(held.counts.firstKey() == Request.SHARED ? List.of("SHARED") : List.of("LIMIT", held.counts.firstKey()));
@@ -173,12 +173,12 @@ public sealed class DLock implements Lock permits DSemaphore {
             return DLock.this.token();
         }
 
-        /** Runs a command in one step with the look whether the lock is still held under this token. */
+        /** Runs a command in one step with the check that the lock is still held under this token. */
         public Object guard(Object... words) {
             return DLock.this.guard(words);
         }
 
-        /** Gives back what was granted here, unless the thread has done so. {@link NotHeld} if it was lost. */
+        /** Releases what was granted here, unless the thread has done so. {@link NotHeld} if it was lost. */
         @Override
         public void close() {
             boolean isDone = thread == Thread.currentThread() && getHoldCount() < depth;
@@ -209,7 +209,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         return current().token();
     }
 
-    /** Runs a command in one step with the look whether the lock is still held under this thread's token. */
+    /** Runs a command in one step with the check that the lock is still held under this thread's token. */
     public Object guard(Object... words) {
         return current().guard(words);
     }

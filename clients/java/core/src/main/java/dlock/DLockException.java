@@ -45,7 +45,7 @@ public class DLockException extends RuntimeException {
         }
     }
 
-    /** Nobody has answered, or nothing can be asked any more. */
+    /** Nobody has answered, or the client can no longer ask. */
     public static final class Unavailable extends DLockException {
         Unavailable(String message, Throwable cause) {
             super(message, cause);
@@ -107,8 +107,8 @@ public class DLockException extends RuntimeException {
     }
 
     /**
-     * Whether another connection, another node or a little time can mend it. No time mends a library of another version (a
-     * {@link LinkageError}) or what the library does not accept.
+     * Whether the error may pass with another connection, another node or a little time. It does not pass if the library is of
+     * another version (a {@link LinkageError}), or does not accept what it was given.
      */
     static boolean passes(Throwable error) {
         if (error instanceof Refused refused) {

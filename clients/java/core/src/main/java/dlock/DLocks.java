@@ -126,7 +126,7 @@ public final class DLocks implements AutoCloseable {
         sessions.close();
     }
 
-    /** Waits in this thread for the holds; null if others have it. */
+    /** Waits in this thread for the holds; null if others hold the locks. */
     List<Hold> take(Request request, long wait, boolean isInterruptible) throws InterruptedException {
         if (isInterruptible && Thread.interrupted()) {
             throw new InterruptedException();

@@ -9,8 +9,8 @@ import java.util.function.Consumer;
 
 /**
  * A semaphore with the manners of {@link java.util.concurrent.Semaphore}, and first come, first served: a request for many permits is
- * not overtaken by small ones. It differs in that permits have an owner, which is the thread: what an {@code acquire} took its {@code
- * release} gives back, the last one first. For permits that go from thread to thread use {@link DLocks#ask}: {@code
+ * not overtaken by small ones. It differs in that permits have an owner, which is the thread: each {@code release} releases what one
+ * {@code acquire} took, the last one first. For permits that go from thread to thread use {@link DLocks#ask}: {@code
  * ask(key).limit(16).permits(4).hold()}.
  */
 public final class DSemaphore extends DLock {
@@ -41,7 +41,7 @@ public final class DSemaphore extends DLock {
         acquire(1);
     }
 
-    /** Waits until so many permits are free, and takes all of them at once. */
+    /** Waits until that many permits are free, and takes all of them at once. */
     public void acquire(int permits) throws InterruptedException {
         take(NEVER, true, NEVER, permits);
     }
@@ -51,7 +51,7 @@ public final class DSemaphore extends DLock {
         return tryAcquire(1);
     }
 
-    /** Takes so many permits if they are free and nobody waits. */
+    /** Takes that many permits if they are free and nobody waits. */
     public boolean tryAcquire(int permits) {
         return uninterrupted(0, NEVER, permits);
     }
@@ -66,7 +66,7 @@ public final class DSemaphore extends DLock {
         return take(nanos(timeout, unit), true, NEVER, permits);
     }
 
-    /** Gives back what this thread's last {@code acquire} took. {@link NotHeld} if it holds nothing, or has lost it. */
+    /** Releases what this thread's last {@code acquire} took. {@link NotHeld} if it holds nothing, or has lost it. */
     public void release() {
         unlock();
     }

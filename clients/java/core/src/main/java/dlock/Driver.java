@@ -18,7 +18,7 @@ final class Driver {
         this.job = job;
     }
 
-    /** Whatever goes wrong in a step is an answer to its job, too: it goes on. */
+    /** Runs the steps. An error in a step is also an answer to the job, which continues. */
     void run() {
         try {
             steps();

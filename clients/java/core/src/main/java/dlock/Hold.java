@@ -108,8 +108,8 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Gives back what was granted here, and nothing else. {@link NotHeld} if it was lost. What no server answers within the time for a
-     * reply goes on in the background.
+     * Releases what was granted here, and nothing else. {@link NotHeld} if it was lost. A release that no server answers within the time
+     * for a reply continues in the background.
      */
     public CompletionStage<Void> releaseAsync() {
         return end(0, "it was given back before").whenCompleteAsync((nothing, why) -> {}, s.callbacks);

@@ -16,11 +16,11 @@ import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
 
 /**
- * One leader among the candidates of a name: whoever holds its lock. It steps down before its lease ends, since a hold is
- * believed for less long. The fencing token is the term: what a leader writes it writes by {@link Hold#guard}.
+ * One leader among the candidates of a name: the one that holds its lock. It steps down before its lease ends, since a hold
+ * is believed for less long. The fencing token is the term: what a leader writes it writes by {@link Hold#guard}.
  */
 public final class Leader implements AutoCloseable {
-    /** Who leads, as the server sees it: its id, and the term, which rises with each election. */
+    /** The leader, as the server sees it: its id, and the term, which rises with each election. */
     public record Leading(String id, long term) {}
 
     /** Looks until it is closed. */
@@ -91,12 +91,12 @@ public final class Leader implements AutoCloseable {
         return now.guard(words);
     }
 
-    /** Who leads, as the server sees it now. */
+    /** Returns the leader, as the server sees it now. */
     public Optional<Leading> who() {
         return Hold.await(ask());
     }
 
-    /** Tells who leads, now and after each change, as a look in each interval sees it. A look that fails tells nothing. */
+    /** Reports who leads, now and after each change, as a check in each interval sees it. A check that fails reports nothing. */
     public Watch observe(Duration interval, Consumer<Optional<Leading>> then) {
         if (interval == null || interval.toMillis() < 1) {
             throw new IllegalArgumentException("interval must be at least 1 ms, not " + interval);

@@ -89,7 +89,7 @@ final class Library {
                 }
             }
             CompletableFuture<Void> now = look();
-            // Whoever finds that a Sentinel hangs waits for it, and nobody after that.
+            // The caller that finds that a Sentinel hangs waits for it, and no other after that.
             return before.isDone() && !before.isCompletedExceptionally()
                     ? now.copy().orTimeout(settings.replyNanos() / 6, TimeUnit.NANOSECONDS) : CompletableFuture.completedFuture(null);
         } catch (RuntimeException | Error strange) {
@@ -168,7 +168,7 @@ final class Library {
         return opening;
     }
 
-    /** Runs what may block. Whoever waits for it hears of whatever goes wrong, also that there is no thread for it. */
+    /** Runs what may block. The future reports whatever goes wrong, also that there is no thread for the work. */
     private <T> CompletableFuture<T> inBackground(Callable<T> work) {
         CompletableFuture<T> done = new CompletableFuture<>();
         try {
@@ -240,6 +240,6 @@ final class Library {
             some = lines.entrySet().stream().filter(one -> which.test(one.getKey())).map(Map.Entry::getValue).toList();
             lines.keySet().removeIf(which);
         }
-        some.forEach(Library::end); // who hears of it may call again
+        some.forEach(Library::end); // a caller that learns of it may call again
     }
 }

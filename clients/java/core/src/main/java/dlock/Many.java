@@ -66,7 +66,7 @@ final class Many implements Lock {
         }
     }
 
-    /** Gives back all of them, whatever becomes of one. Returns the first failure. */
+    /** Releases all of them, whatever happens to one. Returns the first failure. */
     private static RuntimeException release(Iterable<DLock> locks) {
         RuntimeException first = null;
         for (DLock one : locks) {
@@ -107,7 +107,7 @@ final class Many implements Lock {
         return take(DLock.nanos(time, unit), true);
     }
 
-    /** Gives them back, in reverse. {@link NotHeld} if one of them was lost; the others are given back all the same. */
+    /** Releases them, in reverse. {@link NotHeld} if one of them was lost; it releases the others all the same. */
     @Override
     public void unlock() {
         Deque<DLock> reversed = new ArrayDeque<>();

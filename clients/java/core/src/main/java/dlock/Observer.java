@@ -17,7 +17,7 @@ public interface Observer {
     /** It was not: it is taken (null), or for this reason. */
     default void refused(String key, Duration after, Throwable error) {}
 
-    /** It was given back after so long. */
+    /** It was released, after being held for that long. */
     default void released(String key, Duration after) {}
 
     /** It was held, and is no more. */

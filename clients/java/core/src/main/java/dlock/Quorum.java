@@ -13,9 +13,9 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A lock over several masters that know nothing of each other: whoever holds it at a majority has it. Each master's hold is
- * kept by its own {@link DLocks}. Name the masters in the same order in every program: who waits does so at the first that
- * answers, so that there is one queue.
+ * A lock over several masters that know nothing of each other: an owner that holds it at a majority holds the lock. Each
+ * master's hold is kept by its own {@link DLocks}. Name the masters in the same order in every program: a client that waits
+ * does so at the first that answers, so that there is one queue.
  */
 public final class Quorum {
     /** A lock that is held as long as a majority of the masters' holds is. */
@@ -59,7 +59,7 @@ public final class Quorum {
     /** When each did not answer. */
     private final Map<DLocks, Long> silent = new ConcurrentHashMap<>();
 
-    /** Over these masters; each should have a bound that is short beside the lease. */
+    /** Makes one over these masters; each should have a bound that is short compared with the lease. */
     public Quorum(List<DLocks> masters) {
         if (masters == null || masters.isEmpty()) {
             throw new IllegalArgumentException("masters must not be empty");

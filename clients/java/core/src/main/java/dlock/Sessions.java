@@ -47,7 +47,7 @@ final class Sessions {
     final Settings settings;
     final String name;
     private final ReentrantLock guard = new ReentrantLock();
-    /** What is to be done as soon as the guard is free, and the holds whose loss is to be told then. */
+    /** What is to be done as soon as the guard is free, and the holds whose loss is reported then. */
     private final List<Runnable> later = new ArrayList<>();
     private final List<Belief> lost = new ArrayList<>();
     private final Set<Errand> errands = ConcurrentHashMap.newKeySet();
@@ -175,7 +175,7 @@ final class Sessions {
         after(() -> {
             try {
                 what.accept(settings.observer());
-            } catch (RuntimeException | Error error) { // of a library that does not fit, too
+            } catch (RuntimeException | Error error) { // also those of a library that does not fit
                 LOG.log(ERROR, "the observer has failed", error);
             }
         });
@@ -247,7 +247,7 @@ final class Sessions {
         }
     }
 
-    /** Notes a loss of which the server has told, or which it cannot be told of. */
+    /** Notes a loss that the server has reported, or that cannot be reported to it. */
     void lose(Belief hold, String reason) {
         held.remove(hold.place());
         end(hold, reason, true);
@@ -337,10 +337,10 @@ final class Sessions {
         }
     }
 
-    /** Reports a hold whose believed end has passed. The server may have it still, so it is given back. */
+    /** Reports a hold whose believed end has passed. The server may still count it as held, so the client releases it. */
     private void expire(Belief hold) {
         String reason = hold.bound <= Clock.now() ? "max_hold is over" : "nobody has confirmed it before its end: " + silence(hold);
-        if (hold.isTaken) { // it is somebody else's now
+        if (hold.isTaken) { // another client renews it now
             lose(hold, reason);
         } else {
             end(hold, reason, true, 0);
@@ -363,7 +363,7 @@ final class Sessions {
         return String.format(Locale.ROOT, "%.1f s ago", (Clock.now() - time) / (double) SECOND);
     }
 
-    /** Says a command until a server has answered it, or until nothing can be left of a client of which the server hears no more. */
+    /** Says a command until a server has answered it, or until nothing can be left there of a client that has been silent. */
     Errand say(String key, byte[][] words, long lease) {
         return errand(key, words, Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos()));
     }

@@ -17,10 +17,10 @@ import java.util.concurrent.ThreadLocalRandom;
 
 /** One request, from its beginning to its end. Its owner is its own. */
 final class Take implements Job {
-    /** So much longer whoever is out of time waits for the word about it. */
+    /** How much longer a request that is out of time waits for the word about it. */
     private static final long GRACE = 500 * MS;
 
-    /** Ends with the holds, null if others have it, or the reason why not, as soon as the observer has been told. */
+    /** Ends with the holds, null if others hold the lock, or the reason why not, as soon as the observer has been called. */
     final CompletableFuture<List<Belief>> done = new CompletableFuture<>();
     private final Sessions s;
     private final Request request;
@@ -279,7 +279,7 @@ final class Take implements Job {
         Session in = session;
         Errand cancel = s.say(key, Request.bytes(List.of("DLOCK.CANCEL", key, owner)), request.lease());
         cancel.thenAccept(reply -> s.under(() -> {
-            if (Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and nobody hears of it
+            if (Sessions.number(reply) == 0 && (in == null || in.loop == null)) { // it may be held, and no session reads its row
                 Errand rows = s.say(key, Request.bytes(List.of("DLOCK.SESSION", key, s.name, 1)), request.lease());
                 rows.thenAccept(answer -> s.under(() -> s.tidy(s.told(rows.sent, (List<?>) answer, key))));
             }

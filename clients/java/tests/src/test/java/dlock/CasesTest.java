@@ -46,7 +46,7 @@ import org.junit.jupiter.api.parallel.Isolated;
 
 /** Runs the cases that all languages have ({@code clients/cases}), by Lettuce and by Jedis. */
 class CasesTest {
-    /** A busy machine is late by itself. What the cases look for is later than this, too. */
+    /** The delay, in seconds, that a busy machine causes by itself. The delays that the cases look for are longer. */
     static final double LATE = Double.parseDouble(System.getenv().getOrDefault("DLOCK_LATE", "4"));
 
     /** The cases of all languages that look for something that is gone, or that Java does not have. */

@@ -43,7 +43,7 @@ class ConnectorsTest {
         return Stream.of(words).map(word -> word.toString().getBytes(UTF_8)).toArray(byte[][]::new);
     }
 
-    /** Its host stands still: the kernel takes the connection, and nobody answers. */
+    /** Its host stalls: the kernel takes the connection, and nobody answers. */
     @ParameterizedTest
     @ValueSource(strings = {"lettuce", "jedis"})
     void aSentinelThatHangsIsLeftInTime(String library) throws Exception {

@@ -76,7 +76,7 @@ class DLocksTest {
         return Stream.of(places).flatMap(place -> Stream.of(new Stage("lettuce", place), new Stage("jedis", place)));
     }
 
-    /** An actor that waits for the lock, or has it; the value is its owner's name. */
+    /** Makes an actor wait for the lock, and hold it; the value is its owner's name. */
     private static Future<String> lock(Actor actor, DLocks locks, String key) {
         return actor.start(() -> {
             locks.lock(key).lock();
@@ -111,7 +111,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    /** A burst of grants shares a few threads; whoever waits for a lock in a callback holds up nobody. */
+    /** A burst of grants shares a few threads; a callback that waits for a lock holds up nobody. */
     @Alone
     void callbacksMayWait(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
@@ -147,7 +147,7 @@ class DLocksTest {
         }
     }
 
-    /** Between two tries nobody waits for the server: whoever waits is told of the end all the same. */
+    /** Between two tries nothing waits for the server: closing ends each wait all the same. */
     @Alone
     void closingEndsWhoWaitsInAnOutage(Stage s) throws Exception {
         String path = Stage.control("path " + Stage.addresses("single")[0]);
@@ -236,7 +236,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    /** {@code lock()} goes on waiting when it is interrupted, and leaves the flag as it was. */
+    /** {@code lock()} continues to wait when it is interrupted, and leaves the flag as it was. */
     @Everywhere
     void lockIsNotInterrupted(Stage s) throws Exception {
         DLocks locks = s.locks();
@@ -423,7 +423,7 @@ class DLocksTest {
         try (var outer = lock.readLock().hold()) {
             me = s.owners().stream().filter(owner -> !owner.equals("another reader")).findFirst().orElseThrow();
             assertThrows(ArithmeticException.class, () -> {
-                // Null: the other reader is in the way. Then there is nothing to give back.
+                // Null: the other reader is in the way. Then there is nothing to release.
                 try (var inner = lock.writeLock().tryHold(300, MILLISECONDS)) {
                     assertNull(inner);
                     throw new ArithmeticException();
@@ -453,7 +453,7 @@ class DLocksTest {
         assertTrue(real.getSuppressed()[0] instanceof NotHeld);
     }
 
-    /** Each acquire of a thread takes its permits at once, and each release gives back what the last one took. */
+    /** Each acquire of a thread takes its permits at once, and each release releases what the last acquire took. */
     @Everywhere
     void permitsOfAThread(Stage s) throws Exception {
         DSemaphore budget = s.locks(LONG).semaphore(s.key, 4);

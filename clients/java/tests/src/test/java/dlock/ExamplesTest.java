@@ -36,7 +36,7 @@ class ExamplesTest {
             hold.guard("SET", left, 41); // runs only while the lock is held: else Fenced
         }
         try (var hold = locks.lock(stock).tryHold(5, SECONDS)) {
-            if (hold != null) { // null: not within 5 s, and nothing to give back
+            if (hold != null) { // null: not within 5 s, and nothing to release
                 System.getLogger("example").log(System.Logger.Level.DEBUG, hold.token());
             }
         }

@@ -68,7 +68,7 @@ class FakeLocksTest {
         }
     }
 
-    /** A process that stood still believes in nothing for a moment, and has lost nothing yet. */
+    /** A process that stalled believes in nothing for a moment, and has lost nothing yet. */
     @Test
     void aLeaderDoesNotWaitForItself() throws Exception {
         try (FakeLocks fake = new FakeLocks()) {

@@ -127,7 +127,7 @@ class LeaderTest {
                     case "stopped" -> signal("STOP", programs.get(id));
                     case "silent" -> Stage.control("silence " + silent);
                     default -> {
-                        Stage.control("cut " + cut); // its hold goes on over a new connection
+                        Stage.control("cut " + cut); // its hold continues over a new connection
                         Stage.until("it has written again", writes(s, id));
                         programs.get(id).destroyForcibly();
                     }

@@ -32,7 +32,7 @@ class MistakesTest {
         s.close();
     }
 
-    /** The finally comes although there was no grant: the real error is hidden, or an outer lock given back. */
+    /** The {@code finally} runs although there was no grant: it hides the real error, or releases an outer lock. */
     @Test
     void unlockInFinallyWithoutAGrant() throws Exception {
         DLock lock = s.locks(LONG).lock(s.key);
@@ -95,7 +95,7 @@ class MistakesTest {
             result(buyer);
         }
         assertEquals(25 * SEGMENTS, sold.get());
-        // Who holds one segment is in nobody's way at the others.
+        // The holder of one segment blocks nobody at the others.
         Stage.Actor other = s.actor();
         try (var hold = locks.lock(s.key + ":0").hold()) {
             assertFalse(other.run(() -> locks.lock(s.key + ":0").tryLock()));

@@ -184,7 +184,7 @@ class PlantedTest {
         public static void main(String[] arguments) throws Exception {
             JsonNode one = CasesTest.cases().stream().filter(some -> some.get("name").asText().equals(arguments[0]))
                     .findFirst().orElseThrow();
-            for (JsonNode step : one.get("steps")) { // who waits for ever is not waited for
+            for (JsonNode step : one.get("steps")) { // a wait without a bound gets one
                 if (step.get("do").asText().equals("lock") && step.has("timeout") && step.get("timeout").isNull()) {
                     ((ObjectNode) step).put("timeout", 3);
                 }

@@ -68,7 +68,7 @@ class PromisesTest {
         }
     }
 
-    /** As Redisson has it: who holds it, for how long, and an operator who takes it away. */
+    /** As with Redisson, a program sees who holds the lock, and for how long, and an operator may take it away. */
     @Test
     void aThreadsLockCanBeSeenAndForced() throws Exception {
         try (Stage s = new Stage("lettuce", "single")) {

@@ -124,7 +124,7 @@ class QuorumTest {
         held = Stage.result(waits.get(1));
         assertEquals(inLine.get(1), owner(0));
         isHeldEverywhere(held);
-        // It is given back at the first one last: a token tells when it was granted, and all these servers have one clock.
+        // The holder releases it at the first one last: a token tells when it was granted, and all these servers have one clock.
         List<Future<Object>> nexts = new ArrayList<>();
         for (int i = 0; i < 3; i++) {
             int master = i;
@@ -190,7 +190,7 @@ class QuorumTest {
         isHeldEverywhere(held);
         held.close();
         awaitGone();
-        // Some have granted it already: they are given back.
+        // Some masters have granted it already: the quorum releases it there.
         try (ServerSocket hung = new ServerSocket(0)) {
             HostAndPort there = new HostAndPort("127.0.0.1", hung.getLocalPort());
             cancelled = actor.start(() -> quorum(addresses[0], addresses[1], there).tryHold(key, Duration.ZERO));
@@ -200,7 +200,7 @@ class QuorumTest {
         }
     }
 
-    /** What was asked comes when nobody waits for it any more. */
+    /** The request arrives when nobody waits for it any longer. */
     @Test
     void quorumGivesBackWhereNobodyAnswered() throws Exception {
         record Some(int silent, List<Integer> others) {}
@@ -224,7 +224,7 @@ class QuorumTest {
             try {
                 assertNull(quorum.tryHold(key, Duration.ofSeconds(1)));
             } catch (DLockException.Unavailable silent) {
-                // A busy machine lets others be silent, too.
+                // On a busy machine others may also be silent.
             }
             Stage.control("sound " + path);
             for (int other : some.others) {

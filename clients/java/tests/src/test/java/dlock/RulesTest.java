@@ -194,7 +194,7 @@ class RulesTest {
         }
     }
 
-    /** Whoever reads of a loss sees whether answers came late or none. */
+    /** The reason of a loss says whether answers came late or none came. */
     @Test
     void aLossSaysHowOldTheLastAnswerIs() throws Exception {
         AtomicInteger asked = new AtomicInteger();
@@ -207,7 +207,7 @@ class RulesTest {
         }
     }
 
-    /** It goes on with what it was doing: a loop that ended would end all holds, one lease later. */
+    /** The job continues with what it was doing: a loop that ended would end all holds, one lease later. */
     @Test
     void aStepThatFailsIsAnAnswerToItsJob() throws Exception {
         BlockingQueue<RuntimeException> answers = new LinkedBlockingQueue<>();
@@ -402,7 +402,7 @@ class RulesTest {
         Stage.until("it is left", () -> seen.contains("close a:1"));
     }
 
-    /** Who waits less long than for a reply says nothing of the server. */
+    /** The timeout of a caller that waits less long than for a reply says nothing about the server. */
     @Test
     void aCallersOwnTimeEndsNoConnection() throws Exception {
         Library library = library((node, words) -> new CompletableFuture<>());

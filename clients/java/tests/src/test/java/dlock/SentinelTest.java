@@ -26,7 +26,7 @@ import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 
-/** Servers of the test's own: the primary stands still, or is to be a replica, and the Sentinels promote the other one. */
+/** Servers of the test's own: the primary stalls, or is to be a replica, and the Sentinels promote the other one. */
 class SentinelTest {
     private static int free() {
         try (ServerSocket socket = new ServerSocket(0)) {
@@ -36,7 +36,7 @@ class SentinelTest {
         }
     }
 
-    /** What the stage's server is, this is, too. */
+    /** Starts the program that the stage's server is. */
     private static Process program(Stage s, String... words) throws Exception {
         String info = Stage.text(s.ask(s.key, "INFO", "server"));
         String pid = info.lines().filter(line -> line.startsWith("process_id:")).findFirst().orElseThrow().substring(11).strip();
@@ -143,7 +143,7 @@ class SentinelTest {
         }
     }
 
-    /** With a detection of 3 s, holds with a lease of 1.5 x (3 s + 5 s) go on at the new primary. */
+    /** With a detection of 3 s, holds with a lease of 1.5 x (3 s + 5 s) continue at the new primary. */
     @ParameterizedTest
     @ValueSource(strings = {"lettuce", "jedis"})
     void aStalledPrimaryLosesNoHold(String library) throws Exception {

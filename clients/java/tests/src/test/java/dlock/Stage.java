@@ -42,7 +42,7 @@ import redis.clients.jedis.exceptions.JedisException;
 /** The servers of a test, and what they show of their locks. */
 final class Stage implements AutoCloseable {
     static final int PATIENCE = Integer.parseInt(System.getenv().getOrDefault("PATIENCE", "60"));
-    /** No stall of this process takes two thirds of it: a lease that ends is told. */
+    /** No stall of this process takes two thirds of it, so the client reports a lease that ends. */
     static final Duration LEASE = Duration.ofSeconds(3);
     /** No fault takes so long, however busy the machine. */
     static final Duration LONG = Duration.ofSeconds(15);
@@ -56,7 +56,7 @@ final class Stage implements AutoCloseable {
     final String key = "{" + Long.toHexString(ThreadLocalRandom.current().nextLong() >>> 16) + "}lock";
     private final Map<HostAndPort, Connection> connections = new HashMap<>();
     private final List<AutoCloseable> open = new ArrayList<>();
-    /** The replicas that stand still. */
+    /** The replicas that stall. */
     final Set<String> frozen = new HashSet<>();
 
     Stage(String library, String place) {
@@ -221,7 +221,7 @@ final class Stage implements AutoCloseable {
         }
     }
 
-    /** Whoever serves this key now; some nodes may know it later than others. */
+    /** Returns the node that serves this key now; some nodes may know it later than others. */
     Connection node(String key) throws Exception {
         return until(key + " is served", () -> Stream.of(addresses(place))
                 .filter(address -> !frozen.contains(address.toString()) && serves(address, key))
@@ -255,7 +255,7 @@ final class Stage implements AutoCloseable {
         return connection.executeCommand(arguments);
     }
 
-    /** Somebody else takes it, for longer than any test lasts. */
+    /** Makes another owner take the lock, for longer than any test lasts. */
     long hold(String key, String owner, Object... options) throws Exception {
         List<Object> words = new ArrayList<>(List.of("DLOCK.ACQUIRE", key, owner, 600_000));
         words.addAll(List.of(options));
@@ -266,7 +266,7 @@ final class Stage implements AutoCloseable {
         hold(key, "other");
     }
 
-    /** Gives it back, and says who has it in the same step. */
+    /** Releases the lock, and returns the next holder, which it reads in the same step. */
     String handOver(String owner) throws Exception {
         return handOver(key, owner);
     }

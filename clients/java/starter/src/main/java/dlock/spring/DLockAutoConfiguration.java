@@ -22,8 +22,8 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 
 /**
- * Locks from {@code dlock.url}, by Lettuce. A program that has a {@link Connector} of its own (by Jedis, with keys of TLS) is
- * taken at its word; an {@link Observer} is told what happens.
+ * Locks from {@code dlock.url}, by Lettuce. A {@link Connector} of the program's own (by Jedis, with keys of TLS) is used
+ * instead; an {@link Observer} receives the events.
  */
 @AutoConfiguration
 @EnableConfigurationProperties(DLockProperties.class)

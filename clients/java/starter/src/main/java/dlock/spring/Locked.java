@@ -6,7 +6,7 @@ import java.lang.annotation.Retention;
 import java.lang.annotation.RetentionPolicy;
 import java.lang.annotation.Target;
 
-/** The method runs under a lock, which is given back after its transaction has been committed. Times are such as {@code 5s} or {@code PT5S}. */
+/** The method runs under a lock, which is released after its transaction has been committed. Times are such as {@code 5s} or {@code PT5S}. */
 @Target(ElementType.METHOD)
 @Retention(RetentionPolicy.RUNTIME)
 public @interface Locked {
@@ -19,7 +19,7 @@ public @interface Locked {
     /** How long the lock lasts after the program dies or loses the server. Empty: as long as all others. */
     String lease() default "";
 
-    /** How long the lock may be held: then it is reported lost, and given back, even if the method is still running. Empty: without bound. */
+    /** How long the lock may be held: then it is reported lost, and released, even if the method is still running. Empty: without bound. */
     String maxHold() default "";
 
     /** Shares the lock with all others who share it. */

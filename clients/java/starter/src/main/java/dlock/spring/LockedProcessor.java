@@ -52,7 +52,7 @@ class LockedProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor impl
     public Object postProcessAfterInitialization(Object bean, String beanName) {
         Class<?> type = AopProxyUtils.ultimateTargetClass(bean);
         for (Class<?> one = ClassUtils.getUserClass(type); one != null && one != Object.class; one = one.getSuperclass()) {
-            for (Method method : one.getDeclaredMethods()) { // private ones, too
+            for (Method method : one.getDeclaredMethods()) { // also private ones
                 if (AnnotatedElementUtils.hasAnnotation(method, Locked.class)) {
                     check(method, beanName);
                 }

@@ -69,7 +69,7 @@ class Shop {
             }
         }
 
-        /** Another mistake, which is refused: the commit is that of somebody further outside. */
+        /** Another mistake, which is refused: a caller further outside commits. */
         @Transactional
         public void sellWithin(Stock proxy, String item) {
             proxy.sell(item);

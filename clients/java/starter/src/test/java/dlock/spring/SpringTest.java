@@ -38,7 +38,7 @@ import org.springframework.transaction.IllegalTransactionStateException;
 /** The starter in a program with transactions. */
 @SpringBootTest(classes = Shop.class, properties = {
     "spring.main.banner-mode=off", "logging.level.root=WARN",
-    // Who waits for a row waits longer than any test lasts.
+    // A transaction waits for a row for longer than any test lasts.
     "spring.datasource.url=jdbc:h2:mem:shop;DB_CLOSE_DELAY=-1;LOCK_TIMEOUT=120000",
 })
 class SpringTest {
