@@ -1,4 +1,4 @@
-// dlock-redis beside node-redlock and redis-semaphore, on one server in one run. Prints Markdown.
+// Compares dlock-redis with node-redlock and redis-semaphore, on one server in one run. Prints Markdown.
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import net from 'node:net';
@@ -106,7 +106,7 @@ async function contended(kind, workers) {
   return [waits.sort((a, b) => a - b), turns];
 }
 
-/** Round trips that 32 tasks need together for 32 free locks, taken and given back. */
+/** Round trips that 32 tasks need together to acquire and release 32 free locks. */
 async function thirtyTwoAt50ms(kind) {
   const path = await command(`path ${host}:${port}`);
   await command(`delay ${path} 50`);
@@ -119,7 +119,7 @@ async function thirtyTwoAt50ms(kind) {
   return took / 50;
 }
 
-/** Commands a second on the wire while so many locks are held, connections, and losses. */
+/** Commands a second on the wire while this many locks are held, connections, and losses. */
 async function held(kind, count) {
   const path = await command(`path ${host}:${port}`);
   const watch = new Redis({ host, port: Number(port) });

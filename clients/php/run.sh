@@ -94,7 +94,7 @@ await() {
 }
 started=()
 
-# Servers stand still, have other settings, or other ones take over: nobody else may need them meanwhile.
+# These tests stall servers, change their settings, or let others take over: no other test may need the servers meanwhile.
 for place in single cluster pair; do
     DLOCK_PART=frozen-$place tests "cases-$place" tests/CasesTest.php
 done

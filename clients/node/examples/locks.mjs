@@ -43,7 +43,7 @@ export async function sellAtMany({ clients, work }) {
 export async function tryPlainly({ client, work }) {
   const [key, owner] = ['report', randomUUID()];
   const granted = await client.sendCommand(['DLOCK.ACQUIRE', key, owner, '10000', 'HOLDS', '1']);
-  if (!granted) return false; // somebody else has it
+  if (!granted) return false; // another owner holds it
   const [token] = granted;
   try {
     await work(token);

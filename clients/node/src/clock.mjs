@@ -2,8 +2,8 @@
 // Times: a clock that counts what leases count, timers by it, and the earliest moment at which something is due.
 import { uptime } from 'node:os';
 
-const SLICE_MS = 1_000; // the longest sleep: timers stand still while the machine is suspended
-const STALL_MS = 500; // a clock that rings so late: this process stood still
+const SLICE_MS = 1_000; // the longest sleep: timers stop while the machine is suspended
+const STALL_MS = 500; // an alarm that is this late: this process stalled
 const ROUNDING_MS = 50; // the time since the machine's start has hundredths of a second
 
 const sinceBoot = () => uptime() * 1000 - performance.now();
@@ -47,7 +47,10 @@ export function at(due, work) {
   };
 }
 
-/** Returns what the work returns, if that takes no longer than `timeout`. Otherwise throws what `late` returns. The work goes on. */
+/**
+ * Returns what the work returns, if that takes no longer than `timeout`. Otherwise throws what `late` returns, and the work
+ * continues.
+ */
 export function inTime(timeout, work, late) {
   return new Promise((resolve, reject) => {
     const stop = at(now() + timeout, () => reject(late()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What can go wrong with a lock, and which of it a little time can mend.
+// What can go wrong with a lock, and which errors a retry may fix.
 
 /** Whatever goes wrong with a lock. `code` is the first word of the server's error, if the server said it. */
 export class DLockError extends Error {
@@ -16,7 +16,7 @@ export class NotHeld extends DLockError {}
 export class Fenced extends DLockError {}
 /** The wait could never end; the message names the circle. */
 export class Deadlock extends DLockError {}
-/** Somebody else asked under the same owner's name and has taken the place. Never asked again by itself. */
+/** Another request under the same owner's name has taken the place of this one. The client never repeats it by itself. */
 export class Replaced extends DLockError {}
 /** One of the server's caps on places and holders is reached. */
 export class QueueFull extends DLockError {}
@@ -42,15 +42,15 @@ const TYPES = {
   NOTHELD: NotHeld, FENCED: Fenced, DEADLOCK: Deadlock, REPLACED: Replaced, QUEUEFULL: QueueFull,
   QUARANTINE: Quarantine, NOACK: NoAck,
 };
-// What another connection, another node or a little time can mend. UNBLOCKED: the server has become a replica.
+// Errors that another connection, another node or a little time can fix. UNBLOCKED: the server has become a replica.
 const PASSING = new Set(['MOVED', 'ASK', 'TRYAGAIN', 'CLUSTERDOWN', 'READONLY', 'MASTERDOWN', 'LOADING', 'UNBLOCKED',
   'NOREPLICAS', 'MISCONF', 'BUSY', 'NOACK', 'QUARANTINE']);
 
 const codeOf = (message) => /^[A-Z]{2,}(?=[ :]|$)/.exec(message)?.[0];
 
 /**
- * The server's words, or what a library has to say, as one of these types. A reply of the server begins with a code. What
- * Node says has one beside its message, which is empty where several addresses of a host have refused.
+ * Returns an error of the server or of a library as one of these types. The server's message begins with a code. An error of
+ * Node has its code next to the message, which is empty where several addresses of a host have refused.
  */
 export function typed(error) {
   if (error instanceof DLockError || error instanceof TypeError || error instanceof RangeError) return error; // the program's
@@ -60,7 +60,7 @@ export function typed(error) {
 
 const MISTAKES = [TypeError, RangeError, SyntaxError, ReferenceError, URIError];
 
-/** Nobody knows the host, or trusts its certificate; or a program or a library is wrong: no time mends that. */
+/** Returns true for errors that time does not fix: an unknown host, an untrusted certificate, a mistake in a program. */
 function isFinal(error) {
   for (let one = error; one; one = one.cause) {
     if (MISTAKES.some((type) => one instanceof type) || /MODULE_NOT_FOUND$/.test(one.code ?? '')) return true;

@@ -82,8 +82,8 @@ export class Hold {
   left() { return this.#lease.over ? 0 : Math.max(0, this.#lease.end - now()); }
 
   /**
-   * Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. It is sent
-   * once; if its reply is lost it may have run.
+   * Runs a command in one step with the check that the lock is still held under this token. Throws `Fenced` if it is not. The
+   * command is sent once: if its reply is lost, it may have run.
    */
   async guard(...command) {
     for (const [i, word] of command.entries()) {

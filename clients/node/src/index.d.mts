@@ -19,7 +19,7 @@ export interface Observer {
   granted?(key: Name, after: number): void;
   /** It was not: it is taken (null), or for this reason. */
   refused?(key: Name, after: number, error: unknown): void;
-  /** It was given back after so long. */
+  /** The program released it after so long. */
   released?(key: Name, after: number): void;
   /** It was held, and is no more. */
   lost?(key: Name, reason: string): void;
@@ -73,7 +73,7 @@ export interface LockOptions {
 /** A lock that is held. */
 export interface Hold extends AsyncDisposable {
   readonly key: Name;
-  /** As the server has it: `host/pid/…`. */
+  /** The owner's name at the server: `host/pid/…`. */
   readonly owner: Name;
   /** The fencing token: higher than that of every earlier grant. */
   readonly token: number;
@@ -127,7 +127,7 @@ export class NotHeld extends DLockError {}
 export class Fenced extends DLockError {}
 /** The wait could never end; the message names the circle. */
 export class Deadlock extends DLockError {}
-/** Somebody else asked under the same owner's name and has taken the place. */
+/** Another request under the same owner's name has taken the place of this one. */
 export class Replaced extends DLockError {}
 /** One of the server's caps on places and holders is reached. */
 export class QueueFull extends DLockError {}

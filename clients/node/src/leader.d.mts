@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 import { Hold, Locks, Name } from './index.mjs';
 
-/** Who leads, and since which term. */
+/** The leader, and the term since which it leads. */
 export interface Leader {
   name: string;
   term: number;
@@ -25,9 +25,9 @@ export class Election {
   readonly isLeader: boolean;
   /** This one's, or null. */
   readonly term: number | null;
-  /** Who leads, as the server sees it now, or null. */
+  /** Returns the leader, as the server sees it now, or null. */
   leader(): Promise<Leader | null>;
-  /** Each leader from now on (null: none), as a look every second sees them. */
+  /** Yields each leader from now on (null: none), as a poll every second finds it. */
   observe(options?: { every?: number; signal?: AbortSignal }): AsyncIterableIterator<Leader | null>;
   /** Gives it up. That it was lost before is no error. */
   resign(): Promise<void>;

@@ -78,13 +78,13 @@ export class Election {
   /** This one's, or null. */
   get term() { return this.isLeader ? this.#hold.token : null; }
 
-  /** Who leads, as the server sees it now: its name and its term, or null. */
+  /** Returns the leader, as the server sees it now: its name and its term, or null. */
   async leader() {
     const holder = await this.#locks.holder(this.key);
     return holder && { name: nameOf(String(holder.owner)), term: holder.token };
   }
 
-  /** Each leader from now on (null: none), as a look every second sees them. */
+  /** Yields each leader from now on (null: none), as a poll every second finds it. */
   async* observe({ every = 1_000, signal } = {}) {
     const pause = Math.min(duration('every', every), LONGEST_TIMER);
     for (let before; !signal?.aborted; await sleep(pause, null, { signal }).catch(nothing)) { // an abort ends it

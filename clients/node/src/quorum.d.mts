@@ -25,10 +25,10 @@ export interface QuorumHold extends AsyncDisposable {
   readonly owner: string;
   /** Each master's fencing token, or null. */
   readonly tokens: (number | null)[];
-  /** For so many milliseconds it is held for sure. */
+  /** Returns the milliseconds for which the lock is certainly held. */
   left(): number;
   /** Makes all leases new. False when no majority agrees: the old deadline stays. */
   renew(lease?: number): Promise<boolean>;
-  /** Gives the lock back at all masters. What has ended before is no error. */
+  /** Releases the lock at all masters. What has ended before is no error. */
   release(): Promise<void>;
 }

@@ -10,8 +10,8 @@
  *       await hold.release();
  *     }
  *
- * Who holds the lock at a majority of the masters has it; docs/cluster.md of dlock has the recipe and its reasons. The
- * clients are patterns: every hold has an owner and connections of its own. Times are in milliseconds.
+ * A client holds the lock if it holds it at a majority of the masters. The recipe and its reasons are in docs/cluster.md of
+ * dlock. The clients are patterns: every hold has an owner and connections of its own. Times are in milliseconds.
  */
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
@@ -26,7 +26,7 @@ import { known, milliseconds, text } from './settings.mjs';
 export { Unreachable };
 
 const nothing = () => {};
-const EARLIER = 5; // the leases at the others end so much before the first one's
+const EARLIER = 5; // the leases at the others end this much before the first one's
 const [ROUNDING, DRIFT] = [2, 100]; // servers count whole milliseconds; no clock is faster than another by a hundredth
 const SILENCE = 1_000; // who has been silent so lately is asked last
 
@@ -51,7 +51,8 @@ export class Quorum {
     milliseconds('lease', lease, 1);
     const end = now() + milliseconds('wait', wait);
     for (;;) {
-      // Of each try its own: what one leaves behind may come late, and is not to give back what the next is granted.
+      // Each try has an owner of its own: a command that one try leaves behind may arrive late, and must not release what the
+      // next try is granted.
       const owner = `${hostname().replaceAll('/', '-')}/${process.pid}/${randomUUID()}`;
       const masters = this.#masters.map((one) => new Master(one, [lock, owner]));
       const hold = new QuorumHold(lock, owner, masters);
@@ -75,7 +76,7 @@ export class Quorum {
   }
 }
 
-/** A lock that is held for sure until `deadline`, of a clock that goes on while the machine is suspended. */
+/** A lock that is certainly held until `deadline`, by a clock that continues while the machine is suspended. */
 export class QuorumHold {
   #masters;
   #first;
@@ -104,8 +105,8 @@ export class QuorumHold {
   }
 
   /**
-   * Gives the lock back at all masters. What has ended before is no error. A master that does not answer now may grant
-   * what it was asked when it does: it is told again in the background, for as long as a lease may last.
+   * Releases the lock at all masters. What has ended before is no error. A master that does not answer now may still grant
+   * the lock later: the client repeats the release in the background, for as long as a lease may last.
    */
   release() {
     return this.#inTurn(async () => {
@@ -170,7 +171,7 @@ export class QuorumHold {
       deadline = Math.min(deadline, sent + length - ROUNDING - length / DRIFT);
     }
     if (2 * granted.size <= this.#masters.length || now() >= deadline) {
-      this.deadline = Math.min(this.deadline, deadline); // some have heard of a lease that may be shorter
+      this.deadline = Math.min(this.deadline, deadline); // some masters have received a lease that may be shorter
       return false;
     }
     this.#granted = granted;
@@ -234,7 +235,7 @@ class Master {
     });
   }
 
-  /** To connect is to ask, too: a master that hangs does not cost the whole wait. */
+  /** Connects within the time for a reply: a master that hangs does not cost the whole wait. */
   async reach(signal) {
     this.error = null;
     if (!this.wire) await this.attempt(signal, () => this.inTime(signal, 0, () => this.connect()));
@@ -259,7 +260,7 @@ class Master {
   async connect() {
     const { fail } = this;
     const wire = await this.factory.open();
-    if (this.fail !== fail) return wire.close(); // nobody waits for it any more
+    if (this.fail !== fail) return wire.close(); // no caller waits for it any longer
     this.wire = wire;
     wire.ended.then(() => {
       if (this.wire !== wire) return;

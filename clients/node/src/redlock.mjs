@@ -66,7 +66,7 @@ export default class Redlock extends EventEmitter {
     else this.#many = new Quorum(this.clients);
   }
 
-  /** Ends the clients, too. */
+  /** Also ends the clients. */
   async quit() {
     await this.#one?.close();
     await Promise.all([...this.clients].map((client) => client.quit?.())); // a function has none
@@ -165,7 +165,7 @@ export default class Redlock extends EventEmitter {
       await end().catch(nothing); // an error of the routine comes first
       throw error;
     }
-    await end(); // that it was lost is an error, as node-redlock has it
+    await end(); // the loss of the lock is an error, as in node-redlock
     return done;
   }
 

@@ -207,7 +207,7 @@ export class Sessions {
     if (lease.session.dueAt > lease.end - lease.lease / 6) this.renew(lease);
   }
 
-  /** Its lease may have ended. The server may still have it, so release it. */
+  /** Reports the loss of a lock whose lease may have ended. The server may still keep the hold, so the client releases it. */
   #expire(lease) {
     const { session, maxEnd, why, isTaken } = lease;
     const reasons = ['nobody has confirmed it before its end'];
@@ -249,7 +249,7 @@ export class Sessions {
     this.#background.add(done);
   }
 
-  /** Waits for the work as long as for a reply. After that it goes on in the background. */
+  /** Waits for the work as long as for a reply. After that the work continues in the background. */
   async #inForeground(work, attempts) {
     this.#inBackground(work);
     await inTime(this.settings.replyTimeout, () => work, () => attempts.error ?? new Unreachable('no answer in time'));
@@ -381,7 +381,7 @@ export class Sessions {
     this.#forget(session);
   }
 
-  /** Reads an answer to SESSION, and returns the session that it is of. `isKept`: whoever asked has kept it for a while. */
+  /** Reads an answer to SESSION, and returns the session that it is of. `isKept`: a loop has kept it for a while. */
   readReply(sentAt, [id, , left, rows], key, isKept) {
     const session = this.session(id, key);
     session.answeredAt = Math.max(session.answeredAt, sentAt);

@@ -132,7 +132,7 @@ test('an_answer_that_is_read_late_renews_nothing_by_itself', async () => {
   }, { lease: 3_000 });
   for (let i = 0; i < 10; i++) await locks.tryLock(`key ${i}`);
   await until(() => sent.at(-1).includes('BLOCK'), 'the server keeps them');
-  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_700); // this process stands still
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_700); // this process stalls
   const { length } = sent;
   await until(() => sent.length > length, 'the answer is read');
   assert.deepEqual(commands(sent, 'RENEW'), []);

@@ -119,7 +119,7 @@ if (isOf('rest')) {
         await (await wait).release(); // the loop's client has TLS as well
         await locks.close();
         await server.awaitGone();
-        // Whom nobody trusts is told at once: to ask again would not help.
+        // A client that does not trust the certificate fails at once: a retry would not help.
         const wary = new Locks(SECURE[library](url), settings);
         await assert.rejects(wary.lock(server.key), (error) => error instanceof Unreachable && /certificate/i.test(error.message));
         await wary.close();

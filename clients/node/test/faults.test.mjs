@@ -1,4 +1,4 @@
-// What goes wrong beside the cases that all languages have.
+// Faults that are not in the cases of all languages.
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -30,7 +30,7 @@ test('what_others_do_to_a_hold_is_reported', async ({ server, make }) => {
   await server.ask('DLOCK.RENEW', server.key, hold.owner, 60_000); // out of the session
   await until(() => hold.lost, 'it is lost at its end');
   assert.match(hold.signal.reason.message, /taken out of the session/);
-  assert.equal((await server.holder()).token, hold.token); // it is not given back: it is another's
+  assert.equal((await server.holder()).token, hold.token); // the client does not release it: it belongs to another program
   await server.ask('DEL', server.key);
   const renamed = await locks.lock(server.key);
   await server.ask('RENAME', server.key, `${server.key}:2`);
@@ -87,7 +87,7 @@ test('what_hangs_is_asked_for_elsewhere', async ({ server, by, open }) => {
   path.freeze();
   await until(async () => hold.lost || (await server.holder())['held-ms'] > 1.5 * LEASE, 'another connection keeps it');
   assert.ok(!hold.lost);
-  await hold.release().catch((error) => assert.ok(error instanceof Unreachable)); // it goes on behind the call
+  await hold.release().catch((error) => assert.ok(error instanceof Unreachable)); // the release continues after the call
   await server.awaitGone();
 });
 
@@ -135,7 +135,7 @@ test('one_lost_answer_costs_no_short_hold', async ({ server, make }) => {
   }
   await until(async () => hold.lost || (await server.holder())['held-ms'] > 12_000, 'it is kept by others');
   assert.ok(!hold.lost, hold.signal.reason?.message);
-  await hold.release().catch((error) => assert.ok(error instanceof Unreachable)); // by a silent connection; it goes on behind the call
+  await hold.release().catch((error) => assert.ok(error instanceof Unreachable)); // by a silent connection, after the call
   await server.awaitGone();
   await control(`close ${path}`);
 });
@@ -172,7 +172,7 @@ test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
   const gone = await locks.lock(`${server.key}:gone`);
   await until(async () => (await server.holder()).alive, 'it is kept');
   await server.ask('DEL', gone.key);
-  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 3_000); // the program stands still, and the server renews
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 3_000); // the program stalls, and the server renews
   await until(() => gone.lost, 'what is lost is reported');
   await until(() => hold.lost || hold.left() > 0, 'it is asked for');
   assert.ok(!hold.lost);
@@ -196,7 +196,7 @@ test('eleven_waits_on_one_signal_warn_of_nothing', async ({ server, make }) => {
   assert.equal(await locks.tryLock(server.key), null);
 });
 
-/** Nothing of the test refers any more to what the function has made. */
+/** Calls `make` and collects the garbage: the test itself no longer refers to what `make` has created. */
 async function forget(make) {
   await (async () => { await make(); })();
   for (let i = 0; i < 10; i++) {
@@ -266,7 +266,7 @@ test('old_names_warn', async ({ server, make }) => {
 
 after(closeConnections);
 
-const standsStill = ([name]) => /pause/.test(name); // and so do all tests beside it
+const standsStill = ([name]) => /pause/.test(name); // it stalls this process, and with it all tests that run at the same time
 for (const alone of [false, true]) describe(alone ? 'standstills' : 'faults', { concurrency: alone ? 1 : 8 }, () => {
   for (const [name, body] of tests.filter((one) => standsStill(one) === alone)) {
     for (const library of libraries) {

@@ -18,7 +18,10 @@ function candidate(library, server, name, [host, port] = addresses('DLOCK_SINGLE
 
 const written = async (server) => (await server.ask('LRANGE', `${server.key}:log`, 0, -1)).map(Number);
 
-/** The next leader writes, and none of before ever again. `but`: who has led may have been elected again before it stood still. */
+/**
+ * Waits until the next leader writes; no earlier leader writes again. `but`: the name of a former leader, which may have been
+ * elected again before it stalled.
+ */
 async function nextLeads(server, locks, term, but) {
   const election = new Election(locks, server.key);
   const next = await until(async () => {
@@ -74,7 +77,7 @@ const tests = {
       path.hangUp();
       throw new RangeError('of the work');
     };
-    await assert.rejects(new Election(locks, server.key).lead(work), RangeError); // though nothing can be given back
+    await assert.rejects(new Election(locks, server.key).lead(work), RangeError); // though the client cannot release the lock
     await locks.close();
   },
 
@@ -99,7 +102,7 @@ const tests = {
     await server.hold(server.key, 'host/1/session/a#host#3e0b#5');
     assert.equal((await election.leader()).name, 'a#host');
     await server.handOver('host/1/session/a#host#3e0b#5');
-    // After a loss it leads anew.
+    // After a loss it leads again.
     const terms = [];
     await election.lead(async (term) => {
       if (terms.push(term.token) === 1) {

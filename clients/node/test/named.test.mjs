@@ -36,7 +36,7 @@ function start(locks, key, options) {
   return wait;
 }
 
-/** The next in the queue has it in the step of the release, and then nobody has. */
+/** The next in the queue gets the lock in the step of the release. After its own release nobody holds the lock. */
 async function handOverTo(server, wait) {
   const [next] = await server.queue();
   assert.equal(await server.handOver(), next);
@@ -46,7 +46,7 @@ async function handOverTo(server, wait) {
   await server.awaitGone();
 }
 
-/** Waits until it has been held for more than so many leases, under its token, and is kept by the server. */
+/** Waits until the lock has been held under its token for more than this many leases, and the server keeps it. */
 async function awaitKept(server, hold, leases) {
   await until(async () => {
     const holder = (await server.info()).holders.find((one) => one.token === hold.token);
@@ -259,8 +259,8 @@ test('wait_over_a_pause', ['single'], async ({ server, locks }) => {
   await server.awaitGone();
 });
 
-// A thousand that wait need this process for themselves: when it stands still for longer than a claim or a first lease they
-// are not served in order.
+// A thousand waiters need this process to themselves: when it stalls for longer than a claim or a first lease, the server does
+// not serve them in order.
 function partOf(name, place) {
   if (/_over_a_/.test(name)) return place === 'single' ? 'single' : 'nodes';
   if (/a_thousand_waits/.test(name)) return place === 'single' ? 'many' : 'nodes';

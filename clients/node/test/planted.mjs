@@ -57,7 +57,7 @@ const allPasses = () => asks((old) => async function ask(key, options) {
 const isFinal = (code) => () => plant(Client, 'call', (old) => function call(...about) {
   return old.apply(this, about).catch((error) => { throw error.code === code ? new Refused('ERR it is no time to ask again') : error; });
 });
-/** Of all clients: whoever waits for one that is silent keeps none of the others. */
+/** Plants one keeper for all clients: while it waits for a silent one, it keeps none of the others. */
 function oneKeeper() {
   let turn = Promise.resolve();
   plant(Client, 'call', (old) => function call(key, words) {
@@ -217,7 +217,7 @@ for (const [name, fault] of Object.entries(FAULTS)) {
     const one = cases.get(name);
     const run = new Case('ioredis', one, fault() ?? set({}));
     try {
-      // Who waits for ever is not waited for.
+      // A wait without a time-out gets one: the test must not wait for ever.
       const bounded = one.steps.map((step) => (step.do === 'lock' && step.timeout === null ? { ...step, timeout: 3 } : step));
       await assert.rejects(run.run(steps(bounded)), (error) => t.diagnostic(`${name}: ${error.message.split('\n')[0]}`) ?? true);
     } finally {

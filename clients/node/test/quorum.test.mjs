@@ -9,7 +9,7 @@ import { Unreachable } from 'dlock-redis/quorum';
 import { Master, PATIENCE, addresses, closeConnections, libraries, makeQuorum, proxy, until } from './stage.mjs';
 
 const lease = 600_000;
-const BOUND = 3_000; // whoever asks one that hangs waits so long; all others have as long as they need
+const BOUND = 3_000; // a client of a master that hangs waits this long; all others wait as long as they need
 const tests = [];
 const test = (name, body) => tests.push([name, body]);
 
@@ -130,7 +130,7 @@ test('quorum_waits_in_one_queue', async ({ a, b, c, make }) => {
   assert.ok(hold.tokens.filter(Boolean).length > 1);
   await hold.release();
   await a.awaitGone();
-  // It is given back at the first one last: a token tells when it was granted, and all these servers have one clock.
+  // The client releases the lock at the first one last: a token tells when it was granted, and all these servers have one clock.
   hold = await make().acquire(a.key, { lease, wait: PATIENCE });
   const masters = [a, b, c];
   for (const master of masters) {
@@ -183,7 +183,7 @@ test('quorum_is_left_when_cancelled', async ({ a, b, c, make, hung }) => {
   const hold = await next;
   assert.deepEqual(await owners([a, b, c]), Array(3).fill([hold.owner]));
   await hold.release();
-  // Some have granted it already: they are given back.
+  // Some masters have granted the lock already: the client releases it there.
   cancel = new AbortController();
   const asked = make([a.address, b.address, hung]).acquire(a.key, { lease, wait: 2 * PATIENCE, signal: cancel.signal });
   await until(async () => (await b.owners()).length, 'it is held');
@@ -197,7 +197,7 @@ test('quorum_is_left_when_cancelled', async ({ a, b, c, make, hung }) => {
 test('quorum_gives_back_where_nobody_answered', async ({ a, b, c, make }) => {
   const path = await proxy(a.address);
   try {
-    // The request is on its way, and comes when nobody waits for it any more.
+    // The request is on its way, and arrives when no caller waits for it any longer.
     path.freezeAt('DLOCK.ACQUIRE');
     await b.hold();
     assert.equal(await make([path.address, b.address, c.address], BOUND).acquire(a.key, { lease }), null);

@@ -13,13 +13,14 @@ import { Locks } from 'dlock-redis';
 import { Quorum } from 'dlock-redis/quorum';
 
 export const PATIENCE = 1000 * Number(process.env.PATIENCE ?? 30);
-// A busy machine is late by itself. What the cases look for is later than this, too.
+// A busy machine is late by itself. The delays that the cases look for also exceed this.
 export const limits = { patience: PATIENCE, late: 1000 * Number(process.env.DLOCK_LATE ?? 4) };
-export const LEASE = 6_000; // no stall of this process takes two thirds of it: a lease that ends is told
+export const LEASE = 6_000; // no stall of this process takes two thirds of it, or the client would report a loss
 export const LONG = 15_000; // no fault takes so long, however busy the machine
 /**
- * Run now? What stops the `single` server, or `nodes` of the cluster and the pair, is beside nothing that needs them; what
- * needs a process for itself is `many`; the `rest` runs side by side.
+ * Returns true if this part of the tests runs now. `single` stops the single server, and `nodes` stops nodes of the cluster
+ * and the pair: no test that needs these servers runs at the same time. `many` needs a process to itself. The tests of the
+ * `rest` run side by side.
  */
 export const isOf = (part) => (process.env.DLOCK_PART ?? part) === part;
 const SETTINGS = { lease: LEASE, hangTimeout: 30_000 };
@@ -97,7 +98,7 @@ async function sentinel() {
 }
 const sentinelPort = await sentinel();
 
-/** A way to a server. While it is frozen nothing comes through, and nobody is told. `met` is called for each connection. */
+/** A way to a server. While it is frozen nothing comes through, and neither side notices. `met` is called for each connection. */
 export async function proxy([host, port], met = () => {}) {
   const sockets = [];
   let [frozen, pattern, hangsUp] = [false];
@@ -134,9 +135,9 @@ export async function proxy([host, port], met = () => {}) {
     },
     /** Lets through what comes before these words, and not them. */
     freezeAt(words) { pattern = words; },
-    /** No message comes through any more. */
+    /** Stops the messages to all subscribers. */
     deafen() { for (const ear of ears) ear.pause(); },
-    /** Has a command run on each connection, as if the client had sent it; the reply is nobody's. */
+    /** Has a command run on each connection, as if the client had sent it. The server sends no reply. */
     inject(...words) {
       const all = [['CLIENT', 'REPLY', 'SKIP'], words];
       const bytes = all.map((one) => `*${one.length}\r\n${one.map((word) => `$${word.length}\r\n${word}\r\n`).join('')}`);
@@ -258,7 +259,7 @@ export class Server {
     return until(async () => (await this.ask('DLOCK.INFO', key)) === null, 'nobody holds it and nobody waits');
   }
 
-  /** Somebody else takes it, for longer than any test lasts. */
+  /** Takes the lock for another owner, for longer than any test lasts. */
   async hold(key = this.key, owner = 'other', ...options) {
     assert.ok(await this.ask('DLOCK.ACQUIRE', key, owner, 600_000, ...options), 'the lock is taken');
   }
@@ -282,7 +283,7 @@ export class Server {
     }
   }
 
-  /** Gives it back, and says who has it in the same step. */
+  /** Releases the lock, and returns its next holder, read in the same step. */
   async handOver(owner = 'other', key = this.key) {
     const node = await this.node(key);
     const [, held] = await node.multi().addCommand(['DLOCK.RELEASE', key, owner, 'HOLDS', '0'])

@@ -7,9 +7,9 @@ declare(strict_types=1);
 namespace Dlock;
 
 /**
- * Seconds that never go back, and go on while the machine is suspended.
+ * Seconds that never go back, and continue while the machine is suspended.
  *
- * PHP's steady clock stands still meanwhile, the wall clock does not: by so much as that one jumps ahead, this one does.
+ * PHP's steady clock stops meanwhile, and the wall clock does not: when the wall clock jumps ahead, this one jumps as far.
  * It is never too slow, so that no lease is believed for too long.
  *
  * @internal

@@ -26,7 +26,7 @@ final class Core
     private const WARN_EVERY = 10.0;
     /** The longest slice of a wait: a signal handler runs at its end. */
     private const SLICE = 1.0;
-    /** How long one call works on what the next one can do as well. */
+    /** How long one call continues with work that the next one can do as well. */
     private const ENOUGH = 1.0;
 
     public readonly Servers $servers;
@@ -87,7 +87,7 @@ final class Core
             $this->doErrands(Clock::now());
 
             return $result;
-        } catch (\Throwable $error) { // a signal handler's, too: nobody has what was granted
+        } catch (\Throwable $error) { // also a signal handler's: no caller gets what was granted
             if (!$error instanceof Replaced) {
                 $this->cancel($request, $isUnheard);
             }
@@ -227,8 +227,8 @@ final class Core
     }
 
     /**
-     * Stops renewing a hold that nothing refers to any longer: its work may go on, and needs the lease to stop. The next call tells
-     * the server, since a destructor may run in the middle of a command.
+     * Stops renewing a hold that nothing refers to any longer: its work may continue, and needs the lease to stop. The next call
+     * tells the server, since a destructor may run in the middle of a command.
      */
     public function abandon(Hold $hold): void
     {
@@ -332,7 +332,7 @@ final class Core
                 continue; // it has ended with its connection, or it is left to the next call
             }
             if (!isset($silent[$this->servers->of($hold->key)]) && !$this->renew($hold, $end)) {
-                $silent[$this->servers->of($hold->key)] = true; // its other holds need not wait for it, too
+                $silent[$this->servers->of($hold->key)] = true; // no other hold needs to wait for this server
             }
             if (isset($this->holds[$owner]) && $hold->until() <= Clock::now()) {
                 $this->giveUp($hold, $hold->why());
@@ -364,7 +364,7 @@ final class Core
         return true;
     }
 
-    /** Reports a hold lost: it is not held any more. */
+    /** Reports a hold lost: it is no longer held. */
     public function lose(Hold $hold, string $reason): void
     {
         unset($this->holds[$hold->owner]);

@@ -28,8 +28,8 @@ final class Election
     /**
      * @param string $name   what is to be led: the lock's name
      * @param string $id     who this candidate is, for those who observe
-     * @param ?\Closure(Hold): void $onLost is called when a call finds that this is not the leader any more
-     * @param ?float $margin so long before the end of what is believed the leader steps down; a tenth of the lease unless set
+     * @param ?\Closure(Hold): void $onLost is called when a call finds that this is no longer the leader
+     * @param ?float $margin how long before the believed end of its lease the leader steps down; a tenth of the lease unless set
      */
     public function __construct(
         private readonly Locks $locks,
@@ -75,14 +75,14 @@ final class Election
         return $this->hold !== null;
     }
 
-    /** The term of this leader, or null. Asks nobody. */
+    /** Returns the term of this leader, or null. Sends nothing. */
     public function term(): ?int
     {
         return $this->hold !== null && $this->hold->left() > $this->margin ? $this->hold->token : null;
     }
 
     /**
-     * Who leads, and since which term, or null. What is told may be over when it is read.
+     * Returns the leader and the term since which it leads, or null. The term may be over when the program reads this.
      *
      * @return ?array{id: string, term: int}
      */

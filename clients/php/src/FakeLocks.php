@@ -8,7 +8,7 @@ namespace Dlock;
 
 /**
  * Locks without a server, for unit tests. They know the locks of one process. Guarded commands are noted, and not run: their
- * reply is null. Whoever waits for a lock that is held waits for its lease, or in vain.
+ * reply is null. A wait for a lock that is held lasts until its lease ends, or is in vain.
  */
 final class FakeLocks extends Locks
 {

@@ -75,7 +75,7 @@ final class Hold
     }
 
     /**
-     * Returns true if the lock is not held any more, for sure or for all that can be known. Asks the server once a second at most,
+     * Returns true if the lock is no longer held, for sure or for all that can be known. Asks the server once a second at most,
      * so call it as often as you like. A server that does not answer costs no more than `replyTimeout`.
      */
     public function lost(): bool
@@ -109,7 +109,7 @@ final class Hold
         return $this->isOver || !$this->core->servers->isOpen() ? 0.0 : max(0.0, $this->until - Clock::now());
     }
 
-    /** Returns why it is not held any more, or an empty string. */
+    /** Returns why the lock is no longer held, or an empty string. */
     public function reason(): string
     {
         return $this->reason;

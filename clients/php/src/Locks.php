@@ -35,7 +35,7 @@ class Locks
      * @param float $hangTimeout  how long the server renews it after the last heartbeat
      * @param float $queueGrace   how long a place in a queue is kept while the connection is away
      * @param float $replyTimeout how long a connect or a reply may take
-     * @param float $clockMargin  so much before its end a lease is believed to have ended
+     * @param float $clockMargin  how long before its end a lease is believed to have ended
      */
     public function __construct(
         Connect|\Closure $client,
@@ -66,7 +66,7 @@ class Locks
      * Takes the lock. Throws LockTimeout if it was not granted in time; without a time-out it waits for ever.
      *
      * @param bool              $shared  with others that share it
-     * @param ?int              $limit   with so many holders at most
+     * @param ?int              $limit   with this many holders at most
      * @param bool              $ephemeral the hold ends as soon as the connection does
      * @param ?string           $owner   the old name of actor
      * @param int|float|null    $hangTimeout how long this one is renewed after the last heartbeat
@@ -74,8 +74,8 @@ class Locks
      * @param ?int              $permits the hold takes this many of `limit`, all at once; 1 unless set
      * @param int|float|null    $lease   what this one has left when the program dies or loses the server
      * @param int|float|null    $maxHold after so long the client reports it lost and releases it
-     * @param ?string           $actor   a name of 1 to 900 bytes, for the server's operator. Who waits by these Locks for what the
-     *                                   same actor holds by them is refused: Deadlock
+     * @param ?string           $actor   a name of 1 to 900 bytes, for the server's operator. A wait by these Locks for a lock that
+     *                                   the same actor holds by them is refused: Deadlock
      */
     public function lock(
         string $key,

@@ -20,8 +20,8 @@ use Psr\Log\LoggerInterface;
  *     }
  *     $hold->release();
  *
- * Whoever holds it at a majority has it. The masters are named in the same order by every client; docs/cluster.md of dlock
- * has the recipe and its reasons. Times are in seconds.
+ * A client holds the lock if it holds it at a majority. Every client names the masters in the same order. The recipe and its
+ * reasons are in docs/cluster.md of dlock. Times are in seconds.
  */
 final class Quorum
 {

@@ -9,15 +9,15 @@ namespace Dlock;
 use Psr\Log\LoggerInterface;
 
 /**
- * A lock that is held at a majority of masters, until `release()`. When nobody refers to it any more it is reported lost, and its
- * leases end it.
+ * A lock that is held at a majority of masters, until `release()`. When nothing refers to it any longer it is reported lost, and
+ * its leases end it.
  */
 final class QuorumHold
 {
-    private const EARLIER = 0.005; // the leases at the others end so much before the first one's
+    private const EARLIER = 0.005; // the leases at the others end this much before the first one's
     private const DRIFT = 100; // no clock is faster than another by a hundredth
 
-    /** The name under which it is held: of this try, so that what is told a master late is nobody else's. */
+    /** The name under which it is held. Each try has its own: a command that reaches a master late affects no other hold. */
     public readonly string $owner;
     private readonly Request $request;
     /** @var array<int, int> by the master's number */
@@ -39,7 +39,7 @@ final class QuorumHold
         private readonly ?LoggerInterface $logger,
         private readonly ?Observer $observer,
     ) {
-        // Its lease is that of what was granted and not heard of.
+        // Its lease is that of a grant whose reply the client has not received.
         $this->request = new Request(new Settings(3.0, 3.0, 2.0, 1.0, 0.0), $key, lease: 3.0);
         $this->owner = $this->request->owner;
         $this->process = (int) getmypid();
@@ -47,7 +47,7 @@ final class QuorumHold
 
     public function __destruct()
     {
-        if ($this->left() === 0.0) { // it was given back, or has ended, or is another process's
+        if ($this->left() === 0.0) { // it was released, or has ended, or belongs to another process
             return;
         }
         $this->logger?->warning('lock {key} of {owner} is lost: nothing refers to its hold, and it was not released', [
@@ -167,7 +167,7 @@ final class QuorumHold
 
             return true;
         }
-        $this->deadline = min($this->deadline, $deadline); // some have heard of a lease that may be shorter
+        $this->deadline = min($this->deadline, $deadline); // some masters have received a lease that may be shorter
 
         return false;
     }

@@ -13,7 +13,7 @@ use Dlock\Exception\Unanswered;
 /**
  * One of a quorum's masters: it votes, or it has an error.
  *
- * The first lease is a short one, and only a caller that has heard of a grant makes it longer.
+ * The first lease is a short one. Only a caller that has received the grant makes it longer.
  *
  * @internal
  */

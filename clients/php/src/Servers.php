@@ -233,7 +233,7 @@ final class Servers
         return preg_match('/^[^{]*\{([^}]+)\}/', $key, $tag) ? $tag[1] : $key;
     }
 
-    /** Throws if nothing may be asked any more. In the child of a fork everything begins anew. */
+    /** Throws if these locks are closed. In the child of a fork everything begins again. */
     public function check(): void
     {
         if ($this->closed) {

@@ -50,8 +50,8 @@ final class CasesTest extends TestCase
     }
 
     /**
-     * Those of this process: `DLOCK_PART` is `frozen-single` or the like (these servers stand still, or have other settings: nobody
-     * else may need them meanwhile), or `1/3` of the rest.
+     * Yields the cases of this process. `DLOCK_PART` is `frozen-single` or similar, or `1/3` of the rest. The cases of a frozen
+     * part stall servers or change their settings: no other test may need these servers meanwhile.
      *
      * @return iterable<string, array{string, string}>
      */

@@ -69,7 +69,7 @@ final class ElectionTest extends TestCase
         self::assertSame([null, 'two', null, 'one'], $seen);
     }
 
-    /** Whoever looks first hears of the loss, and it is everybody's. */
+    /** The first call that checks learns of the loss, and all that share the hold know it. */
     public function testTheTermEndsWithTheLoss(): void
     {
         $locks = Kinds::locks();
@@ -95,7 +95,7 @@ final class ElectionTest extends TestCase
     public function testNoTwoLeadersWrite(string $fault): void
     {
         $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
-        $how = ['lease' => 6.0, 'hangTimeout' => 6.0]; // whom a stall lets step down does not campaign again
+        $how = ['lease' => 6.0, 'hangTimeout' => 6.0]; // a leader that steps down after a stall does not campaign again
         $terms = fn () => $this->server->node($this->server->key)->lRange($this->server->key . ':terms', 0, -1);
         $first = new Worker([...$how, 'address' => $path]);
         $first->start('lead', name: $this->server->key, id: 'first');

@@ -142,7 +142,7 @@ final class InstalledTest extends TestCase
         }
     }
 
-    /** A connect that hangs ends with the time for a reply, and the next one asks anew where to go. */
+    /** A connect that hangs ends with the time for a reply, and the next one asks again where to go. */
     public function testAConnectThatHangsIsNotWaitedFor(): void
     {
         $hangs = stream_socket_server('tcp://127.0.0.1:0'); // it accepts, and never answers
@@ -235,7 +235,7 @@ final class InstalledTest extends TestCase
             PHP));
     }
 
-    /** A server that is full passes: who waits goes on. */
+    /** A full server is an error that passes: the wait continues. */
     public function testMaxClientsPasses(): void
     {
         $port = self::freePort();

@@ -121,7 +121,7 @@ final class LaravelTest extends TestCase
             $children[] = $child = pcntl_fork();
             if ($child === 0) {
                 (new DlockLock(Kinds::locks(), $this->key(), 60, 'nightly'))->block(2 * Stage::patience());
-                posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+                posix_kill((int) getmypid(), SIGKILL); // or it would also run the other tests
             }
         }
         Stage::until(fn () => count($this->server->queue($this->key())) === 2, 'both wait');
@@ -210,7 +210,7 @@ final class LaravelTest extends TestCase
         $this->server->awaitGone($this->key());
     }
 
-    /** From Laravel 13 on `isLocked()` goes by the current owner, which a free lock has not. */
+    /** From Laravel 13 on `isLocked()` uses the current owner, which a free lock does not have. */
     public function testAFreeLockHasNoOwner(): void
     {
         $lock = $this->cache->store()->lock($this->server->key, 10);
@@ -253,7 +253,7 @@ final class LaravelTest extends TestCase
             Stage::until(fn () => !$redis->rawCommand('DLOCK.HELD', $this->server->key), 'it is given back');
             Stage::control("delay $path 0");
             Stage::control("cut $path");
-            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+            posix_kill((int) getmypid(), SIGKILL); // or it would also run the other tests
         }
         self::assertTrue($lock->release());
         pcntl_waitpid($child, $status);

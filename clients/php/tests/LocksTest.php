@@ -183,7 +183,7 @@ final class LocksTest extends TestCase
         self::assertSame('hold', $second->answer($number)['got']);
     }
 
-    /** A program that does one long thing gives no sign of life, and the server keeps its lock all the same: for so long. */
+    /** A program that is busy for a long time sends no heartbeat. The server still keeps its lock, for `hangTimeout`. */
     public function testIsKeptWithoutASignForAuto(): void
     {
         $locks = Kinds::locks();
@@ -194,8 +194,8 @@ final class LocksTest extends TestCase
         self::assertFalse($hold->lost(), 'whoever looks is told that it is still held');
         self::assertGreaterThan(0.0, $hold->left());
         $other = $locks->lock($this->key(':other'), hangTimeout: 4.0);
-        // From the last sign of life, which was for both, it is as long as the client's own.
         self::assertFalse($other->lost());
+        // The server keeps a hold without a `hangTimeout` of its own for that of its client.
         $shorter = Kinds::locks(lease: 1.0, hangTimeout: 1.0);
         $hung = $shorter->lock($this->key(':hung'));
         $this->server->awaitGone($this->key(':hung'));
@@ -261,7 +261,7 @@ final class LocksTest extends TestCase
         $neighbour->release();
     }
 
-    /** A hold that is at a silent node by now keeps none of the others from being tied anew. */
+    /** A hold that has moved to a silent node keeps none of the others from being tied to a new connection. */
     public function testASilentNodeOverASlotMove(): void
     {
         $this->on('cluster');
@@ -293,7 +293,7 @@ final class LocksTest extends TestCase
         unset($moved);
     }
 
-    /** A reader who wants to write waits for itself: it is told at once, and is a reader as before. */
+    /** A reader that wants to write waits for itself. It gets the error at once, and stays a reader. */
     public function testAnUpgradeIsRefusedAtOnce(): void
     {
         $locks = Kinds::locks();
@@ -351,7 +351,7 @@ final class LocksTest extends TestCase
                 $seen[] = $error->getMessage();
             }
             fwrite($childs, json_encode($seen) . "\n");
-            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+            posix_kill((int) getmypid(), SIGKILL); // or it would also run the other tests
         }
         fclose($childs);
         $seen = json_decode((string) fgets($ours), true);

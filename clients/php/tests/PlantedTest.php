@@ -173,7 +173,7 @@ final class PlantedTest extends TestCase
     }
 
     /**
-     * Who waits for ever is not waited for.
+     * Gives a time-out to a wait that has none: the test must not wait for ever.
      *
      * @param array<string, mixed> $step
      *

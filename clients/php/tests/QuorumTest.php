@@ -244,7 +244,7 @@ final class QuorumTest extends TestCase
     }
 
     /**
-     * A master does not answer in time, and goes on: what it was asked is granted to nobody, for three seconds at most.
+     * A master does not answer in time, and continues: it grants a lock that no caller waits for, for three seconds at most.
      *
      * @testWith [0]
      *           [1]
@@ -265,7 +265,7 @@ final class QuorumTest extends TestCase
         try {
             self::assertNull($quorum->acquire($this->key, self::LEASE, 1));
         } catch (Unreachable) {
-            $this->addToAssertionCount(1); // a busy machine lets others be silent, too
+            $this->addToAssertionCount(1); // on a busy machine others may also be silent
         }
         Stage::control("sound $path");
         foreach ([0, 1, 2] as $number) {

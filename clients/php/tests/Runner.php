@@ -58,7 +58,7 @@ final class Runner
             try {
                 $this->server->ask('CONFIG', 'SET', $name, $value);
             } catch (\Throwable $undone) {
-                // The others are to be undone, too.
+                // The other settings must also be undone.
             }
         }
         foreach ($this->paths as $path) {

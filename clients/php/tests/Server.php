@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
-/** What a server shows of its locks; and somebody else, who takes them by plain commands. */
+/** What a server shows of its locks, and another owner, which takes them by plain commands. */
 final class Server
 {
     public readonly string $key;
@@ -16,7 +16,7 @@ final class Server
         $this->key = '{' . bin2hex(random_bytes(6)) . '}lock';
     }
 
-    /** Whoever serves the key now. */
+    /** Returns a connection to the node that serves the key now. */
     public function node(string $key): \Redis
     {
         if ($this->place === 'single') {
@@ -101,7 +101,7 @@ final class Server
         return array_column($this->info($key)['holders'], 'owner');
     }
 
-    /** Waits until so many are queued. With `$absent` it also counts a process that is between two slices of its wait. */
+    /** Waits until this many are queued. With `$absent` it also counts a process that is between two slices of its wait. */
     public function awaitQueued(int $count, ?string $key = null, bool $absent = false): void
     {
         Stage::until(function () use ($count, $key, $absent) {
@@ -116,7 +116,7 @@ final class Server
         Stage::until(fn () => !$this->ask('DLOCK.INFO', $key ?? $this->key), 'nobody holds it and nobody waits');
     }
 
-    /** Somebody else takes it, for longer than any test lasts. */
+    /** Takes the lock for another owner, for longer than any test lasts. */
     public function hold(string $owner = 'other', ?string $key = null, string ...$options): int
     {
         $reply = $this->ask('DLOCK.ACQUIRE', $key ?? $this->key, $owner, '600000', ...$options);
@@ -124,7 +124,7 @@ final class Server
         return $reply[0] ?? throw new \RuntimeException('the lock is taken');
     }
 
-    /** Gives it back, and says who has it in the same step. */
+    /** Releases the lock, and returns its next holder, read in the same step. */
     public function handOver(string $owner = 'other', ?string $key = null): ?string
     {
         $key ??= $this->key;
@@ -135,7 +135,10 @@ final class Server
         return $node->exec()[1][3] ?? null;
     }
 
-    /** Gives it back, and says who is next: whoever waits in slices may be away for an instant, and has its place all the same. */
+    /**
+     * Releases the lock, and returns its next holder. A client that waits in slices may be away for an instant, and still has its
+     * place.
+     */
     public function next(string $owner = 'other'): string
     {
         $next = $this->handOver($owner);

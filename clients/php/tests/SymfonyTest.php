@@ -57,7 +57,7 @@ final class SymfonyTest extends TestCase
         [$one, $two] = [$this->key(), $this->key()];
         self::assertFalse($this->store->exists($one));
         $this->store->save($one);
-        $this->store->save($one); // it has it
+        $this->store->save($one); // this key already holds it
         self::assertSame([true, false], [$this->store->exists($one), $this->store->exists($two)]);
         try {
             $this->store->save($two);
@@ -65,7 +65,7 @@ final class SymfonyTest extends TestCase
         } catch (LockConflictedException) {
             self::assertSame([true, false], [$this->store->exists($one), $this->store->exists($two)]);
         }
-        $this->store->delete($two); // it has nothing to give back
+        $this->store->delete($two); // this key has nothing to release
         self::assertTrue($this->store->exists($one));
         $this->store->delete($one);
         self::assertFalse($this->store->exists($one));
@@ -368,7 +368,7 @@ final class SymfonyTest extends TestCase
         });
     }
 
-    /** A process that shares nothing with this one but what it was told. */
+    /** Runs the work in a child process, which shares only the variables of the work with this one. */
     private function child(callable $work): int
     {
         $child = pcntl_fork();

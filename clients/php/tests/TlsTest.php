@@ -42,7 +42,7 @@ final class TlsTest extends TestCase
                 return $redis;
             });
             $locks->lock($server->key, timeout: Stage::patience())->release();
-            // Whom nobody trusts is told at once: to ask again would not help.
+            // A client that does not trust the certificate fails at once: a retry would not help.
             $this->expectException(Refused::class);
             $this->expectExceptionMessageMatches('/certificate/');
             (new Locks(Connect::url($url)))->lock($server->key);

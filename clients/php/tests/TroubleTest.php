@@ -71,7 +71,7 @@ final class TroubleTest extends TestCase
         return Locks::cluster([$this->server->addressOf($this->key)], $connect, ...$settings + Kinds::SETTINGS);
     }
 
-    /** Whoever leaves a queue has as long for each reply: what ends with the connection is not lost. */
+    /** A client that leaves a queue has the full time for each reply: what ends with the connection is not lost. */
     public function testASlowAnswerToWhoLeavesEndsNothing(): void
     {
         $this->server->hold();
@@ -216,7 +216,7 @@ final class TroubleTest extends TestCase
         $hold->release();
     }
 
-    /** They are tied anew one after the other, longer than one look may take. */
+    /** The client ties them to the new connection one after the other, which takes longer than one call may. */
     public function testManyHoldsAreKeptWhenASlowConnectionWasCut(): void
     {
         $path = $this->singlePath();
@@ -323,7 +323,7 @@ final class TroubleTest extends TestCase
         self::assertSame([['host', 7000], ['host', 7001], ['::1', 7002]], $asked);
     }
 
-    /** A round trip for each: the next looks go on where the last one has ended. */
+    /** Each hold takes a round trip: the next call continues where the last one has ended. */
     public function testTwentyHoldsAreTiedAnew(): void
     {
         foreach (['phpredis', 'predis'] as $library) {
@@ -424,7 +424,7 @@ final class TroubleTest extends TestCase
                 $said = $error::class;
             }
             fwrite($childs, "$said\n");
-            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+            posix_kill((int) getmypid(), SIGKILL); // or it would also run the other tests
         }
         self::assertSame(Fenced::class, trim((string) fgets($ours)));
         pcntl_waitpid($child, $status);
@@ -522,7 +522,7 @@ final class TroubleTest extends TestCase
         self::assertNotSame([], (new Server('single', $primary))->owners("$this->key:3"));
     }
 
-    /** Whoever serves it now says that it is not held any more. */
+    /** The node that serves the lock now reports that it is no longer held. */
     public function testALossIsHeardOverASlotMove(): void
     {
         $this->on('cluster');

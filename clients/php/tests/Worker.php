@@ -4,7 +4,7 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
-/** A process with one connection, which does what it is told. */
+/** A process with one connection, which does what the test asks. */
 final class Worker
 {
     /** @var list<array<string, mixed>> */

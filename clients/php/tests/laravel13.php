@@ -1,6 +1,6 @@
 <?php
 
-// What Laravel 13 asks of a lock, of this package's. DLOCK_LARAVEL is the autoload file of a project that has it
+// Asks of this package's lock what Laravel 13 asks. DLOCK_LARAVEL is the autoload file of a project with that version
 // (`composer require illuminate/cache:^13 illuminate/redis:^13`). Without one the classes below stand in for it: a process of its
 // own, since the tests have Debian's older ones. They have the methods of version 13, with its meanings.
 

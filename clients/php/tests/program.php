@@ -1,6 +1,6 @@
 <?php
 
-// A program of its own: one connection, and one thing at a time. It is told what to do in lines of JSON, and answers so.
+// A program of its own: one connection, and one thing at a time. It reads commands and writes answers as lines of JSON.
 
 declare(strict_types=1);
 

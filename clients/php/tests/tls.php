@@ -1,6 +1,6 @@
 <?php
 
-// TLS ends here, and goes on to a server: php tls.php CERTIFICATE-AND-KEY ADDRESS. Prints its own address.
+// Ends TLS here, and passes the data on to a server: php tls.php CERTIFICATE-AND-KEY ADDRESS. Prints its own address.
 
 declare(strict_types=1);
 

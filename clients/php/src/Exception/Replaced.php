@@ -6,7 +6,7 @@ declare(strict_types=1);
 
 namespace Dlock\Exception;
 
-/** Somebody else asked under the same owner's name and has taken the place. Never asked again by itself. */
+/** Another request under the same owner's name has taken the place of this one. The client never repeats it by itself. */
 class Replaced extends Refused
 {
 }

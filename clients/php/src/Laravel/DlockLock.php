@@ -21,7 +21,7 @@ use Illuminate\Contracts\Cache\LockTimeoutException;
  */
 class DlockLock extends Lock
 {
-    /** Laravel's locks of 0 seconds end when they are released. These end after a day, too. */
+    /** Laravel's locks of 0 seconds end when they are released. These also end after a day. */
     public const FOREVER = 86400;
 
     /** @var ?array{string, int} what this object was granted: the owner's name at the server, and the token */

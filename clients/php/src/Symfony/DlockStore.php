@@ -35,7 +35,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
     /** @var \WeakMap<Key, int> the token of what this process was granted */
     private \WeakMap $tokens;
 
-    /** @param float $initialTtl the seconds that a lock has until it is told its TTL */
+    /** @param float $initialTtl the seconds that a lock has until it gets its TTL */
     public function __construct(
         private readonly Locks $locks,
         private readonly float $initialTtl = 300.0,
@@ -158,7 +158,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         try {
             $this->locks->core->servers->insist((string) $key, ['DLOCK.DOWNGRADE', (string) $key, $owner, 'SHARED']);
         } catch (NotHeld) {
-            // It is taken anew.
+            // The caller takes it again.
         }
     }
 
