@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the package beside the popular locks of Python, and measures them in one run.
+# Installs the package next to the popular locks of Python, and measures them in one run.
 set -euo pipefail
 cd "$(dirname "$0")"
 ./run.sh --package "$DLOCK_CLIENT_TARGET/bench-packages"

@@ -31,7 +31,7 @@ install() { # VERSION
     local venv=$DLOCK_CLIENT_TARGET/redis-$1
     if [ ! -e "$venv/complete-3" ]; then
         python3 -m venv --clear "$venv"
-        # The example with a metrics library is run, too.
+        # The run includes the example with a metrics library.
         pip "$venv" "redis==$1" "$(grep pytest requirements.txt)" pytest-asyncio==1.5.0 pytest-xdist==3.8.0 \
             opentelemetry-sdk==1.45.2
         touch "$venv/complete-3"
@@ -75,7 +75,7 @@ run() { # VERSION ARGUMENTS…
         [ $? -eq 5 ] # nothing was chosen
 }
 started=() failed=()
-start() { # NAME COMMAND…: beside the others
+start() { # NAME COMMAND…: alongside the others
     local name=$1
     shift
     ("$@" >"$DLOCK_CLIENT_SEEN/$name" 2>&1) &

@@ -19,7 +19,7 @@ import redis.asyncio
 import dlock_redis as dlock
 
 PATIENCE = int(os.environ.get("PATIENCE", "30"))
-LEASE = 1.5  # of a hold that is to end soon: a stall of a busy machine ends it, too
+LEASE = 1.5  # of a hold that is to end soon: a stall of a busy machine also ends it
 KEPT = 4 * LEASE  # it ends in no stall of a busy machine
 LONG = 15.0  # no fault takes so long, however busy the machine
 SETTINGS = {"lease": KEPT, "hang_timeout": 30.0}
@@ -156,7 +156,7 @@ def in_child(work):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        try:  # whatever happens: a child that goes on would be a second pytest
+        try:  # whatever happens: a child that continues would be a second pytest
             try:
                 result = work()
             except BaseException as error:

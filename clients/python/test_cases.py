@@ -32,7 +32,7 @@ CASES = [
     for case in json.loads((HERE / "../cases" / file).read_text())
     if case["name"] not in GONE
 ]
-# A busy machine is late by itself. What the cases look for is later than this, too.
+# A busy machine is late by itself. The cases look for delays longer than this.
 LATE = float(os.environ.get("DLOCK_LATE", "4"))
 
 
@@ -371,7 +371,7 @@ class Case:
             self.clients["client"].try_lock(key and self.named(key), timeout, **options)
 
 
-# What concerns more than the case's own client, or needs this process for itself.
+# Steps that affect more than the case's own client, or that need this process for themselves.
 ALONE = {"freeze", "fault", "settings", "connections", "logged", "holds", "fork", "forget"}
 
 

@@ -66,7 +66,7 @@ def test_tls(server, tls):
         with locks.lock(server.key, PATIENCE) as hold:  # the row comes through TLS as well
             assert hold.guard("SET", f"{server.key}:x", 1)
     server.await_gone()
-    # Whom nobody trusts is told at once: to ask again would not help.
+    # The client does not trust this server, and reports that at once: to ask again would not help.
     with dlock.Locks(redis.Redis.from_url(url), **HOW) as locks:
         with pytest.raises(redis.ConnectionError, match="(?i)certificate"):
             locks.acquire(server.key)

@@ -25,7 +25,7 @@ def raises(error, call, *arguments, within=LATE, **options):
 
 @in_cluster
 def test_a_hung_node_stops_no_other(server, make):
-    # Who waits for the hung one keeps nothing else in time. (asyncio's RENEW has to wait for it once.)
+    # A client that waits for the hung one keeps nothing else in time. (asyncio's RENEW has to wait for it once.)
     locks = make(hang_timeout=KEPT, reply_timeout=KEPT)
     if isinstance(locks, Tasks):
         locks = make(hang_timeout=KEPT, reply_timeout=KEPT / 3)

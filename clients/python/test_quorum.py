@@ -13,7 +13,7 @@ from dlock_redis import quorum
 from stage import PATIENCE, Master, Proxy, addresses, interrupted_when, until
 
 LEASE = 600
-BOUND = 3  # whoever asks one that hangs waits so long; all others have as long as they need
+BOUND = 3  # a client waits this long for one that hangs; all others have as long as they need
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_quorum_waits_in_one_queue(masters, pool):
     assert a.owners() == [hold.owner] and hold.tokens.count(None) < 2
     hold.release()
     a.await_gone()
-    # It is given back at the first one last: a token tells when it was granted, and all these servers have one clock.
+    # The first one gets the release last: a token tells when it was granted, and all these servers have one clock.
     hold = locks(*masters).acquire(a.key, LEASE, PATIENCE)
     for one in masters:
         one.ask("DLOCK.SESSION", one.key, "nobody", 60_000)
@@ -189,7 +189,7 @@ def test_quorum_is_left_when_cancelled(masters, hung, pool):
     hold.release()
     with after[0].result(2 * PATIENCE) as hold:
         assert a.owners() == b.owners() == c.owners() == [hold.owner]
-    # Some have granted it already: they are given back.
+    # Some have granted it already: the client releases it there.
     asked = locks(a, b, hung)
     assert interrupted_when(lambda: until(b.owners, "it is held"), lambda: asked.acquire(a.key, LEASE)) is None
     assert a.owners() == b.owners() == []
@@ -201,10 +201,10 @@ def test_quorum_gives_back_where_nobody_answered(masters, silent, others):
     for number in others:
         masters[number].hold()
     with Proxy(addresses("DLOCK_MASTERS")[silent]) as path:
-        # The request is on its way, and comes when nobody waits for it any more.
+        # The request is on its way, and arrives when no client waits for it any longer.
         path.freeze("DLOCK.ACQUIRE")
         three = [redis.Redis(*path.address) if one is masters[silent] else one for one in masters]
-        with contextlib.suppress(quorum.Unreachable):  # a busy machine lets others be silent, too
+        with contextlib.suppress(quorum.Unreachable):  # on a busy machine others may also be silent
             assert locks(*three, reply_timeout=0.3).acquire(masters[0].key, LEASE, 1) is None
         assert path.is_frozen()
         path.thaw()
@@ -220,7 +220,7 @@ def test_quorum_asks_the_silent_one_last(masters):
 
     def asks_it_last():
         client = locks(redis.Redis(*path.address), b, c, reply_timeout=0.3)
-        with contextlib.suppress(quorum.Unreachable):  # a busy machine may let the second pass, and b be silent, too
+        with contextlib.suppress(quorum.Unreachable):  # on a busy machine the second may pass, and b may also be silent
             for _ in range(2):
                 held.clear()
                 with client.lock(a.key, LEASE, 5) as hold:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the module beside a popular lock of Rust, in one run.
+# Measures the module next to a popular lock of Rust, in one run.
 set -euo pipefail
 cd "$(dirname "$0")/bench"
 export CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET

@@ -13,7 +13,7 @@ crate=$DLOCK_CLIENT_TARGET/package/dlock-redis-0.5.0-dev.crate
 cluster=(--features cluster,dlock-redis/cluster)
 servers=(--features cluster,sentinel,tls-rustls,dlock-redis/cluster,dlock-redis/sentinel,dlock-redis/tls-rustls --test servers)
 
-# The tests' own copy, beside the crate as it is packed: an empty project.
+# An empty project with the tests' own copy, next to the crate as it is packed.
 project() { # NAME VERSION
     local project=$DLOCK_CLIENT_TARGET/$1
     rm -rf "$project"

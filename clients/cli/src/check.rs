@@ -254,7 +254,7 @@ struct Alike {
 }
 
 impl Alike {
-    /// What is not as the primary has it: the setting, or the version, to the commit.
+    /// Returns what differs from the primary: a setting, or the version, down to its commit.
     fn differs_from(self, primary: Alike) -> Option<String> {
         let setting = |name, here: Option<u64>, there: Option<u64>| {
             let [here, there] = [here, there].map(Option::unwrap_or_default);
@@ -361,7 +361,7 @@ fn missing(place: &Place) -> Result<Option<String>, Failure> {
         }
         let counting = primary.gauge("replicas_counting");
         let seconds = |name| primary.gauge(name).div_ceil(1_000);
-        // Whoever is promoted now lets others count as late as this server does.
+        // A replica that is promoted now lets others count as late as this server does.
         let left = seconds("closed_left_ms").max(seconds("joins_count_late_ms"));
         if !primary.is_primary || counting < wanted || left > 0 {
             let of = format!("{at}: {counting} of {wanted} replicas count");
@@ -441,7 +441,8 @@ fn group(
     Ok(())
 }
 
-/// Whether a replica that was away for a while goes on where it was. Else it needs a full copy, and its confirmations count late.
+/// Checks whether a replica that was away for a while can continue where it left off. Otherwise it needs a full copy, and its
+/// confirmations count late.
 fn backlog(primary: &mut Node, report: &mut Report) {
     let Some(size) = primary.amount("repl-backlog-size") else {
         report.unchecked("how long the backlog lasts (CONFIG GET is refused)");

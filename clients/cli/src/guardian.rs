@@ -1,8 +1,8 @@
 //! The small process between `dlock run` and its command. It outlives the runner by as long as it takes to end the command, and all that
-//! the command has started: whoever is let in next does not work beside them.
+//! the command has started: the next holder does not work alongside them.
 //!
 //! The runner tells it by a pipe until when the lock may be believed. When that time is over, when the lock is lost, and when the
-//! runner is gone (the pipe has no writer any more), it ends the command. So a runner that is killed, stopped, or that hangs, keeps
+//! runner is gone (the pipe no longer has a writer), it ends the command. So a runner that is killed, stopped, or that hangs, keeps
 //! no command working.
 
 use crate::out::tell;
@@ -25,7 +25,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-/// How often the clock is looked at, since timers may stand still while a machine is suspended.
+/// The longest time between two checks of the clock: timers may stall while a machine is suspended.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
 /// Between two rounds of killing, and how many of them: what the kernel does not let go of is left to it.
@@ -43,7 +43,7 @@ fn this_program() -> Command {
     command
 }
 
-/// What the guardian is told.
+/// An order from the runner to the guardian.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The lock may be believed until then, by [`now_ms`].
@@ -254,7 +254,7 @@ enum Event {
     RunnerGone,
     /// A process below it has ended or stopped.
     Child(WaitStatus),
-    /// No process is below it any more.
+    /// No process is left below it.
     AllGone,
 }
 
@@ -379,7 +379,7 @@ struct Guard<'o> {
     group: Pid,
     telling: File,
     until_ms: u64,
-    /// The command does nothing: its time stands still until it goes on.
+    /// The command is stopped. The end of the lease does not end it until it continues.
     is_stopped: bool,
     /// How the command has ended.
     ended: Option<(u8, Option<Signal>)>,
@@ -483,7 +483,7 @@ impl Guard<'_> {
         let (lock, signal) = (&self.options.lock, self.options.signal);
         tell!("{lock} is lost ({why}): {signal} for the command");
         self.signal(signal);
-        // One that is stopped hears it when it goes on.
+        // A stopped command receives the signal only when it continues.
         self.signal(Signal::SIGCONT);
         self.kill_at_ms = Some(now_ms() + self.options.kill_after_ms);
     }

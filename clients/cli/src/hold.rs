@@ -1,7 +1,7 @@
-//! A lock that is had and kept: until when it may be believed, and what ends that.
+//! Takes a lock and keeps it: until when the hold may be believed, and what ends that.
 //!
 //! The hold is tied to the connection by `EPHEMERAL` (it ends with this process, at once) and by `AUTO` (the server renews it). A
-//! sign of life (`DLOCK.RENEW`), every third of the lease and twice a second at least, moves the believed end. When the connection
+//! heartbeat (`DLOCK.RENEW`), every third of the lease and at least twice a second, moves the believed end. When the connection
 //! ends, the hold is looked for on a new one at once, under its token, until a server refuses it or its lease is over.
 
 use crate::out::tell;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// How much of a lease stays unused, because clocks differ.
 const ALLOWANCE_MS: u64 = 100;
 
-/// A sign of life comes so often at least: a server with the shortest `timeout`, a second, does not take the connection for idle.
+/// The longest time between two heartbeats: a server with the shortest `timeout`, a second, does not take the connection for idle.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 
 /// How long leaving the queue may take, and what is between two tries.
@@ -49,7 +49,7 @@ pub(crate) struct Wish {
     pub ephemeral: bool,
 }
 
-/// It is had.
+/// A hold of the lock.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub token: u64,
@@ -59,13 +59,13 @@ pub(crate) struct Hold {
 
 /// What has come of a request.
 pub(crate) enum Taken {
-    /// It is had, by this connection.
+    /// The lock is held, by this connection.
     Had(Link, Hold),
-    /// Somebody else has it: these owners, if that may be seen.
+    /// Another owner holds it: these owners, if this user may see them.
     Refused(Option<String>),
 }
 
-/// What is heard of a hold.
+/// What the keeper reports about a hold.
 #[derive(Debug)]
 pub(crate) enum News {
     /// It may be believed until then.
@@ -124,7 +124,7 @@ impl Wish {
     /// waits for is said now and then, unless `quiet`.
     ///
     /// # Errors
-    /// What no waiting mends. At the end of the wait, or without any, also what may pass.
+    /// What waiting cannot repair. At the end of the wait, or without one, also what may pass.
     pub(crate) fn take(
         &self,
         place: &Place,
@@ -216,13 +216,13 @@ impl Wish {
         if slice.is_none() {
             return Ok(Some(self.believed(token, sent, self.lease_ms)));
         }
-        // When a wait was granted the reply does not say: the lease that is left counts.
-        // It is had: that it is confirmed may take longer than the wait.
+        // The reply does not say when a wait was granted: the lease that is left counts.
+        // The lock is held now: its confirmation may take longer than the wait.
         open.until_ms = None;
         let sent = now_ms();
         match open.ask(&self.renewal(token)) {
             Ok(left) => Ok(Some(self.believed(token, sent, number(&left).unwrap_or(0)))),
-            // Somebody has ended it in that moment: it is waited for again.
+            // The hold has already ended: this process waits for the lock again.
             Err(failure) if failure.code == "NOTHELD" => {
                 *link = None;
                 Ok(None)
@@ -246,8 +246,8 @@ impl Wish {
         }
     }
 
-    /// Keeps the hold, and tells what is heard of it, until it is lost. To be run in a thread of its own, for as long as the process
-    /// lives. `left`: whether the hold is left to its lease, and not to be tied any more.
+    /// Keeps the hold, and reports its news, until it is lost. To be run in a thread of its own, for as long as the process lives.
+    /// `left`: whether the hold is left to its lease, and no longer to be tied.
     pub(crate) fn keep(
         &self,
         place: &Place,
@@ -341,13 +341,13 @@ impl Wish {
     ) -> Result<(), Failure> {
         let mut renew = self.command("DLOCK.RENEW");
         renew.arg((lease.as_millis() as u64).max(1_000));
-        // What is tied by AUTO alone, for a millisecond, is not ephemeral any more.
+        // A hold that is tied by AUTO alone, for a millisecond, is no longer ephemeral.
         renew.arg("TOKEN").arg(token).arg("AUTO").arg(1);
         place.connect()?.ask_routed(place, &renew, BOUND)?;
         Ok(())
     }
 
-    /// Who has it now, in words.
+    /// Returns who holds it now, in words.
     fn holder(&self, link: &mut Link) -> Option<String> {
         let info = link.ask(cmd("DLOCK.INFO").arg(&self.lock)).ok()?;
         let holders = field(&info, "holders")?;
@@ -362,16 +362,16 @@ impl Wish {
     }
 }
 
-/// A request that may have a place in a queue. Whoever ends this process while it waits leaves no place behind that those behind it
-/// would wait for.
+/// A request that may have a place in a queue. A signal that ends this process while it waits leaves no place behind that later
+/// waiters would wait for.
 pub(crate) struct Queueing {
     wish: Wish,
     place: Place,
     /// The server may know of the request.
     asked: AtomicBool,
-    /// Nothing is asked any more until that is allowed again.
+    /// The process sends no request until it may do so again.
     rests: AtomicBool,
-    /// It goes on. Whoever has this lets nothing more be asked.
+    /// The request continues. While a thread has this mutex locked, the process sends no further request.
     goes_on: Mutex<bool>,
 }
 
@@ -399,7 +399,7 @@ impl Queueing {
         *self.goes_on.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 
-    /// Leaves the queue, and calls `left` meanwhile nothing is asked any more; or calls `other` if there is no such request.
+    /// Leaves the queue, and calls `left` before another request can be sent; or calls `other` if there is no such request.
     pub(crate) fn leave_or(&self, other: impl FnOnce(), left: impl FnOnce()) {
         let goes_on = self.goes_on.lock().unwrap_or_else(PoisonError::into_inner);
         if !*goes_on {
@@ -420,7 +420,7 @@ impl Queueing {
         }
     }
 
-    /// Takes back what was asked, until no answer is awaited. The connection that waits for it hears nothing else meanwhile.
+    /// Takes back what was asked, until no answer is awaited. The server runs no other command of a connection that waits.
     fn leave(&self) {
         let end = now_ms() + LEAVE.as_millis() as u64;
         let place = self.place.until(end);
@@ -468,8 +468,8 @@ impl Waiting {
         }
     }
 
-    /// Says why the server grants nothing to anybody, if that is so and may be seen. That somebody has the lock is nothing to be
-    /// said.
+    /// Says why the server grants nothing to anybody, if that is the case and may be seen. Says nothing if another owner
+    /// simply holds the lock.
     fn explain(&mut self, lock: &str, link: Option<&mut Link>) {
         let fields = match link {
             Some(link) if self.is_due() => link.info("dlock").unwrap_or_default(),

@@ -18,8 +18,8 @@ pub(crate) fn with(token: u64) -> String {
     format!("{above} {token}").trim_start().to_owned()
 }
 
-/// Returns whether a run above this process has the lock, so that this wish does not fit beside it. Whoever may not see that, or cannot
-/// ask, waits.
+/// Returns whether a run above this process holds the lock, and leaves no room for this wish. A run that may not see that, or that
+/// cannot ask, waits.
 pub(crate) fn is_for_ever(place: &Place, wish: &Wish) -> bool {
     let above = env::var(TOKENS).unwrap_or_default();
     let above: Vec<u64> = above

@@ -1,6 +1,6 @@
 //! Which releases of the servers have the fix for the fault that a module which blocks clients comes by.
 
-/// A use after free where the server wakes a blocked client. It came with Redis 7.2, from which Valkey has it.
+/// A use after free where the server wakes a blocked client. It came with Redis 7.2, from which Valkey inherited it.
 pub(crate) const FAULT: &str = "CVE-2026-23479";
 
 /// Whose server it is.
@@ -68,7 +68,7 @@ pub(crate) fn level(product: Product, version: &str) -> Level {
     if product == Product::Redis && [major, minor] < [7, 2] {
         return Level::Unsupported;
     }
-    // A series without a fix: that of the next one is the first that helps. All series after the last one have it.
+    // A series without a fix: that of the next one is the first that helps. All series after the last one contain the fix.
     match all().find(|fixed| *fixed > release) {
         Some(next) => Level::FixedIn(shown(product, next)),
         None => Level::Fixed,

@@ -203,7 +203,7 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     if end.is_lost {
         return Ok(LOST);
     }
-    // The keeper would tie the hold anew, to a connection that ends with this process.
+    // The keeper would tie the hold again, to a connection that ends with this process.
     *left.lock().unwrap_or_else(PoisonError::into_inner) = true;
     let stays = options
         .at_least
@@ -235,7 +235,7 @@ struct Runner {
     guardian: Option<Guardian>,
     group: Option<Pid>,
     terminal: Option<Terminal>,
-    /// The command is given the terminal whenever this process has it.
+    /// Whenever this process has the terminal, the command gets it.
     wants_terminal: bool,
     /// The command had the terminal when it ended or stopped.
     had_terminal: bool,
@@ -245,7 +245,7 @@ struct Runner {
     is_stopped: bool,
     /// It was asked to stop at that time, and this process stops when it has.
     stop_asked_ms: Option<u64>,
-    /// It goes on as soon as the lock is known to be held still.
+    /// The command continues as soon as the lock is known to be still held.
     is_to_go_on: bool,
 }
 
@@ -360,7 +360,7 @@ impl Runner {
         }
     }
 
-    /// Somebody has ended the guardian: the command has nobody who would end it in time.
+    /// Handles the early end of the guardian: no process is left that would end the command in time.
     fn abandoned(&mut self) -> End {
         if let Some(group) = self.group {
             tell!(
@@ -404,15 +404,15 @@ impl Runner {
         } else if self.terminal.is_some() {
             match terminal::has_shell() {
                 true => self.suspend(),
-                // Nobody would let it go on.
+                // No shell would let it continue.
                 false if signal != Signal::SIGSTOP => self.go_on(),
                 false => {}
             }
         }
     }
 
-    /// Stops this process until somebody lets it go on. Where a key of the terminal has stopped the command, the rest of this group has
-    /// not heard of it, and the shell that has started this job looks at that group only.
+    /// Stops this process until another one lets it continue. Where a key of the terminal has stopped the command, the rest of this
+    /// group has not received that signal, and the shell that has started this job looks at that group only.
     fn suspend(&mut self) {
         self.stop_asked_ms = None;
         self.take_terminal();
@@ -422,7 +422,7 @@ impl Runner {
         let _ = kill(getpid(), Signal::SIGSTOP);
     }
 
-    /// This process goes on, or is in the foreground now: so does and is the command, if the lock is still held.
+    /// Lets the command continue if the lock is still held, in the foreground if this process is there.
     fn go_on(&mut self) {
         self.stop_asked_ms = None;
         self.is_to_go_on = self.is_stopped && now_ms() >= self.until_ms;
@@ -455,7 +455,7 @@ impl Runner {
 
     /// Ends this process as the command has ended, by a signal that both were meant to have: who has started this process (a script, a
     /// service manager) looks whether it has ended by that, or has dealt with it. Where a key of the terminal has ended the command,
-    /// the script was not in the foreground, and hears of it here.
+    /// the script was not in the foreground, and receives the signal from here.
     fn end_as(&self, signal: Option<Signal>) {
         let Some(signal) = signal else {
             return;

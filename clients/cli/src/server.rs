@@ -21,8 +21,7 @@ const SENTINEL_BOUND: Duration = Duration::from_secs(1);
 /// How often one request is sent on to where a server says.
 const MOST_MOVES: usize = 5;
 
-/// Returns the milliseconds that this machine has been up: a clock that does not stand still while it is suspended, where there is
-/// one.
+/// Returns the milliseconds that this machine has been up, by a clock that continues while it is suspended, where there is one.
 pub(crate) fn now_ms() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: nix::time::ClockId = nix::time::ClockId::CLOCK_BOOTTIME;
@@ -76,7 +75,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// One that is told in these words, and is final.
+    /// Returns a final failure that is reported in these words.
     pub(crate) fn new(text: impl Into<String>) -> Failure {
         Failure {
             code: String::new(),
@@ -173,7 +172,8 @@ fn is_silence(error: &RedisError) -> bool {
     )
 }
 
-/// A read with a bound ends when the process is stopped and goes on, whatever it does about signals.
+/// Reports whether a signal ended the read. When a stopped process continues, a read with a bound ends, whatever the process does
+/// about signals.
 fn is_interrupted(error: &RedisError) -> bool {
     kind_of(error) == Some(io::ErrorKind::Interrupted)
 }
@@ -497,13 +497,13 @@ impl Link {
     /// Sends it, and returns the reply.
     ///
     /// # Errors
-    /// The server's, or there is no reply within [`BOUND`]: then this connection is of no use any more.
+    /// The server's, or there is no reply within [`BOUND`]: then this connection is no longer usable.
     pub(crate) fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
         self.ask_for(command, self.bound)
     }
 
-    /// Waits for so long while nothing is asked, or until this process was stopped and goes on. Returns at once when the connection
-    /// ends.
+    /// Waits for that time while nothing is asked, or until this process was stopped and continues. Returns at once when the
+    /// connection ends.
     ///
     /// # Errors
     /// It has ended.
@@ -540,8 +540,8 @@ impl Link {
                 }
             }
             match redis::ConnectionLike::req_command(&mut self.connection, command) {
-                // This process was stopped and goes on: nothing is wrong with the connection, but the library will throw the
-                // reply away. So it is asked again; requests here may be said twice.
+                // This process was stopped and continues: nothing is wrong with the connection, but the library will throw
+                // the reply away. So this sends the request again; each request here may be sent twice.
                 Err(error) if is_interrupted(&error) => self.has_repeated = true,
                 Err(error) if is_silence(&error) => return Err(Failure::at(&self.at, error, time)),
                 Err(error) => return Err(self.refused(error)),

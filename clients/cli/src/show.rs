@@ -220,7 +220,7 @@ pub(crate) fn listed(lock: &Value) -> String {
     format!("{:<32} {by}{left}{session}{queued}", of(lock, "key"))
 }
 
-/// The next page of the list of locks: about so many from this cursor on, and the cursor of the page after it.
+/// Returns the cursor of the page after this one, and this page of the list of locks: about a thousand, from `cursor` on.
 ///
 /// # Errors
 /// The same.

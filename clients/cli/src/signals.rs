@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 
 /// Undoes what a parent may have left behind: signals that are blocked would not end this process, and where SIGCHLD is ignored
-/// nobody hears how a child has ended. To be called before there is another thread.
+/// it would not learn how a child has ended. To be called before there is another thread.
 ///
 /// # Errors
 /// The system refuses.
@@ -57,7 +57,7 @@ pub(crate) fn heed(tell: impl Fn(Signal) + Send + 'static) -> io::Result<Heeded>
 pub(crate) struct Heeded(Handle);
 
 impl Heeded {
-    /// Also handles the signals that stop a job and let it go on.
+    /// Also handles the signals that stop a job and let it continue.
     ///
     /// # Errors
     /// The system refuses.

@@ -52,7 +52,7 @@ pub(crate) fn top(
     }
     match shown {
         Ok(shown) => shown.map(|()| 0),
-        // Whoever read it has had enough.
+        // The reader of the output has closed it: that is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
         Err(error) => Err(Failure::new(error.to_string())),
     }
@@ -256,7 +256,7 @@ impl Seen {
         for lock in &self.hot {
             let [waits, sum, longest, queued] = ["waits", "wait-ms", "longest-ms", "queued"]
                 .map(|name| number_of(lock, name).unwrap_or(0));
-            // Those that go on have no time in the sum yet.
+            // Waits that have not ended have no time in the sum yet.
             let mean = sum.checked_div(waits.saturating_sub(queued)).unwrap_or(0);
             lines.push(format!(
                 "{:<32} {waits:>10} {:>12} {:>12} {queued:>10}",

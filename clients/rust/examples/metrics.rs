@@ -1,4 +1,4 @@
-//! What is granted, refused, lost and waited for, as metrics of the `metrics` crate. `metrics ADDRESS` runs it.
+//! Reports grants, refusals, losses and waits, as metrics of the `metrics` crate. `metrics ADDRESS` runs it.
 
 use std::time::Duration;
 

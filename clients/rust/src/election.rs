@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Election: whoever holds the lock leads, and its token is the term.
+//! Election: the candidate that holds the lock leads, and its token is the term.
 
 use std::fmt;
 use std::future::Future;
@@ -56,8 +56,8 @@ impl Election {
         hold.clone().filter(|hold| !hold.left().is_zero())
     }
 
-    /// Waits in the queue of candidates, and gives the term; `None` when the time is up. Who leads already has its term
-    /// at once.
+    /// Waits in the queue of candidates, and returns the term; `None` when the time is up. A leader gets its term at
+    /// once.
     ///
     /// # Errors
     /// As [`Request::lock`](crate::Request::lock).
@@ -96,7 +96,7 @@ impl Election {
         Ok(done)
     }
 
-    /// Reports whether this one leads. Asks nobody: it steps down before the lease ends, also after a pause of the process.
+    /// Reports whether this one leads. Sends nothing: it steps down before the lease ends, also after a pause of the process.
     pub fn is_leader(&self) -> bool {
         self.hold().is_some()
     }
@@ -147,7 +147,7 @@ impl Election {
         Ok(Some((name_of(&owner).to_owned(), u64::try_from(*token).unwrap_or_default())))
     }
 
-    /// Returns who leads as soon as it is somebody else than before, or nobody. Asks once in every `interval`.
+    /// Returns the leader, or `None`, as soon as that is not the same as `before`. Asks once in every `interval`.
     ///
     /// # Errors
     /// What the server says for good. What passes is asked again.
@@ -164,7 +164,7 @@ impl Election {
     /// Steps down: the next in the queue leads. What was lost is no error.
     ///
     /// # Errors
-    /// As [`Hold::release`], but for a lock that was lost.
+    /// As [`Hold::release`], except for a lock that was lost.
     pub async fn resign(&self) -> Result<()> {
         let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.resigned.notify_waiters();
@@ -178,7 +178,7 @@ impl Election {
     }
 }
 
-/// Dropped, it is over: whoever led has resigned, in the background.
+/// Ends the term when it is dropped: the leader resigns, in the background.
 struct Term<'a>(&'a Election);
 
 impl Drop for Term<'_> {

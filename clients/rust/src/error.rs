@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! What can go wrong with a lock, and which of it a little time can mend.
+//! What can go wrong with a lock, and which of it a little time can repair.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::{ErrorKind, ParsingError, RedisError};
 
-/// Why there is no lock, or none any more.
+/// Why there is no lock, or why it is no longer held.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -158,7 +158,7 @@ impl Error {
         }
     }
 
-    /// Reports whether another connection, another node or a little time can mend it.
+    /// Reports whether another connection, another node or a little time can repair it.
     pub(crate) fn is_retryable(&self) -> bool {
         let error = match self {
             Error::NoAck(_) | Error::Quarantine(_) => return true,
@@ -186,7 +186,7 @@ impl Error {
     }
 }
 
-/// The connection is of no use any more.
+/// Reports whether the connection is no longer usable.
 fn is_broken(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Io

@@ -84,7 +84,7 @@ impl State {
         Some(held)
     }
 
-    /// Reports a hold whose believed end has passed. The server may have it still, so it is released.
+    /// Reports a hold whose believed end has passed. The server may still keep the hold, so the client releases it.
     pub(crate) fn expire(&mut self, hold: &HoldId) {
         let Some(held) = self.held.get(hold) else { return };
         let session = held.session.and_then(|id| self.sessions.get(&id));

@@ -11,7 +11,7 @@
 //! let mut set = redis::cmd("SET");
 //! set.arg("left").arg(41);
 //! tokio::select! {
-//!     _ = hold.lost() => println!("somebody else may have it now"),
+//!     _ = hold.lost() => println!("another client may hold it now"),
 //!     // Runs only while the lock is held under this token: else `Error::Fenced`.
 //!     done = hold.guard(&set) => println!("{:?}", done?),
 //! }

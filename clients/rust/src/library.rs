@@ -263,8 +263,8 @@ impl Library {
         Ok(client)
     }
 
-    /// Asks the Sentinels once a second, beside the program's calls, and leaves a primary that they name no more: after a planned
-    /// failover it grants locks for eleven seconds, without an error.
+    /// Asks the Sentinels once a second, alongside the program's calls, and leaves a primary that they no longer name: after a
+    /// planned failover it grants locks for eleven seconds, without an error.
     fn look(self: &Arc<Self>) {
         let Source::Sentinel(client) = &self.servers.0 else { return };
         let Ok(mut watch) = self.watch.clone().try_lock_owned() else { return };
@@ -277,7 +277,7 @@ impl Library {
         tokio::spawn(async move {
             let generation = library.generation.load(Ordering::Relaxed);
             let asked: BoxFuture<'_, RedisResult<Vec<String>>> = Box::pin(watch.primaries(&client));
-            let Ok(named) = asked.await else { return }; // the next look asks again
+            let Ok(named) = asked.await else { return }; // the next call asks again
             let former = lock(&library.primary).take_if(|ours| !named.contains(ours));
             if former.is_some() {
                 library.reconnect_all(generation);
@@ -288,7 +288,7 @@ impl Library {
 
 type Opening = Shared<BoxFuture<'static, Result<Connection>>>;
 
-/// A connection, and after a call without an answer another one: the redis crate would go on with the first.
+/// A connection, and after a call without an answer another one: the redis crate would continue with the first.
 pub(crate) struct Link {
     library: Arc<Library>,
     once: bool,
@@ -300,7 +300,7 @@ struct Current {
     opening: Option<Opening>,
     number: u64,
     generation: u64,
-    /// The task that connects a cluster anew while the calls go on.
+    /// The task that connects to a cluster again while the calls continue.
     next: Option<JoinHandle<()>>,
 }
 
@@ -395,7 +395,7 @@ impl Link {
 
     pub(crate) fn close(&self) {
         let mut current = lock(&self.current);
-        // The task that connects anew compares the number, and drops its connection.
+        // The task that connects again compares the number, and drops its connection.
         current.number += 1;
         (current.opening, current.next) = (None, None);
     }

@@ -203,7 +203,7 @@ impl Request {
     ///
     /// # Errors
     /// [`Error::Timeout`] if it is not granted in time; [`Error::Invalid`] for a bad argument; [`Error::Deadlock`],
-    /// [`Error::Replaced`] and what else the server says for good.
+    /// [`Error::Replaced`] and every other final refusal of the server.
     pub async fn lock(self) -> Result<Hold> {
         self.lock_all().await?.pop().ok_or(Error::Closed)
     }

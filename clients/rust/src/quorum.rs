@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-//! A lock over several masters that know nothing of each other: held by whoever holds it at most of them.
+//! A lock over several masters that know nothing of each other: its holder is the client that holds it at most of them.
 //!
 //! All wait in the queue of the first master, and its head asks the others without waiting: votes are not split. Leases
-//! at the others are half as long, and are given back before the first: whoever is next at the first finds the others
-//! free. (The server renews when a third of a lease has passed.)
+//! at the others are half as long. A client releases them before the first, so the next waiter at the first finds the
+//! others free. (The server renews when a third of a lease has passed.)
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -162,7 +162,7 @@ impl Quorum {
             if !hold.is_lost() {
                 return Some(hold);
             }
-            let _ = hold.release().await; // what cannot be given back now is given back in the background
+            let _ = hold.release().await; // what it cannot release now, it releases in the background
             return None;
         }
         None
@@ -200,12 +200,12 @@ impl QuorumHold {
         left.len().checked_sub(self.majority()).and_then(|at| left.get(at).copied()).unwrap_or_default()
     }
 
-    /// Reports whether no majority holds it any more.
+    /// Reports whether it is no longer held at a majority.
     pub fn is_lost(&self) -> bool {
         self.left().is_zero()
     }
 
-    /// Returns when it is held at no majority any more, and never if it is.
+    /// Returns when it is no longer held at a majority, and never while it is.
     pub async fn lost(&self) {
         let mut losses: FuturesUnordered<_> = self.votes.iter().flatten().map(Hold::lost).collect();
         while losses.len() >= self.majority() {
@@ -216,11 +216,11 @@ impl QuorumHold {
     /// Releases it at all masters.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if no majority held it any more.
+    /// [`Error::NotHeld`] if it was no longer held at a majority.
     pub async fn release(mut self) -> Result<()> {
         let held = !self.is_lost();
         let first = self.votes.get_mut(self.first).and_then(Option::take);
-        // A master that says nothing is told in the background; its lease ends.
+        // A master that does not answer gets the release in the background; its lease ends.
         join_all(self.votes.drain(..).flatten().map(Hold::release)).await;
         if let Some(first) = first {
             let _ = first.release().await;

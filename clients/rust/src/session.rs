@@ -16,7 +16,7 @@ use crate::state::{Answer, Asked, Client, Errand, HoldId, Kind, Row, Session, St
 
 /// How long a session without work is kept: the next contended turn needs no new task.
 const LINGER: Duration = Duration::from_secs(1);
-/// A timer that is this late shows that the process stood still.
+/// A timer that is this late shows that the process stalled.
 const STALL: Duration = Duration::from_millis(500);
 /// An answer to SESSION that comes this much before its time is not early: it was on its way.
 const EARLY: Duration = Duration::from_millis(10);

@@ -20,7 +20,7 @@ pub trait Observer: Send + Sync {
     fn granted(&self, key: &[u8], after: Duration) {}
     /// It was not: it is taken (`None`), or for this reason.
     fn refused(&self, key: &[u8], after: Duration, error: Option<&Error>) {}
-    /// It was given back after so long.
+    /// It was released after so long.
     fn released(&self, key: &[u8], after: Duration) {}
     /// It was held, and is no more.
     fn lost(&self, key: &[u8], reason: &str) {}
@@ -72,7 +72,7 @@ pub struct Settings {
     pub reply_timeout: Duration,
     /// How long before the end of a lease the client stops believing in it. Default: 100 ms.
     pub clock_margin: Duration,
-    /// Hears of each event.
+    /// Receives each event.
     pub observer: Arc<dyn Observer>,
 }
 
@@ -152,11 +152,11 @@ impl Settings {
     }
 }
 
-/// Returns the time of a clock that goes on while the machine is suspended.
+/// Returns the time of a clock that continues while the machine is suspended.
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 pub(crate) fn now() -> Duration {
     use rustix::time::{clock_gettime, ClockId};
-    // Darwin's monotonic clock goes on, and Linux' stands still.
+    // Darwin's monotonic clock continues, and Linux's stalls.
     #[cfg(target_vendor = "apple")]
     let time = clock_gettime(ClockId::Monotonic);
     #[cfg(not(target_vendor = "apple"))]
@@ -165,7 +165,7 @@ pub(crate) fn now() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), nanoseconds)
 }
 
-/// Returns the time since the first look, and an hour: there are times before it.
+/// Returns the time since the first call, and an hour: there are times before it.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 pub(crate) fn now() -> Duration {
     static FIRST: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();

@@ -20,7 +20,7 @@ use crate::settings::{now, Event, Settings, NEVER};
 
 /// The pause after an early answer without rows, and after a failure.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
-/// The longest sleep: timers may stand still while the machine is suspended.
+/// The longest sleep: timers may stall while the machine is suspended.
 pub(crate) const SLICE: Duration = Duration::from_secs(1);
 /// Names a hold.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -119,7 +119,7 @@ pub(crate) struct Asked {
     pub(crate) rows: UnboundedSender<Row>,
 }
 
-/// What a request hears beside the answer to its command.
+/// What a request receives in addition to the answer to its command.
 pub(crate) enum Row {
     Granted(Granted),
     /// An outcome that is no grant; `gone`: the session is.

@@ -141,7 +141,7 @@ struct Take<'a> {
     began: Duration,
     deadline: Duration,
     asked: u32,
-    /// The server may have it still, in a queue or held.
+    /// The server may still have the request in a queue, or may have granted it.
     may_be_there: bool,
     /// The observer knows that it waits.
     is_told: bool,
@@ -331,7 +331,7 @@ impl Drop for Take<'_> {
     }
 }
 
-/// Sleeps until then, and longer if the process stood still: what the server has said is yet to be read.
+/// Sleeps until then, and longer if the process stalled: what the server has said is yet to be read.
 async fn sleep_until(mut end: Duration) {
     while now() < end {
         let due = now() + SLICE.min(end - now());

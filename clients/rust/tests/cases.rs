@@ -26,10 +26,10 @@ const GONE: [(&str, &str); 9] = [
     ("work_that_is_yet_to_be_done", "the only function that takes work awaits it, and drops it when the lock is lost"),
 ];
 
-/// Whoever asks more than once takes longer, however busy the machine.
+/// A client that asks more than once takes longer, however busy the machine.
 const AT_ONCE: Duration = Duration::from_millis(250);
 
-/// A busy machine is late by itself. What the cases look for is later than this, too.
+/// A busy machine is late by itself. The cases look for delays longer than this.
 fn late() -> Duration {
     Duration::from_secs_f64(std::env::var("DLOCK_LATE").ok().and_then(|late| late.parse().ok()).unwrap_or(4.0))
 }

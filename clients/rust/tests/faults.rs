@@ -556,10 +556,10 @@ mod scenes {
             .expect("it was held");
     }
 
-    /// The program stands still for longer than its lease. The server has renewed the hold meanwhile, and says so.
+    /// The program stalls for longer than its lease. The server has renewed the hold meanwhile, and says so.
     pub async fn what_is_still_held_after_a_pause_is_kept(server: Server) {
         let (lease, key, addresses) = (stage::LEASE, server.key.clone(), server.clients());
-        // A program with one thread, which stands still.
+        // A program with one thread, which stalls.
         let program = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {

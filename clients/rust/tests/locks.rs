@@ -213,7 +213,7 @@ mod scenes {
         server.await_gone().await;
     }
 
-    /// Waits until it has been held for more than so many leases, under this token, and is kept by the server.
+    /// Waits until it has been held for more than this number of leases, under this token, and the server keeps it.
     async fn await_kept(server: &Server, hold: &Hold, leases: u128) {
         until("leases have passed", || async {
             let info = server.info().await;
@@ -241,7 +241,7 @@ mod scenes {
         hold.release().await.expect("it was held");
     }
 
-    /// What is given back in the background ends no later hold.
+    /// A release in the background ends no later hold.
     pub async fn a_dropped_hold_is_taken_again(server: Server) {
         let locks = server.locks_for(LONG);
         for _ in 0..200 {
@@ -339,7 +339,7 @@ mod scenes {
                 "silent" => drop(control(format!("silence {silent}")).await),
                 "killed" => drop(processes.remove("killed")),
                 _ => {
-                    // It goes on leading over another connection.
+                    // It continues to lead over another connection.
                     control(format!("cut {cut}")).await;
                     await_writes(&server, "cut").await;
                     drop(processes.remove("cut"));

@@ -111,7 +111,7 @@ fn quorum_a_majority_is_enough() {
     }
 }
 
-/// Two are dead; or somebody else has the lock at two.
+/// Two are dead; or another owner holds the lock at two.
 #[test]
 fn quorum_a_minority_is_not() {
     run(|masters| async move {
@@ -216,7 +216,7 @@ fn quorum_is_left_when_cancelled() {
     });
 }
 
-/// A master did not answer in time, and goes on: what it was asked is granted to nobody.
+/// A master does not answer in time, and continues later: it grants the request to nobody.
 #[test]
 fn quorum_gives_back_where_nobody_answered() {
     run(|masters| async move {

@@ -1,4 +1,4 @@
-//! Servers of a test's own: by TLS, and with Sentinels. What the stage's server is, and its module, these are, too.
+//! Servers of a test's own: by TLS, and with Sentinels. They run the program and the module of the stage's server.
 
 mod stage;
 
@@ -191,7 +191,7 @@ async fn promoting(name: &str, detection: u64) -> Promoting {
     Promoting { directory, primary, _others: programs, _silent: silent, one, two, client, sentinel: sentinels[0] }
 }
 
-/// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
+/// The primary is killed: the Sentinels promote the replica, where the hold continues under its token, and the wait is granted.
 #[tokio::test]
 async fn sentinels_promote_a_replica() {
     let Promoting { directory, primary, _others, _silent, one, two, client, .. } = promoting("sentinel", 1000).await;
@@ -220,7 +220,7 @@ async fn sentinels_promote_a_replica() {
     std::fs::remove_dir_all(directory).expect("it is there");
 }
 
-/// The primary stands still: its connections hang, and so does each connect to it. No hold is lost until the replica is promoted.
+/// The primary stalls: its connections hang, and so does each connect to it. No hold is lost until the replica is promoted.
 #[tokio::test]
 async fn a_stalled_primary_loses_no_hold() {
     let Promoting { directory, primary, _others, _silent, one, two, client, .. } = promoting("stalled", 3000).await;

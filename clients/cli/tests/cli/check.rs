@@ -132,7 +132,7 @@ fn check_reads_the_timeout_of_connections() {
     }
 }
 
-/// Somebody who has just started a pair reads why it grants nothing, and for how long.
+/// A user who has just started a pair reads why it grants nothing, and for how long.
 #[test]
 fn check_says_how_long_nothing_is_granted() {
     let one = |builder: ServerBuilder| {
@@ -219,7 +219,7 @@ fn check_compares_the_backlog_with_the_writes() {
     assert!(note.contains(" s of what is written now"), "{note}");
 }
 
-/// Without an AOF a file that a full copy, or somebody, has left is what a server begins from. Then it has forgotten what it confirmed.
+/// Without an AOF, a server begins from the file that a full copy or a person has left. Then it has forgotten what it confirmed.
 #[test]
 fn check_finds_what_a_replica_would_begin_from() {
     let member = || member().config("appendonly", "no");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A shell in a terminal, as a person has it.
+/// A shell in a terminal, as a person uses it.
 struct Person {
     keys: File,
     seen: Arc<Mutex<String>>,
@@ -221,7 +221,7 @@ fn nobody_of_a_command_outlives_its_runner() {
 fn nobody_of_a_command_outlives_its_lock() {
     let server = Server::start();
     let notes = Notes::new(&server, "pids");
-    // The first process hears the signal; the others do not.
+    // The first process handles the signal; the others ignore it.
     let script = format!(
         "trap '' TERM; {} & trap 'exit 0' TERM; wait",
         pipeline(&notes)
@@ -299,7 +299,7 @@ fn a_command_does_not_work_past_its_lease() {
     });
     kill(command, Signal::SIGUSR1).expect("it is there");
     kill(run.pid(), Signal::SIGCONT).expect("it is there");
-    // It has the lock still, and goes on.
+    // It still holds the lock, and continues.
     assert_eq!(run.end(), (5, String::new(), String::new()));
 }
 
@@ -312,7 +312,7 @@ fn a_command_has_the_terminal() {
     person.types("hello\n");
     person.sees("got-hello");
     person.sees("code-3");
-    // In a pipeline it has it when it asks for it.
+    // In a pipeline the command gets the terminal when it asks for it.
     person.types(
         "$dlock run job -- sh -c 'read x </dev/tty; echo got-$x' | tr a-z A-Z; echo code-$?\n",
     );
@@ -342,7 +342,7 @@ fn a_key_ends_the_whole_job() {
         "$dlock run job -- sh -c \"{}\"\n",
         pipeline(&notes).replace('$', "\\$")
     ));
-    // What has a session of its own hears nothing of the terminal.
+    // A process with a session of its own receives no signal from the terminal.
     let pids = notes.await_pids(3);
     person.presses("\x03");
     person.sees("prompt> ");
@@ -367,8 +367,8 @@ fn a_key_ends_the_whole_job() {
     await_free(&server, "job");
 }
 
-/// A key that meets the process above the command before that has a group of its own, and so before there is a command: the runner has
-/// ended by it, also if it has not heard of the key yet.
+/// A key that meets the process above the command before that has a group of its own, and so before there is a command: the runner
+/// ends by that signal, even if it has not received it yet.
 #[test]
 fn a_key_that_meets_the_guardian_first() {
     let server = Server::start();
@@ -416,7 +416,7 @@ fn a_job_can_be_stopped_and_goes_on() {
     person.types("fg\n");
     person.sees("fg");
     work(2);
-    // A script around it stops and goes on with it.
+    // A script around it stops and continues with it.
     person.presses("\x03");
     person.sees("prompt> ");
     await_free(&server, "job");
@@ -439,7 +439,7 @@ fn a_job_can_be_stopped_and_goes_on() {
     person.sees("still-here");
 }
 
-/// No shell is there to let a stopped job go on: as in a container, or by ssh with a command.
+/// No shell is there to let a stopped job continue: as in a container, or by ssh with a command.
 #[test]
 fn a_job_without_a_shell_does_not_stop() {
     let server = Server::start();
@@ -589,13 +589,13 @@ fn pipes() {
     assert_eq!((out.as_str(), said.as_str()), ("100000\n", ""));
     let (_, out, said) = shell("$dlock run job -- yes | head -n 1; echo ${PIPESTATUS[0]}");
     assert_eq!((out.as_str(), said.as_str()), ("y\n141\n", ""));
-    // Nobody reads its messages: it works on without them.
+    // Nobody can read its messages: it keeps working without them.
     let (_, out, _) =
         shell("{ $dlock run lock-0 -n -- true 2>&1; echo $? >&3; } 3>&1 >/dev/full | cat");
     assert_eq!(out, "1\n");
 }
 
-/// The program and the job are replaced while it waits, as an update does it.
+/// The program and the job are replaced while it waits, as by an update.
 #[test]
 fn an_update_while_it_waits() {
     let server = Server::start();

@@ -52,13 +52,13 @@ fn output(server: &Server, words: &[&str]) -> (i32, String, String) {
 
 fn said(output: Output) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).expect("text");
-    // As a shell has it.
+    // The code that a shell would report.
     let signal = output.status.signal().map(|signal| 128 + signal);
     let code = output.status.code().or(signal).expect("an end");
     (code, text(output.stdout), text(output.stderr))
 }
 
-/// A run that goes on. It does not outlive the test.
+/// A run that has not ended yet. It does not outlive the test.
 struct Running(Option<Child>);
 
 impl Running {

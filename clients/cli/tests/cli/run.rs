@@ -54,7 +54,7 @@ fn who_finds_it_held_says_by_whom() {
     // None of them has left a place behind.
     assert_eq!(connection.ask::<u64>("DLOCK.RELEASE job alice"), 0);
     let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
-    // One that waits is next, also when it was stopped (Ctrl-Z) and goes on: it has nothing to say of that.
+    // One that waits is next, even if it was stopped (Ctrl-Z) and continued: it prints nothing about that.
     let waiter = Running::start(&server, &["run", "-w", "1min", "job", "--", "echo", "mine"]);
     server.await_blocked_clients(1);
     waiter.stop_and_go_on();
@@ -152,7 +152,7 @@ fn a_killed_runner_leaves_nothing() {
     });
 }
 
-/// Somebody takes the lock away: the command is told by a signal, and killed if it does not hear.
+/// Another client takes the lock away: the command gets a signal, and SIGKILL if it ignores that.
 #[test]
 fn a_lost_lock_ends_the_command() {
     let server = Server::start();
@@ -180,7 +180,7 @@ fn a_lost_lock_ends_the_command() {
     }
 }
 
-/// Nobody answers any more: the lease is over, and the command ends with it.
+/// The server no longer answers: the lease ends, and the command ends with it.
 #[test]
 fn a_server_that_hangs_costs_the_lock_in_time() {
     let server = Server::start();
@@ -198,7 +198,7 @@ fn a_server_that_hangs_costs_the_lock_in_time() {
     server.thaw();
 }
 
-/// A connection that is cut: with --no-ephemeral the hold goes on on another one, under its token.
+/// A connection that is cut: with --no-ephemeral the hold continues on another one, under its token.
 #[test]
 fn a_cut_connection() {
     let server = Server::start();
@@ -228,7 +228,7 @@ fn a_cut_connection() {
     }
 }
 
-/// The server ends the connection, and the hold with it: the command does not work beside the next holder.
+/// The server ends the connection, and the hold with it: the command does not work alongside the next holder.
 #[test]
 fn a_cut_connection_ends_the_command_at_once() {
     let server = Server::start();
@@ -430,7 +430,7 @@ fn a_url_that_cannot_be_read() {
     }
 }
 
-/// A Sentinel promotes a replica: the hold goes on there.
+/// A Sentinel promotes a replica: the hold continues there.
 #[test]
 fn a_hold_outlives_a_failover() {
     let (mut primary, replica) = (Server::start(), Server::start());
@@ -662,7 +662,7 @@ fn bad_words_are_named() {
     }
 }
 
-/// Busy is not broken: who cannot be asked, and who refuses, is told so, at once where waiting mends nothing.
+/// Busy is not broken: the program reports a server that it cannot ask or that refuses, at once where waiting repairs nothing.
 #[test]
 fn what_is_wrong_with_the_server_is_said() {
     let mut server = Server::start();

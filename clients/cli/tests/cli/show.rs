@@ -247,7 +247,7 @@ fn sessions_are_shown() {
     );
 }
 
-/// Whoever waits is shown as waiting, in whatever way: blocked or in a session, with a ticket or without.
+/// A waiter is shown as waiting, however it waits: blocked or in a session, with a ticket or without.
 #[test]
 fn whoever_waits_is_shown() {
     let server = Server::start();

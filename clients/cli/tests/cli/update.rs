@@ -6,7 +6,7 @@ use dlock_integration::{planned, Grant, Sentinel, ServerBuilder, Watch, PRIMARY}
 const PAGE: &str = include_str!("../../../../docs/upgrade.md");
 
 /// Three nodes are started again, one after the other, to the letter of the page. A node that is started again needs a full copy, and
-/// counts a quarantine later, which is longer than the leases: so whoever goes on too soon loses every hold.
+/// counts a quarantine later, which is longer than the leases: so an operator who continues too soon loses every hold.
 #[test]
 fn an_update_of_three_nodes_keeps_all_holds() {
     let member = || {

@@ -10,12 +10,12 @@ from typing import Any
 
 log = logging.getLogger("dlock_redis")
 LONGEST = 3e9  # seconds: the server's own limit is a little more
-SLICE = 1.0  # the longest sleep: a timer may stand still while the machine is suspended
-STALL = 0.5  # who wakes up so late has not run: the server is asked before a loss is reported
+SLICE = 1.0  # the longest sleep: a timer may stall while the machine is suspended
+STALL = 0.5  # a sleeper that wakes up this late has not run: the client asks the server before it reports a loss
 PAUSE = 0.1  # after a failure
 
 if hasattr(time, "clock_gettime"):
-    # Both go on while the machine is suspended: that of Linux, and that of macOS.
+    # Both continue while the machine is suspended: that of Linux, and that of macOS.
     _WHICH = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
     def now() -> float:

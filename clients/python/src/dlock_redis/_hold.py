@@ -48,7 +48,7 @@ class Held:
     is_taken: bool = False  # another client has taken it out of its session
     reason: str = ""  # why it is over
     trouble: str = ""  # what went wrong last
-    event: Any = None  # set when it is lost; made when somebody asks for it
+    event: Any = None  # set when it is lost; made when a caller asks for it
     handle: Callable[[], Any] = lambda: None  # the program's Hold, if there is one still
 
     @property
@@ -115,7 +115,7 @@ class HoldBase:
         return ("DLOCK.GUARD", self._held.name, self.token, *command)
 
     def __del__(self) -> None:
-        # Nobody can give it back any more. The collector may run anywhere, so the clock does the rest.
+        # No caller can release it any longer. The collector may run anywhere, so the clock does the rest.
         held = getattr(self, "_held", None)
         if held is not None and not held.over:
             self._sessions.forget(held)

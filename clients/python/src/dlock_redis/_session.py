@@ -30,7 +30,7 @@ from ._hold import Held
 from ._settings import Name, Settings
 
 Words = tuple[Any, ...]
-LINGER = 1.0  # a loop goes on for so long without work: the next turn begins without a new one
+LINGER = 1.0  # a loop continues for this long without work: the next turn begins without a new one
 QUIET = 0.1  # after an answer without rows that came early
 RESTART = 0.5  # after a job in the background could not be started, or has failed
 BATCH = 100  # commands at once
@@ -200,7 +200,7 @@ class Sessions(abc.ABC):
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.closed = ""  # why nothing may be asked any more
+        self.closed = ""  # why the client may no longer send requests
         self.guard = threading.RLock()
         self.name = f"{socket.gethostname()[:64]}/{os.getpid()}/{secrets.token_urlsafe(16)}".encode()
         self._numbers = itertools.count(1)
@@ -395,7 +395,7 @@ class Sessions(abc.ABC):
         if held.bound <= now():
             reason = "max_hold is over"
         self.end(held, reason)
-        if not held.is_taken:  # else it is somebody else's now
+        if not held.is_taken:  # else another client holds it now
             self.give_back(held.name, held.owner, held.token, held.lease)
 
     # What is said until it is answered.

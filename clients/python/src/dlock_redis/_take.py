@@ -18,7 +18,7 @@ from ._library import is_cluster
 from ._session import Errand, Session, Sessions, Words
 from ._settings import Name, Settings
 
-GRACE = 0.5  # a caller whose time is up waits so much longer for the word about it
+GRACE = 0.5  # a caller whose time is up waits this much longer for the outcome
 WARN_EVERY = 10.0
 
 H = TypeVar("H", bound=HoldBase)
@@ -231,7 +231,7 @@ class Take(Generic[H]):
 
     def _wait(self, session: Session) -> None:
         self._session, self._since = session, now()
-        self.error = None  # whatever failed before is mended
+        self.error = None  # it no longer matters what failed before
         session.waits.add(self)
         if self._word:  # the outcome came first
             self.refused(self._word)

@@ -32,7 +32,7 @@ from ._library import bounded
 from ._settings import Name
 
 SILENCE = 1.0  # so long a master that did not answer is asked last
-EARLIER_MS = 5  # the leases at the others end so much before the first one's
+EARLIER_MS = 5  # how long before the first one's lease those at the others end
 ROUNDING_MS, DRIFT = 2, 100  # servers count whole milliseconds; no clock is faster than another by a hundredth
 
 
@@ -160,7 +160,7 @@ class QuorumHold:
         if 2 * len(votes) > len(self._masters) and now() < deadline:
             self._tokens, self.deadline = votes, deadline
             return True
-        self.deadline = min(self.deadline, deadline)  # some have heard of a lease that may be shorter
+        self.deadline = min(self.deadline, deadline)  # some have received a lease that may be shorter
         return False
 
     def _others(self) -> list[_Master]:
@@ -209,7 +209,7 @@ class _Master:
             return
         words: list[tuple[Any, ...]] = [("CANCEL",), ("RELEASE", "HOLDS", 0)]
         if self.unanswered and self.connection.is_connected:
-            # Behind the request: on another connection it could overtake it, and find nothing to give back.
+            # Behind the request: on another connection it could overtake it, and find nothing to release.
             try:
                 for name, *rest in words:
                     self.connection.send_command(f"DLOCK.{name}", *self.names, *rest, check_health=False)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! Measures dlock beside rslock, on one server in one run. Prints Markdown.
+//! Measures dlock next to rslock, on one server in one run. Prints Markdown.
 
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
@@ -90,7 +90,7 @@ async fn contend(kind: Kind, workers: usize) -> (Vec<Duration>, Vec<u64>) {
                         seen.1[worker] += 1;
                     }
                 };
-                // Whoever never gets it is not waited for.
+                // The round does not wait for a worker that never gets the lock.
                 let end = tokio::time::Instant::from_std(until) + Duration::from_secs(5);
                 let _ = tokio::time::timeout_at(end, kind.pair(&key, had)).await;
             }
@@ -133,7 +133,7 @@ async fn far(make: fn(&str) -> Kind) -> f64 {
     trips
 }
 
-/// Commands a second on the wire while so many locks are held, connections, and how many were lost.
+/// Returns the commands a second on the wire while `count` locks are held, the connections, and how many locks were lost.
 async fn held(count: usize) -> (f64, usize, usize) {
     let (path, straight) = (control(&format!("path {}", address())), client(&address()));
     let mut watch = straight.get_multiplexed_async_connection().await.expect("a server");
@@ -158,7 +158,7 @@ async fn held(count: usize) -> (f64, usize, usize) {
     (rate, connections, lost)
 }
 
-/// The middle, the least and the most of so many rounds, which alternate.
+/// Returns the median, the minimum and the maximum of all rounds of each kind. The kinds alternate.
 async fn rounds<F: Future<Output = f64>>(measure: impl Fn(fn(&str) -> Kind) -> F) -> Vec<(&'static str, [f64; 3])> {
     let mut values = KINDS.map(|_| Vec::new());
     for _ in 0..ROUNDS {

@@ -43,7 +43,7 @@ pub fn run<F: Future<Output = ()>>(place: Place, name: &str, test: impl FnOnce(S
 }
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// No stall of this process takes two thirds of it: a lease that ends is told.
+/// No stall of this process takes two thirds of it: the client reports a lease that ends.
 pub const LEASE: Duration = Duration::from_secs(3);
 /// No fault takes so long, however busy the machine.
 pub const LONG: Duration = Duration::from_secs(15);
@@ -221,7 +221,7 @@ impl Server {
         until("it is gone", || async { self.ask::<Value>("DLOCK.INFO KEY").await == Value::Nil }).await;
     }
 
-    /// Somebody else takes it, for longer than any test lasts.
+    /// Another owner takes it, for longer than any test lasts.
     pub async fn hold(&self, options: &str) {
         self.hold_at(&self.key, options).await;
     }
@@ -256,7 +256,7 @@ impl Server {
         unreachable!("there are three of them")
     }
 
-    /// Gives it back for that owner, and says who has it in the same step.
+    /// Releases it for that owner, and returns, in the same step, who holds it then.
     pub async fn hand_over(&self, owner: &str) -> Option<String> {
         self.hand_over_at(&self.key, owner).await
     }
@@ -297,7 +297,7 @@ impl Server {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let end = Instant::now() + PATIENCE;
     while !condition().await {
