@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 mod claims;
 mod clients_page;
+mod comments;
 mod figures;
 mod leaving;
 mod licences;

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use super::project;
 
@@ -136,7 +137,7 @@ fn texts(page: &str) -> Vec<Text> {
 }
 
 /// Returns the words without code, which counts as one, and without the targets of links.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     let mut pieces = text.split('`');
     let mut words = pieces.next().unwrap_or_default().to_owned();
     while let (Some(_), Some(rest)) = (pieces.next(), pieces.next()) {
@@ -174,9 +175,21 @@ fn count(text: &str) -> usize {
     text.split_whitespace().filter(is_word).count()
 }
 
+/// Returns the phrases in a text that native writers do not use.
+pub(super) fn phrases(text: &str) -> impl Iterator<Item = String> + '_ {
+    static RULES: OnceLock<Vec<Rule>> = OnceLock::new();
+    let rules = RULES.get_or_init(rules);
+    sentences(text).into_iter().flat_map(move |sentence| {
+        let found = rules.iter().filter(move |rule| rule.is_in(sentence));
+        found.map(move |rule| {
+            let (phrase, instead) = (&rule.phrase, rule.instead);
+            format!("not \"{phrase}\", say \"{instead}\": {sentence}")
+        })
+    })
+}
+
 /// Returns the faults of a page.
 fn faults(page: &str) -> Vec<String> {
-    let rules = rules();
     let mut faults = Vec::new();
     for text in texts(page) {
         let mut fault = |what: String| faults.push(format!("line {}: {what}", text.line));
@@ -189,11 +202,8 @@ fn faults(page: &str) -> Vec<String> {
             if length > LONGEST_SENTENCE {
                 fault(format!("a sentence of {length} words: {sentence}"));
             }
-            for rule in rules.iter().filter(|rule| rule.is_in(sentence)) {
-                let (phrase, instead) = (&rule.phrase, rule.instead);
-                fault(format!("not \"{phrase}\", say \"{instead}\": {sentence}"));
-            }
         }
+        phrases(&text.words).for_each(fault);
     }
     faults
 }
