@@ -18,7 +18,7 @@ pub trait Way {
     /// If a server does not answer as expected.
     fn sample(&mut self) -> Result<Vec<Figure>, Failure>;
 
-    /// Makes the first sample like the others: takes a sample that does not count, where nothing less suffices.
+    /// Makes the first sample like the others. Unless a way needs less for that, this takes a sample that does not count.
     ///
     /// # Errors
     /// If a server does not answer as expected.

@@ -39,7 +39,7 @@ impl Plan {
             return true;
         }
         match self.fault {
-            // The old primary lives, and goes on.
+            // The old primary lives, and continues to grant.
             Fault::Stop | Fault::Stall | Fault::Partition | Fault::ChainedLater => {
                 self.setting == NOTHING
             }

@@ -13,7 +13,7 @@ pub enum Fault {
     Stop,
     /// The primary is busy until it has been replaced (DEBUG SLEEP).
     Stall,
-    /// The primary stands still until a replica has been promoted, and no longer: the other replicas still follow it.
+    /// The primary stalls until a replica has been promoted, and no longer: the other replicas still follow it.
     BriefStop,
     /// One replica receives nothing from the primary for a while, and is promoted nevertheless, for its priority.
     WrongChoice,

@@ -204,7 +204,7 @@ pub enum Outcome {
     Done {
         /// One for each key, if it was a grant.
         tokens: Vec<u64>,
-        /// The rest of the lease, if the answer has it.
+        /// The rest of the lease, if the answer contains it.
         left_ms: Option<u64>,
     },
     /// It was not carried out, and will not be.

@@ -107,7 +107,7 @@ impl Customer {
     }
 }
 
-/// Orders with a lock as clients make it of a plain key: the first to set it has it, the others try again.
+/// Orders with a lock as clients make it of a plain key: the first to set it holds the lock, the others try again.
 fn client_side(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     let owner = customer.owner.clone();
     let acquire = command(&format!("SET {LOCK} {owner} NX PX {LEASE_MS}"));

@@ -15,7 +15,7 @@ use crate::cuts::{aof_of, size};
 /// The longest lease, and a second.
 const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
 
-/// How long workers work, how long before the end the disk stands still, and how long they are observed.
+/// How long workers work, how long before the end the disk stores nothing more, and how long they are observed.
 const BEFORE: Duration = Duration::from_millis(3_500);
 const LOST: Duration = Duration::from_millis(1_000);
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);

@@ -96,7 +96,7 @@ fn fail_over(setting: Setting, lags: bool) -> Seen {
     let mut promotion: Wire = new.connection();
     if lags {
         new.freeze();
-        // Other programs write, too: the rest of the stream is more than it reads at once.
+        // Other programs also write: the rest of the stream is more than it reads at once.
         let much = command("SET other-data").arg(vec![b'x'; MUCH]).to_owned();
         primary.connection().ask_command::<String>(&much);
         promotion.send_to_still("REPLICAOF NO ONE");

@@ -61,7 +61,7 @@ impl Client {
         Some(since.elapsed())
     }
 
-    /// Lets the client go on.
+    /// Lets the client continue.
     pub fn go_on(&mut self) {
         let line = format!("RPUSH {} go", goes_on(&self.owner));
         self.connection.run(&line);

@@ -28,7 +28,7 @@ pub enum Way {
     ScriptedQueue { window_ms: u64 },
     /// DLOCK, in one of its ways.
     Dlock(Use),
-    /// DLOCK, used wrongly: the fault of the step happens with it, too.
+    /// DLOCK, used wrongly: the fault of the step also happens with it.
     Misused(Use),
 }
 
@@ -56,7 +56,7 @@ pub enum Given {
     Ours,
     /// It was another owner's, and is taken away.
     Stolen,
-    /// It was not ours any more, and nothing was changed.
+    /// It was no longer ours, and nothing was changed.
     Lost,
 }
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `steps.rs` | the steps: their clients, and what is counted |
 //! | `stage.rs` | the server, and a step's views of it |
-//! | `watch.rs` | how long the server stood still |
+//! | `watch.rs` | how long the server stalled |
 //! | `client.rs` | a client's process, as the step sees it |
 //! | `part.rs` | a client's actions |
 //! | `lock.rs` | the ways to make a lock |

@@ -46,7 +46,7 @@ pub fn says(owner: &str) -> String {
     format!("{owner}:says")
 }
 
-/// Returns the key of the permission to go on.
+/// Returns the key of the permission to continue.
 pub fn goes_on(owner: &str) -> String {
     format!("{owner}:goes-on")
 }

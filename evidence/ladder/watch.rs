@@ -1,4 +1,4 @@
-//! How long the server stood still.
+//! How long the server stalled.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;

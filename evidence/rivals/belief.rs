@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use nix::time::{clock_gettime, ClockId};
 
-/// An instant, in nanoseconds of the one monotonic clock of this machine. The drivers in Java and Go read this clock, too.
+/// An instant, in nanoseconds of the one monotonic clock of this machine. The drivers in Java and Go also read this clock.
 pub type Nanos = i64;
 
 pub const MS: Nanos = 1_000_000;
@@ -49,8 +49,8 @@ pub struct Round {
     pub until: Nanos,
     /// Whether the fault had its effect: a replica was promoted, where there are replicas.
     pub took_effect: bool,
-    /// Whether a Sentinel had seen its own timer stand still, and decided nothing for half a minute: the machine was too busy for
-    /// the times of this round to mean anything.
+    /// Whether a Sentinel had seen its own timer stall, and decided nothing for half a minute: the machine was too busy for the
+    /// times of this round to mean anything.
     pub tilted: bool,
 }
 

@@ -26,7 +26,7 @@ const REST: Duration = Duration::from_millis(50);
 /// How long before its end a client takes a lease for ended.
 const ALLOWANCE: Nanos = 2 * MS;
 
-/// The beginnings of answers of a server that is no primary, or may be none any more.
+/// The beginnings of answers of a server that is no primary, or may no longer be one.
 const ELSEWHERE: [&str; 6] = [
     "READONLY",
     "NOACK",

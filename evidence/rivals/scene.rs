@@ -29,7 +29,7 @@ pub const QUARANTINE_MS: u64 = LEASE_MS + 5_000;
 /// lease.
 pub const AFTER: Duration = Duration::from_secs(15);
 
-/// How long one master of redlock stands still: as long as Sentinel needs to promote.
+/// How long one master of redlock stalls: as long as Sentinel needs to promote.
 const STALL: Duration = Duration::from_millis(DOWN_AFTER_MS + 1_500);
 
 /// How long a failover may take, and how long the servers may take afterwards to agree again.
@@ -321,7 +321,7 @@ impl Scene {
         }
     }
 
-    /// Returns the versions of the server, and of the module if it has it.
+    /// Returns the versions of the server, and of the module if the server has loaded it.
     pub fn versions(&self) -> (String, Option<String>) {
         let server = &self.nodes[0].server;
         let module = self.contestant.is_ours();

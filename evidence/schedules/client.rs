@@ -90,7 +90,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Begins a request, which goes on in the background.
+    /// Begins a request, which continues in the background.
     pub fn begin(request: Request, beliefs: &Beliefs) -> Asked {
         let asked = Asked::default();
         let (stop, answered) = (asked.stop.clone(), asked.answered.clone());

@@ -143,13 +143,13 @@ fn counts_are_not_believed() {
     }
 }
 
-/// Whatever RESTORE brings, the engine works on with it: requests wait, ask and give back.
+/// The engine keeps working with whatever RESTORE brings: owners acquire, wait and release.
 #[test]
 fn a_mangled_value_does_no_harm_when_it_is_restored() {
     for_seeds(3_000, |seed| {
         let mut random = Random::new(seed);
         let mut world = World::new(Policy::default());
-        // Another test covers the replica; it would follow these bytes, too.
+        // Another test covers the replica, which would also follow these bytes.
         world.lag = true;
         let mut bytes = codec::encode(&some_lock(&mut random));
         if random.chance(70) {

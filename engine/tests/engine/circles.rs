@@ -187,8 +187,8 @@ struct Waiting {
     many: bool,
 }
 
-/// A run of owners with at most one wait each. They take locks alone or together, share, upgrade, take over and give back. Limits
-/// are 1 or unbounded.
+/// A run of owners with at most one wait each. They take locks alone or together, share, upgrade, take over and release. Limits are
+/// 1 or unbounded.
 #[derive(Default)]
 struct Run {
     waits: BTreeMap<u64, Waiting>,

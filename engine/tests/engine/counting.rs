@@ -304,7 +304,8 @@ fn waits_and_holds_are_timed() {
     }
 }
 
-/// The oldest wait is one that goes on, of whatever kind: it begins with the place and ends with it, whoever asks again meanwhile.
+/// The oldest wait is one that still continues, of any kind. It begins and ends with its place, even if its owner asks again
+/// meanwhile.
 #[test]
 fn the_oldest_wait_is_one_that_goes_on() {
     let mut world = World::new(Policy::default());
@@ -336,7 +337,8 @@ fn the_oldest_wait_is_one_that_goes_on() {
     assert_eq!(oldest(&mut world), 0);
 }
 
-/// A session that has 10,000 rows which nobody has seen begins anew. Its places stay, and what it held belongs to nothing.
+/// A session with 10,000 rows that its program has not seen begins again. Its places stay, and its holds no longer belong to a
+/// session.
 #[test]
 fn a_session_that_owes_too_much_begins_anew() {
     let mut world = World::new(Policy::default());
@@ -679,7 +681,7 @@ fn top(world: &mut World, line: &str) -> Vec<(String, [u64; 5])> {
     rows.into_iter().map(row).collect()
 }
 
-/// Sends a line and lets a millisecond pass, so that the token clock, which never stands still, agrees with the world's.
+/// Sends a line and lets a millisecond pass, so that the token clock, which never stops, agrees with the world's.
 fn go(world: &mut World, client: u64, line: &str) {
     drop(send(world, client, line));
     world.pass(1);
@@ -697,12 +699,12 @@ fn top_shows_waits_and_their_times() {
     go(&mut world, 4, "ACQUIRE secret c BLOCK 0");
     let k = |numbers| ("k".to_owned(), numbers);
     // A wait counts when it begins, its time when it ends.
-    // One that goes on counts with the longest.
+    // A wait that continues counts towards the longest.
     assert_eq!(top(&mut world, "TOP"), [k([1, 0, 3, 1, 3])]);
     world.pass(997);
     go(&mut world, 1, "RELEASE k a");
     assert_eq!(top(&mut world, "TOP"), [k([1, 1000, 1000, 0, 0])]);
-    // Time-outs and ended connections count as waits, too.
+    // Waits that end by a time-out or with their connection also count.
     go(&mut world, 5, "ACQUIRE k c BLOCK 500");
     world.pass(499);
     go(&mut world, 6, "ACQUIRE k d BLOCK 0");

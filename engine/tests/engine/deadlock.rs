@@ -1,9 +1,9 @@
 //! Waits that can never end: the definition, played through, and the rule by which the engine refuses a request.
 //!
-//! An owner is one actor: while it waits it gives nothing back. So every owner without a wait gives back all its holds, the
-//! queues are served, and so on until nothing moves. The waits that are left can never end. Leases, time-outs, quarantine and
-//! caps play no part; tickets without a waiting request have vanished. The rule follows less than that, and finds all such waits
-//! where limits are 1 or unbounded and an owner has one wait at a time.
+//! An owner is one actor: while it waits it releases nothing. So every owner without a wait releases all its holds, the queues are
+//! served, and so on until nothing moves. The waits that are left can never end. Leases, time-outs, quarantine and caps play no
+//! part; tickets without a waiting request have vanished. The rule follows less than that, and finds all such waits where limits
+//! are 1 or unbounded and an owner has one wait at a time.
 
 use std::collections::BTreeSet;
 

@@ -50,7 +50,7 @@ pub enum Fault {
     EndlessBlock,
     /// A lease is one millisecond short.
     ShortLease,
-    /// RELEASE gives back all holds.
+    /// RELEASE ends all holds.
     ReleasesAll,
     /// A request that takes over keeps the stricter of both limits.
     MergesLimits,
@@ -64,7 +64,7 @@ pub enum Fault {
     ForgetsOne,
     /// A waiting owner is assumed able to act by another of its connections.
     TwoActors,
-    /// A command that ties a hold unties all others of its token.
+    /// A command that ties a hold ends all other ties of its token.
     OneTieAToken,
 
     // The client receives another answer than the engine gave.
@@ -108,7 +108,7 @@ pub enum Fault {
     LostEffect,
     /// An undelivered grant stands.
     GrantStands,
-    /// An undelivered grant is given back even if an older hold or a later command touched it.
+    /// An undelivered grant is revoked even if an older hold or a later command touched it.
     TakesBackAll,
     /// An undelivered grant loses its ticket.
     TicketGone,
@@ -116,11 +116,11 @@ pub enum Fault {
     OneQuestion,
     /// A lock that comes by RENAME is not noticed.
     RenameUnseen,
-    /// A lock that goes by DEL is not noticed.
+    /// A lock that DEL removes is not noticed.
     DelUnseen,
     /// A tie is not ended when its hold leaves the name.
     TieStays,
-    /// The windows of a lock begin anew when it gets another name.
+    /// The windows of a lock begin again when it gets another name.
     WindowsAnew,
     /// The server does not scan once a second.
     NoLook,
@@ -400,7 +400,7 @@ impl World {
         self.engine().time_out(before);
     }
 
-    /// Unties the holds at other keys whose token is that of the hold that a command is about.
+    /// Ends the ties of the holds at other keys whose token is that of the hold that a command is about.
     fn untie_others(&mut self, db: u32, words: &[Vec<u8>]) {
         let here = NameRef { db, key: &words[1] }.to_owned();
         let lock = self.primary.keys.lock(&here);

@@ -59,7 +59,7 @@ pub enum Rule {
     NotInLeavingSlots,
     /// A saved value reads back unchanged.
     RoundTrip,
-    /// After everything was given back, the engine keeps nothing.
+    /// After everything was released, the engine keeps nothing.
     NoLeak,
 }
 
@@ -733,7 +733,7 @@ pub fn round_trip(world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Checks that the engine keeps nothing, after everything was given back and every connection has ended.
+/// Checks that the engine keeps nothing, after everything was released and every connection has ended.
 pub fn no_leak(world: &World) -> Result<(), Broken> {
     let engine = &world.primary.engine;
     let left = (

@@ -18,7 +18,7 @@
 //! | `hostile` | stored values, effects and arguments of any bytes, which `fuzz/` runs as well |
 //! | `slots` | locks whose slot has left this node |
 //! | `client`, `keys`, `server`, `world` | a caller; a keyspace; a server; a primary, its replica and their connections |
-//! | `pair`, `generator`, `random`, `snapshot` | the engine beside the model; random commands; random numbers; what a world shows at one instant |
+//! | `pair`, `generator`, `random`, `snapshot` | the engine together with the model; random commands; random numbers; what a world shows at one instant |
 //! | `responder`, `settings` | the engine's side of a conversation, and the settings that it changes |
 //! | `sessions` | sessions: the engine against a model of them, and programs that rely on them |
 //! | `ties` | the ties in an engine, and that a command changes none at a key that it does not name |

@@ -141,7 +141,7 @@ fn a_demotion_is_cleared_away_in_steps() {
     assert_steps(&mut server);
 }
 
-/// A server that is promoted again before it has cleared everything away clears the rest, too: its sessions are forgotten.
+/// A server that is promoted again before it has cleared everything away also clears the rest: its sessions are forgotten.
 #[test]
 fn nobody_waits_in_a_session_that_a_demotion_has_ended() {
     let mut server = crowded(true);
@@ -385,7 +385,8 @@ fn arriving(each: u64) -> Server {
     server
 }
 
-/// Very many tickets that arrive where as many wait get their places in steps. Whoever asks meanwhile finds all as if they had them.
+/// Very many tickets that arrive where as many wait get their places in steps. A request in between is answered as if all of them
+/// had their places.
 #[test]
 fn tickets_arrive_in_steps_where_as_many_wait() {
     const EACH: u64 = 3_000;
@@ -506,7 +507,7 @@ fn a_crowd_at_another_type_is_refused_in_steps() {
 fn requests_for_many_locks_leave_in_steps() {
     const KEYS: usize = 500;
     const REQUESTS: usize = 40;
-    // Beside those, the places at the heads of the queues that are settled.
+    // The places that leave in a step, and those at the heads of the queues that are settled.
     const MOST: usize = 4096 + A_STEP * REQUESTS;
     for times_out in [false, true] {
         let mut server = Server::new(true, Policy::default());

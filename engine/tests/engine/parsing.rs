@@ -339,7 +339,7 @@ fn usual_words_are_read_alike() {
     );
 }
 
-/// Returns true if the fast path is to read these arguments of so many words.
+/// Returns true if the fast path should read these arguments, which come in this number of words.
 fn is_usual(given: &Args, words: usize) -> bool {
     let options = [
         given.lease.is_some(),

@@ -438,7 +438,7 @@ fn the_runs_come_by_everything() {
     }
 }
 
-/// What only a late server does wrong is found by these runs, too.
+/// These runs also find what only a late server does wrong.
 #[test]
 fn the_runs_find_what_only_a_late_server_does_wrong() {
     let found = (1..=100).find(|seed| {

@@ -115,7 +115,7 @@ fn a_hold_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     }
 }
 
-/// However many locks wait for their slots, settlement comes to rest: otherwise the caller would go on without a pause.
+/// However many locks wait for their slots, settlement comes to rest: otherwise the caller would continue without a pause.
 #[test]
 fn settlement_rests_while_slots_are_away() {
     let mut world = World::new(Policy::default());

@@ -1,4 +1,4 @@
-//! Answers that wait for replicas: which holds are given back, and which stand, if the replicas do not confirm them.
+//! Answers that wait for replicas: which holds are revoked, and which stand, if the replicas do not confirm them.
 
 use crate::client::Client;
 use crate::server::Server;
@@ -167,7 +167,7 @@ fn what_nobody_had_nobody_loses() {
     assert_eq!(news(&mut server), ["granted", "forced", "again"]);
 }
 
-/// A second hold under a token, which a user has brought, is another hold: what becomes of its answer says nothing of the first.
+/// A second hold under a token, which a user has brought, is another hold: the outcome of its answer says nothing about the first.
 #[test]
 fn answers_about_two_holds_of_one_token_are_told_apart() {
     let acked = |server: &mut Server, key: &str| {

@@ -811,7 +811,7 @@ impl World {
         self.lost |= lost;
         self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
         if quarantine_ms > 0 {
-            // New leases may be no longer than the quarantine. Leases that were granted go on.
+            // New leases may be no longer than the quarantine. Leases that were granted continue.
             let until = self.now.steady().after(quarantine_ms);
             self.quarantine_until = until;
             self.primary.set_policy(|policy| {

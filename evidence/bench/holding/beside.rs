@@ -1,5 +1,5 @@
-//! A pair beside something else on its server: a client's beside a subscriber that no lock concerns, and a pair of plain commands
-//! beside the module itself.
+//! A pair next to something else on its server: a client's pair next to a subscriber that no lock concerns, and a pair of plain
+//! commands next to the module itself.
 
 use std::rc::Rc;
 

@@ -1,5 +1,5 @@
 //! A grant that replicas confirm before its answer (`dlock.replicas`), compared with an unconfirmed one, and with a client's own
-//! confirmation: `SET`, and then `WAIT` until equally many replicas have it.
+//! confirmation: `SET`, and then `WAIT` until equally many replicas have the key.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub fn open(replicas: usize, connections: usize) -> Opened {
     let ours = format!("DLOCK.ACQUIRE NAME owner {LEASE_MS}");
     let ours = [(&*ours, "*2\r\n:#\r\n:1\r\n")];
     let set = format!("SET NAME owner NX PX {LEASE_MS}");
-    // More than half of all servers have it: as many replicas as dlock needs.
+    // More than half of all servers then have the key: as many replicas as dlock needs.
     let wait = format!("WAIT {} 0", replicas.div_ceil(2));
     Ok(vec![
         way("dlock.replicas", &confirming, &ours)?,

@@ -57,7 +57,7 @@ pub fn names() -> Vec<String> {
         .collect()
 }
 
-/// A way, many pairs at once: so many requests, and when all are granted, their releases.
+/// A way, many pairs at once: all their requests, and when all are granted, their releases.
 pub struct Pipelined {
     name: &'static str,
     stage: Rc<Stage>,

@@ -67,7 +67,7 @@ impl<'p> Check<'p> {
     /// Takes the next bytes.
     ///
     /// # Errors
-    /// If a byte is not the expected one, or none is expected any more.
+    /// If a byte is not the expected one, or no byte is expected any longer.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Mismatch> {
         for (offset, &byte) in bytes.iter().enumerate() {
             if !self.accepts(byte) {

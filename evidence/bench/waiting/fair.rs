@@ -1,7 +1,7 @@
 //! A fair lock by scripts, compared with this module's: the cost of a hand-over to the server with few and with many queued.
 //!
-//! One connection sends for all owners. In each turn the holder releases the lock, the next one asks again and has it, and the
-//! former holder queues up again: three commands in either way.
+//! One connection sends for all owners. In each turn the holder releases the lock, the next one asks again and is granted it, and
+//! the former holder queues up again: three commands in either way.
 
 use std::rc::Rc;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! A lock that a hundred programs want, as our clients wait for it: each program has a session of its own, whose blocked SESSION
-//! command the server answers with the grant. Beside them as many clients that each wait by BLPOP for the element that the holder
-//! before them pushes.
+//! command the server answers with the grant. It is compared with as many clients that each wait by BLPOP for the element that the
+//! holder before them pushes.
 //!
 //! The clock runs from just before the release to just after the next program has read its grant. The CPU time is that of all
 //! commands of a turn: the release, the request that queues again, and the next SESSION; or RPUSH and BLPOP.

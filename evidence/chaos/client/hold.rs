@@ -352,7 +352,7 @@ impl Client<'_> {
         self.note_belief(&hold, hold.from, until, end);
     }
 
-    /// Returns true if its process stands still until its lease is over.
+    /// Returns true if its process is suspended until its lease is over.
     fn is_suspended(&mut self, hold: &Hold) -> bool {
         hold.limit == 1 && !hold.outlives_belief() && self.random.u8(0..40) == 0
     }

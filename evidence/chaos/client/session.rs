@@ -21,13 +21,14 @@ const BLOCK_MS: u64 = 1_000;
 /// The pause after an answer without rows.
 const PAUSE_MS: u64 = 100;
 
-/// How long a hold or a place may be nobody's: the last SESSION command is blocked, it keeps the session, and then the lease ends.
+/// How long a hold or a place may lack a program: the last SESSION command is blocked, it keeps the session, and then the lease
+/// ends.
 const NOBODYS: Micros = (BLOCK_MS + KEPT_MS[1] + LEASE_MS) * 1_000;
 
 /// The most locks that a program takes at a time.
 const TASKS: usize = 3;
 
-/// What becomes of a task.
+/// The stage of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// It asks, and waits for the outcome until this time.
@@ -36,7 +37,7 @@ enum Stage {
     Works(Micros),
     /// It leaves its wait.
     Leaves,
-    /// It gives back the token.
+    /// It releases the token.
     Releases,
     Over,
 }
@@ -485,7 +486,7 @@ impl Client<'_> {
         }
     }
 
-    /// Stands still, for so long that holds may end, with its connections open.
+    /// Stalls for so long that holds may end, with its connections open.
     fn hang(&mut self, program: &Program) {
         self.note_absence(program);
         let ms = self.random.u64(500..2 * LEASE_MS);

@@ -13,7 +13,7 @@ const ALLOWED: Micros = 3 * SECOND;
 pub fn lost(history: &History) -> usize {
     let mut held: HashMap<&str, Vec<(Micros, Micros)>> = HashMap::new();
     for belief in &history.beliefs {
-        // From the request on: between the grant and the belief the lock is taken, too.
+        // From the request on: between the grant and the belief the lock is also taken.
         let from = belief.from.saturating_sub(SECOND / 2);
         held.entry(&belief.lock)
             .or_default()

@@ -70,7 +70,7 @@ type History struct {
 	mutex sync.Mutex
 	ids   int
 	Calls []Call
-	// Ends are the ends of connections: from when one was closed until the server did not list it any more.
+	// Ends are the ends of connections: from when one was closed until the server no longer listed it.
 	Ends map[int]Span
 	// Restarts are the server's restarts, by epoch.
 	Restarts map[int]Restart

@@ -100,8 +100,8 @@ type (
 	}
 	// Timer is the server's timer at the end of a lease: it grants the lock to the next request.
 	Timer struct{ Term }
-	// Stall is a time in which the server stood still for so long that it may have missed the renewals of AUTO: each such hold may
-	// have ended.
+	// Stall is a time in which the server stalled for so long that it may have missed the renewals of AUTO: each such hold may have
+	// ended.
 	Stall struct{ From int64 }
 	// WindowEnd is the end of a claim window.
 	WindowEnd struct{ Term }

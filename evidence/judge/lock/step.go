@@ -472,8 +472,8 @@ func (s *state) endWindow(term Term) bool {
 	return s.serve()
 }
 
-// disconnect is the end of a connection. An undelivered grant is given back if the server had not sent it; that is unknown, so
-// both may follow.
+// disconnect is the end of a connection. The server revokes an undelivered grant if it had not sent it; that is unknown, so both
+// may follow.
 func (s *state) disconnect(conn int) []*state {
 	s.gone = append(s.gone, conn)
 	slices.Sort(s.gone)

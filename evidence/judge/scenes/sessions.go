@@ -19,7 +19,7 @@ const (
 	asks = 5
 )
 
-// session is one session of a client, which goes on to another one when it has ended it or forgets it.
+// session is one session of a client, which begins another one when it has ended it or forgets it.
 type session struct {
 	number int
 	// id is the server's for it, seen the last row that was read.
@@ -46,7 +46,7 @@ func (c *client) fresh() string {
 	return owner
 }
 
-// forget gives up the session: nobody keeps it any more.
+// forget gives up the session: the client no longer keeps it.
 func (c *client) forget() {
 	c.lose()
 	c.session = nil
@@ -114,7 +114,7 @@ func (c *client) end() {
 // hang lets the time pass for which the session is kept.
 func (c *client) hang() { c.sleep(keptMs-100, keptMs+400) }
 
-// takeIn asks for a lock in the session until it has it, or gives up.
+// takeIn asks for a lock in the session until it is granted, or gives up.
 func (c *client) takeIn(call history.Call) (int64, bool) {
 	for range asks {
 		reply, answered := c.do(call)

@@ -17,13 +17,13 @@ use crate::machine::node::{self, Node};
 pub enum Promise {
     /// It is lost: it is in the memory of one process.
     Memory,
-    /// The grant is on the disk of one node before the client has it.
+    /// The grant is on the disk of one node before the client receives it.
     Durable,
-    /// The grant is on the disk of one node before the client has it, and every `fsync` of that disk takes a millisecond more.
+    /// The grant is on the disk of one node before the client receives it, and every `fsync` of that disk takes a millisecond more.
     DurableSlow,
-    /// One replica also has the grant before the client has it. It survives if that replica becomes the primary.
+    /// One replica also has the grant before the client receives it. It survives if that replica becomes the primary.
     Replica,
-    /// Most of three nodes have the grant before the client has it, and only a node with the grant can lead.
+    /// Most of three nodes have the grant before the client receives it, and only a node with the grant can lead.
     Majority,
 }
 

@@ -13,7 +13,7 @@ import org.redisson.misc.RedisURI;
 
 /**
  * Clients of Redisson's locks. Writes a line when a client has a lock and one when it begins to release it; ends with its input.
- * System.nanoTime is the monotonic clock of the machine, which the runner reads, too.
+ * System.nanoTime is the monotonic clock of the machine, which the runner also reads.
  */
 public final class Rivals {
     private static volatile boolean over;

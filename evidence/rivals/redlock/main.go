@@ -135,7 +135,7 @@ func taken(err error) bool {
 	return errors.As(err, &by)
 }
 
-// now is the monotonic clock of the machine, which the runner reads, too.
+// now is the monotonic clock of the machine, which the runner also reads.
 func now() int64 {
 	var time unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &time); err != nil {

@@ -1,4 +1,4 @@
-//! The server's own commands for any key: each reads, refuses, or is noticed, and the lock works on.
+//! The server's own commands for any key: each reads, refuses, or is noticed, and the lock keeps working.
 
 use dlock_integration::{assert_sound, Ask, Guarded, Server};
 

@@ -256,7 +256,7 @@ fn no_setting_that_there_is_not_is_loaded() {
     assert_works(&server);
 }
 
-/// The module gives back its registrations until then: its settings, its type and half of its commands.
+/// The module withdraws what it has registered until then: its settings, its type and half of its commands.
 #[test]
 fn a_command_that_is_somebody_elses_refuses_the_load() {
     for taken in ["dlock.acquire", "dlock.top"] {

@@ -110,7 +110,7 @@ fn a_pause_that_begins_with_a_hand_over() {
             let replies = server.connection().batch(lines);
             assert!(replies.iter().all(Result::is_ok), "{replies:?}");
             if dies {
-                // If bob's answer was not delivered, the lock goes on to carol; otherwise he holds it.
+                // If bob's answer was not delivered, carol gets the lock; otherwise he holds it.
                 await_until("one of them holds the lock", PATIENCE, || {
                     is_held(&mut alice, "k", "carol") || is_held(&mut alice, "k", "bob")
                 });
@@ -307,7 +307,7 @@ fn a_failover_with_waiters() {
             );
         }
         setup.primary.wait_in_sync(&setup.replica);
-        // The new primary goes on with its own data: the ticket stands, the lease that has run out is over.
+        // The new primary continues with its own data: the ticket stands, the lease that has run out is over.
         let mut r = setup.replica.connection();
         assert_eq!(position(&mut r, "k", "bob"), Some(0));
         await_over(&mut r, "other");

@@ -1,4 +1,4 @@
-//! After an internal fault the module decides nothing any more, and keeps nothing for later. No known input makes it panic, so a
+//! After an internal fault the module no longer decides anything, and keeps nothing for later. No known input makes it panic, so a
 //! test sets the mark of a panic in the server's memory, or removes a function that the module needs.
 
 #![cfg(target_os = "linux")]

@@ -48,7 +48,7 @@ fn scripts_and_functions_take_and_give_back() {
         line.arg(script).arg(1).arg("k").arg(words);
         c.answer(&line)
     };
-    // The next waiter has it before the script goes on.
+    // The next waiter holds the lock before the script continues.
     let dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave 600000 BLOCK 0");
     let reply = eval(
         "redis.call('DLOCK.RELEASE', KEYS[1], 'carol') \

@@ -41,7 +41,7 @@ fn end_of(c: &mut Wire, key: &str) -> u64 {
     u64::try_from(end).unwrap_or(0)
 }
 
-/// Waits until the first lease is over, and asserts that the hold goes on with a later end.
+/// Waits until the first lease is over, and asserts that the hold continues with a later end.
 #[track_caller]
 fn await_another_lease(c: &mut Wire, key: &str, first_end: u64) {
     await_until("the first lease is over, and it is held", PATIENCE, || {

@@ -83,7 +83,7 @@ fn a_thousand_die_while_others_work() {
             })
             .collect();
         let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-        // Also after a worker has failed: otherwise the crowd would go on forever.
+        // Also after a worker has failed: otherwise the crowd would continue forever.
         work_is_over.store(true, Ordering::Relaxed);
         for outcome in outcomes {
             outcome.expect("a worker that was not cheated");

@@ -271,7 +271,7 @@ fn an_ephemeral_hold_does_not_outlive_the_role() {
     replica.wait_in_sync(&primary);
     assert_eq!(holder::<u64>(&mut c, "k", "ephemeral"), Some(0));
     replica.promote();
-    // The other way round, with the connection still open.
+    // The servers swap their roles, with the connection still open.
     primary.replica_of(&replica);
     let (mut same, more) = with_id(&replica, 300);
     assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
@@ -293,8 +293,8 @@ fn an_ephemeral_hold_does_not_outlive_the_role() {
     assert_sound(&replica);
 }
 
-/// In a failover the hold goes on at the new primary, whenever the connection ends; if the failover is given up it ends with the
-/// connection.
+/// In a failover the hold continues at the new primary, whenever the connection ends. If the failover is given up, the hold ends
+/// with the connection.
 #[test]
 fn a_failover_leaves_an_ephemeral_hold_to_its_lease() {
     for (held_up, given_up) in [(false, false), (true, false), (true, true)] {

@@ -102,7 +102,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// Gives back the holds that the case may have added.
+/// Releases the holds that the case may have added.
 #[track_caller]
 fn give_back(c: &mut Wire, case: &Case) {
     for line in case.releases {
@@ -112,7 +112,7 @@ fn give_back(c: &mut Wire, case: &Case) {
     }
 }
 
-/// Repeats both commands until the request is answered, and gives back once more if the answer was a grant.
+/// Repeats both commands until the request is answered, and releases once more if the answer was a grant.
 #[track_caller]
 fn leave(c: &mut Wire, bob: &Blocked, case: &Case) {
     let reply = loop {

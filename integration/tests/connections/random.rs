@@ -1,5 +1,5 @@
-//! Anything in any order, by a seed: locks taken, waited for and given back, keys that come and go under waiters, connections
-//! that end in every way, a replica, saving and loading. The server lives, and in the end no request waits.
+//! Anything in any order, by a seed: locks taken, waited for and released, keys that come and go under waiters, connections that
+//! end in every way, a replica, saving and loading. The server lives, and in the end no request waits.
 //!
 //! One thread decides, so that a seed determines the commands and their order. `DLOCK_RANDOM_SECONDS` sets the duration,
 //! `DLOCK_RANDOM_SEED` the seed; `make memcheck` lets it run for minutes under valgrind.
@@ -226,7 +226,7 @@ fn touch_and_end(server: &Server, c: &mut Wire, rng: &mut Rng, owner: &str) -> b
         format!("DLOCK.FORCERELEASE {key}"),
         touch.clone(),
         end,
-        // This command decides, so that undelivered holds are given back.
+        // This command decides, so that undelivered holds are revoked.
         format!("DLOCK.CANCEL {key} nobody"),
         format!("DLOCK.HELD {key} {owner}"),
     ]);
@@ -240,8 +240,8 @@ fn touch_and_end(server: &Server, c: &mut Wire, rng: &mut Rng, owner: &str) -> b
     holds
 }
 
-/// Makes the server save and load all its data. It drops expired keys without notice to replicas, so these synchronise in full,
-/// too.
+/// Makes the server save and load all its data. It drops expired keys without notice to replicas, so these also synchronise in
+/// full.
 fn reload(server: &Server) {
     let lines = [
         "DEBUG RELOAD",

@@ -493,7 +493,7 @@ const TOUCHES: [&str; 7] = [
 ];
 
 /// Another command of the owner, in the turn of the grant, was answered that it holds the lock: so it does, though the granted
-/// connection is gone. Of two locks the untouched one is given back.
+/// connection is gone. Of two locks, the server revokes its grant of the untouched one.
 #[test]
 fn what_its_owner_has_touched_stands() {
     let server = Server::start();

@@ -25,7 +25,7 @@ fn stands_in(source: &str, code: &str) -> bool {
     lines.windows(count).any(|window| dedented(window) == code)
 }
 
-/// Returns the number of compared blocks of a page: a comment before each names the file that has it.
+/// Returns the number of compared blocks of a page: a comment before each names the file that contains it.
 pub fn compared(page: &str) -> usize {
     let page = read(page);
     let lines: Vec<&str> = page.lines().collect();

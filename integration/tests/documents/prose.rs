@@ -291,7 +291,7 @@ fn each_phrase_is_found_in_its_sentence() {
         let found = faults(&page);
         let is_named = |fault: &String| fault.contains(&format!("not \"{phrase}\""));
         assert!(found.iter().any(is_named), "{phrase}: {found:?}");
-        // Code may have it.
+        // Code may contain it.
         assert_eq!(faults(&format!("```\n{planted}\n```\n")), [""; 0]);
     }
 }

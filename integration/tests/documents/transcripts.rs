@@ -455,7 +455,7 @@ fn the_words_are_those_that_readers_know() {
         for line in page.lines() {
             let line = line.trim_start_matches(['-', '|', ' ', '*']);
             let begins = line.starts_with("Who ") || line.starts_with("Whoever ");
-            // "Who leads, and for how long:" is a question.
+            // `Who leads, and for how long:` is a question.
             let is_question = line.ends_with(['?', ':']);
             assert!(
                 !begins || is_question,

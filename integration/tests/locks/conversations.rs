@@ -1,5 +1,5 @@
 //! The conversations in `tests/scenarios`, held with a server. Its clocks move only by the time that passes in them, so that
-//! milliseconds count here, too.
+//! milliseconds also count here.
 #![cfg(target_os = "linux")]
 
 use std::collections::{BTreeMap, BTreeSet};

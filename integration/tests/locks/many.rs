@@ -48,7 +48,7 @@ fn seven_philosophers_eat() {
                 }
             });
         }
-        // A starving one never reaches this count, however long the others go on.
+        // A starving one never reaches this count, however long the others continue.
         await_until("all have eaten", PATIENCE, || {
             meals
                 .iter()

@@ -88,7 +88,7 @@ struct Upheaval {
     what: &'static str,
     /// Whether the replica follows before it.
     follows: bool,
-    /// Whether commands count, too: the server itself must make none of them long.
+    /// Whether commands also count: the server itself must make none of them long.
     commands: bool,
     /// How long the module may keep a server busy at a time.
     most_ms: u64,

@@ -23,7 +23,7 @@ fn now_us() -> u64 {
     since.as_micros() as u64
 }
 
-/// Every byte and every awkward name as a key and as an owner: taken, waited for, reported, saved, given back.
+/// Every byte and every awkward name as a key and as an owner: taken, waited for, reported, saved, released.
 #[test]
 fn names_may_be_any_bytes() {
     let mut server = Server::builder()

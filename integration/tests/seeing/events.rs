@@ -79,8 +79,8 @@ fn a_replica_tells_its_own_subscribers() {
     assert_eq!(heard(&subscriber, &mut replica.connection()), []);
 }
 
-/// Where nobody subscribes, most messages of a burst are not published. Who subscribes then, beside a subscriber of something else,
-/// hears its lock in the next burst.
+/// Where nobody subscribes, most messages of a burst are not published. A client that then subscribes, next to a subscriber of
+/// something else, receives the messages of its lock in the next burst.
 #[test]
 fn a_subscriber_hears_the_next_burst() {
     const LOCKS: usize = 20;
@@ -411,14 +411,14 @@ fn a_slot_that_is_given_up_frees_nothing() {
             "{error}"
         );
     }
-    // Other slots go on.
+    // Other slots are still served.
     elsewhere.reply::<Grant>();
     assert!(c.refusal("DLOCK.HELD k alice").starts_with("CLUSTERDOWN"));
     c.run(&format!("CLUSTER ADDSLOTS {slot}"));
     await_until("the slot is served again", PATIENCE, || {
         c.try_ask("DLOCK.HELD k alice").is_ok()
     });
-    // No request waits any more, or only absent tickets do: the lock comes free when the lease and windows are over.
+    // No request waits any longer, or only absent tickets do: the lock comes free when the lease and windows are over.
     await_until("the lock is free", PATIENCE, || {
         c.try_ask("DLOCK.ACQUIRE k dave 600000")
             .is_ok_and(|reply| reply != Value::Nil)

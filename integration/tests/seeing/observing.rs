@@ -308,7 +308,7 @@ fn logged(server: &Server, key: &str) -> Row {
 #[test]
 fn the_log_names_connections_that_have_ended() {
     let server = Server::start();
-    // The module hears of connections that end from the first wait on.
+    // From the first wait on, the module learns which connections end.
     let _waiters = crowd(&server, "busy", 1);
     let mut gone = server.connection();
     gone.run("CLIENT SETNAME stock-keeper");
@@ -390,7 +390,7 @@ fn an_idle_server_is_silent() {
     let before = calls(&mut c);
     std::thread::sleep(std::time::Duration::from_millis(2_500));
     assert_eq!(calls(&mut c), before);
-    // While somebody waits, it asks.
+    // While a client waits, it asks.
     let _waiter = Blocked::start(&server, "DLOCK.ACQUIRE stock bob 600000 BLOCK 0");
     await_until("it asks", PATIENCE, || calls(&mut c) != before);
 }

@@ -2,7 +2,7 @@
 
 use dlock_integration::{assert_sound, Ask, Grant, Queued, Server, Session, Wire};
 
-/// A replica that receives nothing any more, which its primary does not know yet.
+/// A replica that no longer receives anything, and its primary, which does not know that yet.
 struct Pair {
     primary: Server,
     replica: Server,

@@ -1,5 +1,5 @@
-//! Steps of a running wall clock are noticed, counted and logged, and everything goes on. `tests/scenarios/clock.txt` has the
-//! effects on waits, windows and leases, to the millisecond, by a clock that stands still.
+//! Steps of a running wall clock are noticed, counted and logged, and everything continues. `tests/scenarios/clock.txt` has the
+//! effects on waits, windows and leases, to the millisecond, by a frozen clock.
 //!
 //! The server has a wall clock of its own, which steps by an hour while it runs; the clocks that cannot step are the machine's.
 #![cfg(target_os = "linux")]

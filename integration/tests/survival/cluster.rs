@@ -373,7 +373,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     for name in ["locks", "ephemeral"] {
         await_until(name, PATIENCE, || stat(&nodes.one, name) == 0);
     }
-    // Over there the holds go on until their leases end, and the tickets stand, whether or not a command uses them.
+    // Over there the holds continue until their leases end, and the tickets stand, whether or not a command uses them.
     let told = Subscriber::shard_channels(&nodes.two, &["__dlock@0__:{k}short"]);
     assert_eq!(told.payload(), format!("expired {short}"));
     await_until("carol's window is over", PATIENCE, || {
@@ -450,7 +450,7 @@ fn ephemeral_holds_end_in_a_slot_on_its_way() {
     nodes.assert_sound();
 }
 
-/// A server renews as long as it has the key, on either side of a move: it accepts its owner's RENEW there, too.
+/// A server renews as long as it has the key, on either side of a move: it also accepts its owner's RENEW there.
 #[test]
 fn renewals_go_on_in_a_slot_on_its_way() {
     const LEASE_MS: u64 = 3_000;
@@ -614,7 +614,7 @@ fn ends_counted(server: &Server) -> [u64; 4] {
     .map(|name| stat(server, name))
 }
 
-/// A lock that leaves with its slot goes on elsewhere: its holds have not ended, and nothing of it stays behind.
+/// A lock that leaves with its slot continues elsewhere: its holds have not ended, and nothing of it stays behind.
 #[test]
 fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
     let nodes = Nodes::start();
@@ -960,7 +960,7 @@ fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
     take(&mut c, "{k}a", "alice", 600_000);
     let bob = Blocked::start(&nodes.one, "DLOCK.ACQUIRE {k}a bob 600000 BLOCK 0");
     nodes.begin_move("{k}");
-    // As long as the key is here, all go on here.
+    // As long as the key is here, requests wait here.
     let behind = Blocked::start(&nodes.one, "DLOCK.ACQUIRE {k}a carol 600000 BLOCK 0");
     c.run("DLOCK.RELEASE {k}a alice");
     let sent_on = c.refusal("DLOCK.ACQUIRE {k}a dave 600000");
@@ -968,7 +968,7 @@ fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
     d.run("ASKING");
     let (there, _): Grant = d.ask("DLOCK.ACQUIRE {k}a dave 600000");
     assert_eq!(bob.outcome_within(WHILE), None);
-    // The move is given up: at the source it is bob's turn, and the target has granted the lock, too.
+    // The move is given up: at the source it is bob's turn, and the target has also granted the lock.
     nodes.call_off("{k}");
     let (here, _): Grant = bob.reply();
     assert_eq!(behind.outcome_within(WHILE), None);

@@ -188,7 +188,7 @@ fn acked(server: &Server, key: &str) -> u64 {
     digits.parse().expect("a number")
 }
 
-/// A new hold is given back; a re-entry, an upgrade and a renewal are not undone.
+/// A new hold is revoked; a re-entry, an upgrade and a renewal are not undone.
 #[test]
 fn what_is_not_confirmed_in_time_is_refused() {
     let group = Group::start(1);
@@ -262,7 +262,7 @@ fn a_wait_without_bound_waits_for_its_confirmation_too() {
     group.end();
 }
 
-/// A server that was busy, or stood still, when the time of an answer was up: what replicas have sent meanwhile counts.
+/// A server that was busy or suspended when the time of an answer was up: what replicas have sent meanwhile counts.
 #[test]
 fn a_late_server_reads_confirmations_before_time_is_up() {
     const PATIENCE_MS: u64 = 1_500;
@@ -326,7 +326,7 @@ fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
     group.end();
 }
 
-/// A hold that ends before its confirmation is not answered as held; one that a later command has found is not given back.
+/// A hold that ends before its confirmation is not answered as held; one that a later command has found is not revoked.
 #[test]
 fn what_others_did_before_the_confirmation_stands() {
     let group = Group::start(1);
@@ -358,8 +358,8 @@ fn what_others_did_before_the_confirmation_stands() {
     group.end();
 }
 
-/// With too few replicas the server neither grants nor renews, and everything else goes on; waiters are granted when they are
-/// back.
+/// With too few replicas the server neither grants nor renews, and everything else continues; waiters are granted when the replicas
+/// are back.
 #[test]
 fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     let mut group = Group::start(1);
@@ -426,7 +426,7 @@ fn who_cannot_wait_is_refused_and_nothing_has_changed() {
         .query::<String>(&mut c)
         .expect("the error's text");
     assert!(script.starts_with(barred), "{script}");
-    // Commands that give back work there.
+    // Releases work there.
     wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
     wire.ask::<String>("MULTI");
     wire.ask::<String>("DLOCK.RELEASE k alice");
@@ -434,7 +434,7 @@ fn who_cannot_wait_is_refused_and_nothing_has_changed() {
     group.end();
 }
 
-/// In a pause the time-out is answered, and the hold is given back afterwards.
+/// In a pause the time-out is answered, and the hold is revoked afterwards.
 #[test]
 fn in_a_pause_the_time_out_is_told() {
     let group = Group::start(1);
@@ -520,7 +520,7 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     await_counting(new, 1);
     assert_eq!(stat(new, "replicas_joined_partial"), 1);
     new.connection().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
-    // The holds go on, and their owner's renewal is confirmed.
+    // The holds continue, and their owner's renewal is confirmed.
     assert_eq!(
         new.connection()
             .ask::<Option<Grant>>("DLOCK.ACQUIRE old bob"),
@@ -1047,8 +1047,7 @@ fn a_changed_setting_lets_nobody_count_early() {
     group.end();
 }
 
-/// A planned failover is given up, since its replica hangs: the waiting answers come in time, and the holds are given back
-/// afterwards.
+/// A planned failover is given up, since its replica hangs: the waiting answers come in time, and the holds are revoked afterwards.
 #[test]
 fn a_failover_that_is_given_up_leaves_nothing() {
     let group = Group::start(1);

@@ -167,7 +167,7 @@ struct Lock {
 }
 
 impl Lock {
-    /// Reads format 1, as its description has it (`engine/src/lock/codec.rs`).
+    /// Reads format 1, as `engine/src/lock/codec.rs` describes it.
     fn of(kept: &Kept) -> Lock {
         // The type, its id, the mark of a string and its length precede it.
         let value = kept.value();
@@ -236,7 +236,7 @@ fn bytes(rest: &mut &[u8]) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// Asserts that holders go on, tickets are next in their turn, and new tokens are above the old ones.
+/// Asserts that holders keep their locks, tickets are next in their turn, and new tokens are above the old ones.
 #[track_caller]
 fn assert_they_go_on(server: &Server, values: &BTreeMap<Key, Kept>) {
     let locks: BTreeMap<&Key, Lock> = values

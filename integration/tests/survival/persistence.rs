@@ -208,7 +208,7 @@ fn every_sort_of_lock_survives() {
             "{way:?}"
         );
 
-        // And they go on.
+        // And the locks still work.
         assert_eq!(
             c.ask::<Grant>("DLOCK.ACQUIRE plain alice 600000"),
             (token, 2)
@@ -641,7 +641,7 @@ fn tokens_rise_over_everything_though_the_clock_is_behind() {
         way.restart(&mut server);
         let mut c = server.connection();
         assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD ahead alice").0, ahead);
-        // A grant that has been given back since is in the AOF, but in no file of the current data.
+        // A grant that has been released since is in the AOF, but in no file of the current data.
         if way != Way::Aof {
             c.run("DLOCK.ACQUIRE since zoe 600000");
             let (token, _, _): (u64, u64, u64) = c.ask("DLOCK.HELD since zoe");
@@ -743,7 +743,7 @@ fn restore_for(c: &mut Wire, key: &str, ttl: &str, payload: &[u8]) {
     c.ask_command::<()>(command(&format!("RESTORE {key} {ttl}")).arg(payload));
 }
 
-/// A lease longer than this server allows is cut, for replicas and the AOF, too.
+/// A lease longer than this server allows is cut, also for replicas and the AOF.
 #[test]
 fn restored_deadlines_are_bounded() {
     for way in [Way::Save, Way::Aof, Way::AofPlain] {
@@ -828,7 +828,7 @@ fn restored_tokens_are_bounded() {
     assert_sound(&server);
 }
 
-/// RESTORE goes to the AOF as it was sent; the later corrections must be in it, too.
+/// RESTORE goes to the AOF as it was sent; the later corrections must also be in it.
 #[test]
 fn a_restored_lock_is_kept_in_the_aof() {
     let mut server = Way::Aof.builder().start();
@@ -937,7 +937,7 @@ fn large_locks_survive() {
     }
 }
 
-/// The key alone expresses the usual release; the long form is understood, too.
+/// The key alone expresses the usual release; the long form is also understood.
 #[test]
 fn a_release_needs_no_words() {
     for said in [false, true] {

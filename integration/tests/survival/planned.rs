@@ -80,7 +80,7 @@ struct Watched {
 impl Watched {
     fn start(replicas: usize) -> Watched {
         let group = Group::start(replicas);
-        // A replica whose link is made anew, or a slow machine, is no fault.
+        // A replica whose link is made again, or a slow machine, is no fault.
         group.set("ack-timeout-ms", QUARANTINE_MS);
         let watch = Watch {
             port: group.primary.port(),
@@ -105,8 +105,8 @@ impl Watched {
     }
 }
 
-/// The other nodes join what the old primary has written, by a partial resynchronisation, and so grants go on at once. With a full
-/// copy nothing would be granted or renewed for ten minutes.
+/// The other nodes join what the old primary has written, by a partial resynchronisation, and so grants continue at once. With a
+/// full copy nothing would be granted or renewed for ten minutes.
 #[test]
 fn a_planned_failover_under_sentinel_keeps_all_holds() {
     for replicas in [2, 1] {

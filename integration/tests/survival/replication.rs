@@ -270,7 +270,7 @@ impl Load {
     /// Runs `work` under load.
     fn during(server: &Server, work: impl FnOnce(&Load)) {
         let load = Load::new();
-        /// Stops the load also when `work` panics: otherwise its clients would go on forever.
+        /// Stops the load also when `work` panics: otherwise its clients would continue forever.
         struct Stop<'a>(&'a Load);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -509,7 +509,7 @@ fn now_us() -> u64 {
     u64::try_from(since).expect("a year before 500000")
 }
 
-/// The new primary watches the leases that it received, keeps every ticket for a window from now, and goes on granting.
+/// The new primary watches the leases that it received, keeps every ticket for a window from now, and continues to grant.
 #[test]
 fn a_promoted_replica_takes_over() {
     let primary = Server::start();
@@ -664,7 +664,7 @@ fn a_demoted_primary_drops_no_ticket() {
             "{words:?}"
         );
     }
-    // Its timer goes on meanwhile.
+    // Its timer runs meanwhile.
     let until = Instant::now() + Duration::from_millis(150);
     await_until("the windows are over", PATIENCE, || Instant::now() > until);
     assert_eq!(kept(&mut c, "k"), before);
@@ -926,7 +926,7 @@ fn a_replica_that_starts_again_catches_up() {
     assert_eq!(position(&mut r, "k", "bob"), Some(0));
 }
 
-/// Tokens go on rising, whichever server makes them.
+/// Tokens continue to rise, whichever server makes them.
 #[test]
 fn tokens_rise_over_promotions() {
     let (one, two) = (Server::start(), Server::start());

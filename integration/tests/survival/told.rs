@@ -25,7 +25,7 @@ fn acquire(c: &mut Wire, key: &str) -> u64 {
     token
 }
 
-/// A replica that has a quarantine and is promoted keeps answered leases, too.
+/// A replica that has a quarantine and is promoted also keeps answered leases.
 #[test]
 fn a_quarantine_after_a_promotion_cuts_no_lease() {
     let (primary, replica) = (Server::start(), Server::start());

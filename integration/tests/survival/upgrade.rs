@@ -78,7 +78,7 @@ fn assert_same(one: &Server, other: &Server) {
     }
 }
 
-/// Asserts that the locks of [`make_locks`] go on unchanged.
+/// Asserts that the locks of [`make_locks`] continue unchanged.
 #[track_caller]
 fn assert_goes_on(server: &Server, token: u64) {
     let mut connection = server.connection();

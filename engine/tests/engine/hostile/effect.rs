@@ -1,4 +1,4 @@
-//! Effects of any bytes: refused whole, or applied as they say; and a server that applied one works on with it.
+//! Effects of any bytes: refused whole, or applied as they say. A server that applied one keeps working with it.
 
 use super::story::Story;
 use crate::client::Client;

@@ -1,4 +1,4 @@
-//! Stored values of any bytes: refused, or written back unchanged; and the engine works on with them.
+//! Stored values of any bytes: refused, or written back unchanged. The engine keeps working with them.
 
 use super::effect;
 use super::story::Story;

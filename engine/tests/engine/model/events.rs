@@ -58,7 +58,7 @@ impl Model {
         Ok(left)
     }
 
-    /// Gives back one hold, or all but `leave` of them.
+    /// Releases one hold, or all but `leave` of them.
     pub fn release(
         &mut self,
         key: &str,
@@ -102,7 +102,7 @@ impl Model {
         Ok(left?.into_iter().min().unwrap_or(lease))
     }
 
-    /// Gives back one hold of each lock that the owner holds, and only then serves the queues.
+    /// Releases one hold of each lock that the owner holds, and only then serves the queues.
     pub fn release_many(
         &mut self,
         keys: &[String],
@@ -261,7 +261,7 @@ impl Model {
         let lock = self.lock(key);
         (lock.foreign, lock.ttl) = (value.foreign, None);
         lock.holds = value.holds;
-        // A ticket equal to one that is here is that ticket, and its window goes on.
+        // A ticket equal to one that is here is that ticket, and its window continues.
         let told = |place: &Place| {
             let share = (place.limit, place.permits);
             (place.owner.clone(), place.arrival, share, place.claim)

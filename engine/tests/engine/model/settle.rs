@@ -238,8 +238,8 @@ impl Model {
         }
     }
 
-    /// Gives back the new holds whose answers were not delivered and that no later command has touched. Delivery is known only
-    /// after the turn in which they were granted.
+    /// Revokes the new holds whose answers were not delivered and that no later command has touched. Delivery is known only after
+    /// the turn in which they were granted.
     pub(super) fn give_back(&mut self) {
         while !self.unheard.is_empty() {
             for unheard in std::mem::take(&mut self.unheard) {

@@ -69,7 +69,7 @@ pub struct Pair {
 
 impl Pair {
     pub fn new() -> Pair {
-        // Who waits for whom is another test's concern.
+        // Another test covers deadlock detection.
         let policy = Policy {
             deadlock_detection: false,
             ..Policy::default()
@@ -84,7 +84,7 @@ impl Pair {
         }
     }
 
-    /// Returns true if somebody has heard of a token or an id.
+    /// Returns true if the engine has shown this token or id.
     pub fn knows(&self, serial: Serial) -> bool {
         self.numbers.contains_key(&serial)
     }
@@ -223,7 +223,7 @@ impl Pair {
                 .filter(|row| row.number == 0);
             let mut fresh: Vec<_> = fresh.cloned().collect();
             let session = &self.model.sessions[at];
-            // Nobody hears of what happened last in a session that is over.
+            // No client receives the last rows of a session that is over.
             if fresh.is_empty() || self.model.is_over(session) {
                 continue;
             }
@@ -438,7 +438,8 @@ impl Pair {
         }
     }
 
-    /// Returns true if this is what the engine calls a token or an id of the model; when it is first heard of, it is from now on.
+    /// Returns true if this is what the engine calls a token or an id of the model. If both are new, the two belong together from
+    /// now on.
     fn is(&mut self, serial: Serial, number: u64) -> bool {
         if serial == 0 {
             return number == 0;
@@ -488,7 +489,7 @@ fn kind(said: &Said) -> String {
 struct Dice<'r> {
     random: &'r mut Random,
     model: &'r Model,
-    /// The tokens and ids that somebody has heard of.
+    /// The tokens and ids that the engine has shown.
     known: &'r BTreeMap<Serial, u64>,
 }
 

@@ -35,7 +35,7 @@ pub struct Model {
 #[derive(Debug, Clone, Default)]
 pub struct Lock {
     pub holds: Vec<Hold>,
-    /// Who waits to upgrade a hold: before all others.
+    /// The place of an owner that waits to upgrade its hold: before all others.
     pub upgrade: Option<Place>,
     pub queue: Vec<Place>,
 }
@@ -482,7 +482,7 @@ impl Model {
         other.is_many() && sorted(other) == sorted(take)
     }
 
-    /// Lets a wait of a session for many locks go on, which is asked for again, or grants it.
+    /// Continues a session's wait for many locks when it is asked for again, or grants it.
     fn go_on(&mut self, client: Option<u64>, take: &Take, id: u64, block: Millis) -> Waiting {
         if self.wait(id).take.share != take.share {
             return Said::Error("ERR").into();
@@ -554,7 +554,7 @@ impl Model {
         self.asked
     }
 
-    /// Ends an older request, whose place at this lock the newer one has. One that is asked again just goes on.
+    /// Ends an older request, whose place at this lock the newer one has. A wait that is asked for again just continues.
     fn take_over(&mut self, older: Option<u64>, again: bool, key: &'static str) {
         match older {
             Some(id) if again => self.forget_wait(id),
@@ -1013,7 +1013,7 @@ impl Model {
         self.settle();
     }
 
-    /// Removes the value at a key: its holds end, and its absent tickets go. Who waits there stays.
+    /// Removes the value at a key: its holds end, and its absent tickets go. Its waiters stay.
     pub fn del(&mut self, key: &'static str) {
         let holds = self.lock(key).holds.iter();
         for owner in holds.map(|hold| hold.owner).collect::<Vec<_>>() {

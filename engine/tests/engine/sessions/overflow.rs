@@ -1,4 +1,4 @@
-//! A session whose program reads none of its rows: it begins anew, once they are too many.
+//! A session whose program reads none of its rows: it begins again, once they are too many.
 
 use super::node::{rows, Node};
 use crate::client::Client;

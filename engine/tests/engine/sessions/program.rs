@@ -56,7 +56,7 @@ pub struct Held {
     pub token: u64,
     /// The session that it is in, as far as the program knows.
     pub id: u64,
-    /// Whether the session has it no more.
+    /// Whether it is no longer in the session.
     pub taken: bool,
     lease: Millis,
     /// When the program learned of it.
@@ -111,7 +111,7 @@ pub struct Sent {
     pub words: String,
 }
 
-/// A token that is given back until that is answered.
+/// A token whose release the program repeats until it is answered.
 #[derive(Debug, Clone)]
 struct Releasing {
     key: &'static str,
@@ -374,7 +374,8 @@ impl Program {
                     wanted.again = true;
                 }
             }
-            // What keeps it is dropped, and begins anew. Its last rows are asked for once more.
+            // The program drops the connection that keeps the session, and keeps it again by a new one. It asks for the last rows
+            // once more.
             Kind::Session => {
                 (self.drops, self.blocks, self.keeping, self.next) = (true, false, true, now)
             }
@@ -383,7 +384,7 @@ impl Program {
         }
     }
 
-    /// Hears an answer. Returns false for one that it does not wait for any more: it is lost with its connection.
+    /// Reads an answer. Returns false for one that the program no longer waits for: it is lost with its connection.
     pub fn hear(&mut self, now: Millis, call: u64, answer: &Answer) -> bool {
         let Some(call) = self.calls.remove(&call) else {
             return false;
@@ -475,7 +476,8 @@ impl Program {
         }));
     }
 
-    /// Gives back a token that a row names and that it does not hold: of a wait that it has left, or half of what it asked for.
+    /// Releases a token that a row names and that the program does not hold: of a wait that it has left, or half of what it asked
+    /// for.
     fn release_strange(
         &mut self,
         key: &'static str,
@@ -562,7 +564,7 @@ impl Program {
                 let key = KEYS.into_iter().find(|key| *key == row.key).expect("a key");
                 self.release_strange(key, &row.owner, row.token, id, now + row.left);
             }
-            // It goes on at another server, in no session there.
+            // It continues at another server, in no session there.
             ("moved", Some(at), _) => {
                 let hold = &mut self.holds[at];
                 if hold.id == id {

@@ -48,7 +48,7 @@ enum Fault {
     SilentRelease,
     /// The place of a session that is not alive is granted.
     DeadAreGranted,
-    /// The row of a hold stays when the hold is given back by its token.
+    /// The row of a hold stays when the hold is released by its token.
     RowsOutliveReleases,
     /// Some row is left out, and counted.
     RowsLeftOut,
@@ -80,7 +80,7 @@ struct Body {
     line: u64,
     /// Until when it hangs.
     hangs: Millis,
-    /// When it died; later by as long as the server has stood still since.
+    /// When it died; later by as long as the server has been down or stalled since.
     died: Option<Millis>,
     /// How fast its clock goes, in thousandths of the true time.
     pace: u64,
@@ -118,7 +118,7 @@ struct Simulation {
     /// How many of a hundred messages are lost, and how many steps there are from one restart to the next.
     lost: u64,
     calm: u64,
-    /// Until when the server is down, and until when it stands still.
+    /// Until when the server is down, and until when it stalls.
     down: Millis,
     busy: Millis,
     /// Until when the link to the replica is cut; and when the replica takes over, if it does.
@@ -232,7 +232,7 @@ impl Simulation {
     /// Runs for a while. Errors with the first promise that is broken.
     fn run(&mut self) -> Result<(), String> {
         while self.now() < RUN_MS {
-            // What has arrived while a server stood still is read before any time is up.
+            // A server that stalled reads what has arrived meanwhile before any time is up.
             self.deliver()?;
             self.pass();
             self.answer_blocked()?;
@@ -255,7 +255,7 @@ impl Simulation {
             node.replicate(linked);
         }
         if idle {
-            // Nothing can end while the server stands still.
+            // Nothing can end while the server is down or stalls.
             let died = self.bodies.iter_mut().filter_map(|body| body.died.as_mut());
             died.chain(self.nobody.values_mut())
                 .for_each(|since| *since += STEP_MS);
@@ -499,7 +499,7 @@ impl Simulation {
                 What::Command(..) if now < self.busy => self.under_way.push(message),
                 What::Command(line, words) => self.arrive(program, call, line, &words)?,
                 What::Answer(..) if body.died.is_some() => {}
-                // It reads it when it goes on.
+                // A program that hangs reads it when it resumes.
                 What::Answer(..) if body.hangs > now => self.under_way.push(message),
                 What::Answer(answer, tokens) => {
                     let clock = body.clock(now);
@@ -680,7 +680,7 @@ impl Simulation {
         }
     }
 
-    /// Checks that those who believe in a lock may have it together.
+    /// Checks that the programs that believe in a lock may hold it together.
     fn check_belief(&self) -> Result<(), String> {
         let now = self.now();
         for key in KEYS {
@@ -706,7 +706,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Checks that no program goes on believing in a hold whose end it must have been told of.
+    /// Checks that no program still believes in a hold whose end the answer must have reported.
     fn check_told(
         &self,
         program: usize,
@@ -733,7 +733,7 @@ impl Simulation {
         }
     }
 
-    /// Checks that every hold is somebody's, or has not been nobody's for long.
+    /// Checks that every hold has a program that knows of it, or has lacked one only briefly.
     fn check_nobody(&mut self) -> Result<(), String> {
         let now = self.now();
         let mut nobody = BTreeMap::new();
@@ -826,7 +826,7 @@ impl Simulation {
                     .any(|its| its.owner == place.owner)
             })
         });
-        // The head may wait for another lock, which somebody holds.
+        // The head may wait for another lock, which is held.
         let reserved = places.first().is_some_and(|head| {
             let others = KEYS
                 .iter()

@@ -40,7 +40,7 @@ fn a_session_that_begins_again_is_another_one() {
     let mut node = Node::new(Policy::default());
     let first = take_and_release(&mut node, "s");
     assert_eq!((spares(&node), node.server.engine.sessions().0), (1, 0));
-    // A release that names no token is told by a row, which goes with the session.
+    // A row reports a release that names no token. The row goes with the session.
     send(&mut node, "ACQUIRE k s/2 60000 IN s");
     send(&mut node, "RELEASE k s/2");
     let news = send(&mut node, &format!("SESSION k s 1 SEEN {first} 7"));

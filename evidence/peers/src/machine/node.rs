@@ -113,7 +113,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Its children, too: they would notice only later.
+        // Also kills its children: they would notice only later.
         for pid in tree::of(&[self.child.id()]).into_iter().rev() {
             if let Ok(pid) = i32::try_from(pid) {
                 // It may have ended by itself.
