@@ -5,15 +5,17 @@ use std::collections::HashMap;
 use dlock_integration::{assert_sound, with, Ask, Guarded, Server, Wire};
 
 /// The longest time that a command or a setting accepts.
-const CENTURY_MS: u64 = 3_155_760_000_000;
+const CENTURY_MS: i64 = 3_155_760_000_000;
 
 /// Every numeric setting, with its bounds.
-const SETTINGS: [(&str, u64, u64); 14] = [
+const SETTINGS: [(&str, i64, i64); 16] = [
     ("default-lease-ms", 1, CENTURY_MS),
     ("max-lease-ms", 1, CENTURY_MS),
     ("claim-window-ms", 1, CENTURY_MS),
     ("max-claim-ms", 1, CENTURY_MS),
     ("max-hold-ms", 0, CENTURY_MS),
+    ("log-max-len", 0, 100_000),
+    ("log-slower-than-ms", -1, CENTURY_MS),
     ("quarantine-ms", 0, CENTURY_MS),
     ("replicas", 0, 100),
     ("ack-timeout-ms", 1, CENTURY_MS),
@@ -96,7 +98,7 @@ fn bad_settings_change_nothing() {
         }
     };
     for (name, least, most) in SETTINGS {
-        let below = (least as i64 - 1).to_string();
+        let below = (least - 1).to_string();
         let above = (most + 1).to_string();
         for value in [
             below.as_bytes(),
