@@ -75,7 +75,7 @@ run() { # PROJECT PART FILES AND OPTIONS…
         timeout 600 node --test --test-concurrency=2 --test-reporter=spec "${@:3}"
 }
 started=() failed=()
-start() { # NAME COMMAND…: beside the others
+start() { # NAME COMMAND…: in the background
     local name=$1
     shift
     ("$@" >"$DLOCK_CLIENT_SEEN/$name" 2>&1) &

@@ -1,4 +1,4 @@
-"""dlock-redis beside redis-py's Lock and python-redis-lock, on one server in one run. Prints Markdown."""
+"""dlock-redis next to redis-py's Lock and python-redis-lock, on one server in one run. Prints Markdown."""
 
 import asyncio
 import os
@@ -142,7 +142,7 @@ def contended(kind, workers):
 
 
 async def thirty_two_at_50_ms():
-    """Round trips that 32 tasks need together for 32 free locks, taken and given back."""
+    """Round trips that 32 tasks need together for 32 free locks, taken and released."""
     path = command(f"path {HOST}:{PORT}")
     command(f"delay {path} 50")
     host, port = path.split(":")
@@ -163,7 +163,7 @@ async def thirty_two_at_50_ms():
 
 
 def held(count):
-    """Commands a second on the wire while so many locks are held, and connections."""
+    """Commands a second on the wire while this many locks are held, and connections."""
     path = command(f"path {HOST}:{PORT}")
     host, port = path.split(":")
     watch = client()

@@ -244,7 +244,7 @@ class Server:
         self.key = f"{{{random.getrandbits(48):x}}}lock"
 
     def control(self, line):
-        """Has something done to the servers; looks anew who is who."""
+        """Has something done to the servers, and finds their roles again."""
         control(line)
         if self.place == "pair":
             self.client.connection_pool.disconnect()
@@ -292,13 +292,13 @@ class Server:
         until(lambda: self.ask("DLOCK.INFO", key or self.key) is None, "nobody holds it and nobody waits")
 
     def hold(self, owner="other", key=None, *options):
-        """Somebody else takes it, for longer than any test lasts."""
+        """Another owner takes it, for longer than any test lasts."""
         reply = self.ask("DLOCK.ACQUIRE", key or self.key, owner, 600_000, *options)
         assert reply, "the lock is taken"
         return reply[0]
 
     def hand_over(self, owner="other", key=None):
-        """Gives it back, and says who has it in the same step."""
+        """Releases it, and returns the next holder in the same step."""
         key = key or self.key
         with self.node(key).pipeline(transaction=True) as step:
             step.execute_command("DLOCK.RELEASE", key, owner, "HOLDS", 0)
@@ -435,7 +435,7 @@ class TaskHold:
         return self.hold.lost.is_set()
 
     def forget(self):
-        """Nothing of the test refers to the AsyncHold any more."""
+        """The test no longer refers to the AsyncHold."""
         self.tasks.loop.call_soon_threadsafe(self.watcher.cancel)
         self.hold = None
 

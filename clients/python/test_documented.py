@@ -32,7 +32,7 @@ def client(**options):
 
 @pytest.mark.parametrize("page", ["README.md", "docs/clients.md"])
 def test_the_printed_program_runs_as_it_is(page, tmp_path):
-    """As a reader has it: copied from the page, in a directory without anything, by the installed package."""
+    """As a reader uses it: copied from the page, in a directory without anything, by the installed package."""
     text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     host, port = addresses("DLOCK_SINGLE")[0]

@@ -1,4 +1,4 @@
-"""Whatever does not answer, may not, or is over: a hold is kept or told lost, and a call ends in its time."""
+"""Servers that do not answer or refuse: a hold is kept or reported lost, and a call ends in its time."""
 
 import asyncio
 import gc
@@ -80,7 +80,7 @@ def test_a_wrong_password_in_a_cluster_is_told_at_once(server, make):
 
 @alone
 def test_what_others_take_is_believed_until_its_end(server, make):
-    """Another client has renewed it for nobody: it lasts so long, and is not given back by us."""
+    """Another client has renewed it for nobody: it lasts until that lease ends, and this client does not release it."""
     locks = make()
     hold = locks.lock(server.key)
     until(lambda: server.info()["holders"][0]["alive"], "it is kept")

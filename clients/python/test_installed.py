@@ -1,4 +1,4 @@
-"""Programs of their own, by the package as it is installed, with nothing beside it: what a user does and looks at."""
+"""Programs of their own, by the package as it is installed, with nothing else: what a user does and sees."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Program:
         return json.loads(line) if line else pytest.fail(self.process.stderr.read())
 
     def go(self):
-        """Lets the program go on, which waits for a line of input."""
+        """Lets the program continue, which waits for a line of input."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
@@ -195,7 +195,7 @@ def test_a_hold_that_is_not_lost_is_not_lost(server):
 
 
 def test_a_signals_handler_releases(server):
-    """The main thread waits for a reply. Its handler gives back a lock meanwhile."""
+    """The main thread waits for a reply. Its handler releases a lock meanwhile."""
     name, address = path()
     command(f"delay {name} 20")
     text = """
@@ -277,14 +277,14 @@ def test_the_hold_of_a_task_that_has_ended_is_lost(server):
 
 @KINDS
 def test_after_a_pause_it_asks_first(server, kind):
-    """The process stood still for longer than its lease, and the server has renewed it all the same."""
+    """The process stalls for longer than its lease, and the server renews it anyway."""
     text = {
         "threads": """
             locks = Locks(client, lease=2)
             hold = locks.acquire(key)
             time.sleep(1.5)  # it has grown old enough to be kept
             say("held")
-            time.sleep(2)  # of the clock of the machine: it has stood still
+            time.sleep(2)  # of the clock of the machine: it has stalled
             deadline = time.monotonic() + 10
             while not hold.left() and not hold.lost.is_set() and time.monotonic() < deadline:
                 time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""No two lead: the leader's process is killed, stands still, or hears nothing any more."""
+"""No two lead: the leader's process is killed, is stopped, or is cut off."""
 
 import asyncio
 import json

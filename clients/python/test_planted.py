@@ -486,7 +486,7 @@ LONG = (
 
 
 def bounded(step):
-    """Who waits for ever is not waited for."""
+    """A wait without a bound gets one: nobody waits for it."""
     return {**step, "timeout": 3} if step["do"] in ("lock", "many") and step.get("timeout", 0) is None else step
 
 

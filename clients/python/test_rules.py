@@ -62,7 +62,7 @@ class Rules(_session.Sessions):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is moved."""
+    """A clock that moves only when the test moves it."""
 
     class Moved:
         at = 1000.0
@@ -143,7 +143,7 @@ def test_a_try_that_was_refused_takes_nothing_back(rules, clock):
 
 
 def test_stalls_put_off_no_loss_for_ever(rules, clock):
-    """A program that blocks its event loop again and again is told of its losses all the same."""
+    """A program that blocks its event loop again and again still learns of its losses."""
     seen = []
     for _ in range(10):
         began = clock()
@@ -223,7 +223,7 @@ def test_a_refused_release_after_ends_the_hold(rules, clock):
 
 
 def test_what_cannot_work_in_the_background_now_does_so_later(rules, clock):
-    """The process has too many threads: a wait and a release are not taken for ones that somebody works for."""
+    """The process has too many threads: a wait and a release do not count as being worked on."""
     held = granted(rules)
     rules.no_threads = True
     one = take(rules)

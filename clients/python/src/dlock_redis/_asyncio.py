@@ -168,9 +168,9 @@ class AsyncHold(HoldBase):
             raise
 
     async def release(self) -> None:
-        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost.
+        """Releases this grant, and nothing else. Raises `NotHeld` if it was lost.
 
-        If no server answers within the time for a reply, it raises that error, and goes on in the background."""
+        If no server answers within the time for a reply, it raises that error, and continues in the background."""
         await self._carry(self._sessions.released(self._held))
 
     async def release_after(self, seconds: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What can go wrong with a lock, and which of it a little time can mend."""
+"""What can go wrong with a lock, and which errors a little time can repair."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def is_unanswered(error: Exception) -> bool:
 
 
 def passes(error: BaseException) -> bool:
-    """Returns true if another connection, another node or a little time can mend it."""
+    """Returns true if another connection, another node or a little time can repair it."""
     if isinstance(error, (NoAck, Quarantine, *_PASSING_TYPES)):
         return True
     if isinstance(error, (library.AuthenticationError, library.AuthorizationError, library.DataError, DLockError)):

@@ -99,11 +99,11 @@ class HoldBase:
         return self._held.reason
 
     def left(self) -> float:
-        """Returns the seconds for which the lock is held for sure, if nothing is heard of the server any more."""
+        """Returns the seconds for which the lock is certainly held, even if the server never answers again."""
         return 0.0 if self._held.over else max(0.0, self._held.until() - now())
 
     def expire(self) -> None:
-        """Reports the loss of a hold whose end has passed, if the clock has not come to it yet."""
+        """Reports the loss of a hold whose end has passed, if the clock has not done so yet."""
         with self._sessions.guard:
             if not self._held.over:
                 self._sessions.expire(self._held)

@@ -74,7 +74,7 @@ class Session:
 
 @dataclass(eq=False)
 class Errand:
-    """A command that is repeated until the server has answered it, or until it means nothing any more.
+    """A command that is repeated until the server has answered it, or until it has no purpose.
 
     It is a job for as long as its caller waits for it, and then one of an `Errands`."""
 
@@ -155,7 +155,7 @@ class Clock:
         self._stalls_since = self._no_loss_before = -math.inf
 
     def set(self, due: float) -> None:
-        """Has it wake up then, if nothing is due before."""
+        """Wakes the clock then, if nothing is due before."""
         if due < self.alarm:
             self.alarm = due
             self.sessions.wake()
@@ -182,7 +182,7 @@ class Clock:
         self.running = False
 
     def slept(self, began: float, within: float) -> None:
-        """Notes that the process stood still, if it did: nothing is over before the server could be asked.
+        """Notes whether the process stalled: nothing is over before the server could be asked.
 
         Stalls that follow each other put that off, but not for ever: a program may block its event loop often."""
         grace = self.sessions.settings.reply_timeout
@@ -241,7 +241,7 @@ class Sessions(abc.ABC):
     # The beginning, and the end.
 
     def check(self) -> None:
-        """Raises an error if nothing may be asked any more, or if no clock could report a loss."""
+        """Raises an error if nothing more may be asked, or if no clock could report a loss."""
         if self.closed:
             raise DLockError(self.closed)
         if not self.clock.running:
@@ -389,7 +389,7 @@ class Sessions(abc.ABC):
         return due
 
     def expire(self, held: Held) -> None:
-        """Reports that the believed end of a hold has passed. The server may have it still, so it is given back."""
+        """Reports that the believed end of a hold has passed. It may still be held there, so it is released."""
         trouble = held.trouble or (str(held.session.error or "") if held.session is not None else "")
         reason = "the lease ran out before the server confirmed it" + (trouble and f": {trouble}")
         if held.bound <= now():

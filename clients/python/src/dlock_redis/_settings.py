@@ -22,13 +22,13 @@ class Observer:
         """A wait that has begun has ended: with the lock or without."""
 
     def granted(self, key: Name, seconds: float) -> None:
-        """The lock was granted so many seconds after it was asked for."""
+        """The lock was granted this many seconds after the request."""
 
     def refused(self, key: Name, seconds: float, error: BaseException | None) -> None:
         """The lock was not granted: it is taken (None), or for this reason."""
 
     def released(self, key: Name, seconds: float) -> None:
-        """The lock was given back after so many seconds."""
+        """The lock was released after this many seconds."""
 
     def lost(self, key: Name, reason: str) -> None:
         """The lock was held, and is no more."""

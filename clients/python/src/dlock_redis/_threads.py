@@ -155,9 +155,9 @@ class Hold(HoldBase):
             raise
 
     def release(self) -> None:
-        """Gives back what was granted here, and nothing else. Raises `NotHeld` if it was lost.
+        """Releases this grant, and nothing else. Raises `NotHeld` if it was lost.
 
-        If no server answers within the time for a reply, it raises that error, and goes on in the background."""
+        If no server answers within the time for a reply, it raises that error, and continues in the background."""
         self._carry(self._sessions.released(self._held))
 
     def release_after(self, seconds: float) -> None:
@@ -219,7 +219,7 @@ class Locks(LocksBase["redis.Redis | redis.RedisCluster"]):
     - lease: how long a lock lasts when this program dies or loses the server
     - hang_timeout: how long a program that hangs keeps its locks
     - reply_timeout: how long a connect or a reply may take
-    - clock_margin: so much before its end a hold is believed to have ended
+    - clock_margin: how long before its end a hold is believed to have ended
     - observer: is called with what happens, for metrics
     """
 
@@ -236,8 +236,8 @@ class Locks(LocksBase["redis.Redis | redis.RedisCluster"]):
         - limit: this many may hold it at once: a semaphore
         - permits: the hold takes this many of the limit, all at once; 1 unless set
         - lease: how long this lock lasts when the program dies; that of the Locks unless set
-        - max_hold: after so many seconds the hold is reported lost, and given back
-        - actor: a name for whoever takes several locks: the server sees that two wait for each other (`Deadlock`),
+        - max_hold: after this many seconds the hold is reported lost, and released
+        - actor: names the task that takes several locks: the server sees that two wait for each other (`Deadlock`),
           and that an actor waits for what it holds itself
         - on_lost: is called with the hold, by a thread of its own, when it is lost
         """

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Leader(NamedTuple):
-    """Who leads, and since which term."""
+    """The leader, and its term."""
 
     who: str
     term: int
@@ -52,7 +52,7 @@ class _Candidate(Generic[H]):
         self._request(None)  # a bad argument raises here, not at the first election
 
     def is_leader(self) -> bool:
-        """Returns true if it leads for sure. Asks nobody: the clock says when the lease may have ended."""
+        """Returns true if it certainly leads. Sends nothing: the clock says when the lease may have ended."""
         hold = self._hold
         return hold is not None and not hold.lost and hold.left() > 0
 
@@ -63,7 +63,7 @@ class _Candidate(Generic[H]):
         return hold.token if hold is not None and self.is_leader() else None
 
     def left(self) -> float:
-        """Returns the seconds for which it leads for sure, if nothing is heard of the server."""
+        """Returns the seconds for which it certainly leads, even if the server never answers again."""
         return self._hold.left() if self._hold is not None else 0.0
 
     def _request(self, blocking_timeout: float | None) -> Request:
@@ -78,7 +78,7 @@ class _Candidate(Generic[H]):
         return self._hold
 
     def _step_down(self) -> None:
-        """It leads no more: told here, if the clock has not come to it yet."""
+        """Ends the term, and reports that if the clock has not done so yet."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.expire()

@@ -6,7 +6,7 @@
         while hold.left() > 1 and work():
             hold.renew(10)
 
-Who holds the lock at a majority of the masters has it; docs/cluster.md of dlock has the recipe and its reasons. The
+A client holds the lock if it does so at a majority of the masters; docs/cluster.md of dlock has the recipe. The
 clients are patterns: every hold has an owner and connections of its own, so threads may share a Quorum. Times are in
 seconds.
 """
@@ -81,7 +81,7 @@ class Quorum:
 class QuorumHold:
     """A lock that is held for sure until `deadline`: of CLOCK_BOOTTIME where there is one, else of time.monotonic().
 
-    That clock goes on while the machine is suspended, as the leases do."""
+    That clock runs while the machine is suspended, as the leases do."""
 
     def __init__(self, quorum: Quorum, lock: Name):
         self.lock, self.deadline, self._guard = lock, 0.0, threading.Lock()
@@ -91,7 +91,7 @@ class QuorumHold:
         self._rename()
 
     def _rename(self) -> None:
-        """For each try: what the last one has told a master that hangs must not give back what this one gets."""
+        """A new owner for each try: a late command of the last try must not release what this one gets."""
         self.owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
         for master in self._masters:
             master.names = self.lock, self.owner
@@ -102,7 +102,7 @@ class QuorumHold:
         return [self._tokens.get(master) for master in self._masters]
 
     def left(self) -> float:
-        """For so many seconds it is held for sure."""
+        """Returns for how many seconds it is certainly held."""
         return max(0.0, self.deadline - now())
 
     def renew(self, lease: float = 10.0) -> bool:
@@ -204,7 +204,7 @@ class _Master:
             return None
 
     def leave(self) -> None:
-        """Gives back what was granted or will be, and leaves the queue."""
+        """Releases what was granted or will be, and leaves the queue."""
         if not self.asked:
             return
         words: list[tuple[Any, ...]] = [("CANCEL",), ("RELEASE", "HOLDS", 0)]
