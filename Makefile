@@ -1,4 +1,4 @@
-# `make` alone lists what can be made: the text after `##` is the help.
+# `make` alone lists what can be made: the text after `##` is the help, and begins with its group.
 
 SHELL := /bin/bash
 
@@ -52,128 +52,132 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
 
-help: ## List what can be made
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
+help: ## use: List what can be made
+	@for group in use develop prove package; do \
+	    echo "$$group"; \
+	    sed -n "s/^\([a-z-]*\):.*## $$group: \(.*\)/\1|\2/p" $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-15s %s\n", $$1, $$2 }'; \
+	done
+	@echo 'More: CONTRIBUTING.md, evidence/README.md'
 
-run: build ## Start a server with the module in the foreground (PORT=6379)
+run: build ## use: Start a server with the module, in the foreground (PORT=6379)
 	@integration/run.sh '$(BUILT)' '$(PORT)' $(if $(filter file,$(origin PORT)),or-next)
 
-test: built ## Run all tests
+test: built ## develop: Run all tests
 	cargo test
 
-test-engine: ## Run the tests that need no server: the engine, the rule of confirmations, the commands, the conversations
+test-engine: ## develop: Run the tests that need no server
 	cargo test --package dlock-engine --package dlock-confirm --package dlock-commands --package dlock-conversations
 
-demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
+demo: build ## use: Sell 6,000 items by 100 clients, with and without locks
 	@cargo run --quiet --bin demo
 
-failover: build ## A primary is killed under load, with and without dlock.replicas: who was let in twice, how long nobody was
+failover: build ## use: Kill a primary under load: who was let in twice
 	@cargo run --quiet --bin failover
 
-ladder: build ## Why a lock made of SETNX is not one: eight steps with kill -9, then the same with dlock, in half a minute
+ladder: build ## use: Break a lock made of SETNX in eight steps
 	@cargo run --quiet --bin ladder
 
-bench: build peers ## Measure dlock side by side with what it replaces, in up to twenty minutes (QUICK=1: two)
+bench: build peers ## prove: Measure beside what dlock replaces (QUICK=1: two minutes)
 	@$(BENCH) $(if $(QUICK),--quick)
 
-bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
+bench-check: build peers ## prove: Fail if a ratio of the quick run has grown
 	@$(BENCH) --quick --check
 
-bench-servers: build ## Measure pairs, hand-overs and memory on five server versions, in up to twelve minutes (QUICK=1: four)
+bench-servers: build ## prove: Measure on five servers (QUICK=1: four minutes)
 	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 
-bench-peers: build ## Measure dlock and PostgreSQL, etcd, ZooKeeper, Redisson, in half an hour (QUICK=1: seven minutes; ARGS='--help')
+bench-peers: build ## prove: Measure PostgreSQL, etcd, ZooKeeper, Redisson (QUICK=1: seven minutes)
 	@integration/servers.sh '$(TARGET)/servers' redis-8.6 valkey-9.1
 	@evidence/peers/install.sh '$(TARGET)/bench-peers/installed'
 	@cargo run --quiet --release --manifest-path evidence/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
 	    --results '$(TARGET)/bench-peers' --installed '$(TARGET)/bench-peers/installed' --servers '$(TARGET)/servers' \
 	    $(if $(QUICK),--quick) $(ARGS)
 
-results: ## Put tables and plots of the last full runs where the documents show them
+results: ## prove: Put the last full runs into docs/results
 	@evidence/results.sh '$(TARGET)' docs/results
 
-pictures: ## Draw the pictures of the documents from their texts in docs/pictures
+pictures: ## develop: Draw the pictures of the documents
 	@cargo run --quiet --bin pictures
 
-chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, judge, then schedules (QUICK=1: six minutes; ARGS='--help')
+chaos: build ## prove: Kill, stop, cut off, move servers (QUICK=1: six minutes)
 	@cargo run --quiet --release --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' \
 	    $(if $(QUICK),--quick --lanes 10 --histories '$(TARGET)/chaos/histories') $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory schedules)
 
-schedules: build ## Play the schedules of docs/protocol.md on real servers, with all clauses and without those they break (QUICK=1: two minutes)
+schedules: build ## prove: Play the schedules of docs/protocol.md (QUICK=1: two minutes)
 	@cargo build --quiet --package dlock --features planted --target-dir '$(TARGET)/planted'
 	@cargo run --quiet --bin schedules -- --planted '$(TARGET)/planted/debug/$(MODULE)' \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/schedules$(if $(QUICK),/quick)' $(if $(QUICK),--quick --lanes 8) $(ARGS)
 
-judge: build ## Have Porcupine judge histories from real servers; planted faults must be found (QUICK=1: three minutes)
+judge: build ## prove: Have Porcupine judge real histories (QUICK=1: three minutes)
 	@evidence/judge/run.sh '$(TARGET)/judge' --module '$(BUILT)' --results '$(TARGET)/judge' --histories '$(TARGET)/chaos/histories' \
 	    $(if $(QUICK),--quick) $(ARGS) '$(DLOCK_REDIS_SERVER)' '$(TARGET)/servers/redis-8.6/server' '$(TARGET)/servers/valkey-9.1/server'
 
-clocks: build ## Step the wall clocks of a primary and its replicas under load: how often two owners, for how long (three minutes)
+clocks: build ## prove: Step wall clocks under load (three minutes)
 	@cargo run --quiet --release --bin clocks -- --results '$(TARGET)/clocks' $(ARGS)
 
-disks: build ## Cut the AOF at any byte, and lose the newest of it under load: what is left, how often two owners (two minutes)
+disks: build ## prove: Cut the AOF at any byte (two minutes)
 	@cargo run --quiet --release --bin disks -- --results '$(TARGET)/disks' $(ARGS)
 
-rivals: build ## Kill, stop, stall and cut off the primary of Redisson, redlock, SET NX with WAIT and dlock, in 15 minutes (QUICK=1: four)
+rivals: build ## prove: Do the same faults to other locks (QUICK=1: four minutes)
 	@evidence/rivals/install.sh '$(TARGET)/rivals'
 	@cargo run --quiet --release --bin rivals -- --drivers '$(TARGET)/rivals' --results '$(TARGET)/rivals' $(if $(QUICK),--quick) $(ARGS)
 
-check: built ## What a change must pass: formatting, lints, all tests
+check: built ## develop: Run what a change must pass: formatting, lints, tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test
 	@observability/run.sh '$(TARGET)/observability' exporter
 
-msrv: deps ## Build and check everything with the oldest compiler that is promised, fetched by rustup
+msrv: deps ## develop: Check everything with the oldest compiler that is promised
 	@rustup toolchain list | grep -q '^$(MSRV)' || rustup toolchain install $(MSRV) --profile minimal
 	CARGO_TARGET_DIR='$(TARGET)/msrv' cargo +$(MSRV) check --workspace --all-targets --locked
 
-deny: ## Licences, sources and known faults of all crates (needs cargo-deny; a test holds licences and sources without it)
+deny: ## develop: Check licences, sources and known faults of all crates
 	@cargo deny --version >/dev/null 2>&1 || { echo 'make deny needs cargo-deny: cargo install --locked cargo-deny' >&2; exit 1; }
 	cargo deny --workspace check
 
-check-long: ## Hold the engine against its model for all seeds, and search the model of replication for two owners (WRITE=1: into the page)
+check-long: ## prove: Compare the engine with its model, search for two owners
 	DLOCK_LONG=1 cargo test --release --test engine -- what_the_model_does every_promise_holds the_exploration_finds
 	cargo run --release --bin dlock-protocol -- $(if $(WRITE),--write)
 
-explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)
+explore: ## prove: Try every sequence of requests and events (DEPTH=5)
 	DLOCK_DEPTH=$(DEPTH) cargo test --release --test engine -- --nocapture every_sequence
 
-observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
+observe: build ## prove: Test dashboard and alerts with Prometheus
 	@observability/run.sh '$(TARGET)/observability'
 
-clients: build ## Run the tests of the clients in all languages (ONLY=python,rust; VALKEY=/path/to/server)
+clients: build ## develop: Run the clients' tests (ONLY=python,rust VALKEY=/path/to/server)
 	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1
 	@cargo run --quiet --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
 
-lines: ## Count the clients' lines of code; fail if their files import each other in a circle
+lines: ## develop: Count the clients' lines of code; find import circles
 	@python3 clients/lines.py
 
-bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
+bench-clients: build ## prove: Measure the clients and their languages' locks (ONLY=python)
 	@cargo run --quiet --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
 
-packages: ## Build the clients' packages into target/packages (ONLY='python rust')
+packages: ## package: Build the clients' packages (ONLY='python rust')
 	@for one in $(or $(ONLY),python node php go java rust); do \
 		mkdir -p '$(TARGET)/clients/'$$one; \
 		DLOCK_CLIENT_TARGET='$(TARGET)/clients/'$$one clients/$$one/run.sh --package '$(TARGET)/packages' || exit 1; \
 	done
 
-cli: ## Build the command line, dlock, into target/cli: one static program, and its manual page
+cli: ## use: Build the command line, dlock, into target/cli
 	@packaging/cli.sh '$(TARGET)/cli'
 
-fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
+fuzz: ## prove: Send arbitrary words, effects and values (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'
 
-memcheck: build ## Run tests and random commands on a server under valgrind's memcheck (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
+memcheck: build ## prove: Run tests under valgrind (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
 	@integration/memcheck/run.sh '$(TARGET)/memcheck' '$(MEMCHECK_SECONDS)' '$(MEMCHECK_SEED)'
 
-upgrade: build ## Update a running system from 0.1.0 to 0.3.1, built from the project's history, to the module of now
+upgrade: build ## prove: Update a running system from 0.1.0 to now
 	@for old in $(OLD); do integration/upgrade.sh '$(TARGET)/upgrade' "$$old" || exit 1; done
 
-install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr, on macOS /usr/local)
+install: ## use: Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr)
 	@test -e '$(BUILT)' || $(MAKE) build
 	install -d '$(DESTDIR)$(PLACE)'
 	install -m 755 '$(BUILT)' '$(DESTDIR)$(PLACE)/$(MODULE)'
@@ -186,10 +190,10 @@ install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr, on macOS /
 	                '    [Service]' '    ExecPaths=$(PLACE)'; \
 	    done ;; esac
 
-clean: ## Remove all that was built and fetched
+clean: ## develop: Remove all that was built and fetched
 	cargo clean
 
-build: deps ## Build the module
+build: deps ## use: Build the module
 	cargo build --release --package dlock
 
 # The module ends with one long step for one core: the tests are built beside it.
@@ -200,28 +204,28 @@ built: deps
 built-tests: deps
 	cargo test --no-run
 
-deb: deps ## Make a Debian package in target/package
+deb: deps ## package: Make a Debian package in target/package
 	@packaging/deb.sh '$(TARGET)/package'
 
-deb-check: deb ## Install the package, have Redis and Valkey load it, remove it (as root)
+deb-check: deb ## package: Install that package, load it, remove it (as root)
 	@packaging/deb-check.sh "$$(ls -t '$(TARGET)'/package/*.deb | head -n 1)" '$(TARGET)/servers'
 
-dist: deps ## Make the source archive and the module, with their SHA-256 sums, in target/dist
+dist: deps ## package: Make the source archive and the module in target/dist
 	@packaging/dist.sh '$(TARGET)/dist'
 
-dist-check: deps ## Do so twice, at two places: both must give the same bytes
+dist-check: deps ## package: Make them twice: both must give the same bytes
 	@packaging/dist-check.sh '$(TARGET)/dist-check'
 
-container-check: ## Build the container and take a lock in it (needs podman or docker)
+container-check: ## package: Build the container, take a lock (podman or docker)
 	@packaging/container-check.sh
 
-group-check: build ## Check the descriptions of a group for Compose and Kubernetes, and run its nodes on this machine, without containers
+group-check: build ## package: Run the nodes of the described group, without containers
 	@packaging/group/check.sh '$(BUILT)' '$(TARGET)/group'
 
-servers: ## Fetch other versions of Redis and Valkey into target/servers (SERVERS='redis-8.0 valkey-9.1')
+servers: ## develop: Fetch other servers (SERVERS='redis-8.0 valkey-9.1')
 	@integration/servers.sh '$(TARGET)/servers' $(SERVERS)
 
-test-servers: build ## Run the integration tests against each fetched server (SERVERS='redis-8.0 valkey-9.1')
+test-servers: build ## develop: Run the server tests on each fetched server (SERVERS=…)
 	@integration/test-servers.sh '$(TARGET)/servers' $(SERVERS)
 
 # The Python libraries that the benchmark compares with.
