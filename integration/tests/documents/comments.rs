@@ -63,7 +63,7 @@ fn comments(source: &str, mark: &str) -> Vec<(usize, String)> {
         }
         let marks = ['/', '!', '*', '#', '-', '"'];
         match whole.map(|text| text.trim_start_matches(marks).trim()) {
-            Some(text) if text.is_empty() => is_open = false,
+            Some("") => is_open = false,
             Some(text) => {
                 match found.last_mut().filter(|_| is_open) {
                     Some((_, words)) => *words += &format!(" {text}"),
