@@ -106,7 +106,7 @@ pub(crate) fn who(place: &Place, lock: &str, as_json: bool) -> Result<u8, Failur
         };
         say!(
             "  held by {owner}{held}, {left} left of its lease{ties}{}{}, token {}",
-            permits(holder),
+            share(holder),
             session(holder),
             of(holder, "token")
         );
@@ -155,27 +155,29 @@ fn queued(place: &Value) -> String {
     let left = time_of(place, "left-ms");
     if of(place, "kind") == "absent" {
         let kept = left.map_or(String::new(), |left| format!(", kept for {left} more"));
-        let permits = permits(place);
+        let share = share(place);
         let session = session(place);
         if !session.is_empty() {
-            return format!("{owner} has had a place for {waited}{permits}{session}");
+            return format!("{owner} has had a place for {waited}{share}{session}");
         }
-        return format!("{owner} has had a place for {waited}{permits}, and nobody is there{kept}");
+        return format!("{owner} has had a place for {waited}{share}, and nobody is there{kept}");
     }
     let left = left.map_or(String::new(), |left| format!(", {left} left"));
     let at = connection(place).map_or(String::new(), |at| format!(", connection {at}"));
     let session = session(place);
     format!(
         "{owner} waits for {waited}{left}{}{session}{at}",
-        permits(place)
+        share(place)
     )
 }
 
-/// The permits of a holder or of a request, if they are several.
-fn permits(of_it: &Value) -> String {
-    match of(of_it, "permits").as_str() {
-        "" | "1" => String::new(),
-        several => format!(", {several} permits"),
+/// How a holder or a request shares the lock: its limit and its permits. Nothing if it is exclusive.
+fn share(of_it: &Value) -> String {
+    match (of(of_it, "limit").as_str(), of(of_it, "permits").as_str()) {
+        ("" | "1", _) => String::new(),
+        ("0", _) => ", shared".to_owned(),
+        (limit, "" | "1") => format!(", limit {limit}"),
+        (limit, several) => format!(", {several} permits of {limit}"),
     }
 }
 

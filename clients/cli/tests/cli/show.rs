@@ -287,9 +287,15 @@ fn whoever_waits_is_shown() {
     assert!(top.contains("5 queued; 2 connections wait"), "{top}");
 }
 
-/// The permits of a holder and of a request are shown where they are several.
+/// Returns the line about an owner.
+fn line_of<'a>(who: &'a str, owner: &str) -> &'a str {
+    let found = who.lines().find(|line| line.contains(owner));
+    found.expect("everybody is shown")
+}
+
+/// The limit and the permits of a holder and of a request are shown: a smaller limit holds up the others.
 #[test]
-fn permits_are_shown() {
+fn limits_and_permits_are_shown() {
     let server = Server::start();
     let mut connection = server.connection();
     let _: Grant = connection.ask("DLOCK.ACQUIRE memory alice 600000 LIMIT 16 PERMITS 8");
@@ -299,18 +305,19 @@ fn permits_are_shown() {
     waiter.send("DLOCK.FAIRACQUIRE memory dave 600000 LIMIT 16 PERMITS 3 BLOCK 0");
     await_until("it waits", PATIENCE, || stat(&server, "places_queued") == 2);
     let (_, who, _) = output(&server, &["who", "memory"]);
-    let line = |of: &str| {
-        let found = who.lines().find(|line| line.contains(of));
-        found.expect("everybody is shown").to_owned()
-    };
-    for (owner, permits) in [
-        ("alice", ", 8 permits"),
-        ("carol", ", 12 permits"),
-        ("dave", ", 3 permits"),
+    for (owner, share) in [
+        ("alice", ", 8 permits of 16"),
+        ("bob", ", limit 16,"),
+        ("carol", ", 12 permits of 16"),
+        ("dave", ", 3 permits of 16"),
     ] {
-        assert!(line(owner).contains(permits), "{who}");
+        assert!(line_of(&who, owner).contains(share), "{who}");
     }
-    assert!(!line("bob").contains("permits"), "{who}");
+    let _: Grant = connection.ask("DLOCK.ACQUIRE table alice 600000 SHARED");
+    connection.run("DLOCK.FAIRACQUIRE table bob 600000 CLAIM 600000");
+    let (_, who, _) = output(&server, &["who", "table"]);
+    assert!(line_of(&who, "alice").contains(", shared,"), "{who}");
+    assert!(!line_of(&who, "bob").contains("limit"), "{who}");
 }
 
 /// In a terminal: it shows what is contended, and ends by `q`.
