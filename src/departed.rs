@@ -16,6 +16,9 @@ static DEPARTED: MainThread<VecDeque<(u64, Origin)>> = MainThread::new(VecDeque:
 
 /// Returns address and name of a connection, if it exists.
 pub(crate) fn look(ctx: Ctx, client: u64) -> Option<Origin> {
+    if ctx.is_scripts_own(client) {
+        return None;
+    }
     let (host, port) = server::address(client)?;
     // As CLIENT LIST writes it.
     let at = match host.contains(':') {

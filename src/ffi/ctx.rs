@@ -77,6 +77,11 @@ impl<'event> Ctx<'event> {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_LUA != 0
     }
 
+    /// Returns true if this is the client that a script runs with. It has no connection, and not every server may be asked for it.
+    pub(crate) fn is_scripts_own(self, client: u64) -> bool {
+        self.in_script() && client == self.client()
+    }
+
     /// Returns the client id of the context's connection.
     pub(crate) fn client(self) -> u64 {
         // SAFETY: a live context.

@@ -53,9 +53,7 @@ impl Caller for Client<'_> {
     }
 
     fn connected(&self, client: u64) -> bool {
-        // A script's own client has no connection, and not every server can be asked for it.
-        let script = client == self.client() && self.0.in_script();
-        !script && server::connected(client)
+        !self.0.is_scripts_own(client) && server::connected(client)
     }
 
     fn fresh_owner(&self) -> String {
