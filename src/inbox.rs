@@ -4,8 +4,9 @@
 use crate::ffi::memory::MainThread;
 use crate::node::timer;
 use crate::settings::config;
-use dlock_engine::lock::Hold;
-use dlock_engine::{ClientId, HoldRef, Lock, Lost, Name, NameRef, Promise, RequestId, WallMs};
+use dlock_engine::{
+    ClientId, HoldRef, Lock, Lost, Name, NameRef, Promise, RequestId, Token, WallMs,
+};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -168,23 +169,21 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
             .borrow()
             .is_some_and(|mut written| written.remove(&address(lock)));
     let beyond = lock.holders().saturating_sub(config::LOG_MAX_LEN.amount());
-    let gone = |(at, hold): (usize, Hold)| {
+    // Of a mass, only the holds that are logged are looked up.
+    let gone = |(at, (owner, token, deadline)): (usize, (&[u8], Token, WallMs))| {
         let logged = at >= beyond;
+        let hold = if logged { lock.hold(owner) } else { None };
         Gone {
-            owner: if logged {
-                hold.owner.into()
-            } else {
-                Box::default()
-            },
+            owner: hold.map_or(Box::default(), |hold| hold.owner.into()),
             lost: Lost {
-                token: hold.token,
-                client: hold.client,
+                token,
+                client: hold.map_or(ClientId::NONE, |hold| hold.client),
                 logged,
             },
-            deadline: hold.deadline,
+            deadline,
         }
     };
-    let holds = lock.holds().enumerate().map(gone).collect();
+    let holds = lock.named().enumerate().map(gone).collect();
     post(Notice::Unlinked(Unlinked {
         name,
         holds,
