@@ -561,6 +561,31 @@ fn requests_for_many_locks_leave_in_steps() {
     }
 }
 
+/// A wait whose time is up is not the longer in coming for a long chain of requests for many locks before it.
+#[test]
+fn a_chain_before_a_wait_delays_no_time_out() {
+    const CHAIN: usize = 2_000;
+    const WAITS: usize = 200;
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k0 holder 60000");
+    for at in 0..CHAIN {
+        let line = format!("MACQUIRE 2 k{at} k{} o{at} 60000 BLOCK 60000", at + 1);
+        assert!(matches!(ask(&mut server, &line), Reply::Wait(..)));
+    }
+    for at in 0..WAITS {
+        let line = format!("ACQUIRE k{CHAIN} w{at} 60000 BLOCK 5000");
+        assert!(matches!(ask(&mut server, &line), Reply::Wait(..)));
+    }
+    server.engine.tick(LATER);
+    let mut steps = 1;
+    while server.engine.settle_dirty(&mut server.keys, LATER, A_STEP) {
+        server.keys.close();
+        steps += 1;
+    }
+    assert_eq!(server.engine.take_outputs().len(), WAITS);
+    assert!(steps < 40, "{steps} steps");
+}
+
 /// The number of requests that become grantable together.
 const GRANTABLE: usize = 300;
 

@@ -22,6 +22,10 @@ const DUES_A_STEP: usize = 1024;
 /// The places of requests whose time is up that one settlement leaves, about.
 const PLACES_A_STEP: usize = 4096;
 
+/// How many locks are followed from one waiting request to those that it depends on. Of a longer chain, what comes free at its far end
+/// is granted a step later: a wait whose time is up does not get it.
+const FOLLOWED: usize = 256;
+
 impl Engine {
     /// Handles what is due: marks the locks whose leases or claim windows have ended, and notes the waits whose time is up. The next
     /// settlement answers those, or [`Engine::time_out`]. Changes no lock. Returns true if more is due already.
@@ -126,12 +130,12 @@ impl Engine {
     }
 
     /// Returns the locks that a waiting request depends on: its own; those that a request for many locks which heads one of these
-    /// queues also waits for; and so on.
+    /// queues also waits for; and so on, up to some [`FOLLOWED`].
     fn wanted_before(&self, id: RequestId) -> BTreeSet<LockId> {
         let (mut wanted, mut requests) = (BTreeSet::new(), vec![id]);
         while let Some(request) = requests.pop().and_then(|id| self.requests.get(id)) {
             for part in request.parts() {
-                if wanted.insert(part.lock) {
+                if wanted.insert(part.lock) && wanted.len() < FOLLOWED {
                     let head = self.queues.at(part.lock).head();
                     requests.extend(head.and_then(|(_, head)| head.request()));
                 }
