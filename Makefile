@@ -45,7 +45,7 @@ export DLOCK_MODULE := $(BUILT)
 # Tests with servers wait more than they work.
 test check test-servers: export RUST_TEST_THREADS ?= 10
 
-.PHONY: help run test test-engine demo failover ladder clean
+.PHONY: help run test test-engine test-documents demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny
 .PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients lines packages cli observe upgrade
@@ -67,6 +67,9 @@ test: built ## develop: Run all tests
 
 test-engine: ## develop: Run the tests that need no server
 	cargo test --package dlock-engine --package dlock-confirm --package dlock-commands --package dlock-conversations
+
+test-documents: ## develop: Run the tests of pages and comments, in seconds
+	cargo test --package dlock-documents
 
 demo: build ## use: Sell 6,000 items by 100 clients, with and without locks
 	@cargo run --quiet --bin demo

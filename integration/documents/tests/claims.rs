@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::project;
+use dlock_documents::project;
 
 fn sources(directory: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();

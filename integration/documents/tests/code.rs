@@ -1,13 +1,6 @@
 //! Code in a page is code of a test.
 
-use std::fs;
-
-use super::project;
-
-fn read(path: &str) -> String {
-    let path = project().join(path);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
+use dlock_documents::read;
 
 /// Returns the lines without their common indentation.
 fn dedented(lines: &[&str]) -> String {

@@ -5,9 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use dlock_integration::{module_path, Ask, Server};
-
-use super::project;
+use dlock_documents::project;
 
 const CHANGES: &str = include_str!("../../../CHANGELOG.md");
 const MANIFEST: &str = include_str!("../../../Cargo.toml");
@@ -97,7 +95,7 @@ fn the_changes_of_a_release_are_short() {
 
 #[test]
 fn every_package_has_this_version() {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/version.sh");
+    let script = project().join("packaging/version.sh");
     let output = Command::new(script).output().expect("the script runs");
     let listed = String::from_utf8(output.stdout).expect("text");
     let version = env!("CARGO_PKG_VERSION");
@@ -144,6 +142,26 @@ fn a_forge_runs_targets_of_the_makefile_and_nothing_else() {
     }
 }
 
+/// `make` alone lists a target in the group that its help begins with.
+#[test]
+fn every_target_is_in_a_group_that_is_listed() {
+    let groups = MAKEFILE.split("@for group in ").nth(1);
+    let groups = groups.and_then(|rest| rest.split(';').next());
+    let groups: Vec<&str> = groups.expect("the groups").split(' ').collect();
+    // A recipe begins with a tab.
+    let is_target = |line: &&str| line.starts_with(|first: char| first.is_ascii_lowercase());
+    let targets = MAKEFILE.lines().filter(is_target);
+    for (target, help) in targets.filter_map(|line| line.split_once(" ## ")) {
+        let (group, does) = help.split_once(": ").unwrap_or_default();
+        assert!(groups.contains(&group), "{target}: no such group: {group}");
+        let words = does.split(" (").next().unwrap_or_default();
+        assert!(
+            words.split(' ').count() <= 10,
+            "{target}: more than ten words"
+        );
+    }
+}
+
 #[test]
 fn a_forge_tests_every_server() {
     let all = SERVERS.lines().find_map(|line| line.strip_prefix("all=("));
@@ -178,7 +196,7 @@ fn what_the_container_copies_is_there() {
     assert!(copied > 4, "{copied} are found");
 }
 
-/// Cargo reads no crate of a workspace if one is missing.
+/// Cargo reads no crate of a workspace if one is missing. A folder brings those in it along.
 #[test]
 fn the_container_copies_every_crate_of_the_workspace() {
     let members = MANIFEST.lines().find_map(|line| {
@@ -187,8 +205,11 @@ fn the_container_copies_every_crate_of_the_workspace() {
     });
     let members = members.expect("a list").split(", ");
     for member in members.map(|member| member.trim_matches('"')) {
-        let line = format!("\nCOPY {member} {member}\n");
-        assert!(CONTAINER.contains(&line), "{member}");
+        let copies = |folder: &Path| {
+            let folder = folder.display();
+            CONTAINER.contains(&format!("\nCOPY {folder} {folder}\n"))
+        };
+        assert!(Path::new(member).ancestors().any(copies), "{member}");
     }
 }
 
@@ -268,44 +289,6 @@ fn another_place_is_possible() {
     let module = MODULES.map(|name| format!("/opt/lib/redis/modules/{name}"));
     assert!(module.contains(&loaded(&said).to_owned()), "{said}");
     assert!(said.contains("'/scratch/opt/lib/redis/modules/"), "{said}");
-}
-
-/// The settings that the nodes of a group receive are in force, and each setting that its files name exists.
-#[test]
-fn a_groups_settings_are_settings() {
-    let module = module_path().canonicalize().expect("the module is built");
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("group.conf");
-    let group = GROUP
-        .replace(loaded(GROUP), &format!("\"{}\"", module.display()))
-        .replace("bind * -::*", "bind 127.0.0.1");
-    fs::write(&file, group).expect("the directory can be written to");
-    let server = Server::builder()
-        .without_module()
-        .config("include", format!("\"{}\"", file.display()))
-        .start();
-    let mut connection = server.connection();
-    let all: Vec<String> = connection.ask("CONFIG GET dlock.*");
-    let all: BTreeSet<&str> = all.iter().map(String::as_str).collect();
-    let mut seen = 0;
-    for name in ["group.conf", "compose.yaml", "kubernetes.yaml", "start.sh"] {
-        let text = fs::read_to_string(project().join("packaging/group").join(name));
-        let text = text.expect("a file of the group");
-        // `dlock.` also ends a sentence, and begins a file's name.
-        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && !"-._/".contains(c));
-        let is_setting = |word: &&str| word.starts_with("dlock.") && word.len() > 6;
-        for word in words.filter(is_setting) {
-            let word = word.trim_end_matches('.');
-            assert!(all.contains(word) || word == "dlock.lua", "{name}: {word}");
-            seen += 1;
-        }
-    }
-    assert!(seen >= 3, "{seen} settings");
-    for line in GROUP.lines().filter(|line| line.starts_with("dlock.")) {
-        let (name, value) = line.split_once(' ').expect("two words");
-        let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
-        assert_eq!(now, value, "{name}");
-    }
 }
 
 /// What Kubernetes runs in a pod is what the script can do: the nodes, the step before a pod ends, and whether it is ready.

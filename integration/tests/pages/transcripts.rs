@@ -1,83 +1,14 @@
-//! Every block of the pages for users: commands are typed and must answer as shown; settings are set; code is a test's.
+//! The blocks of the pages for users: commands are typed and must answer as shown; settings are set.
 //!
 //! Each section (`##`, `###`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. Commands that a
 //! reader need not see are comments of their own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
 
 use std::collections::HashMap;
 use std::fs;
-use std::process::Command;
 
+use dlock_documents::{is_transcript, parts, prompt, read, Part, PAGES};
 use dlock_integration::redis::{cmd, Cmd, Value};
 use dlock_integration::{module_path, Ask, Server, Wire};
-
-use super::clients_page::compared;
-use super::project;
-
-/// The pages whose blocks are all tested. The developers' pages have other blocks, and tests of their own.
-const PAGES: [&str; 14] = [
-    "README.md",
-    "README.zh-CN.md",
-    "docs/clients.md",
-    "docs/cluster.md",
-    "docs/commands.md",
-    "docs/compared.md",
-    "docs/cookbook.md",
-    "docs/guarantees.md",
-    "docs/install.md",
-    "docs/moving.md",
-    "docs/trouble.md",
-    "docs/upgrade.md",
-    "docs/waiting.md",
-    "docs/which.md",
-];
-
-const MAKEFILE: &str = include_str!("../../../Makefile");
-
-fn read(page: &str) -> String {
-    fs::read_to_string(project().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
-}
-
-/// A block of code: the text before it, the word after its fence, and its lines.
-struct Block<'a> {
-    above: &'a str,
-    word: &'a str,
-    lines: Vec<&'a str>,
-}
-
-/// A part of a page, in order.
-enum Part<'a> {
-    Section,
-    Hidden(&'a str),
-    Block(Block<'a>),
-}
-
-fn parts(page: &str) -> Vec<Part<'_>> {
-    let (mut parts, mut above) = (Vec::new(), "");
-    let mut lines = page.lines();
-    while let Some(line) = lines.next() {
-        if let Some(word) = line.trim_start().strip_prefix("```") {
-            let inside = lines.by_ref().map(str::trim);
-            let lines = inside.take_while(|line| *line != "```").collect();
-            parts.push(Part::Block(Block { above, word, lines }));
-        } else if line.starts_with("## ") || line.starts_with("### ") {
-            parts.push(Part::Section);
-        } else if let Some(hidden) = line.strip_prefix("<!-- ") {
-            let hidden = hidden.strip_suffix(" -->").unwrap_or_default();
-            if prompt(hidden).is_some() {
-                parts.push(Part::Hidden(hidden));
-            }
-        }
-        above = line;
-    }
-    parts
-}
-
-/// Returns the terminal's name and the command typed there.
-fn prompt(line: &str) -> Option<(&str, &str)> {
-    let (terminal, typed) = line.split_once("> ")?;
-    let is_name = terminal.bytes().all(|byte| byte.is_ascii_lowercase());
-    is_name.then_some((terminal, typed))
-}
 
 /// A typed line and the output of the terminal.
 struct Step<'a> {
@@ -123,14 +54,6 @@ fn transcripts(page: &str) -> Vec<Vec<Step<'_>>> {
     }
     sections.retain(|steps| !steps.is_empty());
     sections
-}
-
-fn is_transcript(block: &Block) -> bool {
-    block.word.is_empty()
-        && block
-            .lines
-            .first()
-            .is_some_and(|line| prompt(line).is_some())
 }
 
 /// Returns the command of a line as redis-cli reads it: quotes keep words together.
@@ -344,14 +267,6 @@ fn the_readmes_transcript_is_as_it_is_shown_and_leaves_nothing_held() {
 }
 
 #[test]
-fn the_readme_names_what_a_newcomer_can_make() {
-    let page = read("README.md");
-    for target in ["run", "test", "demo", "ladder", "build"] {
-        assert!(page.contains(&format!("make {target}")), "make {target}");
-    }
-}
-
-#[test]
 fn the_other_pages_transcripts_are_as_they_are_shown() {
     assert!(try_transcripts(PAGES[1..].iter().copied()) > 90);
 }
@@ -381,88 +296,19 @@ fn try_settings(lines: &[&str]) {
     assert!(!help.is_empty());
 }
 
-/// Asserts that the Makefile's targets and the project's files in the lines of a shell exist.
-fn try_shell(page: &str, lines: &[&str]) {
-    for line in lines {
-        let line = line.split(" #").next().unwrap_or_default();
-        let mut words = line.split_whitespace().peekable();
-        while let Some(word) = words.next() {
-            let ours = ["packaging/", "observability/", "clients/", "docs/"];
-            if ours.iter().any(|folder| word.starts_with(folder)) {
-                assert!(project().join(word).exists(), "{page}: {line}");
-            }
-            let target = words.peek().filter(|_| word == "make");
-            if let Some(target) = target {
-                let is_there = MAKEFILE.contains(&format!("\n{target}: "));
-                assert!(is_there, "{page}: {line}: no such target");
-            }
-        }
-    }
-}
-
-/// A block that no test runs, and that is no text either, fails here.
 #[test]
-fn every_block_is_of_a_kind_that_is_tested() {
-    let mut settings = 0;
-    for name in PAGES {
-        let page = read(name);
-        let mut code = 0;
-        for part in parts(&page) {
-            let Part::Block(block) = part else { continue };
-            let all_begin = |with: &str| block.lines.iter().all(|line| line.starts_with(with));
-            if block.above.starts_with("<!-- ") && prompt(&block.above[5..]).is_none() {
-                code += 1;
-            } else if block.word == "conf" {
+fn the_settings_of_all_pages_are_settings() {
+    let pages: Vec<String> = PAGES.iter().map(|name| read(name)).collect();
+    let mut tried = 0;
+    for part in pages.iter().flat_map(|page| parts(page)) {
+        if let Part::Block(block) = part {
+            if block.word == "conf" {
                 try_settings(&block.lines);
-                settings += 1;
-            } else if block.word == "sh" {
-                try_shell(name, &block.lines);
-            } else {
-                // Tests of commands and permissions read syntax and rules; a picture, a line of the log and a unit are text.
-                let is_text = ["text", "ini", "lua"].contains(&block.word);
-                let is_read = all_begin("DLOCK.") || all_begin("ACL SETUSER ");
-                assert!(
-                    is_transcript(&block) || is_text || is_read,
-                    "{name}: {:?}",
-                    block.lines
-                );
+                tried += 1;
             }
         }
-        if code > 0 {
-            assert_eq!(compared(name), code, "{name}");
-        }
     }
-    assert!(settings > 2, "{settings} blocks of settings");
-}
-
-/// The block of Python in the cookbook behaves as the page says.
-#[test]
-fn a_late_write_in_sql_is_not_made() {
-    let script = project().join("docs/examples/guard.py");
-    let Ok(output) = Command::new("python3").arg(script).output() else {
-        println!("not run: there is no Python");
-        return;
-    };
-    assert!(output.status.success(), "{output:?}");
-}
-
-/// Sentences over which readers of English as a second language stumbled, and words with two meanings.
-#[test]
-fn the_words_are_those_that_readers_know() {
-    for name in PAGES.iter().chain(&["CHANGELOG.md"]) {
-        let page = read(name);
-        assert!(!page.contains("Mended"), "{name}: say Fixed");
-        for line in page.lines() {
-            let line = line.trim_start_matches(['-', '|', ' ', '*']);
-            let begins = line.starts_with("Who ") || line.starts_with("Whoever ");
-            // `Who leads, and for how long:` is a question.
-            let is_question = line.ends_with(['?', ':']);
-            assert!(
-                !begins || is_question,
-                "{name}: {line}\nsay \"A client that\" or \"An owner that\""
-            );
-        }
-    }
+    assert!(tried > 2, "{tried} blocks of settings");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::project;
+use dlock_documents::project;
 
 const MOST_PAGES: usize = 16;
 const MOST_WORDS: usize = 45_000;
@@ -22,7 +22,7 @@ fn excess(pages: &[(String, usize)]) -> Vec<String> {
     .collect()
 }
 
-/// `cargo test --test servers documents::size -- --nocapture` prints the words of each page.
+/// `cargo test --test documents size -- --nocapture` prints the words of each page.
 #[test]
 fn the_pages_are_few_and_short() {
     let entries = fs::read_dir(project().join("docs")).expect("the documents");

@@ -1,39 +1,16 @@
 //! `packaging/dlock.conf`: every setting of the module with its default, and the recommended ones, as in the pages.
 //!
-//! `DLOCK_WRITE=1 cargo test --test servers documents::settings_file` writes it.
+//! `DLOCK_WRITE=1 cargo test --test servers pages::settings_file` writes it.
 
 use std::collections::BTreeMap;
 use std::fs;
 
+use dlock_documents::{project, recommended, DECIDED};
 use dlock_integration::{Ask, Server};
-
-use super::project;
 
 const FILE: &str = "packaging/dlock.conf";
 const COMMITTED: &str = include_str!("../../../packaging/dlock.conf");
-const GROUP: &str = include_str!("../../../packaging/group/group.conf");
 const OPERATIONS: &str = include_str!("../../../docs/operations.md");
-const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
-
-/// The pages that name the recommended setting, with the link to it.
-const LINKS: [(&str, &str); 4] = [
-    ("docs/cluster.md", "guarantees.md#the-recommended-setting"),
-    ("docs/waiting.md", "guarantees.md#the-recommended-setting"),
-    (
-        "docs/operations.md",
-        "guarantees.md#the-recommended-setting",
-    ),
-    ("docs/upgrade.md", "guarantees.md#the-recommended-setting"),
-];
-
-/// The settings that the recommended setting decides.
-const DECIDED: [&str; 5] = [
-    "rdb-del-sync-files",
-    "dlock.replicas",
-    "dlock.quarantine-ms",
-    "min-replicas-to-write",
-    "min-replicas-max-lag",
-];
 
 const HEAD: &str = "\
 # All settings of dlock, with their defaults, and what is recommended. Generated from the module and its documents.
@@ -43,34 +20,6 @@ const HEAD: &str = "\
 # SET and then CONFIG REWRITE, which writes them there. A line in an included file counts only until the first CONFIG REWRITE
 # (Sentinel sends one with each change of role): it copies what is in force into the server's own file, where it comes later.
 ";
-
-/// Returns the blocks of configuration on a page.
-fn blocks(page: &str) -> impl Iterator<Item = &str> {
-    page.split("\n```")
-        .filter_map(|block| block.strip_prefix("conf\n"))
-}
-
-/// Returns the recommended setting, with a round trip to a replica, and the older one without.
-fn recommended() -> [&'static str; 2] {
-    let headings = [
-        "The recommended setting",
-        "The older setting, without a round trip",
-    ];
-    headings.map(|heading| {
-        let section = GUARANTEES.split(&format!("\n## {heading}\n")).nth(1);
-        let section = section.and_then(|rest| rest.split("\n## ").next());
-        let mut blocks = blocks(section.expect("the section"));
-        let block = blocks.next().expect("a setting");
-        assert_eq!(blocks.next(), None, "{heading}");
-        block
-    })
-}
-
-/// Returns the lines that set a value.
-fn settings(text: &str) -> BTreeMap<&str, &str> {
-    let lines = text.lines().filter_map(|line| line.split_once(' '));
-    lines.filter(|(name, _)| !name.starts_with('#')).collect()
-}
 
 /// Returns a sentence without the marks of code, and the marks and targets of links.
 fn plain(text: &str) -> String {
@@ -174,62 +123,5 @@ fn it_is_a_configuration() {
         if !DECIDED.contains(&name) {
             assert_eq!(now, value, "{name}");
         }
-    }
-}
-
-/// Returns the lines of a page's configurations that differ from the recommendation, and the number of lines about its settings.
-fn disagreements(page: &str) -> (Vec<String>, usize) {
-    let [with, without] = recommended();
-    let (with, without) = (settings(with), settings(without));
-    let decided = blocks(page).flat_map(settings);
-    let decided: Vec<_> = decided.filter(|(name, _)| DECIDED.contains(name)).collect();
-    let wrong = decided
-        .iter()
-        .filter(|(name, value)| with.get(name).or(without.get(name)) != Some(value));
-    (
-        wrong
-            .map(|(name, value)| format!("{name} {value}"))
-            .collect(),
-        decided.len(),
-    )
-}
-
-#[test]
-fn another_recommendation_is_found() {
-    let page =
-        "Text.\n\n```conf\n# dlock.replicas 9\ndlock.replicas 2\ndlock.quarantine-ms 9000\n```\n";
-    assert_eq!(
-        disagreements(page),
-        (vec!["dlock.quarantine-ms 9000".to_owned()], 2)
-    );
-}
-
-/// One page recommends settings; every other place has its values, or a link.
-#[test]
-fn the_recommended_setting_has_one_source() {
-    let [with, without] = recommended();
-    let (with, without) = (settings(with), settings(without));
-    assert_eq!(with.len(), 4);
-    assert_eq!(without.len(), 3);
-    assert_eq!(with["dlock.quarantine-ms"], without["dlock.quarantine-ms"]);
-    let group = settings(GROUP);
-    for (name, value) in &with {
-        assert_eq!(group.get(name), Some(value), "group.conf: {name}");
-    }
-    let mut seen = 0;
-    let pages = fs::read_dir(project().join("docs")).expect("the documents");
-    for page in pages {
-        let page = page.expect("a document").path();
-        let Ok(text) = fs::read_to_string(&page) else {
-            continue;
-        };
-        let (wrong, count) = disagreements(&text);
-        assert_eq!(wrong, [""; 0], "{}", page.display());
-        seen += count;
-    }
-    assert!(seen > with.len() + without.len(), "{seen}");
-    for (page, link) in LINKS {
-        let text = fs::read_to_string(project().join(page)).expect("a document");
-        assert!(text.contains(link), "{page} has no link to {link}");
     }
 }

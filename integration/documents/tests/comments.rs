@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::project;
+use dlock_documents::project;
+
 use super::prose::{phrases, plain};
 
 /// How a comment begins, by the end of a file's name.

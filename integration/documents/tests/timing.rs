@@ -1,14 +1,8 @@
 //! Failure detection, lease, quarantine and the time without grants: every default and setting agrees with one table.
 
-use std::fs;
-
-use super::project;
+use dlock_documents::read;
 
 const ALLOWANCE_S: f64 = 5.0;
-
-fn read(path: &str) -> String {
-    fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
 
 /// A row of the table, in seconds.
 #[derive(Debug, PartialEq)]

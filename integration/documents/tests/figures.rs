@@ -1,12 +1,6 @@
 //! The figures in the pages agree with the results.
 
-use std::fs;
-
-use super::project;
-
-fn read(path: &str) -> String {
-    fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
+use dlock_documents::read;
 
 /// Returns the cells of the row that begins with this text; the first row of a table has its heads.
 fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {

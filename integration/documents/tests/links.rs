@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::project;
+use dlock_documents::project;
 
 const LONGEST_README: usize = 150;
 

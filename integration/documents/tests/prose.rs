@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use super::project;
+use dlock_documents::project;
 
 const RULES: &str = include_str!("prose.txt");
 const TABLE: &str = include_str!("../../../commands/src/table.rs");
