@@ -12,9 +12,14 @@
 //! ```
 //! An expectation may end in `...`: then only the beginning counts. `~a` stands for one word throughout the conversation, in
 //! commands as well once it is known.
+//!
+//! With `DLOCK_WRITE=1` in the environment the tests write the answers that were given in place of those expected ([`correct`]).
 
 use crate::script::{Act, Reader, ServerAct};
 use std::collections::{BTreeMap, VecDeque};
+
+/// No token is smaller: microseconds since 1970.
+const FIRST_TOKEN: u64 = 100_000_000;
 
 /// Numbers in a conversation that stand for the tokens of one run.
 pub type Labels = BTreeMap<u64, u64>;
@@ -44,8 +49,63 @@ pub trait Speaker {
     }
 }
 
+/// A change that makes a conversation true, by the number of a line (from 0).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Edit {
+    /// Writes another line in its place.
+    Rewrite(usize, String),
+    Remove(usize),
+    /// Writes a line below it.
+    Add(usize, String),
+}
+
+impl Edit {
+    /// Returns the number of the line.
+    pub fn line(&self) -> usize {
+        match self {
+            Edit::Rewrite(at, _) | Edit::Remove(at) | Edit::Add(at, _) => *at,
+        }
+    }
+}
+
 /// Holds a conversation. Errors with the line that is untrue.
 pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
+    hold(text, speaker, false).map(drop)
+}
+
+/// Holds a conversation. Returns the changes after which its answers are those that were given: none if they already are. Errors
+/// with a line that is not an event, or that breaks a promise.
+///
+/// A changed line keeps its layout and its comment, and each word that still agrees, with `...`, `~a` and `#1`. A token that no
+/// line named so far gets the next free label, so a label that a later line uses may then mean another token: the changed text
+/// wants reading.
+pub fn correct(text: &str, speaker: impl Speaker) -> Result<Vec<Edit>, String> {
+    hold(text, speaker, true)
+}
+
+/// Returns the text with these changes. Every other line stays byte for byte.
+pub fn edited(text: &str, edits: &[Edit]) -> String {
+    let mut edited = String::new();
+    for (at, line) in text.split_inclusive('\n').enumerate() {
+        let (mut kept, mut added) = (line.to_owned(), String::new());
+        for edit in edits {
+            match edit {
+                Edit::Rewrite(on, instead) if *on == at => kept = format!("{instead}\n"),
+                Edit::Remove(on) if *on == at => kept.clear(),
+                Edit::Add(on, below) if *on == at => added += &format!("{below}\n"),
+                _ => {}
+            }
+        }
+        if !added.is_empty() && !kept.is_empty() && !kept.ends_with('\n') {
+            kept.push('\n');
+        }
+        edited += &kept;
+        edited += &added;
+    }
+    edited
+}
+
+fn hold(text: &str, speaker: impl Speaker, corrects: bool) -> Result<Vec<Edit>, String> {
     let mut transcript = Transcript {
         speaker,
         names: Reader::default(),
@@ -53,26 +113,33 @@ pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
         words: BTreeMap::new(),
         said: VecDeque::new(),
         unasked: None,
+        corrects,
+        edits: Vec::new(),
+        at: 0,
+        last: 0,
     };
-    for (at, line) in text.lines().enumerate() {
-        let line = line.split(" # ").next().unwrap_or(line).trim_end();
+    for (at, whole) in text.lines().enumerate() {
+        let line = whole.split(" # ").next().unwrap_or(whole).trim_end();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         let wrong = |what: String| format!("line {}: {line}\n{what}", at + 1);
+        transcript.at = at;
         match line.strip_prefix(' ') {
-            Some(expected) => transcript.expect(expected.trim()).map_err(wrong)?,
+            Some(expected) => transcript.expect(whole, expected.trim()).map_err(wrong)?,
             None => {
                 if !line.starts_with("within ") {
                     transcript.silence().map_err(wrong)?;
                 }
-                transcript.happen(line).map_err(wrong)?;
+                transcript.last = at;
+                transcript.happen(whole, line).map_err(wrong)?;
             }
         }
     }
     transcript
         .silence()
-        .map_err(|what| format!("at the end: {what}"))
+        .map_err(|what| format!("at the end: {what}"))?;
+    Ok(transcript.edits)
 }
 
 struct Transcript<S> {
@@ -85,13 +152,20 @@ struct Transcript<S> {
     said: VecDeque<String>,
     /// A reply that may be left out.
     unasked: Option<String>,
+    /// Whether an untrue line is corrected; otherwise it ends the conversation.
+    corrects: bool,
+    edits: Vec<Edit>,
+    /// The number of the line that is read.
+    at: usize,
+    /// The number of the last line that is true, or made so: what a line leaves unsaid belongs below it.
+    last: usize,
 }
 
 impl<S: Speaker> Transcript<S> {
-    fn happen(&mut self, line: &str) -> Result<(), String> {
+    fn happen(&mut self, whole: &str, line: &str) -> Result<(), String> {
         if let Some(expected) = line.strip_prefix("events: ") {
             return match self.speaker.events() {
-                Some(told) => self.compare(expected, &told),
+                Some(told) => self.compare(whole, expected, &told),
                 None => Ok(()),
             };
         }
@@ -123,32 +197,113 @@ impl<S: Speaker> Transcript<S> {
 
     fn silence(&mut self) -> Result<(), String> {
         self.unasked = None;
-        match self.said.pop_front() {
-            None => Ok(()),
-            Some(said) => Err(format!("before this line, not expected: {said}")),
+        while let Some(said) = self.said.pop_front() {
+            if !self.corrects {
+                return Err(format!("before this line, not expected: {said}"));
+            }
+            let line = format!("  {}", self.labelled(&said));
+            self.edits.push(Edit::Add(self.last, line));
         }
+        Ok(())
     }
 
-    fn expect(&mut self, expected: &str) -> Result<(), String> {
+    /// Compares an expectation, of a whole line, with what was said.
+    fn expect(&mut self, whole: &str, expected: &str) -> Result<(), String> {
         // The order of outcomes of one event is undefined.
         let hearer = |text: &str| text.split_once(" <- ").map(|(who, _)| who.to_string());
         if let Some(said) = self.unasked.take_if(|_| hearer(expected).is_none()) {
-            return self.compare(expected, &said);
+            return self.compare(whole, expected, &said);
         }
         let mut said = self.said.iter();
         let its = said.position(|said| hearer(said) == hearer(expected));
-        let said = self
-            .said
-            .remove(its.unwrap_or(0))
-            .ok_or("nothing was said")?;
-        self.compare(expected, &said)
+        if let Some(said) = its.and_then(|its| self.said.remove(its)) {
+            return self.compare(whole, expected, &said);
+        }
+        if self.corrects {
+            self.edits.push(Edit::Remove(self.at));
+            return Ok(());
+        }
+        Err(match self.said.front() {
+            Some(said) => format!("but the answer was: {said}"),
+            None => "nothing was said".into(),
+        })
     }
 
-    fn compare(&mut self, expected: &str, said: &str) -> Result<(), String> {
-        match self.matches(expected, said) {
-            true => Ok(()),
-            false => Err(format!("but the answer was: {said}")),
+    fn compare(&mut self, whole: &str, expected: &str, said: &str) -> Result<(), String> {
+        self.last = self.at;
+        let known = (self.labels.clone(), self.words.clone());
+        if self.matches(expected, said) {
+            return Ok(());
         }
+        if !self.corrects {
+            return Err(format!("but the answer was: {said}"));
+        }
+        (self.labels, self.words) = known;
+        let instead = whole.replacen(expected, &self.written(expected, said), 1);
+        self.edits.push(Edit::Rewrite(self.at, instead));
+        Ok(())
+    }
+
+    /// Returns what was said as a conversation writes it, with each expected word that agrees. Where the expectation was only the
+    /// beginning, so is this, with as many words.
+    fn written(&mut self, expected: &str, said: &str) -> String {
+        let (beginning, is_open) = match expected.strip_suffix(" ...") {
+            Some(beginning) => (beginning, true),
+            None => (expected, false),
+        };
+        let expected: Vec<&str> = beginning.split(' ').collect();
+        let mut written = Vec::new();
+        for (at, word) in said.split(' ').enumerate() {
+            if is_open && at == expected.len() {
+                written.push("...".to_owned());
+                break;
+            }
+            let agrees = expected
+                .get(at)
+                .filter(|expected| self.matches(expected, word));
+            written.push(match agrees {
+                Some(expected) => (*expected).to_owned(),
+                None => self.labelled(word),
+            });
+        }
+        written.join(" ")
+    }
+
+    /// Returns a text with labels in place of tokens.
+    fn labelled(&mut self, text: &str) -> String {
+        let is_digit = |c: char| c.is_ascii_digit();
+        let (mut labelled, mut rest) = (String::new(), text);
+        while let Some(start) = rest.find(is_digit) {
+            let (before, number) = rest.split_at(start);
+            let end = number.find(|c| !is_digit(c)).unwrap_or(number.len());
+            let (number, after) = number.split_at(end);
+            labelled += before;
+            labelled += &match number.parse().ok().and_then(|number| self.label(number)) {
+                Some(label) => format!("#{label}"),
+                None => number.to_owned(),
+            };
+            rest = after;
+        }
+        labelled + rest
+    }
+
+    /// Returns the label of a number that is a token, a new one if it has none yet; none if no label is free at its place.
+    fn label(&mut self, number: u64) -> Option<u64> {
+        let known = self.labels.iter().find(|(_, token)| **token == number);
+        if let Some((label, _)) = known {
+            return Some(*label);
+        }
+        // Tokens rise, and are in microseconds: no other number of a conversation is as large.
+        if number < self.labels.values().min().copied().unwrap_or(FIRST_TOKEN) {
+            return None;
+        }
+        let below = self.labels.iter().filter(|(_, token)| **token < number);
+        let label = below.map(|(label, _)| *label).max().unwrap_or(0) + 1;
+        let is_free = !self.labels.contains_key(&label);
+        is_free.then(|| {
+            self.labels.insert(label, number);
+            label
+        })
     }
 
     /// Compares letter by letter; a `#1` stands for a token, and a higher number for a higher one.

@@ -1,5 +1,6 @@
 //! The conversations in `tests/scenarios`, held with a server. Its clocks move only by the time that passes in them, so that
-//! milliseconds also count here.
+//! milliseconds also count here. `DLOCK_WRITE=1` writes the answers that the server gives into the files of `tests/servers`. Those
+//! of `tests/scenarios` are the engine's to write.
 #![cfg(target_os = "linux")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +9,8 @@ use std::sync::Mutex;
 use std::thread;
 
 use dlock_conversations::script::{self, Act, Command, Key, Reader, ServerAct};
-use dlock_conversations::transcript::{self, Labels};
-use dlock_conversations::{all, for_servers, of_servers, planted};
+use dlock_conversations::transcript::{self, Edit, Labels};
+use dlock_conversations::{all, for_servers, is_rewriting, of_servers, planted, Conversation};
 use dlock_engine::refusal::escaped;
 use dlock_integration::redis::{Cmd, PushKind, Value};
 use dlock_integration::{
@@ -29,24 +30,39 @@ const SCRIPT: &str = "return redis.pcall(unpack(ARGV))";
 
 #[test]
 fn conversations_go_as_written() {
-    assert_all_pass(all());
+    assert_all(&all(), |one| hold(for_servers(&one.text)));
 }
 
 #[test]
 fn what_only_a_server_has_goes_as_written() {
-    assert_all_pass(of_servers());
+    let all = of_servers();
+    if !is_rewriting() {
+        return assert_all(&all, |one| hold(&one.text));
+    }
+    let corrected = Mutex::new(Vec::new());
+    assert_all(&all, |one| {
+        let edits = correct(&one.text)?;
+        corrected.lock().unwrap().push((one, edits));
+        Ok(())
+    });
+    let wrong = dlock_conversations::write(&corrected.into_inner().unwrap());
+    assert!(wrong.is_empty(), "\n\n{}\n", wrong.join("\n\n"));
 }
 
 /// Holds the conversations, some at a time, and asserts that all pass.
 #[track_caller]
-fn assert_all_pass(all: Vec<(String, String)>) {
+fn assert_all<'a>(
+    all: &'a [Conversation],
+    hold: impl Fn(&'a Conversation) -> Result<(), String> + Sync,
+) {
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some((name, text)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(what) = hold(for_servers(text)) {
-                        wrong.lock().unwrap().push(format!("{name}, {what}"));
+                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(what) = hold(one) {
+                        let what = format!("{}, {what}", one.name);
+                        wrong.lock().unwrap().push(what);
                     }
                 }
             });
@@ -61,19 +77,43 @@ fn a_true_conversation_passes_and_untrue_ones_do_not() {
     planted::find(hold);
 }
 
-/// Holds one conversation. `start with appendonly yes` is a line of the server's configuration.
+/// A wrong answer in a file of `tests/servers`, with a value of `each`, is corrected at its line.
+#[test]
+fn untrue_conversations_are_made_true() {
+    planted::mend_file(correct);
+}
+
+/// Holds one conversation.
 fn hold(text: &str) -> Result<(), String> {
-    let (settings, lines): (Vec<&str>, Vec<&str>) =
-        text.lines().partition(|line| line.starts_with(START));
+    with_server(text, |lines, speaker| transcript::check(lines, speaker))
+}
+
+/// Holds one conversation. Returns the edits that make it true.
+fn correct(text: &str) -> Result<Vec<Edit>, String> {
+    with_server(text, |lines, speaker| transcript::correct(lines, speaker))
+}
+
+/// Holds one conversation with a server of its own. `start with appendonly yes` is a line of the server's configuration.
+fn with_server<T>(
+    text: &str,
+    hold: impl FnOnce(&str, ServerSpeaker) -> Result<T, String>,
+) -> Result<T, String> {
     let mut builder = Server::builder();
-    for line in settings {
-        let (name, value) = line[START.len()..].split_once(' ').ok_or(line)?;
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let Some(setting) = line.strip_prefix(START) else {
+            lines.push(line);
+            continue;
+        };
+        let (name, value) = setting.split_once(' ').ok_or(line)?;
         builder = builder.config(name, value);
+        // The other lines keep their numbers.
+        lines.push("");
     }
     let (mut server, clock) = Clock::still(builder);
-    transcript::check(&lines.join("\n"), ServerSpeaker::new(&mut server, &clock))?;
+    let held = hold(&lines.join("\n"), ServerSpeaker::new(&mut server, &clock))?;
     assert_sound(&server);
-    Ok(())
+    Ok(held)
 }
 
 const START: &str = "start with ";
