@@ -7,7 +7,7 @@ use std::panic::{self, catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
-use dlock_integration::stage::Stage;
+use dlock_harness::stage::Stage;
 
 use crate::path::Path;
 

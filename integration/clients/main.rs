@@ -15,8 +15,8 @@ mod run;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use dlock_integration::server_program;
-use dlock_integration::stage::Stage;
+use dlock_harness::server_program;
+use dlock_harness::stage::Stage;
 
 use crate::language::{Language, Script, Verdict, LANGUAGES};
 use crate::run::Run;

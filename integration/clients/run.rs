@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::stage::Stage;
+use dlock_harness::stage::Stage;
 
 use crate::control;
 use crate::language::{Failure, Language, Script, Verdict};
@@ -188,7 +188,7 @@ fn at_a_time<T: Sync, R: Send>(workers: usize, all: &[T], work: impl Fn(&T) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dlock_integration::{await_until, PATIENCE};
+    use dlock_harness::{await_until, PATIENCE};
     use std::sync::atomic::AtomicBool;
 
     /// The first job waits for the third, and still comes first.

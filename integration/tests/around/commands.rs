@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use dlock_integration::redis::{from_redis_value, Value};
-use dlock_integration::{command, held, kept, AclRules, Ask, Blocked, Grant, Server, Wire};
+use dlock_harness::redis::{from_redis_value, Value};
+use dlock_harness::{command, held, kept, AclRules, Ask, Blocked, Grant, Server, Wire};
 
 const REFERENCE: &str = include_str!("../../../docs/commands.md");
 const OPERATIONS: &str = include_str!("../../../docs/operations.md");
@@ -178,7 +178,7 @@ fn words(line: &str) -> BTreeSet<String> {
 type Fields = BTreeMap<String, Value>;
 
 #[track_caller]
-fn read<T: dlock_integration::redis::FromRedisValue>(value: &Value) -> T {
+fn read<T: dlock_harness::redis::FromRedisValue>(value: &Value) -> T {
     from_redis_value(value).unwrap_or_else(|error| panic!("{value:?}: {error}"))
 }
 

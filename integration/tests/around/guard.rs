@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use dlock_integration::redis::{from_redis_value, Value};
-use dlock_integration::{command, held, kept, Ask, Grant, Server, Wire};
+use dlock_harness::redis::{from_redis_value, Value};
+use dlock_harness::{command, held, kept, Ask, Grant, Server, Wire};
 
 fn hold(connection: &mut Wire) -> u64 {
     connection.ask::<Grant>("DLOCK.ACQUIRE k alice 600000").0
@@ -340,7 +340,7 @@ fn a_transaction_guards_each_write() {
     assert_eq!(replies[2], Value::BulkString(b"1".to_vec()));
     assert_eq!(replies[3], Value::Int(0));
     for fenced in [&replies[1], &replies[4]] {
-        let error = dlock_integration::reply_of(fenced.clone()).expect_err("no write");
+        let error = dlock_harness::reply_of(fenced.clone()).expect_err("no write");
         assert!(error.starts_with("FENCED "), "{error}");
     }
     replica.wait_in_sync(&primary);

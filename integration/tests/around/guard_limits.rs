@@ -1,7 +1,7 @@
 //! Commands that `DLOCK.GUARD` refuses to run, and deep nesting that it survives.
 
-use dlock_integration::redis::Cmd;
-use dlock_integration::{assert_sound, command, reply_of, Ask, Guarded, Server};
+use dlock_harness::redis::Cmd;
+use dlock_harness::{assert_sound, command, reply_of, Ask, Guarded, Server};
 
 /// A GUARD within a GUARD within a GUARD: the server asks for the keys of all of them before any is refused.
 #[test]

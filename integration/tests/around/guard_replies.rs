@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use dlock_integration::redis::{cmd, Cmd, Value};
-use dlock_integration::{command, Ask, Grant, Server, Wire};
+use dlock_harness::redis::{cmd, Cmd, Value};
+use dlock_harness::{command, Ask, Grant, Server, Wire};
 
 /// Commands that are not compared, or only in one way, and the reason.
 const NOT_COMPARED: &[(&str, &str)] = &[

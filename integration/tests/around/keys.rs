@@ -1,6 +1,6 @@
 //! The server's own commands for any key: each reads, refuses, or is noticed, and the lock keeps working.
 
-use dlock_integration::{assert_sound, Ask, Guarded, Server};
+use dlock_harness::{assert_sound, Ask, Guarded, Server};
 
 /// Each general command reads or refuses, and the lock is unchanged.
 #[test]

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
+use dlock_harness::redis::Value;
+use dlock_harness::{
     await_until, command, module_path, Ask, Blocked, Grant, Server, ServerBuilder, Wire, PATIENCE,
 };
 

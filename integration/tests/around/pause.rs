@@ -4,8 +4,8 @@
 use std::fs;
 use std::time::Duration;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
+use dlock_harness::redis::Value;
+use dlock_harness::{
     assert_sound, assert_sound_log, at_once, await_until, command, fair_as, held, is_held, kept,
     position, stat, wait_as, Ask, Blocked, Grant, Server, Wire, PATIENCE,
 };

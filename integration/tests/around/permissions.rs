@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{await_until, AclRules, Ask, Grant, News, Server, Wire, PATIENCE};
+use dlock_harness::redis::{cmd, Value};
+use dlock_harness::{await_until, AclRules, Ask, Grant, News, Server, Wire, PATIENCE};
 
 const TROUBLE: &str = include_str!("../../../docs/trouble.md");
 const SCRIPT: &str = include_str!("../../../observability/dlock.lua");
@@ -297,7 +297,7 @@ fn the_exporters_script_runs_and_no_other_command() {
     let mut c = user(&server, "exporter");
     let told: Vec<String> = c
         .answer(cmd("EVAL").arg(SCRIPT).arg(0))
-        .map(|reply| dlock_integration::redis::from_redis_value(&reply).expect("words"))
+        .map(|reply| dlock_harness::redis::from_redis_value(&reply).expect("words"))
         .expect("the script runs");
     assert!(told.contains(&"dlock_locks".to_owned()), "{told:?}");
     for line in [

@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use dlock_integration::{assert_sound, await_until, module_path, Ask, Server, PATIENCE};
+use dlock_harness::{assert_sound, await_until, module_path, Ask, Server, PATIENCE};
 
 /// Returns the address of a variable of the module in the server's memory, and that memory.
 fn place(server: &Server, variable: &str) -> (u64, File) {
@@ -74,12 +74,12 @@ fn after_a_panic_nothing_is_decided_and_nothing_is_noted() {
         assert!(error.contains("internal fault"), "{error}");
     }
     // The module receives each of these events.
-    let disturb = |c: &mut dlock_integration::Wire, times: u64| {
+    let disturb = |c: &mut dlock_harness::Wire, times: u64| {
         let script = "for at = 1, ARGV[1] do
             redis.call('RENAME', KEYS[1], KEYS[2])
             redis.call('PEXPIRE', KEYS[2], 600000)
             redis.call('RENAME', KEYS[2], KEYS[1]) end";
-        let mut eval = dlock_integration::redis::cmd("EVAL");
+        let mut eval = dlock_harness::redis::cmd("EVAL");
         eval.arg(script).arg(2).arg("k").arg("k2").arg(times);
         c.ask_command::<Option<u64>>(&eval);
     };

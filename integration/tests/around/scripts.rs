@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, PushKind, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, PushKind, Value};
+use dlock_harness::{
     assert_hands_over, assert_sound, await_until, command, with, Ask, Blocked, Grant, Guarded,
     Server, PATIENCE,
 };

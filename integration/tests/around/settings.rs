@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::{assert_sound, with, Ask, Guarded, Server, Wire};
+use dlock_harness::{assert_sound, with, Ask, Guarded, Server, Wire};
 
 /// The longest time that a command or a setting accepts.
 const CENTURY_MS: i64 = 3_155_760_000_000;
@@ -176,21 +176,20 @@ fn bad_settings_change_nothing() {
 /// A server with an invalid argument of the module or an invalid line in its file does not start, and logs the fault.
 #[test]
 fn bad_arguments_stop_the_load() {
-    let check = |builder: dlock_integration::ServerBuilder, word: &str, what: &str| match builder
-        .try_start()
-    {
-        Ok(_) => panic!("{what} should have been refused"),
-        Err(error) => {
-            let said = error
-                .log
-                .lines()
-                .any(|line| line.contains(word) && !line.starts_with(">>>"));
-            assert!(said, "{what}: nothing is said of {word} in\n{}", error.log);
-            for fault in ["BUG REPORT", "panicked", "internal fault"] {
-                assert!(!error.log.contains(fault), "{what}:\n{}", error.log);
+    let check =
+        |builder: dlock_harness::ServerBuilder, word: &str, what: &str| match builder.try_start() {
+            Ok(_) => panic!("{what} should have been refused"),
+            Err(error) => {
+                let said = error
+                    .log
+                    .lines()
+                    .any(|line| line.contains(word) && !line.starts_with(">>>"));
+                assert!(said, "{what}: nothing is said of {word} in\n{}", error.log);
+                for fault in ["BUG REPORT", "panicked", "internal fault"] {
+                    assert!(!error.log.contains(fault), "{what}:\n{}", error.log);
+                }
             }
-        }
-    };
+        };
     let argued = |words: &[&str]| {
         words.iter().fold(Server::builder(), |builder, word| {
             builder.module_argument(word)

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::iter;
 
-use dlock_integration::redis::from_redis_value;
-use dlock_integration::{
+use dlock_harness::redis::from_redis_value;
+use dlock_harness::{
     assert_sound, await_until, is_held, kept, stat, Ask, Grant, Server, Wire, PATIENCE,
 };
 

@@ -1,7 +1,7 @@
 //! A waiting connection as the server sees it: the callers that may wait, and the key on which they are blocked.
 
-use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, Value};
+use dlock_harness::{
     await_until, command, held, is_held, position, stat, wait_as, Ask, Blocked, Grant, Server,
     Session, Wire, PATIENCE,
 };

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{assert_sound, await_until, Ask, Grant, Guarded, Server, Wire, PATIENCE};
+use dlock_harness::redis::Value;
+use dlock_harness::{assert_sound, await_until, Ask, Grant, Guarded, Server, Wire, PATIENCE};
 use fastrand::Rng;
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, from_redis_value, FromRedisValue, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, from_redis_value, FromRedisValue, Value};
+use dlock_harness::{
     assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, ServerBuilder, Session,
     Subscriber, Wire, PATIENCE,
 };

@@ -4,8 +4,8 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
+use dlock_harness::redis::Value;
+use dlock_harness::{
     assert_sound, await_until, position, stat, Ask, Blocked, Server, Wire, PATIENCE,
 };
 

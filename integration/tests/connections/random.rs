@@ -7,10 +7,8 @@
 use std::env;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, Cmd, Value};
-use dlock_integration::{
-    assert_sound, await_until, command, reply_of, Ask, Server, Wire, PATIENCE,
-};
+use dlock_harness::redis::{cmd, Cmd, Value};
+use dlock_harness::{assert_sound, await_until, command, reply_of, Ask, Server, Wire, PATIENCE};
 use fastrand::Rng;
 
 /// The most connections that are open at once.
@@ -255,7 +253,7 @@ fn reload(server: &Server) {
 
 /// Returns the reply, whatever it is; connects again if the connection has ended.
 fn ask(server: &Server, connection: &mut Wire, command: &Cmd) -> Option<Value> {
-    match dlock_integration::redis::ConnectionLike::req_command(connection, command) {
+    match dlock_harness::redis::ConnectionLike::req_command(connection, command) {
         Ok(value) => reply_of(value).ok(),
         Err(_) => {
             *connection = server.connection();

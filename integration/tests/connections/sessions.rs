@@ -1,7 +1,7 @@
 //! Sessions: users, stalls and pauses, demotions, connections that end, and masses. `tests/servers/sessions.txt` has the rest,
 //! `survival` what becomes of them in a cluster and with confirmations.
 
-use dlock_integration::{
+use dlock_harness::{
     assert_sound, await_until, held, position, stat, Ask, Blocked, News, Queued, Server, Session,
     Wire, PATIENCE,
 };

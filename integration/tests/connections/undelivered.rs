@@ -2,8 +2,8 @@
 //! its lock is granted. The server gives a new hold back before it decides any later command on that lock, and serves the next
 //! waiter. A hold that another command of its owner has touched stands, since that command was answered.
 
-use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, Value};
+use dlock_harness::{
     await_until, command, held, is_held, position, wait_as, Ask, Blocked, Grant, Server, Wire,
     PATIENCE,
 };

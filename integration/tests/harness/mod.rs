@@ -4,7 +4,7 @@ use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::Duration;
 
-use dlock_integration::{await_until, stop, Ask, Blocked, Server, Wire, PATIENCE};
+use dlock_harness::{await_until, stop, Ask, Blocked, Server, Wire, PATIENCE};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_integration::stage::Stage;
-use dlock_integration::{server_program, Ask, Wire, PATIENCE};
+use dlock_harness::stage::Stage;
+use dlock_harness::{server_program, Ask, Wire, PATIENCE};
 
 /// A busy machine keeps a node from running for longer than the others wait for it at first. The faults come one after the other,
 /// as in the clients' tests: nodes refuse a second vote soon after a first.

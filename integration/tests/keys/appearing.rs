@@ -1,8 +1,8 @@
 //! A lock arrives at a name with waiters, and its tickets take their places before later ones.
 //! `tests/servers/appearing.txt` has values of other types.
 
-use dlock_integration::redis::{self, Value};
-use dlock_integration::{
+use dlock_harness::redis::{self, Value};
+use dlock_harness::{
     assert_sound, await_until, command, held, position, Ask, Blocked, Grant, Server, Session,
     Subscriber, Wire, PATIENCE,
 };

@@ -1,6 +1,6 @@
 //! An evicted lock is free. `tests/servers/removal.txt` has all other ways in which a key goes.
 
-use dlock_integration::{held, wait_as, Ask, Grant};
+use dlock_harness::{held, wait_as, Ask, Grant};
 
 #[test]
 fn eviction_serves_the_queue() {

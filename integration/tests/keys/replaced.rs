@@ -1,6 +1,6 @@
 //! A take-over is replicated. `tests/scenarios/replaced*.txt` have every kind.
 
-use dlock_integration::{
+use dlock_harness::{
     assert_sound, await_until, held, kept, position, stat, wait_as, Ask, Blocked, Grant, Server,
     Wire, PATIENCE,
 };

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::Value;
-use dlock_integration::{Ask, Grant, Server, Wire};
+use dlock_harness::redis::Value;
+use dlock_harness::{Ask, Grant, Server, Wire};
 
 /// Token, holds and milliseconds left of a hold, as DLOCK.HELD answers.
 type Hold = Option<(u64, u64, u64)>;

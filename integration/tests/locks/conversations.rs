@@ -12,8 +12,8 @@ use dlock_conversations::script::{self, Act, Command, Key, Reader, ServerAct};
 use dlock_conversations::transcript::{self, Edit, Labels};
 use dlock_conversations::{all, for_servers, is_rewriting, of_servers, planted, Conversation};
 use dlock_engine::refusal::escaped;
-use dlock_integration::redis::{Cmd, PushKind, Value};
-use dlock_integration::{
+use dlock_harness::redis::{Cmd, PushKind, Value};
+use dlock_harness::{
     assert_sound, await_until, reply_of, with, Ask, Clock, Server, Wire, PATIENCE,
 };
 

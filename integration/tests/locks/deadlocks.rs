@@ -1,7 +1,7 @@
 //! Deadlocks of many owners: a long circle, and an owner with many waits. `tests/servers/deadlocks.txt` has the rest.
 
-use dlock_integration::redis::Value;
-use dlock_integration::{assert_sound, stat, Ask, Grant, Server, Wire};
+use dlock_harness::redis::Value;
+use dlock_harness::{assert_sound, stat, Ask, Grant, Server, Wire};
 
 /// The owners of a long chain.
 const CHAIN: usize = 1_000;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{self, Value};
-use dlock_integration::{command, Ask, Blocked, Grant, Server, Wire};
+use dlock_harness::redis::{self, Value};
+use dlock_harness::{command, Ask, Blocked, Grant, Server, Wire};
 
 /// The server's clock counts whole milliseconds, so a deadline may be up to one early.
 const EARLY: Duration = Duration::from_millis(1);

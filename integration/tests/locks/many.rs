@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use dlock_integration::{assert_sound, await_until, Ask, Blocked, Server, PATIENCE};
+use dlock_harness::{assert_sound, await_until, Ask, Blocked, Server, PATIENCE};
 
 #[track_caller]
 fn wait_for(server: &Server, keys: &str, owner: &str) -> Blocked {

@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{self, cmd, Value};
-use dlock_integration::{
-    assert_sound, await_until, command, Ask, Server, Subscriber, Wire, PATIENCE,
-};
+use dlock_harness::redis::{self, cmd, Value};
+use dlock_harness::{assert_sound, await_until, command, Ask, Server, Subscriber, Wire, PATIENCE};
 
 /// Returns how long it takes to take `count` locks in one command and to give them back.
 fn take_together(c: &mut Wire, count: usize) -> Duration {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{from_redis_value, FromRedisValue, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_harness::redis::{from_redis_value, FromRedisValue, Value};
+use dlock_harness::{await_until, command, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
 /// Long enough to play no part.
 const LONG: u64 = 600_000;

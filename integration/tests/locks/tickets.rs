@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::{from_redis_value, Value};
-use dlock_integration::{held, Ask, Blocked, Wire};
+use dlock_harness::redis::{from_redis_value, Value};
+use dlock_harness::{held, Ask, Blocked, Wire};
 
 /// Returns the kind of each owner's place, in order.
 fn queue(connection: &mut Wire) -> Vec<(String, String)> {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{from_redis_value, Value};
-use dlock_integration::{await_until, held, position, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_harness::redis::{from_redis_value, Value};
+use dlock_harness::{await_until, held, position, Ask, Blocked, Grant, Server, PATIENCE};
 
 #[test]
 fn time_is_up_after_the_milliseconds_given() {

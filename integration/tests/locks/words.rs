@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::{cmd, Cmd, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, Cmd, Value};
+use dlock_harness::{
     assert_hands_over, assert_sound, await_until, awkward, kept, reply_of, with, Ask, Blocked,
     Grant, Guarded, Server, Subscriber, PATIENCE,
 };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use dlock_documents::project;
-use dlock_integration::{module_path, Ask, Server};
+use dlock_harness::{module_path, Ask, Server};
 
 const GROUP: &str = include_str!("../../../packaging/group/group.conf");
 

@@ -2,10 +2,8 @@
 
 use std::fs;
 
-use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{
-    await_until, module_path, planned, Ask, Sentinel, Server, Watch, PATIENCE,
-};
+use dlock_harness::redis::{cmd, Value};
+use dlock_harness::{await_until, module_path, planned, Ask, Sentinel, Server, Watch, PATIENCE};
 
 const PAGE: &str = include_str!("../../../docs/upgrade.md");
 

@@ -1,7 +1,7 @@
 //! The usual mistakes of `docs/clients.md` that no client can prevent, each with its remedy.
 
-use dlock_integration::redis::Value;
-use dlock_integration::{Ask, Grant, Server};
+use dlock_harness::redis::Value;
+use dlock_harness::{Ask, Grant, Server};
 
 /// `WAIT` covers the writes of its own connection: on another one of a pool, which has written nothing, every replica counts.
 #[test]

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dlock_integration::{assert_hands_over, module_path, Ask, Server};
+use dlock_harness::{assert_hands_over, module_path, Ask, Server};
 
 const PROGRAM: &str = include_str!("../../../packaging/debian/dlock-module");
 

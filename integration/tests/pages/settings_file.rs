@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use dlock_documents::{project, recommended, DECIDED};
-use dlock_integration::{Ask, Server};
+use dlock_harness::{Ask, Server};
 
 const FILE: &str = "packaging/dlock.conf";
 const COMMITTED: &str = include_str!("../../../packaging/dlock.conf");

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::fs;
 
 use dlock_documents::{is_transcript, parts, prompt, read, Part, PAGES};
-use dlock_integration::redis::{cmd, Cmd, Value};
-use dlock_integration::{module_path, Ask, Server, Wire};
+use dlock_harness::redis::{cmd, Cmd, Value};
+use dlock_harness::{module_path, Ask, Server, Wire};
 
 /// A typed line and the output of the terminal.
 struct Step<'a> {

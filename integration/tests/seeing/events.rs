@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, Value};
+use dlock_harness::{
     assert_sound, at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
 };
 

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use dlock_integration::redis::{self, cmd};
-use dlock_integration::{
+use dlock_harness::redis::{self, cmd};
+use dlock_harness::{
     await_until, command, AclRules, Ask, Blocked, Daemon, Grant, Server, PATIENCE,
 };
 use serde_json::Value;

@@ -5,10 +5,8 @@
 use std::collections::BTreeMap;
 use std::env;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
-    assert_sound, await_until, reply_of, Ask, Server, Subscriber, Wire, PATIENCE,
-};
+use dlock_harness::redis::Value;
+use dlock_harness::{assert_sound, await_until, reply_of, Ask, Server, Subscriber, Wire, PATIENCE};
 use fastrand::Rng;
 
 const DATABASES: u32 = 2;

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use dlock_integration::redis::{from_redis_value, FromRedisValue, Value};
-use dlock_integration::{at_once, await_until, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_harness::redis::{from_redis_value, FromRedisValue, Value};
+use dlock_harness::{at_once, await_until, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
 /// Returns the gauges of the number of locks and of holds.
 fn population(server: &Server) -> (u64, u64) {

@@ -1,6 +1,6 @@
 //! WAIT: whether a replica certainly has a grant. It counts the replicas that have the last write of its own connection.
 
-use dlock_integration::{assert_sound, Ask, Grant, Queued, Server, Session, Wire};
+use dlock_harness::{assert_sound, Ask, Grant, Queued, Server, Session, Wire};
 
 /// A replica that no longer receives anything, and its primary, which does not know that yet.
 struct Pair {

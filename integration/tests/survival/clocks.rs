@@ -4,8 +4,8 @@
 //! The server has a wall clock of its own, which steps by an hour while it runs; the clocks that cannot step are the machine's.
 #![cfg(target_os = "linux")]
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
+use dlock_harness::redis::Value;
+use dlock_harness::{
     assert_hands_over, assert_sound, await_until, stat, Ask, Blocked, Clock, Grant, Server,
     PATIENCE,
 };

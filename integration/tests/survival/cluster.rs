@@ -4,9 +4,9 @@ use crate::connections::sessions::Held;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dlock_integration::cluster::join;
-use dlock_integration::redis::{from_redis_value, Cmd, Value};
-use dlock_integration::{
+use dlock_harness::cluster::join;
+use dlock_harness::redis::{from_redis_value, Cmd, Value};
+use dlock_harness::{
     assert_sound, await_until, command, stat, Ask, Blocked, Grant, News, Queued, Server, Session,
     Subscriber, Wire, PATIENCE,
 };

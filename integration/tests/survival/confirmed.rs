@@ -1,8 +1,8 @@
 //! Answers that replicas confirm (`dlock.replicas`), on real groups of servers: when they come, what happens without a
 //! confirmation, and which replicas count.
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
+use dlock_harness::redis::Value;
+use dlock_harness::{
     assert_sound, assert_sound_log, await_until, stat, Ask, Grant, News, Server, ServerBuilder,
     Wire, PATIENCE,
 };
@@ -419,7 +419,7 @@ fn who_cannot_wait_is_refused_and_nothing_has_changed() {
         assert_eq!(wire.ask::<Value>("DLOCK.HELD k"), Value::Nil, "{line}");
     }
     let mut c = group.primary.connection();
-    let script = dlock_integration::redis::cmd("EVAL")
+    let script = dlock_harness::redis::cmd("EVAL")
         .arg("return redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'alice')['err']")
         .arg(1)
         .arg("k")

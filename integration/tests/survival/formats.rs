@@ -17,9 +17,9 @@ use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
-use dlock_integration::dump::{restore, seal};
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, Parser, Value};
-use dlock_integration::{
+use dlock_harness::dump::{restore, seal};
+use dlock_harness::redis::{cmd, from_redis_value, Cmd, Parser, Value};
+use dlock_harness::{
     assert_sound, await_until, command, is_held, kept, Ask, Grant, Server, ServerBuilder, Wire,
     PATIENCE,
 };

@@ -2,9 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::dump::{restore, seal, value, Frame};
-use dlock_integration::redis::Value;
-use dlock_integration::{assert_hands_over, assert_sound, position, Ask, Blocked, Grant, Server};
+use dlock_harness::dump::{restore, seal, value, Frame};
+use dlock_harness::redis::Value;
+use dlock_harness::{assert_hands_over, assert_sound, position, Ask, Blocked, Grant, Server};
 
 const HOUR_MS: u64 = 3_600_000;
 

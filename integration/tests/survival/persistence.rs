@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::dump::{restore, value, Frame};
-use dlock_integration::redis::{cmd, from_redis_value, Value};
-use dlock_integration::{
+use dlock_harness::dump::{restore, value, Frame};
+use dlock_harness::redis::{cmd, from_redis_value, Value};
+use dlock_harness::{
     assert_sound, at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server,
     ServerBuilder, Wire, PATIENCE,
 };

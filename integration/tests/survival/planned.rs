@@ -1,7 +1,7 @@
 //! Planned failovers. No server tells a module that a promotion has lost nothing, so without `dlock.replicas` there is a quarantine
 //! after each; a planned one can do without. With `dlock.replicas` the ways of `docs/cluster.md` keep all holds.
 
-use dlock_integration::{
+use dlock_harness::{
     assert_sound_log, await_until, planned, Ask, Grant, Sentinel, Server, Watch, PATIENCE,
 };
 

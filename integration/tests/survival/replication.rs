@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, Value};
-use dlock_integration::{
+use dlock_harness::redis::{cmd, from_redis_value, Cmd, Value};
+use dlock_harness::{
     assert_sound, at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server,
     ServerBuilder, Wire, PATIENCE,
 };

@@ -1,8 +1,8 @@
 //! Answered leases: no later, lower setting makes any of them end earlier, whatever happens to the lock. Leases that a user
 //! brings by RESTORE are bounded.
 
-use dlock_integration::redis::Value;
-use dlock_integration::{assert_sound, is_held, with, Ask, Blocked, Grant, Server, Wire};
+use dlock_harness::redis::Value;
+use dlock_harness::{assert_sound, is_held, with, Ask, Blocked, Grant, Server, Wire};
 
 /// The answered lease, and the lower one that a setting allows later.
 const LEASE_MS: u64 = 600_000;

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use dlock_integration::workers::{Workers, LEASE_MS, WORKERS};
-use dlock_integration::{
+use dlock_harness::workers::{Workers, LEASE_MS, WORKERS};
+use dlock_harness::{
     assert_hands_over, assert_sound, await_until, is_held, kept, module_path, position, stat, Ask,
     Blocked, Grant, Server, Wire, PATIENCE,
 };

@@ -1,8 +1,8 @@
 //! `dlock check`.
 
 use super::*;
-use dlock_integration::redis::cmd;
-use dlock_integration::{Sentinel, ServerBuilder, Version, Watch, PRIMARY};
+use dlock_harness::redis::cmd;
+use dlock_harness::{Sentinel, ServerBuilder, Version, Watch, PRIMARY};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -263,7 +263,7 @@ fn check_waits_until_all_replicas_count() {
     let (code, said, _) = waiting.end();
     assert_eq!(code, 0, "{said}");
     assert!(said.ends_with("all replicas count\n"), "{said}");
-    assert_eq!(dlock_integration::stat(&primary, "replicas_counting"), 2);
+    assert_eq!(dlock_harness::stat(&primary, "replicas_counting"), 2);
     // Counted once, they count at once.
     assert_eq!(
         output(&primary, &["check", "--wait"]).1,
@@ -465,7 +465,7 @@ fn check_reads_the_lines_that_load_the_module() {
     let directory = own.dir().join("snippets");
     std::fs::create_dir(&directory).expect("a directory");
     let snippet = directory.join("dlock.conf");
-    let module = dlock_integration::module_path()
+    let module = dlock_harness::module_path()
         .canonicalize()
         .expect("the module");
     let line = format!("loadmodule \"{}\"\n", module.display());

@@ -1,7 +1,7 @@
 //! `dlock run` as a job: in a terminal, in pipes, under `nohup`, with whoever ends or stops its processes.
 
 use super::*;
-use dlock_integration::Grant;
+use dlock_harness::Grant;
 use nix::pty::openpty;
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -10,7 +10,7 @@ mod run;
 mod show;
 mod update;
 
-use dlock_integration::{await_until, stop, Ask, Server, PATIENCE};
+use dlock_harness::{await_until, stop, Ask, Server, PATIENCE};
 use nix::sys::signal::{kill, signal, SigHandler, Signal};
 use nix::unistd::Pid;
 use std::os::unix::process::ExitStatusExt;

@@ -1,7 +1,7 @@
 //! `dlock run`: its exit codes, its waits, its hold.
 
 use super::*;
-use dlock_integration::{is_held, stat, Grant, Sentinel, Watch, PRIMARY};
+use dlock_harness::{is_held, stat, Grant, Sentinel, Watch, PRIMARY};
 use nix::sys::wait::{waitid, Id, WaitPidFlag, WaitStatus};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! `dlock who`, `ls`, `release` and `top`.
 
 use super::*;
-use dlock_integration::{stat, Grant};
+use dlock_harness::{stat, Grant};
 use nix::pty::openpty;
 use std::fs::File;
 use std::io::{Read, Write};

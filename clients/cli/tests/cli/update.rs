@@ -1,7 +1,7 @@
 //! The update of a group, as `docs/upgrade.md` says, while jobs hold locks.
 
 use super::*;
-use dlock_integration::{planned, Grant, Sentinel, ServerBuilder, Watch, PRIMARY};
+use dlock_harness::{planned, Grant, Sentinel, ServerBuilder, Watch, PRIMARY};
 
 const PAGE: &str = include_str!("../../../../docs/upgrade.md");
 

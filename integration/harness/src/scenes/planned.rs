@@ -11,7 +11,7 @@ use crate::servers::sentinel::{Sentinel, PRIMARY};
 use crate::servers::server::Server;
 use crate::talk::ask::{command, reply_of, Ask};
 
-const PAGE: &str = include_str!("../../../docs/cluster.md");
+const PAGE: &str = include_str!("../../../../docs/cluster.md");
 
 /// Has a replica take over from `primary` in the page's way for this server, and waits until the Sentinel names it.
 ///

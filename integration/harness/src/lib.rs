@@ -1,7 +1,7 @@
 //! The harness: real servers for tests, one or several per test, and ways to wait for their actions.
 //!
 //! ```no_run
-//! use dlock_integration::{Ask, Blocked, Grant, Server};
+//! use dlock_harness::{Ask, Blocked, Grant, Server};
 //!
 //! let server = Server::builder().start();
 //! let mut alice = server.connection();

@@ -1,6 +1,6 @@
 //! The ACL rules of docs/operations.md, for tests that try them.
 
-const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+const OPERATIONS: &str = include_str!("../../../../docs/operations.md");
 
 /// The lines of one use of the page, in its order: earlier rules are given first.
 #[derive(Clone, Copy, Debug)]

@@ -33,9 +33,7 @@ fn library_name() -> &'static str {
 pub(super) fn target_directory() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(directory) => PathBuf::from(directory),
-        None => Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("..")
-            .join("target"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"),
     }
 }
 
