@@ -128,10 +128,11 @@ rivals: build ## prove: Do the same faults to other locks (QUICK=1: four minutes
 	@evidence/rivals/install.sh '$(TARGET)/rivals'
 	@cargo run --quiet --release --bin rivals -- --drivers '$(TARGET)/rivals' --results '$(TARGET)/rivals' $(if $(QUICK),--quick) $(ARGS)
 
-check: built ## develop: Run what a change must pass: formatting, lints, tests
+check: built ## develop: Run what a change must pass: lints, tests, fuzzers
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test
+	@fuzz/run.sh 10 '$(TARGET)/fuzz'
 	@observability/run.sh '$(TARGET)/observability' exporter
 
 msrv: deps ## develop: Check everything with the oldest compiler that is promised
