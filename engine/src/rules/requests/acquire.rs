@@ -86,7 +86,7 @@ impl Engine {
             return Ok(Answer::Granted(grant));
         }
         let answer = self.contend(keys, now, name, lock, ask);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         answer
     }
 
@@ -136,7 +136,7 @@ impl Engine {
                         Answer::Waiting(self.answer_confirmed(now, ask, outcome, promises))
                     }
                 };
-                self.settle_changed(entry, now, name, lock);
+                self.settle_name(keys, now, name);
                 return Ok(answer);
             }
             Grantable::Withheld if kind == RequestKind::Reenter => {
@@ -499,7 +499,7 @@ impl Engine {
             broken!("the place that was found or made for a request is there");
         }
         self.settle(keys, now, lock);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         // The settlement may have answered this very request: then it does not wait, except for replicas.
         match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
