@@ -101,9 +101,10 @@ impl Engine {
         let clearing = self.clear_away(keys, now);
         self.follow_up(keys, now);
         // Not before all has come free that does so in this event.
-        let waiting = match renewing || clearing {
-            true => !self.overdue.is_empty(),
-            false => self.time_out_in_turn(keys, now),
+        let waiting = if renewing || clearing {
+            !self.overdue.is_empty()
+        } else {
+            self.time_out_in_turn(keys, now)
         };
         // What these leave is served in this event.
         self.leave_next(now);
@@ -120,9 +121,10 @@ impl Engine {
                 continue;
             };
             let empty = queue.is_empty();
-            let gone = match self.left.is_empty() {
-                true => 0,
-                false => queue.multi_places,
+            let gone = if self.left.is_empty() {
+                0
+            } else {
+                queue.multi_places
             };
             let name = &queue.name.clone();
             let name = name.as_ref();

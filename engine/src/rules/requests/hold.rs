@@ -64,9 +64,10 @@ impl Engine {
         self.policy.confirmable(now)?;
         let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        let lease = match tie.auto.is_some() || tie.session.is_some() {
-            true => lease.max(SHORTEST_AUTO_LEASE_MS),
-            false => lease,
+        let lease = if tie.auto.is_some() || tie.session.is_some() {
+            lease.max(SHORTEST_AUTO_LEASE_MS)
+        } else {
+            lease
         };
         let mut wanted = now.wall().after(lease);
         if tie.session.is_some() {

@@ -150,9 +150,10 @@ impl Engine {
                     let (token, holds) = (hold.token, hold.holds);
                     Some(Grant { token, holds })
                 };
-                match self.policy.confirms() {
-                    true => Answer::Waiting(id),
-                    false => Answer::Granted(names.iter().filter_map(token).collect()),
+                if self.policy.confirms() {
+                    Answer::Waiting(id)
+                } else {
+                    Answer::Granted(names.iter().filter_map(token).collect())
                 }
             }
         }))
@@ -275,9 +276,10 @@ impl Engine {
             return Ok(());
         }
         let replaces = plan.older.iter().any(|id| !self.waits_apart(*id));
-        match !replaces && self.requests.blocked() >= self.policy.max_waiters {
-            true => Err(Refusal::Full("dlock.max-waiters")),
-            false => Ok(()),
+        if !replaces && self.requests.blocked() >= self.policy.max_waiters {
+            Err(Refusal::Full("dlock.max-waiters"))
+        } else {
+            Ok(())
         }
     }
 
