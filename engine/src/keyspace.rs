@@ -284,9 +284,10 @@ impl<V: Value> Entry<V> {
                 }
                 Change::Unhold { owner, token, end } => {
                     let only = || self.value().last().map(|hold| hold.owner);
-                    match owner.is_empty() {
-                        true => ends(only().unwrap_or_default(), *token, *end),
-                        false => ends(owner, *token, *end),
+                    if owner.is_empty() {
+                        ends(only().unwrap_or_default(), *token, *end)
+                    } else {
+                        ends(owner, *token, *end)
                     }
                     self.events.push(Event::Ended(*end, *token));
                 }

@@ -90,9 +90,10 @@ impl Policy {
 
     /// Errors if replicas must confirm what prolongs a hold, and cannot.
     pub fn confirmable(&self, now: Now) -> Result<(), Refusal> {
-        match self.confirms() && self.quarantined(now) {
-            true => Err(self.unconfirmable(now)),
-            false => Ok(()),
+        if self.confirms() && self.quarantined(now) {
+            Err(self.unconfirmable(now))
+        } else {
+            Ok(())
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Engine {
     /// Names without a queue at which values have arrived. They are watched in steps; a request that uses one first settles it.
     pub(super) arrived: VecDeque<Name>,
     /// Follow-ups of settlements, which run before the event ends.
-    pub(super) next: BTreeSet<FollowUp>,
+    pub(super) follow_ups: BTreeSet<FollowUp>,
     /// Places and holders to be freed in steps.
     pub(super) garbage: VecDeque<Garbage>,
     /// Requests for many locks that have left, and whose places are removed in steps.

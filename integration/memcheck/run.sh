@@ -11,10 +11,10 @@ seconds=$2
 seed=$3
 shift 3
 # The tests that open, block, kill, restore, replicate and reload.
-topics=(basics waiting blocked undelivered confirmed many tickets ephemeral sessions notify removal persistence replication keys payloads scripts words
+topics=(basics waiting blocked undelivered confirmed many tickets ephemeral sessions observers removal persistence replication keys payloads scripts words
     conversations)
 # The conversations that also do so.
-export DLOCK_SCENARIO=${DLOCK_SCENARIO:-removal,ephemeral,sessions,waiting}
+export DLOCK_SCENARIO=${DLOCK_SCENARIO:-removal,ephemeral,sessions,waiting,log,scripts}
 [ $# -gt 0 ] || set -- "${topics[@]}"
 # Masses would take hours, and the server's stalls mean nothing here. A server that ends itself reads all memory for its report.
 skipped=(--skip cannot_follow --skip stall --skip a_hundred_thousand --skip a_large_keyspace --skip a_thousand_die)

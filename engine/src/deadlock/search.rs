@@ -202,9 +202,10 @@ impl<'w> Search<'w> {
             queued,
         };
         for holder in self.holders_in_the_way(keys, owner, wanted)? {
-            let blocker = match holder == self.asker {
-                true => Blocker::Asked,
-                false => Blocker::Owner(holder),
+            let blocker = if holder == self.asker {
+                Blocker::Asked
+            } else {
+                Blocker::Owner(holder)
             };
             self.find(keys, found(blocker, false))?;
         }
@@ -251,9 +252,10 @@ impl<'w> Search<'w> {
             if !exclusive && lock.strictest() != Some(Limit::EXCLUSIVE) {
                 return;
             }
-            steps = match by_name {
-                true => lock.holders().min(1 + requests.owners()),
-                false => lock.holders(),
+            steps = if by_name {
+                lock.holders().min(1 + requests.owners())
+            } else {
+                lock.holders()
             };
             if steps > steps_left {
                 return;

@@ -68,9 +68,12 @@ impl HoldTable {
     /// had arrived by then; it has read what came until `read`.
     pub fn next_due(&self, now: SteadyMs, read: SteadyMs) -> Option<SteadyMs> {
         let window = self.windows.next();
-        let window = window.map(|at| match at > read && at <= now {
-            true => now.after(1),
-            false => at,
+        let window = window.map(|at| {
+            if at > read && at <= now {
+                now.after(1)
+            } else {
+                at
+            }
         });
         let firsts = [self.timers.next(), window, self.ties.next_renewal()];
         firsts.into_iter().flatten().min()

@@ -147,17 +147,19 @@ impl Tie {
 
     /// Returns why the hold is lost: its lease is over, or else what has happened.
     pub fn loss(&self, why: Loss, now: WallMs) -> Loss {
-        match self.end <= now {
-            true => Loss::Expired,
-            false => why,
+        if self.end <= now {
+            Loss::Expired
+        } else {
+            why
         }
     }
 
     /// Returns until when a program may believe in the hold; `confirms`: only what replicas have confirmed counts.
     pub(crate) fn believed(&self, confirms: bool) -> Option<WallMs> {
-        match confirms {
-            true => self.confirmed,
-            false => Some(self.end),
+        if confirms {
+            self.confirmed
+        } else {
+            Some(self.end)
         }
     }
 

@@ -227,9 +227,10 @@ pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
     while !rest.is_empty() {
         changes.push(change(&mut rest)?);
     }
-    let needed = match changes.iter().any(Change::has_several_permits) {
-        true => WITH_PERMITS,
-        false => PLAIN,
+    let needed = if changes.iter().any(Change::has_several_permits) {
+        WITH_PERMITS
+    } else {
+        PLAIN
     };
     (*format == needed).then_some(changes)
 }
@@ -294,12 +295,11 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
 /// Reads the limit and the permits of a change with this letter. An upper-case letter says that several permits follow.
 fn read_share(rest: &mut &[u8], letter: u8) -> Option<Share> {
     let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
-    let permits = match letter.is_ascii_uppercase() {
-        true => {
-            let permits = some_permits(u32::try_from(read_field(rest)?).ok()?, limit);
-            permits.filter(|permits| *permits > ONE)?
-        }
-        false => ONE,
+    let permits = if letter.is_ascii_uppercase() {
+        let permits = some_permits(u32::try_from(read_field(rest)?).ok()?, limit);
+        permits.filter(|permits| *permits > ONE)?
+    } else {
+        ONE
     };
     Some(Share { limit, permits })
 }

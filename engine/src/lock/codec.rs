@@ -113,9 +113,10 @@ fn version(lock: &Lock) -> u8 {
         || lock
             .tickets()
             .any(|(_, ticket)| ticket.share.permits != ONE);
-    match several {
-        true => VERSION,
-        false => PLAIN,
+    if several {
+        VERSION
+    } else {
+        PLAIN
     }
 }
 

@@ -441,9 +441,10 @@ impl Lock {
     /// Returns the TTL that the key must have: the latest lease, or none while anybody is queued. Then the module ends the leases
     /// itself and grants in the same step; the server must not remove the key under the queue.
     pub fn expires(&self) -> Option<WallMs> {
-        match self.watched() || self.queued() > 0 {
-            true => None,
-            false => self.last().map(|hold| hold.deadline),
+        if self.watched() || self.queued() > 0 {
+            None
+        } else {
+            self.last().map(|hold| hold.deadline)
         }
     }
 

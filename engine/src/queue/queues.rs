@@ -47,9 +47,10 @@ impl WaitQueues {
     /// Returns the number of the lock with this name, if it has a queue. In a server without a contended lock none has.
     #[inline(always)]
     pub(crate) fn id(&self, name: NameRef) -> Option<LockId> {
-        match self.by_id.is_empty() {
-            true => None,
-            false => self.look_up(name),
+        if self.by_id.is_empty() {
+            None
+        } else {
+            self.look_up(name)
         }
     }
 
@@ -168,10 +169,11 @@ impl WaitQueues {
             self.leases.clear(&mut queue.lease);
             queue.lease = earliest.map(|at| self.leases.add(at, id));
         }
-        match awaited {
-            true => self.awaited.insert(id),
-            false => self.awaited.remove(&id),
-        };
+        if awaited {
+            self.awaited.insert(id);
+        } else {
+            self.awaited.remove(&id);
+        }
     }
 
     /// Returns when the next lease of a watched lock ends.

@@ -80,9 +80,10 @@ impl Engine {
     ) -> Grantable {
         if kind == RequestKind::Reenter {
             // A drained server still lets holders enter once more: they could not finish otherwise.
-            return match self.policy.quarantined(now) {
-                true => Grantable::Withheld,
-                false => Grantable::Now,
+            return if self.policy.quarantined(now) {
+                Grantable::Withheld
+            } else {
+                Grantable::Now
             };
         }
         let head = queue.head().map(|(number, _)| number);
@@ -105,9 +106,10 @@ impl Engine {
                 return Grantable::Closed;
             }
         }
-        match self.policy.granting(now) {
-            true => Grantable::Now,
-            false => Grantable::Withheld,
+        if self.policy.granting(now) {
+            Grantable::Now
+        } else {
+            Grantable::Withheld
         }
     }
 }

@@ -109,7 +109,7 @@ impl Engine {
         let request = head.request();
         if waiting.is_some_and(Request::is_many) {
             // Granted together with its other locks, or not at all.
-            self.next.extend(request.map(FollowUp::Many));
+            self.follow_ups.extend(request.map(FollowUp::Many));
             return Served::Waits;
         }
         self.grant_place(entry, now, lock, number);

@@ -5,12 +5,10 @@
 //!
 //! | form | of what |
 //! |---|---|
-//! | `settle` | one lock; its parts are `settle_unwatched` (every lock) and `settle_queue` (one that has a queue or a watch) |
-//! | `settled`, `settle_watched` | the lock that a request names, on the way in |
-//! | `settle_changed`, `settle_name` | a lock whose holders a request has changed, on the way out |
-//! | `settle_many` | the locks of a request for many that waits |
-//! | `settle_next` | the locks where another settlement has made something possible |
+//! | `settled` | the lock that a request names, on the way in |
+//! | `settle`, `settle_name` | one lock, by its number or its name; `settle_queue` where its entry is at hand |
 //! | `settle_dirty` | the locks that events have marked |
+//! | `follow_up` | what settlements have made possible elsewhere, before the event ends |
 //! | `bring_up_to_date` | what events have noted, before a read-only command runs |
 
 use crate::invariants::broken;
@@ -46,9 +44,18 @@ impl Engine {
         self.settle_queue(keys.entry(name.as_ref()), now, lock);
     }
 
-    /// The part of a settlement that every lock needs. Returns the lock's number if it turns out to need a queue.
+    /// Settles a lock, by its name.
+    pub(super) fn settle_name(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        match self.queues.id(name) {
+            Some(lock) => self.settle(keys, now, lock),
+            None => drop(self.expire_unwatched(keys.entry(name), now, name)),
+        }
+    }
+
+    /// Ends the leases of a lock without a queue that have run out. If the lock turns out to need a queue, settles it and returns its
+    /// number.
     #[inline(always)]
-    fn settle_unwatched(
+    fn expire_unwatched(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
@@ -92,11 +99,12 @@ impl Engine {
         self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         // Not before all has come free that does so in this event.
-        let waiting = match renewing || clearing {
-            true => !self.overdue.is_empty(),
-            false => self.time_out_in_turn(keys, now),
+        let waiting = if renewing || clearing {
+            !self.overdue.is_empty()
+        } else {
+            self.time_out_in_turn(keys, now)
         };
         // What these leave is served in this event.
         self.leave_next(now);
@@ -113,9 +121,10 @@ impl Engine {
                 continue;
             };
             let empty = queue.is_empty();
-            let gone = match self.left.is_empty() {
-                true => 0,
-                false => queue.multi_places,
+            let gone = if self.left.is_empty() {
+                0
+            } else {
+                queue.multi_places
             };
             let name = &queue.name.clone();
             let name = name.as_ref();
@@ -134,7 +143,7 @@ impl Engine {
             }
         }
         // Only then those are looked at that wait for several of them.
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         let more = self.has_marked() || clearing || renewing || waiting;
         self.dirty.extend(refused);
         more
@@ -160,25 +169,22 @@ impl Engine {
                 self.settle(keys, now, lock);
             }
         }
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
     }
 
-    /// Settles the locks where other settlements have made something possible, to a fixed point. Of very many requests for many locks
-    /// that have become grantable together, some are left to the next step.
-    pub(super) fn settle_next(&mut self, keys: &mut impl Keyspace, now: Now) {
-        if !self.next.is_empty() {
-            self.settle_all_next(keys, now);
-        }
-    }
-
+    /// Does what settlements have made possible elsewhere, to a fixed point. Of very many requests for many locks that have become
+    /// grantable together, some are left to the next step.
     #[inline(never)]
-    fn settle_all_next(&mut self, keys: &mut impl Keyspace, now: Now) {
+    pub(super) fn follow_up(&mut self, keys: &mut impl Keyspace, now: Now) {
+        if self.follow_ups.is_empty() {
+            return;
+        }
         let granted = self.outbox.iter().map(|output| match &output.outcome {
             Outcome::GrantedAll(grants) => grants.len(),
             _ => 0,
         });
         let mut granted: usize = granted.sum();
-        while let Some(next) = self.next.pop_first() {
+        while let Some(next) = self.follow_ups.pop_first() {
             match next {
                 FollowUp::Lock(lock) => self.settle(keys, now, lock),
                 FollowUp::Many(id) if granted < GRANTED_A_STEP => {
@@ -208,37 +214,28 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> Result<(&'k mut Entry<K::Value>, Option<LockId>), Refusal> {
-        let (entry, lock) = match self.queues.id(name) {
-            Some(lock) => (self.settle_watched(keys, now, name, lock), Some(lock)),
-            None => {
-                let entry = keys.entry(name);
-                let lock = self.settle_unwatched(entry, now, name);
-                (entry, lock)
-            }
-        };
-        match entry.foreign {
-            true => Err(Refusal::WrongType),
-            false => Ok((entry, lock)),
+        let mut lock = self.queues.id(name);
+        match lock {
+            None => lock = self.expire_unwatched(keys.entry(name), now, name),
+            Some(lock) => self.catch_up(keys, now, name, lock),
         }
+        let entry = keys.entry(name);
+        if entry.foreign {
+            return Err(Refusal::WrongType);
+        }
+        Ok((entry, lock))
     }
 
-    /// Brings a lock with a queue up to date: only such a lock can make something possible elsewhere.
+    /// Brings a lock with a queue up to date, if anything has happened to it. Only such a lock can make something possible elsewhere.
     #[inline(never)]
-    fn settle_watched<'k, K: Keyspace>(
-        &mut self,
-        keys: &'k mut K,
-        now: Now,
-        name: NameRef,
-        lock: LockId,
-    ) -> &'k mut Entry<K::Value> {
+    fn catch_up(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, lock: LockId) {
         let at_rest = self.ended.is_empty()
             && !self.held_back
             && self.is_settled(keys.entry(name), now, lock);
         if !at_rest {
             self.settle(keys, now, lock);
-            self.settle_next(keys, now);
+            self.follow_up(keys, now);
         }
-        keys.entry(name)
     }
 
     /// Returns true if nothing has happened to this lock since its last settlement, and no lease has run out.
@@ -259,31 +256,6 @@ impl Engine {
     /// Returns true if a value has arrived at this lock since its last settlement left it without one.
     fn has_appeared(&self, entry: &Entry<impl Value>, lock: LockId) -> bool {
         entry.unseen && self.queues.is_awaited(lock)
-    }
-
-    /// Settles a lock whose holders have changed: serves its queue and renews its watch, where it has one or needs one.
-    pub(super) fn settle_changed(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        name: NameRef,
-        lock: Option<LockId>,
-    ) {
-        match lock.filter(|lock| self.queues.get(*lock).is_some()) {
-            Some(lock) => self.settle_queue(entry, now, lock),
-            None if lock.is_some() || entry.value().needs_watch() => {
-                self.settle_unwatched(entry, now, name);
-            }
-            None => {}
-        }
-    }
-
-    /// Settles a lock whose holders have changed, by its name.
-    pub(super) fn settle_name(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
-        match self.queues.id(name) {
-            Some(lock) => self.settle(keys, now, lock),
-            None => self.settle_changed(keys.entry(name), now, name, None),
-        }
     }
 
     /// Ends the holds whose lease has run out.

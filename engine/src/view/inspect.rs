@@ -205,9 +205,10 @@ impl Engine {
     /// Errors: `Fenced` if nobody does.
     pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Refusal> {
         let held = |hold: Hold| hold.token == token && hold.deadline > now.wall();
-        match lock.unwrap_or(&Lock::FREE).holds().any(held) {
-            true => Ok(()),
-            false => Err(Refusal::Fenced),
+        if lock.unwrap_or(&Lock::FREE).holds().any(held) {
+            Ok(())
+        } else {
+            Err(Refusal::Fenced)
         }
     }
 
@@ -280,13 +281,12 @@ impl Engine {
         if held == 0 && queued == 0 {
             return None;
         }
-        let (strictest, permits) = match held == lock.holders() {
-            true => (lock.strictest(), lock.permits()),
-            false => {
-                let live = || lock.holds().filter(|hold| live(hold.deadline));
-                let permits = live().map(|hold| u64::from(hold.permits.get()));
-                (live().map(|hold| hold.limit).min(), permits.sum())
-            }
+        let (strictest, permits) = if held == lock.holders() {
+            (lock.strictest(), lock.permits())
+        } else {
+            let live = || lock.holds().filter(|hold| live(hold.deadline));
+            let permits = live().map(|hold| u64::from(hold.permits.get()));
+            (live().map(|hold| hold.limit).min(), permits.sum())
         };
         Some(View {
             state: match () {

@@ -189,6 +189,8 @@ impl<'a> ServerSpeaker<'a> {
             self.observer.run("PING");
             left -= step;
         }
+        // A window ends one iteration of the server's loop later than a lease: once it has read what had arrived.
+        self.settle();
     }
 
     /// Runs a command of the server itself, in the key's database.

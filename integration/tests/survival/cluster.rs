@@ -736,6 +736,7 @@ fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
             }
         }
         let keys: Vec<&str> = keys.iter().chain([&tag]).map(String::as_str).collect();
+        session.keep();
         go(&nodes, &keys);
         for at in 0..3 * EACH {
             let told = session.told();

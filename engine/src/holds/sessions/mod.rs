@@ -196,9 +196,10 @@ impl Sessions {
         let names = self.by_name.get(&of.db);
         let known = names.and_then(|names| names.get(of.name)).copied();
         if let Some((no, session)) = known.and_then(|no| Some((no, self.get(no)?))) {
-            return match *session.user == *of.user {
-                true => Ok(no),
-                false => Err(Refusal::OtherUser),
+            return if *session.user == *of.user {
+                Ok(no)
+            } else {
+                Err(Refusal::OtherUser)
             };
         }
         if self.len() >= most {
@@ -310,12 +311,11 @@ impl Sessions {
             return false;
         }
         session.since = now;
-        match alive {
-            true => self.not_alive -= 1,
-            false => {
-                self.not_alive += 1;
-                self.idle.insert(no);
-            }
+        if alive {
+            self.not_alive -= 1;
+        } else {
+            self.not_alive += 1;
+            self.idle.insert(no);
         }
         true
     }
@@ -372,12 +372,11 @@ impl Sessions {
         let Some(session) = self.by_no.get_mut(&no) else {
             return;
         };
-        match waits {
-            true => drop(session.waits.insert(id)),
-            false => {
-                session.waits.remove(&id);
-                self.may_be_over(no);
-            }
+        if waits {
+            session.waits.insert(id);
+        } else {
+            session.waits.remove(&id);
+            self.may_be_over(no);
         }
     }
 
@@ -407,9 +406,10 @@ impl Sessions {
         };
         let named = self.named == Some(token);
         if let Some(session) = self.by_no.get_mut(&no) {
-            match named {
-                true => session.rows.drop_granted(tie.row),
-                false => session.rows.add_lost(token, tie, loss, self.confirms),
+            if named {
+                session.rows.drop_granted(tie.row)
+            } else {
+                session.rows.add_lost(token, tie, loss, self.confirms)
             }
         }
         self.may_be_over(no);
@@ -522,9 +522,10 @@ impl Sessions {
         if !std::mem::replace(&mut session.spare, true) {
             self.spares.push_back(no);
         }
-        match self.spares.len() > MOST_SPARES {
-            true => self.drop_spare(),
-            false => None,
+        if self.spares.len() > MOST_SPARES {
+            self.drop_spare()
+        } else {
+            None
         }
     }
 
@@ -538,9 +539,10 @@ impl Sessions {
         let oldest = self.spares.pop_front()?;
         let session = self.by_no.get_mut(&oldest)?;
         session.spare = false;
-        match session.over {
-            true => self.remove(oldest),
-            false => None,
+        if session.over {
+            self.remove(oldest)
+        } else {
+            None
         }
     }
 

@@ -110,7 +110,7 @@ impl Engine {
         self.ended.clear();
         self.outbox.clear();
         self.undelivered.clear();
-        self.next.clear();
+        self.follow_ups.clear();
         self.overdue.clear();
         self.windows.clear();
         self.scan = ScanCursor::Over;

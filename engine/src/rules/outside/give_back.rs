@@ -55,7 +55,7 @@ impl Engine {
         for name in free {
             self.settle_name(keys, now, name.as_ref());
         }
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
     }
 
     /// Ends a hold, if it is still there and as its grant made it. Returns the lock, for settlement.

@@ -111,9 +111,10 @@ impl Engine {
         let queue = self.queues.at(lock);
         let id = queue.place(number).and_then(Place::request);
         let request = id.and_then(|id| self.requests.get(id));
-        Outcome::Refused(match request.is_some_and(Request::is_many) {
-            true => refusal.at(&queue.name.key),
-            false => refusal,
+        Outcome::Refused(if request.is_some_and(Request::is_many) {
+            refusal.at(&queue.name.key)
+        } else {
+            refusal
         })
     }
 
@@ -202,9 +203,10 @@ impl Engine {
         if taken {
             entry.commit(&Change::Unticket { number: brought });
         }
-        let number = match taken {
-            true => self.holds.tokens.arrival(now),
-            false => brought,
+        let number = if taken {
+            self.holds.tokens.arrival(now)
+        } else {
+            brought
         };
         let mut place = Place::brought(Rc::from(ticket.owner), share, brought, now);
         place.set_claim(claim);

@@ -96,8 +96,7 @@ impl Engine {
             }
             Ok(hold) => {
                 self.prolong(entry, now, hold, id, tie);
-                let lock = self.queues.id(name);
-                self.settle_changed(entry, now, name, lock);
+                self.settle_name(keys, now, name);
             }
         }
     }

@@ -85,9 +85,10 @@ impl Engine {
             return;
         };
         session.due = None;
-        match session.alive {
-            true => self.no_longer_alive(no, now),
-            false => self.overdue.extend(session.waits.iter().copied()),
+        if session.alive {
+            self.no_longer_alive(no, now)
+        } else {
+            self.overdue.extend(session.waits.iter().copied())
         }
     }
 

@@ -86,7 +86,7 @@ impl Engine {
     ) -> bool {
         let mut room = PLACES_A_STEP;
         while let Some(id) = self.overdue.front().copied().filter(|_| room > 0) {
-            if !self.settle_wanted(keys, now, id, &mut room) {
+            if !self.grant_wanted(keys, now, id, &mut room) {
                 break;
             }
             self.overdue.pop_front();
@@ -97,7 +97,7 @@ impl Engine {
 
     /// Settles the locks that may have come free for a waiting request. Returns true if that is done; else there are too many to be
     /// granted for one step, and the request may be among them.
-    fn settle_wanted(
+    fn grant_wanted(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
@@ -125,7 +125,7 @@ impl Engine {
                 }
                 self.settle(keys, now, lock);
             }
-            self.settle_next(keys, now);
+            self.follow_up(keys, now);
         }
     }
 
@@ -169,6 +169,6 @@ impl Engine {
         for part in left.iter().flat_map(Request::parts) {
             self.settle(keys, now, part.lock);
         }
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
     }
 }

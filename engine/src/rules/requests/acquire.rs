@@ -86,7 +86,7 @@ impl Engine {
             return Ok(Answer::Granted(grant));
         }
         let answer = self.contend(keys, now, name, lock, ask);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         answer
     }
 
@@ -136,7 +136,7 @@ impl Engine {
                         Answer::Waiting(self.answer_confirmed(now, ask, outcome, promises))
                     }
                 };
-                self.settle_changed(entry, now, name, lock);
+                self.settle_name(keys, now, name);
                 return Ok(answer);
             }
             Grantable::Withheld if kind == RequestKind::Reenter => {
@@ -278,9 +278,10 @@ impl Engine {
         kind: RequestKind,
     ) -> Result<Answer, Refusal> {
         let RequestKind::Queue(place) = kind else {
-            return match self.policy.granting(now) {
-                true => Ok(self.null()),
-                false => Err(self.policy.withheld(now)),
+            return if self.policy.granting(now) {
+                Ok(self.null())
+            } else {
+                Err(self.policy.withheld(now))
             };
         };
         if place.is_none() && !self.policy.granting(now) {
@@ -343,9 +344,10 @@ impl Engine {
 
     /// Checks that the caps allow one more place in this lock's queue.
     pub(in crate::rules) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Refusal> {
-        match self.queues.at(lock).len() < self.policy.max_queue {
-            true => Ok(()),
-            false => Err(Refusal::Full("dlock.max-queue")),
+        if self.queues.at(lock).len() < self.policy.max_queue {
+            Ok(())
+        } else {
+            Err(Refusal::Full("dlock.max-queue"))
         }
     }
 
@@ -377,9 +379,10 @@ impl Engine {
                 .map_or(ask.terms.share.limit, |hold| hold.limit);
             return Err(Refusal::Stricter(limit));
         }
-        match waiting.is_some_and(|place| place.share != ask.terms.share) {
-            true => Err(Refusal::OtherShare),
-            false => Ok(()),
+        if waiting.is_some_and(|place| place.share != ask.terms.share) {
+            Err(Refusal::OtherShare)
+        } else {
+            Ok(())
         }
     }
 
@@ -499,7 +502,7 @@ impl Engine {
             broken!("the place that was found or made for a request is there");
         }
         self.settle(keys, now, lock);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         // The settlement may have answered this very request: then it does not wait, except for replicas.
         match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
@@ -517,8 +520,9 @@ pub(in crate::rules) fn refuse_overflow(
     terms: &Terms,
 ) -> Result<(), Refusal> {
     let full = || entry.hold(owner).is_some_and(|hold| hold.holds == u32::MAX);
-    match terms.holds.is_none() && full() {
-        true => Err(Refusal::Overflow),
-        false => Ok(()),
+    if terms.holds.is_none() && full() {
+        Err(Refusal::Overflow)
+    } else {
+        Ok(())
     }
 }

@@ -154,7 +154,7 @@ impl Engine {
         self.log_wait(&left, How::of_wait(&outcome), now);
         for part in left.parts().iter().filter(|part| part.lock != stays) {
             self.free_place(part, now);
-            self.next.insert(FollowUp::Lock(part.lock));
+            self.follow_ups.insert(FollowUp::Lock(part.lock));
         }
         self.tell(id, left, outcome);
     }
@@ -432,7 +432,7 @@ impl Engine {
         };
         self.remove_place(entry, now, lock, number, Outcome::Cancelled);
         self.settle_queue(entry, now, lock);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         Ok(true)
     }
 

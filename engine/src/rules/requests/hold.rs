@@ -4,6 +4,7 @@ use crate::holds::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::{End, Hold};
 use crate::log::How;
+use crate::queue::LockId;
 use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::types::{Grant, HoldRef, Limit, Millis, NameRef, Now, Token, WallMs};
@@ -39,8 +40,7 @@ impl Engine {
             ..hold
         };
         entry.revise(hold, weakened);
-        self.settle_changed(entry, now, name, lock);
-        self.settle_next(keys, now);
+        self.hand_over(keys, now, lock);
         Ok(Grant {
             token: hold.token,
             holds: hold.holds,
@@ -64,9 +64,10 @@ impl Engine {
         self.policy.confirmable(now)?;
         let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        let lease = match tie.auto.is_some() || tie.session.is_some() {
-            true => lease.max(SHORTEST_AUTO_LEASE_MS),
-            false => lease,
+        let lease = if tie.auto.is_some() || tie.session.is_some() {
+            lease.max(SHORTEST_AUTO_LEASE_MS)
+        } else {
+            lease
         };
         let mut wanted = now.wall().after(lease);
         if tie.session.is_some() {
@@ -91,8 +92,7 @@ impl Engine {
             self.holds.sessions.replies = false;
             self.holds.sessions.named = None;
         }
-        self.settle_changed(entry, now, name, lock);
-        self.settle_next(keys, now);
+        self.hand_over(keys, now, lock);
         Ok(deadline.since(now.wall()))
     }
 
@@ -148,8 +148,7 @@ impl Engine {
             .lower(&self.queues, entry, whose, hold, left, now);
         self.holds.sessions.named = None;
         if left == 0 {
-            self.settle_changed(entry, now, name, lock);
-            self.settle_next(keys, now);
+            self.hand_over(keys, now, lock);
         }
         Ok(left)
     }
@@ -184,7 +183,7 @@ impl Engine {
         for name in names {
             self.settle_name(keys, now, *name);
         }
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         Ok(left)
     }
 
@@ -220,9 +219,16 @@ impl Engine {
                 Err(_) => 0,
             },
         };
-        self.settle_changed(entry, now, name, lock);
-        self.settle_next(keys, now);
+        self.hand_over(keys, now, lock);
         Ok(ended)
+    }
+
+    /// Serves those who wait for a lock whose holds a request has changed. A lock without a queue has nobody to serve.
+    fn hand_over(&mut self, keys: &mut impl Keyspace, now: Now, lock: Option<LockId>) {
+        if let Some(lock) = lock {
+            self.settle(keys, now, lock);
+        }
+        self.follow_up(keys, now);
     }
 }
 

@@ -99,7 +99,7 @@ impl Engine {
             settled.map_err(|refusal| refusal.at(name.key))?;
         }
         let answer = self.contend_for_many(keys, now, names, ask);
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         answer
     }
 
@@ -150,9 +150,10 @@ impl Engine {
                     let (token, holds) = (hold.token, hold.holds);
                     Some(Grant { token, holds })
                 };
-                match self.policy.confirms() {
-                    true => Answer::Waiting(id),
-                    false => Answer::Granted(names.iter().filter_map(token).collect()),
+                if self.policy.confirms() {
+                    Answer::Waiting(id)
+                } else {
+                    Answer::Granted(names.iter().filter_map(token).collect())
                 }
             }
         }))
@@ -275,9 +276,10 @@ impl Engine {
             return Ok(());
         }
         let replaces = plan.older.iter().any(|id| !self.waits_apart(*id));
-        match !replaces && self.requests.blocked() >= self.policy.max_waiters {
-            true => Err(Refusal::Full("dlock.max-waiters")),
-            false => Ok(()),
+        if !replaces && self.requests.blocked() >= self.policy.max_waiters {
+            Err(Refusal::Full("dlock.max-waiters"))
+        } else {
+            Ok(())
         }
     }
 
@@ -322,7 +324,9 @@ impl Engine {
                 Answer::Waiting(self.answer_confirmed(now, ask, outcome, promises))
             }
         };
-        self.settle_all(keys, now, &at);
+        for at in &at {
+            self.settle_name(keys, now, at.name);
+        }
         answer
     }
 
@@ -347,13 +351,6 @@ impl Engine {
             promises.extend(promise);
         }
         (grants, promises)
-    }
-
-    /// Settles all of the locks.
-    fn settle_all(&mut self, keys: &mut impl Keyspace, now: Now, locks: &[NamedLock]) {
-        for at in locks {
-            self.settle_name(keys, now, at.name);
-        }
     }
 
     /// Enters the queues of the locks, all in this event. The owner's places there go first.
@@ -390,7 +387,7 @@ impl Engine {
         for Part { lock, .. } in parts {
             self.settle(keys, now, lock);
         }
-        self.settle_next(keys, now);
+        self.follow_up(keys, now);
         match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
             Some(Outcome::GrantedAll(grants)) => Ok(Answer::Granted(grants)),
@@ -408,9 +405,9 @@ impl Engine {
         id: RequestId,
         asked: bool,
     ) -> usize {
-        if self.settle_many(keys, now, id) {
+        if self.catch_up_all(keys, now, id) {
             // The settlement may have made others grantable that have asked before.
-            self.next.insert(FollowUp::Many(id));
+            self.follow_ups.insert(FollowUp::Many(id));
             return 0;
         }
         let Some(request) = self.requests.get(id) else {
@@ -459,13 +456,15 @@ impl Engine {
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
         let pending = Pending::new(promises, until);
         self.put_out(id, &request, &first, outcome, pending);
-        self.settle_all(keys, now, &at);
-        at.len()
+        for (part, _) in &parts {
+            self.settle(keys, now, part.lock);
+        }
+        parts.len()
     }
 
     /// Settles those locks of a request that are not settled: its outcome must not depend on which of them was settled first.
     /// Returns true if that has changed any.
-    fn settle_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
+    fn catch_up_all(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
         let (mut nth, mut moved) = (0, false);
         while let Some(part) = self.requests.get(id).and_then(|many| many.parts().get(nth)) {
             nth += 1;

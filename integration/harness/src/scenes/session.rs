@@ -43,6 +43,12 @@ impl Session {
         self.seen.0
     }
 
+    /// Keeps it, and tells the server that the rows have been read: it begins a session again that has 10,000 unread ones.
+    #[track_caller]
+    pub fn keep(&mut self) {
+        self.read("");
+    }
+
     /// Keeps it, and takes the rows that were not read before.
     #[track_caller]
     fn read(&mut self, block: &str) {
