@@ -47,7 +47,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 
 .PHONY: help run test test-engine test-documents demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
-.PHONY: msrv deny
+.PHONY: msrv deny coverage
 .PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients lines packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
@@ -134,6 +134,9 @@ check: built ## develop: Run what a change must pass: lints, tests, fuzzers
 	cargo test
 	@fuzz/run.sh 10 '$(TARGET)/fuzz'
 	@observability/run.sh '$(TARGET)/observability' exporter
+
+coverage: ## develop: Count the lines that tests without a server run
+	@tests/coverage/run.py '$(TARGET)/coverage'
 
 msrv: deps ## develop: Check everything with the oldest compiler that is promised
 	@rustup toolchain list | grep -q '^$(MSRV)' || rustup toolchain install $(MSRV) --profile minimal
