@@ -44,8 +44,9 @@ fn untrue_conversations_are_made_true() {
 /// A true conversation stays as it is, byte for byte.
 #[test]
 fn true_conversations_need_no_edit() {
-    for Conversation { name, text, .. } in dlock_conversations::all() {
-        assert_eq!(correct(&text), Ok(Vec::new()), "{name}");
-        assert_eq!(transcript::edited(&text, &[]), text, "{name}");
+    let all = dlock_conversations::all();
+    for Conversation { name, text, .. } in all.iter().filter(|one| check(&one.text).is_ok()) {
+        assert_eq!(correct(text), Ok(Vec::new()), "{name}");
+        assert_eq!(transcript::edited(text, &[]), *text, "{name}");
     }
 }
