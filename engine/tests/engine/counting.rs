@@ -833,7 +833,8 @@ fn the_reference_tells_gauges_from_counters() {
         let documented = documented
             .into_iter()
             .map(|(name, kind)| (name, if kind == "gauge" { "gauge" } else { "counter" }));
-        assert_eq!(sorted(documented.collect()), sorted(own), "{heading}");
+        let documented = sorted(documented.collect());
+        assert_eq!(documented, sorted(own), "docs/operations.md, {heading}");
     }
 }
 

@@ -5,6 +5,7 @@ mod blocks;
 mod claims;
 mod code;
 mod comments;
+mod contributing;
 mod figures;
 mod licences;
 mod links;
