@@ -77,7 +77,7 @@ demo: build ## use: Sell 6,000 items by 100 clients, with and without locks
 failover: build ## use: Kill a primary under load: who was let in twice
 	@cargo run --quiet --bin failover
 
-ladder: build ## use: Break a lock made of SETNX in eight steps
+ladder: build ## use: Break a lock made of SETNX in ten steps
 	@cargo run --quiet --bin ladder
 
 bench: build peers ## prove: Measure beside what dlock replaces (QUICK=1: two minutes)

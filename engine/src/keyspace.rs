@@ -53,7 +53,8 @@ pub trait Keyspace {
     }
 }
 
-/// Returns true if there is a lock at this key. It leaves no key open: a caller may ask for many.
+/// Returns true if there is a lock at this key, be it one that this event has emptied. It leaves no key open where
+/// [`Keyspace::inspect`] opens none: a caller may ask for many.
 pub(crate) fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
     let mut exists = false;
     keys.inspect(name, &mut |_| exists = true);
@@ -150,7 +151,7 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Commits a change: applies it and writes the effect. Nothing else changes a lock on the primary.
+    /// Commits a change: makes the lock if there is none, applies the change, and appends it to the effect.
     pub fn commit(&mut self, change: &Change) {
         self.lock.get_or_insert_with(V::default);
         self.amend(change);
@@ -166,8 +167,9 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Ends the holds whose leases end until then, in that order, and hands their tokens to `each`. Ending each by itself would
-    /// leave the same behind, and cost more where they are very many. Returns what is left of them, to be freed.
+    /// Ends the holds whose leases end at `until` or before, in the order of their deadlines, and hands their tokens to `each`. Ending
+    /// each by itself would have the same effect, and cost more where they are very many. Returns the ended holds: the caller frees
+    /// many of them in steps.
     pub fn end_until(&mut self, until: WallMs, end: End, mut each: impl FnMut(Token)) -> Lock {
         let Some(lock) = &mut self.lock else {
             return Lock::FREE;
@@ -225,14 +227,14 @@ impl<V: Value> Entry<V> {
         let Some(lock) = lock.filter(|lock| lock.is_indexed()) else {
             return 0;
         };
-        let mut said = changes.iter();
+        let mut expected = changes.iter();
         let mut until = None;
         let mut events = Vec::new();
-        for (name, number, deadline) in lock.named() {
+        for (holder, held, deadline) in lock.named() {
             let only = events.len() + 1 == lock.holders();
-            match said.next() {
+            match expected.next() {
                 Some(Change::Unhold { owner, token, end })
-                    if *token == number && (*owner == name || only && owner.is_empty()) =>
+                    if *token == held && (*owner == holder || (only && owner.is_empty())) =>
                 {
                     events.push(Event::Ended(*end, *token));
                     until = Some(deadline);
@@ -255,10 +257,10 @@ impl<V: Value> Entry<V> {
         ended
     }
 
-    /// Applies the primary's decision on a replica, or on a server that reads its AOF. Hands each hold that ends to `ends`: owner, token,
-    /// and how.
+    /// Applies the primary's decision on a replica, or on a server that reads its AOF. Hands each hold to `ends` before it ends: owner,
+    /// token, and how. The effect is not empty: [`change::usual_release`] expands one that is.
     ///
-    /// Errors with nothing changed when the effect is not well formed.
+    /// Errors with nothing changed: `Malformed`; `NewerFormat`.
     pub fn follow(
         &mut self,
         effect: &[u8],

@@ -12,11 +12,12 @@ pub struct Policy {
     pub max_restored_ms: Millis,
     /// The longest claim window.
     pub max_claim_ms: Millis,
-    /// How long a polled or loaded ticket is kept while no connection waits on it.
+    /// How long a ticket is kept while no connection waits on it, unless it says so itself; a loaded one, at least. Also how long the
+    /// places of a session are kept that is not alive.
     pub claim_window_ms: Millis,
     /// The most places of a lock.
     pub max_queue: usize,
-    /// The most places over all locks.
+    /// The most places over all locks, and the most requests that wait in sessions.
     pub max_places: usize,
     /// The most blocked connections over all locks.
     pub max_waiters: usize,
@@ -32,8 +33,8 @@ pub struct Policy {
     pub deadlock_max_steps: usize,
     /// Whether there are new grants and places.
     pub grants: bool,
-    /// Until when nothing is granted after a start or promotion; 0: no quarantine. It is a duration, which a step of the wall
-    /// clock neither ends nor prolongs.
+    /// The steady time until which nothing is granted; 0: no quarantine. It begins with a start or promotion; where replicas confirm,
+    /// with a start or full resynchronisation. A step of the wall clock neither ends nor prolongs it.
     pub quarantine_until: SteadyMs,
     /// How many entries the log keeps.
     pub log_max_len: usize,
@@ -77,8 +78,7 @@ impl Policy {
         self.grants && !self.quarantined(now)
     }
 
-    /// Returns true if the quarantine after a start or promotion lasts, or too few replicas are there to confirm a grant, which
-    /// comes to the same.
+    /// Returns true if the quarantine lasts, or too few replicas are there to confirm a grant, which comes to the same.
     pub fn quarantined(&self, now: Now) -> bool {
         now.steady() < self.quarantine_until || self.replicas_counting < self.replicas_needed
     }
@@ -88,8 +88,8 @@ impl Policy {
         self.replicas_needed > 0
     }
 
-    /// Errors if replicas must confirm what prolongs a hold, and cannot.
-    pub fn confirmable(&self, now: Now) -> Result<(), Refusal> {
+    /// Errors with `NoAck` if replicas must confirm what gives or prolongs a hold, and cannot now.
+    pub fn check_confirmable(&self, now: Now) -> Result<(), Refusal> {
         if self.confirms() && self.quarantined(now) {
             Err(self.unconfirmable(now))
         } else {
@@ -132,9 +132,9 @@ impl Policy {
         }
     }
 
-    /// Returns the deadline that a renewal gives to a hold that ends at `before`: within `max-hold-ms` of the grant, but no earlier
-    /// than before if the bound was lowered since.
-    pub fn carried(&self, token: Token, before: WallMs, wanted: WallMs) -> WallMs {
+    /// Returns the deadline that a renewal gives to a hold that ends at `before`: `wanted`, or less where `max-hold-ms` bounds it. The
+    /// bound alone moves no deadline to before `before`.
+    pub fn renewed(&self, token: Token, before: WallMs, wanted: WallMs) -> WallMs {
         self.bounded(token, wanted).max(before.min(wanted))
     }
 }

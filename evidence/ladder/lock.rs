@@ -47,6 +47,10 @@ pub enum Use {
     Block,
     /// Clients wait by a ticket that ends with the wait. Misused: it is kept for the window of a [`Way::ScriptedQueue`].
     Ticket { window_ms: u64 },
+    /// An owner that holds the lock takes it once more. Misused: under another name.
+    Reenter,
+    /// Several locks are taken in one step. Misused: one after the other, by polling.
+    Many,
 }
 
 /// The outcome of a release.
@@ -99,6 +103,35 @@ impl Lock {
             terms: terms.clone(),
             token: 0,
         }
+    }
+
+    /// Makes the lock that a function takes which the holder calls.
+    pub fn inner(&self) -> Lock {
+        let mut terms = self.terms.clone();
+        if terms.way == Way::Misused(Use::Reenter) {
+            terms.owner.push_str("-inner");
+        }
+        Lock { terms, token: 0 }
+    }
+
+    /// Makes the lock with another key.
+    pub fn other(&self, key: &str) -> Lock {
+        let mut terms = self.terms.clone();
+        terms.key = key.to_owned();
+        Lock { terms, token: 0 }
+    }
+
+    /// Takes two locks of DLOCK in one step, and releases them.
+    pub fn take_both(first: &Lock, second: &Lock, connection: &mut Wire) {
+        let Terms {
+            key,
+            owner,
+            lease_ms,
+            ..
+        } = &first.terms;
+        let keys = format!("2 {key} {}", second.terms.key);
+        connection.run(&format!("DLOCK.MACQUIRE {keys} {owner} {lease_ms} BLOCK 0"));
+        connection.run(&format!("DLOCK.MRELEASE {keys} {owner}"));
     }
 
     /// Takes the lock, however long it takes. Returns how many grants there had been when the server read the first try.
@@ -154,7 +187,9 @@ impl Lock {
             Way::Misused(Use::Ticket { window_ms }) => command(&format!(
                 "DLOCK.FAIRACQUIRE {key} {owner} {lease_ms} BLOCK 0 CLAIM {window_ms}"
             )),
-            Way::Misused(Use::Block) => command(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}")),
+            Way::Misused(Use::Block | Use::Many) => {
+                command(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}"))
+            }
             Way::Dlock(_) | Way::Misused(_) => {
                 command(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms} BLOCK 0"))
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dlock_integration::{Ask, Wire, PATIENCE};
 use serde::{Deserialize, Serialize};
 
-use crate::lock::{served, Given, Lock, Terms};
+use crate::lock::{served, Given, Lock, Terms, Use, Way};
 
 /// How often a repeating client checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
@@ -28,6 +28,11 @@ pub enum Part {
     },
     /// It takes the lock, which a thread renews, reads the stock, waits for permission, and writes the stock less one.
     Sell,
+    /// It takes the lock, and once more before it releases it.
+    Nest,
+    /// It takes two locks, in one order or the other, and releases them. Where they are taken one by one, it waits for permission in
+    /// between.
+    Pair { turned: bool },
 }
 
 /// The order to a client's process.
@@ -59,6 +64,11 @@ pub fn tally(key: &str) -> String {
 /// Returns the key that ends the repeating clients.
 pub fn end(key: &str) -> String {
     format!("{key}:end")
+}
+
+/// Returns the key of the second of two locks.
+pub fn second(key: &str) -> String {
+    format!("{key}:second")
 }
 
 /// Returns the key of the waits for a lock, in microseconds.
@@ -136,6 +146,8 @@ impl Actor<'_> {
                 }
             }
             Part::Sell => self.sell(),
+            Part::Nest => self.nest(),
+            Part::Pair { turned } => self.pair(turned),
         }
     }
 
@@ -217,6 +229,42 @@ impl Actor<'_> {
             false => self.say("fenced"),
         }
         self.lock.give(&mut self.connection);
+    }
+
+    fn nest(&mut self) {
+        self.take();
+        self.say("held");
+        let mut inner = self.lock.inner();
+        inner.take(&mut self.connection);
+        self.say("inside");
+        inner.give(&mut self.connection);
+        self.say("left");
+        self.await_go();
+        self.give();
+        self.say("given");
+    }
+
+    fn pair(&mut self, turned: bool) {
+        let second = self.lock.other(&second(&self.order.terms.key));
+        let mut locks = [self.lock.clone(), second];
+        if turned {
+            locks.reverse();
+        }
+        let [mut first, mut second] = locks;
+        let at_once = self.order.terms.way == Way::Dlock(Use::Many);
+        if !at_once {
+            first.take(&mut self.connection);
+        }
+        self.say("ready");
+        self.await_go();
+        if at_once {
+            Lock::take_both(&first, &second, &mut self.connection);
+        } else {
+            second.take(&mut self.connection);
+            second.give(&mut self.connection);
+            first.give(&mut self.connection);
+        }
+        self.say("both");
     }
 
     fn say(&mut self, what: &str) {

@@ -92,7 +92,7 @@ impl Outcome {
 }
 
 /// All steps, in order.
-pub const STEPS: [Step; 8] = [
+pub const STEPS: [Step; 10] = [
     Step {
         name: "1. The holder is killed",
         plain: "SETNX; DEL",
@@ -168,6 +168,24 @@ pub const STEPS: [Step; 8] = [
         },
         alone: false,
         run: next_is_killed,
+    },
+    Step {
+        name: "9. A function takes its caller's lock",
+        plain: "SET NX PX; compare and delete",
+        dlock: "ACQUIRE, by the same owner",
+        plain_way: Way::SetCompare,
+        dlock_use: Use::Reenter,
+        alone: false,
+        run: taken_once_more,
+    },
+    Step {
+        name: "10. Two locks, in either order",
+        plain: "the same, one after the other",
+        dlock: "MACQUIRE 2 …",
+        plain_way: Way::SetCompare,
+        dlock_use: Use::Many,
+        alone: false,
+        run: two_locks,
     },
 ];
 
@@ -245,6 +263,15 @@ impl<'a> Scene<'a> {
         workers.iter_mut().for_each(Client::go_on);
         workers.iter_mut().for_each(Client::await_end);
         self.terms(number, "all")
+    }
+
+    /// Returns how long a client is observed that should have what it wants at once. Where it never has it, that is short; where it
+    /// has it, a loaded machine may delay it.
+    fn patience(&self) -> Duration {
+        match self.way {
+            Way::Dlock(_) => PATIENCE,
+            _ => WATCH,
+        }
     }
 
     fn counted(&mut self, terms: &Terms, what: &str) -> u64 {
@@ -560,6 +587,75 @@ fn next_is_killed(scene: &mut Scene) -> Seen {
     };
     Seen {
         wrong: u64::from(stands_free),
+        arose: true,
+        text,
+    }
+}
+
+/// Makes a holder take the lock once more.
+fn taken_once_more(scene: &mut Scene) -> Seen {
+    let rounds = scene.stage.so_many(5, 2);
+    let (mut stuck, mut kept) = (0, 0);
+    for round in 0..rounds {
+        let terms = scene.terms(round, "one");
+        let mut holder = scene.start(Part::Nest, &terms);
+        holder.await_saying("held");
+        if holder
+            .said_within("inside", Instant::now(), scene.patience())
+            .is_none()
+        {
+            stuck += 1;
+            continue;
+        }
+        holder.await_saying("left");
+        kept += u64::from(is_taken(&mut scene.connection, &terms));
+        holder.go_on();
+        holder.await_saying("given");
+        assert!(!is_taken(&mut scene.connection, &terms), "it is free");
+    }
+    let text = match stuck {
+        0 => {
+            format!("waits for itself: 0 of {rounds}\nstill held by the caller: {kept} of {rounds}")
+        }
+        stuck => format!("waits for itself: {stuck} of {rounds}"),
+    };
+    Seen {
+        wrong: rounds - kept,
+        arose: true,
+        text,
+    }
+}
+
+/// Makes two clients take two locks, one of them in the other order.
+fn two_locks(scene: &mut Scene) -> Seen {
+    let rounds = scene.stage.so_many(5, 2);
+    let (mut stuck, mut longest) = (0, Duration::ZERO);
+    for round in 0..rounds {
+        let mut clients = [false, true].map(|turned| {
+            let terms = scene.terms(round, if turned { "turned" } else { "straight" });
+            scene.start(Part::Pair { turned }, &terms)
+        });
+        for client in &mut clients {
+            client.await_saying("ready");
+        }
+        let begun = Instant::now();
+        clients.iter_mut().for_each(Client::go_on);
+        let patience = scene.patience();
+        let had = clients
+            .each_mut()
+            .map(|client| client.said_within("both", begun, patience));
+        stuck += u64::from(had.contains(&None));
+        longest = longest.max(had.into_iter().flatten().max().unwrap_or_default());
+    }
+    let text = match stuck {
+        0 => format!(
+            "stuck: 0 of {rounds}\nboth have had both within {}",
+            millis(longest)
+        ),
+        stuck => format!("stuck until a lease ends: {stuck} of {rounds}"),
+    };
+    Seen {
+        wrong: stuck,
         arose: true,
         text,
     }

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 /// The beginning of each row of the table.
-const STEPS: [&str; 8] = [
+const STEPS: [&str; 10] = [
     "1. The holder is killed",
     "2. Clients are killed at any moment",
     "3. Some work is slower than the lease",
@@ -12,6 +12,8 @@ const STEPS: [&str; 8] = [
     "6. The holder is stopped, its renewals too",
     "7. Many want it at once",
     "8. The next in the queue is killed",
+    "9. A function takes its caller's lock",
+    "10. Two locks, in either order",
 ];
 
 const PAGE: &str = include_str!("../../docs/ladder.md");

@@ -44,7 +44,7 @@ pub(crate) fn refresh(ctx: Ctx) {
 
 /// Propagates the effect of an event on one lock.
 pub(crate) fn effect(ctx: Ctx, key: Str, effect: &[u8]) {
-    let bytes = (!change::goes_without_saying(effect)).then_some(effect);
+    let bytes = (!change::is_usual_release(effect)).then_some(effect);
     ctx.replicate(c"DLOCK.APPLY", key, bytes);
 }
 

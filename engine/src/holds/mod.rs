@@ -135,7 +135,7 @@ impl HoldTable {
         let wanted = hold.deadline.max(now.wall().after(terms.lease));
         let (token, limit, permits, deadline) = if hold.limit <= terms.share.limit {
             self.counters.reentries += 1;
-            let deadline = policy.carried(hold.token, hold.deadline, wanted);
+            let deadline = policy.renewed(hold.token, hold.deadline, wanted);
             (hold.token, hold.limit, hold.permits, deadline)
         } else {
             self.counters.upgrades += 1;
@@ -188,7 +188,7 @@ impl HoldTable {
             self.log_hold(queues, whose, token, client, how, now);
         }
         if !self.ties.is_empty() {
-            self.lose_by(name, token, end);
+            self.lose_at_end(name, token, end);
         }
         let owner = if entry.holders() > 1 { owner } else { &[] };
         entry.amend(&Change::Unhold { owner, token, end });
@@ -224,7 +224,7 @@ impl HoldTable {
         }
         entry.end_until(until, end, |token| {
             if !self.ties.is_empty() {
-                self.lose_by(name, token, end);
+                self.lose_at_end(name, token, end);
             }
             self.counters.ended(end, token, now);
         })

@@ -30,7 +30,7 @@ impl TieRequest {
         self.ephemeral || self.auto.is_some() || self.session.is_some()
     }
 
-    /// Returns whom the hold is tied to.
+    /// Returns the party that the request names. A hold may be tied to the session by another number (see `tie_to_session`).
     fn party(&self) -> Party {
         match self.session {
             Some(session) => Party::Session(session),
@@ -53,8 +53,9 @@ impl TieRequest {
 }
 
 impl HoldTable {
-    /// Ties a granted hold to the party that asks. A tie to that party keeps what it has; a tie to another ends.
-    // Not cold, as what follows is: a grant that ties runs through it. Not within the plain grant either, which it would lengthen.
+    /// Ties a granted hold to the party that asks. A tie to the same connection keeps `EPHEMERAL`, and its `AUTO` unless the request
+    /// has one. A tie to another party ends, and its session learns of that.
+    // Not inlined: that would lengthen the plain grant.
     #[inline(never)]
     pub fn tie_granted(
         &mut self,
@@ -73,7 +74,7 @@ impl HoldTable {
         if how.session.is_some() {
             return self.tie_to_session(whose, token, end, terms.lease, &how, now);
         }
-        let before = self.untie_at(whose, token, end);
+        let before = self.take_tie(whose, token, end);
         let (ephemeral, mut auto) = match &before {
             Some(tie) if tie.party == how.party() => (tie.ephemeral, tie.auto),
             _ => (false, None),
@@ -105,9 +106,9 @@ impl HoldTable {
         how: &TieRequest,
         now: Now,
     ) {
-        let holds = how.session.and_then(|no| self.sessions.get(no));
-        let party = holds.map_or(how.party(), |session| Party::Session(session.holds));
-        let before = self.untie_at(whose, token, end);
+        let session = how.session.and_then(|no| self.sessions.get(no));
+        let party = session.map_or(how.party(), |session| Party::Session(session.holds));
+        let before = self.take_tie(whose, token, end);
         let longest = before.as_ref().and_then(|tie| tie.auto);
         let lease = lease.max(longest.map_or(SHORTEST_AUTO_LEASE_MS, |auto| auto.lease));
         let stays = before.as_ref().filter(|tie| tie.party == party);
@@ -129,8 +130,8 @@ impl HoldTable {
         self.replace_tie(token, before, Some(tie), now);
     }
 
-    /// Ties a renewed hold: the last command that ties it decides, and only `EPHEMERAL` of the same connection stays. A renewal
-    /// without `EPHEMERAL` and `AUTO` ends the server's own renewals.
+    /// Ties a renewed hold: the last command that ties it decides. `EPHEMERAL` stays if the renewal ties nothing, or comes from the
+    /// connection that set it. The server's own renewals end unless the renewal asks for them.
     pub fn tie_renewed(
         &mut self,
         whose: HoldRef,
@@ -144,7 +145,7 @@ impl HoldTable {
             return self.tie_to_session(whose, token, end, lease, how, now);
         }
         let asked = how.ties();
-        let before = self.untie_at(whose, token, end);
+        let before = self.take_tie(whose, token, end);
         if !asked && before.is_none() {
             return;
         }
@@ -168,8 +169,8 @@ impl HoldTable {
         self.replace_tie(token, before, tie, now);
     }
 
-    /// Removes the tie of a hold whose lease ends at `end` now.
-    fn untie_at(&mut self, whose: HoldRef, token: Token, end: WallMs) -> Option<Box<Tie>> {
+    /// Takes out the tie of a hold, and has it end at `end`; none if the hold is not tied.
+    fn take_tie(&mut self, whose: HoldRef, token: Token, end: WallMs) -> Option<Box<Tie>> {
         let mut tie = self.ties.untie_hold(whose, token)?;
         tie.end = end;
         tie.confirmed = tie.confirmed.map(|confirmed| confirmed.min(end));
@@ -252,31 +253,31 @@ impl HoldTable {
     pub fn lose(&mut self, id: TieId, why: Loss, now: WallMs) {
         let why = self.ties.get(id).map(|tie| tie.loss(why, now));
         if let Some(why) = why {
-            self.lose_as(id, why);
+            self.lose_for(id, why);
         }
     }
 
     /// Removes the tie of a hold for a reason that is certain. No client knows of a new hold that replicas have not confirmed:
     /// nobody loses it.
-    pub fn lose_as(&mut self, id: TieId, why: Loss) {
+    pub fn lose_for(&mut self, id: TieId, why: Loss) {
         let Some(tie) = self.ties.untie(id) else {
             return;
         };
-        match self.is_unconfirmed(tie.whose(), id.token) {
+        match self.unconfirmed_grant(tie.whose(), id.token) {
             Some(true) => self.sessions.forget_hold(&tie),
             _ => self.sessions.lost(id.token, &tie, why),
         }
     }
 
-    /// Removes all ties after a demotion, and forgets the sessions.
-    pub fn untie_all(&mut self) {
+    /// Forgets all ties, all unconfirmed holds and all sessions, after a demotion.
+    pub fn forget_all(&mut self) {
         self.unconfirmed.clear();
         self.ties = Ties::default();
         self.sessions.clear();
     }
 
-    /// Returns whether a hold is new that replicas have not confirmed; none if nothing about it is unconfirmed.
-    pub fn is_unconfirmed(&self, whose: HoldRef, token: Token) -> Option<bool> {
+    /// Returns what replicas have not confirmed of a hold: true if its grant, false if only its prolongation; none if nothing.
+    pub fn unconfirmed_grant(&self, whose: HoldRef, token: Token) -> Option<bool> {
         if self.unconfirmed.is_empty() {
             return None;
         }
@@ -299,9 +300,10 @@ impl HoldTable {
         }
     }
 
-    /// Removes the tie of this lock's hold, which ends for this reason.
+    /// Removes the tie of this lock's hold, which ends for this reason. Its session gets the reason that the unlock message gives,
+    /// whatever the time is.
     #[inline(never)]
-    pub fn lose_by(&mut self, name: NameRef, token: Token, end: End) {
+    pub fn lose_at_end(&mut self, name: NameRef, token: Token, end: End) {
         let Some(id) = self.ties.find(name, token) else {
             return;
         };
@@ -313,11 +315,10 @@ impl HoldTable {
             // Its connection has ended, and sessions lose nothing by that.
             End::Closed => return self.untie_silently(id),
         };
-        // The reason that the unlock message gives.
-        self.lose_as(id, why);
+        self.lose_for(id, why);
     }
 
-    /// Moves a tie to the hold's new token.
+    /// Moves a tie to the hold's new token. It is a connection's: [`HoldTable::lose_upgraded`] has removed one to a session.
     pub fn retie(&mut self, whose: HoldRef, old: Token, new: Token, now: Now) {
         let Some(old) = self.ties.find_hold(whose, old) else {
             return;
@@ -331,7 +332,7 @@ impl HoldTable {
 /// Returns when a hold is renewed next: after a quarter to a third of its lease, so that holds that were taken together are not
 /// renewed together for ever.
 pub(crate) fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
-    // Tokens of one moment follow each other: the low bits spread best.
+    // Tokens of one moment differ in their low bits only. The multiplication spreads them; its upper bits are mixed best.
     let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let third = lease / 3 - early % (lease / 12 + 1);
     now.steady().after(third.max(1))

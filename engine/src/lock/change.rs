@@ -17,7 +17,7 @@
 //!
 //! The others: `r|x|f|s|d<token> [<owner>]` the hold is gone (released, expired, forced, closed, removed; the only
 //! holder is left unnamed), `t<number> <claim> <limit> <owner>` a ticket, `u<number>` that ticket is gone, `w1`/`w0` the
-//! queue is not empty (is empty). A line with no change puts the key's TTL right.
+//! queue is not empty (is empty). A line without a change only sets the key's TTL again.
 //!
 //! The usual release, of the only hold and nothing else, goes without saying: no line at all means it. The token is that
 //! of the hold, and an argument less saves the server a tenth of its work on the command.
@@ -169,14 +169,13 @@ impl Change<'_> {
     }
 }
 
-/// Returns true if an effect says no more than that the only hold was released.
-pub fn goes_without_saying(effect: &[u8]) -> bool {
+/// Returns true if an effect says no more than that the only hold was released. Then an empty one stands for it.
+pub fn is_usual_release(effect: &[u8]) -> bool {
     let token = effect.strip_prefix(b"1 r");
     token.is_some_and(|token| !token.contains(&b' '))
 }
 
-/// Expands an empty effect to the release of the only hold; None if there is not exactly one: the lock does not have just one
-/// holder.
+/// Returns the effect that an empty one stands for: the release of the only hold; none if the lock does not have exactly one.
 pub fn usual_release(lock: &Lock) -> Option<Vec<u8>> {
     let hold = lock.last().filter(|_| lock.holders() == 1)?;
     let mut effect = Vec::new();
@@ -220,7 +219,7 @@ pub fn rebuild(lock: &Lock) -> Vec<u8> {
     effect
 }
 
-/// Reads an effect that is not empty; none if any of it is not well formed.
+/// Reads an effect that is not empty; none if any of it is not well formed, or its format is not the one that its changes need.
 pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
     let (format, mut rest) = effect.split_first()?;
     let mut changes = Vec::new();
@@ -314,7 +313,7 @@ pub(super) fn is_token(number: u64) -> bool {
     number > 0 && number < Token::END.0
 }
 
-/// Begins a change with the first of the letters, or with the second if it says how many permits there are.
+/// Begins a change with the first of the letters; with the second if it has several permits, which also raises the effect's format.
 fn letter(effect: &mut Vec<u8>, permits: Permits, [one, several]: [u8; 2]) {
     if permits == ONE {
         return effect.push(one);

@@ -1,4 +1,4 @@
-//! The holders of one lock: a short list, or, of many, indexes by owner, deadline and limit.
+//! The holders of one lock: a short list; many are found by owner and by deadline.
 
 use super::Hold;
 use crate::types::{ClientId, Limit, Permits, Token, WallMs};
@@ -6,14 +6,15 @@ use std::collections::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The most holders in a list. Up to here a walk through it is as fast as three ordered maps, which would take seven times the
+/// The most holders in a list. Up to here a walk through it is as fast as a map and an ordered set, which would take seven times the
 /// memory, and nearly every contended lock has one holder.
 const LONGEST_LIST: usize = 8;
 
 /// All holders of a lock.
 #[derive(Debug, Clone)]
 pub(crate) enum Holders {
-    /// Some, in the order of their owners.
+    /// Some, in the order of their owners. Those that [`Holders::split_off`] has taken out stand in the order of their deadlines: they
+    /// are not searched.
     List(Vec<Holder>),
     /// More than can be kept in a list.
     Indexed(Box<Indexed>),
@@ -39,7 +40,7 @@ struct HoldTerms {
     fresh: bool,
 }
 
-/// Many holders, found by owner, deadline and limit.
+/// Many holders, found by owner and by deadline, with the count of each limit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Indexed {
     by_owner: HashMap<Arc<[u8]>, HoldTerms>,
@@ -122,7 +123,7 @@ impl Holders {
         }
     }
 
-    /// Returns how many leases have not run out. Takes time by the number of those that have, which are soon removed.
+    /// Returns how many leases have not run out. Of many holders it counts those that have, which are soon removed.
     pub(crate) fn live(&self, now: WallMs) -> usize {
         let ended = match self {
             Holders::List(list) => list
@@ -234,8 +235,8 @@ impl Holders {
         Holders::List(ended)
     }
 
-    /// Removes any one holder. Returns true if there was one.
-    pub(crate) fn pop(&mut self) -> bool {
+    /// Frees one holder of a lock that is gone. Returns true if there was one. Permits and limits are no longer right then.
+    pub(crate) fn free_one(&mut self) -> bool {
         match self {
             Holders::List(list) => list.pop().is_some(),
             Holders::Indexed(many) => {
@@ -249,7 +250,7 @@ impl Holders {
     pub(crate) fn bytes(&self) -> usize {
         let each = match self {
             Holders::List(_) => std::mem::size_of::<Holder>() + 16,
-            // In three maps, whose nodes are half empty.
+            // In a map and a set, which are half empty.
             Holders::Indexed(_) => 200,
         };
         self.iter().map(|hold| each + hold.owner.len()).sum()

@@ -331,12 +331,14 @@ impl Lock {
         sole.into_iter().chain(full.into_iter().flatten())
     }
 
-    /// Returns token and deadline of each hold. Of many holders it reads only the index of their deadlines.
+    /// Returns token and deadline of each hold, in the order of [`Lock::named`]. Of many holders it reads only the index of their
+    /// deadlines.
     pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
         self.named().map(|(_, token, deadline)| (token, deadline))
     }
 
-    /// Returns owner, token and deadline of each hold, in no order.
+    /// Returns owner, token and deadline of each hold: of many holders, and of those that [`Lock::split_off`] returns, in the order of
+    /// deadlines; else in the order of owners.
     pub fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (sole, full) = match self {
             Lock::Sole(sole) => (sole.hold(), None),
@@ -477,8 +479,8 @@ impl Lock {
         tokens.len() == self.holders()
     }
 
-    /// Applies a change. Nothing else changes the state, on the primary, on a replica and from the AOF alike, except the end of
-    /// very many holds at once ([`Lock::split_off`], with the same result and effect).
+    /// Applies a change: on the primary, on a replica and from the AOF alike. Only this and [`Lock::split_off`] change who holds the
+    /// lock and who is queued.
     pub fn apply(&mut self, change: &Change) {
         if let Lock::Sole(sole) = self {
             if sole.apply(change) {
@@ -558,7 +560,8 @@ impl Lock {
         self.full().is_some_and(|full| full.holders.is_indexed())
     }
 
-    /// Takes out the holders whose leases end until then. Only a change does this (see [`super::keyspace::Entry::end_until`]).
+    /// Takes out the holders whose leases end at `until` or before, and returns them as a lock. Writes no effect: the caller does
+    /// (see [`super::keyspace::Entry::end_until`]).
     pub(super) fn split_off(&mut self, until: WallMs) -> Lock {
         match self {
             Lock::Sole(sole) if sole.holds() > 0 && sole.deadline <= until => {
@@ -585,7 +588,7 @@ impl Lock {
         while room > 0 && full.tickets.pop_first().is_some() {
             room -= 1;
         }
-        while room > 0 && full.holders.pop() {
+        while room > 0 && full.holders.free_one() {
             room -= 1;
         }
         full.is_empty()

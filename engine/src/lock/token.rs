@@ -5,7 +5,7 @@ use crate::types::{Arrival, Now, Token};
 /// Hands out numbers that rise over all locks and databases, restarts and promotions included.
 ///
 /// The next number is `max(last + 1, wall clock in microseconds)`: no state needs to survive a restart as long as the
-/// wall clock is not behind the last grant, and a number also tells, to the microsecond, when it was handed out.
+/// wall clock is not behind the last grant, and a number then also tells, to the microsecond, when it was handed out.
 #[derive(Debug, Clone, Default)]
 pub struct TokenClock {
     last: u64,

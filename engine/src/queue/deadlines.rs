@@ -29,7 +29,7 @@ impl<At, Due> Default for Deadlines<At, Due> {
 }
 
 impl<At: Copy + Ord, Due> Deadlines<At, Due> {
-    /// Adds an entry that is due at `at`.
+    /// Adds an entry that is due at `at`; returns its handle.
     pub fn add(&mut self, at: At, due: Due) -> DueKey<At> {
         let sequence = NonZeroU64::MIN.saturating_add(self.sequence);
         self.sequence += 1;
@@ -38,7 +38,7 @@ impl<At: Copy + Ord, Due> Deadlines<At, Due> {
         key
     }
 
-    /// Removes an entry, if it is still there.
+    /// Takes the handle out of `key`, and removes its entry if it is still there.
     pub fn clear(&mut self, key: &mut Option<DueKey<At>>) {
         if let Some(key) = key.take() {
             self.index.remove(&key);

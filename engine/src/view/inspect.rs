@@ -322,7 +322,7 @@ impl Engine {
             held_ms: now.wall().since(token.granted()),
             ephemeral: tie.is_some_and(|tie| tie.ephemeral),
             auto: kept && tie.is_some_and(|tie| tie.renews()),
-            acked: self.holds.is_unconfirmed(whose, token).is_none(),
+            acked: self.holds.unconfirmed_grant(whose, token).is_none(),
             session,
             client: match tie.map(|tie| tie.party) {
                 Some(Party::Connection(client)) => client,

@@ -257,7 +257,7 @@ fn an_effect_that_is_left_out_releases_the_only_hold() {
         if !left.is_empty() {
             data.insert(shop, Some((codec::encode(&left), left.expires())));
         }
-        let sound = answer == Ok(Reply::Ok) && passed_on && change::goes_without_saying(&said);
+        let sound = answer == Ok(Reply::Ok) && passed_on && change::is_usual_release(&said);
         (sound && server.data() == data)
             .then_some(())
             .ok_or(format!("{lock:?} became {:?}", server.data()))
@@ -265,7 +265,7 @@ fn an_effect_that_is_left_out_releases_the_only_hold() {
 }
 
 #[test]
-fn only_the_usual_release_goes_without_saying() {
+fn only_the_usual_release_is_usual_release() {
     for said in [
         "",
         "1",
@@ -279,9 +279,9 @@ fn only_the_usual_release_goes_without_saying() {
         "1 r5 u6",
         "2 r5",
     ] {
-        assert!(!change::goes_without_saying(said.as_bytes()), "{said}");
+        assert!(!change::is_usual_release(said.as_bytes()), "{said}");
     }
-    assert!(change::goes_without_saying(b"1 r1795257419032780"));
+    assert!(change::is_usual_release(b"1 r1795257419032780"));
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl Server {
     /// Applies a primary's decision. Returns the effect for this server's own replicas.
     pub fn follow(&mut self, name: &Name, effect: &[u8], now: Now) -> Vec<u8> {
         // In the form in which the module sends it.
-        let words: &[&[u8]] = match change::goes_without_saying(effect) {
+        let words: &[&[u8]] = match change::is_usual_release(effect) {
             true => &[b"apply", &name.key],
             false => &[b"apply", &name.key, effect],
         };

@@ -99,7 +99,7 @@ pub(crate) struct Rows {
     // How many rows name no hold of the session.
     loose: usize,
     last: u64,
-    // The numbers of those that repeat no reply.
+    // The numbers of the rows that answer a blocked SESSION command: those that repeat no reply.
     news: BTreeSet<u64>,
 }
 
@@ -195,7 +195,7 @@ impl Rows {
         self.add(word, Token(0), whose, None, false);
     }
 
-    /// Adds the row of a hold that has left the session. The row that reported the hold stays without it.
+    /// Adds the row of a hold that has left the session. The row that reported the hold stays, and names lock and owner itself.
     pub(crate) fn add_lost(&mut self, token: Token, tie: &Tie, loss: Loss, confirms: bool) {
         let whose = || Whose::Named(Box::new(tie.whose.clone()));
         if let Some(granted) = self.get_mut(tie.row) {
@@ -207,12 +207,12 @@ impl Rows {
         self.add(Word::Lost(loss), token, whose(), end, false);
     }
 
-    /// Drops the row of a hold, which its program has released itself.
+    /// Drops the row that reported a hold, and reports no loss.
     pub(crate) fn drop_granted(&mut self, row: u64) {
         self.remove(row);
     }
 
-    /// Has a row name the hold by its new number.
+    /// Has a row refer to the tie that now has this id.
     pub(crate) fn renumber(&mut self, row: u64, id: TieId) {
         if let Some(row) = self.get_mut(row) {
             row.whose = Whose::Held(id);

@@ -106,7 +106,7 @@ impl Engine {
     /// Makes this server a replica: places and deadlines are the new primary's. The server itself answers blocked connections. The
     /// sessions are forgotten.
     pub fn demote(&mut self) {
-        self.holds.untie_all();
+        self.holds.forget_all();
         self.ended.clear();
         self.outbox.clear();
         self.undelivered.clear();

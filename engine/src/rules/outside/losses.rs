@@ -29,7 +29,7 @@ impl Engine {
             self.holds
                 .log_hold(&self.queues, whose, token, lost.client, how, now);
         }
-        self.holds.lose_by(whose.name, token, end);
+        self.holds.lose_at_end(whose.name, token, end);
         self.holds.counters.gone(end, token, now);
     }
 
@@ -64,7 +64,7 @@ impl Engine {
                 break;
             };
             let lock = self.queues.id_or_new(tie.name());
-            self.holds.lose_as(id, Loss::Expired);
+            self.holds.lose_for(id, Loss::Expired);
             self.mark(lock);
         }
     }

@@ -130,7 +130,7 @@ impl Engine {
             // It has reached `max-hold-ms`.
             if let Party::Session(_) = tie.party {
                 self.holds.ties.renewed(id, deadline, Renewal::Stopped);
-                return self.holds.lose_as(id, Loss::Taken);
+                return self.holds.lose_for(id, Loss::Taken);
             }
             Renewal::Stopped
         } else {

@@ -61,7 +61,7 @@ impl Engine {
         tie: &TieRequest,
     ) -> Result<Millis, Refusal> {
         let HoldRef { name, owner } = whose;
-        self.policy.confirmable(now)?;
+        self.policy.check_confirmable(now)?;
         let (entry, lock) = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
         let lease = if tie.auto.is_some() || tie.session.is_some() {
@@ -74,7 +74,7 @@ impl Engine {
             // A late copy shortens nothing.
             wanted = wanted.max(hold.deadline);
         }
-        let deadline = self.policy.carried(hold.token, hold.deadline, wanted);
+        let deadline = self.policy.renewed(hold.token, hold.deadline, wanted);
         // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
         // that have what its connection wrote last, and a client that waits for them after a renewal relies on that.
         entry.set_hold(Hold {
@@ -109,7 +109,7 @@ impl Engine {
         lease: Millis,
         tie: &TieRequest,
     ) -> Result<Millis, Refusal> {
-        self.policy.confirmable(now)?;
+        self.policy.check_confirmable(now)?;
         for name in names {
             let held = self.settled(keys, now, *name);
             let held = held.and_then(|(entry, _)| self::held(entry, owner, None));

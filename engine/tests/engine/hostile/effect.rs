@@ -52,7 +52,7 @@ pub fn hold(effect: &[u8]) {
         _ => true,
     });
     // A primary sends the bare word instead of a usual release, which means nothing where there is no hold.
-    if believed && !change::goes_without_saying(effect) {
+    if believed && !change::is_usual_release(effect) {
         taken_over(effect);
     }
 }
