@@ -113,6 +113,39 @@ fn the_reference_says_what_every_argument_may_be() {
     );
 }
 
+/// Whoever adds an option also shows it.
+#[test]
+fn a_conversation_has_every_option_of_every_command() {
+    let all = dlock_conversations::all().into_iter();
+    let all = all.chain(dlock_conversations::of_servers());
+    let texts: Vec<String> = all.map(|one| one.text).collect();
+    let lines = || texts.iter().flat_map(|text| text.lines());
+    let has = |command: &str, option: &str| {
+        lines().any(|line| {
+            let words = line.split([' ', '.']);
+            let mut after = words.skip_while(|word| *word != command);
+            after.any(|word| word == option)
+        })
+    };
+    let mut missing = Vec::new();
+    for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
+        let parts = |arg: &'static Arg| match arg.kind {
+            Kind::OneOf(parts) | Kind::With(parts) => parts,
+            _ => std::slice::from_ref(arg),
+        };
+        let args = spec.args.iter().flat_map(parts).flat_map(parts);
+        let command = spec.name.trim_start_matches("dlock.").to_uppercase();
+        let tokens = args.filter_map(|arg| arg.token);
+        missing.extend(
+            tokens
+                .filter(|token| !has(&command, token))
+                .map(|token| format!("{command} {token}")),
+        );
+    }
+    assert_eq!(missing, [""; 0], "no conversation in tests/ has them");
+    assert!(!has("ACQUIRE", "QUIETLY"));
+}
+
 const TWO: Permits = ONE.saturating_add(1);
 
 /// Lists examples of every kind of error; it does not compile if a kind is missing.

@@ -160,12 +160,12 @@ fn is_like(shown: &str, word: &str) -> bool {
 }
 
 #[track_caller]
-fn assert_shown(typed: &str, shown: &[&str], reply: &Result<Value, String>) {
+fn assert_shown(page: &str, typed: &str, shown: &[&str], reply: &Result<Value, String>) {
     let answered = match reply {
         Ok(value) => flat(value),
         Err(error) => vec![error.clone()],
     };
-    assert!(is_shown(shown, &answered), "{typed}: {answered:?}");
+    assert!(is_shown(shown, &answered), "{page}: {typed}: {answered:?}");
 }
 
 /// Returns true if the lines show the answer word by word, and leave something out only where `…` stands.
@@ -195,7 +195,7 @@ fn is_shown(shown: &[&str], answered: &[String]) -> bool {
 }
 
 /// Types a section. A token from the page stands for the server's token in its place.
-fn follow(server: &Server, steps: &[Step]) {
+fn follow(page: &str, server: &Server, steps: &[Step]) {
     let mut terminals: HashMap<&str, Wire> = HashMap::new();
     let mut tokens: HashMap<String, String> = HashMap::new();
     let mut waiting = 0;
@@ -226,7 +226,7 @@ fn follow(server: &Server, steps: &[Step]) {
             assert!(shown.is_empty(), "redis-cli ends and shows no reply");
             continue;
         }
-        assert_shown(step.typed, shown, &reply);
+        assert_shown(page, step.typed, shown, &reply);
         // 16 digits are a token.
         let is_token = |word: &String| word.len() == 16 && word.parse::<u64>().is_ok();
         let of_page = shown.iter().flat_map(|line| words(line)).filter(is_token);
@@ -242,7 +242,7 @@ fn try_transcripts(pages: impl Iterator<Item = &'static str>) -> usize {
         for steps in transcripts(&page) {
             let server = Server::start();
             typed += steps.len();
-            follow(&server, &steps);
+            follow(name, &server, &steps);
         }
     }
     typed
@@ -261,7 +261,7 @@ fn the_readmes_transcript_is_as_it_is_shown_and_leaves_nothing_held() {
     };
     assert!(steps.len() > 10);
     let server = Server::start();
-    follow(&server, steps);
+    follow("README.md", &server, steps);
     let locks: (String, Vec<Value>) = server.connection().ask("DLOCK.LIST 0 COUNT 1000");
     assert_eq!(locks, ("0".to_owned(), Vec::new()));
 }
@@ -317,7 +317,9 @@ fn what_is_shown_wrongly_is_found() {
     let page =
         "```\none> DLOCK.ACQUIRE stock alice\n1) (integer) 1795257735768587\n2) (integer) 2\n```\n";
     let steps = &transcripts(page)[0];
-    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| follow(&server, steps)));
+    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        follow("a page", &server, steps)
+    }));
     assert!(wrong.is_err());
     assert!(is_like(
         "granted 1795257735768587 5:stock",
