@@ -21,9 +21,10 @@ pub(crate) fn look(ctx: Ctx, client: u64) -> Option<Origin> {
     }
     let (host, port) = server::address(client)?;
     // As CLIENT LIST writes it.
-    let at = match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+    let at = if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
     };
     let name = ctx.client_name(client).unwrap_or_default();
     Some((at.into_bytes(), name))

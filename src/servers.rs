@@ -121,9 +121,10 @@ pub(crate) const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 ///
 /// Test: `conversations`: `tests/servers/events.txt`, its flushes.
 pub(crate) fn databases(ctx: Ctx, cluster: bool) -> u32 {
-    let (setting, usual) = match cluster {
-        true => (c"cluster-databases", 1),
-        false => (c"databases", 16),
+    let (setting, usual) = if cluster {
+        (c"cluster-databases", 1)
+    } else {
+        (c"databases", 16)
     };
     let value = ctx.setting(setting).and_then(|value| value.parse().ok());
     value.unwrap_or(usual)

@@ -96,9 +96,12 @@ fn execute_any<K: Keyspace>(
         Verb::Help => inspect::help(given),
         Verb::Apply => apply::run(call, given),
         Verb::FullSyncNotice => apply::full_sync_notice(call),
-        Verb::Sync => match call.caller.may_synchronize() {
-            true => Err(Error::ServesNone),
-            false => Err(Error::NoPermission("psync".into())),
-        },
+        Verb::Sync => {
+            if call.caller.may_synchronize() {
+                Err(Error::ServesNone)
+            } else {
+                Err(Error::NoPermission("psync".into()))
+            }
+        }
     }
 }

@@ -867,9 +867,10 @@ impl Arg {
 
     /// Returns the argument as the reference writes it.
     fn written(&self) -> String {
-        match self.optional {
-            true => format!("[{}]", self.plain()),
-            false => self.plain(),
+        if self.optional {
+            format!("[{}]", self.plain())
+        } else {
+            self.plain()
         }
     }
 

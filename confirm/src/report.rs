@@ -99,9 +99,10 @@ impl Backoff {
         if now < self.next {
             return false;
         }
-        self.pause = match now - self.next > Self::LONGEST {
-            true => Self::SHORTEST,
-            false => (self.pause * 2).clamp(Self::SHORTEST, Self::LONGEST),
+        self.pause = if now - self.next > Self::LONGEST {
+            Self::SHORTEST
+        } else {
+            (self.pause * 2).clamp(Self::SHORTEST, Self::LONGEST)
         };
         self.next = now + self.pause;
         true

@@ -115,10 +115,11 @@ pub(crate) struct Value<'a>(*mut RedisModuleCallReply, PhantomData<&'a Answer<'a
 
 impl<'a> Value<'a> {
     fn kind(self) -> c_int {
-        match self.0.is_null() {
-            true => raw::REDISMODULE_REPLY_UNKNOWN as c_int,
+        if self.0.is_null() {
+            raw::REDISMODULE_REPLY_UNKNOWN as c_int
+        } else {
             // SAFETY: a live reply.
-            false => unsafe { api!(RedisModule_CallReplyType(self.0)) },
+            unsafe { api!(RedisModule_CallReplyType(self.0)) }
         }
     }
 
@@ -139,19 +140,21 @@ impl<'a> Value<'a> {
 
     /// Returns its number; 0 if it is not one.
     pub(crate) fn integer(self) -> i64 {
-        match self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
+        if self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
             // SAFETY: a live reply, of this type.
-            true => unsafe { api!(RedisModule_CallReplyInteger(self.0)) },
-            false => 0,
+            unsafe { api!(RedisModule_CallReplyInteger(self.0)) }
+        } else {
+            0
         }
     }
 
     /// Returns how many elements or bytes it has.
     pub(crate) fn len(self) -> usize {
-        match self.0.is_null() {
-            true => 0,
+        if self.0.is_null() {
+            0
+        } else {
             // SAFETY: a live reply; the server answers 0 for one of another type.
-            false => unsafe { api!(RedisModule_CallReplyLength(self.0)) },
+            unsafe { api!(RedisModule_CallReplyLength(self.0)) }
         }
     }
 

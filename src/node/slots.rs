@@ -116,8 +116,9 @@ lazy_static::lazy_static! {
 /// lock's slot that no client can create, since none can know it.
 pub(crate) fn blocking_key(key: &[u8], in_cluster: bool) -> Text {
     let name = [b"}\0dlock\0".as_slice(), SECRET.as_bytes()].concat();
-    match in_cluster {
-        true => Text::new(&[b"{", short_tag(of(key)).as_slice(), &name].concat()),
-        false => Text::new(&name),
+    if in_cluster {
+        Text::new(&[b"{", short_tag(of(key)).as_slice(), &name].concat())
+    } else {
+        Text::new(&name)
     }
 }

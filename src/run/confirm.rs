@@ -44,9 +44,10 @@ pub(super) fn check_pending(ctx: Ctx) {
     if !waiting {
         return;
     }
-    let confirmed = match gate::primary() {
-        true => take_confirmed(ctx, steady),
-        false => Vec::new(),
+    let confirmed = if gate::primary() {
+        take_confirmed(ctx, steady)
+    } else {
+        Vec::new()
     };
     let overdue = confirm::take_overdue(read_until);
     if !(confirmed.is_empty() && overdue.is_empty()) {

@@ -43,9 +43,12 @@ fn checked_and_run(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     let named = CString::new(name).map_err(|_| unguarded())?;
     let args = argv.get(1..).unwrap_or_default();
     let answer = ctx.call_strs(&named, Rules::AS_CALLER, args);
-    pass_on(ctx, &answer.ok_or_else(unguarded)?).map_err(|wrong_type| match wrong_type {
-        true => Error::InnerWrongType,
-        false => Error::Unanswered(escaped(name, 64)),
+    pass_on(ctx, &answer.ok_or_else(unguarded)?).map_err(|wrong_type| {
+        if wrong_type {
+            Error::InnerWrongType
+        } else {
+            Error::Unanswered(escaped(name, 64))
+        }
     })
 }
 
@@ -74,9 +77,10 @@ fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
         return Ok(());
     }
     let user = User::calling(ctx).ok_or(Error::NoUser)?;
-    match user.may_not(argv) {
-        true => Err(Error::NoPermission(escaped(name, 64))),
-        false => Ok(()),
+    if user.may_not(argv) {
+        Err(Error::NoPermission(escaped(name, 64)))
+    } else {
+        Ok(())
     }
 }
 

@@ -48,9 +48,10 @@ impl State {
                 Notice::Ended(client) => self.engine.on_disconnect(client, now),
                 Notice::Undelivered(promises) => self.engine.on_undelivered(promises),
                 Notice::Unlinked(lost) => {
-                    match lost.moved {
-                        true => self.engine.on_key_moved(lost.name.as_ref()),
-                        false => self.engine.on_key_removed(lost.name.as_ref()),
+                    if lost.moved {
+                        self.engine.on_key_moved(lost.name.as_ref());
+                    } else {
+                        self.engine.on_key_removed(lost.name.as_ref());
                     }
                     self.lost(&lost, now);
                     if lost.moved && lost.watched {
@@ -105,9 +106,10 @@ impl State {
         let left = lost.moved
             || lives && gate::primary() && self.keys.left_with_slot(name.as_ref(), lost.carried);
         if left {
-            let why = match lost.moved {
-                true => Loss::Renamed,
-                false => Loss::Moved,
+            let why = if lost.moved {
+                Loss::Renamed
+            } else {
+                Loss::Moved
             };
             for hold in holds {
                 self.engine
@@ -115,9 +117,12 @@ impl State {
             }
             return;
         }
-        let end = |hold: &Gone| match hold.deadline <= now.wall() {
-            true => End::Expired,
-            false => End::Removed,
+        let end = |hold: &Gone| {
+            if hold.deadline <= now.wall() {
+                End::Expired
+            } else {
+                End::Removed
+            }
         };
         for hold in holds {
             self.engine

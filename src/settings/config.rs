@@ -33,9 +33,12 @@ impl ConfigurationValue<i64> for Number {
 
     /// Sets the value. Refuses `replicas` without a quarantine: confirmations rely on leases that end within it.
     fn set(&self, _ctx: &ConfigurationContext, value: i64) -> Result<(), RedisError> {
-        let after = |other: &Number| match self.name == other.name {
-            true => value,
-            false => other.value.load(Ordering::Relaxed),
+        let after = |other: &Number| {
+            if self.name == other.name {
+                value
+            } else {
+                other.value.load(Ordering::Relaxed)
+            }
         };
         let wrong = after(&REPLICAS) > 0 && after(&QUARANTINE_MS) == 0;
         if wrong && LOADED.load(Ordering::Relaxed) {
@@ -277,9 +280,10 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
                 return Err(format!("{name} must be yes or no"));
             }
         } else if name == "notify" || name == "on-panic" {
-            let (words, _) = match name == "notify" {
-                true => Notify::auto.get_options(),
-                false => OnPanic::refuse.get_options(),
+            let (words, _) = if name == "notify" {
+                Notify::auto.get_options()
+            } else {
+                OnPanic::refuse.get_options()
             };
             if !words.contains(&value) {
                 return Err(format!("{name} must be one of {}", words.join(", ")));

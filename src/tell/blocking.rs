@@ -134,9 +134,10 @@ pub(crate) fn answer(id: RequestId, outcome: Outcome, promises: Vec<Promise>) {
 /// Keeps an answer until it is confirmed. If its connection has ended, the answer counts as undelivered.
 pub(crate) fn hold(output: Output, now: Now) {
     let blocks = matches!(output.to, Receiver::Connection);
-    match blocks && !note_unconfirmed(output.id) {
-        true => inbox::post(Notice::Undelivered(output.pending.promises)),
-        false => confirm::hold(output, now),
+    if blocks && !note_unconfirmed(output.id) {
+        inbox::post(Notice::Undelivered(output.pending.promises));
+    } else {
+        confirm::hold(output, now);
     }
 }
 
@@ -314,8 +315,9 @@ pub(crate) fn may_wait(ctx: Ctx) -> MayWait {
     }
     // In RESP2 a connection with subscriptions gets no further than the server.
     let resp3 = flags & raw::REDISMODULE_CTX_FLAGS_RESP3 != 0;
-    match resp3 && servers::bars_subscribers() && server::subscribes(ctx.client()) {
-        true => MayWait::Refused,
-        false => MayWait::Yes,
+    if resp3 && servers::bars_subscribers() && server::subscribes(ctx.client()) {
+        MayWait::Refused
+    } else {
+        MayWait::Yes
     }
 }

@@ -120,9 +120,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
         Some(permits) => check_permits(given, permits)?,
         None => ONE,
     };
-    match session.is_some() {
-        true => hold::check_room_to_confirm(call)?,
-        false => hold::check_confirmable(call)?,
+    if session.is_some() {
+        hold::check_room_to_confirm(call)?;
+    } else {
+        hold::check_confirmable(call)?;
     }
     let waits = given.block.is_some() && (session.is_some() || may_block(call)?);
     Ok(Ask {

@@ -35,8 +35,9 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
 /// Takes the notice that a server has begun a full resynchronisation, or that the primary was started. Within the quarantine from
 /// then on, a replica that joins may have confirmed what nobody knows any longer. The caller notes when. Refused from clients.
 pub(crate) fn full_sync_notice<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
-    match call.caller.is_followed() {
-        true => Ok(Reply::FullSyncNotice),
-        false => Err(Error::Internal("DLOCK.HEED")),
+    if call.caller.is_followed() {
+        Ok(Reply::FullSyncNotice)
+    } else {
+        Err(Error::Internal("DLOCK.HEED"))
     }
 }

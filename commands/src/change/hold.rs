@@ -91,9 +91,10 @@ fn no_auto(most: Millis) -> String {
 
 /// Errors if replicas must confirm the answer and the caller cannot wait for that.
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    match call.engine.policy().confirms() {
-        true => check_patience(call),
-        false => Ok(()),
+    if call.engine.policy().confirms() {
+        check_patience(call)
+    } else {
+        Ok(())
     }
 }
 
@@ -108,9 +109,10 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
 /// Errors if `dlock.max-waiters` answers already wait for replicas.
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     let waiting = || call.caller.unconfirmed();
-    match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
-        true => Err(Refusal::NoAck(NoAck::Full).into()),
-        false => Ok(()),
+    if call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
+        Err(Refusal::NoAck(NoAck::Full).into())
+    } else {
+        Ok(())
     }
 }
 

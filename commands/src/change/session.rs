@@ -30,9 +30,10 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         Some(ms) => acquire::may_block(call)?.then_some(ms),
         None => None,
     };
-    let client = match call.own_connection() {
-        true => ClientId(call.caller.client()),
-        false => ClientId::NONE,
+    let client = if call.own_connection() {
+        ClientId(call.caller.client())
+    } else {
+        ClientId::NONE
     };
     let keep = Keep {
         client,

@@ -280,9 +280,10 @@ impl<'a> Reader<'a, '_> {
             // Their parts are read in their place.
             Kind::OneOf(_) | Kind::With(_) => true,
         };
-        match right {
-            true => Ok(()),
-            false => Err(wrong(arg, self.policy)),
+        if right {
+            Ok(())
+        } else {
+            Err(wrong(arg, self.policy))
         }
     }
 }

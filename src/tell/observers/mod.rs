@@ -200,9 +200,10 @@ fn publish(
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.set_channel(db, key, braced);
     texts.set_message(end, token);
-    match sharded {
-        true => ctx.publish_sharded(&texts.channel, &texts.message),
-        false => ctx.publish(&texts.channel, &texts.message),
+    if sharded {
+        ctx.publish_sharded(&texts.channel, &texts.message);
+    } else {
+        ctx.publish(&texts.channel, &texts.message);
     }
 }
 
