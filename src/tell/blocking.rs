@@ -14,14 +14,14 @@
 //!
 //! The server keeps the request's number with the connection; the waiter itself is here until the server frees the blocked client.
 //!
-//! A grant that is written has not been sent: `in_flight_grants` tracks it from then on, and also posts `Undelivered` if the
+//! A grant that is written has not been sent: `unsent_grants` tracks it from then on, and also posts `Undelivered` if the
 //! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
 //! before the end of the iteration.
 
-use super::{confirm, in_flight_grants, reply};
+use super::{confirm, reply, unsent_grants};
 use crate::ffi::callbacks::blocked::{Handle, Waits};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MainThread;
@@ -227,7 +227,7 @@ impl Waits for Connections {
             if let WaitState::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
                 // The reply is written below. Its connection may end before it is sent.
                 let user = std::mem::take(&mut waiter.user);
-                in_flight_grants::add(waiter.client, user, std::mem::take(&mut waiter.promises));
+                unsent_grants::add(waiter.client, user, std::mem::take(&mut waiter.promises));
             }
             Some((state, waiter.named.take()))
         });
@@ -280,7 +280,7 @@ impl Waits for Connections {
             Some((WaitState::Answered(_), _, promises)) => {
                 inbox::post(Notice::Undelivered(promises))
             }
-            Some((WaitState::Over, client, _)) => in_flight_grants::not_sent(client),
+            Some((WaitState::Over, client, _)) => unsent_grants::on_not_sent(client),
         }
     }
 
