@@ -57,7 +57,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
     callbacks::set_hooks(Hooks {
         has_room_for: state::has_room_for,
         databases_and_holds: state::databases_and_holds,
-        confirm: confirm::check_pending,
+        confirm: confirm::check_unconfirmed,
     });
     config::register(context, args)?;
     dry_run(ctx)?;

@@ -84,7 +84,7 @@ impl State {
                 }
                 Notice::Role { primary: false } => {
                     self.engine.demote();
-                    confirm::drop_apart();
+                    confirm::drop_unblocked();
                 }
                 Notice::Loaded => {
                     self.decide_from(now);

@@ -132,12 +132,12 @@ pub(crate) fn answer(id: RequestId, outcome: Outcome, promises: Vec<Promise>) {
 }
 
 /// Keeps an answer until it is confirmed. If its connection has ended, the answer counts as undelivered.
-pub(crate) fn hold(output: Output, now: Now) {
+pub(crate) fn keep_unconfirmed(output: Output, now: Now) {
     let blocks = matches!(output.to, Receiver::Connection);
     if blocks && !note_unconfirmed(output.id) {
         inbox::post(Notice::Undelivered(output.pending.promises));
     } else {
-        confirm::hold(output, now);
+        confirm::keep(output, now);
     }
 }
 
@@ -146,14 +146,16 @@ fn note_unconfirmed(id: RequestId) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
     };
-    let waiter = waiters.by_request.get_mut(&id);
-    let waiter = waiter.filter(|waiter| waiter.handle.is_some());
-    waiter
-        .map(|waiter| waiter.state = WaitState::Unconfirmed)
-        .is_some()
+    match waiters.by_request.get_mut(&id) {
+        Some(waiter) if waiter.handle.is_some() => {
+            waiter.state = WaitState::Unconfirmed;
+            true
+        }
+        _ => false,
+    }
 }
 
-/// Unblocks the answered connections by the end of this iteration of the event loop. Call it with no borrow held: the server may
+/// Unblocks the answered connections by the end of this iteration of the event loop. Call it with nothing borrowed: the server may
 /// call back from within.
 pub(crate) fn deliver(ctx: Ctx) {
     match servers::unblocks() {
@@ -179,7 +181,7 @@ pub(crate) fn on_before_sleep() {
     }
 }
 
-/// Unblocks the answered connections. No borrow may be held: the server may call back from within.
+/// Unblocks the answered connections. Nothing may be borrowed: the server may call back from within.
 fn unblock_answered() {
     loop {
         let Some(mut waiters) = WAITERS.borrow() else {
@@ -216,7 +218,7 @@ impl Waiters {
     }
 }
 
-/// Handles the server's callbacks for blocked connections. A reply is written with no borrow held.
+/// Handles the server's callbacks for blocked connections. A reply is written with nothing borrowed.
 struct Connections;
 
 impl Waits for Connections {
@@ -294,10 +296,10 @@ impl Waits for Connections {
 
 /// Ends the wait for a confirmation; returns its error.
 fn end_unconfirmed(id: RequestId) -> NoAck {
-    let held = confirm::take(id);
-    let needs = held.as_ref().map_or(0, |held| held.needs);
-    if let Some(held) = held {
-        inbox::post(Notice::Undelivered(held.output.pending.promises));
+    let mut needs = 0;
+    if let Some(answer) = confirm::take(id) {
+        needs = answer.needs;
+        inbox::post(Notice::Undelivered(answer.output.pending.promises));
     }
     confirm::too_late(needs, clock::read().steady())
 }
