@@ -126,7 +126,7 @@ impl Listener for Notes {
     }
 
     fn cron() {
-        gate::note_alive(clock::read().steady());
+        gate::on_beat(clock::read().steady());
         timer::catch_up();
         if replicas::on() {
             replicas::changed();

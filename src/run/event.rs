@@ -39,7 +39,7 @@ pub(super) fn event(ctx: Ctx) {
     if poisoned() {
         return;
     }
-    gate::after_stall(ctx, clock::read().steady());
+    gate::on_event(ctx, clock::read().steady());
     // Whether changes are possible is asked only where there may be any: the question is a command of the server's, which MONITOR
     // and its statistics show.
     let open = has_work() && gate::open(ctx);
