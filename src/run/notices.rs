@@ -10,33 +10,13 @@ use std::collections::BTreeSet;
 /// The most marked locks that one event settles, so that a mass of them does not stall the server.
 pub(super) const SETTLED_A_STEP: usize = 256;
 
-/// Shortens each run of equal exchanges of databases to one or two. Two bring the values back, so a third and a fourth would only
-/// mark the same locks again.
-fn shorten_swaps(notices: Vec<Notice>) -> Vec<Notice> {
-    let pair = |notice: &Notice| match notice {
-        Notice::Swapped(one, other) => Some((*one, *other)),
-        _ => None,
-    };
-    let mut kept: Vec<Notice> = Vec::with_capacity(notices.len());
-    for notice in notices {
-        let last = kept.iter().rev().take(2);
-        let equal = last.filter(|last| pair(last) == pair(&notice)).count();
-        if pair(&notice).is_some() && equal == 2 {
-            kept.pop();
-        } else {
-            kept.push(notice);
-        }
-    }
-    kept
-}
-
 impl State {
     /// Passes the notices of callbacks to the engine.
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
         self.engine
             .observe_number(inbox::take_highest_number(), now);
-        let notices = shorten_swaps(inbox::take());
+        let notices = inbox::take();
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
