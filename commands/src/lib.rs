@@ -56,7 +56,9 @@ fn decide<K: Keyspace>(
         _ => None,
     };
     match (spec.verb, plain) {
-        (Verb::Release, Some(plain)) => hold::release_plain(call, plain),
+        (Verb::Release, Some(plain)) => {
+            hold::release(call, (plain.key, plain.owner), plain.token, None)
+        }
         (verb, Some(plain)) if plain.owner != acquire::AUTO_OWNER => {
             acquire::run_plain(call, plain, verb)
         }
@@ -79,7 +81,9 @@ fn execute_any<K: Keyspace>(
         Verb::ReleaseMany => many::release(call, given),
         Verb::Downgrade => hold::downgrade(call, given),
         Verb::Renew => hold::renew(call, given),
-        Verb::Release => hold::release(call, given),
+        Verb::Release => {
+            hold::release(call, (given.key(), given.owner()), given.token, given.holds)
+        }
         Verb::Session => session::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
         Verb::Cancel => acquire::cancel(call, given),

@@ -4,7 +4,7 @@ use super::hold;
 use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::{Args, Verb};
-use crate::words::args::PlainArgs;
+use crate::words::args::{check_none, PlainArgs};
 use dlock_engine::{
     Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, SessionNo, Share, Terms,
     Wait, ONE, SHORTEST_AUTO_LEASE_MS,
@@ -95,9 +95,7 @@ fn check_session<K: Keyspace>(
         (given.holds.is_some(), "HOLDS"),
         (given.claim.is_some(), "CLAIM"),
     ];
-    if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
-        return Err(Error::Conflict(option, "IN"));
-    }
+    check_none(excluded, "IN")?;
     hold::session(call, name)
 }
 
@@ -182,14 +180,12 @@ fn check_fresh(given: &Args, verb: Verb) -> Result<(), Error> {
         (given.claim.is_some(), "CLAIM"),
         (given.session.is_some(), "IN"),
     ];
-    match excluded.into_iter().find(|(given, _)| *given) {
-        Some((_, option)) => Err(Error::Conflict(option, "owner *")),
-        None if verb == Verb::FairAcquire && given.block.is_none() => {
-            let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
-            Err(Error::Argument("owner", must))
-        }
-        None => Ok(()),
+    check_none(excluded, "owner *")?;
+    if verb == Verb::FairAcquire && given.block.is_none() {
+        let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
+        return Err(Error::Argument("owner", must));
     }
+    Ok(())
 }
 
 /// Returns whether `BLOCK` takes effect here.

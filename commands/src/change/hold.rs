@@ -3,7 +3,7 @@
 use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::words::args::PlainArgs;
+use crate::words::args::check_none;
 use dlock_engine::{
     ClientId, HoldRef, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, SessionNo, SessionRef,
     TieRequest, Token, SHORTEST_AUTO_LEASE_MS,
@@ -49,9 +49,7 @@ pub(crate) fn tie<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<TieRe
             (given.auto.is_some(), "AUTO"),
             (given.ephemeral, "EPHEMERAL"),
         ];
-        if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
-            return Err(Error::Conflict(option, "IN"));
-        }
+        check_none(excluded, "IN")?;
         return Ok(TieRequest {
             client: ClientId(call.caller.client()),
             session: Some(session(call, name)?),
@@ -91,16 +89,7 @@ fn no_auto(most: Millis) -> String {
 
 /// Errors if replicas must confirm the answer and the caller cannot wait for that.
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    if call.engine.policy().confirms() {
-        check_patience(call)
-    } else {
-        Ok(())
-    }
-}
-
-#[cold]
-fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    if call.caller.may_wait() != MayWait::Yes {
+    if call.engine.policy().confirms() && call.caller.may_wait() != MayWait::Yes {
         return Err(Refusal::NoAck(NoAck::Barred).into());
     }
     check_room_to_confirm(call)
@@ -108,12 +97,11 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
 
 /// Errors if `dlock.max-waiters` answers already wait for replicas.
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    let waiting = || call.caller.unconfirmed();
-    if call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
-        Err(Refusal::NoAck(NoAck::Full).into())
-    } else {
-        Ok(())
+    let policy = call.engine.policy();
+    if policy.confirms() && call.caller.unconfirmed() >= policy.max_waiters {
+        return Err(Refusal::NoAck(NoAck::Full).into());
     }
+    Ok(())
 }
 
 /// Makes the reply to a renewal of the owner's holds of these locks.
@@ -150,28 +138,19 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(renewed(call, &[name], owner, &tie, left))
 }
 
-/// Releases holds: `key owner [HOLDS n] [TOKEN t]`.
-pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    let (name, owner) = (call.name(given.key()), given.owner());
-    let leave = given.holds.map(|holds| holds as u32);
-    let (whose, token) = (HoldRef { name, owner }, given.token.map(Token));
+/// Releases holds: `key owner [HOLDS n] [TOKEN t]`, one hold without `HOLDS`.
+#[inline(never)]
+pub(crate) fn release<K: Keyspace>(
+    call: &mut Call<K>,
+    (key, owner): (&[u8], &[u8]),
+    token: Option<u64>,
+    holds: Option<u64>,
+) -> Result<Reply, Error> {
+    let (name, leave) = (call.name(key), holds.map(|holds| holds as u32));
+    let (whose, token) = (HoldRef { name, owner }, token.map(Token));
     let left = call
         .engine
         .release(call.keys, call.now, whose, token, leave)?;
-    Ok(Reply::number(left))
-}
-
-/// Releases one hold: `key owner [TOKEN t]`.
-#[inline(never)]
-pub(crate) fn release_plain<K: Keyspace>(
-    call: &mut Call<K>,
-    plain: PlainArgs,
-) -> Result<Reply, Error> {
-    let (name, owner) = (call.name(plain.key), plain.owner);
-    let (whose, token) = (HoldRef { name, owner }, plain.token.map(Token));
-    let left = call
-        .engine
-        .release(call.keys, call.now, whose, token, None)?;
     Ok(Reply::number(left))
 }
 

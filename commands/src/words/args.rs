@@ -305,3 +305,14 @@ fn all_differ(keys: &[&[u8]]) -> bool {
     sorted.sort_unstable();
     sorted.windows(2).all(|pair| pair.first() != pair.last())
 }
+
+/// Checks that none of these options is given, since `other` excludes them.
+pub(crate) fn check_none<const N: usize>(
+    options: [(bool, &'static str); N],
+    other: &'static str,
+) -> Result<(), Error> {
+    match options.into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Error::Conflict(option, other)),
+        None => Ok(()),
+    }
+}
