@@ -20,7 +20,7 @@ pub(crate) enum Notice {
     /// The answer that promised these holds was not delivered: its connection has ended before it got it, or before replicas had
     /// confirmed it.
     Undelivered(Vec<Promise>),
-    /// A key that held a lock is gone from its name.
+    /// A key that was a lock is gone from its name.
     Unlinked(Unlinked),
     /// A lock has arrived at this name.
     Brought(Name),
@@ -39,7 +39,7 @@ pub(crate) enum Notice {
     Evicted,
 }
 
-/// A key that held a lock is gone from its name.
+/// A key that was a lock is gone from its name.
 #[derive(Debug)]
 pub(crate) struct Unlinked {
     /// The key.
@@ -188,8 +188,8 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
             .is_some_and(|mut written| written.remove(&address(lock)));
     let beyond = lock.holders().saturating_sub(config::LOG_MAX_LEN.amount());
     // Of a mass, only the holds that are logged are looked up.
-    let gone = |(at, (owner, token, deadline)): (usize, (&[u8], Token, WallMs))| {
-        let logged = at >= beyond;
+    let gone = |(index, (owner, token, deadline)): (usize, (&[u8], Token, WallMs))| {
+        let logged = index >= beyond;
         let hold = if logged { lock.hold(owner) } else { None };
         Gone {
             owner: hold.map_or(Box::default(), |hold| hold.owner.into()),

@@ -754,9 +754,10 @@ impl Spec {
             (_, Access::Read | Access::None) => "read",
             _ => "write",
         };
-        let flags = self.flags.split(' ');
-        let flags = flags.filter(|flag| ["blocking", "fast"].contains(flag));
-        flags.fold(access.to_string(), |all, flag| all + " " + flag)
+        self.flags
+            .split(' ')
+            .filter(|flag| ["blocking", "fast"].contains(flag))
+            .fold(access.to_string(), |all, flag| all + " " + flag)
     }
 
     /// Returns true if the command is not for clients.

@@ -1,6 +1,7 @@
 //! What the log says about replicas: more or fewer are connected than configured, and others were refused.
 
 use crate::links::Terms;
+
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
@@ -36,7 +37,7 @@ enum Count {
 const FEWER_MS: u64 = 5_000;
 
 impl Report {
-    /// Returns the lines that are due.
+    /// Returns what is to be said now.
     pub(crate) fn lines(&mut self, terms: &Terms, connected: u32, now: u64) -> Vec<Line> {
         let mut lines = Vec::new();
         if self.refused > 0 && self.refusals.reports(now) {

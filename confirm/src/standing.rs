@@ -91,7 +91,7 @@ pub struct Standing<T> {
     /// Until when a replica that joins counts as one that has joined by a full resynchronisation.
     pub late_until: T,
     /// Whether the stream must carry the notice of a full resynchronisation, or of the start of this primary.
-    notice_due: bool,
+    owes_notice: bool,
     /// Whether it was a replica, and was promoted.
     pub promoted: bool,
     followed: bool,
@@ -125,7 +125,7 @@ impl<T: Time> Standing<T> {
     pub fn on_full_sync(&mut self, terms: &Terms<T>, now: T) {
         if terms.rule.full_announced {
             self.late_until = self.late_until.max(now + terms.quarantine);
-            self.notice_due |= terms.primary;
+            self.owes_notice |= terms.primary;
         }
     }
 
@@ -138,14 +138,14 @@ impl<T: Time> Standing<T> {
     /// Returns true if the stream must carry a notice.
     #[must_use]
     pub fn has_notice(&self, terms: &Terms<T>) -> bool {
-        self.notice_due && terms.primary && terms.on()
+        self.owes_notice && terms.primary && terms.on()
     }
 
     /// Returns true if the stream must carry a notice, and takes the notice out.
     pub fn take_notice(&mut self, terms: &Terms<T>) -> bool {
-        let due = self.has_notice(terms);
-        self.notice_due &= !due;
-        due
+        let has = self.has_notice(terms);
+        self.owes_notice &= !has;
+        has
     }
 
     /// Returns what the server does after its start, or its own full resynchronisation.

@@ -77,7 +77,7 @@ pub(crate) fn open(ctx: Ctx) -> bool {
     let barred = raw::REDISMODULE_CTX_FLAGS_LOADING
         | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING
         | raw::REDISMODULE_CTX_FLAGS_SLAVE;
-    if !primary() || flags & barred != 0 || server::must_hold_back() || is_stale() {
+    if !primary() || flags & barred != 0 || server::avoids_replica_traffic() || is_stale() {
         return false;
     }
     // In a cluster each key is probed.

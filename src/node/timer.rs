@@ -61,7 +61,7 @@ pub(crate) fn note_read() {
     }
     let now = clock::read().steady();
     let since = SteadyMs(AWAITED_SINCE.load(Ordering::Relaxed));
-    if server::must_hold_back() {
+    if server::avoids_replica_traffic() {
         AWAITED_SINCE.store(now.0, Ordering::Relaxed);
     } else if now.since(since) >= READ_TAKES_MS.load(Ordering::Relaxed) {
         AWAITS_READ.store(false, Ordering::Relaxed);
@@ -79,7 +79,7 @@ struct Armed {
     asked: Option<Option<SteadyMs>>,
 }
 
-/// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
+/// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows fires
 /// at once for ever. Firing too early does no harm: the event sets the next.
 const LONGEST_MS: Millis = 86_400_000;
 
@@ -96,7 +96,7 @@ pub(crate) fn init(event: Work) {
     }
 }
 
-/// Arms the timer so that the module's event comes at `at` or earlier.
+/// Arms the timer so that the module's event comes at this time or earlier.
 pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     let Some(mut armed) = ARMED.borrow() else {
         return;
@@ -105,7 +105,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
         *asked = Some(asked.map_or(at, |earliest| earliest.min(at)));
         return;
     }
-    let earlier = armed.timer.as_ref().is_some_and(|(_, due)| *due <= at);
+    let earlier = armed.timer.as_ref().is_some_and(|(_, fires)| *fires <= at);
     let Some(own) = Ctx::own().filter(|_| armed.event.is_some() && !earlier) else {
         return;
     };

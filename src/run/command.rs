@@ -114,8 +114,8 @@ impl Handler for Commands {
             return guard::give_keys(ctx, argv);
         }
         let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
-        for at in spec.keys(&words) {
-            ctx.give_key(at as c_int + 1, access(spec) as c_int);
+        for index in spec.keys(&words) {
+            ctx.give_key(index as c_int + 1, access(spec) as c_int);
         }
     }
 }
@@ -177,11 +177,11 @@ impl State {
         if self.engine.is_idle() {
             return;
         }
-        let ties = |word: &&[u8]| {
+        let is_tying = |word: &&[u8]| {
             let words: [&[u8]; 3] = [b"AUTO", b"EPHEMERAL", b"IN"];
             words.iter().any(|tying| word.eq_ignore_ascii_case(tying))
         };
-        let ties = spec.access == Access::Session || words.iter().any(ties);
+        let ties = spec.access == Access::Session || words.iter().any(is_tying);
         let db = self.keys.home();
         for key in words.get(spec.keys(words)).unwrap_or_default() {
             if ties || self.engine.watches(NameRef { db, key }) {

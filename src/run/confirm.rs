@@ -74,8 +74,9 @@ fn take_confirmed(ctx: Ctx, now: SteadyMs) -> Vec<Unconfirmed> {
     let confirmed = confirm::take_confirmed(until);
     let most = confirm::most_needed();
     // A write to replicas while the server is paused would crash it.
-    let asks =
-        |most| !server::must_hold_back() && replicas::with(|links, _| links.ask(until, most));
+    let asks = |most| {
+        !server::avoids_replica_traffic() && replicas::with(|links, _| links.ask(until, most))
+    };
     if most.is_some_and(asks) {
         ctx.ask_replicas();
     }

@@ -58,7 +58,7 @@ pub(super) fn event(ctx: Ctx) {
         if state.engine.awaits_read(now) {
             timer::await_read(now.steady());
         }
-        let due = state.engine.tick(now);
+        let more = state.engine.tick(now);
         if !open {
             state.engine.time_out(now);
         }
@@ -102,7 +102,7 @@ pub(super) fn event(ctx: Ctx) {
         }
         let follows = state.follow_dirty(now);
         let frees = data_type::free_step();
-        if due || left || follows || frees {
+        if more || left || follows || frees {
             timer::arm(now.steady(), now.steady());
         }
     });
@@ -125,7 +125,7 @@ fn update_replicas(ctx: Ctx) {
     let now = clock::read().steady();
     apply_replica_counts(now);
     // Also while the server would refuse a write, for lack of replicas or because its disk fails.
-    let may_tell = gate::primary() && !server::must_hold_back();
+    let may_tell = gate::primary() && !server::avoids_replica_traffic();
     if may_tell && replicas::with(|links, terms| links.standing.take_notice(terms)) {
         ctx.tell_replicas(c"DLOCK.HEED");
     } else if replicas::with(|links, terms| links.standing.has_notice(terms)) {

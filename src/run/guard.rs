@@ -1,10 +1,10 @@
-//! The inner command of `DLOCK.GUARD`, which runs while the hold is alive.
+//! The inner command of `DLOCK.GUARD`, which runs while the lock is held under a token.
 //!
 //! The server itself checks what concerns keys, since the command hands out the inner command's keys as its own
 //! (`give_keys`): the caller's key permissions, and that all of them are in the lock's slot. The module checks the
-//! inner command itself here, before it runs by the rules that scripts are held to.
+//! inner command itself here, before it runs by the rules for scripts.
 
-use crate::ffi::call::{Answer, Rules};
+use crate::ffi::call::{Answer, Rules, Value};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MainThread;
 use crate::ffi::text::Str;
@@ -128,13 +128,11 @@ fn ask(ctx: Ctx, lower: &[u8]) -> Inner {
     };
     let row = answer.value().element(0);
     let flags = row.element(2);
-    let mut flags = (0..).map(|at| flags.element(at));
+    let all = (0..).map(|index| flags.element(index));
+    let blocks = |flag: Value| flag.bytes() == Some(b"blocking");
     Inner {
         arity: row.element(1).integer(),
-        blocks: flags
-            .by_ref()
-            .take_while(|flag| !flag.is_missing())
-            .any(|flag| flag.bytes() == Some(b"blocking")),
+        blocks: all.take_while(|flag| !flag.is_missing()).any(blocks),
     }
 }
 
@@ -153,7 +151,7 @@ pub(super) fn give_keys(ctx: Ctx, argv: &[Str]) {
     }
     let keys = ctx.keys_of(inner);
     GIVING.store(false, Ordering::Relaxed);
-    for (at, flags) in keys {
-        ctx.give_key(at + INNER as c_int, flags);
+    for (position, flags) in keys {
+        ctx.give_key(position + INNER as c_int, flags);
     }
 }

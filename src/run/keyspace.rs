@@ -189,25 +189,25 @@ impl OpenKeys {
     /// Returns a lock's position among the open ones; opens its key if necessary.
     #[inline(never)]
     fn find(&mut self, name: NameRef) -> usize {
-        match self.opened_at(name) {
-            Some(at) => at,
+        match self.opened_index(name) {
+            Some(index) => index,
             None => {
-                let at = self.open(name);
+                let index = self.open(name);
                 if self.used > FEW {
                     self.note_hashes();
                 }
-                at
+                index
             }
         }
     }
 
     /// Returns a lock's position among the open ones, if its key is open.
-    fn opened_at(&self, name: NameRef) -> Option<usize> {
+    fn opened_index(&self, name: NameRef) -> Option<usize> {
         let opened = self.open.get(..self.used).unwrap_or_default();
         if opened.len() > FEW {
-            let at = *self.by_hash.get(&self.hash.hash_one(name))?;
-            if opened.get(at).is_some_and(|open| open.is(name)) {
-                return Some(at);
+            let index = *self.by_hash.get(&self.hash.hash_one(name))?;
+            if opened.get(index).is_some_and(|open| open.is(name)) {
+                return Some(index);
             }
             // Another name has the same hash.
         }
@@ -221,12 +221,12 @@ impl OpenKeys {
     /// Notes the hash of the key that was opened last, and of those before it if they were few until then.
     fn note_hashes(&mut self) {
         let noted = self.by_hash.len();
-        for at in noted..self.used {
-            if let Some(open) = self.open.get(at) {
+        for index in noted..self.used {
+            if let Some(open) = self.open.get(index) {
                 // SAFETY: the string lives until the event is worked off.
                 let key = unsafe { &*open.bytes };
                 let hash = self.hash.hash_one(NameRef { db: open.db, key });
-                self.by_hash.entry(hash).or_insert(at);
+                self.by_hash.entry(hash).or_insert(index);
             }
         }
     }
@@ -235,11 +235,11 @@ impl OpenKeys {
     #[inline(never)]
     fn open(&mut self, name: NameRef) -> usize {
         self.select(name.db);
-        let at = self.used;
-        if at == self.open.len() {
+        let index = self.used;
+        if index == self.open.len() {
             self.open.push(Open::default());
         }
-        let open = &mut self.open[at];
+        let open = &mut self.open[index];
         self.used += 1;
         open.db = name.db;
         open.entry.replicate = self.replicate;
@@ -247,7 +247,7 @@ impl OpenKeys {
         unsafe {
             // A command names its keys in the order in which they are opened.
             let (strings, words) = (&*self.named.0, &*self.named.1);
-            match (strings.get(at), words.get(at)) {
+            match (strings.get(index), words.get(index)) {
                 (Some(key), Some(bytes)) if ptr::eq(*bytes, name.key) || **bytes == *name.key => {
                     (open.name, open.bytes) = (*key, *bytes);
                 }
@@ -265,11 +265,11 @@ impl OpenKeys {
             if open.key.is_null()
                 || hot!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
             {
-                return at;
+                return index;
             }
             if hot!(RedisModule_ModuleTypeGetType(open.key)) != data_type::lock_type() {
                 open.entry.foreign = true;
-                return at;
+                return index;
             }
             let value = hot!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
             // Nobody else touches it until `write`, which lets go of it before the server may free it.
@@ -277,7 +277,7 @@ impl OpenKeys {
             open.stored = open.entry.lock.is_some();
             open.entry.unseen = open.stored;
         }
-        at
+        index
     }
 
     /// Writes the event's changes, in one fixed order for each lock: the value before the effect, since the key's deletion or TTL
@@ -405,11 +405,11 @@ impl Keyspace for OpenKeys {
     #[inline(always)]
     fn entry(&mut self, name: NameRef) -> &mut Entry<MaybeOwned<Lock>> {
         // The first is usually the only one.
-        let at = match self.used {
+        let index = match self.used {
             0 => self.open(name),
             _ => self.find(name),
         };
-        &mut self.open[at].entry
+        &mut self.open[index].entry
     }
 
     fn can_grant(&mut self, name: NameRef) -> bool {
@@ -431,7 +431,10 @@ impl Keyspace for OpenKeys {
 
     /// Opens the key for this call only: a search through many locks leaves none open behind it.
     fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
-        if let Some(open) = self.opened_at(name).and_then(|at| self.open.get(at)) {
+        if let Some(open) = self
+            .opened_index(name)
+            .and_then(|index| self.open.get(index))
+        {
             if let Some(lock) = &open.entry.lock {
                 see(lock);
             }

@@ -50,8 +50,9 @@ impl State {
                     if !reloaded {
                         self.engine.on_flush(db, now);
                         let all = 0..self.settings.databases;
-                        all.filter(|at| db.is_none_or(|db| db == *at))
-                            .for_each(|at| self.notifications.add_flush(at));
+                        for each in all.filter(|each| db.is_none_or(|db| db == *each)) {
+                            self.notifications.add_flush(each);
+                        }
                     }
                 }
                 Notice::Swapped(one, other) => {

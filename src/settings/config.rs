@@ -245,9 +245,9 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
 
 /// Returns the module's arguments with the names as the crate looks for them: `dlock.max-queue` is `max-queue` as well.
 fn without_prefix(args: &[RedisString]) -> Vec<RedisString> {
-    let plain = |(at, word): (usize, &RedisString)| {
+    let plain = |(index, word): (usize, &RedisString)| {
         let name = word.as_slice().strip_prefix(b"dlock.");
-        match name.filter(|_| at % 2 == 0) {
+        match name.filter(|_| index % 2 == 0) {
             Some(name) => RedisString::create_from_slice(std::ptr::null_mut(), name),
             None => word.clone(),
         }
@@ -259,12 +259,9 @@ fn without_prefix(args: &[RedisString]) -> Vec<RedisString> {
 /// names, and would hide a typing error.
 fn check_arguments(args: &[RedisString]) -> Result<(), String> {
     for pair in args.chunks(2) {
-        let text = |at: usize| {
-            pair.get(at)
-                .map(|word| word.to_string_lossy())
-                .unwrap_or_default()
-        };
-        let (name, value) = (text(0), text(1));
+        let mut texts = pair.iter().map(|word| word.to_string_lossy());
+        let name = texts.next().unwrap_or_default();
+        let value = texts.next().unwrap_or_default();
         if let Some(number) = NUMBERS.iter().find(|number| number.name == name) {
             let fits = value
                 .parse()

@@ -59,11 +59,10 @@ pub(crate) fn on_not_sent(client: ClientId) {
 /// Checks whether the grants of a connection that ends may have been sent. It asks the server in the callback: a moment later the
 /// connection is gone.
 pub(crate) fn on_disconnect(ctx: Ctx, client: ClientId) {
-    let user = |grants: &UnsentGrants| grants.user.clone();
-    let user = UNSENT
-        .borrow()
-        .and_then(|unsent| unsent.get(&client).map(user));
-    let Some(user) = user else { return };
+    let unsent = UNSENT.borrow();
+    let Some(user) = unsent.and_then(|unsent| Some(unsent.get(&client)?.user.clone())) else {
+        return;
+    };
     let sending = servers::before_sleep_precedes_unblocking() || timer::asleep();
     let is_unsent = |line: String| client_line::grant_is_unsent(&line, &user, sending);
     // Without a line the grants may have been sent.

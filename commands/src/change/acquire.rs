@@ -112,8 +112,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
     if given.ephemeral || given.auto.is_some() {
         hold::check_tie(call, given)?;
     }
-    let session = given.session.map(|name| check_session(call, given, name));
-    let session = session.transpose()?;
+    let session = match given.session {
+        Some(name) => Some(check_session(call, given, name)?),
+        None => None,
+    };
     let permits = match given.permits {
         Some(permits) => check_permits(given, permits)?,
         None => ONE,

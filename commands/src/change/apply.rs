@@ -26,9 +26,9 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     };
     let (keys, now) = (&mut *call.keys, call.now);
     // A file, or a slot that moves here, tells of what happened earlier and elsewhere.
-    let live = !call.primary && !call.caller.is_loading();
+    let happens_now = !call.primary && !call.caller.is_loading();
     call.engine
-        .follow(keys, now, name, &effect, call.primary, live)?;
+        .follow(keys, now, name, &effect, call.primary, happens_now)?;
     Ok(Reply::Ok)
 }
 

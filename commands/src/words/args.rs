@@ -225,8 +225,7 @@ impl<'a> Reader<'a, '_> {
             return Err(wrong(arg, self.policy));
         };
         let (least, most) = range.bounds(self.policy);
-        let number = self.next().and_then(integer);
-        *field(self.given) = number.filter(|number| (least..=most).contains(number));
+        *field(self.given) = self.next().and_then(|word| within(word, least, most));
         match field(self.given) {
             Some(_) => Ok(()),
             None => Err(wrong(arg, self.policy)),
@@ -254,12 +253,12 @@ impl<'a> Reader<'a, '_> {
             Kind::Integer(range, field) => {
                 let (least, most) = range.bounds(self.policy);
                 let word = self.next();
-                let number = word.and_then(integer);
-                if number.is_none() && word.is_some() && arg.is_token() {
+                let number = word.and_then(|word| within(word, least, most));
+                *field(self.given) = number;
+                let no_integer = || word.is_some_and(|word| integer(word).is_none());
+                if number.is_none() && arg.is_token() && no_integer() {
                     return Err(rounded(arg, self.policy));
                 }
-                let number = number.filter(|number| (least..=most).contains(number));
-                *field(self.given) = number;
                 number.is_some()
             }
             Kind::Flag(field) => {

@@ -56,7 +56,7 @@ impl Key {
     fn of<'a>(self, owned: &'a [Text]) -> Option<Str<'a>> {
         match self {
             Key::Argument(key) => Some(key),
-            Key::Owned(at) => owned.get(at).map(Text::as_str),
+            Key::Owned(index) => owned.get(index).map(Text::as_str),
         }
     }
 }
