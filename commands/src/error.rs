@@ -1,6 +1,6 @@
 //! Every error a client can get from the module, with its exact text.
 
-use dlock_engine::refusal::Refusal;
+use dlock_engine::refusal::{self, Refusal};
 use thiserror::Error;
 
 /// Why a request was refused. Nothing has changed when one of these is answered.
@@ -83,4 +83,10 @@ fn conflict(first: &str, second: &str) -> String {
         return format!("ERR {first} is given twice");
     }
     format!("ERR {first} cannot be combined with {second}")
+}
+
+/// Returns what a client has sent as errors show it: escaped, and no more than its beginning.
+pub fn shown(bytes: &[u8]) -> String {
+    const MOST: usize = 64;
+    refusal::escaped(bytes, MOST)
 }

@@ -58,7 +58,9 @@ pub(super) fn run<T>(
 fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
     state.keys.write(&mut state.notifications);
-    state.arm(now);
+    if !state.engine.is_idle() {
+        state.arm_timer(now);
+    }
     if state.engine.has_outputs() || !state.notifications.is_empty() {
         tell(ctx, guard, now);
     }
@@ -99,12 +101,6 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
 
 impl State {
     /// Arms the timer for what is due next.
-    fn arm(&mut self, now: Now) {
-        if !self.engine.is_idle() {
-            self.arm_timer(now);
-        }
-    }
-
     #[cold]
     fn arm_timer(&mut self, now: Now) {
         if let Some(wait) = self.engine.next_wakeup(now) {

@@ -32,7 +32,7 @@ const CHECK_MS: u64 = 1000;
 
 /// How often a node of a cluster asks which slots are its own, while a client waits or a hold is tied: a slot can leave without a
 /// change of the awaited keys, and the program of a session learns of it within a second.
-const SLOTS: Duration = Duration::from_millis(500);
+const SLOTS_MS: u64 = 500;
 
 /// Handles the module's own event.
 pub(super) fn event(ctx: Ctx) {
@@ -47,7 +47,7 @@ pub(super) fn event(ctx: Ctx) {
     if replicas::on() {
         update_replicas(ctx);
     }
-    let (began, used) = (Instant::now(), latency::processor_time());
+    let used = latency::processor_time();
     enter::run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait that ended while the server was busy: the next in the queue had to wait longer.
         let late = state.engine.overdue(now);
@@ -62,8 +62,7 @@ pub(super) fn event(ctx: Ctx) {
         if !open {
             state.engine.time_out(now);
         }
-        let beats = now.steady() >= state.next_check;
-        if beats {
+        if now.steady() >= state.next_check {
             state.next_check = now.steady().after(CHECK_MS);
             if let Some(step) = state.engine.observe_clocks(now) {
                 log::warning(&format!(
@@ -77,12 +76,11 @@ pub(super) fn event(ctx: Ctx) {
         }
         timer::arm(state.next_check, now.steady());
         if state.keys.in_cluster() {
-            if state.slots_seen.is_none_or(|seen| seen + SLOTS <= began) {
-                state.slots_seen = Some(began);
+            if now.steady() >= state.next_slots {
+                state.next_slots = now.steady().after(SLOTS_MS);
                 state.refresh_slots(now);
             }
-            let next = now.steady().after(SLOTS.as_millis() as u64);
-            timer::arm(next, now.steady());
+            timer::arm(state.next_slots, now.steady());
         }
         if open && now.steady() >= state.next_scan {
             state.next_scan = now.steady().after(SCAN_PAUSE_MS);

@@ -11,8 +11,7 @@ use crate::ffi::text::Str;
 use crate::ffi::user::User;
 use crate::servers;
 use crate::tell::reply;
-use dlock_commands::error::Error;
-use dlock_engine::refusal::escaped;
+use dlock_commands::error::{shown, Error};
 use redis_module::raw;
 use std::collections::HashMap;
 use std::ffi::{c_int, CString};
@@ -39,38 +38,35 @@ pub(super) fn run(ctx: Ctx, argv: &[Str]) {
 
 fn checked_and_run(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     allowed(ctx, name, argv)?;
-    let unguarded = || Error::Unguarded(escaped(name, 64));
+    let unguarded = || Error::Unguarded(shown(name));
     let named = CString::new(name).map_err(|_| unguarded())?;
     let args = argv.get(1..).unwrap_or_default();
     let answer = ctx.call_strs(&named, Rules::AS_CALLER, args);
-    pass_on(ctx, &answer.ok_or_else(unguarded)?).map_err(|wrong_type| {
-        if wrong_type {
-            Error::InnerWrongType
-        } else {
-            Error::Unanswered(escaped(name, 64))
-        }
-    })
+    pass_on(ctx, &answer.ok_or_else(unguarded)?, name)
 }
 
-/// Passes a reply on as it is.
+/// Passes a reply to the inner command on as it is.
 ///
-/// Errors when nothing was written, since the server has lost the reply (`servers`); with whether it was a value of another
-/// type. GETSET and GETDEL are such. The server still counts the error, when the reply is passed on.
-fn pass_on(ctx: Ctx, answer: &Answer) -> Result<(), bool> {
+/// Errors when nothing was written, since the server has lost the reply (`servers`). GETSET and GETDEL of a value of another type are
+/// such. The server still counts that error, when the reply is passed on.
+fn pass_on(ctx: Ctx, answer: &Answer, name: &[u8]) -> Result<(), Error> {
     if answer.has_text() && ctx.pass_on(answer) {
         return Ok(());
     }
     let wrong_types = || ctx.server_info(c"errorstats", c"errorstat_WRONGTYPE");
     let before = wrong_types();
     ctx.pass_on(answer);
-    Err(wrong_types() != before)
+    if wrong_types() != before {
+        return Err(Error::InnerWrongType);
+    }
+    Err(Error::Unanswered(shown(name)))
 }
 
 fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     let lower = name.to_ascii_lowercase();
     let inner = inner(ctx, &lower);
     if is_refused(&lower) || inner.blocks {
-        return Err(Error::Unguarded(escaped(name, 64)));
+        return Err(Error::Unguarded(shown(name)));
     }
     if !inner.takes(argv.len()) {
         // Unknown, or with a wrong number of words: the server's own error is the best.
@@ -78,7 +74,7 @@ fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     }
     let user = User::calling(ctx).ok_or(Error::NoUser)?;
     if user.may_not(argv) {
-        Err(Error::NoPermission(escaped(name, 64)))
+        Err(Error::NoPermission(shown(name)))
     } else {
         Ok(())
     }

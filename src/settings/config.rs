@@ -3,6 +3,7 @@
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
 use crate::node::timer;
+use dlock_commands::error::shown;
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
@@ -288,7 +289,7 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
         } else {
             return Err(format!(
                 "unknown module argument '{}'",
-                dlock_engine::refusal::escaped(name.as_bytes(), 64)
+                shown(name.as_bytes())
             ));
         }
     }

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::table::{Args, Verb};
 use crate::words::args::{check_none, PlainArgs};
 use dlock_engine::{
-    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, SessionNo, Share, Terms,
-    Wait, ONE, SHORTEST_AUTO_LEASE_MS,
+    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, Share, Terms, Wait, ONE,
+    SHORTEST_AUTO_LEASE_MS,
 };
 use std::num::NonZeroU32;
 
@@ -81,24 +81,6 @@ pub(crate) fn waiting<K: Keyspace>(call: &Call<K>, ask: &Ask, id: RequestId) -> 
     Reply::array(numbers.map(Reply::Integer))
 }
 
-/// Finds or begins the session of a request.
-///
-/// Errors if another option excludes it, or if the caller may not use it.
-fn check_session<K: Keyspace>(
-    call: &mut Call<K>,
-    given: &Args,
-    name: &[u8],
-) -> Result<SessionNo, Error> {
-    let excluded = [
-        (given.auto.is_some(), "AUTO"),
-        (given.ephemeral, "EPHEMERAL"),
-        (given.holds.is_some(), "HOLDS"),
-        (given.claim.is_some(), "CLAIM"),
-    ];
-    check_none(excluded, "IN")?;
-    hold::session(call, name)
-}
-
 /// Makes the request to the engine.
 ///
 /// Errors if the caller may not make it.
@@ -113,7 +95,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
         hold::check_tie(call, given)?;
     }
     let session = match given.session {
-        Some(name) => Some(check_session(call, given, name)?),
+        Some(name) => Some(hold::session(call, given, name)?),
         None => None,
     };
     let permits = match given.permits {
@@ -133,9 +115,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
                 limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
                 permits,
             },
-            lease: match given.auto.or(session.map(|_| 0)) {
-                Some(_) => call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS),
-                None => call.lease(given.lease),
+            lease: if given.auto.is_some() || session.is_some() {
+                call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS)
+            } else {
+                call.lease(given.lease)
             },
             holds: match session {
                 // A copy of the request that comes late adds none.

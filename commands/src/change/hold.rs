@@ -24,11 +24,22 @@ pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// Finds or begins a session of the caller's.
+/// Finds or begins the session of a request.
 ///
-/// Errors if no lease may be as long as the shortest that the server renews by itself; if another user has begun it; if there are as
-/// many as may be.
-pub(crate) fn session<K: Keyspace>(call: &mut Call<K>, name: &[u8]) -> Result<SessionNo, Error> {
+/// Errors if another option excludes it; if no lease may be as long as the shortest that the server renews by itself; if another user
+/// has begun it; if there are as many as may be.
+pub(crate) fn session<K: Keyspace>(
+    call: &mut Call<K>,
+    given: &Args,
+    name: &[u8],
+) -> Result<SessionNo, Error> {
+    let excluded = [
+        (given.auto.is_some(), "AUTO"),
+        (given.ephemeral, "EPHEMERAL"),
+        (given.holds.is_some(), "HOLDS"),
+        (given.claim.is_some(), "CLAIM"),
+    ];
+    check_none(excluded, "IN")?;
     let most = call.engine.policy().max_lease_ms;
     if most < SHORTEST_AUTO_LEASE_MS {
         return Err(Error::Argument("IN", no_auto(most)));
@@ -45,14 +56,9 @@ pub(crate) fn session<K: Keyspace>(call: &mut Call<K>, name: &[u8]) -> Result<Se
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub(crate) fn tie<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<TieRequest, Error> {
     if let Some(name) = given.session {
-        let excluded = [
-            (given.auto.is_some(), "AUTO"),
-            (given.ephemeral, "EPHEMERAL"),
-        ];
-        check_none(excluded, "IN")?;
         return Ok(TieRequest {
             client: ClientId(call.caller.client()),
-            session: Some(session(call, name)?),
+            session: Some(session(call, given, name)?),
             ..TieRequest::default()
         });
     }

@@ -1,9 +1,8 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
-use crate::error::Error;
+use crate::error::{shown, Error};
 use crate::number::integer;
 use crate::table::{self, Arg, Args, Kind, Spec, Verb};
-use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, Token, MAX_OWNER};
 
 /// Reads all words of a command: the positional arguments, then the options, in any order and any case, each at most once.
@@ -195,16 +194,15 @@ impl<'a> Reader<'a, '_> {
                 return Error::Renamed(renamed.before, renamed.now, renamed.since);
             }
         }
-        let shown = escaped(word, 64);
         let mut before = spec.name;
         for arg in spec.args {
             let left_out = arg.optional && !arg.is_option() && !arg.is_given(self.given);
             if left_out && integer(word).is_some() && matches!(arg.kind, Kind::Integer(..)) {
-                return Error::Misplaced(shown, arg.name, before);
+                return Error::Misplaced(shown(word), arg.name, before);
             }
             before = arg.name;
         }
-        Error::UnknownOption(shown)
+        Error::UnknownOption(shown(word))
     }
 
     /// Reads an option's value, if neither it nor another that excludes it has been read before.
