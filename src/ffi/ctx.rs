@@ -161,20 +161,18 @@ impl<'event> Ctx<'event> {
         unsafe { self.taken(api!(RedisModule_GetClientNameById(self.0, client))) }
     }
 
-    /// Publishes a message on a channel.
-    pub(crate) fn publish(self, channel: &[u8], message: &[u8]) {
+    /// Publishes a message on a channel, which is `sharded` or plain.
+    pub(crate) fn publish(self, sharded: bool, channel: &[u8], message: &[u8]) {
         let (channel, message) = (Text::new(channel), Text::new(message));
-        let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
+        let (to, what) = (channel.as_str().raw(), message.as_str().raw());
         // SAFETY: the server keeps its own references to the strings where it needs them.
-        unsafe { api!(RedisModule_PublishMessage(self.0, channel, message)) };
-    }
-
-    /// Publishes a message on a sharded channel.
-    pub(crate) fn publish_sharded(self, channel: &[u8], message: &[u8]) {
-        let (channel, message) = (Text::new(channel), Text::new(message));
-        let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
-        // SAFETY: as above.
-        unsafe { api!(RedisModule_PublishMessageShard(self.0, channel, message)) };
+        unsafe {
+            if sharded {
+                api!(RedisModule_PublishMessageShard(self.0, to, what))
+            } else {
+                api!(RedisModule_PublishMessage(self.0, to, what))
+            }
+        };
     }
 
     /// Raises a keyspace event of the module class.

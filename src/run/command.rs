@@ -84,7 +84,7 @@ impl Handler for Commands {
             }
             let caller = Client(ctx);
             let mut call = state.call(&caller, now);
-            if call.keys.in_cluster() {
+            if gate::in_cluster() {
                 close_queues(&mut call, spec, words);
             }
             let answer = dlock_commands::execute(spec, &mut call, words);
@@ -92,7 +92,7 @@ impl Handler for Commands {
                 // What its arrival makes possible is granted when writes are.
                 timer::soon();
             }
-            if state.keys.in_cluster() {
+            if gate::in_cluster() {
                 state.note_slots(spec, words);
             }
             // Written from here, where it is: the server does not call back for a reply.
@@ -239,7 +239,7 @@ impl State {
         now: Now,
     ) {
         self.keys.restore_db();
-        let key = key.map(|key| slots::blocking_key(key, self.keys.in_cluster()));
+        let key = key.map(slots::blocking_key);
         // The only report of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, key.as_ref(), id, named) {

@@ -75,7 +75,7 @@ pub(super) fn event(ctx: Ctx) {
             state.engine.begin_scan();
         }
         timer::arm(state.next_check, now.steady());
-        if state.keys.in_cluster() {
+        if gate::in_cluster() {
             if now.steady() >= state.next_slots {
                 state.next_slots = now.steady().after(SLOTS_MS);
                 state.refresh_slots(now);

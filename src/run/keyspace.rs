@@ -11,7 +11,7 @@ use crate::ffi::memory::MaybeOwned;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
 use crate::inbox;
-use crate::node::slots;
+use crate::node::{gate, slots};
 use crate::servers;
 use crate::tell::observers::{self, Notifications};
 use crate::tell::replicate;
@@ -73,7 +73,6 @@ pub(super) struct OpenKeys {
     // Their positions by the hashes of their names, once they are more than a few.
     by_hash: HashMap<u64, usize>,
     hash: RandomState,
-    cluster: bool,
     slots: slots::SlotCache,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
@@ -105,7 +104,6 @@ impl OpenKeys {
             used: 0,
             by_hash: HashMap::new(),
             hash: RandomState::new(),
-            cluster: false,
             slots: slots::SlotCache::default(),
             replicate: true,
         }
@@ -131,7 +129,7 @@ impl OpenKeys {
                 replicate::listening(),
             ),
         };
-        if self.cluster {
+        if gate::in_cluster() {
             self.slots.forget();
         }
     }
@@ -154,19 +152,9 @@ impl OpenKeys {
         }
     }
 
-    /// Sets whether the server is a node of a cluster.
-    pub(super) fn set_cluster(&mut self, cluster: bool) {
-        self.cluster = cluster;
-    }
-
-    /// Returns true if the server is a node of a cluster.
-    pub(super) fn in_cluster(&self) -> bool {
-        self.cluster
-    }
-
     /// Returns true if a key that was removed has left with its slot (see `node::slots`).
     pub(super) fn left_with_slot(&mut self, name: NameRef, carried: bool) -> bool {
-        self.cluster && self.slots.left_with_slot(self.ctx, name, carried)
+        gate::in_cluster() && self.slots.left_with_slot(self.ctx, name, carried)
     }
 
     /// Returns the node's slots.
@@ -413,7 +401,7 @@ impl Keyspace for OpenKeys {
     }
 
     fn can_grant(&mut self, name: NameRef) -> bool {
-        !self.cluster || self.slots.can_grant(self.ctx, name)
+        !gate::in_cluster() || self.slots.can_grant(self.ctx, name)
     }
 
     fn can_write(&mut self, name: NameRef) -> bool {
@@ -426,7 +414,7 @@ impl Keyspace for OpenKeys {
     }
 
     fn moved(&mut self, name: NameRef) -> bool {
-        self.cluster && !self.slots.served_here(self.ctx, name.key)
+        gate::in_cluster() && !self.slots.served_here(self.ctx, name.key)
     }
 
     /// Opens the key for this call only: a search through many locks leaves none open behind it.

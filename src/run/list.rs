@@ -72,7 +72,7 @@ fn rows<B: Deref<Target = [u8]>>(
 /// are not removed yet. The other node lists those. A replica serves no slots, and lists all that it has.
 fn own_slots(ctx: Ctx) -> Result<Option<Own>, Error> {
     inspect(ctx, |state, _| {
-        let asks = state.keys.in_cluster() && gate::primary();
+        let asks = gate::in_cluster() && gate::primary();
         asks.then(|| state.keys.own_slots().clone())
     })
 }

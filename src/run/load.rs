@@ -81,8 +81,6 @@ fn begin(ctx: Ctx) {
     let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
     gate::set_cluster(cluster);
     if let Some(mut state) = state::STATE.borrow() {
-        state.settings.cluster = cluster;
-        state.keys.set_cluster(cluster);
         state.settings.databases = servers::databases(ctx, cluster);
     }
     ctx.set_options(keyspace::OPTIONS | keyspace::CLOSES_SILENTLY);

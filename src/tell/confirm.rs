@@ -19,7 +19,6 @@ use crate::settings::config;
 use dlock_engine::collections::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Output, Receiver, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An answer that waits for its confirmation.
 #[derive(Debug)]
@@ -48,12 +47,9 @@ lazy_static::lazy_static! {
     static ref ANSWERS: MainThread<Answers> = MainThread::new(Answers::default());
 }
 
-/// How many there are, in an atomic since it is read whenever the event loop is about to sleep.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-
 /// Returns how many answers wait.
 pub(crate) fn waiting() -> usize {
-    WAITING.load(Ordering::Relaxed)
+    ANSWERS.borrow().map_or(0, |answers| answers.by_id.len())
 }
 
 /// Keeps an answer until it is confirmed.
@@ -72,7 +68,6 @@ pub(crate) fn keep(output: Output, now: Now) {
         answers.deadlines.extend(deadline.map(|at| (at, id)));
         answers.fresh.push(id);
         answers.by_id.insert(id, answer);
-        answers.count();
     }
     if let Some(at) = deadline {
         timer::arm(at, now.steady());
@@ -184,11 +179,6 @@ impl Answers {
             self.asked.clear();
             self.fresh.clear();
         }
-        self.count();
         Some(answer)
-    }
-
-    fn count(&self) {
-        WAITING.store(self.by_id.len(), Ordering::Relaxed);
     }
 }

@@ -200,17 +200,14 @@ fn publish(
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.set_channel(db, key, braced);
     texts.set_message(end, token);
-    if sharded {
-        ctx.publish_sharded(&texts.channel, &texts.message);
-    } else {
-        ctx.publish(&texts.channel, &texts.message);
-    }
+    ctx.publish(sharded, &texts.channel, &texts.message);
 }
 
 /// Publishes a flush, as one message for its database. It belongs to no slot, so it always goes out plain.
 fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
-        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed");
+        let sharded = false;
+        ctx.publish(sharded, format!("__dlock@{db}__").as_bytes(), b"flushed");
     }
 }
 
