@@ -87,7 +87,6 @@ fn begin(ctx: Ctx) {
     info::register(ctx, report);
     ctx.make_own();
     census::init();
-    log::init();
     replicas::refuse_requests();
     events::refresh_eviction(ctx);
     latency::refresh(ctx);
