@@ -29,7 +29,7 @@ macro_rules! clauses {
 }
 
 clauses! {
-    /// Half of the replicas, rounded up, confirm an answer: with the primary more than half of all servers have it.
+    /// Half of the replicas, rounded up, confirm an answer: with the primary more than half of all servers know of it.
     half_confirm, without it "one-less";
     /// A replica that joined by a full resynchronisation counts after the quarantine: what it confirmed elsewhere, and has
     /// forgotten, has ended by then.
