@@ -21,12 +21,13 @@ pub(crate) fn look(ctx: Ctx, client: u64) -> Option<Origin> {
     }
     let (host, port) = server::address(client)?;
     // As CLIENT LIST writes it.
-    let at = match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+    let address = if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
     };
     let name = ctx.client_name(client).unwrap_or_default();
-    Some((at.into_bytes(), name))
+    Some((address.into_bytes(), name))
 }
 
 /// Notes a connection that is about to end.

@@ -20,7 +20,7 @@ pub(crate) enum Notice {
     /// The answer that promised these holds was not delivered: its connection has ended before it got it, or before replicas had
     /// confirmed it.
     Undelivered(Vec<Promise>),
-    /// A key that held a lock is gone from its name.
+    /// A key that was a lock is gone from its name.
     Unlinked(Unlinked),
     /// A lock has arrived at this name.
     Brought(Name),
@@ -39,7 +39,7 @@ pub(crate) enum Notice {
     Evicted,
 }
 
-/// A key that held a lock is gone from its name.
+/// A key that was a lock is gone from its name.
 #[derive(Debug)]
 pub(crate) struct Unlinked {
     /// The key.
@@ -90,9 +90,6 @@ static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
 static WRITTEN: MainThread<BTreeSet<usize>> = MainThread::new(BTreeSet::new());
 const WRITTEN_MOST: usize = 65_536;
 
-/// Whether there are any.
-static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
-
 /// Set while the module itself deletes a key, for which it needs no notice.
 static IGNORE_UNLINKS: AtomicBool = AtomicBool::new(false);
 
@@ -131,21 +128,16 @@ fn address(lock: &Lock) -> usize {
 /// Notes that a value is serialized. In a cluster MIGRATE does that to each of its keys, and removes them right after: nothing else
 /// distinguishes it from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor the replicated command.
 pub(crate) fn written(lock: &Lock) {
-    let Some(mut written) = WRITTEN.borrow() else {
-        return;
-    };
-    if written.len() < WRITTEN_MOST {
+    let written = WRITTEN.borrow();
+    if let Some(mut written) = written.filter(|written| written.len() < WRITTEN_MOST) {
         written.insert(address(lock));
-        WRITTEN_ANY.store(true, Ordering::Relaxed);
     }
 }
 
 /// Forgets the serialized values at the end of an iteration of the event loop: those that are still there were not migrated.
 pub(crate) fn on_before_sleep() {
-    if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
-        if let Some(mut written) = WRITTEN.borrow() {
-            written.clear();
-        }
+    if let Some(mut written) = WRITTEN.borrow() {
+        written.clear();
     }
 }
 
@@ -156,22 +148,38 @@ pub(crate) fn post(notice: Notice) {
     }
     if let Some(mut inbox) = INBOX.borrow() {
         settle_unlinked(&mut inbox);
-        inbox.push(notice);
+        if is_third_swap(&notice, &inbox) {
+            inbox.pop();
+        } else {
+            inbox.push(notice);
+        }
         ANY.store(true, Ordering::Relaxed);
     }
     timer::soon();
 }
 
+/// Returns true if the two notices before it are the same exchange of databases. Two bring the values back, so a third would only mark
+/// the same locks again: one is left of three.
+fn is_third_swap(notice: &Notice, before: &[Notice]) -> bool {
+    let swapped = |notice: &Notice| match notice {
+        Notice::Swapped(one, other) => Some((*one, *other)),
+        _ => None,
+    };
+    let pair = swapped(notice);
+    match before {
+        [.., first, second] => pair.is_some() && swapped(first) == pair && swapped(second) == pair,
+        _ => false,
+    }
+}
+
 /// Posts that a value was unlinked from its name.
 pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
-    let carried = WRITTEN_ANY.load(Ordering::Relaxed)
-        && WRITTEN
-            .borrow()
-            .is_some_and(|mut written| written.remove(&address(lock)));
+    let written = WRITTEN.borrow();
+    let carried = written.is_some_and(|mut written| written.remove(&address(lock)));
     let beyond = lock.holders().saturating_sub(config::LOG_MAX_LEN.amount());
     // Of a mass, only the holds that are logged are looked up.
-    let gone = |(at, (owner, token, deadline)): (usize, (&[u8], Token, WallMs))| {
-        let logged = at >= beyond;
+    let gone = |(index, (owner, token, deadline)): (usize, (&[u8], Token, WallMs))| {
+        let logged = index >= beyond;
         let hold = if logged { lock.hold(owner) } else { None };
         Gone {
             owner: hold.map_or(Box::default(), |hold| hold.owner.into()),

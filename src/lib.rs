@@ -11,7 +11,7 @@
 //!  the data type ─► callbacks (only note) ─► inbox
 //! ```
 //!
-//! What holds throughout:
+//! The rules of this crate:
 //!
 //! 1. Everything that may change a lock comes in by `run::enter::run`, and goes one way: args → engine → effects → perform → reply.
 //! 2. Durable state changes by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.

@@ -25,9 +25,9 @@ pub(crate) fn with<T: Default>(work: impl FnOnce(&mut Links, &Terms<u64>) -> T) 
     let Some(mut links) = REPLICAS.borrow() else {
         return T::default();
     };
-    let due = links.standing.has_notice(&terms);
+    let had_notice = links.standing.has_notice(&terms);
     let result = work(&mut links, &terms);
-    if !due && links.standing.has_notice(&terms) {
+    if !had_notice && links.standing.has_notice(&terms) {
         timer::soon();
     }
     result

@@ -14,7 +14,7 @@
 //! | `tell::blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
 //! | `callbacks::events`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
 //! | `run::load`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
-//! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have received the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
+//! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it delays what a command writes until modules have received the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
 //! | `ffi::ctx`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `ephemeral`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::callbacks::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
@@ -121,9 +121,10 @@ pub(crate) const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 ///
 /// Test: `conversations`: `tests/servers/events.txt`, its flushes.
 pub(crate) fn databases(ctx: Ctx, cluster: bool) -> u32 {
-    let (setting, usual) = match cluster {
-        true => (c"cluster-databases", 1),
-        false => (c"databases", 16),
+    let (setting, usual) = if cluster {
+        (c"cluster-databases", 1)
+    } else {
+        (c"databases", 16)
     };
     let value = ctx.setting(setting).and_then(|value| value.parse().ok());
     value.unwrap_or(usual)

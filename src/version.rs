@@ -24,7 +24,7 @@ pub(crate) const NUMBER: i32 = {
     }
 };
 
-/// Returns the first five digits of the commit: they stand behind the `+` of a version.
+/// Returns the first five digits of the commit, which stand behind the `+` of a version; 0 without one.
 const fn commit(text: &str) -> &[u8] {
     let mut rest = text.as_bytes();
     while let Some((&byte, others)) = rest.split_first() {
@@ -33,19 +33,16 @@ const fn commit(text: &str) -> &[u8] {
             return rest.split_at(5).0;
         }
     }
-    &[]
+    b"0"
 }
 
 /// Reads digits to a base.
 const fn number(digits: &[u8], base: u32) -> i32 {
-    let mut number = 0;
-    let mut rest = digits;
-    while let Some((&digit, others)) = rest.split_first() {
-        rest = others;
-        match (digit as char).to_digit(base) {
-            Some(value) => number = number * base as i32 + value as i32,
-            None => panic!("a version has a digit that is none"),
-        }
+    let Ok(digits) = std::str::from_utf8(digits) else {
+        panic!("a version is text");
+    };
+    match i32::from_str_radix(digits, base) {
+        Ok(number) => number,
+        Err(_) => panic!("a version has a digit that is none"),
     }
-    number
 }

@@ -178,7 +178,7 @@ impl<K: Keyspace> Call<'_, K> {
 
     /// Returns the lock at a name as it is, for read-only commands.
     ///
-    /// Errors if the key holds something else.
+    /// Errors if the key has a value of another type.
     pub(crate) fn lock(&mut self, name: NameRef) -> Result<(&Engine, Option<&Lock>), Error> {
         let entry = self.keys.entry(name);
         if entry.foreign {

@@ -56,7 +56,9 @@ fn decide<K: Keyspace>(
         _ => None,
     };
     match (spec.verb, plain) {
-        (Verb::Release, Some(plain)) => hold::release_plain(call, plain),
+        (Verb::Release, Some(plain)) => {
+            hold::release(call, (plain.key, plain.owner), plain.token, None)
+        }
         (verb, Some(plain)) if plain.owner != acquire::AUTO_OWNER => {
             acquire::run_plain(call, plain, verb)
         }
@@ -79,7 +81,9 @@ fn execute_any<K: Keyspace>(
         Verb::ReleaseMany => many::release(call, given),
         Verb::Downgrade => hold::downgrade(call, given),
         Verb::Renew => hold::renew(call, given),
-        Verb::Release => hold::release(call, given),
+        Verb::Release => {
+            hold::release(call, (given.key(), given.owner()), given.token, given.holds)
+        }
         Verb::Session => session::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
         Verb::Cancel => acquire::cancel(call, given),
@@ -96,9 +100,12 @@ fn execute_any<K: Keyspace>(
         Verb::Help => inspect::help(given),
         Verb::Apply => apply::run(call, given),
         Verb::FullSyncNotice => apply::full_sync_notice(call),
-        Verb::Sync => match call.caller.may_synchronize() {
-            true => Err(Error::ServesNone),
-            false => Err(Error::NoPermission("psync".into())),
-        },
+        Verb::Sync => {
+            if call.caller.may_synchronize() {
+                Err(Error::ServesNone)
+            } else {
+                Err(Error::NoPermission("psync".into()))
+            }
+        }
     }
 }

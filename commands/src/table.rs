@@ -754,9 +754,10 @@ impl Spec {
             (_, Access::Read | Access::None) => "read",
             _ => "write",
         };
-        let flags = self.flags.split(' ');
-        let flags = flags.filter(|flag| ["blocking", "fast"].contains(flag));
-        flags.fold(access.to_string(), |all, flag| all + " " + flag)
+        self.flags
+            .split(' ')
+            .filter(|flag| ["blocking", "fast"].contains(flag))
+            .fold(access.to_string(), |all, flag| all + " " + flag)
     }
 
     /// Returns true if the command is not for clients.
@@ -780,10 +781,9 @@ impl Spec {
     /// Returns the positions of keys among a command's words; an empty range if the words are wrong.
     pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
         let keys = match words.first() {
-            Some(_) if self.keyless() => 0..0,
+            _ if self.keyless() => 0..0,
             Some(count) if self.many_keys() => 1..key_count(count).saturating_add(1),
-            Some(_) => 0..1,
-            None => 0..0,
+            _ => 0..1,
         };
         if keys.end <= words.len() {
             keys
@@ -867,23 +867,23 @@ impl Arg {
 
     /// Returns the argument as the reference writes it.
     fn written(&self) -> String {
-        match self.optional {
-            true => format!("[{}]", self.plain()),
-            false => self.plain(),
+        if self.optional {
+            format!("[{}]", self.plain())
+        } else {
+            self.plain()
         }
     }
 
     /// Returns the argument as the reference writes it, without the brackets of an optional one.
     fn plain(&self) -> String {
+        let joined = |args: &[Arg], by| {
+            let args: Vec<String> = args.iter().map(Arg::written).collect();
+            args.join(by)
+        };
         match (self.kind, self.token) {
-            (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
-            (Kind::All(args), Some(token)) => {
-                let args = args.iter().map(Arg::written).collect::<Vec<_>>();
-                format!("{token} {}", args.join(" "))
-            }
-            (Kind::With(args) | Kind::All(args), _) => {
-                args.iter().map(Arg::written).collect::<Vec<_>>().join(" ")
-            }
+            (Kind::OneOf(args), _) => joined(args, " | "),
+            (Kind::All(args), Some(token)) => format!("{token} {}", joined(args, " ")),
+            (Kind::With(args) | Kind::All(args), _) => joined(args, " "),
             (Kind::Flag(_), Some(token)) => token.to_string(),
             (Kind::Words, _) => format!("{} ...", self.name),
             (Kind::Keys, _) => format!("{0} [{0} ...]", self.name),

@@ -21,15 +21,19 @@
 //! everything for a while before it is `online`. A doubtful case counts as full.
 //!
 //! The rule is a value, and a planted fault is a value without one clause ([`Rule::without`]).
+//!
+//! With the server's own `min-replicas-to-write` the count of replicas is old after a stall of the process ([`Stalls`]).
 
 #![forbid(unsafe_code)]
 
 mod links;
 mod report;
 mod rule;
+mod stall;
 mod standing;
 
 pub use links::{Fields, Links, Status};
 pub use report::Line;
 pub use rule::Rule;
+pub use stall::Stalls;
 pub use standing::{Gate, Joined, Standing, Terms, Time};

@@ -37,8 +37,8 @@ pub struct Status {
 /// The connection of a replica.
 #[derive(Debug, Clone)]
 struct Link {
-    // Its address, as the server shows it.
-    at: String,
+    // Its address and port, as the server shows them.
+    address: String,
     online: bool,
     // None while it is not known by which resynchronisation.
     joined: Option<Joined>,
@@ -96,16 +96,19 @@ impl Links {
         self.offset = number(replication, c"master_repl_offset").unwrap_or(self.offset);
         let count = number(replication, c"connected_slaves").unwrap_or(0);
         let mut begins_full = false;
-        for at in 0..count {
-            let name = CString::new(format!("slave{at}")).unwrap_or_default();
+        for index in 0..count {
+            let name = CString::new(format!("slave{index}")).unwrap_or_default();
             let Some(mut link) = replication(&name).and_then(Link::read) else {
                 continue;
             };
             // Two of one address: the one that counts last may be either.
-            let same = known.iter().enumerate();
-            let same = same.filter(|(_, old)| old.at == link.at);
+            let same = known
+                .iter()
+                .enumerate()
+                .filter(|(_, old)| old.address == link.address);
             let last = same.max_by_key(|(_, old)| old.counts_from);
-            match last.map(|(at, _)| at).map(|at| known.swap_remove(at)) {
+            let position = last.map(|(position, _)| position);
+            match position.map(|position| known.swap_remove(position)) {
                 // It is another link by now, since one that is online stays so.
                 Some(old) if old.online && !link.online => {}
                 Some(old) => (link.joined, link.counts_from) = (old.joined, old.counts_from),
@@ -179,12 +182,12 @@ impl Links {
     fn counting<'a>(&'a self, terms: &'a Terms, now: u64) -> impl Iterator<Item = &'a Link> {
         let alone = self.configured(terms) == 1 && now >= self.single_replica_counts_from;
         let links = self.links.iter().enumerate();
-        let counting = links.filter(move |(at, link)| {
+        let counting = links.filter(move |(index, link)| {
             // A replica that has reconnected while its former connection is still open confirms once.
-            let mut later = self.links.iter().skip(at + 1);
+            let mut later = self.links.iter().skip(index + 1);
             link.online
                 && self.standing.counts(terms, alone, link.counts_from, now)
-                && later.all(|later| later.at != link.at)
+                && later.all(|later| later.address != link.address)
         });
         counting.map(|(_, link)| link)
     }
@@ -196,8 +199,8 @@ impl Links {
 
     /// Returns how many are connected. One that has reconnected while its former connection is still open counts once.
     fn connected(&self) -> u32 {
-        let at: BTreeSet<&str> = self.links.iter().map(|link| &*link.at).collect();
-        at.len() as u32
+        let addresses: BTreeSet<&str> = self.links.iter().map(|link| &*link.address).collect();
+        addresses.len() as u32
     }
 
     /// Returns the state of the replicas.
@@ -277,7 +280,7 @@ impl Link {
             fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
         };
         Some(Link {
-            at: format!("{} {}", field("ip")?, field("port")?),
+            address: format!("{} {}", field("ip")?, field("port")?),
             online: field("state")? == "online",
             joined: None,
             counts_from: 0,

@@ -1,6 +1,7 @@
 //! What the log says about replicas: more or fewer are connected than configured, and others were refused.
 
 use crate::links::Terms;
+
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
@@ -36,7 +37,7 @@ enum Count {
 const FEWER_MS: u64 = 5_000;
 
 impl Report {
-    /// Returns the lines that are due.
+    /// Returns what is to be said now.
     pub(crate) fn lines(&mut self, terms: &Terms, connected: u32, now: u64) -> Vec<Line> {
         let mut lines = Vec::new();
         if self.refused > 0 && self.refusals.reports(now) {
@@ -99,9 +100,10 @@ impl Backoff {
         if now < self.next {
             return false;
         }
-        self.pause = match now - self.next > Self::LONGEST {
-            true => Self::SHORTEST,
-            false => (self.pause * 2).clamp(Self::SHORTEST, Self::LONGEST),
+        self.pause = if now - self.next > Self::LONGEST {
+            Self::SHORTEST
+        } else {
+            (self.pause * 2).clamp(Self::SHORTEST, Self::LONGEST)
         };
         self.next = now + self.pause;
         true

@@ -29,7 +29,7 @@ macro_rules! clauses {
 }
 
 clauses! {
-    /// Half of the replicas, rounded up, confirm an answer: with the primary more than half of all servers hold it.
+    /// Half of the replicas, rounded up, confirm an answer: with the primary more than half of all servers know of it.
     half_confirm, without it "one-less";
     /// A replica that joined by a full resynchronisation counts after the quarantine: what it confirmed elsewhere, and has
     /// forgotten, has ended by then.
@@ -59,10 +59,10 @@ clauses! {
 }
 
 impl Rule {
-    /// Returns true if an answer is sent that replicas have confirmed. `holds`: whether what it promises still holds.
+    /// Returns true if an answer is sent that replicas have confirmed. `stands`: whether its promises still stand.
     #[must_use]
-    pub fn sends(&self, holds: bool) -> bool {
-        holds || !self.ended_not_confirmed
+    pub fn sends(&self, stands: bool) -> bool {
+        stands || !self.ended_not_confirmed
     }
 
     /// Returns the offset that `needed` of these replicas have confirmed, each of which has acknowledged one of these offsets.

@@ -32,18 +32,20 @@ impl<T: Time> Terms<T> {
     /// Returns how many of this number of replicas must confirm an answer. A promoted server needs as many.
     #[must_use]
     pub fn needed(&self, replicas: u32) -> u32 {
-        match self.on() {
-            true => replicas.div_ceil(2) - u32::from(!self.rule.half_confirm && replicas > 0),
-            false => 0,
+        if self.on() {
+            replicas.div_ceil(2) - u32::from(!self.rule.half_confirm && replicas > 0)
+        } else {
+            0
         }
     }
 
     /// Returns the longest lease that may be given, where `most` is the longest that is configured.
     #[must_use]
     pub fn longest_lease(&self, most: T) -> T {
-        match self.quarantine > T::default() && self.rule.lease_within_quarantine {
-            true => most.min(self.quarantine),
-            false => most,
+        if self.quarantine > T::default() && self.rule.lease_within_quarantine {
+            most.min(self.quarantine)
+        } else {
+            most
         }
     }
 
@@ -89,7 +91,7 @@ pub struct Standing<T> {
     /// Until when a replica that joins counts as one that has joined by a full resynchronisation.
     pub late_until: T,
     /// Whether the stream must carry the notice of a full resynchronisation, or of the start of this primary.
-    notice_due: bool,
+    owes_notice: bool,
     /// Whether it was a replica, and was promoted.
     pub promoted: bool,
     followed: bool,
@@ -108,9 +110,10 @@ impl<T: Time> Standing<T> {
 
     /// Closes the server for the quarantine since it has its data: also when replicas must confirm answers from now on.
     pub fn close(&mut self, terms: &Terms<T>) {
-        let closes = match terms.primary {
-            true => terms.rule.closed_after_start,
-            false => terms.rule.closed_after_full,
+        let closes = if terms.primary {
+            terms.rule.closed_after_start
+        } else {
+            terms.rule.closed_after_full
         };
         if closes {
             self.closed_until = self.closed_until.max(self.since + terms.quarantine);
@@ -122,7 +125,7 @@ impl<T: Time> Standing<T> {
     pub fn on_full_sync(&mut self, terms: &Terms<T>, now: T) {
         if terms.rule.full_announced {
             self.late_until = self.late_until.max(now + terms.quarantine);
-            self.notice_due |= terms.primary;
+            self.owes_notice |= terms.primary;
         }
     }
 
@@ -135,41 +138,44 @@ impl<T: Time> Standing<T> {
     /// Returns true if the stream must carry a notice.
     #[must_use]
     pub fn has_notice(&self, terms: &Terms<T>) -> bool {
-        self.notice_due && terms.primary && terms.on()
+        self.owes_notice && terms.primary && terms.on()
     }
 
     /// Returns true if the stream must carry a notice, and takes the notice out.
     pub fn take_notice(&mut self, terms: &Terms<T>) -> bool {
-        let due = self.has_notice(terms);
-        self.notice_due &= !due;
-        due
+        let has = self.has_notice(terms);
+        self.owes_notice &= !has;
+        has
     }
 
     /// Returns what the server does after its start, or its own full resynchronisation.
     #[must_use]
     pub fn gate(&self, terms: &Terms<T>, now: T) -> Gate<T> {
-        let closed_until = match terms.on() {
-            true => self.closed_until,
-            false => T::default(),
+        let closed_until = if terms.on() {
+            self.closed_until
+        } else {
+            T::default()
         };
-        match terms.rule.closed_renews_nothing {
-            true => Gate {
+        if terms.rule.closed_renews_nothing {
+            Gate {
                 closed_until,
                 grants: true,
-            },
-            false => Gate {
+            }
+        } else {
+            Gate {
                 closed_until: T::default(),
                 grants: closed_until <= now,
-            },
+            }
         }
     }
 
     /// Returns how a replica has joined that joins now, and from when on it counts.
     #[must_use]
     pub fn joins(&self, terms: &Terms<T>, how: Joined, now: T) -> (Joined, T) {
-        match how == Joined::Full || now < self.late_until {
-            true => (Joined::Full, now + terms.quarantine),
-            false => (Joined::Partial, now),
+        if how == Joined::Full || now < self.late_until {
+            (Joined::Full, now + terms.quarantine)
+        } else {
+            (Joined::Partial, now)
         }
     }
 

@@ -84,10 +84,7 @@ impl ModuleValue for Lock {
         census::created(lock.holders());
         // The module's next event bounds the leases of a restored value. Leases from a file or a primary stay: their owners know
         // them.
-        Some(Box::new(match from_a_user {
-            true => lock.restored(),
-            false => lock,
-        }))
+        Some(Box::new(if from_a_user { lock.restored() } else { lock }))
     }
 
     fn save(&self) -> Vec<u8> {

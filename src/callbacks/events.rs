@@ -11,7 +11,7 @@ use crate::inbox::{self, Notice};
 use crate::node::{census, clock, gate, timer};
 use crate::replicas;
 use crate::tell::observers::{self, subscribers};
-use crate::tell::{blocking, confirm, in_flight_grants, latency, replicate};
+use crate::tell::{blocking, confirm, latency, replicate, unsent_grants};
 use dlock_engine::{ClientId, NameRef};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,12 +121,12 @@ impl Listener for Notes {
             }
             blocking::on_before_sleep();
         } else {
-            in_flight_grants::on_after_sleep();
+            unsent_grants::on_after_sleep();
         }
     }
 
     fn cron() {
-        gate::note_alive(clock::read().steady());
+        gate::on_beat(clock::read().steady());
         timer::catch_up();
         if replicas::on() {
             replicas::changed();
@@ -137,7 +137,7 @@ impl Listener for Notes {
         departed::note(ctx, client);
         let client = ClientId(client);
         inbox::post(Notice::Ended(client));
-        in_flight_grants::on_disconnect(ctx, client);
+        unsent_grants::on_disconnect(ctx, client);
     }
 
     fn keyspace_event(ctx: Ctx, event: &[u8], key: Str) {

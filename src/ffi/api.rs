@@ -29,7 +29,7 @@ pub(crate) use hot;
 /// Lists the functions of [`Hot`], which are then filled in at load.
 macro_rules! hot_functions {
     ($($name:ident($($arg:ty),*) -> $answer:ty;)*) => {
-        /// The functions that an uncontended command calls. Such a command runs through more code than a first-level cache holds;
+        /// The functions that an uncontended command calls. Such a command runs through more code than fits a first-level cache;
         /// a call of a pointer that is certainly set takes a third of one that is checked first. Filled in at load, before the
         /// server calls anything of the module's; until then each of them ends the process.
         #[allow(non_snake_case)]

@@ -44,7 +44,7 @@ impl<'event> Ctx<'event> {
         rules: Rules,
         words: &[Str],
     ) -> Option<Answer<'event>> {
-        // SAFETY: a live context; the format takes the arguments, which the server does not change, and their number.
+        // SAFETY: a valid context; the format takes the arguments, which the server does not change, and their number.
         let reply = unsafe {
             api!(RedisModule_Call(
                 self.raw(),
@@ -79,7 +79,7 @@ impl<'event> Ctx<'event> {
 
     /// Passes a reply on as it is. Returns true if the server has written it.
     pub(crate) fn pass_on(self, answer: &Answer) -> bool {
-        // SAFETY: a live context and a live reply.
+        // SAFETY: a valid context and a valid reply.
         unsafe { api!(RedisModule_ReplyWithCallReply(self.raw(), answer.0)) == super::api::OK }
     }
 }
@@ -96,7 +96,7 @@ impl Answer<'_> {
     /// Returns true if it has a text to pass on.
     pub(crate) fn has_text(&self) -> bool {
         let mut len = 0;
-        // SAFETY: a live reply.
+        // SAFETY: a valid reply.
         unsafe { api!(RedisModule_CallReplyProto(self.0, &mut len)) };
         len > 0
     }
@@ -115,10 +115,11 @@ pub(crate) struct Value<'a>(*mut RedisModuleCallReply, PhantomData<&'a Answer<'a
 
 impl<'a> Value<'a> {
     fn kind(self) -> c_int {
-        match self.0.is_null() {
-            true => raw::REDISMODULE_REPLY_UNKNOWN as c_int,
-            // SAFETY: a live reply.
-            false => unsafe { api!(RedisModule_CallReplyType(self.0)) },
+        if self.0.is_null() {
+            raw::REDISMODULE_REPLY_UNKNOWN as c_int
+        } else {
+            // SAFETY: a valid reply.
+            unsafe { api!(RedisModule_CallReplyType(self.0)) }
         }
     }
 
@@ -139,31 +140,33 @@ impl<'a> Value<'a> {
 
     /// Returns its number; 0 if it is not one.
     pub(crate) fn integer(self) -> i64 {
-        match self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
-            // SAFETY: a live reply, of this type.
-            true => unsafe { api!(RedisModule_CallReplyInteger(self.0)) },
-            false => 0,
+        if self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
+            // SAFETY: a valid reply, of this type.
+            unsafe { api!(RedisModule_CallReplyInteger(self.0)) }
+        } else {
+            0
         }
     }
 
     /// Returns how many elements or bytes it has.
     pub(crate) fn len(self) -> usize {
-        match self.0.is_null() {
-            true => 0,
-            // SAFETY: a live reply; the server answers 0 for one of another type.
-            false => unsafe { api!(RedisModule_CallReplyLength(self.0)) },
+        if self.0.is_null() {
+            0
+        } else {
+            // SAFETY: a valid reply; the server answers 0 for one of another type.
+            unsafe { api!(RedisModule_CallReplyLength(self.0)) }
         }
     }
 
     /// Returns an element of an array, or of a set, which RESP3 may make of it.
-    pub(crate) fn element(self, at: usize) -> Value<'a> {
+    pub(crate) fn element(self, index: usize) -> Value<'a> {
         let kind = self.kind();
-        // SAFETY: a live reply, of the type that each call is for; it owns its elements.
+        // SAFETY: a valid reply, of the type that each call is for; it owns its elements.
         let element = unsafe {
             if kind == raw::REDISMODULE_REPLY_SET as c_int {
-                api!(RedisModule_CallReplySetElement(self.0, at))
+                api!(RedisModule_CallReplySetElement(self.0, index))
             } else if kind == raw::REDISMODULE_REPLY_ARRAY as c_int {
-                api!(RedisModule_CallReplyArrayElement(self.0, at))
+                api!(RedisModule_CallReplyArrayElement(self.0, index))
             } else {
                 std::ptr::null_mut()
             }
@@ -177,7 +180,7 @@ impl<'a> Value<'a> {
             return None;
         }
         let mut len = 0;
-        // SAFETY: the reply is live; the bytes are its own, as many as it says.
+        // SAFETY: the reply is valid; the bytes are its own, as many as it says.
         unsafe {
             let start = api!(RedisModule_CallReplyStringPtr(self.0, &mut len));
             (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast(), len))

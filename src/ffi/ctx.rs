@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The module's own context.
 static OWN: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
-/// A context, alive for the length of the server's callback. It is made once, where the callback comes in (`ffi::callbacks`), and
+/// A context, valid for the length of the server's callback. It is made once, where the callback comes in (`ffi::callbacks`), and
 /// passed on from there; so code that has one may use it. It stays in the main thread.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -22,7 +22,7 @@ pub(crate) struct Ctx<'event>(
 
 impl<'event> Ctx<'event> {
     /// # Safety
-    /// The context is alive for `'event`.
+    /// The context is valid for `'event`.
     pub(super) unsafe fn of(ctx: *mut raw::RedisModuleCtx) -> Ctx<'event> {
         Ctx(ctx, PhantomData)
     }
@@ -55,7 +55,7 @@ impl<'event> Ctx<'event> {
 
     /// Makes the module's own context, which lives as long as the module does.
     pub(crate) fn make_own(self) {
-        // SAFETY: a live context. What the call gives is never freed.
+        // SAFETY: a valid context. What the call gives is never freed.
         let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(self.0)) };
         OWN.store(own, Ordering::Relaxed);
     }
@@ -68,7 +68,7 @@ impl<'event> Ctx<'event> {
 
     /// Returns the flags of the server and of the caller (`REDISMODULE_CTX_FLAGS_*`).
     pub(crate) fn flags(self) -> u32 {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { api!(RedisModule_GetContextFlags(self.0)) as u32 }
     }
 
@@ -84,25 +84,25 @@ impl<'event> Ctx<'event> {
 
     /// Returns the client id of the context's connection.
     pub(crate) fn client(self) -> u64 {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { hot!(RedisModule_GetClientId(self.0)) }
     }
 
     /// Returns the database that the context works in.
     pub(crate) fn selected(self) -> u32 {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { hot!(RedisModule_GetSelectedDb(self.0)) as u32 }
     }
 
     /// Selects a database.
     pub(crate) fn select(self, db: u32) {
-        // SAFETY: a live context; a database out of range is refused by the server.
+        // SAFETY: a valid context; a database out of range is refused by the server.
         unsafe { api!(RedisModule_SelectDb(self.0, db as c_int)) };
     }
 
     /// Returns how many keys the selected database has.
     pub(crate) fn db_size(self) -> u64 {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { api!(RedisModule_DbSize(self.0)) }
     }
 
@@ -150,7 +150,7 @@ impl<'event> Ctx<'event> {
 
     /// Returns the name of the calling user.
     pub(crate) fn user(self) -> Vec<u8> {
-        // SAFETY: a live context; the string is the caller's.
+        // SAFETY: a valid context; the string is the caller's.
         let name = unsafe { self.taken(api!(RedisModule_GetCurrentUserName(self.0))) };
         name.unwrap_or_default()
     }
@@ -161,25 +161,23 @@ impl<'event> Ctx<'event> {
         unsafe { self.taken(api!(RedisModule_GetClientNameById(self.0, client))) }
     }
 
-    /// Publishes a message on a channel.
-    pub(crate) fn publish(self, channel: &[u8], message: &[u8]) {
+    /// Publishes a message on a channel, which is `sharded` or plain.
+    pub(crate) fn publish(self, sharded: bool, channel: &[u8], message: &[u8]) {
         let (channel, message) = (Text::new(channel), Text::new(message));
-        let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
+        let (to, what) = (channel.as_str().raw(), message.as_str().raw());
         // SAFETY: the server keeps its own references to the strings where it needs them.
-        unsafe { api!(RedisModule_PublishMessage(self.0, channel, message)) };
-    }
-
-    /// Publishes a message on a sharded channel.
-    pub(crate) fn publish_sharded(self, channel: &[u8], message: &[u8]) {
-        let (channel, message) = (Text::new(channel), Text::new(message));
-        let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
-        // SAFETY: as above.
-        unsafe { api!(RedisModule_PublishMessageShard(self.0, channel, message)) };
+        unsafe {
+            if sharded {
+                api!(RedisModule_PublishMessageShard(self.0, to, what))
+            } else {
+                api!(RedisModule_PublishMessage(self.0, to, what))
+            }
+        };
     }
 
     /// Raises a keyspace event of the module class.
     pub(crate) fn notify(self, event: &CStr, key: Str) {
-        // SAFETY: a live context and string; the event's name is copied.
+        // SAFETY: a valid context and string; the event's name is copied.
         unsafe {
             api!(RedisModule_NotifyKeyspaceEvent(
                 self.0,
@@ -210,7 +208,7 @@ impl<'event> Ctx<'event> {
 
     /// Propagates a command without a key to replicas, not to the AOF.
     pub(crate) fn tell_replicas(self, command: &CStr) {
-        // SAFETY: a live context; the format takes no words.
+        // SAFETY: a valid context; the format takes no words.
         unsafe {
             api!(RedisModule_Replicate(
                 self.0,
@@ -222,7 +220,7 @@ impl<'event> Ctx<'event> {
 
     /// Asks every replica to acknowledge its offset at once.
     pub(crate) fn ask_replicas(self) {
-        // SAFETY: a live context; the format takes two C strings.
+        // SAFETY: a valid context; the format takes two C strings.
         unsafe {
             api!(RedisModule_Replicate(
                 self.0,
@@ -236,13 +234,13 @@ impl<'event> Ctx<'event> {
 
     /// Propagates the command that runs, as it came.
     pub(crate) fn replicate_verbatim(self) {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { hot!(RedisModule_ReplicateVerbatim(self.0)) };
     }
 
     /// Replies with an integer.
     pub(crate) fn reply_integer(self, value: u64) {
-        // SAFETY: a live context; where no reply is owed the server drops it.
+        // SAFETY: a valid context; where no reply is owed the server drops it.
         unsafe { hot!(RedisModule_ReplyWithLongLong(self.0, value as c_longlong)) };
     }
 
@@ -302,13 +300,13 @@ impl<'event> Ctx<'event> {
 
     /// Reads the registered settings from the configuration file and the load. Returns true if all are valid.
     pub(crate) fn load_configs(self) -> bool {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { api!(RedisModule_LoadConfigs(self.0)) == OK }
     }
 
     /// Sets the module's options (`REDISMODULE_OPTIONS_*`).
     pub(crate) fn set_options(self, options: c_int) {
-        // SAFETY: a live context.
+        // SAFETY: a valid context.
         unsafe { api!(RedisModule_SetModuleOptions(self.0, options)) };
     }
 
@@ -327,8 +325,9 @@ impl<'event> Ctx<'event> {
             if keys.is_null() {
                 return Vec::new();
             }
-            let all = 0..count.max(0) as usize;
-            let all = all.map(|at| (*keys.add(at), *flags.add(at))).collect();
+            let all = (0..count.max(0) as usize)
+                .map(|index| (*keys.add(index), *flags.add(index)))
+                .collect();
             api!(RedisModule_Free(keys.cast()));
             api!(RedisModule_Free(flags.cast()));
             all
@@ -336,8 +335,8 @@ impl<'event> Ctx<'event> {
     }
 
     /// Reports one key of a command whose keys the server asks for.
-    pub(crate) fn give_key(self, at: c_int, flags: c_int) {
-        // SAFETY: a live context; where no keys are asked for the server does nothing.
-        unsafe { api!(RedisModule_KeyAtPosWithFlags(self.0, at, flags)) };
+    pub(crate) fn give_key(self, position: c_int, flags: c_int) {
+        // SAFETY: a valid context; where no keys are asked for the server does nothing.
+        unsafe { api!(RedisModule_KeyAtPosWithFlags(self.0, position, flags)) };
     }
 }

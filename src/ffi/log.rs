@@ -8,26 +8,14 @@ use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A context of the module's own, by which the server knows the module of a message.
-static CONTEXT: AtomicPtr<RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
+/// The context of the load, while it runs.
+static LOAD: AtomicPtr<RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
-/// Logs in the module's own context from now on.
-pub(crate) fn init() {
-    let own = Ctx::own().map_or(ptr::null_mut(), Ctx::raw);
-    CONTEXT.store(own, Ordering::Relaxed);
-}
-
-/// Logs in this context during the load, and from then on in what `init` was given, if the load has come that far.
+/// Logs in this context during the load, until the module has a context of its own.
 pub(crate) fn during_load<T>(ctx: Ctx, load: impl FnOnce() -> T) -> T {
-    CONTEXT.store(ctx.raw(), Ordering::Relaxed);
+    LOAD.store(ctx.raw(), Ordering::Relaxed);
     let loaded = load();
-    // The context ends with the load.
-    let _ = CONTEXT.compare_exchange(
-        ctx.raw(),
-        ptr::null_mut(),
-        Ordering::Relaxed,
-        Ordering::Relaxed,
-    );
+    LOAD.store(ptr::null_mut(), Ordering::Relaxed);
     loaded
 }
 
@@ -55,8 +43,9 @@ pub(crate) fn broken_invariant(expected: &str) {
 
 fn write(level: &CStr, text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    let ctx = CONTEXT.load(Ordering::Relaxed);
-    // SAFETY: a context of the module's own, or none; the format takes the one string that follows it.
+    // By its own context the server knows the module of a message.
+    let ctx = Ctx::own().map_or_else(|| LOAD.load(Ordering::Relaxed), Ctx::raw);
+    // SAFETY: a context of the module's own, the one of the load, or none; the format takes the one string that follows it.
     unsafe {
         api!(RedisModule_Log(
             ctx,

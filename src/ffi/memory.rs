@@ -21,7 +21,7 @@ impl<T> MainThread<T> {
         MainThread(RefCell::new(value))
     }
 
-    /// Borrows a value of which no borrow is held across a call of the server. Panics in debug builds, and reports and returns None
+    /// Borrows a value that is never borrowed across a call of the server. Panics in debug builds, and reports and returns None
     /// otherwise, if it is already borrowed.
     pub(crate) fn borrow(&self) -> Option<RefMut<'_, T>> {
         let value = self.try_borrow_mut();

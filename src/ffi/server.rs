@@ -8,7 +8,7 @@ use std::ptr;
 use std::time::Duration;
 
 /// Returns true if nothing may reach replicas now: the server is paused, fails over or shuts down.
-pub(crate) fn must_hold_back() -> bool {
+pub(crate) fn avoids_replica_traffic() -> bool {
     // SAFETY: takes nothing.
     unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
 }

@@ -5,14 +5,14 @@ use redis_module::raw::RedisModuleString;
 use std::marker::PhantomData;
 use std::ptr;
 
-/// A string of the server's, alive for `'a`: an argument of a command, the key of an event.
+/// A string of the server's, valid for `'a`: an argument of a command, the key of an event.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Str<'a>(*mut RedisModuleString, PhantomData<&'a RedisModuleString>);
 
 impl<'a> Str<'a> {
     /// # Safety
-    /// The string is alive for `'a`.
+    /// The string is valid for `'a`.
     pub(crate) unsafe fn of(string: *mut RedisModuleString) -> Str<'a> {
         Str(string, PhantomData)
     }
@@ -20,7 +20,7 @@ impl<'a> Str<'a> {
     /// Wraps the server's arguments, which may be none.
     ///
     /// # Safety
-    /// `argc` strings, alive for `'a`.
+    /// `argc` strings, valid for `'a`.
     pub(super) unsafe fn all(argv: *const *mut RedisModuleString, argc: i32) -> &'a [Str<'a>] {
         if argv.is_null() {
             return &[];
@@ -45,7 +45,7 @@ impl<'a> Str<'a> {
     /// Returns its bytes.
     pub(crate) fn bytes(self) -> &'a [u8] {
         let mut len = 0;
-        // SAFETY: the string is alive; the bytes are its own, as many as it says.
+        // SAFETY: the string is valid; the bytes are its own, as many as it says.
         unsafe {
             let start = hot!(RedisModule_StringPtrLen(self.0, &mut len));
             if start.is_null() {

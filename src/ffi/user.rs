@@ -14,7 +14,7 @@ impl User {
     /// Returns the user of the calling connection, or of the connection that runs the calling script. None if there is neither:
     /// another module calls.
     pub(crate) fn calling(ctx: Ctx) -> Option<User> {
-        // SAFETY: a live context; names are the server's and freed here. Only a script's client is asked for its user
+        // SAFETY: a valid context; names are the server's and freed here. Only a script's client is asked for its user
         // without a lookup: a module's may have none, which the server does not check.
         unsafe {
             let name = if ctx.in_script() {

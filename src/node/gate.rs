@@ -3,11 +3,13 @@
 
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::memory::MainThread;
 use crate::ffi::server;
 use crate::node::clock;
-use dlock_engine::{Millis, SteadyMs};
+use dlock_confirm::Stalls;
+use dlock_engine::SteadyMs;
 use redis_module::raw;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether this server is a primary. The role events set it, since the context's flags cost more than an uncontended command can
 /// spare.
@@ -26,43 +28,35 @@ pub(crate) fn set_cluster(cluster: bool) {
     IN_CLUSTER.store(cluster, Ordering::Relaxed);
 }
 
-/// When the process was last seen to run (in the far future at first), and until when nothing is decided after a stall:
-/// milliseconds of the steady clock.
-static LAST_BEAT: AtomicU64 = AtomicU64::new(u64::MAX);
-static STALE_UNTIL: AtomicU64 = AtomicU64::new(0);
-
-/// The shortest stall. The server's own timer fires ten times a second.
-const STOOD_STILL_MS: Millis = 1_000;
-
-/// How long the server takes after a stall to count its replicas again: it does so once a second.
-const RECOUNT_MS: Millis = 1_100;
+/// The stalls of the process. With `min-replicas-to-write` nothing is decided after one before the server has counted its replicas
+/// again: it would accept a probe.
+static STALLS: MainThread<Stalls> = MainThread::new(Stalls::new());
 
 /// Notes that the process runs, each time the server's own timer fires.
-pub(crate) fn note_alive(now: SteadyMs) {
-    if now.0.saturating_sub(LAST_BEAT.load(Ordering::Relaxed)) < STOOD_STILL_MS {
-        LAST_BEAT.store(now.0, Ordering::Relaxed);
+pub(crate) fn on_beat(now: SteadyMs) {
+    if let Some(mut stalls) = STALLS.borrow() {
+        stalls.on_beat(now.0);
     }
 }
 
-/// Closes the gate after a stall of the process (SIGSTOP, a paused machine). The server still counts the replicas from before the
-/// stall as good, and would accept a probe, although another server may have been promoted meanwhile. So with
-/// `min-replicas-to-write` nothing is decided before it has counted them again.
-pub(crate) fn after_stall(ctx: Ctx, now: SteadyMs) {
-    let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
-    let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
-    let counts = || {
-        ctx.setting(c"min-replicas-to-write")
-            .is_some_and(|least| least != "0")
-    };
-    if stood_still && counts() {
-        STALE_UNTIL.store(now.after(RECOUNT_MS).0, Ordering::Relaxed);
+/// Notes that the module's event begins, and closes the gate if the process has stalled before it.
+pub(crate) fn on_event(ctx: Ctx, now: SteadyMs) {
+    let stalls = || STALLS.borrow();
+    if !stalls().is_some_and(|mut stalls| stalls.on_event(now.0)) {
+        return;
+    }
+    let counts = ctx
+        .setting(c"min-replicas-to-write")
+        .is_some_and(|least| least != "0");
+    if let Some(mut stalls) = stalls().filter(|_| counts) {
+        stalls.await_recount(now.0);
     }
 }
 
 /// Returns true if the server's count of replicas may be from before a stall.
 fn is_stale() -> bool {
-    let until = STALE_UNTIL.load(Ordering::Relaxed);
-    until > 0 && clock::read().steady().0 < until
+    let recounted_at = STALLS.borrow().and_then(|stalls| stalls.recounted_at());
+    recounted_at.is_some_and(|at| clock::read().steady().0 < at)
 }
 
 /// Returns true if this server is a primary.
@@ -83,7 +77,7 @@ pub(crate) fn open(ctx: Ctx) -> bool {
     let barred = raw::REDISMODULE_CTX_FLAGS_LOADING
         | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING
         | raw::REDISMODULE_CTX_FLAGS_SLAVE;
-    if !primary() || flags & barred != 0 || server::must_hold_back() || is_stale() {
+    if !primary() || flags & barred != 0 || server::avoids_replica_traffic() || is_stale() {
         return false;
     }
     // In a cluster each key is probed.

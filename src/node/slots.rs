@@ -114,10 +114,11 @@ lazy_static::lazy_static! {
 /// down. But a key that *appears* makes the server call back everybody who is blocked on it: a millisecond for each ten thousand
 /// of them, for nothing, and worse on some servers (`servers`). So nobody is blocked on a lock's own key, but on a name in the
 /// lock's slot that no client can create, since none can know it.
-pub(crate) fn blocking_key(key: &[u8], in_cluster: bool) -> Text {
+pub(crate) fn blocking_key(key: &[u8]) -> Text {
     let name = [b"}\0dlock\0".as_slice(), SECRET.as_bytes()].concat();
-    match in_cluster {
-        true => Text::new(&[b"{", short_tag(of(key)).as_slice(), &name].concat()),
-        false => Text::new(&name),
+    if gate::in_cluster() {
+        Text::new(&[b"{", short_tag(of(key)).as_slice(), &name].concat())
+    } else {
+        Text::new(&name)
     }
 }

@@ -7,7 +7,7 @@ use crate::ffi::server;
 use crate::node::clock;
 use crate::servers;
 use dlock_engine::{Millis, SteadyMs};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set from the event before the event loop sleeps until the one after.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
@@ -22,50 +22,63 @@ pub(crate) fn set_asleep(asleep: bool) {
     ASLEEP.store(asleep, Ordering::Relaxed);
 }
 
-/// Until when the server has read what had arrived, in milliseconds of the steady clock; and whether the engine waits for that.
-/// After a stall, or a pause, what had arrived is read before anything ends for want of it. With `io-threads` the server's timers
-/// come first.
-static READ_UNTIL: AtomicU64 = AtomicU64::new(0);
-static AWAITS_READ: AtomicBool = AtomicBool::new(false);
+/// What the server has read of what had arrived. After a stall, or a pause, that is read before anything ends for want of it. With
+/// `io-threads` the server's timers come first.
+struct Reading {
+    // Until when what had arrived is read, as far as the engine has asked.
+    until: SteadyMs,
+    // Since when the engine waits for that, if it does.
+    awaited_since: Option<SteadyMs>,
+    // How long the server may take: where other threads read, the main thread gets what they have read in a later iteration
+    // (Redis 8).
+    takes_ms: Millis,
+}
 
-/// Since when the engine waits for that, and how long the server may take: where other threads read, the main thread gets what they
-/// have read in a later iteration (Redis 8).
-static AWAITED_SINCE: AtomicU64 = AtomicU64::new(0);
-static READ_TAKES_MS: AtomicU64 = AtomicU64::new(0);
+static READING: MainThread<Reading> = MainThread::new(Reading {
+    until: SteadyMs(0),
+    awaited_since: None,
+    takes_ms: 0,
+});
 const IO_THREADS_TAKE_MS: Millis = 50;
 
 /// Reads whether other threads read for the server: at load, and whenever its configuration changes.
 pub(crate) fn refresh(ctx: Ctx) {
     let threads = ctx.setting(c"io-threads");
     let alone = threads.is_none_or(|threads| threads == "1");
-    let takes = if alone { 0 } else { IO_THREADS_TAKE_MS };
-    READ_TAKES_MS.store(takes, Ordering::Relaxed);
+    if let Some(mut reading) = READING.borrow() {
+        reading.takes_ms = if alone { 0 } else { IO_THREADS_TAKE_MS };
+    }
 }
 
 /// Returns until when the server has read what had arrived, as far as that was asked for.
 pub(crate) fn read_until() -> SteadyMs {
-    SteadyMs(READ_UNTIL.load(Ordering::Relaxed))
+    READING
+        .borrow()
+        .map_or(SteadyMs(0), |reading| reading.until)
 }
 
 /// Asks for the next time at which the server has read what had arrived by now.
 pub(crate) fn await_read(now: SteadyMs) {
-    if !AWAITS_READ.swap(true, Ordering::Relaxed) {
-        AWAITED_SINCE.store(now.0, Ordering::Relaxed);
+    if let Some(mut reading) = READING.borrow() {
+        reading.awaited_since.get_or_insert(now);
     }
 }
 
 /// Notes that the server finishes an iteration: what had arrived when it began has been read, unless the server is paused.
 pub(crate) fn note_read() {
-    if !AWAITS_READ.load(Ordering::Relaxed) {
+    let Some(since) = READING.borrow().and_then(|reading| reading.awaited_since) else {
         return;
-    }
+    };
     let now = clock::read().steady();
-    let since = SteadyMs(AWAITED_SINCE.load(Ordering::Relaxed));
-    if server::must_hold_back() {
-        AWAITED_SINCE.store(now.0, Ordering::Relaxed);
-    } else if now.since(since) >= READ_TAKES_MS.load(Ordering::Relaxed) {
-        AWAITS_READ.store(false, Ordering::Relaxed);
-        READ_UNTIL.store(now.0, Ordering::Relaxed);
+    let paused = server::avoids_replica_traffic();
+    let Some(mut reading) = READING.borrow() else {
+        return;
+    };
+    if paused {
+        reading.awaited_since = Some(now);
+    } else if now.since(since) >= reading.takes_ms {
+        (reading.awaited_since, reading.until) = (None, now);
+        drop(reading);
         arm(now, now);
     }
 }
@@ -79,7 +92,7 @@ struct Armed {
     asked: Option<Option<SteadyMs>>,
 }
 
-/// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
+/// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows fires
 /// at once for ever. Firing too early does no harm: the event sets the next.
 const LONGEST_MS: Millis = 86_400_000;
 
@@ -96,7 +109,7 @@ pub(crate) fn init(event: Work) {
     }
 }
 
-/// Arms the timer so that the module's event comes at `at` or earlier.
+/// Arms the timer so that the module's event comes at this time or earlier.
 pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     let Some(mut armed) = ARMED.borrow() else {
         return;
@@ -105,7 +118,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
         *asked = Some(asked.map_or(at, |earliest| earliest.min(at)));
         return;
     }
-    let earlier = armed.timer.as_ref().is_some_and(|(_, due)| *due <= at);
+    let earlier = armed.timer.as_ref().is_some_and(|(_, fires)| *fires <= at);
     let Some(own) = Ctx::own().filter(|_| armed.event.is_some() && !earlier) else {
         return;
     };

@@ -84,7 +84,7 @@ impl Handler for Commands {
             }
             let caller = Client(ctx);
             let mut call = state.call(&caller, now);
-            if call.keys.in_cluster() {
+            if gate::in_cluster() {
                 close_queues(&mut call, spec, words);
             }
             let answer = dlock_commands::execute(spec, &mut call, words);
@@ -92,7 +92,7 @@ impl Handler for Commands {
                 // What its arrival makes possible is granted when writes are.
                 timer::soon();
             }
-            if state.keys.in_cluster() {
+            if gate::in_cluster() {
                 state.note_slots(spec, words);
             }
             // Written from here, where it is: the server does not call back for a reply.
@@ -114,8 +114,8 @@ impl Handler for Commands {
             return guard::give_keys(ctx, argv);
         }
         let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
-        for at in spec.keys(&words) {
-            ctx.give_key(at as c_int + 1, access(spec) as c_int);
+        for index in spec.keys(&words) {
+            ctx.give_key(index as c_int + 1, access(spec) as c_int);
         }
     }
 }
@@ -177,11 +177,11 @@ impl State {
         if self.engine.is_idle() {
             return;
         }
-        let ties = |word: &&[u8]| {
+        let is_tying = |word: &&[u8]| {
             let words: [&[u8]; 3] = [b"AUTO", b"EPHEMERAL", b"IN"];
             words.iter().any(|tying| word.eq_ignore_ascii_case(tying))
         };
-        let ties = spec.access == Access::Session || words.iter().any(ties);
+        let ties = spec.access == Access::Session || words.iter().any(is_tying);
         let db = self.keys.home();
         for key in words.get(spec.keys(words)).unwrap_or_default() {
             if ties || self.engine.watches(NameRef { db, key }) {
@@ -239,7 +239,7 @@ impl State {
         now: Now,
     ) {
         self.keys.restore_db();
-        let key = key.map(|key| slots::blocking_key(key, self.keys.in_cluster()));
+        let key = key.map(slots::blocking_key);
         // The only report of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, key.as_ref(), id, named) {

@@ -12,7 +12,7 @@ use crate::node::{clock, gate, timer};
 use crate::replicas;
 use crate::settings::config;
 use crate::settings::rule::terms;
-use crate::tell::confirm::{self, PendingReply};
+use crate::tell::confirm::{self, Unconfirmed};
 use dlock_confirm::Links;
 use dlock_engine::{broken, NoAck, Now, Outcome, Receiver, Refusal, SteadyMs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ static READ_UNTIL: AtomicU64 = AtomicU64::new(0);
 ///
 /// A server may be late, so that a confirmation and the end of an answer's time come together. Then the confirmation counts: the time
 /// of an answer is up when the server has read its connections once since then.
-pub(super) fn check_pending(ctx: Ctx) {
+pub(super) fn check_unconfirmed(ctx: Ctx) {
     let waiting = confirm::waiting() > 0;
     if poisoned() || !(waiting || replicas::has_changed()) {
         return;
@@ -44,19 +44,21 @@ pub(super) fn check_pending(ctx: Ctx) {
     if !waiting {
         return;
     }
-    let confirmed = match gate::primary() {
-        true => take_confirmed(ctx, steady),
-        false => Vec::new(),
+    let confirmed = if gate::primary() {
+        take_confirmed(ctx, steady)
+    } else {
+        Vec::new()
     };
     let overdue = confirm::take_overdue(read_until);
     if !(confirmed.is_empty() && overdue.is_empty()) {
         let told = enter::run(ctx, Mode::Read, Origin::Event, now, |state, now| {
-            confirmed
-                .into_iter()
-                .for_each(|held| state.confirmed(held, now));
-            overdue
-                .into_iter()
-                .for_each(|held| state.time_out_unconfirmed(held, now));
+            for answer in confirmed {
+                state.confirmed(answer, now);
+            }
+            for answer in overdue {
+                let late = confirm::too_late(answer.needs, now.steady());
+                state.not_confirmed(answer, late);
+            }
         });
         if told.is_none() {
             broken!("no event runs while the event loop is about to sleep");
@@ -65,15 +67,16 @@ pub(super) fn check_pending(ctx: Ctx) {
 }
 
 /// Takes out the answers that replicas have confirmed, and asks them for what the others need.
-fn take_confirmed(ctx: Ctx, now: SteadyMs) -> Vec<PendingReply> {
+fn take_confirmed(ctx: Ctx, now: SteadyMs) -> Vec<Unconfirmed> {
     let read = |links: &mut Links, terms: &_| (links.offset(), links.confirmed(terms, now.0));
     let (offset, until) = replicas::with(read);
     confirm::stamp(offset);
     let confirmed = confirm::take_confirmed(until);
     let most = confirm::most_needed();
     // A write to replicas while the server is paused would crash it.
-    let asks =
-        |most| !server::must_hold_back() && replicas::with(|links, _| links.ask(until, most));
+    let asks = |most| {
+        !server::avoids_replica_traffic() && replicas::with(|links, _| links.ask(until, most))
+    };
     if most.is_some_and(asks) {
         ctx.ask_replicas();
     }
@@ -97,21 +100,21 @@ pub(super) fn apply_replica_counts(now: SteadyMs) {
 }
 
 impl State {
-    /// Sends an answer that replicas have confirmed, if what it promises still holds.
-    fn confirmed(&mut self, held: PendingReply, now: Now) {
-        let promises = &held.output.pending.promises;
+    /// Sends an answer that replicas have confirmed, if its promises still stand.
+    fn confirmed(&mut self, answer: Unconfirmed, now: Now) {
+        let promises = &answer.output.pending.promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
-        if held.output.outcome == Outcome::Prolonged {
+        if answer.output.outcome == Outcome::Prolonged {
             return engine.prolonged(promises);
         }
         let mut promised = promises.iter();
         let stands = promised.all(|promise| engine.stands(keys, now, promise));
         if !terms().rule.sends(stands) {
-            return self.not_confirmed(held, NoAck::Ended);
+            return self.not_confirmed(answer, NoAck::Ended);
         }
-        let took_us = now.steady_us.saturating_sub(held.since_us);
+        let took_us = now.steady_us.saturating_sub(answer.since_us);
         engine.confirmed(promises, took_us);
-        let mut output = held.output;
+        let mut output = answer.output;
         if let Receiver::Session(_) = output.to {
             return;
         }
@@ -120,19 +123,13 @@ impl State {
     }
 
     /// Refuses an answer that was not confirmed in time.
-    fn not_confirmed(&mut self, held: PendingReply, why: NoAck) {
-        let mut output = held.output;
+    fn not_confirmed(&mut self, answer: Unconfirmed, why: NoAck) {
+        let mut output = answer.output;
         output.outcome = Outcome::Refused(Refusal::NoAck(why));
         let promises = std::mem::take(&mut output.pending.promises);
         self.engine.not_confirmed(promises);
         if !matches!(output.to, Receiver::Session(_)) {
             self.engine.push_output(output);
         }
-    }
-
-    /// Refuses an answer whose time is up.
-    fn time_out_unconfirmed(&mut self, held: PendingReply, now: Now) {
-        let late = confirm::too_late(held.needs, now.steady());
-        self.not_confirmed(held, late);
     }
 }

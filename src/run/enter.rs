@@ -3,8 +3,8 @@
 //!
 //! 1. write the keys and replicate, lock by lock (`keyspace::write`): no client may learn of a change that has not happened yet;
 //! 2. arm the timer for what is due next, while the state is still here to ask;
-//! 3. with no borrow of the state held, answer the waiters (`blocking`): the server may call back from within. Answers that
-//!    replicas must confirm are held back (`confirm`), and come here again;
+//! 3. with no borrow of the state, answer the waiters (`blocking`): the server may call back from within. Answers that
+//!    replicas must confirm wait (`confirm`), and come here again;
 //! 4. notify observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`.
 //!
 //! The engine's outputs are in two places: the entries of the opened keys (1 and 4), and its outbox (3).
@@ -58,13 +58,15 @@ pub(super) fn run<T>(
 fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
     state.keys.write(&mut state.notifications);
-    state.arm(now);
+    if !state.engine.is_idle() {
+        state.arm_timer(now);
+    }
     if state.engine.has_outputs() || !state.notifications.is_empty() {
         tell(ctx, guard, now);
     }
 }
 
-/// Answers the waiters and tells observers, with no borrow held.
+/// Answers the waiters and tells observers, with no borrow of the state.
 #[cold]
 fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let (channel, home) = (state.settings.channel, state.keys.home());
@@ -76,7 +78,7 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let mut answered = false;
     for output in outputs {
         if confirms && output.waits_for_replicas() {
-            blocking::hold(output, now);
+            blocking::keep_unconfirmed(output, now);
             continue;
         }
         match output.to {
@@ -99,12 +101,6 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
 
 impl State {
     /// Arms the timer for what is due next.
-    fn arm(&mut self, now: Now) {
-        if !self.engine.is_idle() {
-            self.arm_timer(now);
-        }
-    }
-
     #[cold]
     fn arm_timer(&mut self, now: Now) {
         if let Some(wait) = self.engine.next_wakeup(now) {

@@ -32,14 +32,14 @@ const CHECK_MS: u64 = 1000;
 
 /// How often a node of a cluster asks which slots are its own, while a client waits or a hold is tied: a slot can leave without a
 /// change of the awaited keys, and the program of a session learns of it within a second.
-const SLOTS: Duration = Duration::from_millis(500);
+const SLOTS_MS: u64 = 500;
 
 /// Handles the module's own event.
 pub(super) fn event(ctx: Ctx) {
     if poisoned() {
         return;
     }
-    gate::after_stall(ctx, clock::read().steady());
+    gate::on_event(ctx, clock::read().steady());
     // Whether changes are possible is asked only where there may be any: the question is a command of the server's, which MONITOR
     // and its statistics show.
     let open = has_work() && gate::open(ctx);
@@ -47,7 +47,7 @@ pub(super) fn event(ctx: Ctx) {
     if replicas::on() {
         update_replicas(ctx);
     }
-    let (began, used) = (Instant::now(), latency::processor_time());
+    let used = latency::processor_time();
     enter::run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait that ended while the server was busy: the next in the queue had to wait longer.
         let late = state.engine.overdue(now);
@@ -58,12 +58,11 @@ pub(super) fn event(ctx: Ctx) {
         if state.engine.awaits_read(now) {
             timer::await_read(now.steady());
         }
-        let due = state.engine.tick(now);
+        let more = state.engine.tick(now);
         if !open {
             state.engine.time_out(now);
         }
-        let beats = now.steady() >= state.next_check;
-        if beats {
+        if now.steady() >= state.next_check {
             state.next_check = now.steady().after(CHECK_MS);
             if let Some(step) = state.engine.observe_clocks(now) {
                 log::warning(&format!(
@@ -76,13 +75,12 @@ pub(super) fn event(ctx: Ctx) {
             state.engine.begin_scan();
         }
         timer::arm(state.next_check, now.steady());
-        if state.keys.in_cluster() {
-            if state.slots_seen.is_none_or(|seen| seen + SLOTS <= began) {
-                state.slots_seen = Some(began);
+        if gate::in_cluster() {
+            if now.steady() >= state.next_slots {
+                state.next_slots = now.steady().after(SLOTS_MS);
                 state.refresh_slots(now);
             }
-            let next = now.steady().after(SLOTS.as_millis() as u64);
-            timer::arm(next, now.steady());
+            timer::arm(state.next_slots, now.steady());
         }
         if open && now.steady() >= state.next_scan {
             state.next_scan = now.steady().after(SCAN_PAUSE_MS);
@@ -102,7 +100,7 @@ pub(super) fn event(ctx: Ctx) {
         }
         let follows = state.follow_dirty(now);
         let frees = data_type::free_step();
-        if due || left || follows || frees {
+        if more || left || follows || frees {
             timer::arm(now.steady(), now.steady());
         }
     });
@@ -125,7 +123,7 @@ fn update_replicas(ctx: Ctx) {
     let now = clock::read().steady();
     apply_replica_counts(now);
     // Also while the server would refuse a write, for lack of replicas or because its disk fails.
-    let may_tell = gate::primary() && !server::must_hold_back();
+    let may_tell = gate::primary() && !server::avoids_replica_traffic();
     if may_tell && replicas::with(|links, terms| links.standing.take_notice(terms)) {
         ctx.tell_replicas(c"DLOCK.HEED");
     } else if replicas::with(|links, terms| links.standing.has_notice(terms)) {

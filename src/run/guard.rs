@@ -1,18 +1,17 @@
-//! The inner command of `DLOCK.GUARD`, which runs while the hold is alive.
+//! The inner command of `DLOCK.GUARD`, which runs while the lock is held under a token.
 //!
 //! The server itself checks what concerns keys, since the command hands out the inner command's keys as its own
 //! (`give_keys`): the caller's key permissions, and that all of them are in the lock's slot. The module checks the
-//! inner command itself here, before it runs by the rules that scripts are held to.
+//! inner command itself here, before it runs by the rules for scripts.
 
-use crate::ffi::call::{Answer, Rules};
+use crate::ffi::call::{Answer, Rules, Value};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MainThread;
 use crate::ffi::text::Str;
 use crate::ffi::user::User;
 use crate::servers;
 use crate::tell::reply;
-use dlock_commands::error::Error;
-use dlock_engine::refusal::escaped;
+use dlock_commands::error::{shown, Error};
 use redis_module::raw;
 use std::collections::HashMap;
 use std::ffi::{c_int, CString};
@@ -39,44 +38,45 @@ pub(super) fn run(ctx: Ctx, argv: &[Str]) {
 
 fn checked_and_run(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     allowed(ctx, name, argv)?;
-    let unguarded = || Error::Unguarded(escaped(name, 64));
+    let unguarded = || Error::Unguarded(shown(name));
     let named = CString::new(name).map_err(|_| unguarded())?;
     let args = argv.get(1..).unwrap_or_default();
     let answer = ctx.call_strs(&named, Rules::AS_CALLER, args);
-    pass_on(ctx, &answer.ok_or_else(unguarded)?).map_err(|wrong_type| match wrong_type {
-        true => Error::InnerWrongType,
-        false => Error::Unanswered(escaped(name, 64)),
-    })
+    pass_on(ctx, &answer.ok_or_else(unguarded)?, name)
 }
 
-/// Passes a reply on as it is.
+/// Passes a reply to the inner command on as it is.
 ///
-/// Errors when nothing was written, since the server has lost the reply (`servers`); with whether it was a value of another
-/// type. GETSET and GETDEL are such. The server still counts the error, when the reply is passed on.
-fn pass_on(ctx: Ctx, answer: &Answer) -> Result<(), bool> {
+/// Errors when nothing was written, since the server has lost the reply (`servers`). GETSET and GETDEL of a value of another type are
+/// such. The server still counts that error, when the reply is passed on.
+fn pass_on(ctx: Ctx, answer: &Answer, name: &[u8]) -> Result<(), Error> {
     if answer.has_text() && ctx.pass_on(answer) {
         return Ok(());
     }
     let wrong_types = || ctx.server_info(c"errorstats", c"errorstat_WRONGTYPE");
     let before = wrong_types();
     ctx.pass_on(answer);
-    Err(wrong_types() != before)
+    if wrong_types() != before {
+        return Err(Error::InnerWrongType);
+    }
+    Err(Error::Unanswered(shown(name)))
 }
 
 fn allowed(ctx: Ctx, name: &[u8], argv: &[Str]) -> Result<(), Error> {
     let lower = name.to_ascii_lowercase();
     let inner = inner(ctx, &lower);
     if is_refused(&lower) || inner.blocks {
-        return Err(Error::Unguarded(escaped(name, 64)));
+        return Err(Error::Unguarded(shown(name)));
     }
     if !inner.takes(argv.len()) {
         // Unknown, or with a wrong number of words: the server's own error is the best.
         return Ok(());
     }
     let user = User::calling(ctx).ok_or(Error::NoUser)?;
-    match user.may_not(argv) {
-        true => Err(Error::NoPermission(escaped(name, 64))),
-        false => Ok(()),
+    if user.may_not(argv) {
+        Err(Error::NoPermission(shown(name)))
+    } else {
+        Ok(())
     }
 }
 
@@ -124,13 +124,11 @@ fn ask(ctx: Ctx, lower: &[u8]) -> Inner {
     };
     let row = answer.value().element(0);
     let flags = row.element(2);
-    let mut flags = (0..).map(|at| flags.element(at));
+    let all = (0..).map(|index| flags.element(index));
+    let blocks = |flag: Value| flag.bytes() == Some(b"blocking");
     Inner {
         arity: row.element(1).integer(),
-        blocks: flags
-            .by_ref()
-            .take_while(|flag| !flag.is_missing())
-            .any(|flag| flag.bytes() == Some(b"blocking")),
+        blocks: all.take_while(|flag| !flag.is_missing()).any(blocks),
     }
 }
 
@@ -149,7 +147,7 @@ pub(super) fn give_keys(ctx: Ctx, argv: &[Str]) {
     }
     let keys = ctx.keys_of(inner);
     GIVING.store(false, Ordering::Relaxed);
-    for (at, flags) in keys {
-        ctx.give_key(at + INNER as c_int, flags);
+    for (position, flags) in keys {
+        ctx.give_key(position + INNER as c_int, flags);
     }
 }

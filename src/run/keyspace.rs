@@ -11,7 +11,7 @@ use crate::ffi::memory::MaybeOwned;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
 use crate::inbox;
-use crate::node::slots;
+use crate::node::{gate, slots};
 use crate::servers;
 use crate::tell::observers::{self, Notifications};
 use crate::tell::replicate;
@@ -73,7 +73,6 @@ pub(super) struct OpenKeys {
     // Their positions by the hashes of their names, once they are more than a few.
     by_hash: HashMap<u64, usize>,
     hash: RandomState,
-    cluster: bool,
     slots: slots::SlotCache,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
@@ -105,7 +104,6 @@ impl OpenKeys {
             used: 0,
             by_hash: HashMap::new(),
             hash: RandomState::new(),
-            cluster: false,
             slots: slots::SlotCache::default(),
             replicate: true,
         }
@@ -131,7 +129,7 @@ impl OpenKeys {
                 replicate::listening(),
             ),
         };
-        if self.cluster {
+        if gate::in_cluster() {
             self.slots.forget();
         }
     }
@@ -154,19 +152,9 @@ impl OpenKeys {
         }
     }
 
-    /// Sets whether the server is a node of a cluster.
-    pub(super) fn set_cluster(&mut self, cluster: bool) {
-        self.cluster = cluster;
-    }
-
-    /// Returns true if the server is a node of a cluster.
-    pub(super) fn in_cluster(&self) -> bool {
-        self.cluster
-    }
-
     /// Returns true if a key that was removed has left with its slot (see `node::slots`).
     pub(super) fn left_with_slot(&mut self, name: NameRef, carried: bool) -> bool {
-        self.cluster && self.slots.left_with_slot(self.ctx, name, carried)
+        gate::in_cluster() && self.slots.left_with_slot(self.ctx, name, carried)
     }
 
     /// Returns the node's slots.
@@ -189,25 +177,25 @@ impl OpenKeys {
     /// Returns a lock's position among the open ones; opens its key if necessary.
     #[inline(never)]
     fn find(&mut self, name: NameRef) -> usize {
-        match self.opened_at(name) {
-            Some(at) => at,
+        match self.opened_index(name) {
+            Some(index) => index,
             None => {
-                let at = self.open(name);
+                let index = self.open(name);
                 if self.used > FEW {
                     self.note_hashes();
                 }
-                at
+                index
             }
         }
     }
 
     /// Returns a lock's position among the open ones, if its key is open.
-    fn opened_at(&self, name: NameRef) -> Option<usize> {
+    fn opened_index(&self, name: NameRef) -> Option<usize> {
         let opened = self.open.get(..self.used).unwrap_or_default();
         if opened.len() > FEW {
-            let at = *self.by_hash.get(&self.hash.hash_one(name))?;
-            if opened.get(at).is_some_and(|open| open.is(name)) {
-                return Some(at);
+            let index = *self.by_hash.get(&self.hash.hash_one(name))?;
+            if opened.get(index).is_some_and(|open| open.is(name)) {
+                return Some(index);
             }
             // Another name has the same hash.
         }
@@ -221,12 +209,12 @@ impl OpenKeys {
     /// Notes the hash of the key that was opened last, and of those before it if they were few until then.
     fn note_hashes(&mut self) {
         let noted = self.by_hash.len();
-        for at in noted..self.used {
-            if let Some(open) = self.open.get(at) {
+        for index in noted..self.used {
+            if let Some(open) = self.open.get(index) {
                 // SAFETY: the string lives until the event is worked off.
                 let key = unsafe { &*open.bytes };
                 let hash = self.hash.hash_one(NameRef { db: open.db, key });
-                self.by_hash.entry(hash).or_insert(at);
+                self.by_hash.entry(hash).or_insert(index);
             }
         }
     }
@@ -235,11 +223,11 @@ impl OpenKeys {
     #[inline(never)]
     fn open(&mut self, name: NameRef) -> usize {
         self.select(name.db);
-        let at = self.used;
-        if at == self.open.len() {
+        let index = self.used;
+        if index == self.open.len() {
             self.open.push(Open::default());
         }
-        let open = &mut self.open[at];
+        let open = &mut self.open[index];
         self.used += 1;
         open.db = name.db;
         open.entry.replicate = self.replicate;
@@ -247,7 +235,7 @@ impl OpenKeys {
         unsafe {
             // A command names its keys in the order in which they are opened.
             let (strings, words) = (&*self.named.0, &*self.named.1);
-            match (strings.get(at), words.get(at)) {
+            match (strings.get(index), words.get(index)) {
                 (Some(key), Some(bytes)) if ptr::eq(*bytes, name.key) || **bytes == *name.key => {
                     (open.name, open.bytes) = (*key, *bytes);
                 }
@@ -265,11 +253,11 @@ impl OpenKeys {
             if open.key.is_null()
                 || hot!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
             {
-                return at;
+                return index;
             }
             if hot!(RedisModule_ModuleTypeGetType(open.key)) != data_type::lock_type() {
                 open.entry.foreign = true;
-                return at;
+                return index;
             }
             let value = hot!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
             // Nobody else touches it until `write`, which lets go of it before the server may free it.
@@ -277,7 +265,7 @@ impl OpenKeys {
             open.stored = open.entry.lock.is_some();
             open.entry.unseen = open.stored;
         }
-        at
+        index
     }
 
     /// Writes the event's changes, in one fixed order for each lock: the value before the effect, since the key's deletion or TTL
@@ -405,15 +393,15 @@ impl Keyspace for OpenKeys {
     #[inline(always)]
     fn entry(&mut self, name: NameRef) -> &mut Entry<MaybeOwned<Lock>> {
         // The first is usually the only one.
-        let at = match self.used {
+        let index = match self.used {
             0 => self.open(name),
             _ => self.find(name),
         };
-        &mut self.open[at].entry
+        &mut self.open[index].entry
     }
 
     fn can_grant(&mut self, name: NameRef) -> bool {
-        !self.cluster || self.slots.can_grant(self.ctx, name)
+        !gate::in_cluster() || self.slots.can_grant(self.ctx, name)
     }
 
     fn can_write(&mut self, name: NameRef) -> bool {
@@ -426,12 +414,15 @@ impl Keyspace for OpenKeys {
     }
 
     fn moved(&mut self, name: NameRef) -> bool {
-        self.cluster && !self.slots.served_here(self.ctx, name.key)
+        gate::in_cluster() && !self.slots.served_here(self.ctx, name.key)
     }
 
     /// Opens the key for this call only: a search through many locks leaves none open behind it.
     fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
-        if let Some(open) = self.opened_at(name).and_then(|at| self.open.get(at)) {
+        if let Some(open) = self
+            .opened_index(name)
+            .and_then(|index| self.open.get(index))
+        {
             if let Some(lock) = &open.entry.lock {
                 see(lock);
             }

@@ -1,5 +1,5 @@
 //! The pages of `DLOCK.LIST`, by the server's own SCAN. SCAN may call back (it removes expired keys on the way), so it runs with
-//! no borrow held; the locks that it names are inspected afterwards.
+//! nothing borrowed; the locks that it names are inspected afterwards.
 
 use super::caller::Client;
 use super::enter;
@@ -54,10 +54,13 @@ fn rows<B: Deref<Target = [u8]>>(
     let caller = Client(ctx);
     let slots = own_slots(ctx)?;
     let is_here = |key: &[u8]| slots.as_ref().is_none_or(|own| own.serves(key));
-    let keys = keys.iter().map(|key| &**key);
-    let keys: Vec<&[u8]> = keys.filter(|key| is_here(key)).collect();
+    let here: Vec<&[u8]> = keys
+        .iter()
+        .map(|key| &**key)
+        .filter(|key| is_here(key))
+        .collect();
     let mut rows = Vec::new();
-    for keys in keys.chunks(A_TIME) {
+    for keys in here.chunks(A_TIME) {
         rows.extend(inspect(ctx, |state, now| {
             listing.rows(&mut state.call(&caller, now), source, keys)
         })?);
@@ -69,7 +72,7 @@ fn rows<B: Deref<Target = [u8]>>(
 /// are not removed yet. The other node lists those. A replica serves no slots, and lists all that it has.
 fn own_slots(ctx: Ctx) -> Result<Option<Own>, Error> {
     inspect(ctx, |state, _| {
-        let asks = state.keys.in_cluster() && gate::primary();
+        let asks = gate::in_cluster() && gate::primary();
         asks.then(|| state.keys.own_slots().clone())
     })
 }
@@ -91,9 +94,10 @@ fn scan(ctx: Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>),
         b"MATCH",
         listing.pattern.as_deref().unwrap_or(b"*"),
     ];
-    let answer = ctx.call(c"SCAN", Rules::REFUSALS, words);
-    let answer = answer.ok_or_else(|| Error::NoScan("there is none".into()))?;
-    read(answer.value())
+    match ctx.call(c"SCAN", Rules::REFUSALS, words) {
+        Some(answer) => read(answer.value()),
+        None => Err(Error::NoScan("there is none".into())),
+    }
 }
 
 /// Reads the reply of SCAN: the next cursor, and names.
@@ -103,8 +107,9 @@ fn read(answer: Value) -> Result<(u64, Vec<Vec<u8>>), Error> {
         return Err(refused(answer));
     }
     let (next, names) = (answer.element(0), answer.element(1));
-    let cursor = next.text().and_then(|cursor| cursor.parse().ok());
-    let cursor = cursor.ok_or_else(|| refused(next))?;
-    let name = |at| names.element(at).bytes().unwrap_or_default().to_vec();
+    let Some(cursor) = next.text().and_then(|cursor| cursor.parse().ok()) else {
+        return Err(refused(next));
+    };
+    let name = |index| names.element(index).bytes().unwrap_or_default().to_vec();
     Ok((cursor, (0..names.len()).map(name).collect()))
 }

@@ -57,7 +57,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
     callbacks::set_hooks(Hooks {
         has_room_for: state::has_room_for,
         databases_and_holds: state::databases_and_holds,
-        confirm: confirm::check_pending,
+        confirm: confirm::check_unconfirmed,
     });
     config::register(context, args)?;
     dry_run(ctx)?;
@@ -81,15 +81,12 @@ fn begin(ctx: Ctx) {
     let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
     gate::set_cluster(cluster);
     if let Some(mut state) = state::STATE.borrow() {
-        state.settings.cluster = cluster;
-        state.keys.set_cluster(cluster);
         state.settings.databases = servers::databases(ctx, cluster);
     }
     ctx.set_options(keyspace::OPTIONS | keyspace::CLOSES_SILENTLY);
     info::register(ctx, report);
     ctx.make_own();
     census::init();
-    log::init();
     replicas::refuse_requests();
     events::refresh_eviction(ctx);
     latency::refresh(ctx);

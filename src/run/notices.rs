@@ -10,33 +10,13 @@ use std::collections::BTreeSet;
 /// The most marked locks that one event settles, so that a mass of them does not stall the server.
 pub(super) const SETTLED_A_STEP: usize = 256;
 
-/// Shortens each run of equal exchanges of databases to one or two. Two bring the values back, so a third and a fourth would only
-/// mark the same locks again.
-fn shorten_swaps(notices: Vec<Notice>) -> Vec<Notice> {
-    let pair = |notice: &Notice| match notice {
-        Notice::Swapped(one, other) => Some((*one, *other)),
-        _ => None,
-    };
-    let mut kept: Vec<Notice> = Vec::with_capacity(notices.len());
-    for notice in notices {
-        let last = kept.iter().rev().take(2);
-        let equal = last.filter(|last| pair(last) == pair(&notice)).count();
-        if pair(&notice).is_some() && equal == 2 {
-            kept.pop();
-        } else {
-            kept.push(notice);
-        }
-    }
-    kept
-}
-
 impl State {
     /// Passes the notices of callbacks to the engine.
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
         self.engine
             .observe_number(inbox::take_highest_number(), now);
-        let notices = shorten_swaps(inbox::take());
+        let notices = inbox::take();
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
@@ -48,9 +28,10 @@ impl State {
                 Notice::Ended(client) => self.engine.on_disconnect(client, now),
                 Notice::Undelivered(promises) => self.engine.on_undelivered(promises),
                 Notice::Unlinked(lost) => {
-                    match lost.moved {
-                        true => self.engine.on_key_moved(lost.name.as_ref()),
-                        false => self.engine.on_key_removed(lost.name.as_ref()),
+                    if lost.moved {
+                        self.engine.on_key_moved(lost.name.as_ref());
+                    } else {
+                        self.engine.on_key_removed(lost.name.as_ref());
                     }
                     self.lost(&lost, now);
                     if lost.moved && lost.watched {
@@ -69,8 +50,9 @@ impl State {
                     if !reloaded {
                         self.engine.on_flush(db, now);
                         let all = 0..self.settings.databases;
-                        all.filter(|at| db.is_none_or(|db| db == *at))
-                            .for_each(|at| self.notifications.add_flush(at));
+                        for each in all.filter(|each| db.is_none_or(|db| db == *each)) {
+                            self.notifications.add_flush(each);
+                        }
                     }
                 }
                 Notice::Swapped(one, other) => {
@@ -83,7 +65,7 @@ impl State {
                 }
                 Notice::Role { primary: false } => {
                     self.engine.demote();
-                    confirm::drop_apart();
+                    confirm::drop_unblocked();
                 }
                 Notice::Loaded => {
                     self.decide_from(now);
@@ -105,9 +87,10 @@ impl State {
         let left = lost.moved
             || lives && gate::primary() && self.keys.left_with_slot(name.as_ref(), lost.carried);
         if left {
-            let why = match lost.moved {
-                true => Loss::Renamed,
-                false => Loss::Moved,
+            let why = if lost.moved {
+                Loss::Renamed
+            } else {
+                Loss::Moved
             };
             for hold in holds {
                 self.engine
@@ -115,9 +98,12 @@ impl State {
             }
             return;
         }
-        let end = |hold: &Gone| match hold.deadline <= now.wall() {
-            true => End::Expired,
-            false => End::Removed,
+        let end = |hold: &Gone| {
+            if hold.deadline <= now.wall() {
+                End::Expired
+            } else {
+                End::Removed
+            }
         };
         for hold in holds {
             self.engine

@@ -12,14 +12,14 @@ use dlock_commands::words::slots::Awaited;
 use dlock_commands::Call;
 use dlock_engine::{Engine, Lock, News, Now, RequestId, SteadyMs};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 /// The module's state between events.
 pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) keys: OpenKeys,
     pub(super) awaited: Awaited,
-    pub(super) slots_seen: Option<Instant>,
+    /// When a node of a cluster asks for its slots again.
+    pub(super) next_slots: SteadyMs,
     pub(super) settings: Settings,
     /// Since when this server is a primary, for the quarantine.
     pub(super) since: SteadyMs,
@@ -38,7 +38,7 @@ lazy_static::lazy_static! {
         engine: Engine::default(),
         keys: OpenKeys::new(),
         awaited: Awaited::default(),
-        slots_seen: None,
+        next_slots: SteadyMs(0),
         settings: Settings::default(),
         since: clock::read().steady(),
         next_check: SteadyMs(0),

@@ -3,6 +3,7 @@
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
 use crate::node::timer;
+use dlock_commands::error::shown;
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
@@ -33,9 +34,12 @@ impl ConfigurationValue<i64> for Number {
 
     /// Sets the value. Refuses `replicas` without a quarantine: confirmations rely on leases that end within it.
     fn set(&self, _ctx: &ConfigurationContext, value: i64) -> Result<(), RedisError> {
-        let after = |other: &Number| match self.name == other.name {
-            true => value,
-            false => other.value.load(Ordering::Relaxed),
+        let after = |other: &Number| {
+            if self.name == other.name {
+                value
+            } else {
+                other.value.load(Ordering::Relaxed)
+            }
         };
         let wrong = after(&REPLICAS) > 0 && after(&QUARANTINE_MS) == 0;
         if wrong && LOADED.load(Ordering::Relaxed) {
@@ -242,9 +246,9 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
 
 /// Returns the module's arguments with the names as the crate looks for them: `dlock.max-queue` is `max-queue` as well.
 fn without_prefix(args: &[RedisString]) -> Vec<RedisString> {
-    let plain = |(at, word): (usize, &RedisString)| {
+    let plain = |(index, word): (usize, &RedisString)| {
         let name = word.as_slice().strip_prefix(b"dlock.");
-        match name.filter(|_| at % 2 == 0) {
+        match name.filter(|_| index % 2 == 0) {
             Some(name) => RedisString::create_from_slice(std::ptr::null_mut(), name),
             None => word.clone(),
         }
@@ -256,12 +260,9 @@ fn without_prefix(args: &[RedisString]) -> Vec<RedisString> {
 /// names, and would hide a typing error.
 fn check_arguments(args: &[RedisString]) -> Result<(), String> {
     for pair in args.chunks(2) {
-        let text = |at: usize| {
-            pair.get(at)
-                .map(|word| word.to_string_lossy())
-                .unwrap_or_default()
-        };
-        let (name, value) = (text(0), text(1));
+        let mut texts = pair.iter().map(|word| word.to_string_lossy());
+        let name = texts.next().unwrap_or_default();
+        let value = texts.next().unwrap_or_default();
         if let Some(number) = NUMBERS.iter().find(|number| number.name == name) {
             let fits = value
                 .parse()
@@ -277,9 +278,10 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
                 return Err(format!("{name} must be yes or no"));
             }
         } else if name == "notify" || name == "on-panic" {
-            let (words, _) = match name == "notify" {
-                true => Notify::auto.get_options(),
-                false => OnPanic::refuse.get_options(),
+            let (words, _) = if name == "notify" {
+                Notify::auto.get_options()
+            } else {
+                OnPanic::refuse.get_options()
             };
             if !words.contains(&value) {
                 return Err(format!("{name} must be one of {}", words.join(", ")));
@@ -287,7 +289,7 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
         } else {
             return Err(format!(
                 "unknown module argument '{}'",
-                dlock_engine::refusal::escaped(name.as_bytes(), 64)
+                shown(name.as_bytes())
             ));
         }
     }

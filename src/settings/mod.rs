@@ -3,6 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod rule;
 
+use crate::node::gate;
 use config::{Notify, Number};
 use dlock_confirm::{Gate, Status};
 use dlock_engine::{Millis, Policy, SteadyMs};
@@ -28,8 +29,6 @@ pub(crate) struct Settings {
     pub default_lease_ms: Millis,
     /// How unlock messages go out.
     pub channel: Channel,
-    /// Whether the server is a node of a cluster.
-    pub cluster: bool,
     /// How many databases the server has.
     pub databases: u32,
 }
@@ -52,7 +51,6 @@ impl Default for Settings {
             epoch: 0,
             default_lease_ms: 0,
             channel: Channel::Plain,
-            cluster: false,
             databases: 16,
         }
     }
@@ -75,7 +73,7 @@ impl Settings {
         self.epoch = config::EPOCH.load(Ordering::Relaxed);
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
         self.default_lease_ms = value(&config::DEFAULT_LEASE_MS);
-        self.channel = match (config::notify(), self.cluster) {
+        self.channel = match (config::notify(), gate::in_cluster()) {
             (Notify::none, _) => Channel::None,
             (Notify::auto | Notify::pubsub, false) => Channel::Plain,
             (Notify::pubsub, true) => Channel::PlainInCluster,

@@ -14,14 +14,14 @@
 //!
 //! The server keeps the request's number with the connection; the waiter itself is here until the server frees the blocked client.
 //!
-//! A grant that is written has not been sent: `in_flight_grants` tracks it from then on, and also posts `Undelivered` if the
+//! A grant that is written has not been sent: `unsent_grants` tracks it from then on, and also posts `Undelivered` if the
 //! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
 //! before the end of the iteration.
 
-use super::{confirm, in_flight_grants, reply};
+use super::{confirm, reply, unsent_grants};
 use crate::ffi::callbacks::blocked::{Handle, Waits};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MainThread;
@@ -132,11 +132,12 @@ pub(crate) fn answer(id: RequestId, outcome: Outcome, promises: Vec<Promise>) {
 }
 
 /// Keeps an answer until it is confirmed. If its connection has ended, the answer counts as undelivered.
-pub(crate) fn hold(output: Output, now: Now) {
+pub(crate) fn keep_unconfirmed(output: Output, now: Now) {
     let blocks = matches!(output.to, Receiver::Connection);
-    match blocks && !note_unconfirmed(output.id) {
-        true => inbox::post(Notice::Undelivered(output.pending.promises)),
-        false => confirm::hold(output, now),
+    if blocks && !note_unconfirmed(output.id) {
+        inbox::post(Notice::Undelivered(output.pending.promises));
+    } else {
+        confirm::keep(output, now);
     }
 }
 
@@ -145,14 +146,16 @@ fn note_unconfirmed(id: RequestId) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
     };
-    let waiter = waiters.by_request.get_mut(&id);
-    let waiter = waiter.filter(|waiter| waiter.handle.is_some());
-    waiter
-        .map(|waiter| waiter.state = WaitState::Unconfirmed)
-        .is_some()
+    match waiters.by_request.get_mut(&id) {
+        Some(waiter) if waiter.handle.is_some() => {
+            waiter.state = WaitState::Unconfirmed;
+            true
+        }
+        _ => false,
+    }
 }
 
-/// Unblocks the answered connections by the end of this iteration of the event loop. Call it with no borrow held: the server may
+/// Unblocks the answered connections by the end of this iteration of the event loop. Call it with nothing borrowed: the server may
 /// call back from within.
 pub(crate) fn deliver(ctx: Ctx) {
     match servers::unblocks() {
@@ -178,7 +181,7 @@ pub(crate) fn on_before_sleep() {
     }
 }
 
-/// Unblocks the answered connections. No borrow may be held: the server may call back from within.
+/// Unblocks the answered connections. Nothing may be borrowed: the server may call back from within.
 fn unblock_answered() {
     loop {
         let Some(mut waiters) = WAITERS.borrow() else {
@@ -215,7 +218,7 @@ impl Waiters {
     }
 }
 
-/// Handles the server's callbacks for blocked connections. A reply is written with no borrow held.
+/// Handles the server's callbacks for blocked connections. A reply is written with nothing borrowed.
 struct Connections;
 
 impl Waits for Connections {
@@ -226,7 +229,7 @@ impl Waits for Connections {
             if let WaitState::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
                 // The reply is written below. Its connection may end before it is sent.
                 let user = std::mem::take(&mut waiter.user);
-                in_flight_grants::add(waiter.client, user, std::mem::take(&mut waiter.promises));
+                unsent_grants::add(waiter.client, user, std::mem::take(&mut waiter.promises));
             }
             Some((state, waiter.named.take()))
         });
@@ -279,7 +282,7 @@ impl Waits for Connections {
             Some((WaitState::Answered(_), _, promises)) => {
                 inbox::post(Notice::Undelivered(promises))
             }
-            Some((WaitState::Over, client, _)) => in_flight_grants::not_sent(client),
+            Some((WaitState::Over, client, _)) => unsent_grants::on_not_sent(client),
         }
     }
 
@@ -293,10 +296,10 @@ impl Waits for Connections {
 
 /// Ends the wait for a confirmation; returns its error.
 fn end_unconfirmed(id: RequestId) -> NoAck {
-    let held = confirm::take(id);
-    let needs = held.as_ref().map_or(0, |held| held.needs);
-    if let Some(held) = held {
-        inbox::post(Notice::Undelivered(held.output.pending.promises));
+    let mut needs = 0;
+    if let Some(answer) = confirm::take(id) {
+        needs = answer.needs;
+        inbox::post(Notice::Undelivered(answer.output.pending.promises));
     }
     confirm::too_late(needs, clock::read().steady())
 }
@@ -314,8 +317,9 @@ pub(crate) fn may_wait(ctx: Ctx) -> MayWait {
     }
     // In RESP2 a connection with subscriptions gets no further than the server.
     let resp3 = flags & raw::REDISMODULE_CTX_FLAGS_RESP3 != 0;
-    match resp3 && servers::bars_subscribers() && server::subscribes(ctx.client()) {
-        true => MayWait::Refused,
-        false => MayWait::Yes,
+    if resp3 && servers::bars_subscribers() && server::subscribes(ctx.client()) {
+        MayWait::Refused
+    } else {
+        MayWait::Yes
     }
 }

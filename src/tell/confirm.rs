@@ -1,10 +1,10 @@
-//! PendingReplies that wait until replicas have confirmed what they promise (`dlock.replicas`).
+//! Answers that wait until replicas have confirmed what they promise (`dlock.replicas`).
 //!
 //! An answer is here from the event that decided it until one of these happens:
 //!
 //! | event | result |
 //! |---|---|
-//! | replicas have confirmed the stream up to its effects | `run::confirm` checks that it still holds, and sends it |
+//! | replicas have confirmed the stream up to its effects | `run::confirm` checks that its promises still stand, and sends it |
 //! | its time is up, or CLIENT UNBLOCK … TIMEOUT ends it | `NOACK` |
 //! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nothing is sent |
 //!
@@ -19,11 +19,10 @@ use crate::settings::config;
 use dlock_engine::collections::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Output, Receiver, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An answer that waits for its confirmation.
 #[derive(Debug)]
-pub(crate) struct PendingReply {
+pub(crate) struct Unconfirmed {
     /// The answer.
     pub output: Output,
     /// When it was decided: microseconds of the steady clock.
@@ -33,9 +32,10 @@ pub(crate) struct PendingReply {
     deadline: Option<SteadyMs>,
 }
 
+/// All of them.
 #[derive(Default)]
-struct PendingReplies {
-    by_id: ByNumber<RequestId, PendingReply>,
+struct Answers {
+    by_id: ByNumber<RequestId, Unconfirmed>,
     // Since the event loop last slept.
     fresh: Vec<RequestId>,
     // In the order of the stream.
@@ -44,34 +44,30 @@ struct PendingReplies {
 }
 
 lazy_static::lazy_static! {
-    static ref PENDING: MainThread<PendingReplies> = MainThread::new(PendingReplies::default());
+    static ref ANSWERS: MainThread<Answers> = MainThread::new(Answers::default());
 }
-
-/// How many there are, in an atomic since it is read whenever the event loop is about to sleep.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns how many answers wait.
 pub(crate) fn waiting() -> usize {
-    WAITING.load(Ordering::Relaxed)
+    ANSWERS.borrow().map_or(0, |answers| answers.by_id.len())
 }
 
 /// Keeps an answer until it is confirmed.
-pub(crate) fn hold(output: Output, now: Now) {
+pub(crate) fn keep(output: Output, now: Now) {
     let id = output.id;
     let patience: Millis = config::ACK_TIMEOUT_MS.amount() as Millis;
     let least = now.steady().after(patience);
     let deadline = output.pending.until.map(|until| until.max(least));
-    let held = PendingReply {
+    let answer = Unconfirmed {
         output,
         since_us: now.steady_us,
         needs: 0,
         deadline,
     };
-    if let Some(mut answers) = PENDING.borrow() {
+    if let Some(mut answers) = ANSWERS.borrow() {
         answers.deadlines.extend(deadline.map(|at| (at, id)));
         answers.fresh.push(id);
-        answers.by_id.insert(id, held);
-        answers.count();
+        answers.by_id.insert(id, answer);
     }
     if let Some(at) = deadline {
         timer::arm(at, now.steady());
@@ -84,11 +80,11 @@ pub(crate) fn hold(output: Output, now: Now) {
 
 /// Sets the offset that the answers since the last call need: all their effects are in the stream up to there.
 pub(crate) fn stamp(offset: u64) {
-    if let Some(mut answers) = PENDING.borrow() {
+    if let Some(mut answers) = ANSWERS.borrow() {
         let answers = &mut *answers;
         for id in answers.fresh.drain(..) {
-            if let Some(held) = answers.by_id.get_mut(&id) {
-                held.needs = offset;
+            if let Some(answer) = answers.by_id.get_mut(&id) {
+                answer.needs = offset;
                 answers.asked.push_back((offset, id));
             }
         }
@@ -96,9 +92,9 @@ pub(crate) fn stamp(offset: u64) {
 }
 
 /// Takes out the answers that are confirmed once the stream is confirmed up to this offset, in order.
-pub(crate) fn take_confirmed(offset: u64) -> Vec<PendingReply> {
+pub(crate) fn take_confirmed(offset: u64) -> Vec<Unconfirmed> {
     let mut confirmed = Vec::new();
-    if let Some(mut answers) = PENDING.borrow() {
+    if let Some(mut answers) = ANSWERS.borrow() {
         while let Some(&(needs, id)) = answers.asked.front() {
             if needs > offset && answers.by_id.contains_key(&id) {
                 break;
@@ -112,28 +108,27 @@ pub(crate) fn take_confirmed(offset: u64) -> Vec<PendingReply> {
 
 /// Returns the offset that the last of them needs; none if none waits.
 pub(crate) fn most_needed() -> Option<u64> {
-    let mut answers = PENDING.borrow()?;
-    let answers = &mut *answers;
+    let mut answers = ANSWERS.borrow()?;
     // Answers that have ended otherwise are still in this list.
-    while let Some((_, id)) = answers.asked.back() {
-        if answers.by_id.contains_key(id) {
-            break;
+    while let Some(&(needs, id)) = answers.asked.back() {
+        if answers.by_id.contains_key(&id) {
+            return Some(needs);
         }
         answers.asked.pop_back();
     }
-    answers.asked.back().map(|(needs, _)| *needs)
+    None
 }
 
 /// Returns when the time of the next one is up.
 pub(crate) fn next_deadline() -> Option<SteadyMs> {
-    let answers = PENDING.borrow()?;
+    let answers = ANSWERS.borrow()?;
     answers.deadlines.first().map(|(at, _)| *at)
 }
 
 /// Takes out those whose time is up.
-pub(crate) fn take_overdue(now: SteadyMs) -> Vec<PendingReply> {
+pub(crate) fn take_overdue(now: SteadyMs) -> Vec<Unconfirmed> {
     let mut overdue = Vec::new();
-    if let Some(mut answers) = PENDING.borrow() {
+    if let Some(mut answers) = ANSWERS.borrow() {
         while let Some(&(at, id)) = answers.deadlines.first() {
             if at > now {
                 break;
@@ -146,18 +141,18 @@ pub(crate) fn take_overdue(now: SteadyMs) -> Vec<PendingReply> {
 }
 
 /// Takes out one answer.
-pub(crate) fn take(id: RequestId) -> Option<PendingReply> {
-    PENDING.borrow()?.take(id)
+pub(crate) fn take(id: RequestId) -> Option<Unconfirmed> {
+    ANSWERS.borrow()?.take(id)
 }
 
 /// Drops those for which no connection is blocked, after a demotion: the server itself ends the waits of the others.
-pub(crate) fn drop_apart() {
-    let Some(mut answers) = PENDING.borrow() else {
+pub(crate) fn drop_unblocked() {
+    let Some(mut answers) = ANSWERS.borrow() else {
         return;
     };
-    let held = answers.by_id.iter();
-    let apart = held.filter(|(_, held)| !matches!(held.output.to, Receiver::Connection));
-    for id in apart.map(|(id, _)| *id).collect::<Vec<RequestId>>() {
+    let kept = answers.by_id.values();
+    let unblocked = kept.filter(|answer| !matches!(answer.output.to, Receiver::Connection));
+    for id in unblocked.map(|answer| answer.output.id).collect::<Vec<_>>() {
         answers.take(id);
     }
 }
@@ -173,10 +168,10 @@ pub(crate) fn too_late(needs: u64, now: SteadyMs) -> NoAck {
     }
 }
 
-impl PendingReplies {
-    fn take(&mut self, id: RequestId) -> Option<PendingReply> {
-        let held = self.by_id.remove(&id)?;
-        if let Some(at) = held.deadline {
+impl Answers {
+    fn take(&mut self, id: RequestId) -> Option<Unconfirmed> {
+        let answer = self.by_id.remove(&id)?;
+        if let Some(at) = answer.deadline {
             self.deadlines.remove(&(at, id));
         }
         if self.by_id.is_empty() {
@@ -184,11 +179,6 @@ impl PendingReplies {
             self.asked.clear();
             self.fresh.clear();
         }
-        self.count();
-        Some(held)
-    }
-
-    fn count(&self) {
-        WAITING.store(self.by_id.len(), Ordering::Relaxed);
+        Some(answer)
     }
 }

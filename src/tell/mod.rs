@@ -3,7 +3,7 @@
 //! | file | receiver and content |
 //! |---|---|
 //! | `reply` | a caller: the reply to its command |
-//! | `blocking`, `in_flight_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
+//! | `blocking`, `unsent_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
 //! | `confirm` | no receiver yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
 //! | `observers/` | observers: the events of locks, in order, as unlock messages and keyspace events, if anybody subscribes |
 //! | `replicate` | replicas and the AOF |
@@ -11,8 +11,8 @@
 
 pub(crate) mod blocking;
 pub(crate) mod confirm;
-pub(crate) mod in_flight_grants;
 pub(crate) mod latency;
 pub(crate) mod observers;
 pub(crate) mod replicate;
 pub(crate) mod reply;
+pub(crate) mod unsent_grants;

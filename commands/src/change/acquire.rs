@@ -4,10 +4,10 @@ use super::hold;
 use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::{Args, Verb};
-use crate::words::args::PlainArgs;
+use crate::words::args::{check_none, PlainArgs};
 use dlock_engine::{
-    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, SessionNo, Share, Terms,
-    Wait, ONE, SHORTEST_AUTO_LEASE_MS,
+    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Permits, RequestId, Share, Terms, Wait, ONE,
+    SHORTEST_AUTO_LEASE_MS,
 };
 use std::num::NonZeroU32;
 
@@ -81,26 +81,6 @@ pub(crate) fn waiting<K: Keyspace>(call: &Call<K>, ask: &Ask, id: RequestId) -> 
     Reply::array(numbers.map(Reply::Integer))
 }
 
-/// Finds or begins the session of a request.
-///
-/// Errors if another option excludes it, or if the caller may not use it.
-fn check_session<K: Keyspace>(
-    call: &mut Call<K>,
-    given: &Args,
-    name: &[u8],
-) -> Result<SessionNo, Error> {
-    let excluded = [
-        (given.auto.is_some(), "AUTO"),
-        (given.ephemeral, "EPHEMERAL"),
-        (given.holds.is_some(), "HOLDS"),
-        (given.claim.is_some(), "CLAIM"),
-    ];
-    if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
-        return Err(Error::Conflict(option, "IN"));
-    }
-    hold::session(call, name)
-}
-
 /// Makes the request to the engine.
 ///
 /// Errors if the caller may not make it.
@@ -114,15 +94,18 @@ pub(crate) fn ask<'a, K: Keyspace>(
     if given.ephemeral || given.auto.is_some() {
         hold::check_tie(call, given)?;
     }
-    let session = given.session.map(|name| check_session(call, given, name));
-    let session = session.transpose()?;
+    let session = match given.session {
+        Some(name) => Some(hold::session(call, given, name)?),
+        None => None,
+    };
     let permits = match given.permits {
         Some(permits) => check_permits(given, permits)?,
         None => ONE,
     };
-    match session.is_some() {
-        true => hold::check_room_to_confirm(call)?,
-        false => hold::check_confirmable(call)?,
+    if session.is_some() {
+        hold::check_room_to_confirm(call)?;
+    } else {
+        hold::check_confirmable(call)?;
     }
     let waits = given.block.is_some() && (session.is_some() || may_block(call)?);
     Ok(Ask {
@@ -132,9 +115,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
                 limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
                 permits,
             },
-            lease: match given.auto.or(session.map(|_| 0)) {
-                Some(_) => call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS),
-                None => call.lease(given.lease),
+            lease: if given.auto.is_some() || session.is_some() {
+                call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS)
+            } else {
+                call.lease(given.lease)
             },
             holds: match session {
                 // A copy of the request that comes late adds none.
@@ -181,14 +165,12 @@ fn check_fresh(given: &Args, verb: Verb) -> Result<(), Error> {
         (given.claim.is_some(), "CLAIM"),
         (given.session.is_some(), "IN"),
     ];
-    match excluded.into_iter().find(|(given, _)| *given) {
-        Some((_, option)) => Err(Error::Conflict(option, "owner *")),
-        None if verb == Verb::FairAcquire && given.block.is_none() => {
-            let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
-            Err(Error::Argument("owner", must))
-        }
-        None => Ok(()),
+    check_none(excluded, "owner *")?;
+    if verb == Verb::FairAcquire && given.block.is_none() {
+        let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
+        return Err(Error::Argument("owner", must));
     }
+    Ok(())
 }
 
 /// Returns whether `BLOCK` takes effect here.

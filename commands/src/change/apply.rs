@@ -26,17 +26,18 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     };
     let (keys, now) = (&mut *call.keys, call.now);
     // A file, or a slot that moves here, tells of what happened earlier and elsewhere.
-    let live = !call.primary && !call.caller.is_loading();
+    let happens_now = !call.primary && !call.caller.is_loading();
     call.engine
-        .follow(keys, now, name, &effect, call.primary, live)?;
+        .follow(keys, now, name, &effect, call.primary, happens_now)?;
     Ok(Reply::Ok)
 }
 
 /// Takes the notice that a server has begun a full resynchronisation, or that the primary was started. Within the quarantine from
 /// then on, a replica that joins may have confirmed what nobody knows any longer. The caller notes when. Refused from clients.
 pub(crate) fn full_sync_notice<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
-    match call.caller.is_followed() {
-        true => Ok(Reply::FullSyncNotice),
-        false => Err(Error::Internal("DLOCK.HEED")),
+    if call.caller.is_followed() {
+        Ok(Reply::FullSyncNotice)
+    } else {
+        Err(Error::Internal("DLOCK.HEED"))
     }
 }

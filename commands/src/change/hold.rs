@@ -3,7 +3,7 @@
 use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::words::args::PlainArgs;
+use crate::words::args::check_none;
 use dlock_engine::{
     ClientId, HoldRef, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, SessionNo, SessionRef,
     TieRequest, Token, SHORTEST_AUTO_LEASE_MS,
@@ -24,11 +24,22 @@ pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// Finds or begins a session of the caller's.
+/// Finds or begins the session of a request.
 ///
-/// Errors if no lease may be as long as the shortest that the server renews by itself; if another user has begun it; if there are as
-/// many as may be.
-pub(crate) fn session<K: Keyspace>(call: &mut Call<K>, name: &[u8]) -> Result<SessionNo, Error> {
+/// Errors if another option excludes it; if no lease may be as long as the shortest that the server renews by itself; if another user
+/// has begun it; if there are as many as may be.
+pub(crate) fn session<K: Keyspace>(
+    call: &mut Call<K>,
+    given: &Args,
+    name: &[u8],
+) -> Result<SessionNo, Error> {
+    let excluded = [
+        (given.auto.is_some(), "AUTO"),
+        (given.ephemeral, "EPHEMERAL"),
+        (given.holds.is_some(), "HOLDS"),
+        (given.claim.is_some(), "CLAIM"),
+    ];
+    check_none(excluded, "IN")?;
     let most = call.engine.policy().max_lease_ms;
     if most < SHORTEST_AUTO_LEASE_MS {
         return Err(Error::Argument("IN", no_auto(most)));
@@ -45,16 +56,9 @@ pub(crate) fn session<K: Keyspace>(call: &mut Call<K>, name: &[u8]) -> Result<Se
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub(crate) fn tie<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<TieRequest, Error> {
     if let Some(name) = given.session {
-        let excluded = [
-            (given.auto.is_some(), "AUTO"),
-            (given.ephemeral, "EPHEMERAL"),
-        ];
-        if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
-            return Err(Error::Conflict(option, "IN"));
-        }
         return Ok(TieRequest {
             client: ClientId(call.caller.client()),
-            session: Some(session(call, name)?),
+            session: Some(session(call, given, name)?),
             ..TieRequest::default()
         });
     }
@@ -91,15 +95,7 @@ fn no_auto(most: Millis) -> String {
 
 /// Errors if replicas must confirm the answer and the caller cannot wait for that.
 pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    match call.engine.policy().confirms() {
-        true => check_patience(call),
-        false => Ok(()),
-    }
-}
-
-#[cold]
-fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    if call.caller.may_wait() != MayWait::Yes {
+    if call.engine.policy().confirms() && call.caller.may_wait() != MayWait::Yes {
         return Err(Refusal::NoAck(NoAck::Barred).into());
     }
     check_room_to_confirm(call)
@@ -107,11 +103,11 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
 
 /// Errors if `dlock.max-waiters` answers already wait for replicas.
 pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
-    let waiting = || call.caller.unconfirmed();
-    match call.engine.policy().confirms() && waiting() >= call.engine.policy().max_waiters {
-        true => Err(Refusal::NoAck(NoAck::Full).into()),
-        false => Ok(()),
+    let policy = call.engine.policy();
+    if policy.confirms() && call.caller.unconfirmed() >= policy.max_waiters {
+        return Err(Refusal::NoAck(NoAck::Full).into());
     }
+    Ok(())
 }
 
 /// Makes the reply to a renewal of the owner's holds of these locks.
@@ -148,28 +144,19 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(renewed(call, &[name], owner, &tie, left))
 }
 
-/// Releases holds: `key owner [HOLDS n] [TOKEN t]`.
-pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    let (name, owner) = (call.name(given.key()), given.owner());
-    let leave = given.holds.map(|holds| holds as u32);
-    let (whose, token) = (HoldRef { name, owner }, given.token.map(Token));
+/// Releases holds: `key owner [HOLDS n] [TOKEN t]`, one hold without `HOLDS`.
+#[inline(never)]
+pub(crate) fn release<K: Keyspace>(
+    call: &mut Call<K>,
+    (key, owner): (&[u8], &[u8]),
+    token: Option<u64>,
+    holds: Option<u64>,
+) -> Result<Reply, Error> {
+    let (name, leave) = (call.name(key), holds.map(|holds| holds as u32));
+    let (whose, token) = (HoldRef { name, owner }, token.map(Token));
     let left = call
         .engine
         .release(call.keys, call.now, whose, token, leave)?;
-    Ok(Reply::number(left))
-}
-
-/// Releases one hold: `key owner [TOKEN t]`.
-#[inline(never)]
-pub(crate) fn release_plain<K: Keyspace>(
-    call: &mut Call<K>,
-    plain: PlainArgs,
-) -> Result<Reply, Error> {
-    let (name, owner) = (call.name(plain.key), plain.owner);
-    let (whose, token) = (HoldRef { name, owner }, plain.token.map(Token));
-    let left = call
-        .engine
-        .release(call.keys, call.now, whose, token, None)?;
     Ok(Reply::number(left))
 }
 

@@ -30,9 +30,10 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         Some(ms) => acquire::may_block(call)?.then_some(ms),
         None => None,
     };
-    let client = match call.own_connection() {
-        true => ClientId(call.caller.client()),
-        false => ClientId::NONE,
+    let client = if call.own_connection() {
+        ClientId(call.caller.client())
+    } else {
+        ClientId::NONE
     };
     let keep = Keep {
         client,
@@ -71,11 +72,11 @@ pub fn reply(news: &News, now: Now) -> Reply {
         Reply::Integer(news.id),
         Reply::Integer(news.last),
         news.first_end.map_or(Reply::Null, left),
-        Reply::array(news.rows.iter().map(|its| row(its, left))),
+        Reply::array(news.rows.iter().map(|row| row_reply(row, left))),
     ])
 }
 
-fn row(row: &NewsRow, left: impl Fn(WallMs) -> Reply) -> Reply {
+fn row_reply(row: &NewsRow, left: impl Fn(WallMs) -> Reply) -> Reply {
     Reply::Array(vec![
         Reply::Integer(row.number),
         Reply::Text(row.word.text()),

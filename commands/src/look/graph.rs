@@ -17,9 +17,10 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     let edges = call
         .engine
         .graph(call.keys, call.now, call.db, most, &readable);
-    Ok(match given.dot {
-        true => Reply::Bulk(drawing(&edges).into_bytes()),
-        false => Reply::array(edges.iter().map(row)),
+    Ok(if given.dot {
+        Reply::Bulk(drawing(&edges).into_bytes())
+    } else {
+        Reply::array(edges.iter().map(row))
     })
 }
 

@@ -34,16 +34,16 @@ pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
 
 /// Answers OK while the lock is held under a token: `key token`.
 pub(crate) fn check<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    live(call, given).map(|()| Reply::Ok)
+    check_token(call, given).map(|()| Reply::Ok)
 }
 
 /// Lets a command run while the lock is held under a token: `key token command [arg ...]`.
 pub(crate) fn guard<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    live(call, given).map(|()| Reply::Run)
+    check_token(call, given).map(|()| Reply::Run)
 }
 
 /// Checks that the lock is held under this token.
-fn live<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
+fn check_token<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
     let (name, token) = (call.name(given.key()), Token(given.token.unwrap_or(0)));
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
@@ -73,17 +73,16 @@ pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
         LockState::Reserved => "reserved",
         LockState::Quarantined => "quarantined",
     };
-    let (holders, queue) = (view.holders.into_iter(), view.queue.into_iter());
-    let holders = Reply::array(holders.map(|hold| holder(hold, caller)));
-    let queue = Reply::array(queue.map(|place| queued(place, caller)));
+    let holders = view.holders.into_iter().map(|hold| holder(hold, caller));
+    let queue = view.queue.into_iter().map(|place| queued(place, caller));
     Ok(Reply::Map(vec![
         ("state", Reply::Text(state)),
         ("limit", Reply::number(view.limit.to_wire())),
         ("held", Reply::Integer(view.held as u64)),
         ("permits", Reply::Integer(view.permits)),
         ("queued", Reply::Integer(view.queued as u64)),
-        ("holders", holders),
-        ("queue", queue),
+        ("holders", Reply::array(holders)),
+        ("queue", Reply::array(queue)),
     ]))
 }
 
@@ -166,17 +165,18 @@ pub(crate) fn help(given: &Args) -> Result<Reply, Error> {
             .command
             .is_none_or(|name| names(spec).any(|own| own.eq_ignore_ascii_case(name)))
     };
-    let specs = COMMANDS.iter().filter(|spec| !spec.internal());
-    let specs: Vec<&Spec> = specs.filter(|spec| named(spec)).collect();
-    if specs.is_empty() {
-        return Err(Error::Argument(
-            "command",
-            "a command that DLOCK.HELP lists".into(),
-        ));
+    let specs = COMMANDS
+        .iter()
+        .filter(|spec| !spec.internal() && named(spec));
+    let lines: Vec<Reply> = specs
+        .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
+        .map(|line| Reply::Bulk(line.into()))
+        .collect();
+    if lines.is_empty() {
+        let must = "a command that DLOCK.HELP lists".into();
+        return Err(Error::Argument("command", must));
     }
-    let specs = specs.into_iter();
-    let lines = specs.flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)]);
-    Ok(Reply::array(lines.map(|line| Reply::Bulk(line.into()))))
+    Ok(Reply::Array(lines))
 }
 
 /// Returns the names of a command: as it is sent, and without `DLOCK.`.

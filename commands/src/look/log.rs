@@ -19,8 +19,8 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     let most = given.count(SHOWN);
     let wanted = |entry: &&Entry| {
         let name = &entry.subject.name;
-        let its = |key: &[u8]| (name.db, &*name.key) == (call.db, key);
-        given.of_key.is_none_or(its)
+        let is_named = |key: &[u8]| (name.db, &*name.key) == (call.db, key);
+        given.of_key.is_none_or(is_named)
     };
     let entries: Vec<&Entry> = call.engine.log().newest_first().filter(wanted).collect();
     let keys = entries.iter().map(|entry| &*entry.subject.name.key);

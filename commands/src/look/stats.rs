@@ -37,11 +37,17 @@ macro_rules! times {
 pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let counters = engine.counters();
     let held = census.stored_holds.saturating_add(counters.held);
-    let quarantine = engine.policy().quarantine_left(now);
-    let quarantine = if census.primary { quarantine } else { 0 };
+    let quarantine = if census.primary {
+        engine.policy().quarantine_left(now)
+    } else {
+        0
+    };
     let refusals = &counters.refusals;
-    let clock_lead = counters.clock_lead.ms(now);
-    let clock_lead = if census.primary { 0 } else { clock_lead };
+    let clock_lead = if census.primary {
+        0
+    } else {
+        counters.clock_lead.ms(now)
+    };
     let ((sessions, not_alive), (rows, begun_anew)) = (engine.sessions(), engine.session_rows());
     let oldest_wait_ms = engine.oldest_wait_ms(now);
     let now = [
@@ -96,22 +102,22 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         times!("wait", "waits_total", counters.waits),
         times!("hold", "holds_total", counters.holds),
     ];
-    let replicas = &census.replicas;
-    let closed = replicas.needed > 0 && census.primary;
-    let too_few = closed && replicas.counting < replicas.needed;
-    let closed_ms = if closed { replicas.closed_ms } else { 0 };
+    let status = &census.replicas;
+    let closed = status.needed > 0 && census.primary;
+    let too_few = closed && status.counting < status.needed;
+    let closed_ms = if closed { status.closed_ms } else { 0 };
     let replicas = [
-        ("replicas_needed", replicas.needed.into()),
-        ("replicas_counting", replicas.counting.into()),
-        ("replicas_connected", replicas.connected.into()),
-        ("replicas_joined_partial", replicas.partial.into()),
-        ("replicas_joined_full", replicas.full.into()),
-        ("replicas_too_many", replicas.too_many.into()),
-        ("replicas_too_few", replicas.too_few.into()),
+        ("replicas_needed", status.needed.into()),
+        ("replicas_counting", status.counting.into()),
+        ("replicas_connected", status.connected.into()),
+        ("replicas_joined_partial", status.partial.into()),
+        ("replicas_joined_full", status.full.into()),
+        ("replicas_too_many", status.too_many.into()),
+        ("replicas_too_few", status.too_few.into()),
         ("closed", u64::from(too_few || closed_ms > 0)),
         ("closed_too_few", too_few.into()),
         ("closed_left_ms", closed_ms),
-        ("joins_count_late_ms", replicas.late_ms),
+        ("joins_count_late_ms", status.late_ms),
         ("confirmations_waiting", census.confirmations_waiting),
         ("clock_lead_ms", clock_lead),
     ];
@@ -138,8 +144,10 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Err
     if given.reset {
         call.engine.reset_counters();
     }
-    let fields = sections.into_iter().flat_map(|section| section.fields);
-    let fields = fields.map(|(name, value)| (name, Reply::Integer(value)));
+    let fields = sections
+        .into_iter()
+        .flat_map(|section| section.fields)
+        .map(|(name, value)| (name, Reply::Integer(value)));
     Ok(Reply::Map(fields.collect()))
 }
 

@@ -1,9 +1,8 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
-use crate::error::Error;
+use crate::error::{shown, Error};
 use crate::number::integer;
 use crate::table::{self, Arg, Args, Kind, Spec, Verb};
-use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, Token, MAX_OWNER};
 
 /// Reads all words of a command: the positional arguments, then the options, in any order and any case, each at most once.
@@ -195,16 +194,15 @@ impl<'a> Reader<'a, '_> {
                 return Error::Renamed(renamed.before, renamed.now, renamed.since);
             }
         }
-        let shown = escaped(word, 64);
         let mut before = spec.name;
         for arg in spec.args {
             let left_out = arg.optional && !arg.is_option() && !arg.is_given(self.given);
             if left_out && integer(word).is_some() && matches!(arg.kind, Kind::Integer(..)) {
-                return Error::Misplaced(shown, arg.name, before);
+                return Error::Misplaced(shown(word), arg.name, before);
             }
             before = arg.name;
         }
-        Error::UnknownOption(shown)
+        Error::UnknownOption(shown(word))
     }
 
     /// Reads an option's value, if neither it nor another that excludes it has been read before.
@@ -225,8 +223,7 @@ impl<'a> Reader<'a, '_> {
             return Err(wrong(arg, self.policy));
         };
         let (least, most) = range.bounds(self.policy);
-        let number = self.next().and_then(integer);
-        *field(self.given) = number.filter(|number| (least..=most).contains(number));
+        *field(self.given) = self.next().and_then(|word| within(word, least, most));
         match field(self.given) {
             Some(_) => Ok(()),
             None => Err(wrong(arg, self.policy)),
@@ -254,12 +251,12 @@ impl<'a> Reader<'a, '_> {
             Kind::Integer(range, field) => {
                 let (least, most) = range.bounds(self.policy);
                 let word = self.next();
-                let number = word.and_then(integer);
-                if number.is_none() && word.is_some() && arg.is_token() {
+                let number = word.and_then(|word| within(word, least, most));
+                *field(self.given) = number;
+                let no_integer = || word.is_some_and(|word| integer(word).is_none());
+                if number.is_none() && arg.is_token() && no_integer() {
                     return Err(rounded(arg, self.policy));
                 }
-                let number = number.filter(|number| (least..=most).contains(number));
-                *field(self.given) = number;
                 number.is_some()
             }
             Kind::Flag(field) => {
@@ -280,9 +277,10 @@ impl<'a> Reader<'a, '_> {
             // Their parts are read in their place.
             Kind::OneOf(_) | Kind::With(_) => true,
         };
-        match right {
-            true => Ok(()),
-            false => Err(wrong(arg, self.policy)),
+        if right {
+            Ok(())
+        } else {
+            Err(wrong(arg, self.policy))
         }
     }
 }
@@ -303,4 +301,15 @@ fn all_differ(keys: &[&[u8]]) -> bool {
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     sorted.windows(2).all(|pair| pair.first() != pair.last())
+}
+
+/// Checks that none of these options is given, since `other` excludes them.
+pub(crate) fn check_none<const N: usize>(
+    options: [(bool, &'static str); N],
+    other: &'static str,
+) -> Result<(), Error> {
+    match options.into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Error::Conflict(option, other)),
+        None => Ok(()),
+    }
 }

@@ -6,6 +6,7 @@
 //! | `clauses` | each clause: what holds with it, and fails without it |
 //! | `reading` | what is read in INFO: kinds of resynchronisation, reconnections, reset counters |
 //! | `refines` | the same against the rule that knows how each has joined, by random events |
+//! | `stalls` | stalls of the process, with `min-replicas-to-write` |
 //! | `warnings` | what the log says, and how often |
 
 #![allow(missing_docs, unreachable_pub)]
@@ -15,4 +16,5 @@ mod clauses;
 mod node;
 mod reading;
 mod refines;
+mod stalls;
 mod warnings;

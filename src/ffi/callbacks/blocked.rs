@@ -31,8 +31,8 @@ impl<W: Waits> Handle<W> {
     /// Blocks the calling connection, on a key if there is one, without a time-out. None if the server does not block it.
     pub(crate) fn block(ctx: Ctx, key: Option<Str>, id: NonZeroU64) -> Option<Handle<W>> {
         let mut keys = [key.map_or(ptr::null_mut(), Str::raw)];
-        // SAFETY: a live context; the data is a number and no pointer that anybody follows.
-        let handle = unsafe {
+        // SAFETY: a valid context; the data is a number and no pointer that anybody follows.
+        let client = unsafe {
             api!(RedisModule_BlockClientOnKeys(
                 ctx.raw(),
                 Some(pass),
@@ -44,10 +44,10 @@ impl<W: Waits> Handle<W> {
                 id.get() as usize as *mut c_void
             ))
         };
-        if handle.is_null() {
+        if client.is_null() {
             return None;
         }
-        let handle = Handle(handle, PhantomData);
+        let handle = Handle(client, PhantomData);
         handle.set_disconnect_callback();
         Some(handle)
     }

@@ -93,11 +93,11 @@ fn callback<H: Handler>(
     spec: &'static Spec,
 ) -> unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int {
     macro_rules! callbacks {
-        ($($at:literal)*) => {{
-            const _: () = assert!(COMMANDS.len() == [$($at),*].len(), "each command has a callback");
+        ($($position:literal)*) => {{
+            const _: () = assert!(COMMANDS.len() == [$($position),*].len(), "each command has a callback");
             match COMMANDS.iter().position(|other| other.verb == spec.verb) {
-                $(Some($at) => at::<H, $at>,)*
-                _ => at::<H, { usize::MAX }>,
+                $(Some($position) => run_at::<H, $position>,)*
+                _ => run_at::<H, { usize::MAX }>,
             }
         }};
     }
@@ -105,7 +105,7 @@ fn callback<H: Handler>(
 }
 
 /// Runs the command at this position of the table.
-unsafe extern "C" fn at<H: Handler, const AT: usize>(
+unsafe extern "C" fn run_at<H: Handler, const POSITION: usize>(
     ctx: *mut RedisModuleCtx,
     argv: *mut *mut RedisModuleString,
     argc: c_int,
@@ -113,7 +113,7 @@ unsafe extern "C" fn at<H: Handler, const AT: usize>(
     // SAFETY: the context and the server's arguments, as many as it says, which nobody changes while the command runs.
     let (ctx, argv) = unsafe { (Ctx::of(ctx), Str::all(argv, argc)) };
     catch_panic(|| {
-        let Some(spec) = COMMANDS.get(AT) else {
+        let Some(spec) = COMMANDS.get(POSITION) else {
             return broken!("a command has a place in the table");
         };
         let tells = spec.access == Access::Guard || spec.many_keys();

@@ -35,7 +35,7 @@ impl Scan {
         see: &mut dyn FnMut(&[u8], &T),
     ) -> bool {
         let mut step = Step { kind, see };
-        // SAFETY: a live context and cursor; the callback gets the step, and is called within this call only.
+        // SAFETY: a valid context and cursor; the callback gets the step, and is called within this call only.
         unsafe {
             api!(RedisModule_Scan(
                 ctx.raw(),

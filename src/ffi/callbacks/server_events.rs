@@ -59,10 +59,10 @@ const WANTED: [(u64, &str); 10] = [
 ///
 /// Errors with what the server refuses; then it reports nothing.
 pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
-    for (at, (id, name)) in WANTED.into_iter().enumerate() {
+    for (subscribed, (id, name)) in WANTED.into_iter().enumerate() {
         if !set_callback(ctx, id, Some(event::<L>)) {
             // Not every server takes them back when a load fails.
-            for (id, _) in WANTED.into_iter().take(at) {
+            for (id, _) in WANTED.into_iter().take(subscribed) {
                 set_callback(ctx, id, None);
             }
             return Err(name);
@@ -73,7 +73,7 @@ pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
 
 /// Subscribes `L` to evictions. Returns true if the server reports them.
 pub(crate) fn subscribe_evictions<L: Listener>(ctx: Ctx) -> bool {
-    // SAFETY: a live context, and a callback that lives as long as the module, which is never unloaded.
+    // SAFETY: a valid context, and a callback that lives as long as the module, which is never unloaded.
     unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(
             ctx.raw(),
@@ -91,7 +91,7 @@ pub(crate) fn subscribe_disconnects<L: Listener>(ctx: Ctx) -> bool {
 /// Subscribes to an event; without a callback the server takes the subscription back.
 fn set_callback(ctx: Ctx, id: u64, callback: Option<Callback>) -> bool {
     let event = RedisModuleEvent { id, dataver: 1 };
-    // SAFETY: a live context, and a callback that lives as long as the module.
+    // SAFETY: a valid context, and a callback that lives as long as the module.
     unsafe {
         api!(RedisModule_SubscribeToServerEvent(
             ctx.raw(),
@@ -155,7 +155,7 @@ unsafe fn report<L: Listener>(ctx: Ctx, id: u64, sub: u64, data: *mut c_void) {
                 let change = data.cast::<raw::RedisModuleConfigChangeV1>().as_ref();
                 change.is_some_and(|change| {
                     let mut names = 0..change.num_changes as usize;
-                    names.any(|at| CStr::from_ptr(*change.config_names.add(at)) == name)
+                    names.any(|index| CStr::from_ptr(*change.config_names.add(index)) == name)
                 })
             };
             L::configured(ctx, &changed);

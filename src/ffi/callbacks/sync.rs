@@ -49,9 +49,9 @@ pub(crate) fn refuse(wanted: bool) {
 unsafe extern "C" fn answer_instead(command: *mut raw::RedisModuleCommandFilterCtx) {
     catch_panic(|| {
         // SAFETY: the command of this callback; there is no word beyond the last.
-        let word = |at: c_int| unsafe {
-            let word = api!(RedisModule_CommandFilterArgGet(command, at));
-            (!word.is_null()).then(|| Str::of(word).bytes())
+        let word = |position: c_int| unsafe {
+            let string = api!(RedisModule_CommandFilterArgGet(command, position));
+            (!string.is_null()).then(|| Str::of(string).bytes())
         };
         let name = word(0).unwrap_or_default();
         let full = name.eq_ignore_ascii_case(b"sync");

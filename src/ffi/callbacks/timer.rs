@@ -60,7 +60,7 @@ impl Ctx<'_> {
     /// Blocks the command that runs, and unblocks it; `freed` is called once the server has freed the blocked client. Returns
     /// true if it will be.
     pub(crate) fn block_once(self, freed: fn()) -> bool {
-        // SAFETY: a live context; the data is a function, which lives as long as the module.
+        // SAFETY: a valid context; the data is a function, which lives as long as the module.
         unsafe {
             let handle = api!(RedisModule_BlockClient(
                 self.raw(),

@@ -56,7 +56,7 @@ impl Key {
     fn of<'a>(self, owned: &'a [Text]) -> Option<Str<'a>> {
         match self {
             Key::Argument(key) => Some(key),
-            Key::Owned(at) => owned.get(at).map(Text::as_str),
+            Key::Owned(index) => owned.get(index).map(Text::as_str),
         }
     }
 }
@@ -200,16 +200,14 @@ fn publish(
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.set_channel(db, key, braced);
     texts.set_message(end, token);
-    match sharded {
-        true => ctx.publish_sharded(&texts.channel, &texts.message),
-        false => ctx.publish(&texts.channel, &texts.message),
-    }
+    ctx.publish(sharded, &texts.channel, &texts.message);
 }
 
 /// Publishes a flush, as one message for its database. It belongs to no slot, so it always goes out plain.
 fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
-        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed");
+        let sharded = false;
+        ctx.publish(sharded, format!("__dlock@{db}__").as_bytes(), b"flushed");
     }
 }
 
