@@ -113,7 +113,7 @@ fn the_reference_says_what_every_argument_may_be() {
     );
 }
 
-/// Whoever adds an option also shows it.
+/// A new option without a conversation fails here.
 #[test]
 fn a_conversation_has_every_option_of_every_command() {
     let all = dlock_conversations::all().into_iter();
