@@ -128,11 +128,12 @@ rivals: build ## prove: Do the same faults to other locks (QUICK=1: four minutes
 	@evidence/rivals/install.sh '$(TARGET)/rivals'
 	@cargo run --quiet --release --bin rivals -- --drivers '$(TARGET)/rivals' --results '$(TARGET)/rivals' $(if $(QUICK),--quick) $(ARGS)
 
+# Ten seconds of a fuzzer do not win back what more optimizing costs.
 check: built ## develop: Run what a change must pass: lints, tests, fuzzers
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test
-	@fuzz/run.sh 10 '$(TARGET)/fuzz'
+	@CARGO_PROFILE_RELEASE_OPT_LEVEL=1 fuzz/run.sh 10 '$(TARGET)/fuzz'
 	@observability/run.sh '$(TARGET)/observability' exporter
 
 coverage: ## develop: Count the lines that tests without a server run
