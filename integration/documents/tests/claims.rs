@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use dlock_documents::project;
+use dlock_documents::{project, read};
 
 fn sources(directory: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
@@ -66,4 +66,20 @@ fn callbacks_are_told_from_types() {
         .map(|(name, body)| (name, body.contains("catch_panic(")))
         .collect();
     assert_eq!(found, [("one", true), ("two", false)]);
+}
+
+/// `make coverage` leaves these functions out; it runs once a week.
+#[test]
+fn the_functions_that_coverage_leaves_out_are_there() {
+    let list = read("tests/coverage/exceptions.txt");
+    let lines = list.lines().filter(|line| !line.is_empty());
+    let mut seen = 0;
+    for line in lines.filter(|line| !line.starts_with('#')) {
+        let (file, function) = line.split_once(' ').expect("a file and a function");
+        let source = read(file);
+        let is_there = ["(", "<"].map(|end| source.contains(&format!("fn {function}{end}")));
+        assert!(is_there.contains(&true), "{line}: no such function");
+        seen += 1;
+    }
+    assert!(seen > 20, "{seen} functions");
 }
