@@ -38,8 +38,6 @@ pub struct History {
     pub died: Vec<String>,
     /// The settings of the servers at the end.
     pub settings: Vec<Applied>,
-    /// The calls about locks, one by one, if they are recorded.
-    pub calls: Vec<Call>,
 }
 
 /// A time in which an owner believed that it held a lock.
@@ -174,41 +172,4 @@ pub struct Applied {
     pub quarantine_ms: u64,
     #[serde(default)]
     pub replicas: u64,
-}
-
-/// One call about locks, from when it was sent until it was answered or given up.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Call {
-    /// The client: it has one call at a time.
-    pub client: String,
-    pub command: String,
-    pub keys: Vec<String>,
-    pub owner: Option<String>,
-    /// The token that the request named.
-    pub named: Option<u64>,
-    /// The lease of the request.
-    pub lease_ms: Option<u64>,
-    /// The most owners that this one allows, for a request for a lock; 0 means no bound.
-    pub limit: Option<u64>,
-    pub sent: Micros,
-    pub ended: Micros,
-    pub outcome: Outcome,
-    /// The door of the server that answered.
-    pub server: u16,
-}
-
-/// The outcome of a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// It was carried out.
-    Done {
-        /// One for each key, if it was a grant.
-        tokens: Vec<u64>,
-        /// The rest of the lease, if the answer contains it.
-        left_ms: Option<u64>,
-    },
-    /// It was not carried out, and will not be.
-    Refused(String),
-    /// It is unknown whether it was carried out.
-    Unknown(String),
 }

@@ -13,7 +13,6 @@
 //! | `client.rs`, `route.rs`, `link.rs` | the clients, programs with sessions among them; their way to the primary; calls with a bound |
 //! | `history.rs`, `judge/` | the records, and the rules that they must obey |
 //! | `control.rs` | proof that a run can fail |
-//! | `lines.rs` | the records as lines of JSON |
 //! | `quorum.rs` | the quorum over independent masters |
 //! | `report.rs` | figures and the table |
 
@@ -24,7 +23,6 @@ mod control;
 mod fault;
 mod history;
 mod judge;
-mod lines;
 mod link;
 mod nodes;
 mod options;
@@ -155,20 +153,16 @@ fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCo
 /// Plays a cell, or reads its earlier history.
 fn history_of(plan: &Plan, options: &Options, progress: &ProgressBar) -> Option<History> {
     let name = format!("{} {}", plan.name(), plan.seed).replace([' ', '|', ',', '+'], "-");
-    let path = |directory: &Path, kind: &str| directory.join(format!("{name}.{kind}"));
+    let path = |directory: &Path| directory.join(format!("{name}.json"));
     if let Some(directory) = &options.again {
-        let bytes = fs::read(path(directory, "json")).ok()?;
+        let bytes = fs::read(path(directory)).ok()?;
         return Some(serde_json::from_slice(&bytes).expect("a history that this program wrote"));
     }
     let mut scene = plan.start();
     let history = play(plan, scene.as_mut(), &|| progress.inc(1));
     if let Some(directory) = &options.histories {
         let text = serde_json::to_string(&history).expect("a history is plain data");
-        let mut text_of_calls = Vec::new();
-        let written = fs::create_dir_all(directory)
-            .and_then(|()| fs::write(path(directory, "json"), text))
-            .and_then(|()| lines::write(&mut text_of_calls, plan, &history))
-            .and_then(|()| fs::write(path(directory, "jsonl"), text_of_calls));
+        let written = fs::create_dir_all(directory).and_then(|()| fs::write(path(directory), text));
         written.expect("the histories can be written");
     }
     Some(history)

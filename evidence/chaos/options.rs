@@ -212,7 +212,7 @@ pub struct Options {
     /// Where the figures go; those of other cells that are there stay
     #[arg(long)]
     pub results: Option<PathBuf>,
-    /// Also writes the history of each cell there: as lines of JSON, and as --again reads it
+    /// Also writes the history of each cell there, as --again reads it
     #[arg(long)]
     pub histories: Option<PathBuf>,
     /// Only the quorum over independent masters, this many seconds for each way
@@ -251,7 +251,6 @@ impl Options {
                 setting: kind.setting,
                 seed: self.seed,
                 end: self.length(),
-                keeps_calls: self.histories.is_some(),
                 planted: self.plant,
             }
         });

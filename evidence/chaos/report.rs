@@ -199,7 +199,6 @@ pub mod tests {
                 rounds: 15,
                 at_most: std::time::Duration::from_secs(600),
             },
-            keeps_calls: false,
             planted: None,
         }
     }

@@ -45,8 +45,6 @@ pub struct Plan {
     pub setting: Setting,
     pub seed: u64,
     pub end: Length,
-    /// Whether the history has each call.
-    pub keeps_calls: bool,
     /// The planted fault of the run itself.
     pub planted: Option<Planted>,
 }
@@ -158,7 +156,6 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
         stop: AtomicBool::new(false),
         setting: plan.setting,
         replicas: plan.replicas,
-        keeps_calls: plan.keeps_calls,
         believes_grants: plan.planted != Some(Planted::OnlyRenewed),
     };
     let mut random = plan.random();
@@ -230,7 +227,6 @@ fn merge(history: &mut History, notes: History) {
     history.absences.extend(notes.absences);
     history.tickets.extend(notes.tickets);
     history.unanswered.extend(notes.unanswered);
-    history.calls.extend(notes.calls);
     for (kind, count) in notes.answers {
         *history.answers.entry(kind).or_default() += count;
     }

@@ -14,35 +14,18 @@ import (
 	"sort"
 	"strings"
 
-	"dlock.example/judge/chaos"
 	"dlock.example/judge/faulty"
 )
 
 // Figures are those of all kept runs, one per server and version.
 type Figures struct {
-	Runs  []Run
-	Chaos []chaos.Verdict
+	Runs []Run
 	// Machine is the machine of the run, Checker the version of Porcupine, Go that of the compiler.
 	Machine, Checker, Go string
 }
 
+// keep adds a run to the figures, in the place of an earlier one at that server, and writes them and the page.
 func (o *options) keep(run Run) error {
-	return o.change(func(f *Figures) {
-		f.Runs = slices.DeleteFunc(f.Runs, func(old Run) bool { return old.Server == run.Server })
-		f.Runs = append(f.Runs, run)
-		sort.Slice(f.Runs, func(i, j int) bool { return f.Runs[i].Server < f.Runs[j].Server })
-	})
-}
-
-func (o *options) keepChaos(verdicts []chaos.Verdict) error {
-	if len(verdicts) == 0 {
-		return nil
-	}
-	return o.change(func(f *Figures) { f.Chaos = verdicts })
-}
-
-// change reads the figures, changes them, and writes them and the page.
-func (o *options) change(by func(*Figures)) error {
 	path := filepath.Join(o.results, "judge.json")
 	var f Figures
 	text, err := os.ReadFile(path)
@@ -53,7 +36,9 @@ func (o *options) change(by func(*Figures)) error {
 		return err
 	}
 	f.Machine, f.Checker, f.Go = machine(), checker(), runtime.Version()
-	by(&f)
+	f.Runs = slices.DeleteFunc(f.Runs, func(old Run) bool { return old.Server == run.Server })
+	f.Runs = append(f.Runs, run)
+	sort.Slice(f.Runs, func(i, j int) bool { return f.Runs[i].Server < f.Runs[j].Server })
 	if text, err = json.MarshalIndent(f, "", " "); err != nil {
 		return err
 	}
@@ -140,19 +125,6 @@ func page(f *Figures) string {
 		}
 		say("| %s | %s | %g | %s | %d | %d | %s |\n",
 			fault.Fault, fault.Scene, lease, number(fault.Calls), fault.Planted, fault.Found, after)
-	}
-	if len(f.Chaos) > 0 {
-		say("\nHistories of `make chaos`. Not allowed: locks at which an owner worked beside another one whom the limits exclude, ")
-		say("or whose tokens fell. Planted: a second owner in a copy of a lock's history.\n\n")
-		say("| cell | two owners | locks | operations | not allowed | undecided | planted, found |\n|---|---|---|---|---|---|---|\n")
-		for _, v := range f.Chaos {
-			promise := "possible"
-			if v.Promises {
-				promise = "never, it is promised"
-			}
-			say("| %s | %s | %d | %s | %d | %d | %d, %d |\n", strings.ReplaceAll(v.Cell, " | ", ", "), promise, v.Locks,
-				number(v.Operations), v.Illegal, v.Unknown, v.Planted, v.Found)
-		}
 	}
 	return b.String()
 }
