@@ -14,7 +14,7 @@ use dlock_integration::{Ask, Server};
 use fastrand::Rng;
 use serde::Serialize;
 
-use crate::history::{Belief, End, History, Micros};
+use crate::history::{Belief, History, Micros};
 use crate::judge::judge;
 
 mod at_once;
@@ -274,16 +274,9 @@ impl Client {
             u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
         };
         Belief {
-            lock: held.lock.clone(),
-            owner: self.owner.clone(),
             token: held.tokens.iter().flatten().copied().max().unwrap_or(0),
-            limit: 1,
             asked: at(asked),
-            from: at(from),
-            until: at(until),
-            end: End::Released,
-            server: 0,
-            renewed: false,
+            ..Belief::new(&*held.lock, &*self.owner, at(from), at(until))
         }
     }
 }

@@ -10,15 +10,15 @@
 //! | `scene.rs` | the servers, and their faults |
 //! | `here.rs` | clients that are threads of this program |
 //! | `driver.rs`, `java/`, `redlock/` | clients in Java (Redisson) and Go (redsync), and the programs that run them |
-//! | `belief.rs` | the clients' beliefs, and the faults in them |
+//! | `seen.rs` | the observations of a cell |
 //! | `page.rs` | the page |
 
-mod belief;
 mod contestant;
 mod driver;
 mod here;
 mod page;
 mod scene;
+mod seen;
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -30,14 +30,15 @@ use std::time::{Duration, Instant};
 use std::{fs, panic};
 
 use clap::Parser;
+use dlock_integration::belief::{now, Belief};
 use fastrand::Rng;
 
-use crate::belief::{now, Belief, Round, Seen, GROUPS};
 use crate::contestant::{Contestant, Driver, Fault, CLIENTS};
 use crate::driver::{Drivers, Playing};
 use crate::here::Client;
 use crate::page::{Page, Row};
 use crate::scene::Scene;
+use crate::seen::{Round, Seen, GROUPS};
 
 /// The number of locks that each group of clients takes before a fault.
 const GRANTS: usize = 10;
@@ -226,7 +227,7 @@ fn cell(
         .map(|b| {
             format!(
                 "{} {} {} {} {:?}\n",
-                b.lock, b.client, b.from, b.until, b.end
+                b.lock, b.owner, b.from, b.until, b.end
             )
         })
         .chain(

@@ -6,9 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::{fs, io, thread};
 
-use crate::belief::{Nanos, Seen, MS};
+use dlock_integration::belief::{Micros, SECOND};
+
 use crate::contestant::{Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
 use crate::scene::{AFTER, DOWN_AFTER_MS, QUARANTINE_MS, REPL_TIMEOUT};
+use crate::seen::Seen;
 
 /// The observations of a lock under a fault.
 pub struct Row {
@@ -41,8 +43,8 @@ impl Row {
     }
 }
 
-fn seconds(nanos: Nanos) -> f64 {
-    nanos as f64 / (1_000.0 * MS as f64)
+fn seconds(micros: Micros) -> f64 {
+    micros as f64 / SECOND as f64
 }
 
 impl fmt::Display for Row {
@@ -214,8 +216,8 @@ mod tests {
             seen: Seen {
                 grants: 100,
                 twice,
-                longest: 1_500 * MS,
-                gaps: vec![MS],
+                longest: SECOND * 3 / 2,
+                gaps: vec![1],
                 ..Seen::default()
             },
             tilted: 0,

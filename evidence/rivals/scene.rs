@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use dlock_integration::belief::now;
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
     command, Door, Info, Network, Party, Sentinel, Server, Watch, Wire, PRIMARY,
 };
 use fastrand::Rng;
 
-use crate::belief::{now, Round};
 use crate::contestant::{Contestant, Driver, Fault, LEASE_MS};
+use crate::seen::Round;
 
 /// `down-after-milliseconds` of the Sentinels, and how many of the three must agree.
 pub const DOWN_AFTER_MS: u64 = 3_000;

@@ -41,7 +41,7 @@
 //! | `talk/` | [`Ask`]: commands as lines of text; [`Wire`]: a connection of which a test sees every byte; [`Info`] |
 //! | `servers/` | [`ServerBuilder`] and [`Server`], its program and [`Version`]; servers with a [`Clock`] of their own; a [`cluster`]; programs that run with a server ([`Sentinel`], [`Daemon`]) |
 //! | `material/` | data to send: [`awkward`] bytes, payloads that no server would write ([`dump`]), the scripts of the [`rivals`], the page's [`AclRules`] |
-//! | `scenes/` | steps of many tests ([`held`]); waiters ([`Blocked`]), subscribers ([`Subscriber`]) and workers ([`workers`]); a [`planned`] failover; checks at the end ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
+//! | `scenes/` | steps of many tests ([`held`]); waiters ([`Blocked`]), subscribers ([`Subscriber`]) and workers ([`workers`]); each [`belief`] of a client in a lock, and its judge; a [`planned`] failover; checks at the end ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
 
 mod machine;
 mod material;
@@ -64,7 +64,7 @@ pub use scenes::shorthand::{
 };
 pub use scenes::sound::{assert_sound, assert_sound_log};
 pub use scenes::subscriber::{Message, Subscriber};
-pub use scenes::{planned, stage, workers};
+pub use scenes::{belief, planned, stage, workers};
 pub use servers::builder::{ServerBuilder, StartError};
 #[cfg(target_os = "linux")]
 pub use servers::clock::Clock;
