@@ -17,7 +17,7 @@
 //! | `waiting/` | locks with waiters: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `session.rs`, `programs.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `ephemeral.rs` |
 //! | `holding/` | locks without waiters: `pair.rs`, `beside.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `kept.rs`, `renewal.rs`, `confirmed.rs`; and the cost of both: `memory.rs`, `growth.rs` |
 //! | `contending/` | locks that many clients want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |
-//! | `results/` | samples and their statistics: `series.rs`, `spread.rs`; rows, their outcome, and the machine: `row.rs`, `outcome.rs`, `machine.rs`; the output: `report.rs`, `plot.rs`, `check.rs` |
+//! | `results/` | samples and their statistics: `series.rs`, `spread.rs`; rows, and their outcome: `row.rs`, `outcome.rs`; the output: `report.rs`, `plot.rs`, `check.rs` |
 //! | `peers/` | the Python libraries for comparison |
 //!
 //! A module uses those before it, and `way.rs` and `failure.rs`; only the plots also know the plan.
@@ -39,11 +39,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use dlock_integration::Made;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 use crate::failure::Failure;
-use crate::results::machine::Machine;
 use crate::results::outcome::Outcome;
 use crate::results::row::ROWS;
 use crate::results::series::Records;
@@ -117,7 +117,7 @@ fn run(options: &Options) -> Result<bool, Failure> {
 }
 
 fn measure_and_report(groups: &[Group], options: &Options) -> (Outcome, bool) {
-    let machine = Machine::this();
+    let machine = Made::now();
     let start = Instant::now();
     let (records, failures) = measure(groups, options);
     let outcome = Outcome::new(machine, options.quick, &records);

@@ -36,12 +36,12 @@ mod setting;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use dlock_evidence::lanes::in_lanes;
+use dlock_integration::{Made, Server};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::history::History;
@@ -81,36 +81,31 @@ fn main() -> ExitCode {
         options.lanes,
         results.display()
     );
-    let progress = progress_bar(&plans);
-    let (begun, next) = (Instant::now(), AtomicUsize::new(0));
+    let (made, progress) = (made(&options).to_string(), progress_bar(&plans));
+    let begun = Instant::now();
     let has_time = || {
         let minutes = begun.elapsed().as_secs_f64() / 60.0;
         options.end.is_none_or(|end| minutes < end)
     };
-    let failed = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..options.lanes {
-            scope.spawn(|| {
-                while has_time() {
-                    let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) else {
-                        break;
-                    };
-                    let Some(history) = history_of(plan, &options, &progress) else {
-                        continue;
-                    };
-                    let cell = Cell::new(plan, plan.version().to_string(), &history);
-                    progress.suspend(|| println!("{}", cell.line()));
-                    let mut failed = failed.lock().expect("no lane panics with it");
-                    if !cell.faults.is_empty() {
-                        failed.push(cell.line());
-                    }
-                    report::keep(&results, vec![cell]).expect("the results can be written");
-                }
-            });
+    let writing = Mutex::new(());
+    let failed = in_lanes(options.lanes, &plans, |plan| {
+        if !has_time() {
+            return None;
         }
+        let history = history_of(plan, &options, &progress)?;
+        let cell = Cell {
+            made: made.clone(),
+            ..Cell::new(plan, plan.version().to_string(), &history)
+        };
+        let line = cell.line();
+        progress.suspend(|| println!("{line}"));
+        let is_wrong = !cell.faults.is_empty();
+        let _one_at_a_time = writing.lock().expect("no lane panics with it");
+        report::keep(&results, vec![cell]).expect("the results can be written");
+        is_wrong.then_some(line)
     });
     progress.finish_and_clear();
-    let failed = failed.into_inner().expect("no lane has panicked");
+    let failed: Vec<String> = failed.into_iter().flatten().collect();
     if !plans.iter().any(|plan| plan.must_overlap(plan.end.rounds)) {
         println!("No cell of this choice must show two owners: that none were seen proves less.");
     }
@@ -122,7 +117,15 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
+fn made(options: &Options) -> Made {
+    let servers = options.main_servers().into_iter();
+    let versions = servers.map(|(_, program)| Server::builder().program(program).version());
+    let versions: Vec<String> = versions.map(|version| version.to_string()).collect();
+    Made::now().with(&versions)
+}
+
 fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCode {
+    let made = made(options);
     let mut rows = Vec::new();
     let mut faults = Vec::new();
     for (_, program) in options.main_servers() {
@@ -141,7 +144,7 @@ fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCo
             rows.push(row);
         }
     }
-    quorum::keep(results, &rows).expect("the results can be written");
+    quorum::keep(results, &rows, &made).expect("the results can be written");
     if faults.is_empty() {
         println!("All as promised.");
         return ExitCode::SUCCESS;

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Ask, Server};
+use dlock_integration::{Ask, Made, Server};
 use fastrand::Rng;
 use serde::Serialize;
 
@@ -282,16 +282,16 @@ impl Client {
 }
 
 /// Writes the figures and the table of them.
-pub fn keep(directory: &Path, rows: &[Row]) -> io::Result<()> {
+pub fn keep(directory: &Path, rows: &[Row], made: &Made) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let figures = serde_json::to_string_pretty(rows)? + "\n";
     fs::write(directory.join("quorum.json"), figures)?;
-    fs::write(directory.join("quorum.md"), table(rows))
+    fs::write(directory.join("quorum.md"), table(rows, made))
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[Row], made: &Made) -> String {
     let mut text = format!(
-        "Made by `make chaos ARGS=--quorum`: {CLIENTS} clients want one lock over {MASTERS} masters, with leases of \
+        "Made by `make chaos ARGS=--quorum`: {made}. {CLIENTS} clients want one lock over {MASTERS} masters, with leases of \
          {LEASE:?}. Masters that die do so in pairs, one shortly after the other, and come back at once.\n\n\
          | way | server | deaths | tries | held | split votes | time up | wait, ms: median, p99 | overlap, s (times) |\n\
          |---|---|---|---|---|---|---|---|---|\n"

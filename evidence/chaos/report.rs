@@ -27,6 +27,9 @@ pub struct Cell {
     pub answers: BTreeMap<String, u64>,
     /// The broken promises.
     pub faults: Vec<String>,
+    /// When and where it was played.
+    #[serde(default)]
+    pub made: String,
 }
 
 impl Cell {
@@ -51,6 +54,7 @@ impl Cell {
             verdict,
             answers: history.answers.clone(),
             faults,
+            made: String::new(),
         }
     }
 
@@ -131,13 +135,17 @@ pub fn table(runs: &[Cell]) -> String {
             None => cells.push(run.clone()),
         }
     }
-    let mut text = String::from(
-        "Made by `make chaos`, which leaves the figures in `target/chaos/figures.json`. A round is one fault or one move. Overlap: seconds in which \
+    let mut made: Vec<&str> = runs.iter().map(|run| &*run.made).collect();
+    made.sort_unstable();
+    made.dedup();
+    let mut text = format!(
+        "Made by `make chaos`: {}. It leaves the figures in `target/chaos/figures.json`. A round is one fault or one move. Overlap: seconds in which \
          more owners believed in a lock than it allows, over all locks. Lost: grants whose owner was told before its \
          lease was over that it held nothing. Never: tokens that fell or came twice, guarded writes that landed late, \
          lost wake-ups, tickets that were overtaken, calls that hung, gauges above nothing at the end, servers that died. Silence: the longest time without any grant in a round, median and most.\n\n\
          | mode | server | fault | against lost grants | rounds | new primaries | grants | overlap, s (times) | lost | guarded writes | never | silence, s | calls without an answer |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        made.join("; ")
     );
     for cell in cells {
         let verdict = &cell.verdict;

@@ -9,14 +9,14 @@
 mod cuts;
 mod losses;
 
+use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
-use std::{fs, thread};
+use std::process::ExitCode;
 
 use clap::Parser;
-use dlock_integration::Server;
+use dlock_integration::Made;
 
-use crate::losses::{Case, Row};
+use crate::losses::Row;
 
 /// The command line.
 #[derive(Parser)]
@@ -36,18 +36,19 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let (options, made) = (Options::parse(), Made::now());
     let cuts = cuts::play(options.cuts, options.seed);
     println!("{cuts}");
     let rows = losses::play(options.lanes);
     let mut wrong = cuts.wrong.clone();
-    for (case, row) in &rows {
+    for row in &rows {
         println!("{row}");
-        if case.promises_one_owner() && row.twice > 0 || case.must_let_in_two() && row.twice == 0 {
+        let (case, twice) = (row.case, row.seen.twice);
+        if case.promises_one_owner() && twice > 0 || case.must_let_in_two() && twice == 0 {
             wrong.push(row.to_string());
         }
     }
-    let text = page(&cuts, &rows);
+    let text = page(&made, &cuts, &rows);
     fs::create_dir_all(&options.results)
         .and_then(|()| fs::write(options.results.join("disks.md"), text))
         .expect("the table can be written");
@@ -58,36 +59,17 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn page(cuts: &cuts::Cuts, rows: &[(Case, Row)]) -> String {
-    let worst = rows
-        .iter()
-        .map(|(_, row)| row)
-        .max_by_key(|row| row.together);
+fn page(made: &Made, cuts: &cuts::Cuts, rows: &[Row]) -> String {
+    let worst = rows.iter().max_by_key(|row| row.seen.together);
     let worst = worst.expect("there are rows");
-    let lines: Vec<String> = rows.iter().map(|(_, row)| row.to_string()).collect();
-    let server = Server::start();
+    let lines: Vec<String> = rows.iter().map(Row::to_string).collect();
     format!(
-        "Made by `make disks`, on {}, dlock {}, {}, {} cores, {}.\n\n\
-         **At worst {} times an owner was let in beside another one, for {:.1} s in all**: {}. {}\n\n{}\n{}\n",
-        server.version(),
-        server.module_version().expect("the module is loaded"),
-        said("date", &["-u", "+%F"]),
-        thread::available_parallelism().map_or(1, usize::from),
-        said("uname", &["-srm"]),
-        worst.twice,
-        worst.together.as_secs_f64(),
+        "Made by `make disks`: {made}.\n\n\
+         **At worst {} times an owner was let in beside another one, for {:.1} s in all**: {}. {cuts}\n\n{}\n{}\n",
+        worst.seen.twice,
+        worst.seen.together.as_secs_f64(),
         worst.name().replace(" | ", ", "),
-        cuts,
         losses::HEAD,
         lines.join("\n")
-    )
-}
-
-/// Returns the output of a program.
-fn said(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     )
 }

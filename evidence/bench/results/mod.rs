@@ -1,7 +1,6 @@
 //! Samples, their statistics, and the output.
 
 pub(crate) mod check;
-pub(crate) mod machine;
 pub(crate) mod outcome;
 pub(crate) mod plot;
 pub(crate) mod report;

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -29,18 +28,7 @@ const BOUND: RGBColor = RGBColor(213, 94, 0);
 pub fn draw_all(outcome: &Outcome, directory: &Path) -> Result<(), Failure> {
     let file = |name| directory.join(name);
     ratios(outcome, &file("ratios.svg"))?;
-    let day = day_of(&file(crate::FIGURES))?;
-    Ok(fs::write(file("plots.md"), numbers(outcome, &day))?)
-}
-
-/// Returns the day on which a file was written, as a page writes it.
-fn day_of(path: &Path) -> Result<String, Failure> {
-    let date = Command::new("date")
-        .args(["-u", "-r"])
-        .arg(path)
-        .arg("+%F")
-        .output()?;
-    Ok(String::from_utf8_lossy(&date.stdout).trim().to_owned())
+    Ok(fs::write(file("plots.md"), numbers(outcome))?)
 }
 
 fn median(outcome: &Outcome, group: &str, way: &str, figure: &str) -> Option<f64> {
@@ -133,7 +121,7 @@ const WAITS: [(&str, &str); 6] = [
 ];
 
 /// Returns the page for `make pictures`: the CPU time of a pair, and the waits and hand-overs of a lock that many clients want.
-fn numbers(outcome: &Outcome, date: &str) -> String {
+fn numbers(outcome: &Outcome) -> String {
     let pairs = table("server CPU of a pair, µs", &PAIRS, |way| {
         let settings = [
             (PAIR, "in memory only"),
@@ -159,13 +147,12 @@ fn numbers(outcome: &Outcome, date: &str) -> String {
     let rates = table("hand-overs a second, by clients", &WAITS, |way| {
         by_clients(way, RATE, |rate| format!("{rate:.0}"))
     });
-    let machine = &outcome.machine;
     format!(
         "# The numbers behind the benchmark's pictures\n\n\
-         dlock {}, {}, {} cores ({}), {date}. Medians of interleaved rounds. `make pictures` draws\n\
+         {}. Medians of interleaved rounds. `make pictures` draws\n\
          [`pair.svg`](../pictures/pair.svg) and [`hot-lock.svg`](../pictures/hot-lock.svg) from these tables, and a full run of `make bench` writes them.\n\
          \n{pairs}\n{waits}\n{rates}",
-        machine.module, machine.server, machine.cores, machine.cpu,
+        outcome.machine,
     )
 }
 

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use dlock_integration::Server;
+use dlock_integration::{Made, Server};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use tokio::runtime::{Builder, Runtime};
 
@@ -128,8 +128,9 @@ fn run(options: &Options) -> Result<(), Failure> {
     }
     let start = Instant::now();
     let fsync_us = disk::sync_time()?.as_secs_f64() * 1e6;
-    let versions = service::versions(&options.installed);
-    let mut outcome = Outcome::new(options.quick, fsync_us, versions);
+    let made = Made::now();
+    let versions = service::versions(&made.server, &options.installed);
+    let mut outcome = Outcome::new(options.quick, fsync_us, made.clone().with(&versions));
     let mut bench = Bench {
         options,
         runtime: &runtime,
@@ -148,7 +149,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         println!("{}", report::text(&outcome));
     }
     if (is_all || !is_peers) && options.only.is_none() {
-        let mut outcome = Outcome::new(options.quick, fsync_us, service::own_versions());
+        let mut outcome = Outcome::new(options.quick, fsync_us, made);
         hand_overs(options, &runtime, &mut outcome)?;
         println!("{}", report::hand_overs(&outcome));
         Page::HAND_OVERS.keep(&outcome, &options.results)?;
@@ -509,7 +510,7 @@ impl Page {
         let (title, text) = (self.title, (self.text)(outcome));
         fs::write(
             path.with_extension("md"),
-            format!("# {title}\n\nMade by `make bench-peers`.\n\n{text}"),
+            format!("# {title}\n\n{text}"),
         )?;
         if self.name == Page::PEERS.name {
             fs::write(path.with_extension("svg"), report::plot(outcome))?;

@@ -40,16 +40,11 @@ pub fn text(outcome: &Outcome) -> String {
 fn head(text: &mut String, outcome: &Outcome) {
     line!(
         text,
-        "{}, {}, shared by servers and clients, {}, load before the run {}{}. A write of 4 KiB takes {:.0} µs to reach the disk \
-         (`fdatasync`, median).\n",
-        outcome.date,
-        outcome.cpu,
-        outcome.kernel,
-        outcome.load,
+        "Made by `make bench-peers`: {}{}. A write of 4 KiB takes {:.0} µs to reach the disk (`fdatasync`, median).\n",
+        outcome.made,
         if outcome.quick { ", the quick plan" } else { "" },
         outcome.fsync_us,
     );
-    line!(text, "{}.\n", outcome.versions.join("; "));
     for reason in &outcome.left_out {
         line!(text, "- Not measured: {reason}");
     }

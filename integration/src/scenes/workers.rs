@@ -131,6 +131,7 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
 }
 
 /// The observations of a failover.
+#[derive(Clone, Copy)]
 pub struct Seen {
     /// The number of owners that were granted a lock while another one believed that it held it.
     pub twice: usize,
@@ -141,6 +142,14 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Returns the cell of a table: how many owners were let in beside another, and for how long.
+    pub fn two_owners(&self) -> String {
+        match self.twice {
+            0 => "none".to_owned(),
+            twice => format!("**{twice} times, {:.1} s**", self.together.as_secs_f64()),
+        }
+    }
+
     fn of(beliefs: &[Belief], died: Micros) -> Seen {
         let overlap = overlap(beliefs);
         let grants = beliefs.iter().map(|belief| belief.from);

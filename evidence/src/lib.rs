@@ -1,0 +1,10 @@
+//! Parts of several of these programs. What their clients believed, and when and where results were made, is in
+//! `integration/src/` (`belief`, `Made`), where tests use it too.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `lanes.rs` | cases that are played several at a time |
+//! | `setting.rs` | a primary and two replicas under a setting against lost grants |
+
+pub mod lanes;
+pub mod setting;
