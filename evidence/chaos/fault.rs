@@ -108,11 +108,16 @@ impl Fault {
 
     /// Returns true if another server is primary after it.
     pub fn replaces(self) -> bool {
-        !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Restart)
+        !self.moves() && self != Fault::Restart
+    }
+
+    /// Returns true if a slot moves, and all servers stay.
+    pub fn moves(self) -> bool {
+        matches!(self, Fault::Migrate | Fault::MoveAtOnce)
     }
 
     /// Returns true if it can lose a grant or a place.
     pub fn is_lossy(self) -> bool {
-        !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Failover)
+        !self.moves() && self != Fault::Failover
     }
 }

@@ -1,11 +1,9 @@
 //! Settings of servers and clients against lost grants.
 
+use dlock_evidence::group::DOWN_AFTER_MS;
 use dlock_integration::ServerBuilder;
 
 use crate::client::LEASE_MS;
-
-/// `down-after-milliseconds` of the Sentinels, `cluster-node-timeout`.
-pub const DOWN_AFTER_MS: u64 = 3_000;
 
 /// The longest lease, and an allowance for clocks and for the time until the last replica follows the new primary.
 pub const QUARANTINE_MS: u64 = LEASE_MS + 5_000;

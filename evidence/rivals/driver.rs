@@ -14,7 +14,7 @@ use dlock_integration::belief::{now, Belief, End, Micros};
 use dlock_integration::spawn;
 
 use crate::contestant::{Contestant, Driver, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
-use crate::scene::Group;
+use crate::scene::Ways;
 use crate::seen::{group_of, GROUPS};
 
 /// How long a driver may take to end after the run asked it to.
@@ -34,10 +34,10 @@ impl Drivers {
     }
 
     /// Returns the versions of the driven libraries: the lines that `install.sh` has written.
-    pub fn versions(&self) -> String {
+    pub fn versions(&self) -> Vec<String> {
         let lines = fs::read_to_string(self.directory.join("versions"));
         let lines = lines.expect("install.sh has written the versions");
-        lines.lines().collect::<Vec<_>>().join(", ")
+        lines.lines().map(str::to_owned).collect()
     }
 
     fn command(&self, driver: Driver) -> Command {
@@ -64,7 +64,7 @@ impl Playing {
     pub fn start(
         drivers: &Drivers,
         contestant: Contestant,
-        groups: &[Group],
+        groups: &[Ways],
         granted: &Arc<[AtomicUsize; GROUPS]>,
         log: &Path,
     ) -> Playing {
@@ -119,7 +119,7 @@ impl Playing {
 }
 
 /// Returns a group's ways, as the drivers read them: masters, or Sentinels and then `announced:way`.
-fn told(contestant: Contestant, group: &Group) -> String {
+fn told(contestant: Contestant, group: &Ways) -> String {
     let list = |ports: &[u16]| {
         let words: Vec<String> = ports.iter().map(u16::to_string).collect();
         words.join(",")

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use dlock_evidence::group::ask_sentinel;
 use dlock_integration::belief::{now, Belief, End, Micros, MILLISECOND};
 use dlock_integration::redis::Value;
 use dlock_integration::{command, reply_of, rivals, Wire};
 use fastrand::Rng;
 
 use crate::contestant::{Contestant, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
-use crate::scene::{ask_sentinel, Group};
+use crate::scene::Ways;
 use crate::seen::GROUPS;
 
 /// How long a connection may take, and an answer in addition to the time that the server may wait.
@@ -40,7 +41,7 @@ const ELSEWHERE: [&str; 6] = [
 /// A client.
 pub struct Client<'a> {
     pub contestant: Contestant,
-    pub group: (usize, &'a Group),
+    pub group: (usize, &'a Ways),
     pub name: String,
     pub over: &'a AtomicBool,
     pub granted: &'a [AtomicUsize; GROUPS],

@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::fmt::{self, Write as _};
 use std::path::Path;
-use std::process::Command;
-use std::{fs, io, thread};
+use std::{fs, io};
 
+use dlock_evidence::group::{DOWN_AFTER_MS, REPL_TIMEOUT};
 use dlock_integration::belief::{Micros, SECOND};
+use dlock_integration::Made;
 
 use crate::contestant::{Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
-use crate::scene::{AFTER, DOWN_AFTER_MS, QUARANTINE_MS, REPL_TIMEOUT};
+use crate::scene::{AFTER, QUARANTINE_MS};
 use crate::seen::Seen;
 
 /// The observations of a lock under a fault.
@@ -21,8 +22,6 @@ pub struct Row {
     pub tilted: usize,
     /// Faults after which no replica was promoted, although no Sentinel was in TILT.
     pub without_effect: usize,
-    /// The versions of the server and the module.
-    pub versions: (String, Option<String>),
 }
 
 impl Row {
@@ -84,8 +83,7 @@ pub struct Page {
     pub rounds: usize,
     /// The number of reports on clients without a lock.
     pub reported: usize,
-    /// The versions of the driven libraries.
-    pub drivers: String,
+    pub made: Made,
     pub rows: Vec<Row>,
 }
 
@@ -103,8 +101,8 @@ impl Page {
 
     fn text(&self) -> String {
         let mut text = format!(
-            "# Rivals under the same chaos\n\nMade by `make rivals`, on {}. Control: clients without any lock were reported {} times.\n\n",
-            self.place(),
+            "# Rivals under the same chaos\n\nMade by `make rivals`: {}. Control: clients without any lock were reported {} times.\n\n",
+            self.made,
             self.reported
         );
         let mut add = |line: fmt::Arguments| writeln!(text, "{line}").expect("a String takes all");
@@ -177,31 +175,6 @@ impl Page {
             drop_s + AFTER.as_secs_f64(),
         )
     }
-
-    fn place(&self) -> String {
-        let servers = self.rows.first().map(|row| row.versions.0.clone());
-        let load = fs::read_to_string("/proc/loadavg").unwrap_or_else(|_| "unknown".into());
-        let module = self.rows.iter().find_map(|row| row.versions.1.clone());
-        format!(
-            "{}, {}, {}, dlock {}, {} cores, {}, load at the end {}",
-            said("date", &["-u", "+%F"]),
-            servers.unwrap_or_default(),
-            self.drivers,
-            module.unwrap_or_else(|| "not played".into()),
-            thread::available_parallelism().map_or(1, usize::from),
-            said("uname", &["-srm"]),
-            load.split(' ').next().unwrap_or("unknown")
-        )
-    }
-}
-
-/// Returns the output of a program.
-fn said(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
 }
 
 #[cfg(test)]
@@ -222,7 +195,6 @@ mod tests {
             },
             tilted: 0,
             without_effect: 0,
-            versions: ("Redis 7".into(), None),
         }
     }
 
@@ -232,7 +204,7 @@ mod tests {
         let page = Page {
             rounds: 1,
             reported: 7,
-            drivers: "a 1".into(),
+            made: Made::default(),
             rows: vec![row(Contestant::Dlock, 0), row(Contestant::SetWait, 3)],
         };
         page.keep(directory.path()).unwrap();

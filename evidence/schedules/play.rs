@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use dlock_integration::belief::{now, MILLISECOND};
 use dlock_integration::redis::Value;
+use dlock_integration::until;
 use dlock_protocol::action::{Action, Full, Kept};
 use dlock_protocol::conduct::{Conduct, SHORT, SKEW};
 use dlock_protocol::schedule::Schedule;
@@ -14,7 +15,7 @@ use dlock_protocol::settings::{setting, with_fault, FAULTS};
 use dlock_protocol::system::{Setup, System};
 
 use crate::client::{Asked, Beliefs, Request, LOCK};
-use crate::group::{lease_ms, ms, until, Group, Joined, Start};
+use crate::group::{lease_ms, ms, Group, Joined, Start};
 
 /// How long a step may take that the model allows, and one that it does not.
 const LONG: Duration = Duration::from_secs(6);

@@ -4,7 +4,9 @@
 //! | file | contents |
 //! |---|---|
 //! | `lanes.rs` | cases that are played several at a time |
+//! | `group.rs` | servers that are killed, stopped and cut off: behind doors, and under Sentinels |
 //! | `setting.rs` | a primary and two replicas under a setting against lost grants |
 
+pub mod group;
 pub mod lanes;
 pub mod setting;
