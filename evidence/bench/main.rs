@@ -6,7 +6,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `plan.rs`, `results/rows.txt` | all groups, and all rows: start here |
+//! | `plan.txt`, `plan.rs`, `results/rows.txt` | all groups, what opens them, and all rows: start here |
 //! | `way.rs`, `round.rs` | the types of a way and a group, and the one loop that measures them |
 //! | `failure.rs` | why a measurement failed |
 //! | `servers.rs` | a part of the plan on one server version after the other |

@@ -103,6 +103,7 @@ fn order(round: usize, ways: usize) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
     use crate::way::{Effort, Figure};
+    use std::time::Duration;
 
     struct Quiet;
 
@@ -121,7 +122,15 @@ mod tests {
         let check = |share_s, samples| {
             let group = Group {
                 name: "group",
-                effort: Effort::full(2, 5, share_s),
+                effort: Effort {
+                    full: Stint {
+                        sittings: 2,
+                        rounds: 5,
+                        share: Duration::from_secs(share_s),
+                    },
+                    quick: None,
+                    warms_up: true,
+                },
                 open: Box::new(|| Ok(vec![Box::new(Quiet)])),
             };
             let mut records = Records::default();

@@ -88,47 +88,12 @@ pub struct Stint {
 }
 
 impl Effort {
-    /// Plans sittings, rounds in each, and the share in seconds. The quick run has none.
-    pub const fn full(sittings: usize, rounds: usize, share_s: u64) -> Effort {
-        Effort {
-            full: Stint::new(sittings, rounds, share_s),
-            quick: None,
-            warms_up: true,
-        }
-    }
-
-    /// Plans the quick run.
-    pub const fn quick(self, sittings: usize, rounds: usize, share_s: u64) -> Effort {
-        Effort {
-            quick: Some(Stint::new(sittings, rounds, share_s)),
-            ..self
-        }
-    }
-
-    /// Plans no warm-up.
-    pub const fn cold(self) -> Effort {
-        Effort {
-            warms_up: false,
-            ..self
-        }
-    }
-
     /// Returns the stint of this run.
     pub fn stint(&self, is_quick: bool) -> Option<Stint> {
         if is_quick {
             self.quick
         } else {
             Some(self.full)
-        }
-    }
-}
-
-impl Stint {
-    const fn new(sittings: usize, rounds: usize, share_s: u64) -> Stint {
-        Stint {
-            sittings,
-            rounds,
-            share: Duration::from_secs(share_s),
         }
     }
 }
