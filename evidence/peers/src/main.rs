@@ -88,7 +88,7 @@ struct Options {
     /// Hand-overs on other servers too: those that `make servers` keeps in this directory
     #[arg(long, value_name = "DIRECTORY", default_value = "target/servers")]
     servers: PathBuf,
-    /// Measures nothing: writes the tables and the plot of the last full run again
+    /// Measures nothing: writes the tables of the last full run again
     #[arg(long)]
     report: bool,
     /// Where runs are kept
@@ -508,13 +508,7 @@ impl Page {
         let path = directory.join(self.name);
         outcome.save(&path.with_extension("json"))?;
         let (title, text) = (self.title, (self.text)(outcome));
-        fs::write(
-            path.with_extension("md"),
-            format!("# {title}\n\n{text}"),
-        )?;
-        if self.name == Page::PEERS.name {
-            fs::write(path.with_extension("svg"), report::plot(outcome))?;
-        }
+        fs::write(path.with_extension("md"), format!("# {title}\n\n{text}"))?;
         println!("Kept in {}", directory.display());
         Ok(())
     }

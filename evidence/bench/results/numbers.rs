@@ -1,104 +1,13 @@
-//! Results as a picture, and as the numbers for `make pictures`.
-
-use std::fs;
-use std::path::Path;
-
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+//! The numbers for `make pictures`.
 
 use crate::contending::contest::RATE;
 use crate::contending::hot;
-use crate::failure::Failure;
 use crate::holding::pair;
 use crate::plan::{HOT_LOCK, PAIR, PAIR_EVERYSEC};
-use crate::results::outcome::{Line, Outcome};
+use crate::results::outcome::Outcome;
 use crate::results::report::number;
 use crate::tools::locking::{CLIENT_27, COUNTED_HASH, DLOCK, PING, SET_DEL, SET_SCRIPT};
 use crate::tools::percentile::P99;
-
-const FONT: &str = "sans-serif";
-const TITLE: (&str, u32) = (FONT, 20);
-const LABEL: (&str, u32) = (FONT, 13);
-
-/// Colours that can be distinguished without red and green (Okabe and Ito's).
-const WITHIN: RGBColor = RGBColor(0, 114, 178);
-const BOUND: RGBColor = RGBColor(213, 94, 0);
-
-/// Draws every plot for which the run has figures.
-pub fn draw_all(outcome: &Outcome, directory: &Path) -> Result<(), Failure> {
-    let file = |name| directory.join(name);
-    ratios(outcome, &file("ratios.svg"))?;
-    Ok(fs::write(file("plots.md"), numbers(outcome))?)
-}
-
-fn median(outcome: &Outcome, group: &str, way: &str, figure: &str) -> Option<f64> {
-    outcome
-        .figures
-        .iter()
-        .find(|known| (&*known.group, &*known.way, &*known.figure) == (group, way, figure))
-        .map(|known| known.spread.median)
-}
-
-fn label_style(to_the: HPos) -> TextStyle<'static> {
-    LABEL
-        .into_text_style(&(1, 1))
-        .pos(Pos::new(to_the, VPos::Center))
-}
-
-/// Draws every row with a bound, relative to its bound: a bar that reaches the line is too long.
-fn ratios(outcome: &Outcome, path: &Path) -> Result<(), Failure> {
-    const ROW: i32 = 26;
-    const TEXT: i32 = 560;
-    const BAR: f64 = 300.0;
-    let rows: Vec<(&Line, f64)> = outcome
-        .rows
-        .iter()
-        .filter_map(|row| Some((row, row.bound?)))
-        .collect();
-    let height = 60 + ROW * i32::try_from(rows.len())?;
-    let area = canvas(path, (1_020, u32::try_from(height)?))?;
-    area.draw(&Text::new(
-        "Measured, as a part of the bound",
-        (10, 12),
-        TITLE,
-    ))?;
-    for (place, &(row, bound)) in (0..).zip(&rows) {
-        let middle = 60 + ROW * place;
-        let end = |value: f64| TEXT + (value / bound * BAR).min(BAR * 1.2) as i32;
-        area.draw(&Text::new(
-            format!("{}  ∕  {}", row.what, row.against),
-            (TEXT - 8, middle),
-            label_style(HPos::Right),
-        ))?;
-        let colour = if row.passes() == Some(true) {
-            WITHIN
-        } else {
-            BOUND
-        };
-        area.draw(&Rectangle::new(
-            [(TEXT, middle - 8), (end(row.spread.median), middle + 8)],
-            colour.filled(),
-        ))?;
-        area.draw(&PathElement::new(
-            [
-                (end(row.spread.lower), middle),
-                (end(row.spread.upper), middle),
-            ],
-            BLACK.stroke_width(2),
-        ))?;
-        area.draw(&Text::new(
-            format!("{} of {}", number(row.spread.median), number(bound)),
-            (TEXT + (BAR * 1.2) as i32 + 10, middle),
-            label_style(HPos::Left),
-        ))?;
-    }
-    let line = TEXT + BAR as i32;
-    area.draw(&PathElement::new(
-        [(line, 46), (line, height - 6)],
-        BOUND.stroke_width(2),
-    ))?;
-    Ok(area.present()?)
-}
 
 /// The users' names of the ways to take and release a lock.
 const PAIRS: [(&str, &str); 6] = [
@@ -120,8 +29,8 @@ const WAITS: [(&str, &str); 6] = [
     (hot::REDIS_PY_1MS, "redis-py `Lock`, sleeps 1 ms"),
 ];
 
-/// Returns the page for `make pictures`: the CPU time of a pair, and the waits and hand-overs of a lock that many clients want.
-fn numbers(outcome: &Outcome) -> String {
+/// Returns the page: the CPU time of a pair, and the waits and hand-overs of a lock that many clients want.
+pub fn numbers(outcome: &Outcome) -> String {
     let pairs = table("server CPU of a pair, µs", &PAIRS, |way| {
         let settings = [
             (PAIR, "in memory only"),
@@ -179,13 +88,12 @@ fn table(
     table
 }
 
-fn canvas(
-    path: &Path,
-    size: (u32, u32),
-) -> Result<DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, Failure> {
-    let area = SVGBackend::new(path, size).into_drawing_area();
-    area.fill(&WHITE)?;
-    Ok(area)
+fn median(outcome: &Outcome, group: &str, way: &str, figure: &str) -> Option<f64> {
+    outcome
+        .figures
+        .iter()
+        .find(|known| (&*known.group, &*known.way, &*known.figure) == (group, way, figure))
+        .map(|known| known.spread.median)
 }
 
 #[test]
