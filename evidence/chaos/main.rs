@@ -6,7 +6,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `options.rs` | the options of a run, and its cells |
+//! | `cells.txt`, `options.rs` | the cells of a run, and its options |
 //! | `run.rs` | one cell: servers, clients, faults |
 //! | `fault.rs`, `setting.rs` | the faults, and the settings against them |
 //! | `nodes.rs`, `sentinel.rs`, `cluster.rs`, `by_hand.rs` | the servers |
@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use dlock_evidence::lanes::in_lanes;
+use dlock_evidence::page;
 use dlock_integration::{Made, Server};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -109,12 +110,7 @@ fn main() -> ExitCode {
     if !plans.iter().any(|plan| plan.must_overlap(plan.end.rounds)) {
         println!("No cell of this choice must show two owners: that none were seen proves less.");
     }
-    if failed.is_empty() {
-        println!("All as promised.");
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", failed.join("\n"));
-    ExitCode::FAILURE
+    page::verdict(&failed)
 }
 
 fn made(options: &Options) -> Made {
@@ -145,12 +141,7 @@ fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCo
         }
     }
     quorum::keep(results, &rows, &made).expect("the results can be written");
-    if faults.is_empty() {
-        println!("All as promised.");
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", faults.join("\n"));
-    ExitCode::FAILURE
+    page::verdict(&faults)
 }
 
 /// Plays a cell, or reads its earlier history.

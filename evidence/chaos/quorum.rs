@@ -1,8 +1,7 @@
 //! The quorum over independent masters, measured: split votes, waits, and the effect of masters that die and come back.
 
 use std::ffi::OsString;
-use std::fmt::{self, Write as _};
-use std::fs;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +9,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dlock_evidence::page::{self, fill, lines};
 use dlock_integration::{Ask, Made, Server};
 use fastrand::Rng;
 use serde::Serialize;
@@ -283,23 +283,19 @@ impl Client {
 
 /// Writes the figures and the table of them.
 pub fn keep(directory: &Path, rows: &[Row], made: &Made) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
     let figures = serde_json::to_string_pretty(rows)? + "\n";
-    fs::write(directory.join("quorum.json"), figures)?;
-    fs::write(directory.join("quorum.md"), table(rows, made))
-}
-
-fn table(rows: &[Row], made: &Made) -> String {
-    let mut text = format!(
-        "Made by `make chaos ARGS=--quorum`: {made}. {CLIENTS} clients want one lock over {MASTERS} masters, with leases of \
-         {LEASE:?}. Masters that die do so in pairs, one shortly after the other, and come back at once.\n\n\
-         | way | server | deaths | tries | held | split votes | time up | wait, ms: median, p99 | overlap, s (times) |\n\
-         |---|---|---|---|---|---|---|---|---|\n"
+    page::keep(directory, "quorum.json", &figures)?;
+    let text = fill(
+        include_str!("quorum.txt"),
+        &[
+            ("made", made),
+            ("clients", &CLIENTS),
+            ("masters", &MASTERS),
+            ("lease", &format!("{LEASE:?}")),
+            ("rows", &lines(rows)),
+        ],
     );
-    for row in rows {
-        writeln!(text, "{row}").expect("a String takes all");
-    }
-    text
+    page::keep(directory, "quorum.md", &text)
 }
 
 impl fmt::Display for Row {

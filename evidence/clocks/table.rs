@@ -1,10 +1,11 @@
 //! The table: a row per case.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
-use std::{fs, io};
 
+use dlock_evidence::page::{self, fill, lines};
 use dlock_evidence::setting::Setting;
 use dlock_integration::workers::{Seen, LEASE_MS, LOCKS, WORKERS};
 use dlock_integration::Made;
@@ -73,21 +74,22 @@ impl fmt::Display for Row {
 pub fn keep(rows: &[Row], made: &Made, directory: &Path) -> io::Result<()> {
     let most = rows.iter().max_by_key(|row| row.seen.together);
     let most = most.expect("there are rows");
-    let mut text = format!(
-        "Made by `make clocks`: {made}.\n\n\
-         **At worst {} times an owner was let in beside another one, and they were together for {:.1} s** ({}). {WORKERS} workers \
-         use {LOCKS} locks with leases of {LEASE_MS} ms, and believe in a lease by a clock that nobody touches. Together: over all locks. \
-         First grant: from the step on, or from the primary's death. Free: when the lock of an owner that had died was free, \
-         counted from its grant; it was watched for {:.0} s.\n\n\
-         | whose clock | step | against lost grants | two owners | first grant | free after |\n|---|---|---|---|---|---|\n",
-        most.seen.twice,
-        most.seen.together.as_secs_f64(),
-        most.case.to_string().replace(" | ", ", "),
-        AFTER.as_secs_f64()
+    let text = fill(
+        include_str!("page.txt"),
+        &[
+            ("made", made),
+            ("twice", &most.seen.twice),
+            (
+                "together",
+                &format!("{:.1}", most.seen.together.as_secs_f64()),
+            ),
+            ("worst", &most.case.to_string().replace(" | ", ", ")),
+            ("workers", &WORKERS),
+            ("locks", &LOCKS),
+            ("lease", &LEASE_MS),
+            ("after", &format!("{:.0}", AFTER.as_secs_f64())),
+            ("rows", &lines(rows)),
+        ],
     );
-    for row in rows {
-        writeln!(text, "{row}").expect("a String takes all");
-    }
-    fs::create_dir_all(directory)?;
-    fs::write(directory.join("clocks.md"), text)
+    page::keep(directory, "clocks.md", &text)
 }

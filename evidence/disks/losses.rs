@@ -17,9 +17,6 @@ const BEFORE: Duration = Duration::from_millis(3_500);
 const LOST: Duration = Duration::from_millis(1_000);
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
 
-/// The head of the table.
-pub const HEAD: &str = "| what the server keeps | what is lost | against that | two owners | first grant after the death |\n|---|---|---|---|---|";
-
 /// How the server stores its data, and what it loses of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Disk {

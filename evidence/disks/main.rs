@@ -9,13 +9,15 @@
 mod cuts;
 mod losses;
 
-use std::fs;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use dlock_evidence::page::{self, fill, lines};
 use dlock_integration::Made;
 
+use crate::cuts::Cuts;
 use crate::losses::Row;
 
 /// The command line.
@@ -48,28 +50,26 @@ fn main() -> ExitCode {
             wrong.push(row.to_string());
         }
     }
-    let text = page(&made, &cuts, &rows);
-    fs::create_dir_all(&options.results)
-        .and_then(|()| fs::write(options.results.join("disks.md"), text))
-        .expect("the table can be written");
-    if wrong.is_empty() {
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", wrong.join("\n"));
-    ExitCode::FAILURE
+    keep(&made, &cuts, &rows, &options.results).expect("the table can be written");
+    page::verdict(&wrong)
 }
 
-fn page(made: &Made, cuts: &cuts::Cuts, rows: &[Row]) -> String {
+fn keep(made: &Made, cuts: &Cuts, rows: &[Row], directory: &Path) -> io::Result<()> {
     let worst = rows.iter().max_by_key(|row| row.seen.together);
     let worst = worst.expect("there are rows");
-    let lines: Vec<String> = rows.iter().map(Row::to_string).collect();
-    format!(
-        "Made by `make disks`: {made}.\n\n\
-         **At worst {} times an owner was let in beside another one, for {:.1} s in all**: {}. {cuts}\n\n{}\n{}\n",
-        worst.seen.twice,
-        worst.seen.together.as_secs_f64(),
-        worst.name().replace(" | ", ", "),
-        losses::HEAD,
-        lines.join("\n")
-    )
+    let text = fill(
+        include_str!("page.txt"),
+        &[
+            ("made", made),
+            ("twice", &worst.seen.twice),
+            (
+                "together",
+                &format!("{:.1}", worst.seen.together.as_secs_f64()),
+            ),
+            ("worst", &worst.name().replace(" | ", ", ")),
+            ("cuts", cuts),
+            ("rows", &lines(rows)),
+        ],
+    );
+    page::keep(directory, "disks.md", &text)
 }

@@ -22,7 +22,7 @@ pub const QUARANTINE_MS: u64 = LEASE_MS + 5_000;
 pub const AFTER: Duration = Duration::from_secs(15);
 
 /// How long one master of redlock stalls: as long as Sentinel needs to promote.
-const STALL: Duration = Duration::from_millis(DOWN_AFTER_MS + 1_500);
+pub const STALL: Duration = Duration::from_millis(DOWN_AFTER_MS + 1_500);
 
 /// How long a failover may take, and how long the servers may take afterwards to agree again.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use dlock_evidence::lanes::in_lanes;
+use dlock_evidence::page;
 use dlock_integration::{module_path, server_program, Made, Server};
 use dlock_protocol::schedule::{self, Schedule};
 
@@ -163,13 +164,7 @@ fn main() -> ExitCode {
     table
         .keep(&options.results)
         .expect("the table can be written");
-    let wrong = table.wrong();
-    if wrong.is_empty() {
-        println!("All as promised.");
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", wrong.join("\n"));
-    ExitCode::FAILURE
+    page::verdict(&table.wrong())
 }
 
 fn programs(options: &Options) -> Vec<OsString> {

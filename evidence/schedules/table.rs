@@ -1,9 +1,9 @@
 //! The table: a row per schedule.
 
-use std::fmt::Write as _;
+use std::io;
 use std::path::Path;
-use std::{fs, io};
 
+use dlock_evidence::page::{self, fill};
 use dlock_integration::Made;
 
 use crate::play::{Must, Seen, Variant};
@@ -57,16 +57,7 @@ impl Table {
     /// Writes the table to a directory.
     pub fn keep(&self, directory: &Path) -> io::Result<()> {
         let versions = different(self.rows.iter().map(|row| row.version.as_str()));
-        let mut text = format!(
-            "Made by `make schedules`: {}.\n\n\
-             For how many seconds two owners believed in the lock, on {}. With all clauses the module is the released one; each name \
-             says what was changed. A lease is four ticks of {} ms. A play in which nobody saw two owners where they must be seen, or in \
-             which a step came too late, was repeated with ticks twice as long, at most twice.\n\n\
-             | schedule | all clauses | changed |\n|---|---|---|\n",
-            self.made.clone().with(&versions),
-            versions.join(" / "),
-            self.tick_ms
-        );
+        let mut lines = Vec::new();
         for schedule in different(self.rows.iter().map(|row| row.schedule.as_str())) {
             let rows = self.rows.iter().filter(|row| row.schedule == schedule);
             let rows: Vec<&Row> = rows.collect();
@@ -85,10 +76,18 @@ impl Table {
             let others = others.map(|other| format!("`{}` {}", other.name(), seen(*other)));
             let others: Vec<String> = others.collect();
             let (rule, others) = (seen(Variant::Rule), others.join(", "));
-            writeln!(text, "| {schedule} | {rule} | {others} |").expect("a String takes all");
+            lines.push(format!("| {schedule} | {rule} | {others} |"));
         }
-        fs::create_dir_all(directory)?;
-        fs::write(directory.join("schedules.md"), text)
+        let text = fill(
+            include_str!("page.txt"),
+            &[
+                ("made", &self.made.clone().with(&versions)),
+                ("versions", &versions.join(" / ")),
+                ("tick", &self.tick_ms),
+                ("rows", &lines.join("\n")),
+            ],
+        );
+        page::keep(directory, "schedules.md", &text)
     }
 }
 
