@@ -13,7 +13,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `tools/` | parts of ways: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and release it, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server stores its data, its expenses, and when it does not answer; `percentile.rs`: the distribution of many durations |
+//! | `tools/` | parts of ways: `line.rs`, `replies.rs`: a fast client that checks every reply; `lockings.txt`, `locking.rs`: ways to take a lock and release it, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server stores its data, its expenses, and when it does not answer; `percentile.rs`: the distribution of many durations |
 //! | `waiting/` | locks with waiters: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `session.rs`, `programs.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `ephemeral.rs` |
 //! | `holding/` | locks without waiters: `pair.rs`, `beside.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `kept.rs`, `renewal.rs`, `confirmed.rs`; and the cost of both: `memory.rs`, `growth.rs` |
 //! | `contending/` | locks that many clients want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |

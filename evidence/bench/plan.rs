@@ -7,7 +7,7 @@ use crate::contending::{crossing, hot};
 use crate::holding::{
     again, beside, confirmed, crowd, growth, guard, holders, kept, memory, pair, renewal,
 };
-use crate::tools::locking::{COUNTING, LOCKINGS, MANY, READING, RENEWED, TIED};
+use crate::tools::locking::lockings;
 use crate::tools::setting::Setting::{AofAlways, AofEverysec, Memory, Replica};
 use crate::waiting::{
     deadlock, ephemeral, expiry, fair, handover, lapse, mass, programs, session, ticket,
@@ -102,19 +102,19 @@ fn contest(group: &str) -> Option<Contest> {
 /// Returns what opens a group that is no hot lock.
 fn opening(group: &str) -> Option<fn() -> Opened> {
     Some(match group {
-        PAIR => || pair::pipelined(Memory, &LOCKINGS, PAIRS),
-        PAIR_EVERYSEC => || pair::pipelined(AofEverysec, &LOCKINGS, PAIRS_AOF),
-        "pair, AOF always" => || pair::pipelined(AofAlways, &LOCKINGS, PAIRS),
-        "pair, a replica" => || pair::pipelined(Replica, &LOCKINGS, PAIRS),
-        "pair, shared" => || pair::pipelined(Memory, &READING, PAIRS),
-        "pair, counted" => || pair::pipelined(Memory, &COUNTING, PAIRS),
-        "pair, three locks" => || pair::pipelined(Memory, &MANY, PAIRS),
-        "pair, tied" => || pair::pipelined(Memory, &TIED, PAIRS),
+        PAIR => || pair::pipelined(Memory, lockings("exclusive"), PAIRS),
+        PAIR_EVERYSEC => || pair::pipelined(AofEverysec, lockings("exclusive"), PAIRS_AOF),
+        "pair, AOF always" => || pair::pipelined(AofAlways, lockings("exclusive"), PAIRS),
+        "pair, a replica" => || pair::pipelined(Replica, lockings("exclusive"), PAIRS),
+        "pair, shared" => || pair::pipelined(Memory, lockings("shared"), PAIRS),
+        "pair, counted" => || pair::pipelined(Memory, lockings("counted"), PAIRS),
+        "pair, three locks" => || pair::pipelined(Memory, lockings("three"), PAIRS),
+        "pair, tied" => || pair::pipelined(Memory, lockings("tied"), PAIRS),
         "pair, a subscriber" => || beside::open_subscriber(PAIRS),
         "pair of others" => || beside::open_others(PAIRS),
         "guarded write" => || guard::open(PAIRS),
-        "single pair" => || pair::single(Memory, &LOCKINGS, SINGLES),
-        "single pair, AUTO" => || pair::single(Memory, &RENEWED, SINGLES),
+        "single pair" => || pair::single(Memory, lockings("exclusive"), SINGLES),
+        "single pair, AUTO" => || pair::single(Memory, lockings("renewed"), SINGLES),
         PROGRAMS => programs::open,
         HANDOVER => handover::open,
         "expiry" => expiry::open,
