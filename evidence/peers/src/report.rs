@@ -419,7 +419,7 @@ fn better(text: &mut String, outcome: &Outcome) {
         (WAITER, "less memory for a waiter", false),
     ];
     line!(text, "### Where a peer is better\n");
-    // Each peer beside dlock in the same group.
+    // Each peer, and dlock in the same group.
     let mut pairs: Vec<(&str, &str, &str)> = Vec::new();
     for promise in Promise::ALL {
         let is_ours = |service: &&&str| service.starts_with("dlock");

@@ -91,7 +91,7 @@ impl Belief {
 pub struct Overlap {
     /// How often that began.
     pub times: usize,
-    /// Beliefs that began beside others which left no room.
+    /// Beliefs that began while the owners that believed already left no room.
     pub beside: usize,
     /// How long it lasted in all.
     pub total: Micros,

@@ -142,7 +142,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Returns the cell of a table: how many owners were let in beside another, and for how long.
+    /// Returns the cell of a table: how many owners were let in while another believed, and for how long.
     pub fn two_owners(&self) -> String {
         match self.twice {
             0 => "none".to_owned(),
