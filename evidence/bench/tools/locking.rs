@@ -10,8 +10,8 @@ use redis::Value;
 use crate::failure::Failure;
 use crate::tools::replies::Pattern;
 use dlock_integration::rivals::{
-    COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_TAKE, READ_GIVE, READ_TAKE,
-    SET_ALL, SLOT_TAKE,
+    COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_RENEW, COUNTED_TAKE,
+    FAIR_GIVE, FAIR_TAKE, READ_GIVE, READ_TAKE, SET_ALL, SLOT_TAKE,
 };
 
 /// A name for `uuid:thread`, as many libraries make them: 39 bytes.
@@ -26,11 +26,14 @@ pub const OWNER_60: &str = "checkout-7d9c8b6f5d-x2x4q/31415/q3VdPxYbT0kR2mW8s4Nz
 const LEASE_MS: u64 = 30_000;
 
 /// The scripts that commands name.
-const SCRIPTS: [(&str, &str); 8] = [
+const SCRIPTS: [(&str, &str); 11] = [
     ("{COMPARE_AND_DELETE}", COMPARE_AND_DELETE),
     ("{COMPARE_AND_DELETE_ALL}", COMPARE_AND_DELETE_ALL),
     ("{COUNTED_GIVE}", COUNTED_GIVE),
+    ("{COUNTED_RENEW}", COUNTED_RENEW),
     ("{COUNTED_TAKE}", COUNTED_TAKE),
+    ("{FAIR_GIVE}", FAIR_GIVE),
+    ("{FAIR_TAKE}", FAIR_TAKE),
     ("{READ_GIVE}", READ_GIVE),
     ("{READ_TAKE}", READ_TAKE),
     ("{SET_ALL}", SET_ALL),
@@ -166,11 +169,12 @@ impl Locking {
         let is_in_session = self.take.command.contains("{session}");
         let session = self.owner.rsplit_once('/').map(|(session, _)| session);
         let session = session.filter(|_| is_in_session);
-        let lease = lease_ms.to_string();
-        let take = self.take.command.replace("{lease}", &lease);
-        let take = take.replace("{session}", session.unwrap_or_default());
-        let mut take = take.replace("{now}", &now_ms().to_string());
-        let mut give = self.give.command.replace("{lease}", &lease);
+        let (lease, now) = (lease_ms.to_string(), now_ms().to_string());
+        let [mut take, mut give] = [&self.take, &self.give].map(|step| {
+            let command = step.command.replace("{lease}", &lease);
+            let command = command.replace("{session}", session.unwrap_or_default());
+            command.replace("{now}", &now)
+        });
         for (name, script) in SCRIPTS {
             if take.contains(name) || give.contains(name) {
                 let sha1: String = connection.ask_command(command("SCRIPT LOAD").arg(script));
