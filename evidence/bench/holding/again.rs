@@ -6,7 +6,7 @@ use crate::holding::pair::{names, Pipelined};
 use crate::tools::line::{Batch, Line};
 use crate::tools::locking::{lockings, OWNER};
 use crate::tools::setting::Setting;
-use crate::way::{Opened, Way};
+use crate::way::{way, Named, Opened};
 
 /// The number of commands in a sample.
 const TIMES: usize = 10_000;
@@ -17,7 +17,7 @@ const LEASE_MS: u64 = 86_400_000;
 /// Opens all ways on one server, with locks of their own.
 pub fn open() -> Opened {
     let stage = Rc::new(Setting::Memory.start());
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for (number, locking) in lockings("held").iter().enumerate() {
         let loaded = locking.load_with_lease(&stage.server, LEASE_MS);
         let names = names();
@@ -32,9 +32,8 @@ pub fn open() -> Opened {
         })?;
         let commands = names.iter().map(|name| loaded.give_as(name, OWNER));
         let commands: Vec<Vec<u8>> = commands.collect();
-        let (name, stage) = (locking.name, Rc::clone(&stage));
-        let way = Pipelined::of(name, &commands, &loaded.given, stage, TIMES)?;
-        ways.push(Box::new(way));
+        let commands = Pipelined::of(&commands, &loaded.given, Rc::clone(&stage), TIMES)?;
+        ways.push(way(locking.name, commands));
     }
     Ok(ways)
 }

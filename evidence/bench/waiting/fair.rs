@@ -14,7 +14,7 @@ use crate::tools::line::{Batch, Line};
 use crate::tools::locking::{lockings, Loaded, Locking};
 use crate::tools::meter::Meter;
 use crate::tools::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened, Way};
 
 /// The number of turns that are sent at once.
 const BATCH: usize = 500;
@@ -54,18 +54,17 @@ pub fn open() -> Opened {
     let [tickets, scripts] = lockings("queued") else {
         return Err("there are two such ways".into());
     };
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for (queued, turns, dlock, script_turns, script) in QUEUES {
-        let ours = Fair::new(dlock, tickets, "*-1\r\n", queued, turns, &server)?;
-        let theirs = Fair::new(script, scripts, ":#\r\n", queued, script_turns, &server)?;
-        ways.extend([Box::new(ours) as Box<dyn Way>, Box::new(theirs)]);
+        let ours = Fair::new(tickets, "*-1\r\n", queued, turns, &server)?;
+        let theirs = Fair::new(scripts, ":#\r\n", queued, script_turns, &server)?;
+        ways.extend([way(dlock, ours), way(script, theirs)]);
     }
     Ok(ways)
 }
 
 /// A lock with its queue.
 struct Fair {
-    name: &'static str,
     /// The holder and the queued owners, in order; `next` is the index of the holder.
     owners: Rc<Vec<String>>,
     next: usize,
@@ -80,7 +79,6 @@ struct Fair {
 impl Fair {
     /// Takes the lock, and queues owners, each of whom is answered `waits`.
     fn new(
-        name: &'static str,
         locking: &Locking,
         waits: &str,
         queued: usize,
@@ -101,7 +99,6 @@ impl Fair {
             })?;
         }
         Ok(Fair {
-            name,
             owners,
             next: 0,
             turns,
@@ -133,10 +130,6 @@ impl Fair {
 }
 
 impl Way for Fair {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let batches: Vec<Batch> = (0..self.turns)
             .step_by(BATCH)
