@@ -23,7 +23,13 @@ pub struct Outcome {
     pub cells: Vec<Cell>,
     /// The cells that were left out, and why.
     pub left_out: Vec<String>,
+    /// The rounds of cells that are not added yet.
+    #[serde(skip)]
+    samples: Vec<(Place, Vec<Figures>)>,
 }
+
+/// Group, service and situation.
+type Place = (&'static str, &'static str, &'static str);
 
 /// Figures of a service in one situation.
 #[derive(Serialize, Deserialize)]
@@ -50,6 +56,22 @@ impl Outcome {
             fsync_us,
             cells: Vec::new(),
             left_out: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
+
+    /// Keeps a round of a cell until [`add_samples`](Outcome::add_samples).
+    pub fn sample(&mut self, place: Place, figures: Figures) {
+        match self.samples.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, rounds)) => rounds.push(figures),
+            None => self.samples.push((place, vec![figures])),
+        }
+    }
+
+    /// Adds the cells of all rounds that are kept.
+    pub fn add_samples(&mut self) {
+        for ((group, service, cell), rounds) in std::mem::take(&mut self.samples) {
+            self.add(group, service, cell, &rounds);
         }
     }
 
