@@ -29,6 +29,7 @@ const clients = 4
 
 type options struct {
 	module, results string
+	machine         string
 	servers         []string
 	seed            uint64
 	quick           bool
@@ -84,7 +85,7 @@ func (o *options) run() error {
 	if err != nil {
 		return err
 	}
-	o.module = module
+	o.module, o.machine = module, machine()
 	if err := os.MkdirAll(o.results, 0o755); err != nil {
 		return err
 	}
