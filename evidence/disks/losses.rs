@@ -10,7 +10,7 @@ use dlock_evidence::setting::QUARANTINE_MS;
 use dlock_integration::workers::{Seen, Workers};
 use dlock_integration::{Ask, Server};
 
-use crate::cuts::{aof_of, size};
+use crate::cuts::size;
 
 /// How long workers work, how long before the end the disk stores nothing more, and how long they are observed.
 const BEFORE: Duration = Duration::from_millis(3_500);
@@ -73,12 +73,12 @@ impl Case {
             server.restart();
             sleep(Duration::from_millis(QUARANTINE_MS));
         }
-        let begun = (self.disk == Disk::No).then(|| size(&aof_of(&server)));
+        let begun = (self.disk == Disk::No).then(|| size(&server.aof()));
         let workers = Workers::start(server.port());
         sleep(BEFORE - LOST);
         let kept = match self.disk {
             Disk::Always => None,
-            Disk::EverySecond => Some(size(&aof_of(&server))),
+            Disk::EverySecond => Some(size(&server.aof())),
             Disk::No => begun,
             Disk::Rdb => {
                 server.connection().ask::<String>("SAVE");
@@ -89,7 +89,7 @@ impl Case {
         server.kill9();
         let died = Instant::now();
         if let Some(kept) = kept {
-            let file = File::options().write(true).open(aof_of(&server));
+            let file = File::options().write(true).open(server.aof());
             let cut = file.and_then(|file| file.set_len(kept as u64));
             cut.expect("the AOF can be cut");
         }

@@ -329,7 +329,7 @@ impl Group {
     pub fn save(&mut self, number: usize, at: u8, anew: bool) {
         let saved = match anew {
             true => Saved::Length(
-                fs::metadata(self.nodes[number].log())
+                fs::metadata(self.nodes[number].one.server.aof())
                     .expect("an AOF")
                     .len(),
             ),
@@ -363,7 +363,7 @@ impl Group {
                 fs::copy(copy, rdb).expect("the directory can be written to");
             }
             (Kept::LessAnew(_), Some(Saved::Length(length))) => {
-                let log = File::options().write(true).open(node.log());
+                let log = File::options().write(true).open(node.one.server.aof());
                 log.and_then(|log| log.set_len(*length)).expect("an AOF");
             }
             _ => return Err("nothing was saved there".to_owned()),
@@ -422,15 +422,6 @@ impl Node {
             fields.find_map(|field| field.strip_prefix(name).map(str::to_owned))
         };
         (field("state=")? == "online").then(|| field("offset="))?
-    }
-
-    /// Returns the file to which its AOF grows.
-    fn log(&self) -> PathBuf {
-        let directory = self.one.server.dir().join("appendonlydir");
-        let files = fs::read_dir(directory).expect("Redis 7.0 and later have one");
-        let mut paths = files.map(|file| file.expect("a file").path());
-        let grows = paths.find(|path| path.to_string_lossy().ends_with(".incr.aof"));
-        grows.expect("it has one")
     }
 }
 
