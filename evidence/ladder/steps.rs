@@ -265,8 +265,8 @@ impl<'a> Scene<'a> {
         self.terms(number, "all")
     }
 
-    /// Returns how long a client is observed that should have what it wants at once. Where it never has it, that is short; where it
-    /// has it, a loaded machine may delay it.
+    /// Returns how long a client is observed that should have what it wants at once. Where it never gets it, that is short; where it
+    /// does, a loaded machine may delay it.
     fn patience(&self) -> Duration {
         match self.way {
             Way::Dlock(_) => PATIENCE,
