@@ -38,6 +38,7 @@ pub struct Run {
 }
 
 /// The program, built.
+#[derive(Clone)]
 pub struct Driver {
     classpath: String,
 }

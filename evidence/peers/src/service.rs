@@ -407,18 +407,10 @@ fn zookeeper_version(installed: &Path) -> Option<String> {
     names.filter_map(version).next()
 }
 
-/// Returns the module with its version, and the Java libraries.
-pub fn own_versions() -> Vec<String> {
-    let module = Server::start().module_version().unwrap_or_default();
-    let mut versions = java_versions();
-    versions.insert(0, format!("dlock {module}"));
-    versions
-}
-
-/// Returns the compared services with their versions.
-pub fn versions(installed: &Path) -> Vec<String> {
-    let mut versions = own_versions();
-    versions.insert(1, Server::builder().version().to_string());
+/// Returns the server and the compared services with their versions.
+pub fn versions(server: &str, installed: &Path) -> Vec<String> {
+    let mut versions = vec![server.to_owned()];
+    versions.extend(java_versions());
     let programs = [
         postgres_programs(installed).map(|directory| format!("{directory}/postgres")),
         etcd_program(installed),
@@ -431,7 +423,7 @@ pub fn versions(installed: &Path) -> Vec<String> {
 }
 
 /// Returns the Java libraries, as requested from Maven.
-fn java_versions() -> Vec<String> {
+pub fn java_versions() -> Vec<String> {
     let pom = include_str!("../java/pom.xml");
     let tag = |text: &str, name: &str| -> Option<String> {
         let start = text.split_once(&format!("<{name}>"))?.1;
